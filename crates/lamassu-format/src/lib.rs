@@ -1,0 +1,22 @@
+//! The on-disk format of a Lamassu vault, version 1 (`docs/format.md`): bytes in, bytes out.
+//!
+//! This crate parses and builds structures and computes offsets. It never does I/O, never knows a cipher and contains no `unsafe`.
+#![forbid(unsafe_code)]
+
+pub mod geometry;
+pub mod header;
+pub mod page;
+pub mod suite;
+
+pub use geometry::Geometry;
+pub use page::{Page, PageError};
+pub use suite::Suite;
+
+/// Bytes of a metadata page, of a sealed file's smallest unit, whatever the block size (§9).
+pub const PAGE_LEN: usize = 4096;
+/// Bytes of a block key (§10).
+pub const KEY_LEN: usize = 32;
+/// A convergent block key. All zeros stands for a hole.
+pub type BlockKey = [u8; KEY_LEN];
+/// Format version written to AAD and headers.
+pub const VERSION: u16 = 1;

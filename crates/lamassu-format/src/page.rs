@@ -1,0 +1,191 @@
+//! The metadata page (§9): its plaintext, parsed strictly and built back.
+
+use crate::{BlockKey, Geometry, KEY_LEN, PAGE_LEN, geometry::SLOTS};
+
+/// Offset of the AEAD tag.
+pub const TAG_AT: usize = 24;
+/// Offset of the epoch tag.
+pub const EPOCH_TAG_AT: usize = 40;
+/// Where the sealed part begins.
+pub const SEALED_AT: usize = 56;
+const SIZE_AT: usize = 56;
+const FILE_ID_AT: usize = 64;
+const GENERATION_AT: usize = 80;
+const FLAGS_AT: usize = 88;
+const PENDING_AT: usize = 96;
+const REPLACED_AT: usize = 112;
+const SLOTS_AT: usize = 128;
+const _: () = assert!(SLOTS_AT + SLOTS * KEY_LEN == PAGE_LEN);
+
+const FLAG_TAIL: u64 = 1;
+const FLAG_SPARSE: u64 = 2;
+const FLAG_CUT: u64 = 4;
+const USED_SHIFT: u32 = 8;
+const FLAGS_KNOWN: u64 = FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | 0xff << USED_SHIFT;
+
+/// Why a page whose seal is good still is not a page: written by a faulty or newer program.
+#[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
+pub enum PageError {
+    /// A flag this version does not know, or one that does not belong to this page.
+    #[error("page has flags {0:#x} that version 1 does not allow here")]
+    Flags(u64),
+    /// More key slots in use than the page has blocks.
+    #[error("page uses {0} key slots of {1}")]
+    Used(usize, usize),
+    /// `pending` or `replaced` names blocks it may not, or more than R.
+    #[error("page bitmaps contradict each other or the slots in use")]
+    Bitmaps,
+    /// A tail that has no bytes, a block's worth of them, or no room.
+    #[error("page tail does not fit its size")]
+    Tail,
+    /// Bytes that must be zero are not.
+    #[error("page has data in unused slots")]
+    Unused,
+}
+
+/// The plaintext of a metadata page.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page {
+    /// Size of the file, or floor in page 0 of a longer file, in bytes.
+    pub size: u64,
+    /// Random id of the file; zero in a convergent page.
+    pub file_id: [u8; 16],
+    /// Commits of this page; zero in a convergent page.
+    pub generation: u64,
+    /// Pages below the floor may be absent (page 0 only).
+    pub sparse: bool,
+    /// A shrink was begun: `size` rules (page 0 only).
+    pub cut: bool,
+    /// Blocks whose data write is not known durable, bit i for slot i.
+    pub pending: u128,
+    /// Blocks whose previous key is kept, within `pending`.
+    pub replaced: u128,
+    /// Keys of the slots in use; zero for a hole.
+    pub keys: Vec<BlockKey>,
+    /// Previous keys of the `replaced` blocks, ascending by block.
+    pub previous: Vec<BlockKey>,
+    /// The last partial block of the file, empty if it is not kept here.
+    pub tail: Vec<u8>,
+}
+
+impl Page {
+    /// A page without blocks.
+    pub fn empty(file_id: [u8; 16]) -> Page {
+        Page {
+            size: 0,
+            file_id,
+            generation: 0,
+            sparse: false,
+            cut: false,
+            pending: 0,
+            replaced: 0,
+            keys: Vec::new(),
+            previous: Vec::new(),
+            tail: Vec::new(),
+        }
+    }
+
+    /// Whether `used` keys, `previous` previous keys and a tail of `tail` bytes fit one page.
+    pub fn fits(used: usize, previous: usize, tail: usize) -> bool {
+        used + previous + tail.div_ceil(KEY_LEN) <= SLOTS
+    }
+
+    /// Previous key of slot `i`, if `replaced`.
+    pub fn previous_key(&self, i: usize) -> Option<BlockKey> {
+        if self.replaced >> i & 1 == 0 {
+            return None;
+        }
+        let rank = (self.replaced & ((1u128 << i) - 1)).count_ones() as usize;
+        self.previous.get(rank).copied()
+    }
+
+    /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are not looked at.
+    pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: u64) -> Result<Page, PageError> {
+        let flags = u64_at(bytes, FLAGS_AT);
+        if flags & !FLAGS_KNOWN != 0 || (g > 0 && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
+            return Err(PageError::Flags(flags));
+        }
+        let used = (flags >> USED_SHIFT) as usize & 0xff;
+        let used_max = geometry.blocks_per_page() as usize;
+        if used > used_max {
+            return Err(PageError::Used(used, used_max));
+        }
+        let pending = u128_at(bytes, PENDING_AT);
+        let replaced = u128_at(bytes, REPLACED_AT);
+        let previous_len = replaced.count_ones() as usize;
+        if pending >> used != 0 || replaced & !pending != 0 || previous_len > geometry.reserved() {
+            return Err(PageError::Bitmaps);
+        }
+        let size = u64_at(bytes, SIZE_AT);
+        let tail_len = match flags & FLAG_TAIL {
+            0 => 0,
+            _ => tail_len(size, used, previous_len, geometry, g)?,
+        };
+        let tail_at = PAGE_LEN - tail_len.div_ceil(KEY_LEN) * KEY_LEN;
+        let free_at = SLOTS_AT + (used + previous_len) * KEY_LEN;
+        if bytes[free_at..tail_at].iter().chain(&bytes[tail_at + tail_len..]).any(|&b| b != 0) {
+            return Err(PageError::Unused);
+        }
+        let slot = |i: usize| -> BlockKey {
+            let at = SLOTS_AT + i * KEY_LEN;
+            bytes[at..at + KEY_LEN].try_into().expect("a slot is KEY_LEN bytes")
+        };
+        Ok(Page {
+            size,
+            file_id: bytes[FILE_ID_AT..GENERATION_AT].try_into().expect("16 bytes"),
+            generation: u64_at(bytes, GENERATION_AT),
+            sparse: flags & FLAG_SPARSE != 0,
+            cut: flags & FLAG_CUT != 0,
+            pending,
+            replaced,
+            keys: (0..used).map(slot).collect(),
+            previous: (used..used + previous_len).map(slot).collect(),
+            tail: bytes[tail_at..tail_at + tail_len].to_vec(),
+        })
+    }
+
+    /// Builds the plaintext; bytes before [`SEALED_AT`] are zero, for the seal to fill.
+    ///
+    /// # Panics
+    /// If the page does not obey §9: a page is checked just before it is written, so that no faulty one ever is.
+    pub fn build(&self, geometry: &Geometry, g: u64) -> Box<[u8; PAGE_LEN]> {
+        let mut bytes = Box::new([0u8; PAGE_LEN]);
+        let mut flags = (self.keys.len() as u64) << USED_SHIFT;
+        flags |= if self.tail.is_empty() { 0 } else { FLAG_TAIL };
+        flags |= if self.sparse { FLAG_SPARSE } else { 0 };
+        flags |= if self.cut { FLAG_CUT } else { 0 };
+        assert!(Page::fits(self.keys.len(), self.previous.len(), self.tail.len()), "page overflows");
+        bytes[SIZE_AT..FILE_ID_AT].copy_from_slice(&self.size.to_le_bytes());
+        bytes[FILE_ID_AT..GENERATION_AT].copy_from_slice(&self.file_id);
+        bytes[GENERATION_AT..FLAGS_AT].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[FLAGS_AT..PENDING_AT].copy_from_slice(&flags.to_le_bytes());
+        bytes[PENDING_AT..REPLACED_AT].copy_from_slice(&self.pending.to_le_bytes());
+        bytes[REPLACED_AT..SLOTS_AT].copy_from_slice(&self.replaced.to_le_bytes());
+        for (i, key) in self.keys.iter().chain(&self.previous).enumerate() {
+            let at = SLOTS_AT + i * KEY_LEN;
+            bytes[at..at + KEY_LEN].copy_from_slice(key);
+        }
+        let tail_at = PAGE_LEN - self.tail.len().div_ceil(KEY_LEN) * KEY_LEN;
+        bytes[tail_at..tail_at + self.tail.len()].copy_from_slice(&self.tail);
+        let back = Page::parse(&bytes, geometry, g);
+        assert_eq!(back.as_ref(), Ok(self), "page {g} would not read back");
+        bytes
+    }
+}
+
+fn tail_len(size: u64, used: usize, previous: usize, geometry: &Geometry, g: u64) -> Result<usize, PageError> {
+    let start = geometry.first_block(g).checked_add(used as u64).and_then(|b| b.checked_mul(geometry.block_size()));
+    let len = start.and_then(|start| size.checked_sub(start)).ok_or(PageError::Tail)?;
+    if len == 0 || len >= geometry.block_size() || !Page::fits(used, previous, len as usize) {
+        return Err(PageError::Tail);
+    }
+    Ok(len as usize)
+}
+
+fn u64_at(bytes: &[u8; PAGE_LEN], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+fn u128_at(bytes: &[u8; PAGE_LEN], at: usize) -> u128 {
+    u128::from_le_bytes(bytes[at..at + 16].try_into().expect("16 bytes"))
+}

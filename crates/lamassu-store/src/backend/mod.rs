@@ -1,0 +1,181 @@
+//! What Lamassu asks of the store below: a tree of directories with stored names, and files of bytes.
+//!
+//! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store that swaps
+//! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::sync::Arc;
+
+/// Kind of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind { /// regular file
+    File, /// directory
+    Dir, /// symbolic link
+    Symlink, /// fifo
+    Fifo, /// socket
+    Socket, /// character device
+    CharDevice, /// block device
+    BlockDevice }
+
+/// Seconds and nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Time { /// s
+    pub seconds: i64, /// ns, 0..1e9
+    pub nanos: u32 }
+
+/// `stat` of a backing entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// device and inode number of the store
+    pub dev: u64, /// inode
+    pub ino: u64, /// kind
+    pub kind: Kind, /// permission bits (07777)
+    pub mode: u32, /// links
+    pub nlink: u64, /// owner
+    pub uid: u32, /// group
+    pub gid: u32, /// device number of device nodes
+    pub rdev: u64, /// bytes
+    pub len: u64, /// 512-byte units allocated
+    pub blocks: u64, /// access time
+    pub atime: Time, /// modification time
+    pub mtime: Time, /// change time
+    pub ctime: Time,
+}
+
+/// `statvfs` of the store.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StatFs { /// fragment size, bytes
+    pub block_size: u64, /// blocks in all
+    pub blocks: u64, /// free
+    pub blocks_free: u64, /// free for users
+    pub blocks_available: u64, /// inodes
+    pub files: u64, /// free inodes
+    pub files_free: u64, /// longest name, bytes
+    pub name_max: u32, /// f_type of statfs(2), 0 if unknown
+    pub fs_type: u64 }
+
+/// A new value for a timestamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime { /// leave
+    Keep, /// current time of the store
+    Now, /// given
+    At(Time) }
+
+/// Flags of a rename.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode { /// replace what is there
+    Replace, /// EEXIST if something is there
+    NoReplace, /// both must exist
+    Exchange }
+
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry { /// stored name
+    pub name: OsString, /// inode
+    pub ino: u64, /// kind, where the store tells it without a stat
+    pub kind: Option<Kind> }
+
+/// An open backing file. All methods take `&self`; concurrent calls are allowed.
+pub trait BackendFile: Send + Sync {
+    /// Reads up to `buf.len()` bytes; short only at the end of the file.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
+    /// Writes all of `data`.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// fstat.
+    fn stat(&self) -> io::Result<Stat>;
+    /// ftruncate.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// fdatasync: a barrier for every write, punch and length change of this file so far.
+    fn sync_data(&self) -> io::Result<()>;
+    /// fsync.
+    fn sync_all(&self) -> io::Result<()>;
+    /// Frees a range; it reads as zeros. Never changes the length. Where the store cannot: `EOPNOTSUPP`.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Reserves space without changing the length.
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// First data at or after `offset`; `None` if there is none. Stores without holes answer `offset` while it lies before the end.
+    fn seek_data(&self, offset: u64) -> io::Result<Option<u64>>;
+    /// First hole at or after `offset` (the end counts as one); `None` past the end.
+    fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>>;
+    /// futimens.
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
+    /// fchmod.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
+    /// fchown; `None` leaves.
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
+    /// Extended attributes, by raw name.
+    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>>;
+    /// `flags` as setxattr(2): 0, XATTR_CREATE, XATTR_REPLACE.
+    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
+    /// All raw names.
+    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
+    /// Removes one.
+    fn remove_xattr(&self, name: &OsStr) -> io::Result<()>;
+}
+
+/// An open backing directory.
+pub trait BackendDir: Send + Sync {
+    /// Opens a subdirectory (never through a link).
+    fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>>;
+    /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where the owner is us.
+    fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>>;
+    /// Creates a regular file (O_EXCL) and opens it for reading and writing.
+    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>>;
+    /// mkdir.
+    fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()>;
+    /// mknod of a fifo, socket or device.
+    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()>;
+    /// symlink.
+    fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()>;
+    /// readlink.
+    fn read_link(&self, name: &OsStr) -> io::Result<OsString>;
+    /// link(2) of `name` here to `to_name` in `to`.
+    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
+    /// renameat2.
+    fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()>;
+    /// unlink of anything but a directory.
+    fn unlink(&self, name: &OsStr) -> io::Result<()>;
+    /// rmdir.
+    fn remove_dir(&self, name: &OsStr) -> io::Result<()>;
+    /// lstat of an entry.
+    fn stat_entry(&self, name: &OsStr) -> io::Result<Stat>;
+    /// stat of this directory.
+    fn stat(&self) -> io::Result<Stat>;
+    /// Entries but `.` and `..`, in the store's order.
+    fn read_dir(&self) -> io::Result<Vec<Entry>>;
+    /// chmod of an entry (not of a symbolic link).
+    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()>;
+    /// lchown of an entry.
+    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
+    /// utimensat of an entry, not following.
+    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()>;
+    /// chmod of this directory.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
+    /// chown of this directory.
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
+    /// futimens of this directory.
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
+    /// lgetxattr of an entry; of this directory itself where `name` is `None`.
+    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>>;
+    /// lsetxattr.
+    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
+    /// llistxattr.
+    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>>;
+    /// lremovexattr.
+    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()>;
+    /// fsync of the directory.
+    fn sync(&self) -> io::Result<()>;
+    /// For backends to recognise their own directories in `link` and `rename`.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// A backing store.
+pub trait Backend: Send + Sync {
+    /// The directory the vault lies in.
+    fn root(&self) -> Arc<dyn BackendDir>;
+    /// statvfs.
+    fn stat_fs(&self) -> io::Result<StatFs>;
+    /// syncfs: a barrier for everything so far.
+    fn sync(&self) -> io::Result<()>;
+}

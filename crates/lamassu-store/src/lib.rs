@@ -1,0 +1,9 @@
+//! Encrypted files over a backing store: the backend trait, segments and pages, the commit protocol, recovery.
+//!
+//! Nothing here knows names (it sees stored names as opaque strings) or FUSE.
+
+pub mod backend;
+pub mod file;
+
+pub use backend::{Backend, BackendDir, BackendFile};
+pub use file::{File, FileContext, StoreError};
