@@ -15,86 +15,140 @@ pub struct HandleId(pub u64);
 
 /// Who creates an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner { /// user
-    pub uid: u32, /// group
-    pub gid: u32 }
+pub struct Owner {
+    /// user
+    pub uid: u32,
+    /// group
+    pub gid: u32,
+}
 
 /// stat of an entry, with the plain size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attr { /// inode
-    pub ino: Ino, /// kind
-    pub kind: Kind, /// permission bits, 07777
-    pub mode: u32, /// links
-    pub nlink: u64, /// owner
-    pub uid: u32, /// group
-    pub gid: u32, /// device
-    pub rdev: u64, /// plain bytes
-    pub size: u64, /// 512-byte units the backing entry takes
-    pub blocks: u64, /// best I/O size, bytes
-    pub block_size: u32, /// access
-    pub atime: Time, /// modification
-    pub mtime: Time, /// change
-    pub ctime: Time }
+pub struct Attr {
+    /// inode
+    pub ino: Ino,
+    /// kind
+    pub kind: Kind,
+    /// permission bits, 07777
+    pub mode: u32,
+    /// links
+    pub nlink: u64,
+    /// owner
+    pub uid: u32,
+    /// group
+    pub gid: u32,
+    /// device
+    pub rdev: u64,
+    /// plain bytes
+    pub size: u64,
+    /// 512-byte units the backing entry takes
+    pub blocks: u64,
+    /// best I/O size, bytes
+    pub block_size: u32,
+    /// access
+    pub atime: Time,
+    /// modification
+    pub mtime: Time,
+    /// change
+    pub ctime: Time,
+}
 
 /// A looked-up entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry { /// attributes
-    pub attr: Attr, /// distinguishes users of the same inode number
-    pub generation: u64 }
+pub struct Entry {
+    /// attributes
+    pub attr: Attr,
+    /// distinguishes users of the same inode number
+    pub generation: u64,
+}
 
 /// Changes of attributes; `None` leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetAttr { /// permission bits
-    pub mode: Option<u32>, /// owner
-    pub uid: Option<u32>, /// group
-    pub gid: Option<u32>, /// truncate or grow
-    pub size: Option<u64>, /// access time
-    pub atime: Option<SetTime>, /// modification time
-    pub mtime: Option<SetTime> }
+pub struct SetAttr {
+    /// permission bits
+    pub mode: Option<u32>,
+    /// owner
+    pub uid: Option<u32>,
+    /// group
+    pub gid: Option<u32>,
+    /// truncate or grow
+    pub size: Option<u64>,
+    /// access time
+    pub atime: Option<SetTime>,
+    /// modification time
+    pub mtime: Option<SetTime>,
+}
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Access { /// reading
-    pub read: bool, /// writing
-    pub write: bool, /// empty it
-    pub truncate: bool }
+pub struct Access {
+    /// reading
+    pub read: bool,
+    /// writing
+    pub write: bool,
+    /// empty it
+    pub truncate: bool,
+}
 
 /// fallocate(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fallocate { /// reserve, growing the file
-    Reserve, /// reserve, not growing
-    KeepSize, /// hole (keeps the size)
-    Punch, /// zeros (growing the file unless `keep_size`)
-    Zero { /// keep the size
-        keep_size: bool } }
+pub enum Fallocate {
+    /// reserve, growing the file
+    Reserve,
+    /// reserve, not growing
+    KeepSize,
+    /// hole (keeps the size)
+    Punch,
+    /// zeros (growing the file unless `keep_size`)
+    Zero {
+        /// keep the size
+        keep_size: bool,
+    },
+}
 
 /// lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whence { /// SEEK_DATA
-    Data, /// SEEK_HOLE
-    Hole }
+pub enum Whence {
+    /// SEEK_DATA
+    Data,
+    /// SEEK_HOLE
+    Hole,
+}
 
 /// setxattr(2) flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetXattr { /// create or replace
-    Any, /// EEXIST if there
-    Create, /// ENODATA if not there
-    Replace }
+pub enum SetXattr {
+    /// create or replace
+    Any,
+    /// EEXIST if there
+    Create,
+    /// ENODATA if not there
+    Replace,
+}
 
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DirEntry { /// inode
-    pub ino: Ino, /// kind
-    pub kind: Kind, /// plain name
-    pub name: OsString }
+pub struct DirEntry {
+    /// inode
+    pub ino: Ino,
+    /// kind
+    pub kind: Kind,
+    /// plain name
+    pub name: OsString,
+}
 
 /// Options of an open vault.
 #[derive(Clone, Debug)]
-pub struct Options { /// integrity on reads
-    pub integrity: Integrity, /// barriers
-    pub durability: Durability, /// never write
-    pub read_only: bool, /// cipher threads, 0: as many as processors
-    pub threads: usize }
+pub struct Options {
+    /// integrity on reads
+    pub integrity: Integrity,
+    /// barriers
+    pub durability: Durability,
+    /// never write
+    pub read_only: bool,
+    /// cipher threads, 0: as many as processors
+    pub threads: usize,
+}
 
 /// Errors of the vault; each front-end has one exhaustive table from these to its own.
 #[derive(Debug, thiserror::Error)]

@@ -9,72 +9,116 @@ use std::sync::Arc;
 
 /// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind { /// regular file
-    File, /// directory
-    Dir, /// symbolic link
-    Symlink, /// fifo
-    Fifo, /// socket
-    Socket, /// character device
-    CharDevice, /// block device
-    BlockDevice }
+pub enum Kind {
+    /// regular file
+    File,
+    /// directory
+    Dir,
+    /// symbolic link
+    Symlink,
+    /// fifo
+    Fifo,
+    /// socket
+    Socket,
+    /// character device
+    CharDevice,
+    /// block device
+    BlockDevice,
+}
 
 /// Seconds and nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Time { /// s
-    pub seconds: i64, /// ns, 0..1e9
-    pub nanos: u32 }
+pub struct Time {
+    /// s
+    pub seconds: i64,
+    /// ns, 0..1e9
+    pub nanos: u32,
+}
 
 /// `stat` of a backing entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// device and inode number of the store
-    pub dev: u64, /// inode
-    pub ino: u64, /// kind
-    pub kind: Kind, /// permission bits (07777)
-    pub mode: u32, /// links
-    pub nlink: u64, /// owner
-    pub uid: u32, /// group
-    pub gid: u32, /// device number of device nodes
-    pub rdev: u64, /// bytes
-    pub len: u64, /// 512-byte units allocated
-    pub blocks: u64, /// access time
-    pub atime: Time, /// modification time
-    pub mtime: Time, /// change time
+    pub dev: u64,
+    /// inode
+    pub ino: u64,
+    /// kind
+    pub kind: Kind,
+    /// permission bits (07777)
+    pub mode: u32,
+    /// links
+    pub nlink: u64,
+    /// owner
+    pub uid: u32,
+    /// group
+    pub gid: u32,
+    /// device number of device nodes
+    pub rdev: u64,
+    /// bytes
+    pub len: u64,
+    /// 512-byte units allocated
+    pub blocks: u64,
+    /// access time
+    pub atime: Time,
+    /// modification time
+    pub mtime: Time,
+    /// change time
     pub ctime: Time,
 }
 
 /// `statvfs` of the store.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StatFs { /// fragment size, bytes
-    pub block_size: u64, /// blocks in all
-    pub blocks: u64, /// free
-    pub blocks_free: u64, /// free for users
-    pub blocks_available: u64, /// inodes
-    pub files: u64, /// free inodes
-    pub files_free: u64, /// longest name, bytes
-    pub name_max: u32, /// f_type of statfs(2), 0 if unknown
-    pub fs_type: u64 }
+pub struct StatFs {
+    /// fragment size, bytes
+    pub block_size: u64,
+    /// blocks in all
+    pub blocks: u64,
+    /// free
+    pub blocks_free: u64,
+    /// free for users
+    pub blocks_available: u64,
+    /// inodes
+    pub files: u64,
+    /// free inodes
+    pub files_free: u64,
+    /// longest name, bytes
+    pub name_max: u32,
+    /// f_type of statfs(2), 0 if unknown
+    pub fs_type: u64,
+}
 
 /// A new value for a timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SetTime { /// leave
-    Keep, /// current time of the store
-    Now, /// given
-    At(Time) }
+pub enum SetTime {
+    /// leave
+    Keep,
+    /// current time of the store
+    Now,
+    /// given
+    At(Time),
+}
 
 /// Flags of a rename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RenameMode { /// replace what is there
-    Replace, /// EEXIST if something is there
-    NoReplace, /// both must exist
-    Exchange }
+pub enum RenameMode {
+    /// replace what is there
+    Replace,
+    /// EEXIST if something is there
+    NoReplace,
+    /// both must exist
+    Exchange,
+}
 
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry { /// stored name
-    pub name: OsString, /// inode
-    pub ino: u64, /// kind, where the store tells it without a stat
-    pub kind: Option<Kind> }
+pub struct Entry {
+    /// stored name
+    pub name: OsString,
+    /// inode
+    pub ino: u64,
+    /// kind, where the store tells it without a stat
+    pub kind: Option<Kind>,
+}
 
 /// An open backing file. All methods take `&self`; concurrent calls are allowed.
 pub trait BackendFile: Send + Sync {

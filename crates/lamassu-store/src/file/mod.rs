@@ -114,7 +114,9 @@ pub struct FileContext {
 }
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
-pub struct File { _p: () }
+pub struct File {
+    _p: (),
+}
 
 /// Summary of a check of one file.
 #[derive(Default, Debug, Clone)]
@@ -138,45 +140,97 @@ pub struct FileCheck {
 impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error here:
     /// the file opens, and what is damaged reads as an error.
-    pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> { let _ = (ctx, backing, tag); todo!() }
+    pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
+        let _ = (ctx, backing, tag);
+        todo!()
+    }
     /// The backing file.
-    pub fn backing(&self) -> &Arc<dyn BackendFile> { todo!() }
+    pub fn backing(&self) -> &Arc<dyn BackendFile> {
+        todo!()
+    }
     /// Logical size, bytes, buffered writes included.
-    pub fn size(&self) -> u64 { todo!() }
+    pub fn size(&self) -> u64 {
+        todo!()
+    }
     /// Reads; short only at the end. Holes read as zeros. A damaged block is an error for a read that touches it.
     /// (A read that begins before the damage returns the good bytes before it.)
-    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> { let _ = (offset, buf); todo!() }
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let _ = (offset, buf);
+        todo!()
+    }
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
-    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> { let _ = (offset, data); todo!() }
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        let _ = (offset, data);
+        todo!()
+    }
     /// Atomically appends; returns the offset.
-    pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> { let _ = data; todo!() }
+    pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> {
+        let _ = data;
+        todo!()
+    }
     /// Shrinks or grows.
-    pub fn truncate(&self, size: u64) -> Result<(), StoreError> { let _ = size; todo!() }
+    pub fn truncate(&self, size: u64) -> Result<(), StoreError> {
+        let _ = size;
+        todo!()
+    }
     /// Makes a range a hole; never changes the size.
-    pub fn punch(&self, offset: u64, len: u64) -> Result<(), StoreError> { let _ = (offset, len); todo!() }
+    pub fn punch(&self, offset: u64, len: u64) -> Result<(), StoreError> {
+        let _ = (offset, len);
+        todo!()
+    }
     /// Reserves backing space for a range; grows the file to its end unless `keep_size`.
-    pub fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> { let _ = (offset, len, keep_size); todo!() }
+    pub fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> {
+        let _ = (offset, len, keep_size);
+        todo!()
+    }
     /// First data at or after `offset`, `None`: no data before the end.
-    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>, StoreError> { let _ = offset; todo!() }
+    pub fn seek_data(&self, offset: u64) -> Result<Option<u64>, StoreError> {
+        let _ = offset;
+        todo!()
+    }
     /// First hole at or after `offset`; the end counts as one. `None` past the end.
-    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>, StoreError> { let _ = offset; todo!() }
+    pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>, StoreError> {
+        let _ = offset;
+        todo!()
+    }
     /// Hands buffered writes to the store, without making them durable.
-    pub fn flush(&self) -> Result<(), StoreError> { todo!() }
+    pub fn flush(&self) -> Result<(), StoreError> {
+        todo!()
+    }
     /// Commits and makes durable.
-    pub fn sync(&self) -> Result<(), StoreError> { todo!() }
+    pub fn sync(&self) -> Result<(), StoreError> {
+        todo!()
+    }
     /// Whether pages on disk still carry pending bits, a stale floor or a random page where a convergent one could be.
-    pub fn needs_settle(&self) -> bool { todo!() }
+    pub fn needs_settle(&self) -> bool {
+        todo!()
+    }
     /// Whether buffered writes wait.
-    pub fn is_dirty(&self) -> bool { todo!() }
+    pub fn is_dirty(&self) -> bool {
+        todo!()
+    }
     /// After a barrier that covered this file (its own `sync`, or a `Backend::sync` between `covered_mark` and this call): clears pending bits, raises
     /// the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
-    pub fn settle(&self, mark: u64) -> Result<(), StoreError> { let _ = mark; todo!() }
+    pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
+        let _ = mark;
+        todo!()
+    }
     /// A token that names the writes so far, for [`File::settle`].
-    pub fn covered_mark(&self) -> u64 { todo!() }
+    pub fn covered_mark(&self) -> u64 {
+        todo!()
+    }
     /// Times that reads of `stat` must show although commits happen later; `None`: the backing file's own.
-    pub fn mtime(&self) -> Option<Time> { todo!() }
+    pub fn mtime(&self) -> Option<Time> {
+        todo!()
+    }
     /// Sets times now and keeps commits of earlier writes from changing them.
-    pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<(), StoreError> { let _ = (atime, mtime); todo!() }
+    pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<(), StoreError> {
+        let _ = (atime, mtime);
+        todo!()
+    }
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.
-    pub fn check(&self, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> { let _ = (repair, progress); todo!() }
+    pub fn check(&self, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
+        let _ = (repair, progress);
+        todo!()
+    }
 }
