@@ -1,5 +1,7 @@
 //! Golden vectors of format v1 (`testdata/vectors/`, made by a program that shares no code with this one): they open for ever after.
 
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
 use data_encoding::{BASE64URL_NOPAD, HEXLOWER};
 use lamassu_crypto::inner::decrypt_with;
 use lamassu_crypto::kernel::Kernel;
