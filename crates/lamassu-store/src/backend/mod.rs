@@ -35,6 +35,14 @@ pub struct Time {
     pub nanos: u32,
 }
 
+impl Time {
+    /// The current time.
+    pub fn now() -> Time {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
+    }
+}
+
 /// `stat` of a backing entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
