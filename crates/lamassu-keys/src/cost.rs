@@ -1,49 +1,22 @@
 //! The cost of Argon2id: measured once, when a passphrase slot is made.
 
-use crate::KeyError;
 use lamassu_crypto::wrap::{self, Argon2Cost};
 use lamassu_format::header::Argon2Params;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long opening a slot may take on this machine, unless told otherwise.
 pub const TARGET: Duration = Duration::from_secs(1);
 
-/// Second recommended option of RFC 9106 §4: 64 MiB, 3 passes, 4 lanes. [`measure`] never goes below.
-pub const FLOOR: Argon2Params = match Argon2Params::new(64 << 10, 3, 4) {
+/// Second recommended option of RFC 9106 §4: 64 MiB, 3 passes, 4 lanes.
+pub const FALLBACK: Argon2Params = match Argon2Params::new(64 << 10, 3, 4) {
     Some(params) => params,
     None => panic!("within the bounds of the format"),
 };
 
-/// Memories tried, in KiB, largest first. No more, so that a vault opens on small machines too.
-const MEMORIES_KIB: [u32; 3] = [256 << 10, 128 << 10, 64 << 10];
-
-/// The cost that takes about `target` here: as much memory as leaves room for 3 passes, then as many passes as fit. At least [`FLOOR`], whatever that takes.
-///
-/// # Errors
-/// [`KeyError::Argon2`].
-pub fn measure(target: Duration) -> Result<Argon2Params, KeyError> {
-    let probe_kib = FLOOR.memory_kib();
-    let probe = Argon2Cost { memory_kib: probe_kib, passes: 1, lanes: FLOOR.lanes() };
-    let start = Instant::now();
-    wrap::argon2id(b"how fast is this machine?", &[0; 32], probe).ok_or(KeyError::Argon2 { memory_kib: probe_kib })?;
-    Ok(choose(start.elapsed(), target, available_kib()))
-}
-
-/// `probe`: time of one pass over the floor's memory. `available_kib`: memory that can be had.
-fn choose(probe: Duration, target: Duration, available_kib: u64) -> Argon2Params {
-    let pass_of = |memory_kib: u32| probe.as_secs_f64() * f64::from(memory_kib) / f64::from(FLOOR.memory_kib());
-    let fits = |m: &&u32| pass_of(**m) * 3.0 <= target.as_secs_f64() && u64::from(**m) * 4 <= available_kib;
-    let memory_kib = *MEMORIES_KIB.iter().find(fits).unwrap_or(&FLOOR.memory_kib());
-    let passes = (target.as_secs_f64() / pass_of(memory_kib).max(1e-9)) as u32;
-    let passes = passes.clamp(FLOOR.passes(), Argon2Params::PASSES_MAX);
-    Argon2Params::new(memory_kib, passes, FLOOR.lanes()).unwrap_or(FLOOR)
-}
-
-/// `MemAvailable` of `/proc/meminfo`; 0 where that cannot be read.
-fn available_kib() -> u64 {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse().ok()).unwrap_or(0)
+/// The cost that takes about `target` on this machine; takes a second or two itself.
+pub fn measure(target: Duration) -> Argon2Params {
+    let cost = wrap::calibrate(u32::try_from(target.as_millis()).unwrap_or(u32::MAX));
+    Argon2Params::new(cost.memory_kib, cost.passes, cost.lanes).unwrap_or(FALLBACK)
 }
 
 /// The parameters as `lamassu-crypto` takes them.
@@ -55,18 +28,28 @@ pub(crate) fn of(params: Argon2Params) -> Argon2Cost {
 mod tests {
     use super::*;
 
-    fn chosen(probe_ms: u64, available_mib: u64) -> (u32, u32) {
-        let c = choose(Duration::from_millis(probe_ms), TARGET, available_mib << 10);
-        (c.memory_kib() >> 10, c.passes())
+    #[test]
+    fn what_is_measured_is_allowed_and_no_less_than_three_passes() {
+        let params = measure(Duration::from_millis(1));
+        assert!(of(params).is_allowed());
+        assert!(params.passes() >= 3);
+        assert!(of(FALLBACK).is_allowed());
     }
 
+    /// The bounds stand in both crates (the one below knows no cipher, the one above no header): they must be the same.
     #[test]
-    fn memory_first_then_passes() {
-        assert_eq!(chosen(50, 16_000), (256, 5));
-        assert_eq!(chosen(100, 16_000), (128, 5));
-        assert_eq!(chosen(300, 16_000), (64, 3));
-        assert_eq!(chosen(5_000, 16_000), (64, 3), "never below the floor");
-        assert_eq!(chosen(50, 300), (64, 20), "little memory");
-        assert_eq!(chosen(0, 16_000), (256, 64), "never above the format's bound");
+    fn both_crates_have_the_same_bounds() {
+        for memory_kib in [0, 7, 8, 127, 128, 4 << 20, (4 << 20) + 1, u32::MAX] {
+            for passes in [0, 1, 64, 65] {
+                for lanes in [0, 1, 16, 17, u32::MAX] {
+                    let allowed = Argon2Cost { memory_kib, passes, lanes };
+                    // 8·lanes must not overflow in either.
+                    if lanes <= 17 || memory_kib < 128 {
+                        let ours = Argon2Params::new(memory_kib, passes, lanes).is_some();
+                        assert_eq!(ours, allowed.is_allowed(), "{allowed:?}");
+                    }
+                }
+            }
+        }
     }
 }

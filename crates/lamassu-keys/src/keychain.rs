@@ -33,7 +33,7 @@ impl Epoch {
     }
 
     fn duplicate(&self) -> Epoch {
-        Epoch { number: self.number, created: self.created, key: Secret::new(&mut self.key.expose().clone()) }
+        Epoch { number: self.number, created: self.created, key: self.key.duplicate() }
     }
 }
 
@@ -111,7 +111,7 @@ impl Keychain {
             Tier::Inner => &self.inner,
             Tier::Outer => &self.outer,
         };
-        epochs.iter().rev().map(|e| e.duplicate().key).collect()
+        epochs.iter().rev().map(|e| e.key.duplicate()).collect()
     }
 
     /// Seals under the file key of the header `id`.

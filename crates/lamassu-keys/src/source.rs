@@ -115,8 +115,8 @@ impl Material {
             SlotKind::Passphrase if std::str::from_utf8(b).is_err() => Err(SourceError::PassphraseNotUtf8),
             SlotKind::Passphrase => Ok(Material::Passphrase(bytes)),
             SlotKind::Raw => {
-                let mut key = <[u8; 32]>::try_from(b).map_err(|_| SourceError::RawLength)?;
-                Ok(Material::Key { kind, key: Secret::new(&mut key) })
+                let key = Secret::from_slice(b).ok_or(SourceError::RawLength)?;
+                Ok(Material::Key { kind, key })
             }
             SlotKind::Hex => {
                 let mut key = zeroize::Zeroizing::new([0u8; 32]);

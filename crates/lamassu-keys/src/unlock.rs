@@ -236,12 +236,7 @@ fn opens(kind: SlotKind, material: &Material) -> bool {
 fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Secret<32>>, KeyError> {
     let Some(key) = wrapping_key(material, &slot.salt, slot.argon2)? else { return Ok(None) };
     let Ok(opened) = wrap::open(&key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped) else { return Ok(None) };
-    let mut file_key = zeroize::Zeroizing::new([0u8; 32]);
-    if opened.expose().len() != file_key.len() {
-        return Ok(None);
-    }
-    file_key.copy_from_slice(opened.expose());
-    Ok(Some(Secret::new(&mut file_key)))
+    Ok(Secret::from_slice(opened.expose()))
 }
 
 /// Steps 1 and 2 of opening a slot; `None` for a passphrase where there is no Argon2 cost.
