@@ -1,4 +1,5 @@
 //! The parser of vault headers and zone files: what it takes, what it refuses, and that the canonical form covers all of it.
+#![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_format::header::{
     Argon2Params, Header, HeaderError, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams,
