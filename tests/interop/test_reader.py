@@ -5,6 +5,7 @@ Run in this folder: python -m unittest test_reader
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -16,7 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import blake3
+from cryptography.hazmat.primitives.ciphers import algorithms
+from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation, Mode
+
 import lamassu_reader as lr
+import lamassu_samples
 from lamassu_reader import crypto, treehash
 from lamassu_reader.header import KeySource, load, parse
 from lamassu_writer_min import HOLE, PageSpec, Writer
@@ -81,7 +87,8 @@ class Primitives(unittest.TestCase):
 
     def test_xchacha20_poly1305(self) -> None:
         """draft-irtf-cfrg-xchacha-03, A.3.1."""
-        plain = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be it."
+        plain = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be "
+        plain += b"it."
         aad = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
         tag, cipher = crypto.xchacha_seal(bytes(range(0x80, 0xA0)), bytes(range(0x40, 0x58)), plain, aad)
         self.assertEqual(tag.hex(), "c0875924c1c7987947deafd8780acf49")
@@ -91,6 +98,33 @@ class Primitives(unittest.TestCase):
         """RFC 8439 A.1, test vector 1: key, nonce and counter zero."""
         stream = crypto.SUITES["chacha"].encrypt_block(bytes(32), bytes(64))
         self.assertTrue(stream.hex().startswith("76b8e0ada0f13d90405d6ae55386bd28"))
+
+    def test_counter_kdf(self) -> None:
+        """The block key of `aes` is what another implementation of SP 800-108 derives."""
+        inner, plain = crypto.SUITES["aes"].inner(bytes(32)), noise(4096)
+        kdf = KBKDFCMAC(
+            algorithms.AES,
+            Mode.CounterMode,
+            32,
+            4,
+            4,
+            CounterLocation.BeforeFixed,
+            b"lamassu",
+            hashlib.sha256(plain).digest(),
+            None,
+        )
+        want = bytearray(kdf.derive(inner.key))
+        want[31] &= 0xFE
+        self.assertEqual(inner.block_key(plain), want)
+
+    def test_keyed_blake3(self) -> None:
+        """The official vector for no input."""
+        h = blake3.blake3(b"", key=b"whats the Elvish word for friend").hexdigest()
+        self.assertEqual(h, "92b2b75604ed3c761f9d6f62392c8a9227ad0ea3f09573e783f1498a4ed60d26")
+
+    def test_kept_vectors(self) -> None:
+        """vectors.json is what the code says."""
+        self.assertEqual((HERE / "vectors.json").read_text(), lamassu_samples.vectors())
 
     def test_aes_siv_key_order(self) -> None:
         """RFC 5297 A.1 is AES-128; the order of the key halves and of the output is the same here."""
@@ -246,6 +280,9 @@ class HeaderTest(Temp):
             (good + "{}", "not JSON"),
             ("[" * 100000, "not JSON"),
             ("[]", "not a JSON object"),
+            (good.replace('"label": "test"', '"label": 7'), "not a string"),
+            (good.replace('"features": []', '"features": {}'), "not an array"),
+            (good.replace('"slots": [', '"slots": [[],'), "not an object"),
             (good + " " * (1 << 20), "1 MiB"),
         ):
             self.refuse(bad.encode(), words)
@@ -369,7 +406,7 @@ class Files(Temp):
         w = self.writer(reserved=62)
         path, fid, page = w.dir / "f", bytes([9]) * 16, w.N * w.B
         keys = [w.put_block(path, b, noise(w.B, b)) for b in range(w.N)]
-        w.put_page(path, 0, PageSpec(page + 100, fid, 3, keys=keys))
+        w.put_page(path, 0, PageSpec(page + 100, fid, 3, keys=keys, sparse=True))
         with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
             self.assertEqual((f.size, f.summary.lost_from), (page + 100, page))
             self.assertEqual(f.block(w.N - 1), noise(w.B, w.N - 1))
@@ -395,9 +432,7 @@ class Files(Temp):
         fid = bytes([5]) * 16
         for size in (5000, 62 * 4096 + 1):
             w.put_page(path, 0, PageSpec(size, fid, 2, cut=True, keys=keys))
-            w.put_page(
-                path, 1, PageSpec(2 * w.N * w.B, fid, 2, keys=[w.block(data[(62 + i) * 4096 :][:4096])[0] for i in range(62)])
-            )
+            w.put_page(path, 1, PageSpec(2 * w.N * w.B, fid, 2, keys=[w.block(data[(62 + i) * 4096 :][:4096])[0] for i in range(62)]))
             self.assertEqual(self.read(w, path), data[:size])
 
     def test_epochs(self) -> None:
@@ -665,6 +700,14 @@ class Tree(Temp):
             self.assertEqual(len(found), 4 + 5 * 9)
             self.assertEqual(self.problems(w), [])
 
+    def test_samples(self) -> None:
+        """The sample vaults read as their plain trees, with every source."""
+        vault = self.tmp / "v"
+        lamassu_samples.vault("aes", vault, reserved=62, outer_epochs=2)
+        for source in (KeySource(lamassu_samples.RAW), KeySource(b"correct horse\n", "passphrase")):
+            found = treehash.of_vault(lr.Vault(str(vault / "vault"), source), self.fail)
+            self.assertEqual(found, treehash.of_plain(str(vault / "plain")))
+
     def test_cli(self) -> None:
         """The command line, with every exit status."""
         w = self.writer()
@@ -779,15 +822,16 @@ class Tree(Temp):
             self.assertRegex(self.problems(w)[0], words)
             record.unlink()
 
-    def test_duplicate_name(self) -> None:
-        """The same name short and long."""
+    def test_name_length(self) -> None:
+        """A name is kept short or long as its length says, so that it has one place in the store."""
         w = self.writer(name_max=64)
-        w.mkdir(w.dir, b"sub")
-        path = w.name(w.dir, b"n" * 60)
-        w.write_file(path, b"")
         w.name_max = 255
         w.write_file(w.name(w.dir, b"n" * 60), b"")
-        self.assertTrue(self.problems(w))
+        self.assertRegex(self.problems(w)[0], "longer than name_max")
+        w = self.writer(name_max=255)
+        w.name_max = 64
+        w.write_file(w.name(w.dir, b"n" * 60), b"")
+        self.assertRegex(self.problems(w)[0], "short name")
 
     def test_damaged_links(self) -> None:
         """Link targets that do not hold."""
@@ -806,6 +850,12 @@ class Tree(Temp):
         rest.unlink()
         os.symlink(kept, rest)
         self.assertEqual(self.problems(w), [])
+        path.unlink()
+        rest.unlink()
+        os.symlink(os.fsdecode(crypto.b64(w.record(4, link_id, b"x" * 100))), rest)
+        head = w.record(3, b"", link_id + (3000).to_bytes(2, "little") + b"x" * 2900)
+        os.symlink(b"." + crypto.b64(head), os.fsencode(path))
+        self.assertRegex(self.problems(w)[0], "3000 bytes is not a long one")
         for text, words in (
             (crypto.b64(w.record(2, b"", b"")), "possible"),
             (crypto.b64(w.record(2, b"", b"a\0b")), "possible"),

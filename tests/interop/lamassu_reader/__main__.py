@@ -109,9 +109,7 @@ def _run(args: argparse.Namespace, problems: _Problems) -> None:
     if args.command == "ls":
         _ls(vault, args.path, problems)
     elif args.command == "cat":
-        opened = (
-            File(vault.header, os.fsencode(args.path)) if args.store else vault.open_file(vault.find(os.fsencode(args.path)))
-        )
+        opened = File(vault.header, os.fsencode(args.path)) if args.store else vault.open_file(vault.find(os.fsencode(args.path)))
         with opened as f:
             for chunk in f.chunks():
                 sys.stdout.buffer.write(chunk)

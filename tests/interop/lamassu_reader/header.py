@@ -217,9 +217,7 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     )
 
 
-def _keychain(
-    value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str
-) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
     m = sj.members(value, {"nonce", "sealed"}, where)
     nonce = sj.hexbytes(m["nonce"], 24, f"{where}.nonce")
     sealed = sj.hexbytes(m["sealed"], None, f"{where}.sealed")
