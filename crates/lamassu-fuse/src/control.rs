@@ -46,12 +46,7 @@ impl Status {
     }
 
     fn from_words(words: [u64; 4]) -> Status {
-        Status {
-            frozen: words[0] != 0,
-            waiting: words[1],
-            cache_writes: words[2],
-            cache_writes_in_flight: words[3],
-        }
+        Status { frozen: words[0] != 0, waiting: words[1], cache_writes: words[2], cache_writes_in_flight: words[3] }
     }
 }
 

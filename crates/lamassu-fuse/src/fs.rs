@@ -1,8 +1,8 @@
 //! What the adapter asks of a file system: the vault's methods as a trait, so that it can be tested and measured with a plain directory.
 
 use lamassu_vault::{
-    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr, StatFs,
-    Vault, Whence,
+    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
+    StatFs, Vault, Whence,
 };
 use std::ffi::OsStr;
 
@@ -16,6 +16,15 @@ macro_rules! file_system {
 
         impl FileSystem for Vault {
             $(fn $name(&self $(, $arg: $type)*) $(-> $out)? { Vault::$name(self $(, $arg)*) })*
+        }
+
+        /// A file system whose every method panics.
+        #[cfg(test)]
+        pub(crate) struct Panics;
+
+        #[cfg(test)]
+        impl FileSystem for Panics {
+            $(fn $name(&self $(, $arg: $type)*) $(-> $out)? { $(let _ = $arg;)* panic!("on purpose") })*
         }
     };
 }

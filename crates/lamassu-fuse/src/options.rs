@@ -190,7 +190,8 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         let mut o = MountOptions::default();
-        for bad in ["nosuch", "nosuch=1", "threads=0", "threads=x", "cache=fast", "subtype=a/b", "auto_unmount", "ro=1"] {
+        for bad in ["nosuch", "nosuch=1", "threads=0", "threads=x", "cache=fast", "subtype=a/b", "auto_unmount", "ro=1"]
+        {
             let error = o.apply(bad).unwrap_err().to_string();
             assert!(error.contains(bad.split('=').next().unwrap()), "{bad}: {error}");
         }

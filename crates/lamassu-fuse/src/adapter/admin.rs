@@ -90,10 +90,10 @@ impl<F: FileSystem> Shared<F> {
             return;
         }
         self.aside("lseek", move |shared| {
-            if let Some(notifier) = shared.notifier.get() {
-                if let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0) {
-                    tracing::debug!(%error, ino, "pages could not be pushed out before a seek");
-                }
+            if let Some(notifier) = shared.notifier.get()
+                && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0)
+            {
+                tracing::debug!(%error, ino, "pages could not be pushed out before a seek");
             }
             answer(shared);
         });

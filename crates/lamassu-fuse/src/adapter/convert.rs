@@ -155,7 +155,8 @@ mod tests {
             let expect = if seconds >= 0 {
                 SystemTime::UNIX_EPOCH + Duration::new(seconds as u64, nanos)
             } else {
-                SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()) + Duration::from_nanos(nanos.into())
+                SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs())
+                    + Duration::from_nanos(nanos.into())
             };
             assert_eq!(s, expect);
         }

@@ -159,16 +159,13 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// Takes file capabilities away, as a direct write must; on all other ways in the kernel does it.
+    /// Takes file capabilities away, as a direct write must; on all other ways in the kernel does it. Looks before it removes: to remove what is
+    /// not there already takes a right that daemons of ordinary users lack.
     fn drop_capability(&self, ino: Ino) -> Result<()> {
-        match self.fs.remove_xattr(ino, OsStr::new("security.capability")) {
-            Ok(()) | Err(VaultError::NoAttribute | VaultError::Unsupported) => Ok(()),
-            Err(VaultError::Io { source, .. })
-                if matches!(source.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) =>
-            {
-                Ok(())
-            }
-            Err(error) => Err(error),
+        let name = OsStr::new("security.capability");
+        match self.fs.get_xattr(ino, name) {
+            Ok(_) => self.fs.remove_xattr(ino, name),
+            Err(_) => Ok(()),
         }
     }
 

@@ -34,20 +34,6 @@ fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
     }
 }
 
-fn send_entry(op: &'static str, result: Result<Entry>, reply: ReplyEntry) {
-    match result {
-        Ok(entry) => reply.entry(&TTL, &file_attr(&entry.attr), Generation(entry.generation)),
-        Err(error) => reply.error(failed(op, &error)),
-    }
-}
-
-fn send_attr(op: &'static str, result: Result<Attr>, reply: ReplyAttr) {
-    match result {
-        Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
-        Err(error) => reply.error(failed(op, &error)),
-    }
-}
-
 /// xattr replies: `size` 0 asks how large a buffer must be.
 fn send_xattr(op: &'static str, result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
     match result {
@@ -66,6 +52,25 @@ fn is_not_found(error: &VaultError) -> bool {
 
 fn is_dot(name: &OsStr) -> bool {
     name == "." || name == ".."
+}
+
+impl<F: FileSystem> Shared<F> {
+    fn send_entry(&self, op: &'static str, result: Result<Entry>, reply: ReplyEntry) {
+        match result {
+            Ok(entry) => {
+                let attr_ttl = self.ttl(entry.attr.ino);
+                reply.entry_with_ttls(&attr_ttl, &TTL, &file_attr(&entry.attr), Generation(entry.generation));
+            }
+            Err(error) => reply.error(failed(op, &error)),
+        }
+    }
+
+    fn send_attr(&self, op: &'static str, result: Result<Attr>, reply: ReplyAttr) {
+        match result {
+            Ok(attr) => reply.attr(&self.ttl(attr.ino), &file_attr(&attr)),
+            Err(error) => reply.error(failed(op, &error)),
+        }
+    }
 }
 
 impl<F: FileSystem> Adapter<F> {
@@ -115,7 +120,8 @@ impl<F: FileSystem> Adapter<F> {
             // Removed since it was listed, or damaged: a listing goes on without it, a lookup by name says which.
             return false;
         };
-        let full = reply.add(ino, next, &entry.name, &TTL, &file_attr(&found.attr), Generation(found.generation));
+        let ttl = shared.ttl(found.attr.ino);
+        let full = reply.add(ino, next, &entry.name, &ttl, &file_attr(&found.attr), Generation(found.generation));
         if full {
             shared.fs.forget(found.attr.ino, 1);
         }
@@ -138,7 +144,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         guarded("lookup", || match self.0.fs.lookup(parent.0, name) {
             Err(error) if is_not_found(&error) => reply.entry(&TTL, &negative_entry(), Generation(0)),
-            result => send_entry("lookup", result, reply),
+            result => self.0.send_entry("lookup", result, reply),
         });
     }
 
@@ -148,7 +154,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let handle = fh.map(|fh| HandleId(fh.0));
-        guarded("getattr", || send_attr("getattr", self.0.fs.getattr(ino.0, handle), reply));
+        guarded("getattr", || self.0.send_attr("getattr", self.0.fs.getattr(ino.0, handle), reply));
     }
 
     fn setattr(
@@ -172,7 +178,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let mode = mode.map(|m| m & 0o7777);
         let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
         let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), req.uid());
-        self.0.change(ino.0, "setattr", move |s| send_attr("setattr", s.setattr(ino.0, handle, set, caller), reply));
+        self.0.change(ino.0, "setattr", move |s| s.send_attr("setattr", s.setattr(ino.0, handle, set, caller), reply));
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -197,14 +203,14 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (name, owner) = (name.to_owned(), owner(req));
         let Some(kind) = node_kind(mode) else { return reply.error(Errno::EPERM) };
         self.0.change(parent.0, "mknod", move |s| {
-            send_entry("mknod", s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner), reply);
+            s.send_entry("mknod", s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner), reply);
         });
     }
 
     fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
         let (name, owner) = (name.to_owned(), owner(req));
         self.0.change(parent.0, "mkdir", move |s| {
-            send_entry("mkdir", s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
+            s.send_entry("mkdir", s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
         });
     }
 
@@ -221,7 +227,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let (name, target, owner) = (name.to_owned(), target.as_os_str().as_bytes().to_vec(), owner(req));
         self.0.change(parent.0, "symlink", move |s| {
-            send_entry("symlink", s.fs.symlink(parent.0, &name, &target, owner), reply);
+            s.send_entry("symlink", s.fs.symlink(parent.0, &name, &target, owner), reply);
         });
     }
 
@@ -249,7 +255,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let name = newname.to_owned();
-        self.0.change(ino.0, "link", move |s| send_entry("link", s.fs.link(ino.0, newparent.0, &name), reply));
+        self.0.change(ino.0, "link", move |s| s.send_entry("link", s.fs.link(ino.0, newparent.0, &name), reply));
     }
 
     // --- files
@@ -270,7 +276,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                 Ok((entry, handle)) => {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(flags);
-                    reply.created(&TTL, &attr, Generation(entry.generation), FileHandle(handle.0), how);
+                    // One TTL for name and attributes: the lesser.
+                    let ttl = s.ttl(entry.attr.ino);
+                    reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
                 }
                 Err(error) => reply.error(failed("create", &error)),
             }

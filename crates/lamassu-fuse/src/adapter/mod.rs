@@ -26,6 +26,8 @@ use upkeep::Upkeep;
 
 /// How long the kernel may trust names and attributes. All changes pass through this mount, so it may for as long as it likes.
 const TTL: Duration = Duration::from_secs(24 * 3600);
+/// The same for attributes of a file open for writing: what write-back gathers takes space in the store only later.
+const TTL_WRITTEN: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
 /// Requests the kernel may have under way in the background (read-ahead, write-back).
@@ -113,6 +115,11 @@ impl<F: FileSystem> Shared<F> {
         }
         let shared = self.clone();
         self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
+    }
+
+    /// How long the attributes of an inode hold.
+    fn ttl(&self, ino: Ino) -> Duration {
+        if self.writers.lock().contains_key(&ino) { TTL_WRITTEN } else { TTL }
     }
 
     fn add_writer(&self, ino: Ino) {

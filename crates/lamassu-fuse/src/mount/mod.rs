@@ -4,6 +4,8 @@
 //! kernel's own (uid 0) that write times back later, which would lose them. The kernel does that check better.
 
 mod sys;
+#[cfg(test)]
+mod tests;
 
 use crate::adapter::{Adapter, Shared};
 use crate::fs::FileSystem;
@@ -148,10 +150,11 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if self.session.is_some() && self.unmounter.unmount(false).is_err() {
-            if let Err(error) = self.unmounter.unmount(true) {
-                tracing::warn!(%error, "unmount failed");
-            }
+        if self.session.is_some()
+            && self.unmounter.unmount(false).is_err()
+            && let Err(error) = self.unmounter.unmount(true)
+        {
+            tracing::warn!(%error, "unmount failed");
         }
     }
 }

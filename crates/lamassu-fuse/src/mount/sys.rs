@@ -71,8 +71,7 @@ fn attach_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     }
     let data = CString::new(data).map_err(|e| failed(e.into()))?;
     let kind = format!("fuse.{}", options.subtype);
-    rustix::mount::mount(options.fsname.as_str(), path, kind.as_str(), flags, &*data)
-        .map_err(|e| failed(e.into()))?;
+    rustix::mount::mount(options.fsname.as_str(), path, kind.as_str(), flags, &*data).map_err(|e| failed(e.into()))?;
     Ok(device)
 }
 
@@ -216,12 +215,12 @@ impl MountId {
 /// The device number of the topmost mount at `path`, from /proc/self/mountinfo. (stat(2) would ask the mount itself, which may be hung.)
 fn device_at(path: &Path) -> Option<String> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let found = table.split(|b| *b == b'\n').filter_map(|line| {
+    let mut found = table.rsplit(|b| *b == b'\n').filter_map(|line| {
         let mut fields = line.split(|b| *b == b' ').skip(2);
         let (device, mountpoint) = (fields.next()?, fields.nth(1)?);
         (unescape(mountpoint) == path).then(|| String::from_utf8_lossy(device).into_owned())
     });
-    found.last()
+    found.next()
 }
 
 /// mountinfo writes space, tab, newline and backslash as three octal digits.
@@ -270,9 +269,6 @@ mod tests {
     fn helper_options_are_escaped() {
         let mut options = MountOptions { read_only: true, ..MountOptions::default() };
         options.fsname = r"/srv/a,suid\b".into();
-        assert_eq!(
-            helper_options(&options),
-            r"fsname=/srv/a\,suid\\b,subtype=lamassu,default_permissions,ro"
-        );
+        assert_eq!(helper_options(&options), r"fsname=/srv/a\,suid\\b,subtype=lamassu,default_permissions,ro");
     }
 }

@@ -128,7 +128,7 @@ pub(super) fn attr(stat: &Stat, ino: Ino) -> Attr {
         ino,
         kind: kind(stat.st_mode),
         mode: stat.st_mode & 0o7777,
-        nlink: stat.st_nlink.into(),
+        nlink: stat.st_nlink,
         uid: stat.st_uid,
         gid: stat.st_gid,
         rdev: stat.st_rdev,

@@ -219,8 +219,7 @@ impl FileSystem for PlainFs {
     }
     fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let node = self.nodes.get(ino)?;
-        let fd =
-            rustix::fs::open(node.proc_path(), open_flags(access), Mode::empty()).map_err(|e| io("open", e))?;
+        let fd = rustix::fs::open(node.proc_path(), open_flags(access), Mode::empty()).map_err(|e| io("open", e))?;
         Ok(self.add_file(fd))
     }
     fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
