@@ -1,5 +1,7 @@
 //! Mounts as such: options, unmounting, freezing. Over `PlainFs`.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
 use lamassu_fuse::control::{self, ControlError};
 use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted};

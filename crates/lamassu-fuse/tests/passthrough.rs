@@ -1,5 +1,7 @@
 //! The adapter under a real kernel, over `PlainFs`: the whole suite in each cache mode, and what concerns mounts as such.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
 #[macro_use]
 mod suite;
 
