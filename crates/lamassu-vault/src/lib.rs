@@ -123,6 +123,8 @@ impl Vault {
             lock: Mutex::new(lock),
         };
         if !vault.options.read_only {
+            // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
+            vault.backend.sync().map_err(io("sync the store"))?;
             vault.clear_staging()?;
         }
         Ok(vault)
@@ -233,9 +235,9 @@ fn contexts(header: &VaultHeader, ring: KeyRing, options: &Options) -> Result<(A
 fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
     match d.block {
         Some(block) => {
-            tracing::error!(file = tag, segment = d.segment, page = d.page, block, kind = ?d.kind, "damaged block");
+            tracing::error!(file = tag, segment = d.segment, page = d.page, block, kind = d.kind.word(), "damaged block");
         }
-        None => tracing::error!(file = tag, segment = d.segment, page = d.page, kind = ?d.kind, "damaged page"),
+        None => tracing::error!(file = tag, segment = d.segment, page = d.page, kind = d.kind.word(), "damaged page"),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::open::Handle;
 use crate::staging;
 use crate::symlink;
 use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
-use lamassu_store::BackendFile;
+use lamassu_store::{BackendFile, File};
 use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -115,13 +115,7 @@ impl Vault {
         let (backing, st) = self.create_backing(&dir, &stored, mode, owner)?;
         let ino = self.nodes.lock().reference(dir.ino, &stored.name, &st).ino;
         self.unsynced.add(StoreId::from(&st));
-        let file = match self.new_file(ino, backing, true) {
-            Ok(file) => file,
-            Err(e) => {
-                self.forget(ino, 1);
-                return Err(e);
-            }
-        };
+        let file = File::create(self.ctx.clone(), backing, &self.tag(ino)).inspect_err(|_| self.forget(ino, 1))?;
         let open = self.insert_held(ino, file, true);
         open.touched(self.now());
         let entry = self.entry(&dir, &stored.name, &st);
