@@ -4,8 +4,12 @@
 //! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
 
 mod local;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 
 pub use local::LocalBackend;
+#[cfg(any(test, feature = "testing"))]
+pub use memory::MemoryBackend;
 
 use std::ffi::{OsStr, OsString};
 use std::io;

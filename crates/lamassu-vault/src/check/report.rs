@@ -16,7 +16,7 @@ pub struct Problem {
     pub path: Option<String>,
     /// Path in the store.
     pub stored: String,
-    /// Kind, as a stable word: `block-hash`, `page-seal`, `name`, `directory-record`, `symlink`, `xattr`, `orphan-companion`, …
+    /// Kind, as a stable word: those of [`super::kind`], and for the content of files those of [`lamassu_store::file::DamageKind::word`].
     pub kind: String,
     /// Segment, page, block where it concerns a file's content.
     pub segment: Option<u64>,
@@ -24,8 +24,10 @@ pub struct Problem {
     pub page: Option<u64>,
     /// Block.
     pub block: Option<u64>,
-    /// Whether `--repair` mended it.
+    /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
     pub repaired: bool,
+    /// Nothing is lost or unreadable: what an interrupted change left behind, and what `--repair` clears away.
+    pub harmless: bool,
     /// A sentence for people.
     pub text: String,
 }
@@ -52,4 +54,16 @@ pub struct Report {
     pub unsealed_empty: u64,
     /// Everything wrong.
     pub problems: Vec<Problem>,
+}
+
+impl Report {
+    /// Whether something is damaged that was not mended.
+    pub fn is_damaged(&self) -> bool {
+        self.problems.iter().any(|p| !p.repaired && !p.harmless)
+    }
+
+    /// Whether something was mended.
+    pub fn is_repaired(&self) -> bool {
+        self.problems.iter().any(|p| p.repaired)
+    }
 }
