@@ -2,8 +2,8 @@
 
 use crate::dirs::Dir;
 use crate::error::io;
-use crate::{DirEntry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use crate::open::Handle;
+use crate::{DirEntry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_store::backend::Entry as Listed;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -57,12 +57,7 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::BadHandle`], those of the store.
-    pub fn read_dir(
-        &self,
-        handle: HandleId,
-        cookie: u64,
-        fill: &mut dyn FnMut(&DirEntry, u64) -> bool,
-    ) -> Result<()> {
+    pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.handles.dir(handle)?;
         let entries = open.entries(cookie)?;
         let dots = [(".", open.dir.ino), ("..", open.parent)];

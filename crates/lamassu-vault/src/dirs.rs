@@ -62,7 +62,11 @@ impl Dirs {
 }
 
 /// The directories on the way from an open one to `ino`, the deepest first.
-fn chain_to_open(nodes: &NodeTable, dirs: &Dirs, ino: Ino) -> Result<(Arc<Dir>, Vec<(Ino, crate::inode::Link, StoreId)>)> {
+fn chain_to_open(
+    nodes: &NodeTable,
+    dirs: &Dirs,
+    ino: Ino,
+) -> Result<(Arc<Dir>, Vec<(Ino, crate::inode::Link, StoreId)>)> {
     let mut chain = Vec::new();
     let mut cur = ino;
     loop {

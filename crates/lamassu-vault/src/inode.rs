@@ -91,16 +91,8 @@ pub(crate) struct NodeTable {
 impl NodeTable {
     pub fn new(root: &Stat) -> Self {
         let id = StoreId::from(root);
-        let node = Node {
-            id,
-            kind: Kind::Dir,
-            links: Vec::new(),
-            lookups: 1,
-            pins: 0,
-            generation: 0,
-            size: None,
-            live: true,
-        };
+        let node =
+            Node { id, kind: Kind::Dir, links: Vec::new(), lookups: 1, pins: 0, generation: 0, size: None, live: true };
         NodeTable {
             nodes: HashMap::from([(ROOT, node)]),
             by_store: HashMap::from([(id, ROOT)]),
@@ -180,8 +172,7 @@ impl NodeTable {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < ALTERNATIVE && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { self.alternative() };
         let generation = self.zombies_made;
-        let node =
-            Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true };
+        let node = Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true };
         self.nodes.insert(ino, node);
         self.by_store.insert(id, ino);
         ino

@@ -235,7 +235,14 @@ fn contexts(header: &VaultHeader, ring: KeyRing, options: &Options) -> Result<(A
 fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
     match d.block {
         Some(block) => {
-            tracing::error!(file = tag, segment = d.segment, page = d.page, block, kind = d.kind.word(), "damaged block");
+            tracing::error!(
+                file = tag,
+                segment = d.segment,
+                page = d.page,
+                block,
+                kind = d.kind.word(),
+                "damaged block"
+            );
         }
         None => tracing::error!(file = tag, segment = d.segment, page = d.page, kind = d.kind.word(), "damaged page"),
     }

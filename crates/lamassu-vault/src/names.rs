@@ -81,8 +81,7 @@ impl Names {
                     return Ok(StoredName { name: name.into(), companion: None });
                 }
                 let hash = NameKey::hash(&sealed);
-                let companion =
-                    Companion { name: name::companion_name(&hash).into(), text: name::encode(&sealed) };
+                let companion = Companion { name: name::companion_name(&hash).into(), text: name::encode(&sealed) };
                 Ok(StoredName { name: name::long_name(&hash).into(), companion: Some(companion) })
             }
         }
@@ -205,8 +204,7 @@ pub(crate) enum RecordFault {
 pub(crate) fn read_record(ring: &KeyRing, dir: &dyn BackendDir) -> std::result::Result<NameKey, RecordFault> {
     let text = read_text(dir, OsStr::new(name::DIR_RECORD)).map_err(RecordFault::Unreadable)?;
     let sealed = name::decode(&text).ok_or(RecordFault::Text)?;
-    let content =
-        SecretBytes::new(ring.open_record(RecordKind::Directory, &[], &sealed).map_err(RecordFault::Seal)?);
+    let content = SecretBytes::new(ring.open_record(RecordKind::Directory, &[], &sealed).map_err(RecordFault::Seal)?);
     let record = DirRecord::parse(content.expose()).map_err(RecordFault::Content)?;
     Ok(NameKey::new(&Secret::new(&mut record.secret.clone()), record.id))
 }

@@ -29,7 +29,11 @@ impl Vault {
             Entry { attr: self.getattr_locked(ROOT)?, generation: 0 }
         };
         for name in components(path)? {
-            let next = if cur.attr.kind == Kind::Dir { self.lookup(cur.attr.ino, name) } else { Err(VaultError::NotDirectory) };
+            let next = if cur.attr.kind == Kind::Dir {
+                self.lookup(cur.attr.ino, name)
+            } else {
+                Err(VaultError::NotDirectory)
+            };
             self.forget(cur.attr.ino, 1);
             cur = next?;
         }

@@ -45,14 +45,7 @@ impl Vault {
     /// # Errors
     /// [`VaultError::NotFound`], [`VaultError::Exists`] with `NoReplace`, [`VaultError::NotEmpty`], [`VaultError::IsDirectory`],
     /// [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
-    pub fn rename(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        to_parent: Ino,
-        to_name: &OsStr,
-        mode: RenameMode,
-    ) -> Result<()> {
+    pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.write();
         let from = self.end(parent, name)?;

@@ -94,7 +94,9 @@ impl Vault {
                 let done = if barrier.is_err() { file.sync() } else { Ok(()) };
                 match done.and_then(|()| file.settle(mark)) {
                     // Not touched since and still unsettled: it holds a damaged block, which settles never.
-                    Ok(()) => self.let_go(open.ino, open.unsettled_since.load(Ordering::Relaxed) == 0 && !file.is_dirty()),
+                    Ok(()) => {
+                        self.let_go(open.ino, open.unsettled_since.load(Ordering::Relaxed) == 0 && !file.is_dirty())
+                    }
                     Err(e) => self.failed(&open, e, &mut first),
                 }
             }

@@ -71,7 +71,9 @@ impl Vault {
         match root.open_dir(OsStr::new(STAGING)) {
             Err(e) if is_not_found(&e) => {
                 match root.make_dir(OsStr::new(STAGING), PRIVATE) {
-                    Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.staging")(e)),
+                    Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => {
+                        return Err(io("create lamassu.staging")(e));
+                    }
                     _ => {}
                 }
                 root.open_dir(OsStr::new(STAGING)).map_err(io("open lamassu.staging"))
@@ -155,7 +157,12 @@ impl Vault {
 }
 
 /// rename that fails with EEXIST, also where the store has no such rename: callers hold the lock of the directory.
-pub(crate) fn rename_no_replace(from: &dyn BackendDir, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> stdio::Result<()> {
+pub(crate) fn rename_no_replace(
+    from: &dyn BackendDir,
+    name: &OsStr,
+    to: &dyn BackendDir,
+    to_name: &OsStr,
+) -> stdio::Result<()> {
     match from.rename(name, to, to_name, RenameMode::NoReplace) {
         Err(e) if is_unsupported(&e) && e.raw_os_error() != Some(libc::EPERM) => match to.stat_entry(to_name) {
             Err(absent) if is_not_found(&absent) => from.rename(name, to, to_name, RenameMode::Replace),

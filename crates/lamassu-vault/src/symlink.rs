@@ -121,7 +121,11 @@ pub(crate) fn open(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> std::re
             head.first
         }
     };
-    if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) { Err(LinkFault::Format) } else { Ok(target) }
+    if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
+        Err(LinkFault::Format)
+    } else {
+        Ok(target)
+    }
 }
 
 /// The name of the rest of the link `stored`, if that is a symbolic link with a long target that opens.

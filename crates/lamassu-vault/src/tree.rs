@@ -12,8 +12,8 @@ use crate::open::Handle;
 use crate::staging;
 use crate::symlink;
 use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
-use lamassu_store::{BackendFile, File};
 use lamassu_store::backend::Stat;
+use lamassu_store::{BackendFile, File};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -128,15 +128,7 @@ impl Vault {
     ///
     /// # Errors
     /// As [`Vault::create`]; [`VaultError::Invalid`] for directories and symbolic links.
-    pub fn mknod(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        kind: Kind,
-        mode: u32,
-        rdev: u64,
-        owner: Owner,
-    ) -> Result<Entry> {
+    pub fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
         match kind {
             Kind::Dir | Kind::Symlink => return Err(VaultError::Invalid),
             Kind::File => {

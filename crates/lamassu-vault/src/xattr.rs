@@ -68,7 +68,9 @@ impl Vault {
         let (target, _) = self.target(ino)?;
         for attr in &stored {
             match target.get_xattr(attr) {
-                Ok(value) => return open_value(&self.ctx.ring, attr, &value).map_err(|e| self.damaged_attr(ino, attr, e)),
+                Ok(value) => {
+                    return open_value(&self.ctx.ring, attr, &value).map_err(|e| self.damaged_attr(ino, attr, e));
+                }
                 Err(e) if is_absent(&e) => {}
                 // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {}

@@ -105,8 +105,7 @@ impl Vault {
         if !self.options.read_only && !self.is_frozen() {
             self.settle_all()?;
         }
-        let mut checker =
-            Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
+        let mut checker = Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
         if paths.is_empty() {
             checker.whole()?;
         } else {

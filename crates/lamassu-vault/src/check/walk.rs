@@ -103,10 +103,7 @@ impl Checker<'_> {
     }
 
     fn is_entry(&self, name: &OsStr) -> bool {
-        matches!(
-            classify(self.vault.name_mode, name.as_bytes()),
-            Stored::Sealed(_) | Stored::Long(_) | Stored::Plain
-        )
+        matches!(classify(self.vault.name_mode, name.as_bytes()), Stored::Sealed(_) | Stored::Long(_) | Stored::Plain)
     }
 
     /// Visits a directory and all below it. Children are opened through their parent, which stays open until the last of them was.
@@ -194,7 +191,8 @@ impl Checker<'_> {
             Stored::Root if visit.is_root => return None,
             Stored::DirRecord => return None,
             Stored::Root | Stored::Foreign => {
-                let text = "something in the store that Lamassu did not write; move it out of the vault's directory".to_owned();
+                let text = "something in the store that Lamassu did not write; move it out of the vault's directory"
+                    .to_owned();
                 self.note(&unnamed, kind::FOREIGN, Found::Damage, text);
                 return None;
             }
@@ -262,7 +260,12 @@ impl Checker<'_> {
             let text = "left by an interrupted mkdir or rmdir; the next writer clears it away".to_owned();
             let strange = !self.vault.options.read_only;
             match strange {
-                true => self.note(&place, kind::STAGING, Found::Damage, "something that Lamassu did not put there".to_owned()),
+                true => self.note(
+                    &place,
+                    kind::STAGING,
+                    Found::Damage,
+                    "something that Lamassu did not put there".to_owned(),
+                ),
                 false => self.note(&place, kind::STAGING, Found::Harmless, text),
             }
         }

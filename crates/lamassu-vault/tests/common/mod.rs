@@ -6,9 +6,7 @@ use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, Vau
 use lamassu_format::{Geometry, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, MemoryBackend};
-use lamassu_vault::{
-    Access, Durability, Entry, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check,
-};
+use lamassu_vault::{Access, Durability, Entry, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
