@@ -152,7 +152,7 @@ impl Core {
         Ok(true)
     }
 
-    fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
+    pub fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
         match self.backing.punch(offset, len) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 let zeros = vec![0u8; len as usize];

@@ -89,9 +89,26 @@ impl Core {
             st.floor = st.disk_size;
         }
         if raises {
+            self.note_absent_pages(st, durable)?;
             st.floor = durable;
         }
         self.settle_page(st, 0)
+    }
+
+    /// Pages that a crash lost above the old floor read as holes; below the new one only `sparse` allows that. What this process
+    /// wrote it knows to be there.
+    fn note_absent_pages(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
+        if st.floor >= st.inherited_size || st.sparse {
+            return Ok(());
+        }
+        let end = self.geo().last_page(durable.min(st.inherited_size));
+        for g in self.geo().last_page(st.floor)..end {
+            if matches!(self.page(st, g)?, Entry::Absent) {
+                st.sparse = true;
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn cut_excess(&self, st: &mut State) -> Result<(), StoreError> {

@@ -99,9 +99,22 @@ impl Core {
         if last > 0 {
             self.write_last_page(st, st.disk_size, false)?;
         }
+        self.void_pages_after(st, last)?;
         let implied = self.implied_len(st)?;
         if st.len > implied {
             self.shorten(st, implied)?;
+        }
+        Ok(())
+    }
+
+    /// With several pages a segment, pages past the last one may lie before data that stays: they are made absent.
+    fn void_pages_after(&self, st: &mut State, last: u64) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let from = geo.page_offset(last) + PAGE_LEN as u64;
+        let until = (last / geo.pages_per_segment() * geo.segment_len() + geo.block_size()).min(st.len);
+        if from < until {
+            self.punch(st, from, until - from)?;
+            st.drop_mark = st.seq;
         }
         Ok(())
     }

@@ -82,6 +82,8 @@ pub(super) struct State {
     /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots. No data and nothing past
     /// the end is written before a barrier covers it, since what is durable may still refer to that space.
     pub drop_mark: u64,
+    /// Size found at open; pages below it that the floor does not cover may be absent.
+    pub inherited_size: u64,
     /// Page 0 on disk says `sparse`, or must.
     pub sparse: bool,
     /// Page 0 on disk says `cut`.
@@ -293,6 +295,7 @@ impl Core {
             if held.page.keys.iter().skip(page.keys.len()).any(|key| *key != [0; 32]) {
                 st.drop_mark = st.seq;
                 st.marked = (0, 0);
+                st.excess = true;
             }
         }
         let mut held = Held::new(page, lost);
