@@ -8,7 +8,7 @@ mod handle;
 mod tree;
 
 pub use content::PAGE_BYTES;
-pub(in crate::backend) use content::{Content, LEN_MAX};
+pub(in crate::backend) use content::{Content, LEN_MAX, Page, Part, parts, written, zeroed};
 pub use tree::{AttributeOp, NamespaceOp, NewNode, ROOT_INO};
 pub(in crate::backend) use tree::{Body, Node, Tree};
 
@@ -108,27 +108,30 @@ impl Default for MemoryBackend {
 impl MemoryBackend {
     /// An empty store, with the time of this host.
     pub fn new() -> MemoryBackend {
-        Self::build(None, Clock::System, None)
+        Self::from_tree(Tree::new(Clock::System.now()))
     }
 
     /// A copy of this very moment, as an atomic snapshot takes it; files without a name are not in it. Costs little: contents are shared.
     pub fn snapshot(&self) -> MemoryBackend {
+        Self::from_tree(self.tree())
+    }
+
+    pub(in crate::backend) fn tree(&self) -> Tree {
         let mut tree = self.shared.live.read().tree.clone();
         tree.free_orphans();
-        Self::from_tree(tree)
+        tree
     }
 
     pub(in crate::backend) fn from_tree(tree: Tree) -> MemoryBackend {
-        Self::build(Some(tree), Clock::System, None)
+        Self::build(tree, Clock::System, None)
     }
 
-    /// An empty store with a clock that counts operations, and whose every change `observer` sees.
-    pub(in crate::backend) fn observed(observer: Arc<dyn Observer>) -> MemoryBackend {
-        Self::build(None, Clock::Counting(AtomicU64::new(0)), Some(observer))
+    /// A store that begins as `tree`, with a clock that counts operations, and whose every change `observer` sees.
+    pub(in crate::backend) fn observed(tree: Tree, observer: Arc<dyn Observer>) -> MemoryBackend {
+        Self::build(tree, Clock::Counting(AtomicU64::new(0)), Some(observer))
     }
 
-    fn build(tree: Option<Tree>, clock: Clock, observer: Option<Arc<dyn Observer>>) -> MemoryBackend {
-        let tree = tree.unwrap_or_else(|| Tree::new(clock.now()));
+    fn build(tree: Tree, clock: Clock, observer: Option<Arc<dyn Observer>>) -> MemoryBackend {
         let live = RwLock::new(Live { tree, open: HashMap::new() });
         MemoryBackend { shared: Arc::new(Shared { live, clock, observer, locked: Arc::default() }) }
     }
