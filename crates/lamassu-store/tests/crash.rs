@@ -30,10 +30,16 @@ fn record(setup: &Setup, seed: u64, steps: usize, size_max: u64, lying: bool) ->
     let mut trace = Trace { log: vec![], contents: vec![vec![]], ends: vec![0], synced: vec![true] };
     for _ in 0..steps {
         let mut synced = false;
+        let trace_it = std::env::var_os("TRACE").is_some();
         let offset = rng.below(size_max);
         let offset = if rng.below(2) == 0 { offset / 4096 * 4096 } else { offset };
         let len = [rng.below(300), rng.below(size_max / 3), 4096 * rng.below(30)][rng.below(3) as usize];
-        match rng.below(16) {
+        let op = rng.below(16);
+        if trace_it {
+            let at = sim.0.lock().log.len();
+            eprintln!("log {at}: op {op} offset {offset} len {len} size {}", model.len());
+        }
+        match op {
             0..=4 => {
                 let data = fill(len as usize, &mut rng);
                 file.write_at(offset, &data).expect("writes");
@@ -91,6 +97,16 @@ fn record(setup: &Setup, seed: u64, steps: usize, size_max: u64, lying: bool) ->
         trace.contents.push(model.clone());
         trace.ends.push(sim.0.lock().log.len());
         trace.synced.push(synced);
+    }
+    if std::env::var_os("TRACE").is_some() {
+        for (i, op) in sim.0.lock().log.iter().enumerate() {
+            match op {
+                Op::Write(at, data) => eprintln!("{i}: write {at} +{}", data.len()),
+                Op::SetLen(len) => eprintln!("{i}: set_len {len}"),
+                Op::Punch(at, len) => eprintln!("{i}: punch {at} +{len}"),
+                Op::Sync => eprintln!("{i}: sync"),
+            }
+        }
     }
     trace.log = std::mem::take(&mut sim.0.lock().log);
     trace

@@ -10,7 +10,8 @@ impl Core {
     pub fn needs_settle(&self, st: &State) -> bool {
         let last = self.geo().last_page(st.disk_size);
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
-        let floor_is_low = last > 0 && st.floor != st.disk_size;
+        let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
+        let floor_is_low = last > 0 && st.floor != st.disk_size && !stray_tail;
         let random = match st.pages.get(&0) {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
             _ => false,
@@ -77,7 +78,8 @@ impl Core {
         };
         let cut_done = st.cut && st.drop_mark <= st.covered && last_mark <= st.covered;
         let (mark, durable) = st.marked;
-        let raises = last > 0 && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
+        let stray_tail = last > 0 && self.good_page(st, 0)?.is_some_and(|held| !held.page.tail.is_empty());
+        let raises = last > 0 && !stray_tail && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
         let Some(held) = self.good_page(st, 0)? else { return Ok(()) };
         let settled = held.page.pending & !held.lost == 0;
         let convergent = last == 0 && settled && self.wants_convergent(held);

@@ -56,6 +56,7 @@ impl Core {
             st.unresolved.clear();
         }
         st.dirty.clear();
+        st.ragged = Some(false);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
         (st.sparse, st.cut, st.prepared) = (false, false, true);
         st.file_id = [0; 16];
@@ -68,6 +69,7 @@ impl Core {
     fn shrink_on_disk(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = *self.geo();
         let (old_last, last) = (geo.last_page(st.disk_size), geo.last_page(size));
+        st.ragged = None;
         if old_last == 0 {
             // One page before and after: one atomic write. The space is given back when that is durable.
             self.write_last_page(st, size, false)?;

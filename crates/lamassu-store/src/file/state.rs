@@ -106,6 +106,8 @@ pub(super) struct State {
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
     pub excess: bool,
+    /// Whether the last block on disk holds anything past the size, if known.
+    pub ragged: Option<bool>,
     /// Where the store lost the end of the file, in logical bytes.
     pub lost_from: Option<u64>,
     /// Blocks of interrupted commits resolved so far.
@@ -258,6 +260,11 @@ impl Core {
             0 => st.disk_size,
             _ => st.disk_size.min((g + 1) * geo.page_span()),
         };
+        if !page.tail.is_empty() {
+            // The tail's length follows from this field, also where a crash has left a tail in a page that is not the last.
+            let block = geo.first_block(g) + page.keys.len() as u64;
+            page.size = block * geo.block_size() + page.tail.len() as u64;
+        }
         page.sparse = g == 0 && last > 0 && st.sparse;
         let convergent = g == 0 && last == 0 && !page.cut && page.pending == 0;
         let convergent = convergent && self.ctx.convergent_small_files && !st.needs_id;

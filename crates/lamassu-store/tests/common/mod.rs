@@ -73,9 +73,10 @@ impl Image {
                 }
             }
             Op::Punch(offset, len) => {
-                for at in (*offset..offset + len).step_by(SECTOR as usize) {
+                let atom = if len % atom == 0 { atom } else { SECTOR };
+                for at in (*offset..offset + len).step_by(atom as usize) {
                     if rng.below(100) < keep_percent {
-                        self.zero(at, SECTOR);
+                        self.zero(at, atom);
                     }
                 }
             }
