@@ -3,9 +3,17 @@
 //! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store that swaps
 //! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod crash;
 mod local;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 
+#[cfg(any(test, feature = "testing"))]
+pub use crash::{CrashBackend, CrashSim};
 pub use local::LocalBackend;
+#[cfg(any(test, feature = "testing"))]
+pub use memory::MemoryBackend;
 
 use std::ffi::{OsStr, OsString};
 use std::io;

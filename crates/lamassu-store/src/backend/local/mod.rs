@@ -87,6 +87,7 @@ fn kind_of(file_type: FileType) -> Option<Kind> {
 }
 
 /// Converts, and refuses a kind of entry that Linux does not have (`EIO`: the store is broken).
+#[allow(clippy::unnecessary_cast, reason = "the width of st_nlink depends on the architecture")]
 fn stat_of(s: &rustix::fs::Stat) -> io::Result<Stat> {
     let kind = kind_of(FileType::from_raw_mode(s.st_mode)).ok_or(Errno::IO)?;
     let time = |seconds, nanos| Time { seconds, nanos };
