@@ -141,7 +141,8 @@ fn what_fsync_returned_for_is_found_after_a_power_cut() {
     for i in 0..6u8 {
         v.dir(&format!("d{i}"));
         v.dir(&format!("d{i}/e"));
-        let (path, content) = (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
+        let (path, content) =
+            (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
         let (e, h) = v.new_file(&path);
         v.write(h, 0, &content).unwrap();
         if i % 2 == 0 {
@@ -150,8 +151,14 @@ fn what_fsync_returned_for_is_found_after_a_power_cut() {
             v.release(h).unwrap();
         } else {
             v.release(h).unwrap();
-            v.rename(v.ino(&format!("d{i}/e")), n(path.rsplit('/').next().unwrap()), ROOT, n(&format!("top{i}")), RenameMode::Replace)
-                .unwrap();
+            v.rename(
+                v.ino(&format!("d{i}/e")),
+                n(path.rsplit('/').next().unwrap()),
+                ROOT,
+                n(&format!("top{i}")),
+                RenameMode::Replace,
+            )
+            .unwrap();
             let h = v.open_file(e.attr.ino, RW).unwrap();
             v.fsync(h, false).unwrap();
             promised.push((format!("top{i}"), content, crash.position()));
