@@ -1,6 +1,8 @@
 //! Crashes between any two changes of the store, and power cuts that lose what no barrier covered: the vault opens, `check` finds nothing wrong, every
 //! operation on names has happened or has not, and what was synced is there.
 
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
 mod common;
 
 use common::*;
@@ -44,7 +46,9 @@ fn content(v: &Vault, path: &str) -> Vec<u8> {
     v.release(h).unwrap();
     match read {
         Ok(n) => data[..n].to_vec(),
-        Err(VaultError::Store(StoreError::Damaged(d))) if d.kind == DamageKind::PageMissing && d.page == 0 => VOID.to_vec(),
+        Err(VaultError::Store(StoreError::Damaged(d))) if d.kind == DamageKind::PageMissing && d.page == 0 => {
+            VOID.to_vec()
+        }
         Err(e) => panic!("{path}: {e}"),
     }
 }
@@ -59,7 +63,8 @@ fn survive(recipe: &Recipe, left: MemoryBackend, what: &str) -> BTreeMap<String,
     let report = v.check(&[], true, &Quiet).unwrap();
     let voids = before.values().filter(|c| *c == VOID).count();
     let expected = |p: &check::Problem| {
-        p.repaired && p.kind == check::kind::ORPHAN || p.kind == DamageKind::PageMissing.word() && p.page == Some(0) && voids > 0
+        p.repaired && p.kind == check::kind::ORPHAN
+            || p.kind == DamageKind::PageMissing.word() && p.page == Some(0) && voids > 0
     };
     assert!(report.problems.iter().all(expected), "{what}: {:#?}", report.problems);
     assert_eq!(v.check(&[], false, &Quiet).unwrap().problems.len(), voids, "{what}");
@@ -79,22 +84,57 @@ fn steps() -> Vec<(&'static str, Step)> {
     let (la, lb) = (long_a.clone(), long_b.clone());
     let mut steps: Vec<(&'static str, Step)> = Vec::new();
     let mut step = |name, f: Step| steps.push((name, f));
-    step("mkdir", Box::new(|v| { v.dir("d"); }));
-    step("mkdir below", Box::new(|v| { v.dir("d/e"); }));
+    step(
+        "mkdir",
+        Box::new(|v| {
+            v.dir("d");
+        }),
+    );
+    step(
+        "mkdir below",
+        Box::new(|v| {
+            v.dir("d/e");
+        }),
+    );
     let name = la.clone();
-    step("mkdir long", Box::new(move |v| { v.dir(&name); }));
-    step("symlink", Box::new(|v| { v.symlink(ROOT, n("l"), b"target", me()).unwrap(); }));
+    step(
+        "mkdir long",
+        Box::new(move |v| {
+            v.dir(&name);
+        }),
+    );
+    step(
+        "symlink",
+        Box::new(|v| {
+            v.symlink(ROOT, n("l"), b"target", me()).unwrap();
+        }),
+    );
     let (t, name) = (target.clone(), lb.clone());
-    step("long symlink", Box::new(move |v| { v.symlink(ROOT, n(&name), t.as_bytes(), me()).unwrap(); }));
+    step(
+        "long symlink",
+        Box::new(move |v| {
+            v.symlink(ROOT, n(&name), t.as_bytes(), me()).unwrap();
+        }),
+    );
     let name = lb.clone();
     step(
         "move long symlink",
         Box::new(move |v| v.rename(ROOT, n(&name), v.ino("d"), n("ll"), RenameMode::Replace).unwrap()),
     );
-    step("link", Box::new(|v| { v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap(); }));
+    step(
+        "link",
+        Box::new(|v| {
+            v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap();
+        }),
+    );
     step("unlink", Box::new(|v| v.unlink(v.ino("d"), n("ll")).unwrap()));
     step("rename over", Box::new(|v| v.rename(ROOT, n("l"), v.ino("d/e"), n("hard"), RenameMode::Replace).unwrap()));
-    step("mkdir other", Box::new(|v| { v.dir("other"); }));
+    step(
+        "mkdir other",
+        Box::new(|v| {
+            v.dir("other");
+        }),
+    );
     step("rename file", Box::new(|v| v.rename(ROOT, n("file"), v.ino("d"), n("f"), RenameMode::NoReplace).unwrap()));
     let name = la.clone();
     step("exchange", Box::new(move |v| v.rename(ROOT, n("d"), ROOT, n(&name), RenameMode::Exchange).unwrap()));
@@ -163,7 +203,8 @@ fn what_fsync_returned_for_is_found_after_a_power_cut() {
     for i in 0..6u8 {
         v.dir(&format!("d{i}"));
         v.dir(&format!("d{i}/e"));
-        let (path, content) = (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
+        let (path, content) =
+            (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
         let (e, h) = v.new_file(&path);
         v.write(h, 0, &content).unwrap();
         if i % 2 == 0 {
@@ -172,8 +213,14 @@ fn what_fsync_returned_for_is_found_after_a_power_cut() {
             v.release(h).unwrap();
         } else {
             v.release(h).unwrap();
-            v.rename(v.ino(&format!("d{i}/e")), n(path.rsplit('/').next().unwrap()), ROOT, n(&format!("top{i}")), RenameMode::Replace)
-                .unwrap();
+            v.rename(
+                v.ino(&format!("d{i}/e")),
+                n(path.rsplit('/').next().unwrap()),
+                ROOT,
+                n(&format!("top{i}")),
+                RenameMode::Replace,
+            )
+            .unwrap();
             let h = v.open_file(e.attr.ino, RW).unwrap();
             v.fsync(h, false).unwrap();
             promised.push((format!("top{i}"), content, crash.position()));

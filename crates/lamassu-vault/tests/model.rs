@@ -1,5 +1,7 @@
 //! Random sequences of operations against a model: what a plain file system in memory would do, the vault does, also after it is closed and opened again.
 
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
 mod common;
 
 use common::*;
@@ -171,8 +173,7 @@ impl Model {
 
     /// Whether `below` is `dir` or lies below it.
     fn is_below(&self, dir: usize, below: usize) -> bool {
-        dir == below
-            || self.entries(dir).is_ok_and(|e| e.values().any(|i| self.is_dir(*i) && self.is_below(*i, below)))
+        dir == below || self.entries(dir).is_ok_and(|e| e.values().any(|i| self.is_dir(*i) && self.is_below(*i, below)))
     }
 
     fn remove(&mut self, p: &[usize], want_dir: bool) -> Result<(), No> {
@@ -329,9 +330,8 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
         }
         Op::SetXattr(p, which, len) => {
             let (key, value) = (format!("user.a{which}"), vec![*which; *len]);
-            let done = real
-                .at(p)
-                .and_then(|i| real.v().set_xattr(i, n(&key), &value, SetXattr::Any).map_err(|e| why(&e)));
+            let done =
+                real.at(p).and_then(|i| real.v().set_xattr(i, n(&key), &value, SetXattr::Any).map_err(|e| why(&e)));
             let expected = model.walk(p).and_then(|i| match model.inodes[i].body {
                 Body::Link(_) => Err(No::Permission),
                 _ => {
@@ -365,13 +365,7 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
     assert_eq!(found, expected, "{op:?}");
 }
 
-fn write(
-    model: &mut Model,
-    real: &Real,
-    p: &[usize],
-    offset: u64,
-    data: &[u8],
-) -> (Result<(), No>, Result<(), No>) {
+fn write(model: &mut Model, real: &Real, p: &[usize], offset: u64, data: &[u8]) -> (Result<(), No>, Result<(), No>) {
     let found = real.write(p, offset, data);
     let expected = match model.create(p, Body::File(Vec::new())) {
         Err(No::Exists) => model.walk(p),
