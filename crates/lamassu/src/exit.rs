@@ -36,6 +36,34 @@ pub enum Code {
 }
 
 impl Code {
+    /// Every code, ascending.
+    pub const ALL: [Code; 19] = [
+        Code::Done,
+        Code::Other,
+        Code::Usage,
+        Code::NotFound,
+        Code::Store,
+        Code::Dir,
+        Code::KeySource,
+        Code::Mountpoint,
+        Code::Locked,
+        Code::WrongKey,
+        Code::Interrupted,
+        Code::NoFuse,
+        Code::EmptyPassphrase,
+        Code::HeaderUnreadable,
+        Code::HeaderUnwritable,
+        Code::Damaged,
+        Code::Repaired,
+        Code::Refused,
+        Code::Internal,
+    ];
+
+    /// The code of a number that a process of ours ended with.
+    pub fn from_number(number: i32) -> Code {
+        Code::ALL.into_iter().find(|c| i32::from(c.number()) == number).unwrap_or(Code::Other)
+    }
+
     pub const fn number(self) -> u8 {
         self as u8
     }
@@ -89,7 +117,7 @@ fn fault(error: &Fault) -> Code {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
-        Fault::Mountpoint { .. } | Fault::NotAMount { .. } | Fault::MountBusy { .. } => Code::Mountpoint,
+        Fault::Mountpoint { .. } | Fault::MountpointInVault { .. } | Fault::NotAMount { .. } | Fault::MountBusy { .. } => Code::Mountpoint,
         Fault::Locked { .. } => Code::Locked,
         Fault::NameMax { .. } | Fault::SuiteNeedsFull { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
@@ -250,27 +278,6 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse().ok())
             .collect();
-        let ours = [
-            Code::Done,
-            Code::Other,
-            Code::Usage,
-            Code::NotFound,
-            Code::Store,
-            Code::Dir,
-            Code::KeySource,
-            Code::Mountpoint,
-            Code::Locked,
-            Code::WrongKey,
-            Code::Interrupted,
-            Code::NoFuse,
-            Code::EmptyPassphrase,
-            Code::HeaderUnreadable,
-            Code::HeaderUnwritable,
-            Code::Damaged,
-            Code::Repaired,
-            Code::Refused,
-            Code::Internal,
-        ];
-        assert_eq!(documented, ours.map(Code::number));
+        assert_eq!(documented, Code::ALL.map(Code::number));
     }
 }

@@ -29,6 +29,9 @@ pub enum Fault {
     /// The user's: nothing to mount on.
     #[error("mount point {path:?}: {source}; make the directory first")]
     Mountpoint { path: PathBuf, source: std::io::Error },
+    /// The user's: the mount would hide the store, or be a part of it.
+    #[error("mount point {path:?} and the vault's directory must not lie in one another")]
+    MountpointInVault { path: PathBuf },
     /// The user's: nothing of ours is mounted there.
     #[error("{path:?} is not the mount point of a Lamassu vault; `findmnt -t fuse.lamassu` lists those there are")]
     NotAMount { path: PathBuf },

@@ -11,6 +11,7 @@ use lamassu_store::backend::LocalBackend;
 use lamassu_vault::{Durability, Integrity, Options, Vault, VaultError};
 use std::fs::{File, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,6 +75,32 @@ impl Unsealed {
     }
 }
 
+/// Reading one stored file, without its vault's tree: where its header is.
+#[derive(clap::Args, Clone, Debug)]
+pub struct OrphanArg {
+    /// Read single stored files, given by the paths of their ciphertext, with this vault header (lamassu.vault, or a copy of it); no DIR then
+    #[arg(long, value_name = "FILE")]
+    header: Option<PathBuf>,
+    /// The same, with the header of DIR
+    #[arg(long, conflicts_with = "header")]
+    orphan: bool,
+}
+
+impl OrphanArg {
+    /// The header for stored files, and the paths that are left; `None`: DIR is a vault to be opened, and the paths are plain.
+    pub fn found<'p>(&self, places: &'p [PathBuf]) -> Result<Option<(Found, &'p [PathBuf])>> {
+        if let Some(path) = &self.header {
+            let header = header_file::read(path)?;
+            return Ok(Some((Found { dir: path.clone(), header }, places)));
+        }
+        if !self.orphan {
+            return Ok(None);
+        }
+        let (dir, rest) = places.split_first().ok_or(Fault::Usage("give the vault, then stored files"))?;
+        Ok(Some((Found::at(dir)?, rest)))
+    }
+}
+
 /// Finds, unlocks and opens.
 pub fn vault(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Arc<Vault>> {
     Found::at(dir)?.unlock(ui, key)?.open(options(read_only))
@@ -90,7 +117,7 @@ pub fn backend(dir: &Path) -> Result<LocalBackend> {
 /// [`Fault::Locked`].
 pub fn lock_out_writers(dir: &Path) -> Result<Option<File>> {
     let path = dir.join(name::LOCK);
-    let file = match File::open(&path) {
+    let file = match File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(Fault::Backing { op: "open", path, source }.into()),

@@ -87,10 +87,7 @@ pub fn shown(name: &std::ffi::OsStr) -> String {
     if !io::stdout().is_terminal() {
         return name.to_string_lossy().into_owned();
     }
-    String::from_utf8_lossy(name.as_bytes())
-        .chars()
-        .map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() })
-        .collect()
+    crate::text::printable(&String::from_utf8_lossy(name.as_bytes()))
 }
 
 /// Whether progress can be shown.

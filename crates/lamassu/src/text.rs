@@ -60,6 +60,11 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
+/// A text from the store on one line: control characters, which could forge lines or move a cursor, are escaped.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
 /// Lower-case hex.
 pub fn hex(bytes: &[u8]) -> String {
     data_encoding::HEXLOWER.encode(bytes)
@@ -109,6 +114,11 @@ mod tests {
         ] {
             assert_eq!(time(seconds), text);
         }
+    }
+
+    #[test]
+    fn no_line_can_be_forged() {
+        assert_eq!(printable("a\nclean: \u{1b}[2J ü"), "a\\nclean: \\u{1b}[2J ü");
     }
 
     #[test]
