@@ -3,14 +3,12 @@
 //! Equal blocks under equal K_in give equal keys and equal ciphertext, whatever else differs: that is what lets a store deduplicate, and it
 //! must never change.
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, RoundKeys};
 use crate::secret::{Locked, Secret};
+use crate::xaes::doubled;
 use crate::{BlockKey, Suite, derive};
-use aes::Aes256;
-use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
-use cmac::{Cmac, Mac};
 use zeroize::Zeroizing;
 
 /// Blocks that go through the kernels together: as many as the widest kernel has lanes.
@@ -24,8 +22,8 @@ pub struct InnerKey {
 }
 
 enum State {
-    Aes { kdf: Locked<Cmac<Aes256>> },
-    Paper { kdf: Locked<Aes256> },
+    Aes { kdf: Locked<CmacKey> },
+    Paper { kdf: Locked<RoundKeys> },
     Blake3 { hash: Secret<32>, key: Secret<32> },
 }
 
@@ -39,10 +37,9 @@ impl InnerKey {
     pub fn with_kernel(suite: Suite, k_in: &Secret<32>, kernel: Kernel) -> Self {
         let state = match suite {
             Suite::Aes => {
-                let key = derive(suite, k_in, "block key");
-                State::Aes { kdf: Locked::new(Cmac::<Aes256>::new(key.expose().into())) }
+                State::Aes { kdf: Locked::new(CmacKey::new(kernel, derive(suite, k_in, "block key").expose())) }
             }
-            Suite::Paper => State::Paper { kdf: Locked::new(Aes256::new(k_in.expose().into())) },
+            Suite::Paper => State::Paper { kdf: Locked::new(kernel.expand(k_in.expose())) },
             Suite::Blake3 | Suite::Chacha => {
                 State::Blake3 { hash: derive(suite, k_in, "block hash"), key: derive(suite, k_in, "block key") }
             }
@@ -105,34 +102,60 @@ impl InnerKey {
         }
     }
 
-    /// K of each h.
+    /// K of each h, at most [`GROUP`].
     pub(crate) fn keys_of_hashes(&self, hashes: &[[u8; 32]], keys: &mut [BlockKey]) {
-        for (h, k) in hashes.iter().zip(keys.iter_mut()) {
-            match &self.state {
-                State::Aes { kdf } => sp800_108(kdf, h, k),
-                State::Paper { kdf } => {
-                    *k = *h;
-                    for half in k.chunks_exact_mut(16) {
-                        kdf.encrypt_block(half.try_into().expect("half of 32 bytes"));
-                    }
-                }
-                State::Blake3 { key, .. } => *k = blake3::keyed_hash(key.expose(), h).into(),
+        match &self.state {
+            State::Aes { kdf } => sp800_108(self.kernel, kdf, hashes, keys),
+            State::Paper { kdf } => {
+                keys.copy_from_slice(hashes);
+                let (halves, _) = keys.as_flattened_mut().as_chunks_mut::<16>();
+                self.kernel.ecb_encrypt(kdf, halves);
             }
-            finish(self.suite, k);
+            State::Blake3 { key, .. } => {
+                for (h, k) in hashes.iter().zip(keys.iter_mut()) {
+                    *k = blake3::keyed_hash(key.expose(), h).into();
+                }
+            }
         }
+        keys.iter_mut().for_each(|k| finish(self.suite, k));
     }
 }
 
-/// SP 800-108 counter KDF over AES-256-CMAC: c ‖ `lamassu` ‖ 00 ‖ h ‖ 256, for c = 1 and 2.
-fn sp800_108(kdf: &Cmac<Aes256>, h: &[u8; 32], key: &mut BlockKey) {
-    for (c, half) in (1u32..).zip(key.chunks_exact_mut(16)) {
-        let mut mac = kdf.clone();
-        mac.update(&c.to_be_bytes());
-        mac.update(b"lamassu\0");
-        mac.update(h);
-        mac.update(&256u32.to_be_bytes());
-        half.copy_from_slice(&mac.finalize().into_bytes());
+/// A key of AES-256-CMAC (SP 800-38B) for messages of whole cipher blocks.
+struct CmacKey {
+    keys: RoundKeys,
+    k1: Zeroizing<[u8; 16]>,
+}
+
+impl CmacKey {
+    fn new(kernel: Kernel, key: &[u8; 32]) -> Self {
+        let keys = kernel.expand(key);
+        let mut l = Zeroizing::new([[0; 16]]);
+        kernel.ecb_encrypt(&keys, &mut *l);
+        CmacKey { k1: Zeroizing::new(doubled(&l[0])), keys }
     }
+}
+
+/// SP 800-108 counter KDF over AES-256-CMAC: c ‖ `lamassu` ‖ 00 ‖ h ‖ 256, for c = 1 and 2, for at most [`GROUP`] h at once.
+/// The message is 48 bytes: three cipher blocks, so CMAC uses its first subkey.
+fn sp800_108(kernel: Kernel, kdf: &CmacKey, hashes: &[[u8; 32]], keys: &mut [BlockKey]) {
+    let (macs, _) = keys.as_flattened_mut().as_chunks_mut::<16>();
+    for (i, mac) in macs.iter_mut().enumerate() {
+        mac[..4].copy_from_slice(&(i as u32 % 2 + 1).to_be_bytes());
+        mac[4..12].copy_from_slice(b"lamassu\0");
+        mac[12..].copy_from_slice(&hashes[i / 2][..4]);
+    }
+    kernel.ecb_encrypt(&kdf.keys, macs);
+    for (i, mac) in macs.iter_mut().enumerate() {
+        mac.iter_mut().zip(&hashes[i / 2][4..20]).for_each(|(m, h)| *m ^= h);
+    }
+    kernel.ecb_encrypt(&kdf.keys, macs);
+    for (i, mac) in macs.iter_mut().enumerate() {
+        mac.iter_mut().zip(&hashes[i / 2][20..]).for_each(|(m, h)| *m ^= h);
+        mac[12..].iter_mut().zip(256u32.to_be_bytes()).for_each(|(m, l)| *m ^= l);
+        mac.iter_mut().zip(kdf.k1.iter()).for_each(|(m, k)| *m ^= k);
+    }
+    kernel.ecb_encrypt(&kdf.keys, macs);
 }
 
 /// The bits of K that the format fixes: the last bit is clear in every suite but `paper`, and K is never all zero, which stands for a hole.
@@ -191,5 +214,89 @@ impl<'a> Group<'a> {
 
     pub(crate) fn as_slice(&self) -> &[&'a [u8]] {
         &self.blocks[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aes::Aes256;
+    use cmac::{Cmac, KeyInit, Mac};
+
+    fn block(seed: u8) -> Vec<u8> {
+        let mut out = vec![0; 4096];
+        blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
+        out
+    }
+
+    /// The KDF of `aes` against SP 800-108 spelt out with the `cmac` crate.
+    #[test]
+    fn aes_keys_are_those_of_the_library() {
+        let k_in = Secret::new(&mut [0x42; 32]);
+        let plain: Vec<u8> = (0..21).flat_map(block).collect();
+        let kdf = derive(Suite::Aes, &k_in, "block key");
+        for kernel in Kernel::available() {
+            let mut keys = [[0; 32]; 21];
+            InnerKey::with_kernel(Suite::Aes, &k_in, kernel).derive(&plain, 4096, &mut keys);
+            for (p, k) in plain.chunks(4096).zip(&keys) {
+                let mut expected = [0; 32];
+                for c in 1..=2u32 {
+                    let mut mac = Cmac::<Aes256>::new(kdf.expose().into());
+                    let h = <sha2::Sha256 as sha2::Digest>::digest(p);
+                    mac.update(&[&c.to_be_bytes()[..], b"lamassu\0", &h[..], &[0, 0, 1, 0]].concat());
+                    expected[16 * (c as usize - 1)..][..16].copy_from_slice(&mac.finalize().into_bytes());
+                }
+                expected[31] &= 0xfe;
+                assert_eq!(*k, expected, "{kernel}");
+            }
+        }
+    }
+
+    #[test]
+    fn equal_blocks_have_equal_keys_and_ciphertext_wherever_they_stand() {
+        for suite in Suite::ALL {
+            let key = InnerKey::new(suite, &Secret::new(&mut [1; 32]));
+            let mut alone = block(7);
+            let mut alone_key = [[0; 32]];
+            key.seal(&mut alone, 4096, &mut alone_key);
+            let mut blocks: Vec<u8> = (0..37).flat_map(|i| block(i % 3 + 6)).collect();
+            let mut keys = [[0; 32]; 37];
+            key.seal(&mut blocks, 4096, &mut keys);
+            for i in (1..37).step_by(3) {
+                assert_eq!(keys[i], alone_key[0]);
+                assert!(blocks[i * 4096..][..4096] == alone[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn zones_and_suites_share_nothing() {
+        let mut seen = std::collections::HashSet::new();
+        for suite in Suite::ALL {
+            for zone in [1, 2] {
+                let mut blocks = block(1);
+                let mut keys = [[0; 32]];
+                InnerKey::new(suite, &Secret::new(&mut [zone; 32])).seal(&mut blocks, 4096, &mut keys);
+                assert!(seen.insert(keys[0]) && seen.insert(blocks[..32].try_into().unwrap()));
+            }
+        }
+    }
+
+    #[test]
+    fn fixed_bits_of_a_key() {
+        for suite in Suite::ALL {
+            let mut key = [0xff; 32];
+            finish(suite, &mut key);
+            assert_eq!(key[31], if suite == Suite::Paper { 0xff } else { 0xfe });
+            assert!(is_possible(suite, &key));
+            let mut last_bit = [0; 32];
+            last_bit[31] = 1;
+            finish(suite, &mut last_bit);
+            let expected = if suite == Suite::Paper { (0, 1) } else { (0x80, 0) };
+            assert_eq!((last_bit[0], last_bit[31]), expected);
+            let mut zero = [0; 32];
+            finish(suite, &mut zero);
+            assert_eq!(zero[0], 0x80, "a hole is not a key");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! The loaded keys of a vault: every epoch, newest first.
 
+use crate::kernel::Kernel;
 use crate::outer::{HEAD_LEN, RecordKind};
 use crate::{InnerKey, OuterKey, Secret, Suite};
 use lamassu_format::PAGE_LEN;
@@ -36,10 +37,18 @@ impl KeyRing {
     /// # Panics
     /// When either list is empty: the keychain's parser refuses one (§4).
     pub fn new(suite: Suite, inner: &[Secret<32>], outer: &[Secret<32>]) -> Self {
+        Self::with_kernel(suite, inner, outer, Kernel::best())
+    }
+
+    /// The same on a kernel of choice.
+    ///
+    /// # Panics
+    /// As `new`.
+    pub fn with_kernel(suite: Suite, inner: &[Secret<32>], outer: &[Secret<32>], kernel: Kernel) -> Self {
         assert!(!inner.is_empty() && !outer.is_empty(), "a key ring has at least one epoch of each key");
         KeyRing {
             suite,
-            inner: inner.iter().map(|k| Arc::new(InnerKey::new(suite, k))).collect(),
+            inner: inner.iter().map(|k| Arc::new(InnerKey::with_kernel(suite, k, kernel))).collect(),
             outer: outer.iter().map(|k| Arc::new(OuterKey::new(suite, k))).collect(),
             inner_hit: Arc::new(AtomicUsize::new(0)),
         }

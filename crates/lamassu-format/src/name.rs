@@ -188,3 +188,134 @@ pub fn check_name(mode: NameMode, name: &[u8], name_max: usize) -> Result<(), Na
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn b64_has_one_text_for_every_byte_string() {
+        // RFC 4648 §10, without padding.
+        for (bytes, text) in
+            [("", ""), ("f", "Zg"), ("fo", "Zm8"), ("foo", "Zm9v"), ("foob", "Zm9vYg"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(encode(bytes.as_bytes()), text);
+            assert_eq!(decode(text.as_bytes()).as_deref(), Some(bytes.as_bytes()));
+            assert_eq!(encoded_len(bytes.len()), text.len());
+        }
+        assert_eq!(encode(&[0xfb, 0xff]), "-_8");
+        for bad in ["Zg==", "Zg=", "Zh", "Zm9", "Z", "Zm9vY", "+_8", "-/8", "Zm9v\n", " Zm9v", "Zm.v", "Zm9vY\0"] {
+            assert_eq!(decode(bad.as_bytes()), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_format_are_told_apart() {
+        let hash = [7u8; 32];
+        let id = [9u8; 16];
+        let sealed = vec![5u8; 17];
+        let name = |text: &str| classify(NameMode::Encrypted, text.as_bytes());
+        for own in [HEADER, HEADER_NEW, LOCK, STAGING, LOST] {
+            assert_eq!(name(own), Stored::Root);
+            assert_eq!(classify(NameMode::Plain, own.as_bytes()), Stored::Root);
+        }
+        assert_eq!(name(DIR_RECORD), Stored::DirRecord);
+        assert_eq!(name(&long_name(&hash)), Stored::Long(hash));
+        assert_eq!(name(&companion_name(&hash)), Stored::Companion(hash));
+        assert_eq!(name(&link_rest_name(&id)), Stored::LinkRest(id));
+        assert_eq!(name(&encode(&sealed)), Stored::Sealed(sealed));
+        assert_eq!(long_name(&hash).len(), 56, "fits the least name_max");
+
+        let plain = |text: &str| classify(NameMode::Plain, text.as_bytes());
+        assert_eq!(plain("notes.txt"), Stored::Plain);
+        assert_eq!(plain("lamassu"), Stored::Plain);
+        assert_eq!(plain(&link_rest_name(&id)), Stored::LinkRest(id));
+        for text in [DIR_RECORD, &long_name(&hash), &companion_name(&hash), "lamassu.", "lamassu.other"] {
+            assert_eq!(plain(text), Stored::Foreign, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_the_format_could_not_have_written_is_foreign() {
+        let too_short = encode(&[1; 16]);
+        let too_long = encode(&[1; 272]);
+        let long_of_31 = format!("{LONG_PREFIX}{}", encode(&[1; 31]));
+        let link_of_17 = format!("{LINK_PREFIX}{}", encode(&[1; 17]));
+        let loose_bits = format!("{COMPANION_PREFIX}{}B", &encode(&[0; 32])[..42]);
+        let texts = ["", ".", "..", "notes.txt", "lost+found", "Zk3=", "lamassu.vault2", "lamassu.", "lamassu.long."];
+        for text in
+            texts.into_iter().chain([&too_short, &too_long, &long_of_31, &link_of_17, &loose_bits].map(|s| &**s))
+        {
+            assert_eq!(classify(NameMode::Encrypted, text.as_bytes()), Stored::Foreign, "{text}");
+        }
+    }
+
+    #[test]
+    fn long_names_begin_where_the_store_ends() {
+        // 175 bytes of name are 191 sealed and 255 in b64.
+        assert_eq!(entry_name(&[0; 191], 255).unwrap().len(), 255);
+        assert_eq!(entry_name(&[0; 192], 255), None);
+        assert_eq!(entry_name(&[0; 191], 254), None);
+    }
+
+    #[test]
+    fn xattr_names() {
+        let sealed = vec![3u8; 28];
+        assert_eq!(parse_xattr_name(xattr_name(&sealed).as_bytes()), Some(sealed));
+        for other in ["user.comment", "user.lamassu.", "user.lamassu.Zg", "user.lamassu.###", "lamassu.x"] {
+            assert_eq!(parse_xattr_name(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn names_no_file_can_have() {
+        let check = |name: &[u8]| check_name(NameMode::Encrypted, name, 64);
+        assert_eq!(check(b""), Err(NameError::Empty));
+        assert_eq!(check(b"."), Err(NameError::Dot));
+        assert_eq!(check(b".."), Err(NameError::Dot));
+        assert_eq!(check(b"a/b"), Err(NameError::Character));
+        assert_eq!(check(b"a\0"), Err(NameError::Character));
+        assert_eq!(check(&[b'a'; 256]), Err(NameError::TooLong { len: 256, max: 255 }));
+        assert_eq!(check(&[b'a'; 255]), Ok(()));
+        assert_eq!(check(b"lamassu.vault"), Ok(()), "sealed, it collides with nothing");
+        assert_eq!(check(b"\xff\xfe\n"), Ok(()));
+        let plain = |name: &[u8]| check_name(NameMode::Plain, name, 64);
+        assert_eq!(plain(b"lamassu.vault"), Err(NameError::Reserved));
+        assert_eq!(plain(b"lamassu.anything"), Err(NameError::Reserved));
+        assert_eq!(plain(b"lamassu"), Ok(()));
+        assert_eq!(plain(&[b'a'; 65]), Err(NameError::TooLong { len: 65, max: 64 }));
+    }
+
+    proptest! {
+        #[test]
+        fn sealed_names_come_back(sealed in prop::collection::vec(any::<u8>(), 17..=271)) {
+            let name = encode(&sealed);
+            prop_assert_eq!(encoded_len(sealed.len()), name.len());
+            prop_assert_eq!(classify(NameMode::Encrypted, name.as_bytes()), Stored::Sealed(sealed));
+        }
+
+        /// What is classified as one of the format's can be made again, letter for letter: no two stored names mean the same.
+        #[test]
+        fn classes_are_one_to_one(prefix in 0usize..5, text in "[A-Za-z0-9_.=-]{0,60}") {
+            let prefix = ["", "lamassu.", LONG_PREFIX, COMPANION_PREFIX, LINK_PREFIX][prefix];
+            let name = format!("{prefix}{text}");
+            match classify(NameMode::Encrypted, name.as_bytes()) {
+                Stored::Sealed(sealed) => prop_assert_eq!(encode(&sealed), name),
+                Stored::Long(hash) => prop_assert_eq!(long_name(&hash), name),
+                Stored::Companion(hash) => prop_assert_eq!(companion_name(&hash), name),
+                Stored::LinkRest(id) => prop_assert_eq!(link_rest_name(&id), name),
+                Stored::Root | Stored::DirRecord | Stored::Foreign => {}
+                Stored::Plain => prop_assert!(false),
+            }
+        }
+
+        #[test]
+        fn arbitrary_names_never_panic(name in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = classify(NameMode::Encrypted, &name);
+            let _ = classify(NameMode::Plain, &name);
+            let _ = parse_xattr_name(&name);
+            let _ = check_name(NameMode::Plain, &name, 255);
+        }
+    }
+}

@@ -48,9 +48,19 @@ pub enum FileError {
         /// why
         source: HeaderError,
     },
-    /// The store failed.
+    /// The store failed, or does not let this user read.
     #[error("cannot {op} {path:?}: {source}")]
-    Io {
+    Read {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+    /// The store failed, is full, or does not let this user write.
+    #[error("cannot {op} {path:?}: {source}")]
+    Write {
         /// what was tried
         op: &'static str,
         /// the file
@@ -60,11 +70,14 @@ pub enum FileError {
     },
 }
 
-impl FileError {
-    fn io(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
-        let path = path.to_path_buf();
-        move |source| FileError::Io { op, path, source }
-    }
+fn reading(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_path_buf();
+    move |source| FileError::Read { op, path, source }
+}
+
+fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_path_buf();
+    move |source| FileError::Write { op, path, source }
 }
 
 /// Reads and parses a vault header or a zone file. Not authenticated.
@@ -82,14 +95,14 @@ fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: path.into() }),
-        Err(e) => return Err(FileError::io("open", path)(e)),
+        Err(e) => return Err(reading("open", path)(e)),
     };
-    if !file.metadata().map_err(FileError::io("stat", path))?.is_file() {
+    if !file.metadata().map_err(reading("stat", path))?.is_file() {
         return Err(FileError::NotAFile { path: path.into() });
     }
     let mut bytes = Vec::new();
     // One byte more than a header may have, so that the parser sees it is too large.
-    file.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).map_err(FileError::io("read", path))?;
+    file.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).map_err(reading("read", path))?;
     Ok(bytes)
 }
 
@@ -106,7 +119,7 @@ impl Update {
     /// Takes the right to change or make the header at `path`. Read the header after this, not before. Waits for nobody.
     ///
     /// # Errors
-    /// [`FileError::Busy`], [`FileError::Io`].
+    /// [`FileError::Busy`], [`FileError::Write`].
     pub fn begin(path: &Path) -> Result<Self, FileError> {
         const ATTEMPTS_MAX: usize = 16;
         // A zone file may be a symbolic link: what it points to is replaced, not the link.
@@ -119,10 +132,10 @@ impl Update {
             match new_file.try_lock() {
                 Ok(()) => {}
                 Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path }),
-                Err(std::fs::TryLockError::Error(e)) => return Err(FileError::io("lock", &new_path)(e)),
+                Err(std::fs::TryLockError::Error(e)) => return Err(writing("lock", &new_path)(e)),
             }
             // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a file that is no longer there.
-            if is_same(&new_file, &new_path).map_err(FileError::io("stat", &new_path))? {
+            if is_same(&new_file, &new_path).map_err(writing("stat", &new_path))? {
                 return Ok(Update { path, new_path, new_file, committed: false });
             }
         }
@@ -140,11 +153,11 @@ impl Update {
     /// Writes a header where there is none.
     ///
     /// # Errors
-    /// [`FileError::Exists`], [`FileError::Header`] for values out of bounds, [`FileError::Io`].
+    /// [`FileError::Exists`], [`FileError::Header`] for values out of bounds, [`FileError::Write`].
     pub fn create<H: Header>(self, header: &H) -> Result<(), FileError> {
         match self.path.symlink_metadata() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW),
-            Err(e) => Err(FileError::io("stat", &self.path)(e)),
+            Err(e) => Err(writing("stat", &self.path)(e)),
             Ok(_) => Err(FileError::Exists { path: self.path.clone() }),
         }
     }
@@ -152,7 +165,7 @@ impl Update {
     /// Replaces the header, keeping its permissions and, where that is allowed, its owner.
     ///
     /// # Errors
-    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Io`]. The old header is then intact, unless only the last step, the
+    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is then intact, unless only the last step, the
     /// sync of the directory, failed.
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
         let old = match self.path.metadata() {
@@ -160,7 +173,7 @@ impl Update {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(FileError::Missing { path: self.path.clone() });
             }
-            Err(e) => return Err(FileError::io("stat", &self.path)(e)),
+            Err(e) => return Err(writing("stat", &self.path)(e)),
         };
         // Only root can give files away; for others the file becomes theirs, as with any editor.
         let _ = std::os::unix::fs::fchown(&self.new_file, Some(old.uid()), Some(old.gid()));
@@ -170,19 +183,19 @@ impl Update {
     fn put<H: Header>(mut self, header: &H, mode: u32) -> Result<(), FileError> {
         let json = header.to_json().map_err(|source| FileError::Header { path: self.path.clone(), source })?;
         let new = &self.new_path;
-        self.new_file.set_len(0).map_err(FileError::io("truncate", new))?;
+        self.new_file.set_len(0).map_err(writing("truncate", new))?;
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
-            .map_err(FileError::io("set permissions of", new))?;
-        (&self.new_file).write_all(&json).map_err(FileError::io("write", new))?;
-        self.new_file.sync_all().map_err(FileError::io("sync", new))?;
-        std::fs::rename(new, &self.path).map_err(FileError::io("rename", new))?;
+            .map_err(writing("set permissions of", new))?;
+        (&self.new_file).write_all(&json).map_err(writing("write", new))?;
+        self.new_file.sync_all().map_err(writing("sync", new))?;
+        std::fs::rename(new, &self.path).map_err(writing("rename", new))?;
         self.committed = true;
         let dir = match self.path.parent() {
             Some(dir) if !dir.as_os_str().is_empty() => dir,
             Some(_) | None => Path::new("."),
         };
-        File::open(dir).and_then(|d| d.sync_all()).map_err(FileError::io("sync directory", dir))
+        File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
     }
 }
 
@@ -204,8 +217,8 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         .mode(MODE_NEW)
         .custom_flags(flags)
         .open(path)
-        .map_err(FileError::io("create", path))?;
-    let meta = file.metadata().map_err(FileError::io("stat", path))?;
+        .map_err(writing("create", path))?;
+    let meta = file.metadata().map_err(writing("stat", path))?;
     if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: path.into() }) }
 }
 

@@ -215,3 +215,77 @@ fn keychain_key(file_key: &Secret<32>) -> Secret<32> {
 fn aad(id: &[u8; 16]) -> Vec<u8> {
     [&b"lamassu v1 keychain"[..], id].concat()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn text(inner: &str, outer: &str) -> String {
+        format!(r#"{{"inner":[{inner}],"outer":[{outer}]}}"#)
+    }
+
+    fn epoch(number: &str, key: &str) -> String {
+        format!(r#"{{"created":7,"epoch":{number},"key":"{key}"}}"#)
+    }
+
+    #[test]
+    fn the_form_is_canonical() {
+        let inner = vec![Epoch { number: 2, created: 7, key: Secret::new(&mut [0xab; 32]) }];
+        let json = Keychain { inner, outer: Vec::new() }.to_json();
+        assert_eq!(std::str::from_utf8(json.expose()).unwrap(), text(&epoch("2", &"ab".repeat(32)), ""));
+    }
+
+    #[test]
+    fn malformed_keychains_are_refused() {
+        let key = "ab".repeat(32);
+        let (one, two) = (epoch("1", &key), epoch("2", &key));
+        let ok = |json: &str| Keychain::parse(json.as_bytes()).is_some();
+        assert!(ok(&text(&one, "")) && ok(&text(&format!("{one},{two}"), &two)));
+        for bad in [
+            text("", &one),
+            text(&format!("{two},{one}"), &one),
+            text(&format!("{one},{one}"), &one),
+            text(&epoch("0", &key), &one),
+            text(&epoch("4294967296", &key), &one),
+            text(&epoch("1.0", &key), &one),
+            text(&epoch("1", &key[2..]), &one),
+            text(&epoch("1", &format!("{key}00")), &one),
+            text(&epoch("1", &key.to_uppercase()), &one),
+            text(&epoch("1", &format!("\\u0061{}", &key[1..])), &one),
+            text(&one.replace("\"created\":7,", ""), &one),
+            text(&one.replace("created", "made"), &one),
+            text(&one, &one).replace("]}", "],\"more\":[]}"),
+            text(&one, &one) + "x",
+            "{}".into(),
+            String::new(),
+        ] {
+            assert!(!ok(&bad), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn keychains_round_trip(epochs in prop::collection::btree_map(1u32.., (any::<u64>(), any::<[u8; 32]>()), 1..20), split in any::<prop::sample::Index>()) {
+            let all: Vec<_> = epochs.into_iter().collect();
+            let outer_from = split.index(all.len()) + 1;
+            let make = |part: &[(u32, (u64, [u8; 32]))]| part.iter()
+                .map(|(number, (created, key))| Epoch { number: *number, created: *created, key: Secret::new(&mut key.clone()) })
+                .collect::<Vec<_>>();
+            let keychain = Keychain { inner: make(&all[..outer_from]), outer: make(&all[outer_from..]) };
+            let (file_key, id) = (Secret::new(&mut [1; 32]), [2; 16]);
+            let sealed = keychain.seal(&file_key, &id).unwrap();
+            let again = Keychain::open(&file_key, &id, &sealed, false).unwrap();
+            let seen: Vec<_> = again.inner.iter().chain(&again.outer).map(|e| (e.number, (e.created, *e.key.expose()))).collect();
+            prop_assert_eq!(again.inner.len(), outer_from);
+            prop_assert_eq!(seen, all);
+            prop_assert!(Keychain::open(&file_key, &[3; 16], &sealed, false).is_err());
+            prop_assert_eq!(Keychain::open(&file_key, &id, &sealed, true).is_ok(), !again.outer.is_empty());
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Keychain::parse(&bytes).is_none());
+        }
+    }
+}

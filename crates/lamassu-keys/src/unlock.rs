@@ -217,9 +217,9 @@ impl Unlocked {
         lamassu_crypto::random(&mut salt)?;
         let kind = new.material.kind();
         let argon2 = (kind == SlotKind::Passphrase).then_some(new.cost);
-        let key = wrapping_key(new.material, &salt, argon2)?.ok_or(KeyError::KeychainInvalid)?;
+        let key = wrapping_key(new.material, &salt, argon2)?.expect("a passphrase has a cost: set the line above");
         let (nonce, sealed) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
-        let wrapped = sealed.try_into().map_err(|_| KeyError::KeychainInvalid)?;
+        let wrapped = sealed.try_into().expect("a tag of 16 bytes and a file key of 32");
         Ok(Slot { id, kind, label: new.label.into(), created: new.created, salt, argon2, nonce, wrapped })
     }
 }

@@ -1,8 +1,9 @@
 //! Kernels made of the RustCrypto crates: one block after another. What the other kernels are tested against, and what runs where there is
 //! no kernel of ours.
 
-use aes::Aes256;
-use aes::cipher::{Array, BlockModeDecrypt, BlockModeEncrypt, KeyIvInit, StreamCipher};
+use super::aes::RoundKeys;
+use ::aes::Aes256;
+use ::aes::cipher::{Array, BlockCipherEncrypt, BlockModeDecrypt, BlockModeEncrypt, KeyInit, KeyIvInit, StreamCipher};
 use lamassu_format::BlockKey;
 use sha2::{Digest, Sha256};
 
@@ -28,4 +29,8 @@ pub(super) fn cbc_decrypt(key: &BlockKey, data: &mut [u8]) {
 
 pub(super) fn ctr(key: &BlockKey, data: &mut [u8]) {
     ctr::Ctr128BE::<Aes256>::new(key.into(), &[0; 16].into()).apply_keystream(data);
+}
+
+pub(super) fn ecb_encrypt(keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+    Aes256::new(&keys.key().into()).encrypt_blocks(Array::cast_slice_from_core_mut(blocks));
 }

@@ -40,7 +40,7 @@ pub trait Header: Sized {
     /// See [`HeaderError`]; never panics, whatever the bytes.
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError>;
 
-    /// The bytes to store, indented for people. What they parse to is compared with `self`, so nothing unreadable is ever written.
+    /// The bytes to store, indented for people. They are parsed again first, so nothing unreadable is ever written.
     ///
     /// # Errors
     /// [`HeaderError`] where `self` breaks a bound of §4, e.g. a label too long.

@@ -3,9 +3,17 @@
 //! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store that swaps
 //! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod crash;
 mod local;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
 
+#[cfg(any(test, feature = "testing"))]
+pub use crash::{CrashBackend, CrashSim};
 pub use local::LocalBackend;
+#[cfg(any(test, feature = "testing"))]
+pub use memory::MemoryBackend;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -249,4 +257,10 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
+    /// Takes an exclusive lock on the file `name` in the root (created if missing), held until the returned guard is dropped. Somebody else holds it:
+    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one.
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
+        let _ = name;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

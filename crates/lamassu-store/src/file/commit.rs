@@ -25,13 +25,13 @@ impl Core {
             if st.cut {
                 self.barrier(st)?; // the shrink must be durable before page 0 stops ruling
             }
-            let mut goal = self.goal(st)?;
-            loop {
-                let round = self.plan(st, &goal)?;
-                if round.pages.is_empty() {
-                    break;
-                }
-                self.run(st, round, &mut goal)?;
+            if st.size > st.disk_size && self.is_ragged(st)? {
+                self.smooth_end(st)?;
+            }
+            let grows = st.size > st.disk_size;
+            self.rounds(st)?;
+            if grows {
+                st.ragged = Some(false); // a last block written here is padded with zeros
             }
             st.wants_page = false;
         }
@@ -43,6 +43,58 @@ impl Core {
             self.settle_now(st)?;
         }
         Ok(())
+    }
+
+    fn rounds(&self, st: &mut State) -> Result<(), StoreError> {
+        let mut goal = self.goal(st)?;
+        loop {
+            let round = self.plan(st, &goal)?;
+            if round.pages.is_empty() {
+                return Ok(());
+            }
+            self.run(st, round, &mut goal)?;
+        }
+    }
+
+    /// Whether the last block on disk holds anything but zeros past the size, as a shrink leaves it.
+    fn is_ragged(&self, st: &mut State) -> Result<bool, StoreError> {
+        let inside = (st.disk_size % self.geo().block_size()) as usize;
+        if inside == 0 || st.ragged == Some(false) {
+            return Ok(false);
+        }
+        let block = st.disk_size / self.geo().block_size();
+        self.load_pages(st, block, block)?;
+        let mut bytes = vec![0u8; self.ctx.block_len()];
+        let buffered = st.dirty.remove(&block);
+        let mut damaged = false;
+        let read = self.read_blocks(st, block, &mut bytes, lamassu_crypto::Verify::Full, &mut |_, _| {
+            damaged = true;
+            Ok(())
+        });
+        if let Some(buffered) = buffered {
+            st.dirty.insert(block, buffered);
+        }
+        read?;
+        // A damaged block has no content that could come back.
+        let ragged = !damaged && bytes[inside..].iter().any(|&b| b != 0);
+        st.ragged = Some(ragged);
+        Ok(ragged)
+    }
+
+    /// Rewrites the last block with zeros past the size, durably, before the size grows: otherwise a crash while it grows could
+    /// fall back to the previous key and bring back bytes that a shrink had cut off.
+    fn smooth_end(&self, st: &mut State) -> Result<(), StoreError> {
+        let block = st.disk_size / self.geo().block_size();
+        let buffered = std::mem::take(&mut st.dirty);
+        let size = std::mem::replace(&mut st.size, st.disk_size);
+        // The old content, not what is buffered: no block is ever a mixture of both.
+        let done = self.load_block(st, block).and_then(|bytes| {
+            st.dirty.insert(block, Dirty::Data(bytes));
+            self.rounds(st).and_then(|()| self.barrier(st))
+        });
+        st.dirty = buffered;
+        st.size = size;
+        done
     }
 
     /// Commits and makes everything durable.
@@ -61,7 +113,8 @@ impl Core {
         self.id_before_pages(st, &round)?;
         let same = self.key_pages(&mut round, &keys);
         self.write_pages(st, &mut round, goal)?;
-        if round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty() {
+        let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
+        if replaces || (st.drop_mark > st.covered && !round.data.is_empty()) {
             self.barrier(st)?;
         }
         self.write_data(st, &round, &sealed, &same, &left)?;
@@ -93,9 +146,7 @@ impl Core {
     /// Whether a round writes data, or anything past the end of the backing file.
     fn touches_given_up(&self, st: &State, round: &Round) -> bool {
         let page_end = |g: &u64| self.geo().page_offset(*g) + lamassu_format::PAGE_LEN as u64;
-        !round.data.is_empty()
-            || !round.punches.is_empty()
-            || round.pages.keys().any(|g| page_end(g) > st.len.max(4096))
+        !round.data.is_empty() || !round.punches.is_empty() || round.pages.keys().any(|g| page_end(g) > st.len)
     }
 
     /// I7: what leaves the tail is durable in its block before the page without it is written. A tail that was never
@@ -152,7 +203,7 @@ impl Core {
         Ok(true)
     }
 
-    fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
+    pub fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
         match self.backing.punch(offset, len) {
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 let zeros = vec![0u8; len as usize];

@@ -32,7 +32,7 @@ impl Core {
             Entry::Bad(kind) => drop(st.pages.insert(0, Entry::Bad(kind))),
             Entry::Absent => {}
         }
-        st.size = st.disk_size;
+        (st.size, st.inherited_size) = (st.disk_size, st.disk_size);
         Ok(st)
     }
 

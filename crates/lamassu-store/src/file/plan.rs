@@ -213,16 +213,16 @@ impl Core {
         let blocks = geo.blocks(st.size).saturating_sub(geo.first_block(g)).min(geo.blocks_per_page()) as usize;
         let tail = goal.tail.filter(|_| g == goal.last);
         let used = blocks - usize::from(tail.is_some());
-        let was_tail = page.keys.len() == used;
         match tail {
             None => page.tail.clear(),
             Some((block, len)) => {
-                if let Some(Dirty::Data(bytes)) = st.dirty.get(&block) {
-                    page.tail = bytes[..len].to_vec();
+                match st.dirty.get(&block) {
+                    Some(Dirty::Data(bytes)) => page.tail = bytes[..len].to_vec(),
+                    Some(Dirty::Hole) => page.tail = vec![0; len],
+                    None => page.tail.resize(len, 0), // the page's own
+                }
+                if st.dirty.contains_key(&block) {
                     round.absorbed.push(block);
-                } else {
-                    debug_assert!(was_tail, "a tail that is not buffered is the page's own");
-                    page.tail.resize(len, 0);
                 }
             }
         }

@@ -10,7 +10,8 @@ impl Core {
     pub fn needs_settle(&self, st: &State) -> bool {
         let last = self.geo().last_page(st.disk_size);
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
-        let floor_is_low = last > 0 && st.floor != st.disk_size;
+        let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
+        let floor_is_low = last > 0 && st.floor != st.disk_size && !stray_tail;
         let random = match st.pages.get(&0) {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
             _ => false,
@@ -77,7 +78,8 @@ impl Core {
         };
         let cut_done = st.cut && st.drop_mark <= st.covered && last_mark <= st.covered;
         let (mark, durable) = st.marked;
-        let raises = last > 0 && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
+        let stray_tail = last > 0 && self.good_page(st, 0)?.is_some_and(|held| !held.page.tail.is_empty());
+        let raises = last > 0 && !stray_tail && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
         let Some(held) = self.good_page(st, 0)? else { return Ok(()) };
         let settled = held.page.pending & !held.lost == 0;
         let convergent = last == 0 && settled && self.wants_convergent(held);
@@ -89,9 +91,26 @@ impl Core {
             st.floor = st.disk_size;
         }
         if raises {
+            self.note_absent_pages(st, durable)?;
             st.floor = durable;
         }
         self.settle_page(st, 0)
+    }
+
+    /// Pages that a crash lost above the old floor read as holes; below the new one only `sparse` allows that. What this process
+    /// wrote it knows to be there.
+    fn note_absent_pages(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
+        if st.floor >= st.inherited_size || st.sparse {
+            return Ok(());
+        }
+        let end = self.geo().last_page(durable.min(st.inherited_size));
+        for g in self.geo().last_page(st.floor)..end {
+            if matches!(self.page(st, g)?, Entry::Absent) {
+                st.sparse = true;
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn cut_excess(&self, st: &mut State) -> Result<(), StoreError> {

@@ -56,6 +56,7 @@ impl Core {
             st.unresolved.clear();
         }
         st.dirty.clear();
+        st.ragged = Some(false);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
         (st.sparse, st.cut, st.prepared) = (false, false, true);
         st.file_id = [0; 16];
@@ -68,6 +69,7 @@ impl Core {
     fn shrink_on_disk(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = *self.geo();
         let (old_last, last) = (geo.last_page(st.disk_size), geo.last_page(size));
+        st.ragged = None;
         if old_last == 0 {
             // One page before and after: one atomic write. The space is given back when that is durable.
             self.write_last_page(st, size, false)?;
@@ -99,9 +101,22 @@ impl Core {
         if last > 0 {
             self.write_last_page(st, st.disk_size, false)?;
         }
+        self.void_pages_after(st, last)?;
         let implied = self.implied_len(st)?;
         if st.len > implied {
             self.shorten(st, implied)?;
+        }
+        Ok(())
+    }
+
+    /// With several pages a segment, pages past the last one may lie before data that stays: they are made absent.
+    fn void_pages_after(&self, st: &mut State, last: u64) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let from = geo.page_offset(last) + PAGE_LEN as u64;
+        let until = (last / geo.pages_per_segment() * geo.segment_len() + geo.block_size()).min(st.len);
+        if from < until {
+            self.punch(st, from, until - from)?;
+            st.drop_mark = st.seq;
         }
         Ok(())
     }

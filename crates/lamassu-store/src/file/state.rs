@@ -79,9 +79,11 @@ pub(super) struct State {
     pub covered: u64,
     /// Length of the backing file.
     pub len: u64,
-    /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots. No data and nothing past
+    /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots or finished a punch. No data and nothing past
     /// the end is written before a barrier covers it, since what is durable may still refer to that space.
     pub drop_mark: u64,
+    /// Size found at open; pages below it that the floor does not cover may be absent.
+    pub inherited_size: u64,
     /// Page 0 on disk says `sparse`, or must.
     pub sparse: bool,
     /// Page 0 on disk says `cut`.
@@ -104,6 +106,8 @@ pub(super) struct State {
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
     pub excess: bool,
+    /// Whether the last block on disk holds anything past the size, if known.
+    pub ragged: Option<bool>,
     /// Where the store lost the end of the file, in logical bytes.
     pub lost_from: Option<u64>,
     /// Blocks of interrupted commits resolved so far.
@@ -256,6 +260,11 @@ impl Core {
             0 => st.disk_size,
             _ => st.disk_size.min((g + 1) * geo.page_span()),
         };
+        if !page.tail.is_empty() {
+            // The tail's length follows from this field, also where a crash has left a tail in a page that is not the last.
+            let block = geo.first_block(g) + page.keys.len() as u64;
+            page.size = block * geo.block_size() + page.tail.len() as u64;
+        }
         page.sparse = g == 0 && last > 0 && st.sparse;
         let convergent = g == 0 && last == 0 && !page.cut && page.pending == 0;
         let convergent = convergent && self.ctx.convergent_small_files && !st.needs_id;
@@ -290,9 +299,11 @@ impl Core {
         let mut data_mark = 0;
         if let Some(Entry::Good(held)) = st.pages.get(&g) {
             data_mark = held.data_mark;
-            if held.page.keys.iter().skip(page.keys.len()).any(|key| *key != [0; 32]) {
+            let dropped = held.page.keys.iter().skip(page.keys.len()).any(|key| *key != [0; 32]);
+            if dropped || ends_a_punch(&held.page, &page) {
                 st.drop_mark = st.seq;
                 st.marked = (0, 0);
+                st.excess |= dropped;
             }
         }
         let mut held = Held::new(page, lost);
@@ -340,4 +351,10 @@ impl Core {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether a slot that was being punched is no longer: until that is durable, recovery expects zeros there.
+fn ends_a_punch(old: &Page, new: &Page) -> bool {
+    let punched = |page: &Page, i: usize| page.pending >> i & 1 == 1 && page.keys[i] == [0; 32];
+    (0..old.keys.len().min(new.keys.len())).any(|i| punched(old, i) && !punched(new, i))
 }

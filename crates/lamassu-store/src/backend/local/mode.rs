@@ -30,7 +30,7 @@ pub(super) fn steady(
 ) -> rustix::io::Result<rustix::fs::Stat> {
     let before = LENT.load(Ordering::Acquire);
     let found = stat()?;
-    if before % 2 == 0 && LENT.load(Ordering::Acquire) == before {
+    if before.is_multiple_of(2) && LENT.load(Ordering::Acquire) == before {
         return Ok(found);
     }
     let _wait = LENDING.read();
