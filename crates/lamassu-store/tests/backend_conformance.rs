@@ -1,5 +1,7 @@
 //! One suite for every backend: each method of the trait, and the errno each refusal carries.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "conformance/attributes.rs"]
 mod attributes;
 #[path = "conformance/files.rs"]

@@ -1,5 +1,7 @@
 //! What only a local directory has: permissions of a daemon that is not root, links planted by others, many entries.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use lamassu_store::backend::{Backend, BackendDir, LocalBackend};
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};

@@ -1,10 +1,11 @@
 //! A wrapper around any backend that counts calls and makes chosen ones fail.
 //!
-//! Every call passes through [`Faults`]: it is counted, then each rule is asked in the order given; the first that answers decides. A call that fails never reaches the
-//! store below, except a torn write, of which a beginning does. Rules see the number of the call, so a schedule is a closure.
+//! Every call passes through [`Faults`]: it is counted, then each rule is asked in the order given; the first that
+//! answers decides. A call that fails never reaches the store below, except a torn write, of which a beginning does.
+//! Rules see the number of the call, so a schedule is a closure.
 //!
-//! A sync that fails here leaves the store below unsynced; whether what it should have covered can be covered later is for that store
-//! to say (`CrashBackend::fail_syncs` says no, as Linux does).
+//! A sync that fails here leaves the store below unsynced; whether what it should have covered can be covered later
+//! is for that store to say (`CrashBackend::fail_syncs` says no, as Linux does).
 
 mod wrap;
 
@@ -138,7 +139,8 @@ pub struct Context<'a> {
 pub enum Fault {
     /// It fails with this errno.
     Errno(i32),
-    /// A read answers at most so many bytes; a write writes so many, then fails with `EIO`. Other calls do not know it, and go through.
+    /// A read answers at most so many bytes; a write writes so many, then fails with `EIO`. Other calls do not know
+    /// it, and go through.
     Short(usize),
 }
 

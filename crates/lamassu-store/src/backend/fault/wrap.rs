@@ -131,7 +131,8 @@ impl FaultDir {
     }
 }
 
-/// What the other directory of a link or rename wraps. One that wraps nothing is another device, as it is to the store below.
+/// What the other directory of a link or rename wraps. One that wraps nothing is another device, as it is to the
+/// store below.
 fn unwrap(dir: &dyn BackendDir) -> &dyn BackendDir {
     dir.as_any().downcast_ref::<FaultDir>().map_or(dir, |dir| &*dir.inner)
 }
