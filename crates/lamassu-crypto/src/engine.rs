@@ -1,5 +1,17 @@
 //! The cipher engine: batches of blocks over a bounded worker pool; the submitting thread works too.
+//!
+//! A batch is cut into chunks. The submitting thread takes chunks until none is left, and so do as many workers as are *idle at that moment*:
+//! nothing is ever queued behind another batch, so a submitter never waits for work that is not its own. A small batch never leaves its thread.
+//! A panic in a worker reaches the submitter as a panic.
+
+use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
+use crate::kernel::Kernel;
 use crate::{BlockKey, InnerKey, KeyRing};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use subtle::{Choice, ConstantTimeEq};
+use zeroize::Zeroizing;
+
 /// How much a read checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
@@ -8,25 +20,60 @@ pub enum Verify {
     /// Decrypt alone.
     No,
 }
+
+/// Bytes of a chunk: 16 blocks of 4 KiB, one lane group.
+const CHUNK_BYTES: usize = 64 << 10;
+/// A batch of at most this many bytes is done by its own thread: handing it over would take longer.
+const INLINE_BYTES: usize = 16 << 10;
+
 /// A pool of cipher workers.
 pub struct Engine {
     threads: usize,
+    /// `None` where the submitting thread works alone.
+    pool: Option<rayon::ThreadPool>,
+    /// Workers that no batch has claimed.
+    idle: AtomicUsize,
+    kernel: Kernel,
 }
+
 impl Engine {
-    /// `threads` in all, the submitting thread included; at least 1.
+    /// `threads` in all, the submitting thread included; at least 1. Where the system refuses threads, the submitting thread works alone:
+    /// [`Engine::threads`] tells.
     pub fn new(threads: usize) -> Self {
-        Engine { threads }
+        Self::with_kernel(threads, Kernel::best())
     }
-    /// Threads that work on one batch.
+
+    /// The same, opening with a kernel of choice. (Sealing uses the kernel of its key.)
+    pub fn with_kernel(threads: usize, kernel: Kernel) -> Self {
+        let workers = threads.max(1) - 1;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).thread_name(|i| format!("cipher-{i}"));
+        let pool = (workers > 0).then(|| pool.build().ok()).flatten();
+        let workers = pool.as_ref().map_or(0, rayon::ThreadPool::current_num_threads);
+        Engine { threads: workers + 1, pool, idle: AtomicUsize::new(workers), kernel }
+    }
+
+    /// Threads that work on one batch, the submitting thread included.
     pub fn threads(&self) -> usize {
         self.threads
     }
-    /// Derives keys and encrypts a batch in place. `blocks.len() == keys.len() * block_size`.
+
+    /// Derives keys and encrypts a batch in place.
+    ///
+    /// # Panics
+    /// Unless `blocks.len() == keys.len() * block_size`.
     pub fn seal(&self, key: &InnerKey, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
-        key.seal(blocks, block_size, keys)
+        check_shape(blocks.len(), block_size, keys.len());
+        let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
+        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
+        self.each(bytes, per_chunk * block_size, chunks, |(blocks, keys)| key.seal(blocks, block_size, keys));
     }
+
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of blocks that failed, ascending;
-    /// their bytes in `blocks` are zeroed. Blocks whose key is all zero are zeroed and never fail.
+    /// their bytes in `blocks` are zeroed. Blocks whose key is all zero are zeroed and never fail. A key that the suite cannot have given
+    /// (its last bit is set, §10) fails. In a malleable suite every block is verified, whatever `verify` says.
+    ///
+    /// # Panics
+    /// Unless `blocks.len() == keys.len() * block_size`.
     pub fn open(
         &self,
         ring: &KeyRing,
@@ -35,7 +82,297 @@ impl Engine {
         keys: &[BlockKey],
         verify: Verify,
     ) -> Vec<usize> {
-        let _ = (ring, blocks, block_size, keys, verify);
-        todo!()
+        check_shape(blocks.len(), block_size, keys.len());
+        let verify = if ring.suite().is_malleable() { Verify::Full } else { verify };
+        let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
+        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk)).enumerate();
+        let failed = Mutex::new(Vec::new());
+        self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
+            for (g, (blocks, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks(GROUP)).enumerate() {
+                let first = n * per_chunk + g * GROUP;
+                open_group(self.kernel, ring, blocks, block_size, keys, verify, |i| failed.lock().push(first + i));
+            }
+        });
+        let mut failed = failed.into_inner();
+        failed.sort_unstable();
+        failed
+    }
+
+    /// Does `work` for every chunk, on this thread and on the workers that are idle now.
+    fn each<T: Send>(
+        &self,
+        bytes: usize,
+        chunk_bytes: usize,
+        chunks: impl Iterator<Item = T> + Send,
+        work: impl Fn(T) + Sync,
+    ) {
+        let helpers_max = if bytes <= INLINE_BYTES { 0 } else { bytes.div_ceil(chunk_bytes) - 1 };
+        let (Some(pool), permits @ 1..) = (&self.pool, self.claim(helpers_max)) else {
+            return chunks.for_each(work);
+        };
+        let queue = Mutex::new(chunks);
+        let run = || {
+            loop {
+                let Some(chunk) = queue.lock().next() else { break };
+                work(chunk);
+            }
+        };
+        // The scope ends when every claimed worker is done; each was idle, so it starts at once. It passes a worker's panic on to us.
+        pool.in_place_scope(|scope| {
+            for _ in 0..permits {
+                scope.spawn(|_| {
+                    let _permit = Permit(&self.idle);
+                    run();
+                });
+            }
+            run();
+        });
+    }
+
+    /// Claims up to `wanted` idle workers; returns how many.
+    fn claim(&self, wanted: usize) -> usize {
+        let claimed =
+            self.idle.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |idle| Some(idle - idle.min(wanted)));
+        claimed.map_or(0, |idle| idle.min(wanted))
+    }
+}
+
+/// A claimed worker; given back when dropped, in a panic too.
+struct Permit<'a>(&'a AtomicUsize);
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn blocks_per_chunk(block_size: usize) -> usize {
+    (CHUNK_BYTES / block_size).max(1)
+}
+
+/// Opens at most [`GROUP`] blocks; calls `fail` for each that fails, ascending.
+fn open_group(
+    kernel: Kernel,
+    ring: &KeyRing,
+    blocks: &mut [u8],
+    block_size: usize,
+    keys: &[BlockKey],
+    verify: Verify,
+    mut fail: impl FnMut(usize),
+) {
+    let suite = ring.suite();
+    let mut live = [0usize; GROUP];
+    let mut live_count = 0;
+    for (i, (block, key)) in blocks.chunks_exact_mut(block_size).zip(keys).enumerate() {
+        if *key == [0; 32] {
+            block.fill(0);
+        } else if !is_possible(suite, key) {
+            block.fill(0);
+            fail(i);
+        } else {
+            decrypt_with(kernel, suite, block, block_size, std::slice::from_ref(key));
+            live[live_count] = i;
+            live_count += 1;
+        }
+    }
+    let live = &live[..live_count];
+    if verify == Verify::No || live.is_empty() {
+        return;
+    }
+    let verified = verify_blocks(ring, blocks, block_size, keys, live);
+    for (&i, verified) in live.iter().zip(verified) {
+        if !bool::from(verified) {
+            blocks[i * block_size..][..block_size].fill(0);
+            fail(i);
+        }
+    }
+}
+
+/// Which of the `live` blocks have the key that some K_in epoch gives to their plaintext.
+fn verify_blocks(
+    ring: &KeyRing,
+    blocks: &[u8],
+    block_size: usize,
+    keys: &[BlockKey],
+    live: &[usize],
+) -> [Choice; GROUP] {
+    let plain = Group::of(live.iter().map(|&i| &blocks[i * block_size..][..block_size]));
+    let mut verified = [Choice::from(0); GROUP];
+    let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
+    let mut derived = Zeroizing::new([[0u8; 32]; GROUP]);
+    for (round, (epoch, inner)) in ring.inners_by_last_hit().enumerate() {
+        if round == 0 || inner.hash_is_keyed() {
+            inner.hash_group(plain.as_slice(), &mut hashes[..live.len()]);
+        }
+        inner.keys_of_hashes(&hashes[..live.len()], &mut derived[..live.len()]);
+        let mut hit = Choice::from(0);
+        for ((v, d), &i) in verified.iter_mut().zip(derived.iter()).zip(live) {
+            let equal = d[..].ct_eq(&keys[i][..]);
+            hit |= equal;
+            *v |= equal;
+        }
+        if hit.into() {
+            ring.note_hit(epoch);
+        }
+        if verified[..live.len()].iter().fold(Choice::from(1), |all, v| all & *v).into() {
+            break;
+        }
+    }
+    verified
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Secret, Suite};
+    use proptest::prelude::*;
+
+    fn ring(suite: Suite, inner: &[u8]) -> KeyRing {
+        let inner: Vec<_> = inner.iter().map(|&b| Secret::new(&mut [b; 32])).collect();
+        KeyRing::new(suite, &inner, &[Secret::new(&mut [1; 32])])
+    }
+
+    fn pattern(len: usize, seed: u8) -> Vec<u8> {
+        let mut out = vec![0; len];
+        blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
+        out
+    }
+
+    fn suites() -> impl Strategy<Value = Suite> {
+        proptest::sample::select(&Suite::ALL[..])
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_is_sealed_opens(suite in suites(), count in 0usize..90, log2 in 12u32..15, threads in 1usize..4, seed: u8) {
+            let block_size = 1 << log2;
+            let engine = Engine::new(threads);
+            let ring = ring(suite, &[9]);
+            let plain = pattern(count * block_size, seed);
+            let mut blocks = plain.clone();
+            let mut keys = vec![[0; 32]; count];
+            engine.seal(ring.inner(), &mut blocks, block_size, &mut keys);
+            prop_assert!(count == 0 || blocks != plain);
+            for verify in [Verify::Full, Verify::No] {
+                let mut opened = blocks.clone();
+                prop_assert!(engine.open(&ring, &mut opened, block_size, &keys, verify).is_empty());
+                prop_assert!(opened == plain);
+            }
+        }
+
+        #[test]
+        fn every_damaged_block_is_named_and_zeroed(suite in suites(), damaged in proptest::collection::btree_set(0usize..70, 0..12), at in 0usize..4096) {
+            let ring = ring(suite, &[9, 8]);
+            let plain = pattern(70 * 4096, 3);
+            let mut blocks = plain.clone();
+            let mut keys = vec![[0; 32]; 70];
+            let engine = Engine::new(2);
+            engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+            damaged.iter().for_each(|i| blocks[i * 4096 + at] ^= 0x10);
+            let failed = engine.open(&ring, &mut blocks, 4096, &keys, Verify::Full);
+            prop_assert_eq!(&failed, &damaged.iter().copied().collect::<Vec<_>>());
+            for (i, (b, p)) in blocks.chunks(4096).zip(plain.chunks(4096)).enumerate() {
+                let as_expected = if damaged.contains(&i) { b.iter().all(|&x| x == 0) } else { b == p };
+                prop_assert!(as_expected);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_every_epoch_open_and_of_unknown_epochs_fail() {
+        for suite in Suite::ALL {
+            let (all, unknown) = (ring(suite, &[5, 6, 7]), ring(suite, &[8]));
+            let plain = pattern(40 * 4096, 1);
+            let mut blocks = plain.clone();
+            let mut keys = vec![[0; 32]; 40];
+            for (i, (b, k)) in blocks.chunks_mut(4096).zip(&mut keys).enumerate() {
+                let epoch = i * 7 % 4;
+                let key = all.inners().get(epoch).unwrap_or(unknown.inner());
+                key.seal(b, 4096, std::slice::from_mut(k));
+            }
+            let failed = Engine::new(2).open(&all, &mut blocks, 4096, &keys, Verify::Full);
+            let expected: Vec<usize> = (0..40).filter(|i| i * 7 % 4 == 3).collect();
+            assert_eq!(failed, expected, "{suite:?}");
+        }
+    }
+
+    #[test]
+    fn holes_are_zeros_and_impossible_keys_fail() {
+        for suite in Suite::ALL {
+            let ring = ring(suite, &[5]);
+            let mut blocks = pattern(3 * 4096, 1);
+            let mut keys = vec![[0; 32]; 3];
+            let engine = Engine::new(1);
+            engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+            keys[0] = [0; 32];
+            keys[2][31] |= 1;
+            for verify in [Verify::Full, Verify::No] {
+                let mut opened = blocks.clone();
+                let failed = engine.open(&ring, &mut opened, 4096, &keys, verify);
+                assert!(opened[..4096].iter().all(|&b| b == 0));
+                if suite != Suite::Paper {
+                    assert_eq!(failed, [2]);
+                    assert!(opened[8192..].iter().all(|&b| b == 0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn malleable_suites_are_verified_whatever_the_caller_says() {
+        for suite in Suite::ALL {
+            let ring = ring(suite, &[5]);
+            let mut blocks = pattern(4096, 1);
+            let mut keys = [[0; 32]];
+            let engine = Engine::new(1);
+            engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+            blocks[100] ^= 1;
+            let failed = engine.open(&ring, &mut blocks, 4096, &keys, Verify::No);
+            assert_eq!(failed.len(), usize::from(suite.is_malleable()));
+        }
+    }
+
+    #[test]
+    fn concurrent_submitters_do_not_disturb_one_another() {
+        let engine = Engine::new(3);
+        let ring = ring(Suite::Aes, &[5]);
+        std::thread::scope(|s| {
+            for t in 0..6u8 {
+                let (engine, ring) = (&engine, &ring);
+                s.spawn(move || {
+                    for round in 0..8u8 {
+                        let plain = pattern(64 * 4096, t ^ (round << 4));
+                        let (mut blocks, mut keys) = (plain.clone(), vec![[0; 32]; 64]);
+                        engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+                        assert!(engine.open(ring, &mut blocks, 4096, &keys, Verify::Full).is_empty());
+                        assert!(blocks == plain);
+                    }
+                });
+            }
+        });
+        assert_eq!(engine.idle.load(Ordering::Relaxed), 2, "every claimed worker came back");
+    }
+
+    #[test]
+    fn a_panic_in_a_worker_reaches_the_submitter_and_the_pool_lives_on() {
+        let engine = Engine::new(3);
+        for _ in 0..4 {
+            let batch = || engine.each(1 << 20, 4096, 0..256, |n| assert!(n != 77, "planned"));
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(batch)).is_err());
+        }
+        let done = AtomicUsize::new(0);
+        engine.each(1 << 20, 4096, 0..256, |_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 256);
+        assert_eq!(engine.idle.load(Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "one key a block")]
+    fn a_shape_that_does_not_fit_is_refused() {
+        Engine::new(1).seal(ring(Suite::Aes, &[1]).inner(), &mut [0; 4096], 4096, &mut [[0; 32]; 2]);
     }
 }

@@ -1,32 +1,302 @@
 //! Tier one: convergent encryption of data blocks under K_in (§10).
-use crate::{BlockKey, Secret, Suite};
+//!
+//! Equal blocks under equal K_in give equal keys and equal ciphertext, whatever else differs: that is what lets a store deduplicate, and it
+//! must never change.
+
+use crate::kernel::{Kernel, RoundKeys};
+use crate::secret::{Locked, Secret};
+use crate::xaes::doubled;
+use crate::{BlockKey, Suite, derive};
+use chacha20::ChaCha20;
+use chacha20::cipher::{KeyIvInit, StreamCipher};
+use zeroize::Zeroizing;
+
+/// Blocks that go through the kernels together: as many as the widest kernel has lanes.
+pub(crate) const GROUP: usize = 16;
+
 /// K_in of one epoch, expanded for a suite.
 pub struct InnerKey {
     suite: Suite,
+    kernel: Kernel,
+    state: State,
 }
+
+enum State {
+    Aes { kdf: Locked<CmacKey> },
+    Paper { kdf: Locked<RoundKeys> },
+    Blake3 { hash: Secret<32>, key: Secret<32> },
+}
+
 impl InnerKey {
     /// Expands `k_in`.
     pub fn new(suite: Suite, k_in: &Secret<32>) -> Self {
-        let _ = k_in;
-        InnerKey { suite }
+        Self::with_kernel(suite, k_in, Kernel::best())
     }
+
+    /// The same on a kernel of choice.
+    pub fn with_kernel(suite: Suite, k_in: &Secret<32>, kernel: Kernel) -> Self {
+        let state = match suite {
+            Suite::Aes => {
+                State::Aes { kdf: Locked::new(CmacKey::new(kernel, derive(suite, k_in, "block key").expose())) }
+            }
+            Suite::Paper => State::Paper { kdf: Locked::new(kernel.expand(k_in.expose())) },
+            Suite::Blake3 | Suite::Chacha => {
+                State::Blake3 { hash: derive(suite, k_in, "block hash"), key: derive(suite, k_in, "block key") }
+            }
+        };
+        InnerKey { suite, kernel, state }
+    }
+
     /// The suite.
     pub fn suite(&self) -> Suite {
         self.suite
     }
-    /// Keys of the blocks in `plain` (a whole number of blocks).
+
+    /// Keys of the blocks in `plain` (a whole number of blocks, `keys.len() * block_size` bytes).
     pub fn derive(&self, plain: &[u8], block_size: usize, keys: &mut [BlockKey]) {
-        let _ = (plain, block_size, keys);
-        todo!()
+        check_shape(plain.len(), block_size, keys.len());
+        for (group, keys) in plain.chunks(GROUP * block_size).zip(keys.chunks_mut(GROUP)) {
+            let blocks = Group::of(group.chunks_exact(block_size));
+            self.derive_group(blocks.as_slice(), keys);
+        }
     }
-    /// Derives the keys and encrypts in place.
+
+    /// Derives the keys and encrypts in place. `blocks` is a whole number of blocks, `keys.len() * block_size` bytes.
     pub fn seal(&self, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
-        let _ = (blocks, block_size, keys);
-        todo!()
+        check_shape(blocks.len(), block_size, keys.len());
+        for (group, keys) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)) {
+            self.derive_group(Group::of(group.chunks_exact(block_size)).as_slice(), keys);
+            match self.suite {
+                Suite::Aes | Suite::Paper => {
+                    let mut lanes: Vec<&mut [u8]> = group.chunks_exact_mut(block_size).collect();
+                    self.kernel.cbc_encrypt(keys, &mut lanes);
+                }
+                // A stream cipher is its own inverse.
+                Suite::Blake3 | Suite::Chacha => decrypt_with(self.kernel, self.suite, group, block_size, keys),
+            }
+        }
+    }
+
+    /// Keys of at most [`GROUP`] blocks.
+    pub(crate) fn derive_group(&self, blocks: &[&[u8]], keys: &mut [BlockKey]) {
+        let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
+        let hashes = &mut hashes[..blocks.len()];
+        self.hash_group(blocks, hashes);
+        self.keys_of_hashes(hashes, keys);
+    }
+
+    /// Whether H itself depends on K_in.
+    pub(crate) fn hash_is_keyed(&self) -> bool {
+        matches!(self.state, State::Blake3 { .. })
+    }
+
+    /// H of at most [`GROUP`] blocks.
+    pub(crate) fn hash_group(&self, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
+        match &self.state {
+            State::Aes { .. } | State::Paper { .. } => self.kernel.sha256(blocks, hashes),
+            State::Blake3 { hash, .. } => {
+                for (b, h) in blocks.iter().zip(hashes) {
+                    *h = blake3::keyed_hash(hash.expose(), b).into();
+                }
+            }
+        }
+    }
+
+    /// K of each h, at most [`GROUP`].
+    pub(crate) fn keys_of_hashes(&self, hashes: &[[u8; 32]], keys: &mut [BlockKey]) {
+        match &self.state {
+            State::Aes { kdf } => sp800_108(self.kernel, kdf, hashes, keys),
+            State::Paper { kdf } => {
+                keys.copy_from_slice(hashes);
+                let (halves, _) = keys.as_flattened_mut().as_chunks_mut::<16>();
+                self.kernel.ecb_encrypt(kdf, halves);
+            }
+            State::Blake3 { key, .. } => {
+                for (h, k) in hashes.iter().zip(keys.iter_mut()) {
+                    *k = blake3::keyed_hash(key.expose(), h).into();
+                }
+            }
+        }
+        keys.iter_mut().for_each(|k| finish(self.suite, k));
     }
 }
-/// Decrypts in place, without verification.
+
+/// A key of AES-256-CMAC (SP 800-38B) for messages of whole cipher blocks.
+struct CmacKey {
+    keys: RoundKeys,
+    k1: Zeroizing<[u8; 16]>,
+}
+
+impl CmacKey {
+    fn new(kernel: Kernel, key: &[u8; 32]) -> Self {
+        let keys = kernel.expand(key);
+        let mut l = Zeroizing::new([[0; 16]]);
+        kernel.ecb_encrypt(&keys, &mut *l);
+        CmacKey { k1: Zeroizing::new(doubled(&l[0])), keys }
+    }
+}
+
+/// SP 800-108 counter KDF over AES-256-CMAC: c ‖ `lamassu` ‖ 00 ‖ h ‖ 256, for c = 1 and 2, for at most [`GROUP`] h at once.
+/// The message is 48 bytes: three cipher blocks, so CMAC uses its first subkey.
+fn sp800_108(kernel: Kernel, kdf: &CmacKey, hashes: &[[u8; 32]], keys: &mut [BlockKey]) {
+    let (macs, _) = keys.as_flattened_mut().as_chunks_mut::<16>();
+    for (i, mac) in macs.iter_mut().enumerate() {
+        mac[..4].copy_from_slice(&(i as u32 % 2 + 1).to_be_bytes());
+        mac[4..12].copy_from_slice(b"lamassu\0");
+        mac[12..].copy_from_slice(&hashes[i / 2][..4]);
+    }
+    kernel.ecb_encrypt(&kdf.keys, macs);
+    for (i, mac) in macs.iter_mut().enumerate() {
+        mac.iter_mut().zip(&hashes[i / 2][4..20]).for_each(|(m, h)| *m ^= h);
+    }
+    kernel.ecb_encrypt(&kdf.keys, macs);
+    for (i, mac) in macs.iter_mut().enumerate() {
+        mac.iter_mut().zip(&hashes[i / 2][20..]).for_each(|(m, h)| *m ^= h);
+        mac[12..].iter_mut().zip(256u32.to_be_bytes()).for_each(|(m, l)| *m ^= l);
+        mac.iter_mut().zip(kdf.k1.iter()).for_each(|(m, k)| *m ^= k);
+    }
+    kernel.ecb_encrypt(&kdf.keys, macs);
+}
+
+/// The bits of K that the format fixes: the last bit is clear in every suite but `paper`, and K is never all zero, which stands for a hole.
+fn finish(suite: Suite, key: &mut BlockKey) {
+    if suite != Suite::Paper {
+        key[31] &= 0xfe;
+    }
+    if *key == [0; 32] {
+        key[0] = 0x80;
+    }
+}
+
+/// Whether a stored key is one that the suite's KDF can give. Others mark what version 1 does not write (§10).
+pub(crate) fn is_possible(suite: Suite, key: &BlockKey) -> bool {
+    suite == Suite::Paper || key[31] & 1 == 0
+}
+
+/// Decrypts in place, without verification. `keys.len() * block_size` bytes.
 pub fn decrypt(suite: Suite, blocks: &mut [u8], block_size: usize, keys: &[BlockKey]) {
-    let _ = (suite, blocks, block_size, keys);
-    todo!()
+    decrypt_with(Kernel::best(), suite, blocks, block_size, keys);
+}
+
+/// The same on a kernel of choice.
+pub fn decrypt_with(kernel: Kernel, suite: Suite, blocks: &mut [u8], block_size: usize, keys: &[BlockKey]) {
+    check_shape(blocks.len(), block_size, keys.len());
+    for (block, key) in blocks.chunks_exact_mut(block_size).zip(keys) {
+        match suite {
+            Suite::Aes | Suite::Paper => kernel.cbc_decrypt(key, block),
+            Suite::Blake3 => kernel.ctr(key, block),
+            Suite::Chacha => ChaCha20::new(key.into(), &[0; 12].into()).apply_keystream(block),
+        }
+    }
+}
+
+/// Panics where the caller's slices do not fit one another: an error in the program, whatever a file holds.
+pub(crate) fn check_shape(bytes: usize, block_size: usize, keys: usize) {
+    assert!(block_size > 0 && block_size.is_multiple_of(16), "a block is whole cipher blocks");
+    assert_eq!(bytes, keys * block_size, "one key a block");
+}
+
+/// At most [`GROUP`] blocks, without the heap.
+pub(crate) struct Group<'a> {
+    blocks: [&'a [u8]; GROUP],
+    len: usize,
+}
+
+impl<'a> Group<'a> {
+    pub(crate) fn of(blocks: impl Iterator<Item = &'a [u8]>) -> Self {
+        let mut group = Group { blocks: [&[]; GROUP], len: 0 };
+        for block in blocks {
+            group.blocks[group.len] = block;
+            group.len += 1;
+        }
+        group
+    }
+
+    pub(crate) fn as_slice(&self) -> &[&'a [u8]] {
+        &self.blocks[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aes::Aes256;
+    use cmac::{Cmac, KeyInit, Mac};
+
+    fn block(seed: u8) -> Vec<u8> {
+        let mut out = vec![0; 4096];
+        blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
+        out
+    }
+
+    /// The KDF of `aes` against SP 800-108 spelt out with the `cmac` crate.
+    #[test]
+    fn aes_keys_are_those_of_the_library() {
+        let k_in = Secret::new(&mut [0x42; 32]);
+        let plain: Vec<u8> = (0..21).flat_map(block).collect();
+        let kdf = derive(Suite::Aes, &k_in, "block key");
+        for kernel in Kernel::available() {
+            let mut keys = [[0; 32]; 21];
+            InnerKey::with_kernel(Suite::Aes, &k_in, kernel).derive(&plain, 4096, &mut keys);
+            for (p, k) in plain.chunks(4096).zip(&keys) {
+                let mut expected = [0; 32];
+                for c in 1..=2u32 {
+                    let mut mac = Cmac::<Aes256>::new(kdf.expose().into());
+                    let h = <sha2::Sha256 as sha2::Digest>::digest(p);
+                    mac.update(&[&c.to_be_bytes()[..], b"lamassu\0", &h[..], &[0, 0, 1, 0]].concat());
+                    expected[16 * (c as usize - 1)..][..16].copy_from_slice(&mac.finalize().into_bytes());
+                }
+                expected[31] &= 0xfe;
+                assert_eq!(*k, expected, "{kernel}");
+            }
+        }
+    }
+
+    #[test]
+    fn equal_blocks_have_equal_keys_and_ciphertext_wherever_they_stand() {
+        for suite in Suite::ALL {
+            let key = InnerKey::new(suite, &Secret::new(&mut [1; 32]));
+            let mut alone = block(7);
+            let mut alone_key = [[0; 32]];
+            key.seal(&mut alone, 4096, &mut alone_key);
+            let mut blocks: Vec<u8> = (0..37).flat_map(|i| block(i % 3 + 6)).collect();
+            let mut keys = [[0; 32]; 37];
+            key.seal(&mut blocks, 4096, &mut keys);
+            for i in (1..37).step_by(3) {
+                assert_eq!(keys[i], alone_key[0]);
+                assert!(blocks[i * 4096..][..4096] == alone[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn zones_and_suites_share_nothing() {
+        let mut seen = std::collections::HashSet::new();
+        for suite in Suite::ALL {
+            for zone in [1, 2] {
+                let mut blocks = block(1);
+                let mut keys = [[0; 32]];
+                InnerKey::new(suite, &Secret::new(&mut [zone; 32])).seal(&mut blocks, 4096, &mut keys);
+                assert!(seen.insert(keys[0]) && seen.insert(blocks[..32].try_into().unwrap()));
+            }
+        }
+    }
+
+    #[test]
+    fn fixed_bits_of_a_key() {
+        for suite in Suite::ALL {
+            let mut key = [0xff; 32];
+            finish(suite, &mut key);
+            assert_eq!(key[31], if suite == Suite::Paper { 0xff } else { 0xfe });
+            assert!(is_possible(suite, &key));
+            let mut last_bit = [0; 32];
+            last_bit[31] = 1;
+            finish(suite, &mut last_bit);
+            let expected = if suite == Suite::Paper { (0, 1) } else { (0x80, 0) };
+            assert_eq!((last_bit[0], last_bit[31]), expected);
+            let mut zero = [0; 32];
+            finish(suite, &mut zero);
+            assert_eq!(zero[0], 0x80, "a hole is not a key");
+        }
+    }
 }

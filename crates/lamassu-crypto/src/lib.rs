@@ -1,14 +1,24 @@
 //! The cryptography of Lamassu: suites, multi-lane kernels, the cipher engine, secret memory, self-test.
 //!
 //! Nothing here knows files or paths. Keys enter and leave as [`secret::Secret`] or as block keys.
+//!
+//! * [`inner`]: convergent encryption of data blocks under K_in. [`outer`], [`name`]: metadata under K_out. [`ring`]: all epochs of both.
+//! * [`kernel`]: the block ciphers and hashes over many blocks at once, chosen by what the processor has.
+//! * [`engine`]: batches of blocks over worker threads.
+//! * [`wrap`]: what the header needs.
 
+mod aead;
+mod argon;
 pub mod engine;
 pub mod inner;
+pub mod kernel;
 pub mod name;
 pub mod outer;
 pub mod ring;
 pub mod secret;
+pub mod speed;
 pub mod wrap;
+mod xaes;
 
 pub use engine::{Engine, Verify};
 pub use inner::InnerKey;
@@ -28,6 +38,20 @@ pub struct Unauthentic;
 pub struct NoRandom(#[from] getrandom::Error);
 
 /// Fills `buf` from getrandom(2).
+///
+/// # Errors
+/// [`NoRandom`]: `buf` is then unspecified and must not be used.
 pub fn random(buf: &mut [u8]) -> Result<(), NoRandom> {
     Ok(getrandom::fill(buf)?)
+}
+
+/// `derive(key, purpose)` of docs/format.md §2.
+pub(crate) fn derive(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<32> {
+    derive_n(suite, key, purpose)
+}
+
+/// The same to N bytes.
+pub(crate) fn derive_n<const N: usize>(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<N> {
+    let info = format!("lamassu v1 {} {purpose}", suite.name());
+    wrap::hkdf_n(key.expose(), b"", info.as_bytes())
 }

@@ -1,6 +1,19 @@
 //! Tier two: pages, sealed records and attribute names under K_out (§5, §7, §9).
-use crate::{NoRandom, Secret, Suite, Unauthentic};
-use lamassu_format::PAGE_LEN;
+//!
+//! Pages and records share one head: nonce (24 bytes), tag (16), epoch tag (16), then ciphertext.
+
+use crate::aead::Aead;
+use crate::name::{siv_open, siv_seal};
+use crate::secret::Secret;
+use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, random, wrap};
+use lamassu_format::{PAGE_LEN, VERSION};
+
+const NONCE_LEN: usize = 24;
+const TAG_LEN: usize = 16;
+/// Bytes before the ciphertext of a page or record.
+pub const HEAD_LEN: usize = NONCE_LEN + TAG_LEN + TAG_LEN;
+const XATTR_AAD: &[u8] = b"lamassu v1 xattr";
+
 /// Kinds of sealed record (§5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -16,63 +29,166 @@ pub enum RecordKind {
     /// 5
     Xattr = 5,
 }
+
 /// K_out of one epoch, expanded for a suite.
 pub struct OuterKey {
     suite: Suite,
+    page: Sealer,
+    record: Sealer,
+    page_convergent: Secret<32>,
+    xattr_name: Secret<64>,
 }
+
 impl OuterKey {
     /// Expands `k_out`.
     pub fn new(suite: Suite, k_out: &Secret<32>) -> Self {
-        let _ = k_out;
-        OuterKey { suite }
+        OuterKey {
+            suite,
+            page: Sealer::new(suite, k_out, "page seal", "page select"),
+            record: Sealer::new(suite, k_out, "record seal", "record select"),
+            page_convergent: derive(suite, k_out, "page convergent"),
+            xattr_name: derive_n(suite, k_out, "xattr name"),
+        }
     }
+
     /// The suite.
     pub fn suite(&self) -> Suite {
         self.suite
     }
+
     /// Seals bytes 56.. of `page` in place under a random nonce and fills nonce, tag and epoch tag.
+    ///
+    /// # Errors
+    /// [`NoRandom`] when getrandom(2) fails; the page is then as it was.
     pub fn seal_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), NoRandom> {
-        let _ = (aad, page);
-        todo!()
+        let mut nonce = [0; NONCE_LEN];
+        random(&mut nonce)?;
+        self.page.seal(&nonce, aad, page);
+        Ok(())
     }
-    /// The same with the nonce of a convergent page.
+
+    /// The same under a given nonce, for stored vectors. Two pages under one nonce give their XOR away.
+    #[doc(hidden)]
+    pub fn seal_page_with(&self, nonce: &[u8; 24], aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
+        self.page.seal(nonce, aad, page);
+    }
+
+    /// The same with the nonce of a convergent page (§9).
     pub fn seal_page_convergent(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
-        let _ = (aad, page);
-        todo!()
+        let prf = wrap::hmac_of(&self.page_convergent, &[aad, &page[HEAD_LEN..]]);
+        let nonce = prf.first_chunk().expect("32 bytes have a first 24");
+        self.page.seal(nonce, aad, page);
     }
+
     /// Whether the epoch tag says that this key sealed the page.
     pub fn matches_page(&self, aad: &[u8; 16], page: &[u8; PAGE_LEN]) -> bool {
-        let _ = (aad, page);
-        todo!()
+        self.page.matches(aad, page)
     }
+
     /// Opens in place. On failure the page's content is unspecified.
+    ///
+    /// # Errors
+    /// [`Unauthentic`] for another key, another AAD or a changed page.
     pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), Unauthentic> {
-        let _ = (aad, page);
-        todo!()
+        self.page.open(aad, page)
     }
+
     /// A sealed record.
+    ///
+    /// # Errors
+    /// [`NoRandom`] when getrandom(2) fails.
     pub fn seal_record(&self, kind: RecordKind, context: &[u8], content: &[u8]) -> Result<Vec<u8>, NoRandom> {
-        let _ = (kind, context, content);
-        todo!()
+        let mut nonce = [0; NONCE_LEN];
+        random(&mut nonce)?;
+        Ok(self.seal_record_with(&nonce, kind, context, content))
     }
+
+    /// The same under a given nonce, for stored vectors.
+    #[doc(hidden)]
+    pub fn seal_record_with(&self, nonce: &[u8; 24], kind: RecordKind, context: &[u8], content: &[u8]) -> Vec<u8> {
+        // Reserved in full at once, so that no plaintext is left behind by a reallocation.
+        let mut record = Vec::with_capacity(HEAD_LEN + content.len());
+        record.resize(HEAD_LEN, 0);
+        record.extend_from_slice(content);
+        self.record.seal(nonce, &self.record_aad(kind, context), &mut record);
+        record
+    }
+
     /// Whether the epoch tag says that this key sealed the record.
     pub fn matches_record(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> bool {
-        let _ = (kind, context, record);
-        todo!()
+        self.record.matches(&self.record_aad(kind, context), record)
     }
+
     /// Content of a sealed record.
+    ///
+    /// # Errors
+    /// [`Unauthentic`] for another key, kind or context, a changed or a short record.
     pub fn open_record(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> Result<Vec<u8>, Unauthentic> {
-        let _ = (kind, context, record);
-        todo!()
+        let mut opened = record.to_vec();
+        self.record.open(&self.record_aad(kind, context), &mut opened)?;
+        opened.drain(..HEAD_LEN);
+        Ok(opened)
     }
-    /// AES-SIV of an attribute's name.
+
+    /// AES-SIV of an attribute's name: 16 bytes longer than the name.
     pub fn seal_xattr_name(&self, name: &[u8]) -> Vec<u8> {
-        let _ = name;
-        todo!()
+        siv_seal(&self.xattr_name, XATTR_AAD, name)
     }
+
     /// And back.
+    ///
+    /// # Errors
+    /// [`Unauthentic`] for a name sealed by another epoch, a changed or a short one.
     pub fn open_xattr_name(&self, sealed: &[u8]) -> Result<Vec<u8>, Unauthentic> {
-        let _ = sealed;
-        todo!()
+        siv_open(&self.xattr_name, XATTR_AAD, sealed)
     }
+
+    fn record_aad(&self, kind: RecordKind, context: &[u8]) -> Vec<u8> {
+        let [v0, v1] = VERSION.to_le_bytes();
+        [&[v0, v1, self.suite.id(), kind as u8], context].concat()
+    }
+}
+
+/// The AEAD of pages or of records, and the PRF of its epoch tags.
+struct Sealer {
+    aead: Aead,
+    select: Secret<32>,
+}
+
+impl Sealer {
+    fn new(suite: Suite, k_out: &Secret<32>, seal: &str, select: &str) -> Self {
+        Sealer { aead: Aead::new(suite, &derive(suite, k_out, seal)), select: derive(suite, k_out, select) }
+    }
+
+    fn epoch_tag(&self, nonce: &[u8; NONCE_LEN], aad: &[u8]) -> [u8; TAG_LEN] {
+        let prf = wrap::hmac_of(&self.select, &[nonce, aad]);
+        *prf.first_chunk().expect("32 bytes have a first 16")
+    }
+
+    /// Seals what follows the head, and writes the head. `sealed` is at least a head long.
+    fn seal(&self, nonce: &[u8; NONCE_LEN], aad: &[u8], sealed: &mut [u8]) {
+        let (head, content) = sealed.split_at_mut(HEAD_LEN);
+        let tag = self.aead.seal(nonce, aad, content);
+        head[..NONCE_LEN].copy_from_slice(nonce);
+        head[NONCE_LEN..NONCE_LEN + TAG_LEN].copy_from_slice(&tag);
+        head[NONCE_LEN + TAG_LEN..].copy_from_slice(&self.epoch_tag(nonce, aad));
+    }
+
+    fn matches(&self, aad: &[u8], sealed: &[u8]) -> bool {
+        let Some((nonce, _, epoch_tag, _)) = split(sealed) else { return false };
+        wrap::equal(&self.epoch_tag(nonce, aad), epoch_tag)
+    }
+
+    fn open(&self, aad: &[u8], sealed: &mut [u8]) -> Result<(), Unauthentic> {
+        let (&nonce, &tag, _, _) = split(sealed).ok_or(Unauthentic)?;
+        self.aead.open(&nonce, aad, &mut sealed[HEAD_LEN..], &tag)
+    }
+}
+
+/// (nonce, tag, epoch tag, ciphertext), or `None` where it is too short.
+fn split(sealed: &[u8]) -> Option<(&[u8; NONCE_LEN], &[u8; TAG_LEN], &[u8; TAG_LEN], &[u8])> {
+    let (nonce, rest) = sealed.split_first_chunk()?;
+    let (tag, rest) = rest.split_first_chunk()?;
+    let (epoch_tag, rest) = rest.split_first_chunk()?;
+    Some((nonce, tag, epoch_tag, rest))
 }

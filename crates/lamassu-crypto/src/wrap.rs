@@ -1,42 +1,125 @@
-//! What the vault header needs (§4): XAES-256-GCM, HKDF, HMAC, Argon2id.
-use crate::{NoRandom, Secret, Unauthentic};
-/// HKDF-SHA-256 to 32 bytes.
+//! What the vault header needs (§4): HKDF, HMAC, XAES-256-GCM. Argon2id is in [`crate::argon`] and given out here too.
+
+use crate::secret::{Secret, SecretBytes};
+use crate::xaes::Xaes;
+use crate::{NoRandom, Unauthentic, random};
+use hkdf::Hkdf;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use subtle::ConstantTimeEq;
+
+pub use crate::argon::{Argon2Cost, argon2id, calibrate};
+
+/// Bytes of an AEAD tag.
+const TAG_LEN: usize = 16;
+
+/// HKDF-SHA-256 (RFC 5869) to 32 bytes.
 pub fn hkdf(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<32> {
-    let _ = (ikm, salt, info);
-    todo!()
+    hkdf_n(ikm, salt, info)
 }
+
+/// HKDF-SHA-256 to N bytes, at most 8160.
+pub fn hkdf_n<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
+    const { assert!(N <= 255 * 32) };
+    let prk = Hkdf::<Sha256>::new(Some(salt), ikm);
+    Secret::filled_by(|out| prk.expand(info, out).expect("the length is within RFC 5869, checked above"))
+}
+
 /// HMAC-SHA-256.
 pub fn hmac(key: &Secret<32>, data: &[u8]) -> [u8; 32] {
-    let _ = (key, data);
-    todo!()
+    hmac_of(key, &[data])
 }
-/// Constant-time comparison.
+
+/// HMAC-SHA-256 of parts, joined.
+pub(crate) fn hmac_of(key: &Secret<32>, parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("HMAC takes keys of any length");
+    parts.iter().for_each(|p| mac.update(p));
+    mac.finalize().into_bytes().into()
+}
+
+/// Constant-time comparison. Lengths are public.
 pub fn equal(a: &[u8], b: &[u8]) -> bool {
-    let _ = (a, b);
-    todo!()
+    a.ct_eq(b).into()
 }
-/// XAES-256-GCM: (nonce, tag ‖ ciphertext).
+
+/// XAES-256-GCM under a random nonce: (nonce, tag ‖ ciphertext).
+///
+/// # Errors
+/// [`NoRandom`] when getrandom(2) fails.
 pub fn seal(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<([u8; 24], Vec<u8>), NoRandom> {
-    let _ = (key, aad, content);
-    todo!()
+    let mut nonce = [0; 24];
+    random(&mut nonce)?;
+    Ok((nonce, seal_with(key, &nonce, aad, content)))
 }
+
+/// The same under a given nonce, for stored vectors.
+#[doc(hidden)]
+pub fn seal_with(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], content: &[u8]) -> Vec<u8> {
+    // Reserved in full at once, so that no plaintext is left behind by a reallocation.
+    let mut sealed = Vec::with_capacity(TAG_LEN + content.len());
+    sealed.resize(TAG_LEN, 0);
+    sealed.extend_from_slice(content);
+    let tag = Xaes::new(key).seal(nonce, aad, &mut sealed[TAG_LEN..]);
+    sealed[..TAG_LEN].copy_from_slice(&tag);
+    sealed
+}
+
 /// And back.
-pub fn open(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], sealed: &[u8]) -> Result<crate::SecretBytes, Unauthentic> {
-    let _ = (key, nonce, aad, sealed);
-    todo!()
+///
+/// # Errors
+/// [`Unauthentic`] for another key, another AAD, a changed or a short `sealed`.
+pub fn open(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], sealed: &[u8]) -> Result<SecretBytes, Unauthentic> {
+    let (tag, ciphertext) = sealed.split_first_chunk::<TAG_LEN>().ok_or(Unauthentic)?;
+    let mut result = Ok(());
+    let content = SecretBytes::filled_by(ciphertext.len(), |content| {
+        content.copy_from_slice(ciphertext);
+        result = Xaes::new(key).open(nonce, aad, content, tag);
+    });
+    result.map(|()| content)
 }
-/// Cost of Argon2id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Argon2Cost {
-    /// m
-    pub memory_kib: u32,
-    /// t
-    pub passes: u32,
-    /// p
-    pub lanes: u32,
-}
-/// Argon2id v0x13; `None` where the cost is outside what §4 allows.
-pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<Secret<32>> {
-    let _ = (passphrase, salt, cost);
-    todo!()
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use data_encoding::HEXLOWER;
+
+    /// RFC 5869, A.1 and A.3 (the first 32 of their 42 bytes).
+    #[test]
+    fn hkdf_rfc5869() {
+        let salt = HEXLOWER.decode(b"000102030405060708090a0b0c").unwrap();
+        let info = HEXLOWER.decode(b"f0f1f2f3f4f5f6f7f8f9").unwrap();
+        let okm = hkdf(&[0x0b; 22], &salt, &info);
+        assert_eq!(HEXLOWER.encode(okm.expose()), "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
+        let okm = hkdf_n::<42>(&[0x0b; 22], b"", b"");
+        assert_eq!(
+            HEXLOWER.encode(okm.expose()),
+            "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"
+        );
+    }
+
+    /// RFC 4231, test case 4 has a 25-byte key; this is RFC 4868 §2.7.1 AUTH256-1: a 32-byte key.
+    #[test]
+    fn hmac_rfc4868() {
+        let mac = hmac(&Secret::new(&mut [0x0b; 32]), b"Hi There");
+        assert_eq!(HEXLOWER.encode(&mac), "198a607eb44bfbc69903a0f1cf2bbdc5ba0aa3f3d9ae3c1c7a3b1696a0b68cf7");
+    }
+
+    #[test]
+    fn sealed_content_opens_and_every_change_is_seen() {
+        let key = Secret::new(&mut [5; 32]);
+        let (nonce, sealed) = seal(&key, b"aad", b"content").unwrap();
+        assert_eq!(sealed.len(), 16 + 7);
+        assert_eq!(open(&key, &nonce, b"aad", &sealed).unwrap().expose(), b"content");
+        for i in 0..sealed.len() {
+            let mut bad = sealed.clone();
+            bad[i] ^= 1;
+            assert!(open(&key, &nonce, b"aad", &bad).is_err(), "byte {i}");
+        }
+        assert!(open(&key, &nonce, b"axd", &sealed).is_err());
+        assert!(open(&key, &[0; 24], b"aad", &sealed).is_err());
+        assert!(open(&Secret::new(&mut [6; 32]), &nonce, b"aad", &sealed).is_err());
+        for len in 0..sealed.len() {
+            assert!(open(&key, &nonce, b"aad", &sealed[..len]).is_err(), "cut to {len}");
+        }
+    }
 }

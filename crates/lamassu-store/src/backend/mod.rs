@@ -66,6 +66,14 @@ pub struct Time {
     pub nanos: u32,
 }
 
+impl Time {
+    /// The current time.
+    pub fn now() -> Time {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
+    }
+}
+
 /// `stat` of a backing entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -253,4 +261,10 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
+    /// Takes an exclusive lock on the file `name` in the root (created if missing), held until the returned guard is dropped. Somebody else holds it:
+    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one.
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
+        let _ = name;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

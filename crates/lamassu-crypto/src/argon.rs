@@ -1,0 +1,134 @@
+//! Argon2id (RFC 9106) for passphrases, bounded before it runs (§4), and the choice of its cost on this machine.
+
+use crate::secret::Secret;
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use std::time::{Duration, Instant};
+use zeroize::Zeroize;
+
+/// Cost of Argon2id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argon2Cost {
+    /// m, KiB
+    pub memory_kib: u32,
+    /// t
+    pub passes: u32,
+    /// p
+    pub lanes: u32,
+}
+
+impl Argon2Cost {
+    /// Whether §4 allows this cost. A header that asks for more is refused before any memory is taken.
+    pub fn is_allowed(&self) -> bool {
+        let Argon2Cost { memory_kib: m, passes: t, lanes: p } = *self;
+        (1..=16).contains(&p) && (1..=64).contains(&t) && m >= 8 * p && m <= 4 << 20
+    }
+}
+
+/// Argon2id version 0x13 to 32 bytes; `None` where the cost is outside what §4 allows, or the memory cannot be had.
+/// Its memory is wiped. Lanes run in parallel.
+pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<Secret<32>> {
+    if !cost.is_allowed() {
+        return None;
+    }
+    let params = Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).ok()?;
+    let mut blocks = Vec::<Block>::new();
+    blocks.try_reserve_exact(params.block_count()).ok()?;
+    blocks.resize(params.block_count(), Block::default());
+    let argon = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+    let mut done = Ok(());
+    let secret =
+        Secret::filled_by(|out| done = argon.hash_password_into_with_memory(passphrase, salt, out, &mut blocks[..]));
+    blocks.iter_mut().for_each(Block::zeroize);
+    done.ok().map(|()| secret)
+}
+
+const MIB_KIB: u32 = 1024;
+const MEMORY_MIN_KIB: u32 = 64 * MIB_KIB;
+const MEMORY_MAX_KIB: u32 = 1024 * MIB_KIB;
+/// Below this a passphrase is no longer well kept, however small the machine.
+const MEMORY_FLOOR_KIB: u32 = 16 * MIB_KIB;
+/// RFC 9106 §4 recommends three passes where memory is below its 2 GiB choice.
+const PASSES: u32 = 3;
+const PASSES_MAX: u32 = 16;
+
+/// A cost that takes about `target_ms` milliseconds here: measured, three passes or more, 64 MiB to 1 GiB but at most a quarter of the free memory
+/// (and 16 MiB at least), one lane per processor up to four.
+pub fn calibrate(target_ms: u32) -> Argon2Cost {
+    let cap = memory_cap_kib(free_memory_kib());
+    let lanes = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u32);
+    let probe = Argon2Cost { memory_kib: cap.min(MEMORY_MIN_KIB), passes: 1, lanes };
+    // The first run also pays for page faults and for starting threads.
+    let first = fit(probe, measure(probe), target_ms, cap);
+    // Larger memory is slower by the KiB (TLB, cache), so measure what was chosen and correct once.
+    if first.memory_kib == probe.memory_kib { first } else { fit(first, measure(first), target_ms, cap) }
+}
+
+/// From one measured run, the cost that should take the target.
+fn fit(ran: Argon2Cost, took: Duration, target_ms: u32, cap_kib: u32) -> Argon2Cost {
+    let took_ms = took.as_secs_f64() * 1e3;
+    let work = f64::from(ran.memory_kib) * f64::from(ran.passes) * f64::from(target_ms) / took_ms.max(0.001);
+    let floor = cap_kib.min(MEMORY_MIN_KIB);
+    let memory = ((work / f64::from(PASSES)) as u32).clamp(floor, cap_kib) / MIB_KIB * MIB_KIB;
+    let passes = ((work / f64::from(memory)) as u32).clamp(PASSES, PASSES_MAX);
+    Argon2Cost { memory_kib: memory, passes, lanes: ran.lanes }
+}
+
+fn measure(cost: Argon2Cost) -> Duration {
+    let start = Instant::now();
+    // Out of memory counts as slow: the next choice is smaller.
+    match argon2id(b"calibration", &[0; 32], cost) {
+        Some(_) => start.elapsed(),
+        None => Duration::from_secs(3600),
+    }
+}
+
+fn memory_cap_kib(free_kib: u64) -> u32 {
+    u32::try_from(free_kib / 4).unwrap_or(u32::MAX).clamp(MEMORY_FLOOR_KIB, MEMORY_MAX_KIB)
+}
+
+fn free_memory_kib() -> u64 {
+    let s = rustix::system::sysinfo();
+    (s.freeram + s.bufferram).saturating_mul(u64::from(s.mem_unit.max(1))) / 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_those_of_the_format() {
+        let ok = Argon2Cost { memory_kib: 64, passes: 1, lanes: 4 };
+        assert!(ok.is_allowed());
+        for bad in [
+            Argon2Cost { memory_kib: 31, ..ok },
+            Argon2Cost { memory_kib: (4 << 20) + 1, ..ok },
+            Argon2Cost { passes: 0, ..ok },
+            Argon2Cost { passes: 65, ..ok },
+            Argon2Cost { lanes: 0, ..ok },
+            Argon2Cost { lanes: 17, memory_kib: 1024, ..ok },
+            Argon2Cost { lanes: u32::MAX, ..ok },
+        ] {
+            assert!(!bad.is_allowed(), "{bad:?}");
+            assert!(argon2id(b"", &[0; 32], bad).is_none());
+        }
+    }
+
+    #[test]
+    fn fit_stays_in_bounds() {
+        let ran = Argon2Cost { memory_kib: MEMORY_MIN_KIB, passes: 1, lanes: 2 };
+        for took_ms in [0, 1, 10, 100, 100_000] {
+            for cap in [MEMORY_FLOOR_KIB, MEMORY_MIN_KIB, MEMORY_MAX_KIB] {
+                let c = fit(ran, Duration::from_millis(took_ms), 500, cap);
+                assert!(c.memory_kib <= cap && c.memory_kib >= cap.min(MEMORY_MIN_KIB) && c.passes >= 3, "{c:?}");
+                assert!(c.is_allowed());
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_at_most_a_quarter_of_what_is_free() {
+        assert_eq!(memory_cap_kib(1 << 20), 1 << 18);
+        assert_eq!(memory_cap_kib(u64::MAX), MEMORY_MAX_KIB);
+        assert_eq!(memory_cap_kib(0), MEMORY_FLOOR_KIB);
+    }
+}

@@ -1,0 +1,78 @@
+//! What the processor has, less what `LAMASSU_CPU` takes away (Z14).
+//!
+//! `LAMASSU_CPU` is read once. It is a comma-separated list: `portable` (nothing at all), or `-NAME` for each feature to leave out: `-aes`, `-vaes`,
+//! `-sha`, `-avx512`. What it does not know it ignores: a misspelt name must not stop a mount. The mask covers the kernels of this crate;
+//! BLAKE3, ChaCha20 and the AEAD of metadata choose for themselves.
+
+use std::sync::OnceLock;
+
+/// Processor features that kernels ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Cpu {
+    /// AES-NI with SSE4.1 and SSSE3.
+    pub(super) aes: bool,
+    /// VAES over 256 bits, with AVX2.
+    pub(super) vaes: bool,
+    /// The SHA extensions, with SSE4.1 and SSSE3.
+    pub(super) sha: bool,
+    /// AVX-512 F and BW.
+    pub(super) avx512: bool,
+}
+
+impl Cpu {
+    /// What may be used, found out once.
+    pub(super) fn allowed() -> Cpu {
+        static ALLOWED: OnceLock<Cpu> = OnceLock::new();
+        *ALLOWED.get_or_init(|| match std::env::var("LAMASSU_CPU") {
+            Ok(mask) => Cpu::detected().masked(&mask),
+            Err(_) => Cpu::detected(),
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn detected() -> Cpu {
+        let base = is_x86_feature_detected!("sse4.1") && is_x86_feature_detected!("ssse3");
+        let aes = base && is_x86_feature_detected!("aes");
+        Cpu {
+            aes,
+            vaes: aes && is_x86_feature_detected!("vaes") && is_x86_feature_detected!("avx2"),
+            sha: base && is_x86_feature_detected!("sha"),
+            avx512: is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn detected() -> Cpu {
+        Cpu::default()
+    }
+
+    fn masked(mut self, mask: &str) -> Cpu {
+        for word in mask.split(',').map(str::trim) {
+            match word {
+                "portable" => self = Cpu::default(),
+                "-aes" => (self.aes, self.vaes) = (false, false),
+                "-vaes" => self.vaes = false,
+                "-sha" => self.sha = false,
+                "-avx512" => self.avx512 = false,
+                _ => {}
+            }
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_take_away_and_never_add() {
+        let all = Cpu { aes: true, vaes: true, sha: true, avx512: true };
+        assert_eq!(all.masked("portable"), Cpu::default());
+        assert_eq!(all.masked(""), all);
+        assert_eq!(all.masked("-vaes, -sha"), Cpu { vaes: false, sha: false, ..all });
+        assert_eq!(all.masked("-aes"), Cpu { aes: false, vaes: false, ..all }, "VAES needs AES");
+        assert_eq!(all.masked("-avx512,nonsense,aes"), Cpu { avx512: false, ..all });
+        assert_eq!(Cpu::default().masked("aes,+aes"), Cpu::default());
+    }
+}

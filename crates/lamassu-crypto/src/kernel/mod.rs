@@ -1,0 +1,247 @@
+//! The ciphers and hashes of data blocks, over many blocks at once.
+//!
+//! A [`Kernel`] says which implementation of each primitive runs; [`Kernel::best`] is the fastest that this processor and `LAMASSU_CPU` allow. All
+//! kernels give equal bytes: that is what the tests of this module show. Every kernel is constant in time.
+
+mod aes;
+mod cpu;
+mod library;
+mod portable;
+mod sha256;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use cpu::Cpu;
+use lamassu_format::BlockKey;
+use std::fmt;
+
+pub use aes::RoundKeys;
+
+/// How AES runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum AesKernel {
+    Portable,
+    Library,
+    AesNi,
+    Vaes256,
+}
+
+/// How SHA-256 runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ShaKernel {
+    Portable,
+    Library,
+    ShaNi,
+    Avx512,
+}
+
+/// Which implementation of each primitive runs. A value exists only for what this processor has.
+// Invariant, on which every `unsafe` of this module rests: the variants in a Kernel are within `Cpu::detected`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Kernel {
+    aes: AesKernel,
+    sha: ShaKernel,
+    /// Whether SHA-NI takes what is too little for AVX-512.
+    sha_ni: bool,
+}
+
+impl Kernel {
+    /// The fastest that this processor and `LAMASSU_CPU` allow.
+    pub fn best() -> Kernel {
+        Kernel::of(Cpu::allowed())
+    }
+
+    /// Plain Rust, no processor feature.
+    pub fn portable() -> Kernel {
+        Kernel { aes: AesKernel::Portable, sha: ShaKernel::Portable, sha_ni: false }
+    }
+
+    /// The RustCrypto crates, one block after another.
+    pub fn library() -> Kernel {
+        Kernel { aes: AesKernel::Library, sha: ShaKernel::Library, sha_ni: false }
+    }
+
+    /// Every kernel that this processor has, slowest first, whatever `LAMASSU_CPU` says.
+    pub fn available() -> Vec<Kernel> {
+        let Cpu { aes, vaes, sha, avx512 } = Cpu::detected();
+        let mut kernels = vec![Kernel::portable(), Kernel::library()];
+        for (aes, vaes, sha, avx512) in [
+            (aes, false, false, false),
+            (aes, false, sha, false),
+            (aes, vaes, sha, false),
+            (aes, vaes, false, avx512),
+            (aes, vaes, sha, avx512),
+        ] {
+            let kernel = Kernel::of(Cpu { aes, vaes, sha, avx512 });
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        }
+        kernels
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn of(cpu: Cpu) -> Kernel {
+        let aes = match cpu {
+            Cpu { vaes: true, .. } => AesKernel::Vaes256,
+            Cpu { aes: true, .. } => AesKernel::AesNi,
+            _ => AesKernel::Portable,
+        };
+        let sha = match cpu {
+            Cpu { avx512: true, .. } => ShaKernel::Avx512,
+            Cpu { sha: true, .. } => ShaKernel::ShaNi,
+            _ => ShaKernel::Portable,
+        };
+        Kernel { aes, sha, sha_ni: cpu.sha }
+    }
+
+    /// Elsewhere the crates know the processor's instructions, and one stream of them is what there is.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn of(_: Cpu) -> Kernel {
+        Kernel::library()
+    }
+
+    /// SHA-256 of each message. As many outputs as messages. Messages of equal length are fastest.
+    pub fn sha256(&self, messages: &[&[u8]], out: &mut [[u8; 32]]) {
+        assert_eq!(messages.len(), out.len());
+        match self.sha {
+            ShaKernel::Portable => portable::sha256::sha256(messages, out),
+            ShaKernel::Library => library::sha256(messages, out),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where SHA, SSE4.1 and SSSE3 were detected.
+            ShaKernel::ShaNi => unsafe { x86::sha_ni::sha256(messages, out) },
+            #[cfg(target_arch = "x86_64")]
+            ShaKernel::Avx512 => self.sha256_avx512(messages, out),
+            #[cfg(not(target_arch = "x86_64"))]
+            ShaKernel::ShaNi | ShaKernel::Avx512 => unreachable!("no such kernel is made here"),
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn sha256_avx512(&self, mut messages: &[&[u8]], mut out: &mut [[u8; 32]]) {
+        use x86::sha_avx512::LANES;
+        let lanes_min = if self.sha_ni { AVX512_LANES_MIN_BESIDE_SHA_NI } else { 2 };
+        while !messages.is_empty() {
+            let count = messages.len().min(LANES);
+            let (now, later) = messages.split_at(count);
+            let (out_now, out_later) = out.split_at_mut(count);
+            if count >= lanes_min && now.iter().all(|m| m.len() == now[0].len()) {
+                let lanes: [&[u8]; LANES] = std::array::from_fn(|l| now[l.min(count - 1)]);
+                // SAFETY: the variant exists only where AVX-512 F and BW were detected.
+                let digests = unsafe { x86::sha_avx512::sha256(&lanes) };
+                out_now.copy_from_slice(&digests[..count]);
+            } else if self.sha_ni {
+                // SAFETY: sha_ni is set only where SHA, SSE4.1 and SSSE3 were detected.
+                unsafe { x86::sha_ni::sha256(now, out_now) };
+            } else {
+                portable::sha256::sha256(now, out_now);
+            }
+            (messages, out) = (later, out_later);
+        }
+    }
+
+    /// Round keys of AES-256.
+    pub fn expand(&self, key: &BlockKey) -> RoundKeys {
+        // Once for each K_in: the portable one will do, and it is constant in time.
+        portable::aes::expand(key)
+    }
+
+    /// AES-256 of each block on its own.
+    pub fn ecb_encrypt(&self, keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+        match self.aes {
+            AesKernel::Portable => portable::aes::ecb_encrypt(keys, blocks),
+            AesKernel::Library => library::ecb_encrypt(keys, blocks),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variants exist only where AES, SSE4.1 and SSSE3 were detected.
+            AesKernel::AesNi | AesKernel::Vaes256 => unsafe { x86::aesni::ecb_encrypt(keys, blocks) },
+            #[cfg(not(target_arch = "x86_64"))]
+            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+        }
+    }
+
+    /// AES-256-CBC with a zero IV, each lane under its own key. Lanes are of one length, whole cipher blocks.
+    pub fn cbc_encrypt(&self, keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
+        assert_eq!(keys.len(), lanes.len());
+        let len = lanes.first().map_or(0, |l| l.len());
+        assert!(lanes.iter().all(|l| l.len() == len) && len.is_multiple_of(16));
+        match self.aes {
+            AesKernel::Portable => portable::aes::cbc_encrypt(keys, lanes),
+            AesKernel::Library => library::cbc_encrypt(keys, lanes),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
+            AesKernel::AesNi => unsafe { x86::aesni::cbc_encrypt(keys, lanes) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where VAES and AVX2 were detected too.
+            AesKernel::Vaes256 => unsafe { x86::vaes::cbc_encrypt(keys, lanes) },
+            #[cfg(not(target_arch = "x86_64"))]
+            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+        }
+    }
+
+    /// AES-256-CBC with a zero IV. `data` is whole cipher blocks.
+    pub fn cbc_decrypt(&self, key: &BlockKey, data: &mut [u8]) {
+        assert!(data.len().is_multiple_of(16));
+        match self.aes {
+            AesKernel::Portable => portable::aes::cbc_decrypt(key, data),
+            AesKernel::Library => library::cbc_decrypt(key, data),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
+            AesKernel::AesNi => unsafe { x86::aesni::cbc_decrypt(key, data) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where VAES and AVX2 were detected too.
+            AesKernel::Vaes256 => unsafe { x86::vaes::cbc_decrypt(key, data) },
+            #[cfg(not(target_arch = "x86_64"))]
+            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+        }
+    }
+
+    /// AES-256-CTR, the initial counter block zero, counting big-endian. `data` is less than 2³² cipher blocks.
+    pub fn ctr(&self, key: &BlockKey, data: &mut [u8]) {
+        assert!(data.len() as u64 <= 16 << 32, "kernels count in 32 bits");
+        match self.aes {
+            AesKernel::Portable => portable::aes::ctr(key, data),
+            AesKernel::Library => library::ctr(key, data),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
+            AesKernel::AesNi => unsafe { x86::aesni::ctr(key, data) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the variant exists only where VAES and AVX2 were detected too.
+            AesKernel::Vaes256 => unsafe { x86::vaes::ctr(key, data) },
+            #[cfg(not(target_arch = "x86_64"))]
+            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+        }
+    }
+}
+
+/// Below this many messages, two at a time by SHA-NI are faster than sixteen at a time, some of them idle.
+#[cfg(target_arch = "x86_64")]
+const AVX512_LANES_MIN_BESIDE_SHA_NI: usize = 9;
+
+/// The kernel's name in `lamassu speed`, e.g. `vaes256+avx512`.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let aes = match self.aes {
+            AesKernel::Portable => "portable",
+            AesKernel::Library => "library",
+            AesKernel::AesNi => "aesni",
+            AesKernel::Vaes256 => "vaes256",
+        };
+        let sha = match self.sha {
+            ShaKernel::Portable => "portable",
+            ShaKernel::Library => "library",
+            ShaKernel::ShaNi => "shani",
+            ShaKernel::Avx512 if self.sha_ni => "avx512/shani",
+            ShaKernel::Avx512 => "avx512",
+        };
+        if aes == sha { f.write_str(aes) } else { write!(f, "{aes}+{sha}") }
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Kernel({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Every kernel against published vectors and against the library.
+
+use super::*;
+use data_encoding::HEXLOWER;
+use proptest::prelude::*;
+
+fn bytes<const N: usize>(hex: &str) -> [u8; N] {
+    HEXLOWER.decode(hex.as_bytes()).unwrap().try_into().unwrap()
+}
+
+/// FIPS 197 Appendix A.3 and C.3; SP 800-38A F.1.5.
+#[test]
+fn aes_vectors() {
+    for kernel in Kernel::available() {
+        let keys = kernel.expand(&bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"));
+        assert_eq!(keys.0[2], bytes("9ba354118e6925afa51a8b5f2067fcde"));
+        assert_eq!(keys.0[14], bytes("fe4890d1e6188d0b046df344706c631e"));
+        let mut blocks = [bytes("6bc1bee22e409f96e93d7e117393172a"), bytes("f69f2445df4f9b17ad2b417be66c3710")];
+        kernel.ecb_encrypt(&keys, &mut blocks);
+        assert_eq!(
+            blocks,
+            [bytes("f3eed1bdb5d2a03c064b5a7e3db181f8"), bytes("23304b7a39f9f3ff067d8d8f9e24ecc7")],
+            "{kernel}"
+        );
+        let keys = kernel.expand(&bytes("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f"));
+        let mut block = [bytes("00112233445566778899aabbccddeeff")];
+        kernel.ecb_encrypt(&keys, &mut block);
+        assert_eq!(block, [bytes("8ea2b7ca516745bfeafc49904b496089")], "{kernel}");
+    }
+}
+
+/// SP 800-38A F.2.5. Its IV is not zero, so it goes into the first plaintext block, as CBC does.
+#[test]
+fn cbc_vectors() {
+    let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
+    let iv: [u8; 16] = bytes("000102030405060708090a0b0c0d0e0f");
+    let mut plain: [u8; 64] = bytes(
+        "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e5130c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710",
+    );
+    plain.iter_mut().zip(iv).for_each(|(p, i)| *p ^= i);
+    let cipher: [u8; 64] = bytes(
+        "f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d39f23369a9d9bacfa530e26304231461b2eb05e2c39be9fcda6c19078c6a9d1b",
+    );
+    for kernel in Kernel::available() {
+        let mut data = plain;
+        kernel.cbc_encrypt(&[key], &mut [&mut data]);
+        assert_eq!(data, cipher, "{kernel}");
+        kernel.cbc_decrypt(&key, &mut data);
+        assert_eq!(data, plain, "{kernel}");
+    }
+}
+
+/// FIPS 180-2 Appendix B and the empty message.
+#[test]
+fn sha256_vectors() {
+    let million = vec![b'a'; 1_000_000];
+    for kernel in Kernel::available() {
+        for copies in [1, 2, 3, 9, 16, 17] {
+            for (message, digest) in [
+                (&b""[..], "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+                (b"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"),
+                (
+                    b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+                    "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1",
+                ),
+                (&million, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"),
+            ] {
+                let mut out = vec![[0; 32]; copies];
+                kernel.sha256(&vec![message; copies], &mut out);
+                assert_eq!(out, vec![bytes(digest); copies], "{kernel}");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn kernels_agree_on_cbc(keys in proptest::collection::vec(any::<BlockKey>(), 0..40), blocks in 0usize..70, seed: u8) {
+        let plain: Vec<Vec<u8>> = (0..keys.len()).map(|l| data(blocks * 16, seed ^ l as u8)).collect();
+        let encrypt = |kernel: Kernel| {
+            let mut lanes = plain.clone();
+            kernel.cbc_encrypt(&keys, &mut lanes.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+            lanes
+        };
+        let expected = encrypt(Kernel::library());
+        for kernel in Kernel::available() {
+            prop_assert!(encrypt(kernel) == expected, "{}", kernel);
+            for ((key, cipher), plain) in keys.iter().zip(&expected).zip(&plain) {
+                let mut lane = cipher.clone();
+                kernel.cbc_decrypt(key, &mut lane);
+                prop_assert!(lane == *plain, "{}", kernel);
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_agree_on_ctr(key: BlockKey, len in 0usize..9000, seed: u8) {
+        let plain = data(len, seed);
+        let mut expected = plain.clone();
+        Kernel::library().ctr(&key, &mut expected);
+        for kernel in Kernel::available() {
+            let mut found = plain.clone();
+            kernel.ctr(&key, &mut found);
+            prop_assert!(found == expected, "{}", kernel);
+        }
+    }
+
+    #[test]
+    fn kernels_agree_on_sha256(lens in proptest::collection::vec(0usize..5000, 0..3), count in 0usize..40, seed: u8) {
+        // Messages of one length, then some of others.
+        let len = lens.first().copied().unwrap_or(4096);
+        let messages: Vec<Vec<u8>> = (0..count).map(|_| len).chain(lens).enumerate().map(|(i, len)| data(len, seed ^ i as u8)).collect();
+        let messages: Vec<&[u8]> = messages.iter().map(Vec::as_slice).collect();
+        let hash = |kernel: Kernel| {
+            let mut out = vec![[0; 32]; messages.len()];
+            kernel.sha256(&messages, &mut out);
+            out
+        };
+        let expected = hash(Kernel::library());
+        for kernel in Kernel::available() {
+            prop_assert!(hash(kernel) == expected, "{}", kernel);
+        }
+    }
+
+    #[test]
+    fn kernels_agree_on_ecb(key: BlockKey, mut blocks in proptest::collection::vec(any::<[u8; 16]>(), 0..40)) {
+        let plain = blocks.clone();
+        Kernel::library().ecb_encrypt(&Kernel::library().expand(&key), &mut blocks);
+        for kernel in Kernel::available() {
+            let mut found = plain.clone();
+            kernel.ecb_encrypt(&kernel.expand(&key), &mut found);
+            prop_assert_eq!(&found, &blocks);
+        }
+    }
+}
+
+#[test]
+fn counters_carry_past_one_and_two_bytes() {
+    let mut expected = vec![0; 16 * 70_000 + 5];
+    Kernel::library().ctr(&[7; 32], &mut expected);
+    for kernel in Kernel::available() {
+        let mut found = vec![0; expected.len()];
+        kernel.ctr(&[7; 32], &mut found);
+        assert!(found == expected, "{kernel}");
+    }
+}
+
+#[test]
+fn kernels_are_named_and_distinct() {
+    let names: Vec<String> = Kernel::available().iter().map(Kernel::to_string).collect();
+    assert_eq!(names[..2], ["portable", "library"]);
+    for (i, n) in names.iter().enumerate() {
+        assert!(!names[..i].contains(n), "{names:?}");
+    }
+}
+
+fn data(len: usize, seed: u8) -> Vec<u8> {
+    let mut out = vec![0; len];
+    blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
+    out
+}

@@ -1,0 +1,207 @@
+//! AES-256 by AES-NI: eight lanes of different keys for CBC encryption, eight blocks in flight for the rest.
+//!
+//! An AESENC takes several cycles and one can start every cycle or half: a single CBC stream leaves most of the unit idle.
+
+use crate::kernel::aes::{ROUNDS, RoundKeys};
+use lamassu_format::BlockKey;
+use std::arch::x86_64::*;
+use zeroize::Zeroize;
+
+/// Lanes, or blocks, in flight.
+const WIDTH: usize = 8;
+
+/// Round keys as the instructions take them; wiped when dropped.
+pub(super) struct Schedule(pub(super) [__m128i; ROUNDS + 1]);
+
+impl Drop for Schedule {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn load(bytes: &[u8; 16]) -> __m128i {
+    // SAFETY: 16 readable bytes; the load asks for no alignment.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+pub(super) fn store(bytes: &mut [u8; 16], x: __m128i) {
+    // SAFETY: 16 writable bytes; the store asks for no alignment.
+    unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), x) }
+}
+
+/// The key schedule. AESENCLAST on a register of four equal columns is SubWord of each (ShiftRows then moves nothing), and unlike AESKEYGENASSIST
+/// it is fast; the rotation and the broadcast are one shuffle.
+#[inline]
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(super) fn expand(key: &BlockKey) -> Schedule {
+    let rotated = _mm_set1_epi32(0x0c0f_0e0d);
+    let plain = _mm_set1_epi32(0x0f0e_0d0c);
+    let (even, odd) = (key.first_chunk().expect("32 bytes"), key.last_chunk().expect("32 bytes"));
+    let mut k = Schedule([_mm_setzero_si128(); ROUNDS + 1]);
+    (k.0[0], k.0[1]) = (load(even), load(odd));
+    let mut rcon = _mm_set1_epi32(1);
+    for i in 2..=ROUNDS {
+        let subbed = if i % 2 == 0 {
+            let word = _mm_aesenclast_si128(_mm_shuffle_epi8(k.0[i - 1], rotated), rcon);
+            rcon = _mm_slli_epi32::<1>(rcon);
+            word
+        } else {
+            _mm_aesenclast_si128(_mm_shuffle_epi8(k.0[i - 1], plain), _mm_setzero_si128())
+        };
+        // w[4] = w[0] ^ t, w[5] = w[1] ^ w[4], …: the running XOR of the four words.
+        let mut x = k.0[i - 2];
+        x = _mm_xor_si128(x, _mm_slli_si128::<4>(x));
+        x = _mm_xor_si128(x, _mm_slli_si128::<8>(x));
+        k.0[i] = _mm_xor_si128(x, subbed);
+    }
+    k
+}
+
+/// The same keys for the equivalent inverse cipher (FIPS 197 §5.3.5), in order of use.
+#[inline]
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(super) fn expand_inverse(key: &BlockKey) -> Schedule {
+    let mut k = expand(key);
+    k.0.reverse();
+    for x in &mut k.0[1..ROUNDS] {
+        *x = _mm_aesimc_si128(*x);
+    }
+    k
+}
+
+#[inline]
+#[target_feature(enable = "aes,sse2")]
+fn encrypt<const N: usize>(x: &mut [__m128i; N], k: &Schedule) {
+    x.iter_mut().for_each(|x| *x = _mm_xor_si128(*x, k.0[0]));
+    for k in &k.0[1..ROUNDS] {
+        x.iter_mut().for_each(|x| *x = _mm_aesenc_si128(*x, *k));
+    }
+    x.iter_mut().for_each(|x| *x = _mm_aesenclast_si128(*x, k.0[ROUNDS]));
+}
+
+#[inline]
+#[target_feature(enable = "aes,sse2")]
+fn decrypt<const N: usize>(x: &mut [__m128i; N], k: &Schedule) {
+    x.iter_mut().for_each(|x| *x = _mm_xor_si128(*x, k.0[0]));
+    for k in &k.0[1..ROUNDS] {
+        x.iter_mut().for_each(|x| *x = _mm_aesdec_si128(*x, *k));
+    }
+    x.iter_mut().for_each(|x| *x = _mm_aesdeclast_si128(*x, k.0[ROUNDS]));
+}
+
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(in crate::kernel) fn ecb_encrypt(keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+    let k = Schedule(keys.0.each_ref().map(|k| load(k)));
+    let (wide, rest) = blocks.as_chunks_mut::<WIDTH>();
+    for group in wide {
+        let mut x = group.each_ref().map(|b| load(b));
+        encrypt(&mut x, &k);
+        group.iter_mut().zip(x).for_each(|(b, x)| store(b, x));
+    }
+    for b in rest {
+        let mut x = [load(b)];
+        encrypt(&mut x, &k);
+        store(b, x[0]);
+    }
+}
+
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(in crate::kernel) fn cbc_encrypt(mut keys: &[BlockKey], mut lanes: &mut [&mut [u8]]) {
+    while !lanes.is_empty() {
+        let width = match lanes.len() {
+            WIDTH.. => cbc_encrypt_lanes::<WIDTH>(keys, lanes),
+            4.. => cbc_encrypt_lanes::<4>(keys, lanes),
+            2.. => cbc_encrypt_lanes::<2>(keys, lanes),
+            _ => cbc_encrypt_lanes::<1>(keys, lanes),
+        };
+        keys = &keys[width..];
+        lanes = &mut lanes[width..];
+    }
+}
+
+/// Encrypts the first N lanes; returns N.
+#[target_feature(enable = "aes,sse2,ssse3")]
+fn cbc_encrypt_lanes<const N: usize>(keys: &[BlockKey], lanes: &mut [&mut [u8]]) -> usize {
+    let k: [Schedule; N] = std::array::from_fn(|l| expand(&keys[l]));
+    let lanes = lanes.first_chunk_mut::<N>().expect("the caller has N lanes");
+    let lanes = lanes.each_mut().map(|lane| lane.as_chunks_mut::<16>().0);
+    let blocks = lanes.iter().map(|l| l.len()).min().unwrap_or(0);
+    let mut x = [_mm_setzero_si128(); N];
+    for i in 0..blocks {
+        for l in 0..N {
+            x[l] = _mm_xor_si128(_mm_xor_si128(x[l], load(&lanes[l][i])), k[l].0[0]);
+        }
+        for r in 1..ROUNDS {
+            for l in 0..N {
+                x[l] = _mm_aesenc_si128(x[l], k[l].0[r]);
+            }
+        }
+        for l in 0..N {
+            x[l] = _mm_aesenclast_si128(x[l], k[l].0[ROUNDS]);
+            store(&mut lanes[l][i], x[l]);
+        }
+    }
+    N
+}
+
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(in crate::kernel) fn cbc_decrypt(key: &BlockKey, data: &mut [u8]) {
+    cbc_decrypt_from(key, _mm_setzero_si128(), data);
+}
+
+/// The same with a ciphertext block before.
+#[inline]
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(super) fn cbc_decrypt_from(key: &BlockKey, mut previous: __m128i, data: &mut [u8]) {
+    if data.is_empty() {
+        return;
+    }
+    let k = expand_inverse(key);
+    let (wide, rest) = data.as_chunks_mut::<16>().0.as_chunks_mut::<WIDTH>();
+    for group in wide {
+        let cipher = group.each_ref().map(|b| load(b));
+        let mut x = cipher;
+        decrypt(&mut x, &k);
+        for ((b, x), c) in group.iter_mut().zip(x).zip(cipher) {
+            store(b, _mm_xor_si128(x, previous));
+            previous = c;
+        }
+    }
+    for b in rest {
+        let cipher = load(b);
+        let mut x = [cipher];
+        decrypt(&mut x, &k);
+        store(b, _mm_xor_si128(x[0], previous));
+        previous = cipher;
+    }
+}
+
+#[target_feature(enable = "aes,sse2,ssse3")]
+pub(in crate::kernel) fn ctr(key: &BlockKey, data: &mut [u8]) {
+    let k = expand(key);
+    for (n, group) in data.chunks_mut(16 * WIDTH).enumerate() {
+        let mut x: [__m128i; WIDTH] = std::array::from_fn(|l| load(&((n * WIDTH + l) as u128).to_be_bytes()));
+        encrypt(&mut x, &k);
+        xor_stream(group, &x);
+    }
+}
+
+/// XORs a keystream into data that may end inside it.
+#[inline]
+#[target_feature(enable = "sse2")]
+fn xor_stream<const N: usize>(data: &mut [u8], stream: &[__m128i; N]) {
+    let (blocks, rest) = data.as_chunks_mut::<16>();
+    let whole = blocks.len();
+    for (b, s) in blocks.iter_mut().zip(stream) {
+        store(b, _mm_xor_si128(load(b), *s));
+    }
+    if !rest.is_empty() {
+        let mut last = [0; 16];
+        store(&mut last, stream[whole]);
+        rest.iter_mut().zip(last).for_each(|(d, s)| *d ^= s);
+    }
+}

@@ -1,0 +1,209 @@
+//! Pages for secrets, shared by many of them.
+//!
+//! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages; so small secrets share pages, by size class, and a page
+//! once locked is kept for the next secret. Every page is excluded from core dumps. A page that cannot be locked is used all the same, and
+//! [`memory_is_locked`] then says so: a mount without locked memory is a warning, not a failure.
+//!
+//! Invariant: free bytes are zero bytes. [`Slot`] wipes before it gives back.
+
+use parking_lot::Mutex;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::alloc::{Layout, handle_alloc_error};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+use zeroize::Zeroize;
+
+/// Smallest slot, log₂ of bytes.
+const CLASS_MIN_LOG2: u32 = 5;
+/// Largest slot that shares its pages, log₂ of bytes. Larger ones get pages of their own.
+const CLASS_MAX_LOG2: u32 = 11;
+const CLASSES: usize = (CLASS_MAX_LOG2 - CLASS_MIN_LOG2 + 1) as usize;
+/// Bytes that a size class grows by: one page where pages are 4096 bytes.
+const REGION: usize = 4096;
+
+static UNLOCKED: AtomicBool = AtomicBool::new(false);
+static ARENA: Mutex<Arena> = Mutex::new(Arena { free: [const { Vec::new() }; CLASSES], regions: Vec::new() });
+
+/// Whether all secret memory made so far is locked. Once false it stays false: raise `ulimit -l` (RLIMIT_MEMLOCK) and start again.
+pub fn memory_is_locked() -> bool {
+    !UNLOCKED.load(Ordering::Relaxed)
+}
+
+/// Locks all secret memory anew. Locks do not survive fork(2): a process that forks into the background calls this in the child.
+pub fn relock() {
+    for &Region { start, len } in &ARENA.lock().regions {
+        // SAFETY: the region is mapped: it leaves the list, under the same mutex, before it is unmapped.
+        if unsafe { mm::mlock(start.as_ptr().cast(), len) }.is_err() {
+            UNLOCKED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+struct Arena {
+    /// Zeroed slots by size class.
+    free: [Vec<NonNull<u8>>; CLASSES],
+    regions: Vec<Region>,
+}
+
+#[derive(Clone, Copy)]
+struct Region {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the pointers are to memory that belongs to the arena and to nobody's stack or thread; the mutex orders access.
+unsafe impl Send for Arena {}
+
+impl Arena {
+    fn map(&mut self, len: usize) -> NonNull<u8> {
+        // SAFETY: a new private anonymous mapping at a place of the kernel's choice touches no memory in use.
+        let mapped =
+            unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
+        let Some(start) = mapped.ok().and_then(|p| NonNull::new(p.cast::<u8>())) else {
+            handle_alloc_error(Layout::from_size_align(len, 4096).unwrap_or(Layout::new::<[u8; REGION]>()));
+        };
+        // SAFETY: the mapping is ours, whole pages, and neither call changes its content.
+        unsafe {
+            // An old kernel without DONTDUMP leaves RLIMIT_CORE and PR_SET_DUMPABLE (`harden_process`) to do the work.
+            let _ = mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump);
+            if mm::mlock(start.as_ptr().cast(), len).is_err() {
+                UNLOCKED.store(true, Ordering::Relaxed);
+            }
+        }
+        self.regions.push(Region { start, len });
+        start
+    }
+
+    fn take(&mut self, class: usize) -> NonNull<u8> {
+        if let Some(slot) = self.free[class].pop() {
+            return slot;
+        }
+        let region = self.map(REGION);
+        let size = class_size(class);
+        for at in (size..REGION).step_by(size) {
+            // SAFETY: at < REGION, within the mapping just made.
+            self.free[class].push(unsafe { region.add(at) });
+        }
+        region
+    }
+
+    fn unmap(&mut self, start: NonNull<u8>) {
+        if let Some(i) = self.regions.iter().position(|r| r.start == start) {
+            let Region { start, len } = self.regions.swap_remove(i);
+            // SAFETY: `map` made exactly this mapping, it has left the list, and its one slot is being dropped. munmap also unlocks.
+            let unmapped = unsafe { mm::munmap(start.as_ptr().cast(), len) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+fn class_size(class: usize) -> usize {
+    1 << (class as u32 + CLASS_MIN_LOG2)
+}
+
+/// Class of a size, or `None` where it takes pages of its own.
+fn class_of(size: usize) -> Option<usize> {
+    let log2 = size.next_power_of_two().trailing_zeros().max(CLASS_MIN_LOG2);
+    (log2 <= CLASS_MAX_LOG2).then(|| (log2 - CLASS_MIN_LOG2) as usize)
+}
+
+/// A piece of secret memory, zero when new, wiped when dropped.
+pub(super) struct Slot {
+    start: NonNull<u8>,
+    /// Bytes that may be used, at least what was asked for.
+    len: usize,
+}
+
+// SAFETY: a Slot owns its bytes as a Box<[u8]> does.
+unsafe impl Send for Slot {}
+// SAFETY: as above.
+unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// At least `size` zero bytes at a multiple of `align` (a power of two, at most 4096).
+    pub(super) fn new(size: usize, align: usize) -> Slot {
+        assert!(align <= REGION);
+        // A slot of a class lies at a multiple of its size, so a size of at least `align` is aligned.
+        match class_of(size.max(align)) {
+            Some(class) => Slot { start: ARENA.lock().take(class), len: class_size(class) },
+            None => {
+                let page = rustix::param::page_size();
+                let len = size.max(1).next_multiple_of(page);
+                Slot { start: ARENA.lock().map(len), len }
+            }
+        }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the slot's bytes are mapped, initialised (zero from mmap or the wipe) and borrowed with self. Only byte secrets call this:
+        // a typed value, which may contain padding, is reached through `as_ptr` alone.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and self is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // SAFETY: our bytes, and MaybeUninit asks nothing of them (a typed value may have left padding).
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<MaybeUninit<u8>>(), self.len) };
+        bytes.zeroize();
+        let mut arena = ARENA.lock();
+        match class_of(self.len) {
+            Some(class) => arena.free[class].push(self.start),
+            None => arena.unmap(self.start),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_fit_and_large_sizes_have_none() {
+        for size in 0..=2048 {
+            let class = class_of(size).unwrap();
+            assert!(class_size(class) >= size.max(32) && class_size(class) <= size.max(32) * 2);
+        }
+        assert_eq!(class_of(2049), None);
+    }
+
+    #[test]
+    fn slots_are_zero_aligned_and_apart() {
+        let mut slots: Vec<Slot> = (0..300).map(|i| Slot::new(1 + i % 2500, 64)).collect();
+        for (i, s) in slots.iter_mut().enumerate() {
+            assert_eq!(s.as_ptr() as usize % 64, 0);
+            assert!(s.bytes().iter().all(|&b| b == 0), "slot {i} was not zero");
+            s.bytes_mut().fill(i as u8 | 1);
+        }
+        for (i, s) in slots.iter().enumerate() {
+            assert!(s.bytes().iter().all(|&b| b == i as u8 | 1), "slot {i} overlaps another");
+        }
+        drop(slots);
+        assert!(Slot::new(100, 1).bytes().iter().all(|&b| b == 0), "a freed slot came back unwiped");
+    }
+
+    #[test]
+    fn many_small_secrets_share_pages() {
+        let before = ARENA.lock().regions.len();
+        let slots: Vec<Slot> = (0..1000).map(|_| Slot::new(32, 1)).collect();
+        // 128 slots a page; other tests run beside this one, so the bound is loose.
+        assert!(ARENA.lock().regions.len() - before <= 100);
+        drop(slots);
+    }
+
+    #[test]
+    fn relock_visits_every_region() {
+        let _s = Slot::new(5000, 1);
+        relock();
+    }
+}

@@ -1,0 +1,132 @@
+//! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of library calls.
+
+use crate::inner::decrypt_with;
+use crate::kernel::Kernel;
+use crate::{BlockKey, Engine, InnerKey, KeyRing, NoRandom, Secret, Suite, Verify};
+use std::time::{Duration, Instant};
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Hash, derive, encrypt.
+    Seal,
+    /// Decrypt, re-hash, compare.
+    Open,
+    /// Decrypt alone.
+    OpenUnverified,
+}
+
+impl Op {
+    /// The name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Op::Seal => "seal",
+            Op::Open => "open",
+            Op::OpenUnverified => "open_unverified",
+        }
+    }
+}
+
+/// One measurement.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The suite.
+    pub suite: Suite,
+    /// What was done.
+    pub op: Op,
+    /// The kernel; `library` composes RustCrypto calls one block after another, as a program without kernels of its own would.
+    pub kernel: Kernel,
+    /// Threads that worked on each batch.
+    pub threads: usize,
+    /// 10⁹ bytes of data a second.
+    pub gb_per_s: f64,
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    /// Which suites.
+    pub suites: &'a [Suite],
+    /// Which kernels.
+    pub kernels: &'a [Kernel],
+    /// Which numbers of threads. The `library` kernel is measured with one.
+    pub threads: &'a [usize],
+    /// Block size in bytes, a multiple of 16.
+    pub block_size: usize,
+    /// Bytes of a batch, rounded down to whole blocks, at least one: 1 MiB is what one FUSE write brings.
+    pub batch_bytes: usize,
+    /// How long each row is measured for.
+    pub duration: Duration,
+}
+
+/// Measures; calls `row` with each row as it is ready.
+///
+/// # Errors
+/// [`NoRandom`]: keys and data are random.
+///
+/// # Panics
+/// Where a kernel gives wrong bytes: nothing that it did could then be trusted.
+pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom> {
+    for &suite in plan.suites {
+        let (k_in, k_out) = (Secret::random()?, Secret::random()?);
+        for &kernel in plan.kernels {
+            let ring = KeyRing::with_kernel(suite, std::slice::from_ref(&k_in), std::slice::from_ref(&k_out), kernel);
+            for &threads in plan.threads {
+                if kernel != Kernel::library() || threads == 1 {
+                    let engine = Engine::with_kernel(threads, kernel);
+                    measure_one(plan, suite, kernel, &ring, &engine, &mut row)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn measure_one(
+    plan: &Plan<'_>,
+    suite: Suite,
+    kernel: Kernel,
+    ring: &KeyRing,
+    engine: &Engine,
+    row: &mut impl FnMut(Row),
+) -> Result<(), NoRandom> {
+    let size = plan.block_size;
+    let count = (plan.batch_bytes / size).max(1);
+    let mut plain = vec![0; count * size];
+    crate::random(&mut plain)?;
+    let mut keys = vec![BlockKey::default(); count];
+    let mut sealed = plain.clone();
+    engine.seal(ring.inner(), &mut sealed, size, &mut keys);
+    let key: &InnerKey = ring.inner();
+    let mut work = plain.clone();
+    for op in [Op::Seal, Op::Open, Op::OpenUnverified] {
+        // Sealing what was sealed costs the same, so nothing is copied inside the loop but for `Open`, where the input must verify.
+        let gb_per_s = rate(plan.duration, work.len(), || match op {
+            Op::Seal => engine.seal(key, &mut work, size, &mut keys_scratch(count)),
+            Op::Open => {
+                work.copy_from_slice(&sealed);
+                assert!(engine.open(ring, &mut work, size, &keys, Verify::Full).is_empty());
+            }
+            Op::OpenUnverified if suite.is_malleable() => decrypt_with(kernel, suite, &mut work, size, &keys),
+            Op::OpenUnverified => assert!(engine.open(ring, &mut work, size, &keys, Verify::No).is_empty()),
+        });
+        let threads = if op == Op::OpenUnverified && suite.is_malleable() { 1 } else { engine.threads() };
+        row(Row { suite, op, kernel, threads, gb_per_s });
+    }
+    Ok(())
+}
+
+fn keys_scratch(count: usize) -> Vec<BlockKey> {
+    vec![[0; 32]; count]
+}
+
+fn rate(duration: Duration, bytes: usize, mut work: impl FnMut()) -> f64 {
+    work();
+    let start = Instant::now();
+    let mut rounds = 0u32;
+    while start.elapsed() < duration {
+        work();
+        rounds += 1;
+    }
+    bytes as f64 * f64::from(rounds.max(1)) / start.elapsed().as_secs_f64() / 1e9
+}
