@@ -1,7 +1,7 @@
 //! A backing store in memory, for tests: a whole tree with the semantics of a local file system of Linux, as root
 //! sees it (permission bits are kept, not obeyed). `allocate` reserves nothing; access times change only when set.
 //!
-//! Changes pass through one lock, in one order, and an [`Observer`] sees each of them in that order. The recording
+//! Changes pass through one lock, in one order, and an observer sees each of them in that order. The recording
 //! backend is made of that.
 
 mod content;
