@@ -122,9 +122,9 @@ fn judge(setup: &Setup, trace: &Trace, at: usize, image: Image) -> Result<(), St
     let may_be_void = versions.iter().any(|v| v.is_empty());
     let sim = SimFile::of(image);
     let file = File::open(setup.context(), Arc::new(sim.clone()), "crashed").map_err(|e| format!("open: {e}"))?;
-    let first_page_is_lost = file.check(false, &mut |_| {}).is_ok_and(|c| {
-        c.damage.iter().any(|d| d.kind == DamageKind::PageMissing && d.page == 0)
-    });
+    let first_page_is_lost = file
+        .check(false, &mut |_| {})
+        .is_ok_and(|c| c.damage.iter().any(|d| d.kind == DamageKind::PageMissing && d.page == 0));
     if may_be_void && first_page_is_lost {
         return file.truncate(0).map_err(|e| format!("empty: {e}"));
     }
@@ -208,7 +208,9 @@ fn run(name: &str, setup: &Setup, seeds: std::ops::Range<u64>, steps: usize, siz
     for seed in seeds {
         match torture(setup, seed, steps, size_max, losses, false) {
             Ok(n) => states += n,
-            Err(e) => panic!("{name}: {e}\nreproduce: LAMASSU_CRASH_SEED={seed} cargo test -p lamassu-store --test crash {name}"),
+            Err(e) => panic!(
+                "{name}: {e}\nreproduce: LAMASSU_CRASH_SEED={seed} cargo test -p lamassu-store --test crash {name}"
+            ),
         }
     }
     println!("{name}: {states} crash states");

@@ -55,8 +55,8 @@ pub fn appends_interleave(dir: &Path) {
     let open = || OpenOptions::new().append(true).create(true).open(&path).unwrap();
     let (mut a, mut b) = (open(), open());
     for i in 0..300 {
-        write!(a, "a{i:05}\n").unwrap();
-        write!(b, "b{i:05}\n").unwrap();
+        writeln!(a, "a{i:05}").unwrap();
+        writeln!(b, "b{i:05}").unwrap();
     }
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text.len(), 600 * 7);
