@@ -15,6 +15,9 @@ use std::sync::atomic::Ordering;
 const COMMIT_AFTER: Millis = 5_000;
 /// Files whose oldest unsettled write is older than this are settled: within 30 s even if `maintain` comes every few seconds only.
 const SETTLE_AFTER: Millis = 20_000;
+/// Bytes that all files together may buffer, and how many may be written before that is looked at again.
+const BUFFERS_MAX: u64 = 256 << 20;
+const BUFFERS_LOOK_EVERY: u64 = 32 << 20;
 /// With more unsynced names than this, `maintain` syncs the store to forget them.
 const UNSYNCED_MAX: usize = 65_536;
 
@@ -118,6 +121,31 @@ impl Vault {
         tracing::error!(file = self.tag(open.ino), error = %e, "a file could not be committed; it will be tried again");
         open.touched(self.now());
         first.note(Err(e.into()));
+    }
+
+    /// Keeps what all files together buffer within bounds: every so many bytes written, the largest buffers are committed. What fails stays buffered, and is
+    /// told by `flush`, `fsync` and the log.
+    pub(crate) fn bound_buffers(&self, written: usize) {
+        let written = written as u64;
+        if self.written.fetch_add(written, Ordering::Relaxed) + written < BUFFERS_LOOK_EVERY {
+            return;
+        }
+        self.written.store(0, Ordering::Relaxed);
+        let mut files: Vec<_> = self.files.all().into_iter().map(|f| (f.file().dirty_len(), f)).collect();
+        let mut total: u64 = files.iter().map(|(len, _)| len).sum();
+        if total <= BUFFERS_MAX {
+            return;
+        }
+        files.sort_by_key(|(len, _)| std::cmp::Reverse(*len));
+        for (len, open) in files {
+            if total <= BUFFERS_MAX / 2 {
+                return;
+            }
+            if let Err(e) = open.flush() {
+                self.failed(&open, e, &mut First(Ok(())));
+            }
+            total -= len;
+        }
     }
 
     fn unsettled(&self, mut files: Vec<Arc<OpenFile>>) -> Vec<Arc<OpenFile>> {
@@ -232,10 +260,8 @@ impl Vault {
         // fdatasync too promises that the data can be found again.
         let _ = data_only;
         let (open, _) = self.handles.file(handle)?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        let _pass = self.change()?;
+        // Frozen: everything is durable, and nobody should have to wait to hear it.
+        let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
             open.dirty_since.store(0, Ordering::Relaxed);
             if let Err(e) = open.file().sync() {
@@ -252,12 +278,14 @@ impl Vault {
     /// As [`Vault::fsync`].
     pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
         let dir = self.handles.dir(handle)?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        let _pass = self.change()?;
+        let Some(_pass) = self.sync_pass() else { return Ok(()) };
         dir.dir.handle.sync().map_err(io("sync a directory"))?;
         self.sync_way_to(dir.dir.ino)
+    }
+
+    /// `None` where nothing can be left to sync: read-only, or frozen.
+    fn sync_pass(&self) -> Option<crate::gate::Pass<'_>> {
+        if self.options.read_only { None } else { self.gate.try_enter() }
     }
 
     fn sync_way_to(&self, ino: Ino) -> Result<()> {
