@@ -219,7 +219,7 @@ impl Vault {
             return Ok(());
         }
         // Frozen: everything is settled already.
-        let Some(_pass) = self.gate.try_enter() else { return Ok(()) };
+        let Some(_pass) = self.gate.enter_unless_still() else { return Ok(()) };
         self.settle_all()
     }
 
@@ -232,8 +232,9 @@ impl Vault {
             return Ok(());
         }
         let done = self.settle_all();
-        if done.is_err() {
-            self.gate.open();
+        match done {
+            Ok(()) => self.gate.now_still(),
+            Err(_) => self.gate.open(),
         }
         done
     }
@@ -285,7 +286,7 @@ impl Vault {
 
     /// `None` where nothing can be left to sync: read-only, or frozen.
     fn sync_pass(&self) -> Option<crate::gate::Pass<'_>> {
-        if self.options.read_only { None } else { self.gate.try_enter() }
+        if self.options.read_only { None } else { self.gate.enter_unless_still() }
     }
 
     fn sync_way_to(&self, ino: Ino) -> Result<()> {
