@@ -144,7 +144,10 @@ impl Vault {
         // Nothing starts any more; what is under way ends first.
         self.gate.open();
         self.gate.close();
-        let done = if self.options.read_only { Ok(()) } else { self.settle_all() };
+        let done = match self.options.read_only {
+            true => Ok(()),
+            false => self.settle_all().and_then(|()| self.sync_store()),
+        };
         self.handles.clear();
         self.files.clear();
         self.dirs.clear();

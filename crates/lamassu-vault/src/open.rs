@@ -121,6 +121,10 @@ impl OpenFiles {
         self.slots.lock().values().filter(|s| s.handles == 0).map(|s| s.file.clone()).collect()
     }
 
+    pub fn is_idle(&self, ino: Ino) -> bool {
+        self.slots.lock().get(&ino).is_some_and(|s| s.handles == 0)
+    }
+
     pub fn idle_count(&self) -> usize {
         self.slots.lock().values().filter(|s| s.handles == 0).count()
     }

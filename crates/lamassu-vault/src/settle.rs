@@ -6,6 +6,7 @@ use crate::error::io;
 use crate::inode::StoreId;
 use crate::open::{Millis, OpenFile};
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
+use lamassu_store::StoreError;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -65,7 +66,7 @@ impl First {
 }
 
 /// Settles what the store's barrier has covered; with a barrier of the file's own where that one did not count for it.
-fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), lamassu_store::StoreError> {
+fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), StoreError> {
     let file = open.file();
     file.settle(mark)?;
     let written_since = open.unsettled_since.load(Ordering::Relaxed) != 0;
@@ -74,7 +75,7 @@ fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), lamassu_st
 
 impl Vault {
     /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears of it: the store tells once only.
-    fn sync_store(&self) -> Result<()> {
+    pub(crate) fn sync_store(&self) -> Result<()> {
         let entries = self.unsynced.take();
         let done = self.backend.sync().map_err(io("sync the store"));
         if done.is_err() {
@@ -92,6 +93,10 @@ impl Vault {
         let mut first = First(Ok(()));
         let mut marked = Vec::with_capacity(files.len());
         for open in files {
+            // Another pass may have settled it and let it go; if it is open again, that is another `File`.
+            if !self.files.get(open.ino).is_some_and(|now| Arc::ptr_eq(&now, &open)) {
+                continue;
+            }
             match open.flush() {
                 Ok(()) => {
                     open.unsettled_since.store(0, Ordering::Relaxed);
@@ -117,9 +122,16 @@ impl Vault {
         first.0
     }
 
-    fn failed(&self, open: &OpenFile, e: lamassu_store::StoreError, first: &mut First) {
-        tracing::error!(file = self.tag(open.ino), error = %e, "a file could not be committed; it will be tried again");
-        open.touched(self.now());
+    /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last handle.
+    fn failed(&self, open: &OpenFile, e: StoreError, first: &mut First) {
+        let file = self.tag(open.ino);
+        if matches!(e, StoreError::Damaged(_)) && self.files.is_idle(open.ino) {
+            tracing::error!(file, error = %e, "given up: the file is damaged where it was to be changed");
+            self.let_go(open.ino, true);
+        } else {
+            tracing::error!(file, error = %e, "a file could not be committed; it will be tried again");
+            open.touched(self.now());
+        }
         first.note(Err(e.into()));
     }
 
@@ -231,7 +243,8 @@ impl Vault {
         if self.options.read_only || !self.gate.close() {
             return Ok(());
         }
-        let done = self.settle_all();
+        // The second barrier is for whoever copies what lies below the page cache.
+        let done = self.settle_all().and_then(|()| self.sync_store());
         match done {
             Ok(()) => self.gate.now_still(),
             Err(_) => self.gate.open(),
