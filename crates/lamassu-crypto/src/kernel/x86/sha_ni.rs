@@ -90,10 +90,10 @@ unsafe fn compress<const N: usize>(states: &mut [State; N], starts: &[*const u8;
     let before = *states;
     let mut w: [[__m128i; 4]; N] = [[_mm_setzero_si128(); 4]; N];
     for n in 0..N {
-        for i in 0..4 {
+        for (i, w) in w[n].iter_mut().enumerate() {
             // SAFETY: the caller's promise; the load asks for no alignment.
             let words = unsafe { _mm_loadu_si128(starts[n].add(at + 16 * i).cast()) };
-            w[n][i] = _mm_shuffle_epi8(words, turn);
+            *w = _mm_shuffle_epi8(words, turn);
         }
     }
     for i in 0..16 {
