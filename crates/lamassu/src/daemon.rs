@@ -55,9 +55,12 @@ impl Waiter {
     pub fn wait(self) -> Result<Code> {
         let pid = self.child.as_raw_nonzero().get();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // SAFETY: kill(2) is async-signal-safe, and nothing else is called. The pid is our child's until it is waited for below, after which this process ends.
-            let forward = unsafe { signal_hook::low_level::register(signal, move || drop(libc::kill(pid, signal))) };
-            forward.context("cannot forward signals")?;
+            let forward = move || {
+                // SAFETY: a plain system call. The pid is our child's until it is waited for below, after which this process ends.
+                let _ = unsafe { libc::kill(pid, signal) };
+            };
+            // SAFETY: the handler calls kill(2) alone, which is async-signal-safe.
+            unsafe { signal_hook::low_level::register(signal, forward) }.context("cannot forward signals")?;
         }
         let mut byte = [0u8; 1];
         let told = loop {

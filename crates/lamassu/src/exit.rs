@@ -171,8 +171,8 @@ fn file(error: &FileError) -> Code {
         FileError::Missing { .. } | FileError::NotAFile { .. } => Code::HeaderUnreadable,
         FileError::Header { path: _, source } => header(source),
         FileError::Exists { .. } | FileError::Busy { .. } => Code::HeaderUnwritable,
-        FileError::Io { op: "open" | "read", .. } => Code::HeaderUnreadable,
-        FileError::Io { .. } => Code::HeaderUnwritable,
+        FileError::Read { .. } => Code::HeaderUnreadable,
+        FileError::Write { .. } => Code::HeaderUnwritable,
     }
 }
 

@@ -61,11 +61,10 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     drop(shown);
     vault.close()?;
     drop(lock);
-    let left = report.problems.iter().filter(|p| !p.repaired).count();
-    let status = match (report.problems.len(), left) {
-        (0, _) => "clean",
-        (_, 0) => "repaired",
-        _ => "damaged",
+    let status = match (report.is_damaged(), report.is_repaired()) {
+        (true, _) => "damaged",
+        (false, true) => "repaired",
+        (false, false) => "clean",
     };
     if args.json {
         output::print_json(&Summary { status, report: &report })?;
@@ -74,8 +73,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     match status {
         "clean" => Ok(()),
-        "repaired" => Err(Fault::Repaired { problems: report.problems.len() }.into()),
-        _ => Err(Fault::DamageLeft { problems: left }.into()),
+        "repaired" => Err(Fault::Repaired { problems: mended(&report) }.into()),
+        _ => Err(Fault::DamageLeft { problems: damaged(&report) }.into()),
     }
 }
 
@@ -98,11 +97,20 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
     if report.unsealed_empty > 0 {
         out.push_str(&format!("\n{} empty files whose creation was never made durable", report.unsealed_empty));
     }
-    let mended = report.problems.iter().filter(|p| p.repaired).count();
+    let (mended, damaged) = (mended(report), damaged(report));
+    let harmless = report.problems.len() - mended - damaged;
     if !report.problems.is_empty() {
-        out.push_str(&format!("\n{} problems, {mended} of them mended", report.problems.len()));
+        out.push_str(&format!("\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless (`--repair` clears them away)"));
     }
     out
+}
+
+fn mended(report: &Report) -> usize {
+    report.problems.iter().filter(|p| p.repaired).count()
+}
+
+fn damaged(report: &Report) -> usize {
+    report.problems.iter().filter(|p| !p.repaired && !p.harmless).count()
 }
 
 /// Shows a check as it goes.
@@ -129,7 +137,11 @@ impl Progress for Shown {
 }
 
 fn line(p: &Problem) -> String {
-    let word = if p.repaired { "mended" } else { "damaged" };
+    let word = match (p.repaired, p.harmless) {
+        (true, _) => "mended",
+        (false, true) => "harmless",
+        (false, false) => "damaged",
+    };
     let place = match &p.path {
         Some(path) => format!("/{}", path.trim_start_matches('/')),
         None => format!("(stored) {}", p.stored),

@@ -79,7 +79,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         let (target, sources) = split(places)?;
         let unsealed = found.unlock(ui, &args.key)?;
         signals::flag_only();
-        return copy_all(ui, &Stored::new(&unsealed), &Local, sources, target, false);
+        return copy_all(ui, Sides { from: &Stored::new(&unsealed), to: &Local, same: false }, sources, target, false);
     }
     let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
     let (target, sources) = split(rest)?;
@@ -137,7 +137,8 @@ impl Job {
         let tree = |p: &Place| -> &dyn Tree { if matches!(p, Place::Vault(_)) { vault } else { &Local } };
         let sources: Vec<PathBuf> = self.sources.iter().map(path).collect();
         let from = self.sources.first().map_or(&Local as &dyn Tree, tree);
-        copy_all(ui, from, tree(&self.target), &sources, &path(&self.target), recursive)
+        let same = matches!((self.sources.first(), &self.target), (Some(Place::Vault(_)), Place::Vault(_)));
+        copy_all(ui, Sides { from, to: tree(&self.target), same }, &sources, &path(&self.target), recursive)
     }
 }
 
@@ -155,8 +156,16 @@ fn copy_stdin(vault: &VaultTree, target: &Path) -> Result<()> {
     vault.set_meta(target, &Meta { mode: 0o666 & !mask, ..meta })
 }
 
+/// The trees of a copy, and whether they are one.
+struct Sides<'a> {
+    from: &'a dyn Tree,
+    to: &'a dyn Tree,
+    same: bool,
+}
+
 /// As cp(1): into the target if that is a directory, else to the target itself.
-fn copy_all(ui: &Ui, from: &dyn Tree, to: &dyn Tree, sources: &[PathBuf], target: &Path, recursive: bool) -> Result<()> {
+fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recursive: bool) -> Result<()> {
+    let Sides { from, to, same } = sides;
     let into = is_dir(to, target)?;
     if !into && (sources.len() > 1 || ends_with_slash(target)) {
         return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
@@ -165,6 +174,7 @@ fn copy_all(ui: &Ui, from: &dyn Tree, to: &dyn Tree, sources: &[PathBuf], target
         ui,
         from,
         to,
+        same_tree: same,
         recursive,
         meter: Meter::bytes(ui, "copied"),
         failed: 0,

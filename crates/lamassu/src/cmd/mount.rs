@@ -7,7 +7,7 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::Ui;
 use crate::signals;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_vault::{Durability, Integrity, Options, Vault};
@@ -210,7 +210,7 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
 fn unmount_on_signal(mounted: &Mounted, vault: Arc<Vault>) {
     let unmounter = mounted.unmounter();
     let mountpoint = mounted.mountpoint().to_path_buf();
-    let mut unmount = move || match unmounter.unmount(false) {
+    let unmount = move || match unmounter.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy(_)) => {
             tracing::warn!(mountpoint = %mountpoint.display(), "busy: the mount point is free now, the vault is closed when the last file there is");

@@ -14,6 +14,8 @@ pub struct Copier<'a> {
     pub ui: &'a Ui,
     pub from: &'a dyn Tree,
     pub to: &'a dyn Tree,
+    /// Both are one tree: then a file must not be copied onto itself.
+    pub same_tree: bool,
     pub recursive: bool,
     pub meter: Meter,
     /// Entries that failed and were named; the rest goes on.
@@ -46,6 +48,10 @@ impl Copier<'_> {
                 return Err(anyhow::Error::from(VaultError::NotFound).context(name));
             }
         };
+        if self.same_tree && self.to.stat(target)?.is_some_and(|t| t.ino == meta.ino) {
+            let name = format!("{} and {}", self.from.name(source), self.to.name(target));
+            return Err(anyhow::Error::from(Fault::Usage("are the same file")).context(name));
+        }
         self.meter.set_message(self.from.name(source));
         match meta.kind {
             Kind::Dir => return self.copy_dir(source, target, &meta),

@@ -6,7 +6,8 @@ pub mod stored;
 pub mod vault;
 
 use anyhow::Result;
-use lamassu_vault::{Kind, StoreError, Time, VaultError};
+use lamassu_store::StoreError;
+use lamassu_vault::{Kind, Time, VaultError};
 use std::ffi::OsString;
 use std::path::Path;
 
