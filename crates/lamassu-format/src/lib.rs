@@ -5,11 +5,15 @@
 
 pub mod geometry;
 pub mod header;
+pub mod name;
 pub mod page;
+pub mod record;
 pub mod suite;
 
 pub use geometry::Geometry;
+pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use page::{Page, PageError};
+pub use record::DirRecord;
 pub use suite::Suite;
 
 /// Bytes of a metadata page, of a sealed file's smallest unit, whatever the block size (§9).

@@ -44,7 +44,7 @@ pub enum PageError {
 }
 
 /// The plaintext of a metadata page.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Page {
     /// Size of the file, or floor in page 0 of a longer file, in bytes.
     pub size: u64,
@@ -66,6 +66,22 @@ pub struct Page {
     pub previous: Vec<BlockKey>,
     /// The last partial block of the file, empty if it is not kept here.
     pub tail: Vec<u8>,
+}
+
+/// Never shows keys or content.
+impl std::fmt::Debug for Page {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Page")
+            .field("size", &self.size)
+            .field("generation", &self.generation)
+            .field("sparse", &self.sparse)
+            .field("cut", &self.cut)
+            .field("pending", &format_args!("{:#x}", self.pending))
+            .field("replaced", &format_args!("{:#x}", self.replaced))
+            .field("used", &self.keys.len())
+            .field("tail_len", &self.tail.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Page {

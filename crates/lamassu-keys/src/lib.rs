@@ -1,5 +1,29 @@
 //! Key sources, slots and keychains (`docs/format.md` §3, §4).
 //!
-//! A [`source::KeySource`] is a URI; a provider turns it into a secret; a slot of a header turns the secret into the file key, and that opens the keychain.
-//! Holds no file data, and prints nothing.
+//! A [`source::KeySource`] is a URI; its provider turns it into [`source::Material`]; a slot of a header turns that into the file key, and the file key
+//! opens the keychain. What is unlocked here goes to `lamassu-crypto` as a key ring.
+//!
+//! Never: holds file data, writes a key anywhere but sealed, prints (but for the prompt a `prompt` source shows on the terminal).
+#![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod create;
+mod error;
+pub mod header_file;
+pub mod keychain;
+pub mod providers;
 pub mod source;
+pub mod unlock;
+
+pub use create::{NewVault, NewZone, Outer, Zone, create_vault, create_zone};
+pub use error::KeyError;
+pub use header_file::{FileError, Update};
+pub use keychain::{Epoch, Keychain, Tier};
+pub use lamassu_format::header::{Argon2Params, SlotKind};
+pub use source::{Ask, KeySource, Loaded, Material, Purpose, SourceError, Warning};
+pub use unlock::{NewSlot, Removed, Unlocked, unlock};
+
+/// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.
+pub fn unix_now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

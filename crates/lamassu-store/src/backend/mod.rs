@@ -3,9 +3,40 @@
 //! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store that swaps
 //! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod crash;
+#[cfg(any(test, feature = "testing"))]
+pub mod fault;
+mod local;
+#[cfg(any(test, feature = "testing"))]
+pub mod memory;
+
+#[cfg(any(test, feature = "testing"))]
+pub use crash::{CrashBackend, CrashSim};
+#[cfg(any(test, feature = "testing"))]
+pub use fault::FaultBackend;
+pub use local::LocalBackend;
+#[cfg(any(test, feature = "testing"))]
+pub use memory::MemoryBackend;
+
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+
+/// Refuses what is not one path component, so that no caller's mistake and no hostile name can leave the directory it names.
+pub(crate) fn check_name(name: &OsStr) -> io::Result<&OsStr> {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|b| matches!(b, b'/' | 0)) {
+        return Err(errno(libc::EINVAL));
+    }
+    Ok(name)
+}
+
+/// The error of an errno.
+pub(crate) fn errno(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
 
 /// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,6 +64,14 @@ pub struct Time {
     pub seconds: i64,
     /// ns, 0..1e9
     pub nanos: u32,
+}
+
+impl Time {
+    /// The current time.
+    pub fn now() -> Time {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Time { seconds: since.as_secs() as i64, nanos: since.subsec_nanos() }
+    }
 }
 
 /// `stat` of a backing entry.
@@ -222,4 +261,10 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
+    /// Takes an exclusive lock on the file `name` in the root (created if missing), held until the returned guard is dropped. Somebody else holds it:
+    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one.
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
+        let _ = name;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

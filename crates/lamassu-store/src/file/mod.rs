@@ -1,236 +1,229 @@
 //! An encrypted file: segments, pages, the commit protocol and recovery (`docs/format.md` §8 to §13).
+//!
+//! Guarantee: each block of the file is old or new after a crash, whatever was synced is new, and nothing durable becomes unreadable,
+//! provided the store writes B bytes atomically where it replaces data and 4096 bytes for pages. Damage is an error for the range it
+//! concerns, never wrong data.
+//!
+//! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: what an earlier process left in
+//! the page cache then is durable, and the clean state of a page means what it says.
+
+mod check;
+mod commit;
+mod open;
+mod plan;
+mod read;
+mod seek;
+mod settle;
+mod shrink;
+mod state;
+mod types;
+mod write;
+
+pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Time};
-use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::Geometry;
+use parking_lot::RwLock;
+use state::{Core, State};
 use std::sync::Arc;
-
-/// What a damaged range turned out to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DamageKind {
-    /// A page's seal is broken.
-    PageSeal,
-    /// No loaded key matches a page's epoch tag.
-    PageKey,
-    /// A page with a good seal that breaks the format.
-    PageFormat,
-    /// A page of another file.
-    PageOfOtherFile,
-    /// A page that must be there is not.
-    PageMissing,
-    /// A block does not hash to its key.
-    BlockHash,
-    /// A block lies past the end of the backing file.
-    BlockMissing,
-    /// A pending block that none of its candidates opens.
-    BlockPending,
-    /// A block marked with a flag that version 1 does not know.
-    BlockFlag,
-    /// The store lost the end of the file.
-    Truncated,
-}
-
-/// One damage, as reported and logged: where in the file, and what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Damage {
-    /// What.
-    pub kind: DamageKind,
-    /// Segment number.
-    pub segment: u64,
-    /// Page number in the file.
-    pub page: u64,
-    /// Block number in the file, if it concerns one block.
-    pub block: Option<u64>,
-}
-
-/// Errors of an encrypted file.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The backing file is damaged there; the rest is readable.
-    #[error("damaged: {0:?}")]
-    Damaged(Damage),
-    /// The store failed.
-    #[error("{op} at {offset}: {source}")]
-    Io {
-        /// What was tried.
-        op: &'static str,
-        /// Offset in the backing file.
-        offset: u64,
-        /// The store's error.
-        source: std::io::Error,
-    },
-    /// The file or mount is read-only.
-    #[error("read-only")]
-    ReadOnly,
-    /// Past the largest size of the geometry.
-    #[error("file too large")]
-    TooLarge,
-    /// No randomness.
-    #[error(transparent)]
-    NoRandom(#[from] lamassu_crypto::NoRandom),
-}
-
-/// How much is verified on read (L7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Integrity {
-    /// Re-hash every block.
-    Full,
-    /// Pages only; refused for malleable suites.
-    Metadata,
-}
-/// Which barriers are issued (DESIGN §3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// All of them.
-    Ordered,
-    /// None but at fsync: safe against a killed process, not against a power cut.
-    Relaxed,
-}
-
-/// Where damage is reported to, as it is met.
-pub type Reporter = Arc<dyn Fn(&FileTag, &Damage) + Send + Sync>;
-
-/// How reports name a file: whatever the caller gave at open (a path, an inode).
-pub type FileTag = str;
-
-/// What all files of a vault share.
-pub struct FileContext {
-    /// Keys.
-    pub ring: KeyRing,
-    /// Geometry.
-    pub geometry: Geometry,
-    /// Cipher engine.
-    pub engine: Arc<Engine>,
-    /// Integrity mode.
-    pub integrity: Integrity,
-    /// Durability mode.
-    pub durability: Durability,
-    /// Whether clean one-page files get convergent pages.
-    pub convergent_small_files: bool,
-    /// Nothing is ever written.
-    pub read_only: bool,
-    /// Called for every damage met.
-    pub report: Reporter,
-}
+use std::sync::atomic::AtomicU64;
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
-    _p: (),
-}
-
-/// Summary of a check of one file.
-#[derive(Default, Debug, Clone)]
-pub struct FileCheck {
-    /// Logical size.
-    pub size: u64,
-    /// Pages and blocks verified.
-    pub pages: u64,
-    /// Blocks verified.
-    pub blocks: u64,
-    /// Blocks that were pending and are resolved.
-    pub recovered: u64,
-    /// Empty file whose page was never written.
-    pub unsealed_empty: bool,
-    /// Backing bytes past what the metadata implies (a lost append).
-    pub excess: u64,
-    /// Everything found damaged.
-    pub damage: Vec<Damage>,
+    core: Core,
+    state: RwLock<State>,
 }
 
 impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error here:
-    /// the file opens, and what is damaged reads as an error.
+    /// the file opens, and what is damaged reads as an error. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let _ = (ctx, backing, tag);
-        todo!()
+        let core = Core { ctx, backing, tag: tag.to_owned(), clock: AtomicU64::new(1) };
+        let state = core.open_state()?;
+        Ok(File { core, state: RwLock::new(state) })
     }
+
+    /// Takes a backing file just created: it gets its page even if it stays empty.
+    pub fn create(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
+        let file = File::open(ctx, backing, tag)?;
+        {
+            let mut st = file.state.write();
+            st.wants_page = true;
+            st.born = st.len == 0;
+        }
+        Ok(file)
+    }
+
     /// The backing file.
     pub fn backing(&self) -> &Arc<dyn BackendFile> {
-        todo!()
+        &self.core.backing
     }
+
     /// Logical size, bytes, buffered writes included.
     pub fn size(&self) -> u64 {
-        todo!()
+        self.state.read().size
     }
-    /// Reads; short only at the end. Holes read as zeros. A damaged block is an error for a read that touches it.
-    /// (A read that begins before the damage returns the good bytes before it.)
+
+    /// Reads; short only at the end. Holes read as zeros. A read that touches damage is an error as a whole.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let _ = (offset, buf);
-        todo!()
+        loop {
+            {
+                let st = self.state.read();
+                let want = st.size.saturating_sub(offset).min(buf.len() as u64);
+                if want == 0 {
+                    return Ok(0);
+                }
+                let size = self.core.geo().block_size();
+                if self.core.pages_ready(&st, offset / size, (offset + want - 1) / size) {
+                    return self.core.read_range(&st, offset, buf);
+                }
+            }
+            let mut st = self.state.write();
+            let want = st.size.saturating_sub(offset).min(buf.len() as u64);
+            if want == 0 {
+                return Ok(0);
+            }
+            let size = self.core.geo().block_size();
+            let (first, last) = (offset / size, (offset + want - 1) / size);
+            self.core.load_pages(&mut st, first, last)?;
+            if !self.core.pages_ready(&st, first, last) {
+                // Absent pages are not kept, and a large read may evict its own: read under this lock.
+                return self.core.read_range(&st, offset, buf);
+            }
+        }
     }
+
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
-        let _ = (offset, data);
-        todo!()
+        self.core.write_range(&mut self.state.write(), offset, data)
     }
-    /// Atomically appends; returns the offset.
+
+    /// Appends atomically; returns the offset.
     pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> {
-        let _ = data;
-        todo!()
+        let mut st = self.state.write();
+        let offset = st.size;
+        self.core.write_range(&mut st, offset, data)?;
+        Ok(offset)
     }
+
     /// Shrinks or grows.
     pub fn truncate(&self, size: u64) -> Result<(), StoreError> {
-        let _ = size;
-        todo!()
+        self.core.set_size(&mut self.state.write(), size)
     }
+
     /// Makes a range a hole; never changes the size.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), StoreError> {
-        let _ = (offset, len);
-        todo!()
+        self.core.punch_range(&mut self.state.write(), offset, len)
     }
+
     /// Reserves backing space for a range; grows the file to its end unless `keep_size`.
     pub fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> {
-        let _ = (offset, len, keep_size);
-        todo!()
+        let mut st = self.state.write();
+        self.core.prepare_write(&mut st)?;
+        let geo = *self.core.geo();
+        let end = offset.checked_add(len).filter(|end| *end <= geo.size_max()).ok_or(StoreError::TooLarge)?;
+        if len > 0 {
+            let (first, last) = (offset / geo.block_size(), (end - 1) / geo.block_size());
+            let from = geo.page_offset(geo.slot_of(first).0).min(geo.block_offset(first));
+            let until = geo.block_offset(last) + geo.block_size();
+            self.core.backing.allocate(from, until - from).map_err(StoreError::io("allocate", from))?;
+        }
+        if !keep_size && end > st.size {
+            self.core.set_size(&mut st, end)?;
+        }
+        Ok(())
     }
+
     /// First data at or after `offset`, `None`: no data before the end.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        let _ = offset;
-        todo!()
+        self.core.seek_data(&mut self.state.write(), offset)
     }
+
     /// First hole at or after `offset`; the end counts as one. `None` past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        let _ = offset;
-        todo!()
+        self.core.seek_hole(&mut self.state.write(), offset)
     }
+
     /// Hands buffered writes to the store, without making them durable.
     pub fn flush(&self) -> Result<(), StoreError> {
-        todo!()
+        if self.core.ctx.read_only {
+            return Ok(());
+        }
+        self.core.commit(&mut self.state.write())
     }
+
     /// Commits and makes durable.
     pub fn sync(&self) -> Result<(), StoreError> {
-        todo!()
+        if self.core.ctx.read_only {
+            return Ok(());
+        }
+        self.core.sync(&mut self.state.write())
     }
-    /// Whether pages on disk still carry pending bits, a stale floor or a random page where a convergent one could be.
-    pub fn needs_settle(&self) -> bool {
-        todo!()
-    }
+
     /// Whether buffered writes wait.
     pub fn is_dirty(&self) -> bool {
-        todo!()
+        let st = self.state.read();
+        self.core.needs_commit(&st) || st.mtime.is_some()
     }
-    /// After a barrier that covered this file (its own `sync`, or a `Backend::sync` between `covered_mark` and this call): clears pending bits, raises
-    /// the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
-    pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
-        let _ = mark;
-        todo!()
+
+    /// Bytes of buffered blocks.
+    pub fn dirty_len(&self) -> u64 {
+        self.state.read().dirty.len() as u64 * self.core.geo().block_size()
     }
+
+    /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be.
+    pub fn needs_settle(&self) -> bool {
+        !self.core.ctx.read_only && self.core.needs_settle(&self.state.read())
+    }
+
     /// A token that names the writes so far, for [`File::settle`].
     pub fn covered_mark(&self) -> u64 {
-        todo!()
+        self.core.mark(&mut self.state.write())
     }
-    /// Times that reads of `stat` must show although commits happen later; `None`: the backing file's own.
+
+    /// After a barrier that covered this file (a successful [`crate::Backend::sync`] between `covered_mark` and this call): clears
+    /// pending bits, raises the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
+    pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
+        self.core.settle(&mut self.state.write(), mark)
+    }
+
+    /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
+    pub fn barrier_failed(&self) {
+        let mut st = self.state.write();
+        st.barrier_failed |= st.seq > st.covered;
+    }
+
+    /// Commits, makes durable and settles, with a barrier of its own.
+    pub fn settle_now(&self) -> Result<(), StoreError> {
+        if self.core.ctx.read_only {
+            return Ok(());
+        }
+        let mut st = self.state.write();
+        self.core.commit(&mut st)?;
+        self.core.settle_now(&mut st)
+    }
+
+    /// The modification time that `stat` must show while writes are buffered; `None`: the backing file's own.
     pub fn mtime(&self) -> Option<Time> {
-        todo!()
+        self.state.read().mtime
     }
-    /// Sets times now and keeps commits of earlier writes from changing them.
+
+    /// Sets times now, and keeps commits of earlier writes from changing the modification time.
     pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<(), StoreError> {
-        let _ = (atime, mtime);
-        todo!()
+        let mut st = self.state.write();
+        if self.core.ctx.read_only {
+            return Err(StoreError::ReadOnly);
+        }
+        if let (SetTime::At(_) | SetTime::Now, true) = (mtime, st.mtime.is_some()) {
+            st.mtime = Some(match mtime {
+                SetTime::At(time) => time,
+                _ => Time::now(),
+            });
+        }
+        self.core.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))
     }
+
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.
     pub fn check(&self, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
-        let _ = (repair, progress);
-        todo!()
+        self.core.check(&mut self.state.write(), repair, progress)
     }
 }

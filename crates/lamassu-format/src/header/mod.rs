@@ -1,0 +1,60 @@
+//! The vault header and the zone file (§4): JSON, parsed strictly, and the canonical form under the MAC.
+//!
+//! Guarantees: what [`Header::parse`] returns satisfies every bound of §4, and its canonical form is that of the bytes parsed, so a MAC over
+//! [`Header::mac_input`] covers every member. Never: computes or checks a MAC (see `lamassu-keys`), so nothing here is authenticated.
+
+mod canonical;
+mod error;
+mod slot;
+mod vault;
+mod wire;
+mod zone;
+
+pub use canonical::canonical;
+pub use error::{HeaderError, JsonFault};
+pub use slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, check_label};
+pub use vault::{NameMode, VaultHeader, VaultParams};
+pub use zone::{ZoneFile, ZoneParams};
+
+use crate::Suite;
+
+/// Largest header or zone file, in bytes.
+pub const HEADER_MAX: usize = 1 << 20;
+/// Most key slots in a header.
+pub const SLOTS_MAX: usize = 64;
+/// Longest label of a slot, in bytes.
+pub const LABEL_MAX: usize = 255;
+/// Shortest and longest `name_max`, in bytes.
+pub const NAME_MAX: std::ops::RangeInclusive<u64> = 64..=255;
+
+/// What vault headers and zone files have in common, so that slots, keychain and MAC are handled once.
+pub trait Header: Sized {
+    /// The member `format`.
+    const FORMAT: &'static str;
+    /// Whether the keychain must have an epoch of K_out (a zone may share K_in alone).
+    const OUTER_REQUIRED: bool;
+
+    /// Parses the bytes of a file, not yet authenticated.
+    ///
+    /// # Errors
+    /// See [`HeaderError`]; never panics, whatever the bytes.
+    fn parse(bytes: &[u8]) -> Result<Self, HeaderError>;
+
+    /// The bytes to store, indented for people. They are parsed again first, so nothing unreadable is ever written.
+    ///
+    /// # Errors
+    /// [`HeaderError`] where `self` breaks a bound of §4, e.g. a label too long.
+    fn to_json(&self) -> Result<Vec<u8>, HeaderError>;
+
+    /// C of §4: the canonical form without `mac`.
+    fn mac_input(&self) -> Vec<u8>;
+
+    /// Slots, keychain and MAC.
+    fn keys(&self) -> &KeyArea;
+
+    /// Slots, keychain and MAC, to change them; the caller renews the MAC.
+    fn keys_mut(&mut self) -> &mut KeyArea;
+
+    /// Suite.
+    fn suite(&self) -> Suite;
+}

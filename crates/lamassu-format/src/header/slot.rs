@@ -1,0 +1,142 @@
+//! Key slots, the sealed keychain and the MAC: the part vault headers and zone files share.
+
+use super::HeaderError;
+
+/// How the bytes of a source become a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SlotKind {
+    /// Argon2id over a passphrase.
+    Passphrase,
+    /// 32 bytes as they are.
+    Raw,
+    /// 32 bytes as 64 hex digits.
+    Hex,
+}
+
+impl SlotKind {
+    /// Every kind.
+    pub const ALL: [SlotKind; 3] = [SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex];
+
+    /// Its name in headers and in source URIs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SlotKind::Passphrase => "passphrase",
+            SlotKind::Raw => "raw",
+            SlotKind::Hex => "hex",
+        }
+    }
+
+    /// The kind of a name, or `None`.
+    pub fn from_name(name: &str) -> Option<SlotKind> {
+        SlotKind::ALL.into_iter().find(|k| k.name() == name)
+    }
+}
+
+/// Cost of Argon2id, within the bounds of §4: they are checked before anything is run, so a hostile header cannot exhaust memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argon2Params {
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
+}
+
+impl Argon2Params {
+    /// Most memory, in KiB.
+    pub const MEMORY_KIB_MAX: u32 = 4 << 20;
+    /// Most passes.
+    pub const PASSES_MAX: u32 = 64;
+    /// Most lanes.
+    pub const LANES_MAX: u32 = 16;
+
+    /// A cost, or `None` unless 8·lanes ≤ memory ≤ 4 GiB, 1 ≤ passes ≤ 64, 1 ≤ lanes ≤ 16.
+    pub const fn new(memory_kib: u32, passes: u32, lanes: u32) -> Option<Self> {
+        if lanes < 1
+            || lanes > Self::LANES_MAX
+            || passes < 1
+            || passes > Self::PASSES_MAX
+            || memory_kib < 8 * lanes
+            || memory_kib > Self::MEMORY_KIB_MAX
+        {
+            return None;
+        }
+        Some(Argon2Params { memory_kib, passes, lanes })
+    }
+
+    /// m, in KiB.
+    pub const fn memory_kib(&self) -> u32 {
+        self.memory_kib
+    }
+
+    /// t.
+    pub const fn passes(&self) -> u32 {
+        self.passes
+    }
+
+    /// p.
+    pub const fn lanes(&self) -> u32 {
+        self.lanes
+    }
+}
+
+/// A key slot: the file key, wrapped by one source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// 1 to 2³²−1, never used again in this header
+    pub id: u32,
+    /// how the source's bytes become a secret
+    pub kind: SlotKind,
+    /// for people; see [`check_label`]
+    pub label: String,
+    /// Unix seconds
+    pub created: u64,
+    /// random
+    pub salt: [u8; 32],
+    /// present exactly for [`SlotKind::Passphrase`]
+    pub argon2: Option<Argon2Params>,
+    /// random
+    pub nonce: [u8; 24],
+    /// tag ‖ ciphertext of the file key
+    pub wrapped: [u8; 48],
+}
+
+/// The keychain under the file key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SealedKeychain {
+    /// random
+    pub nonce: [u8; 24],
+    /// tag ‖ ciphertext
+    pub sealed: Vec<u8>,
+}
+
+/// Slots, keychain and MAC of a header, and the id they are bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyArea {
+    /// id of the vault or zone
+    pub id: [u8; 16],
+    /// the id the next slot gets: greater than that of any slot this header ever had
+    pub next_slot: u32,
+    /// 1 to [`super::SLOTS_MAX`] slots, ids distinct
+    pub slots: Vec<Slot>,
+    /// the keychain
+    pub keychain: SealedKeychain,
+    /// over all the rest
+    pub mac: [u8; 32],
+}
+
+impl KeyArea {
+    /// The slot with an id.
+    pub fn slot(&self, id: u32) -> Option<&Slot> {
+        self.slots.iter().find(|s| s.id == id)
+    }
+}
+
+/// Checks a slot's label: at most 255 bytes, no control characters (Unicode category Cc), so that it can be printed and has one canonical form.
+///
+/// # Errors
+/// [`HeaderError::Member`].
+pub fn check_label(label: &str) -> Result<(), HeaderError> {
+    if label.len() > super::LABEL_MAX || label.chars().any(char::is_control) {
+        return Err(HeaderError::Member { member: "label", rule: "at most 255 bytes without control characters" });
+    }
+    Ok(())
+}

@@ -1,0 +1,188 @@
+//! The vault header.
+
+use super::wire::{self, WireKeychain, WireKeys, WireSlot, WireVault};
+use super::{Header, HeaderError, KeyArea, NAME_MAX};
+use crate::{Geometry, Suite};
+
+/// How names are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameMode {
+    /// sealed
+    Encrypted,
+    /// as they are
+    Plain,
+}
+
+impl NameMode {
+    /// Its name in headers and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            NameMode::Encrypted => "encrypted",
+            NameMode::Plain => "plain",
+        }
+    }
+
+    /// The mode of a name, or `None`.
+    pub fn from_name(name: &str) -> Option<NameMode> {
+        [NameMode::Encrypted, NameMode::Plain].into_iter().find(|m| m.name() == name)
+    }
+}
+
+/// The properties of a vault, chosen when it is made and the same ever after.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VaultParams {
+    /// the id of the zone whose K_in the vault uses; of a private zone: the vault's own id
+    pub zone: [u8; 16],
+    /// suite
+    pub suite: Suite,
+    /// block size and transient slots
+    pub geometry: Geometry,
+    /// how names are kept
+    pub names: NameMode,
+    /// the longest name, in bytes, the store below takes: 64 to 255
+    pub name_max: u8,
+    /// whether clean one-page files are convergent
+    pub convergent_small_files: bool,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// A parsed vault header. Not authenticated until `lamassu-keys` has verified its MAC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VaultHeader {
+    params: VaultParams,
+    keys: KeyArea,
+}
+
+impl VaultHeader {
+    /// A header of its parts. Bounds are checked when it is written.
+    pub fn new(params: VaultParams, keys: KeyArea) -> Self {
+        VaultHeader { params, keys }
+    }
+
+    /// Everything but slots, keychain and MAC.
+    pub fn params(&self) -> &VaultParams {
+        &self.params
+    }
+
+    /// Suite.
+    pub fn suite(&self) -> Suite {
+        self.params.suite
+    }
+
+    /// Geometry.
+    pub fn geometry(&self) -> Geometry {
+        self.params.geometry
+    }
+
+    /// Name mode.
+    pub fn names(&self) -> NameMode {
+        self.params.names
+    }
+
+    /// Longest stored name, in bytes.
+    pub fn name_max(&self) -> usize {
+        self.params.name_max.into()
+    }
+
+    /// Whether clean one-page files are convergent.
+    pub fn convergent_small_files(&self) -> bool {
+        self.params.convergent_small_files
+    }
+
+    /// Vault id.
+    pub fn id(&self) -> [u8; 16] {
+        self.keys.id
+    }
+
+    /// Zone id.
+    pub fn zone(&self) -> [u8; 16] {
+        self.params.zone
+    }
+
+    /// When it was made, in Unix seconds.
+    pub fn created(&self) -> u64 {
+        self.params.created
+    }
+
+    fn wire(&self) -> WireVault {
+        let p = &self.params;
+        WireVault {
+            format: Self::FORMAT.into(),
+            version: crate::VERSION.into(),
+            features: Vec::new(),
+            id: wire::hex(&self.keys.id),
+            zone: wire::hex(&p.zone),
+            suite: p.suite.name().into(),
+            block_size: p.geometry.block_size(),
+            reserved_slots: p.geometry.reserved() as u64,
+            names: p.names.name().into(),
+            name_max: p.name_max.into(),
+            small_files: if p.convergent_small_files { "convergent" } else { "random" }.into(),
+            created: p.created,
+            next_slot: self.keys.next_slot.into(),
+            slots: WireSlot::all(&self.keys.slots),
+            keychain: WireKeychain::of(&self.keys.keychain),
+            mac: wire::hex(&self.keys.mac),
+        }
+    }
+}
+
+impl Header for VaultHeader {
+    const FORMAT: &'static str = "lamassu-vault";
+    const OUTER_REQUIRED: bool = true;
+
+    fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
+        let w: WireVault = wire::from_slice(Self::FORMAT, bytes)?;
+        let keys =
+            WireKeys { id: &w.id, next_slot: w.next_slot, slots: &w.slots, keychain: &w.keychain.0, mac: &w.mac };
+        let member = |member, rule| HeaderError::Member { member, rule };
+        let size =
+            geometry(w.block_size, 1).ok_or(member("block_size", "a power of two from 4096 to 1048576"))?.block_size();
+        let params = VaultParams {
+            zone: wire::bytes(&w.zone, "zone")?,
+            suite: wire::suite(&w.suite)?,
+            geometry: geometry(size, w.reserved_slots).ok_or(member("reserved_slots", "1 to 62"))?,
+            names: NameMode::from_name(&w.names).ok_or(member("names", "\"encrypted\" or \"plain\""))?,
+            name_max: match u8::try_from(w.name_max) {
+                Ok(n) if NAME_MAX.contains(&w.name_max) => n,
+                Ok(_) | Err(_) => return Err(member("name_max", "64 to 255")),
+            },
+            convergent_small_files: match w.small_files.as_str() {
+                "convergent" => true,
+                "random" => false,
+                _ => return Err(member("small_files", "\"convergent\" or \"random\"")),
+            },
+            created: w.created,
+        };
+        Ok(VaultHeader { params, keys: keys.parse()? })
+    }
+
+    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
+        let json = wire::to_vec(&self.wire());
+        let again = Self::parse(&json)?;
+        debug_assert_eq!(&again, self, "a header reads back as it was written");
+        Ok(json)
+    }
+
+    fn mac_input(&self) -> Vec<u8> {
+        wire::mac_input(&self.wire())
+    }
+
+    fn keys(&self) -> &KeyArea {
+        &self.keys
+    }
+
+    fn keys_mut(&mut self) -> &mut KeyArea {
+        &mut self.keys
+    }
+
+    fn suite(&self) -> Suite {
+        self.params.suite
+    }
+}
+
+/// A geometry of unbounded integers.
+pub(super) fn geometry(block_size: u64, reserved: u64) -> Option<Geometry> {
+    Geometry::new(u32::try_from(block_size).ok()?, u16::try_from(reserved).ok()?)
+}

@@ -1,0 +1,290 @@
+//! The JSON as it stands in the file: members and types, before their bounds are checked.
+//!
+//! Words and byte strings are strings here, so that there is one spelling of each: `serde`'s own enums would also take `{"aes": null}`, its structs also
+//! arrays, its options also `null`.
+
+use super::slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, check_label};
+use super::{HEADER_MAX, HeaderError, SLOTS_MAX};
+use crate::Suite;
+use data_encoding::HEXLOWER;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::marker::PhantomData;
+
+/// A `T` that is written as an object, not as an array.
+#[derive(Serialize)]
+#[serde(transparent)]
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Map<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Map<T> {
+            type Value = T;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        d.deserialize_map(Map(PhantomData)).map(Object)
+    }
+}
+
+/// An optional member that, where present, is not `null`.
+fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(d).map(Some)
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireVault {
+    pub format: String,
+    pub version: u64,
+    pub features: Vec<String>,
+    pub id: String,
+    pub zone: String,
+    pub suite: String,
+    pub block_size: u64,
+    pub reserved_slots: u64,
+    pub names: String,
+    pub name_max: u64,
+    pub small_files: String,
+    pub created: u64,
+    pub next_slot: u64,
+    pub slots: Vec<Object<WireSlot>>,
+    pub keychain: Object<WireKeychain>,
+    pub mac: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireZone {
+    pub format: String,
+    pub version: u64,
+    pub features: Vec<String>,
+    pub id: String,
+    pub suite: String,
+    pub block_size: u64,
+    pub created: u64,
+    pub next_slot: u64,
+    pub slots: Vec<Object<WireSlot>>,
+    pub keychain: Object<WireKeychain>,
+    pub mac: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireSlot {
+    id: u64,
+    kind: String,
+    label: String,
+    created: u64,
+    salt: String,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    argon2: Option<Object<WireArgon2>>,
+    nonce: String,
+    wrapped: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireArgon2 {
+    memory_kib: u64,
+    passes: u64,
+    lanes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireKeychain {
+    nonce: String,
+    sealed: String,
+}
+
+/// What tells whether this program can read the rest; other members are not looked at.
+#[derive(Deserialize)]
+struct Probe {
+    format: String,
+    version: u64,
+    features: Vec<String>,
+}
+
+/// Parses the JSON of a `T`. Format, version and features come first: a later version's members are no mistake, and its users want to know what is wrong.
+pub fn from_slice<T: DeserializeOwned>(format: &'static str, bytes: &[u8]) -> Result<T, HeaderError> {
+    let json = |e: serde_json::Error| HeaderError::Json(e.into());
+    if bytes.len() > HEADER_MAX {
+        return Err(HeaderError::TooLarge { max: HEADER_MAX });
+    }
+    let Object(probe) = serde_json::from_slice::<Object<Probe>>(bytes).map_err(json)?;
+    if probe.format != format {
+        let found = probe.format.chars().take(64).collect();
+        return Err(HeaderError::WrongFormat { expected: format, found });
+    }
+    if probe.version != u64::from(crate::VERSION) {
+        return Err(HeaderError::Version { found: probe.version });
+    }
+    if let Some(name) = probe.features.first() {
+        return Err(HeaderError::Feature { name: name.chars().take(64).collect() });
+    }
+    Ok(serde_json::from_slice::<Object<T>>(bytes).map_err(json)?.0)
+}
+
+/// Indented JSON with a line end.
+pub fn to_vec<T: Serialize>(wire: &T) -> Vec<u8> {
+    let mut out = serde_json::to_vec_pretty(wire).expect("structs of strings and integers always serialise");
+    out.push(b'\n');
+    out
+}
+
+/// C of §4.
+pub fn mac_input<T: Serialize>(wire: &T) -> Vec<u8> {
+    let mut value = serde_json::to_value(wire).expect("structs of strings and integers always serialise");
+    if let Some(object) = value.as_object_mut() {
+        object.remove("mac");
+    }
+    super::canonical(&value)
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    HEXLOWER.encode(bytes)
+}
+
+/// N bytes of lower-case hex.
+pub fn bytes<const N: usize>(text: &str, member: &'static str) -> Result<[u8; N], HeaderError> {
+    let rule = match N {
+        16 => "16 bytes in lower-case hex",
+        24 => "24 bytes in lower-case hex",
+        32 => "32 bytes in lower-case hex",
+        48 => "48 bytes in lower-case hex",
+        _ => "lower-case hex of the right length",
+    };
+    let fail = HeaderError::Member { member, rule };
+    let mut out = [0u8; N];
+    if text.len() != 2 * N {
+        return Err(fail);
+    }
+    HEXLOWER.decode_mut(text.as_bytes(), &mut out).map_err(|_| fail)?;
+    Ok(out)
+}
+
+pub fn suite(name: &str) -> Result<Suite, HeaderError> {
+    Suite::from_name(name)
+        .ok_or(HeaderError::Member { member: "suite", rule: "\"aes\", \"paper\", \"blake3\" or \"chacha\"" })
+}
+
+/// A non-zero 32-bit integer.
+fn positive(n: u64, member: &'static str) -> Result<u32, HeaderError> {
+    match u32::try_from(n) {
+        Ok(n) if n > 0 => Ok(n),
+        Ok(_) | Err(_) => Err(HeaderError::Member { member, rule: "1 to 4294967295" }),
+    }
+}
+
+/// The parts of a header that a [`KeyArea`] holds.
+pub struct WireKeys<'a> {
+    pub id: &'a str,
+    pub next_slot: u64,
+    pub slots: &'a [Object<WireSlot>],
+    pub keychain: &'a WireKeychain,
+    pub mac: &'a str,
+}
+
+impl WireKeys<'_> {
+    pub fn parse(&self) -> Result<KeyArea, HeaderError> {
+        if self.slots.is_empty() || self.slots.len() > SLOTS_MAX {
+            return Err(HeaderError::Member { member: "slots", rule: "an array of 1 to 64 slots" });
+        }
+        let next_slot = positive(self.next_slot, "next_slot")?;
+        let mut seen = HashSet::new();
+        let mut slots = Vec::with_capacity(self.slots.len());
+        for Object(wire) in self.slots {
+            let slot = wire.parse()?;
+            if !seen.insert(slot.id) {
+                return Err(HeaderError::DuplicateSlot { id: slot.id });
+            }
+            if slot.id >= next_slot {
+                return Err(HeaderError::Member { member: "next_slot", rule: "greater than the id of every slot" });
+            }
+            slots.push(slot);
+        }
+        let keychain = self.keychain.parse()?;
+        Ok(KeyArea { id: bytes(self.id, "id")?, next_slot, slots, keychain, mac: bytes(self.mac, "mac")? })
+    }
+}
+
+impl WireKeychain {
+    fn parse(&self) -> Result<SealedKeychain, HeaderError> {
+        let rule = "a tag and ciphertext in lower-case hex";
+        let fail = HeaderError::Member { member: "keychain.sealed", rule };
+        let Ok(sealed) = HEXLOWER.decode(self.sealed.as_bytes()) else { return Err(fail) };
+        if sealed.len() < 16 {
+            return Err(fail);
+        }
+        Ok(SealedKeychain { nonce: bytes(&self.nonce, "keychain.nonce")?, sealed })
+    }
+
+    pub fn of(keychain: &SealedKeychain) -> Object<Self> {
+        Object(WireKeychain { nonce: hex(&keychain.nonce), sealed: hex(&keychain.sealed) })
+    }
+}
+
+impl WireSlot {
+    fn parse(&self) -> Result<Slot, HeaderError> {
+        let kind = SlotKind::from_name(&self.kind)
+            .ok_or(HeaderError::Member { member: "kind", rule: "\"passphrase\", \"raw\" or \"hex\"" })?;
+        let argon2 = match (&self.argon2, kind) {
+            (Some(Object(wire)), SlotKind::Passphrase) => Some(wire.parse()?),
+            (None, SlotKind::Raw | SlotKind::Hex) => None,
+            (None, SlotKind::Passphrase) | (Some(_), SlotKind::Raw | SlotKind::Hex) => {
+                return Err(HeaderError::Member { member: "argon2", rule: "present for a passphrase and only there" });
+            }
+        };
+        check_label(&self.label)?;
+        Ok(Slot {
+            id: positive(self.id, "slot id")?,
+            kind,
+            label: self.label.clone(),
+            created: self.created,
+            salt: bytes(&self.salt, "salt")?,
+            argon2,
+            nonce: bytes(&self.nonce, "nonce")?,
+            wrapped: bytes(&self.wrapped, "wrapped")?,
+        })
+    }
+
+    pub fn all(slots: &[Slot]) -> Vec<Object<Self>> {
+        slots.iter().map(|s| Object(Self::of(s))).collect()
+    }
+
+    fn of(slot: &Slot) -> Self {
+        let argon2 = slot.argon2.map(|a| {
+            Object(WireArgon2 { memory_kib: a.memory_kib().into(), passes: a.passes().into(), lanes: a.lanes().into() })
+        });
+        WireSlot {
+            id: slot.id.into(),
+            kind: slot.kind.name().into(),
+            label: slot.label.clone(),
+            created: slot.created,
+            salt: hex(&slot.salt),
+            argon2,
+            nonce: hex(&slot.nonce),
+            wrapped: hex(&slot.wrapped),
+        }
+    }
+}
+
+impl WireArgon2 {
+    fn parse(&self) -> Result<Argon2Params, HeaderError> {
+        let small = |n: u64| u32::try_from(n).ok();
+        let params = small(self.memory_kib)
+            .zip(small(self.passes))
+            .zip(small(self.lanes))
+            .and_then(|((memory_kib, passes), lanes)| Argon2Params::new(memory_kib, passes, lanes));
+        let rule = "within 8*lanes <= memory_kib <= 4194304, 1 <= passes <= 64, 1 <= lanes <= 16";
+        params.ok_or(HeaderError::Member { member: "argon2", rule })
+    }
+}

@@ -1,0 +1,111 @@
+//! The zone file.
+
+use super::vault::geometry;
+use super::wire::{self, WireKeychain, WireKeys, WireSlot, WireZone};
+use super::{Header, HeaderError, KeyArea};
+use crate::Suite;
+
+/// The properties of a zone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneParams {
+    /// suite of every vault of the zone
+    pub suite: Suite,
+    /// block size, in bytes, its vaults use unless told otherwise
+    pub block_size: u32,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// A parsed zone file. Not authenticated until `lamassu-keys` has verified its MAC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneFile {
+    params: ZoneParams,
+    keys: KeyArea,
+}
+
+impl ZoneFile {
+    /// A zone file of its parts. Bounds are checked when it is written.
+    pub fn new(params: ZoneParams, keys: KeyArea) -> Self {
+        ZoneFile { params, keys }
+    }
+
+    /// Everything but slots, keychain and MAC.
+    pub fn params(&self) -> &ZoneParams {
+        &self.params
+    }
+
+    /// Suite.
+    pub fn suite(&self) -> Suite {
+        self.params.suite
+    }
+
+    /// Block size, in bytes, its vaults use unless told otherwise.
+    pub fn block_size(&self) -> u32 {
+        self.params.block_size
+    }
+
+    /// Zone id.
+    pub fn id(&self) -> [u8; 16] {
+        self.keys.id
+    }
+
+    /// When it was made, in Unix seconds.
+    pub fn created(&self) -> u64 {
+        self.params.created
+    }
+
+    fn wire(&self) -> WireZone {
+        WireZone {
+            format: Self::FORMAT.into(),
+            version: crate::VERSION.into(),
+            features: Vec::new(),
+            id: wire::hex(&self.keys.id),
+            suite: self.params.suite.name().into(),
+            block_size: self.params.block_size.into(),
+            created: self.params.created,
+            next_slot: self.keys.next_slot.into(),
+            slots: WireSlot::all(&self.keys.slots),
+            keychain: WireKeychain::of(&self.keys.keychain),
+            mac: wire::hex(&self.keys.mac),
+        }
+    }
+}
+
+impl Header for ZoneFile {
+    const FORMAT: &'static str = "lamassu-zone";
+    const OUTER_REQUIRED: bool = false;
+
+    fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
+        let w: WireZone = wire::from_slice(Self::FORMAT, bytes)?;
+        let keys =
+            WireKeys { id: &w.id, next_slot: w.next_slot, slots: &w.slots, keychain: &w.keychain.0, mac: &w.mac };
+        let rule = "a power of two from 4096 to 1048576";
+        let size = geometry(w.block_size, 1).ok_or(HeaderError::Member { member: "block_size", rule })?.block_size();
+        let block_size = u32::try_from(size).expect("a block size is at most 2^20");
+        let params = ZoneParams { suite: wire::suite(&w.suite)?, block_size, created: w.created };
+        Ok(ZoneFile { params, keys: keys.parse()? })
+    }
+
+    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
+        let json = wire::to_vec(&self.wire());
+        let again = Self::parse(&json)?;
+        debug_assert_eq!(&again, self, "a zone file reads back as it was written");
+        Ok(json)
+    }
+
+    fn mac_input(&self) -> Vec<u8> {
+        wire::mac_input(&self.wire())
+    }
+
+    fn keys(&self) -> &KeyArea {
+        &self.keys
+    }
+
+    fn keys_mut(&mut self) -> &mut KeyArea {
+        &mut self.keys
+    }
+
+    fn suite(&self) -> Suite {
+        self.params.suite
+    }
+}

@@ -1,0 +1,340 @@
+//! The parser of vault headers and zone files: what it takes, what it refuses, and that the canonical form covers all of it.
+#![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
+
+use lamassu_format::header::{
+    Argon2Params, Header, HeaderError, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams,
+    ZoneFile, ZoneParams,
+};
+use lamassu_format::{Geometry, Suite};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+fn slot() -> Value {
+    json!({
+        "id": 3, "kind": "passphrase", "label": "Zoë's \"laptop\" \\ /", "created": 1700000001u64,
+        "salt": "11".repeat(32), "argon2": {"memory_kib": 65536, "passes": 3, "lanes": 4},
+        "nonce": "22".repeat(24), "wrapped": "33".repeat(48),
+    })
+}
+
+fn raw_slot() -> Value {
+    json!({
+        "id": 5, "kind": "raw", "label": "", "created": 0,
+        "salt": "44".repeat(32), "nonce": "55".repeat(24), "wrapped": "66".repeat(48),
+    })
+}
+
+fn vault() -> Value {
+    json!({
+        "format": "lamassu-vault", "version": 1, "features": [], "id": "77".repeat(16), "zone": "88".repeat(16),
+        "suite": "aes", "block_size": 4096, "reserved_slots": 8, "names": "encrypted", "name_max": 255,
+        "small_files": "convergent", "created": 1700000000u64, "next_slot": 6, "slots": [slot(), raw_slot()],
+        "keychain": {"nonce": "99".repeat(24), "sealed": "aa".repeat(40)}, "mac": "bb".repeat(32),
+    })
+}
+
+fn zone() -> Value {
+    let mut zone = vault();
+    let members = zone.as_object_mut().unwrap();
+    for name in ["zone", "reserved_slots", "names", "name_max", "small_files"] {
+        members.remove(name);
+    }
+    members["format"] = json!("lamassu-zone");
+    zone
+}
+
+fn parse(value: &Value) -> Result<VaultHeader, HeaderError> {
+    VaultHeader::parse(value.to_string().as_bytes())
+}
+
+/// The sample with one member changed, by its JSON pointer.
+fn with(pointer: &str, to: Value) -> Result<VaultHeader, HeaderError> {
+    let mut value = vault();
+    *value.pointer_mut(pointer).unwrap() = to;
+    parse(&value)
+}
+
+#[test]
+fn a_good_header_parses() {
+    let h = parse(&vault()).unwrap();
+    assert_eq!((h.suite(), h.names(), h.name_max()), (Suite::Aes, NameMode::Encrypted, 255));
+    assert_eq!(h.geometry(), Geometry::new(4096, 8).unwrap());
+    assert_eq!((h.id(), h.zone(), h.created()), ([0x77; 16], [0x88; 16], 1_700_000_000));
+    assert!(h.convergent_small_files());
+    let keys = h.keys();
+    assert_eq!((keys.next_slot, keys.mac), (6, [0xbb; 32]));
+    assert_eq!(keys.keychain, SealedKeychain { nonce: [0x99; 24], sealed: vec![0xaa; 40] });
+    assert_eq!(keys.slots.len(), 2);
+    let slot = keys.slot(3).unwrap();
+    assert_eq!((slot.kind, slot.label.as_str()), (SlotKind::Passphrase, "Zoë's \"laptop\" \\ /"));
+    assert_eq!(slot.argon2, Argon2Params::new(65536, 3, 4));
+    assert_eq!(keys.slot(5).unwrap().argon2, None);
+    assert_eq!(keys.slot(4), None);
+
+    let z = ZoneFile::parse(zone().to_string().as_bytes()).unwrap();
+    assert_eq!((z.suite(), z.block_size(), z.id()), (Suite::Aes, 4096, [0x77; 16]));
+    assert_eq!(z.keys(), keys);
+}
+
+/// Printed by Python: `json.dumps(sample without mac, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`, with runs of one byte shortened here.
+#[test]
+fn canonical_form_is_what_python_prints() {
+    let run = |digits: &str, n: usize| digits.repeat(n);
+    let expected = format!(
+        concat!(
+            r#"{{"block_size":4096,"created":1700000000,"features":[],"format":"lamassu-vault","id":"{id}","#,
+            r#""keychain":{{"nonce":"{kn}","sealed":"{ks}"}},"name_max":255,"names":"encrypted","next_slot":6,"#,
+            r#""reserved_slots":8,"slots":[{{"argon2":{{"lanes":4,"memory_kib":65536,"passes":3}},"created":1700000001,"#,
+            r#""id":3,"kind":"passphrase","label":"Zoë's \"laptop\" \\ /","nonce":"{n1}","salt":"{s1}","wrapped":"{w1}"}},"#,
+            r#"{{"created":0,"id":5,"kind":"raw","label":"","nonce":"{n2}","salt":"{s2}","wrapped":"{w2}"}}],"#,
+            r#""small_files":"convergent","suite":"aes","version":1,"zone":"{zone}"}}"#
+        ),
+        id = run("77", 16),
+        kn = run("99", 24),
+        ks = run("aa", 40),
+        n1 = run("22", 24),
+        s1 = run("11", 32),
+        w1 = run("33", 48),
+        n2 = run("55", 24),
+        s2 = run("44", 32),
+        w2 = run("66", 48),
+        zone = run("88", 16),
+    );
+    assert_eq!(String::from_utf8(parse(&vault()).unwrap().mac_input()).unwrap(), expected);
+}
+
+#[test]
+fn values_out_of_bounds_are_refused() {
+    let h = |n: usize| json!("ab".repeat(n));
+    let cases: &[(&str, &[Value])] = &[
+        ("/id", &[h(15), h(17), json!("AB".repeat(16)), json!("zz".repeat(16)), json!("a".repeat(31)), json!(5)]),
+        ("/zone", &[h(15), json!("")]),
+        ("/suite", &[json!("AES"), json!(""), json!({"aes": null}), json!(1), json!("aes\u{0}")]),
+        (
+            "/block_size",
+            &[
+                json!(0),
+                json!(2048),
+                json!(4097),
+                json!(2097152),
+                json!(4294971392u64),
+                json!(4096.0),
+                json!("4096"),
+                json!(-4096),
+            ],
+        ),
+        ("/reserved_slots", &[json!(0), json!(63), json!(65544), json!(u64::MAX)]),
+        ("/names", &[json!("Encrypted"), json!(""), json!(null)]),
+        ("/name_max", &[json!(63), json!(256), json!(319), json!(u64::MAX)]),
+        ("/small_files", &[json!("yes"), json!(true)]),
+        ("/created", &[json!(-1), json!(1.5), json!("0"), json!(null)]),
+        ("/next_slot", &[json!(0), json!(5), json!(4294967296u64), json!(null)]),
+        ("/slots", &[json!([]), json!({}), json!(null), Value::Array((0..65).map(|_| slot()).collect())]),
+        ("/slots/0", &[json!([]), json!(null), json!(5), json!({})]),
+        ("/slots/0/id", &[json!(0), json!(-1), json!(6), json!(4294967299u64)]),
+        ("/slots/0/kind", &[json!("raw"), json!("hex"), json!("other"), json!({"passphrase": null})]),
+        ("/slots/0/label", &[json!("x".repeat(256)), json!("a\nb"), json!("\u{7f}"), json!("\u{85}"), json!(null)]),
+        ("/slots/0/salt", &[h(31), h(33)]),
+        ("/slots/0/argon2", &[json!(null), json!([65536, 3, 4]), json!({})]),
+        ("/slots/0/nonce", &[h(23), h(12)]),
+        ("/slots/0/wrapped", &[h(47), h(49), json!("")]),
+        ("/keychain", &[json!(null), json!(["99".repeat(24), "aa".repeat(40)])]),
+        ("/keychain/nonce", &[h(12)]),
+        ("/keychain/sealed", &[json!(""), h(15), json!("a".repeat(33)), json!("AA".repeat(40))]),
+        ("/mac", &[h(31), json!(null), json!("BB".repeat(32))]),
+    ];
+    for (pointer, values) in cases {
+        for value in *values {
+            assert!(with(pointer, value.clone()).is_err(), "{pointer} = {value}");
+        }
+    }
+    assert!(with("/slots/0/label", json!("x".repeat(255))).is_ok());
+    assert!(with("/next_slot", json!(4294967295u64)).is_ok());
+    assert!(with("/created", json!(u64::MAX)).is_ok());
+    assert!(matches!(with("/slots/1/id", json!(3)), Err(HeaderError::DuplicateSlot { id: 3 })));
+}
+
+#[test]
+fn hostile_argon2_costs_are_refused() {
+    let cost = |m: u64, t: u64, p: u64| with("/slots/0/argon2", json!({"memory_kib": m, "passes": t, "lanes": p}));
+    for (m, t, p) in [
+        (31, 3, 4),
+        ((4 << 20) + 1, 3, 4),
+        (u64::from(u32::MAX), 3, 4),
+        ((1 << 32) + 65536, 3, 4),
+        (u64::MAX, u64::MAX, u64::MAX),
+        (65536, 0, 4),
+        (65536, 65, 4),
+        (65536, 3, 0),
+        (65536, 3, 17),
+        (65536, 3, (1 << 32) + 4),
+    ] {
+        let refused = matches!(cost(m, t, p), Err(HeaderError::Member { member: "argon2", .. }));
+        assert!(refused, "m = {m}, t = {t}, p = {p}");
+    }
+    assert!(cost(32, 1, 4).is_ok() && cost(4 << 20, 64, 16).is_ok());
+}
+
+/// Every object in the sample, by JSON pointer.
+const OBJECTS: [&str; 5] = ["", "/slots/0", "/slots/1", "/slots/0/argon2", "/keychain"];
+
+#[test]
+fn missing_unknown_and_duplicate_members_are_refused() {
+    for pointer in OBJECTS {
+        let names: Vec<String> = vault().pointer(pointer).unwrap().as_object().unwrap().keys().cloned().collect();
+        for name in names {
+            let mut missing = vault();
+            missing.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(&name);
+            assert!(parse(&missing).is_err(), "{pointer} without {name}");
+
+            // The same member twice, with the same value: `Value` cannot hold that, so a marker is replaced in the text.
+            let mut twice = vault();
+            let object = twice.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
+            let again = format!("{}:{}", json!(name), object[&name]);
+            object.insert("MARK".into(), json!("MARK"));
+            let text = twice.to_string().replace("\"MARK\":\"MARK\"", &again);
+            assert!(VaultHeader::parse(text.as_bytes()).is_err(), "{pointer} with {name} twice");
+        }
+        let mut unknown = vault();
+        unknown.pointer_mut(pointer).unwrap().as_object_mut().unwrap().insert("new".into(), json!(1));
+        assert!(matches!(parse(&unknown), Err(HeaderError::Json(_))), "{pointer} with an unknown member");
+    }
+    let mut slot_with_cost = vault();
+    slot_with_cost["slots"][1]["argon2"] = slot_with_cost["slots"][0]["argon2"].clone();
+    assert!(parse(&slot_with_cost).is_err(), "a raw slot has no argon2");
+}
+
+#[test]
+fn later_versions_are_named_before_their_members_are_looked_at() {
+    let mut later = vault();
+    later["version"] = json!(2);
+    later["slots"] = json!("moved elsewhere");
+    later["something"] = json!({"new": []});
+    let e = parse(&later).unwrap_err();
+    assert!(matches!(e, HeaderError::Version { found: 2 }) && e.is_unsupported());
+
+    let mut feature = vault();
+    feature["features"] = json!(["merkle\u{1b}[31m"]);
+    feature["merkle"] = json!(1);
+    let e = parse(&feature).unwrap_err();
+    assert!(matches!(&e, HeaderError::Feature { name } if name.starts_with("merkle")) && e.is_unsupported());
+    assert!(!e.to_string().contains('\u{1b}'), "{e}");
+
+    assert!(matches!(parse(&zone()), Err(HeaderError::WrongFormat { expected: "lamassu-vault", .. })));
+    assert!(ZoneFile::parse(vault().to_string().as_bytes()).is_err());
+}
+
+#[test]
+fn truncated_and_padded_texts_are_refused() {
+    let text = vault().to_string();
+    for len in 0..text.len() {
+        assert!(VaultHeader::parse(&text.as_bytes()[..len]).is_err(), "cut to {len}");
+    }
+    for tail in ["x", "{}", "\0", ","] {
+        assert!(VaultHeader::parse(format!("{text}{tail}").as_bytes()).is_err());
+    }
+    assert!(VaultHeader::parse(format!(" \r\n\t{text} \n").as_bytes()).is_ok(), "white space is no content");
+    let huge = format!("{text}{}", " ".repeat(1 << 20));
+    assert!(matches!(VaultHeader::parse(huge.as_bytes()), Err(HeaderError::TooLarge { .. })));
+    for odd in ["", "[]", "null", "5", "\"lamassu-vault\"", "{}", "\u{feff}{}", "[[[[[[[[", "{\"version\":1e999}"] {
+        assert!(VaultHeader::parse(odd.as_bytes()).is_err(), "{odd:?}");
+    }
+    let deep = "[".repeat(100_000);
+    assert!(VaultHeader::parse(deep.as_bytes()).is_err());
+    let array: Vec<Value> = vault().as_object().unwrap().values().cloned().collect();
+    assert!(parse(&Value::Array(array)).is_err(), "a struct's members are no array");
+}
+
+#[test]
+fn errors_show_no_control_characters_of_the_file() {
+    let mut value = vault();
+    value.as_object_mut().unwrap().insert("\u{1b}]0;owned\u{7}\u{202e}".into(), json!(1));
+    let text = parse(&value).unwrap_err().to_string();
+    assert!(text.chars().all(|c| c.is_ascii_graphic() || c == ' '), "{text:?}");
+}
+
+#[test]
+fn nothing_out_of_bounds_is_written() {
+    let mut h = parse(&vault()).unwrap();
+    h.keys_mut().slots[0].label = "a\nb".into();
+    assert!(h.to_json().is_err());
+    let mut h = parse(&vault()).unwrap();
+    h.keys_mut().slots.clear();
+    assert!(h.to_json().is_err());
+    let mut h = parse(&vault()).unwrap();
+    h.keys_mut().keychain.sealed = vec![0; 1 << 20];
+    assert!(matches!(h.to_json(), Err(HeaderError::TooLarge { .. })));
+}
+
+fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
+    let cost = (1u32..=16, 1u32..=64, 128u32..=4 << 20).prop_map(|(p, t, m)| Argon2Params::new(m, t, p));
+    let label = "\\PC{0,60}".prop_filter("no control characters", |l| !l.chars().any(char::is_control));
+    let kinds = prop_oneof![Just(SlotKind::Raw), Just(SlotKind::Hex), Just(SlotKind::Passphrase)];
+    (kinds, label, any::<u64>(), any::<[u8; 32]>(), cost, any::<[u8; 24]>(), any::<[u8; 32]>(), any::<[u8; 16]>())
+        .prop_map(move |(kind, label, created, salt, cost, nonce, w1, w2)| {
+            let argon2 = if kind == SlotKind::Passphrase { cost } else { None };
+            let wrapped = [&w1[..], &w2[..]].concat().try_into().unwrap();
+            Slot { id, kind, label, created, salt, argon2, nonce, wrapped }
+        })
+}
+
+fn any_keys() -> impl Strategy<Value = KeyArea> {
+    let slots = prop::collection::btree_set(1u32..u32::MAX, 1..5)
+        .prop_flat_map(|ids| ids.into_iter().map(any_slot).collect::<Vec<_>>());
+    let sealed = prop::collection::vec(any::<u8>(), 16..300);
+    (any::<[u8; 16]>(), slots, any::<[u8; 24]>(), sealed, any::<[u8; 32]>()).prop_map(
+        |(id, slots, nonce, sealed, mac)| {
+            let next_slot = slots.iter().map(|s| s.id).max().unwrap() + 1;
+            KeyArea { id, next_slot, slots, keychain: SealedKeychain { nonce, sealed }, mac }
+        },
+    )
+}
+
+prop_compose! {
+    fn any_vault()(
+        keys in any_keys(), zone in any::<[u8; 16]>(), suite in 0usize..4, log in 12u32..=20, reserved in 1u16..=62,
+        plain in any::<bool>(), name_max in 64u8..=255, convergent in any::<bool>(), created in any::<u64>(),
+    ) -> VaultHeader {
+        let params = VaultParams {
+            zone, suite: Suite::ALL[suite], geometry: Geometry::new(1 << log, reserved).unwrap(),
+            names: if plain { NameMode::Plain } else { NameMode::Encrypted }, name_max,
+            convergent_small_files: convergent, created,
+        };
+        VaultHeader::new(params, keys)
+    }
+}
+
+proptest! {
+    #[test]
+    fn vaults_round_trip(h in any_vault()) {
+        let json = h.to_json().unwrap();
+        let again = VaultHeader::parse(&json).unwrap();
+        prop_assert_eq!(&again, &h);
+        prop_assert_eq!(again.mac_input(), h.mac_input());
+    }
+
+    #[test]
+    fn zones_round_trip(keys in any_keys(), suite in 0usize..4, log in 12u32..=20, created in any::<u64>()) {
+        let z = ZoneFile::new(ZoneParams { suite: Suite::ALL[suite], block_size: 1 << log, created }, keys);
+        prop_assert_eq!(ZoneFile::parse(&z.to_json().unwrap()).unwrap(), z);
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = VaultHeader::parse(&bytes);
+        let _ = ZoneFile::parse(&bytes);
+    }
+
+    /// Whatever is changed in the text: it is refused, or means the same, or the input of the MAC (or the MAC) differs.
+    #[test]
+    fn every_change_is_refused_or_covered(at in any::<prop::sample::Index>(), to in any::<u8>(), cut in any::<bool>()) {
+        let good = parse(&vault()).unwrap();
+        let mut text = vault().to_string().into_bytes();
+        let at = at.index(text.len());
+        if cut { text.remove(at); } else { text[at] = to; }
+        if let Ok(h) = VaultHeader::parse(&text) {
+            let same = h.mac_input() == good.mac_input() && h.keys().mac == good.keys().mac;
+            prop_assert_eq!(same, h == good);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Freeze, thaw and status; and seeking for data and holes, which first needs what the kernel still holds.
+//!
+//! All of these may wait for other requests of the same mount, so they run on threads of their own and never on a request thread.
+
+use super::{Shared, errno_of, failed, guarded};
+use crate::control::{LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, Status};
+use crate::fs::FileSystem;
+use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek};
+use lamassu_vault::{HandleId, Ino, ROOT, Whence};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl<F: FileSystem> Shared<F> {
+    pub(super) fn ioctl(self: &Arc<Self>, ino: Ino, uid: u32, command: u32, out_size: u32, reply: ReplyIoctl) {
+        let known = matches!(command, LAMASSU_IOC_FREEZE | LAMASSU_IOC_THAW | LAMASSU_IOC_STATUS);
+        if ino != ROOT || !known {
+            return reply.error(Errno::ENOTTY);
+        }
+        if uid != 0 && uid != self.owner {
+            return reply.error(Errno::EPERM);
+        }
+        if command == LAMASSU_IOC_STATUS {
+            let bytes = self.status().to_bytes();
+            return reply.ioctl(0, &bytes[..bytes.len().min(out_size as usize)]);
+        }
+        self.aside("freeze", move |shared| {
+            let result = if command == LAMASSU_IOC_FREEZE { shared.freeze() } else { shared.thaw() };
+            match result {
+                Ok(()) => reply.ioctl(0, &[]),
+                Err(errno) => reply.error(Errno::from_i32(errno)),
+            }
+        });
+    }
+
+    fn status(&self) -> Status {
+        let (frozen, waiting) = self.gate.status();
+        Status {
+            frozen,
+            waiting: waiting as u64,
+            cache_writes: self.cache_writes.load(Ordering::SeqCst),
+            cache_writes_in_flight: self.cache_writes_in_flight.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Waits for changes under way, then freezes below. EBUSY as FIFREEZE answers.
+    fn freeze(&self) -> Result<(), i32> {
+        let _admin = self.admin.lock();
+        if !self.gate.close() {
+            return Err(libc::EBUSY);
+        }
+        self.fs.freeze().map_err(|error| {
+            tracing::error!(%error, "freeze failed");
+            self.gate.open();
+            errno_of(&error)
+        })?;
+        tracing::info!("frozen");
+        Ok(())
+    }
+
+    /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go on.
+    fn thaw(&self) -> Result<(), i32> {
+        let _admin = self.admin.lock();
+        if !self.gate.status().0 {
+            return Err(libc::EINVAL);
+        }
+        let result = self.fs.thaw();
+        self.gate.open();
+        tracing::info!("thawed");
+        result.map_err(|error| errno_of(&error))
+    }
+
+    /// Unmounting flushes the page cache, which a frozen file system would keep waiting for ever.
+    pub(crate) fn thaw_for_unmount(&self) {
+        guarded("thaw", || {
+            if self.thaw().is_ok() {
+                tracing::warn!("thawed, in order to unmount");
+            }
+        });
+    }
+
+    /// SEEK_DATA and SEEK_HOLE. The kernel does not write dirty pages back before it asks, so a file that is open for writing somewhere has them
+    /// pushed to us first, by invalidating the range: otherwise data that only the page cache holds would look like a hole.
+    pub(super) fn seek(self: &Arc<Self>, ino: Ino, handle: HandleId, offset: u64, whence: Whence, reply: ReplyLseek) {
+        let answer = move |shared: &Self| match shared.fs.seek(handle, offset, whence) {
+            Ok(found) => reply.offset(found as i64),
+            Err(error) => reply.error(failed("lseek", &error)),
+        };
+        if !self.writers.lock().contains_key(&ino) {
+            guarded("lseek", || answer(self));
+            return;
+        }
+        self.aside("lseek", move |shared| {
+            if let Some(notifier) = shared.notifier.get()
+                && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0)
+            {
+                tracing::debug!(%error, ino, "pages could not be pushed out before a seek");
+            }
+            answer(shared);
+        });
+    }
+
+    /// On a thread of its own. If there can be none, the dropped reply answers EIO.
+    fn aside(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        let shared = self.clone();
+        let body = move || _ = guarded(op, || job(&shared));
+        if let Err(error) = std::thread::Builder::new().name(format!("lamassu-{op}")).spawn(body) {
+            tracing::error!(%error, op, "no thread");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Between the kernel's types and the vault's.
+
+use fuser::{FileAttr, FileType, INodeNo, OpenFlags, TimeOrNow};
+use lamassu_vault::{Access, Attr, Fallocate, Kind, SetTime, Time};
+use std::time::{Duration, SystemTime};
+
+pub(super) fn file_attr(a: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(a.ino),
+        size: a.size,
+        blocks: a.blocks,
+        atime: system_time(a.atime),
+        mtime: system_time(a.mtime),
+        ctime: system_time(a.ctime),
+        crtime: SystemTime::UNIX_EPOCH,
+        kind: file_type(a.kind),
+        perm: (a.mode & 0o7777) as u16,
+        nlink: u32::try_from(a.nlink).unwrap_or(u32::MAX),
+        uid: a.uid,
+        gid: a.gid,
+        // The kernel's 32-bit encoding is the low half of the C library's.
+        rdev: a.rdev as u32,
+        blksize: a.block_size,
+        flags: 0,
+    }
+}
+
+/// The entry that says "no such name, and you may remember that".
+pub(super) fn negative_entry() -> FileAttr {
+    let t = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        crtime: t,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+pub(super) fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Dir => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+/// The kind in a mknod(2) mode; `None` for what mknod cannot make.
+pub(super) fn node_kind(mode: u32) -> Option<Kind> {
+    match mode & libc::S_IFMT {
+        0 | libc::S_IFREG => Some(Kind::File),
+        libc::S_IFIFO => Some(Kind::Fifo),
+        libc::S_IFSOCK => Some(Kind::Socket),
+        libc::S_IFCHR => Some(Kind::CharDevice),
+        libc::S_IFBLK => Some(Kind::BlockDevice),
+        _ => None,
+    }
+}
+
+fn system_time(t: Time) -> SystemTime {
+    let nanos = Duration::from_nanos(u64::from(t.nanos.min(999_999_999)));
+    let whole = if t.seconds >= 0 {
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(t.seconds.unsigned_abs()))
+    } else {
+        SystemTime::UNIX_EPOCH.checked_sub(Duration::from_secs(t.seconds.unsigned_abs()))
+    };
+    whole.and_then(|w| w.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// What `fuser` decoded back into the request's seconds and nanoseconds. For times before 1970 fuser 0.18 subtracts the nanoseconds that
+/// should be added (`system_time_from_time`), so the inverse here takes the distance to 1970 apart as it was put together.
+pub(super) fn set_time(t: Option<TimeOrNow>) -> Option<SetTime> {
+    t.map(|t| match t {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(t) => SetTime::At(match t.duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(d) => Time { seconds: i64::try_from(d.as_secs()).unwrap_or(i64::MAX), nanos: d.subsec_nanos() },
+            Err(e) => Time {
+                seconds: 0i64.saturating_sub_unsigned(e.duration().as_secs()),
+                nanos: e.duration().subsec_nanos(),
+            },
+        }),
+    })
+}
+
+/// How to open for these flags. With the write-back cache the kernel reads through write-only handles (to fill partial pages), so a
+/// handle for writing is one for reading too. `O_APPEND` plays no part: the kernel knows the size and sends offsets.
+pub(super) fn access(flags: OpenFlags, write_back: bool) -> Access {
+    let (read, write) = match flags.0 & libc::O_ACCMODE {
+        libc::O_WRONLY => (write_back, true),
+        libc::O_RDWR => (true, true),
+        _ => (true, false),
+    };
+    Access { read, write, truncate: flags.0 & libc::O_TRUNC != 0 }
+}
+
+/// The fallocate(2) modes there are.
+pub(super) fn fallocate(mode: i32) -> Option<Fallocate> {
+    const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+    const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+    const ZERO_KEEP: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    match mode {
+        0 => Some(Fallocate::Reserve),
+        KEEP => Some(Fallocate::KeepSize),
+        PUNCH => Some(Fallocate::Punch),
+        ZERO => Some(Fallocate::Zero { keep_size: false }),
+        ZERO_KEEP => Some(Fallocate::Zero { keep_size: true }),
+        _ => None,
+    }
+}
+
+/// The mode without what a change by an ordinary user takes away: set-uid, and set-gid where the group may execute (without that, the
+/// bit means mandatory locking). `None`: nothing to take.
+pub(super) fn without_privileges(attr: &Attr) -> Option<u32> {
+    let mut mode = attr.mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 {
+        mode &= !libc::S_ISGID;
+    }
+    (attr.kind == Kind::File && mode != attr.mode).then_some(mode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// fuser's own decoding, as of 0.18.
+    fn fuser_decodes(seconds: i64, nanos: u32) -> SystemTime {
+        if seconds >= 0 {
+            SystemTime::UNIX_EPOCH + Duration::new(seconds as u64, nanos)
+        } else {
+            SystemTime::UNIX_EPOCH - Duration::new(seconds.unsigned_abs(), nanos)
+        }
+    }
+
+    #[test]
+    fn times_survive_both_ways() {
+        for (seconds, nanos) in [(0, 0), (1, 999_999_999), (-1, 0), (-2, 800_000_000), (1 << 40, 7), (-(1 << 40), 7)] {
+            let t = TimeOrNow::SpecificTime(fuser_decodes(seconds, nanos));
+            assert_eq!(set_time(Some(t)), Some(SetTime::At(Time { seconds, nanos })));
+            let s = system_time(Time { seconds, nanos });
+            let expect = if seconds >= 0 {
+                SystemTime::UNIX_EPOCH + Duration::new(seconds as u64, nanos)
+            } else {
+                SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs())
+                    + Duration::from_nanos(nanos.into())
+            };
+            assert_eq!(s, expect);
+        }
+        system_time(Time { seconds: i64::MIN, nanos: u32::MAX });
+        system_time(Time { seconds: i64::MAX, nanos: u32::MAX });
+    }
+
+    #[test]
+    fn write_handles_read_only_where_the_kernel_needs_it() {
+        let w = OpenFlags(libc::O_WRONLY | libc::O_APPEND | libc::O_TRUNC);
+        assert_eq!(access(w, true), Access { read: true, write: true, truncate: true });
+        assert_eq!(access(w, false), Access { read: false, write: true, truncate: true });
+        assert_eq!(access(OpenFlags(libc::O_RDONLY), true), Access { read: true, write: false, truncate: false });
+    }
+
+    #[test]
+    fn privileges_fall_as_on_a_local_file_system() {
+        let t = Time::default();
+        let file = |mode| Attr {
+            ino: 1,
+            kind: Kind::File,
+            mode,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            block_size: 4096,
+            atime: t,
+            mtime: t,
+            ctime: t,
+        };
+        assert_eq!(without_privileges(&file(0o6755)), Some(0o755));
+        assert_eq!(without_privileges(&file(0o2745)), None);
+        assert_eq!(without_privileges(&file(0o4700)), Some(0o700));
+        assert_eq!(without_privileges(&file(0o644)), None);
+    }
+}

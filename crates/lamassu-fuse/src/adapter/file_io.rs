@@ -1,0 +1,192 @@
+//! Opening, reading, writing, and the taking away of set-uid and set-gid bits (`FUSE_HANDLE_KILLPRIV_V2`).
+//!
+//! With that capability the kernel leaves clearing these bits to us: on write it says when (`FUSE_WRITE_KILL_SUIDGID`), on truncation too, but
+//! `fuser` 0.18 does not pass that flag on (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there, callers other than root count as lacking
+//! `CAP_FSETID`. On chown they always go.
+
+use super::{CacheWrite, Shared, convert, failed};
+use crate::fs::FileSystem;
+use crate::options::CacheMode;
+use fuser::{Errno, FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
+use lamassu_vault::{Access, Attr, Entry, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError};
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+
+thread_local! {
+    /// One read buffer per request thread, kept between requests: clearing a fresh MiB for each would cost more than the copy.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A write without its data.
+#[derive(Clone, Copy)]
+pub(super) struct WriteRequest {
+    pub(super) ino: Ino,
+    pub(super) handle: HandleId,
+    pub(super) offset: u64,
+    pub(super) flags: WriteFlags,
+    pub(super) open_flags: OpenFlags,
+}
+
+impl<F: FileSystem> Shared<F> {
+    /// Whether contents of this open file bypass the page cache.
+    pub(super) fn is_direct(&self, flags: OpenFlags) -> bool {
+        self.cache == CacheMode::None || flags.0 & libc::O_DIRECT != 0
+    }
+
+    pub(super) fn open_reply_flags(&self, flags: OpenFlags) -> FopenFlags {
+        if self.is_direct(flags) {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
+        } else {
+            FopenFlags::FOPEN_KEEP_CACHE
+        }
+    }
+
+    pub(super) fn access(&self, flags: OpenFlags) -> Access {
+        convert::access(flags, self.cache == CacheMode::WriteBack)
+    }
+
+    /// Opens; `uid` is the caller's.
+    pub(super) fn open(&self, ino: Ino, flags: OpenFlags, uid: u32) -> Result<HandleId> {
+        let access = self.access(flags);
+        if access.truncate && uid != 0 {
+            self.drop_privileges(ino, None)?;
+        }
+        let handle = self.fs.open_file(ino, access)?;
+        if access.write {
+            self.add_writer(ino);
+        }
+        Ok(handle)
+    }
+
+    /// Creates and opens. The kernel sends this when it knows of no such entry; if another caller was quicker, an open without `O_EXCL` opens.
+    pub(super) fn create(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        flags: OpenFlags,
+        owner: Owner,
+    ) -> Result<(Entry, HandleId)> {
+        let access = self.access(flags);
+        match self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner) {
+            Ok((entry, handle)) => {
+                if access.write {
+                    self.add_writer(entry.attr.ino);
+                }
+                Ok((entry, handle))
+            }
+            Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => {
+                let entry = self.fs.lookup(parent, name)?;
+                match self.open(entry.attr.ino, flags, owner.uid) {
+                    Ok(handle) => Ok((entry, handle)),
+                    Err(error) => {
+                        self.fs.forget(entry.attr.ino, 1);
+                        Err(error)
+                    }
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn read(&self, handle: HandleId, offset: u64, size: u32, direct: bool, reply: ReplyData) {
+        READ_BUFFER.with_borrow_mut(|buffer| {
+            let size = size as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match self.read_full(handle, offset, &mut buffer[..size], direct) {
+                Ok(n) => reply.data(&buffer[..n]),
+                Err(error) => reply.error(failed("read", &error)),
+            }
+        });
+    }
+
+    /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file, and fills up with zeros:
+    /// so what cannot be read must be an error for the whole request. (It then asks again page by page.)
+    fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.fs.read(handle, offset + done as u64, &mut buffer[done..]) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                // read(2) itself may be short where nothing is cached.
+                Err(_) if direct && done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    pub(super) fn write(&self, request: WriteRequest, data: &[u8], counted: Option<CacheWrite<F>>, reply: ReplyWrite) {
+        match self.write_all(request, data) {
+            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            Err(error) => reply.error(failed("write", &error)),
+        }
+        drop(counted);
+    }
+
+    fn write_all(&self, request: WriteRequest, data: &[u8]) -> Result<()> {
+        let WriteRequest { ino, handle, offset, flags, open_flags } = request;
+        let cached = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let direct = self.is_direct(open_flags) && !cached;
+        if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+            self.drop_privileges(ino, Some(handle))?;
+            if direct && self.without_capability.lock().insert(handle.0) {
+                self.drop_capability(ino)?;
+            }
+        }
+        let mut done = 0;
+        while done < data.len() {
+            match self.fs.write(handle, offset + done as u64, &data[done..])? {
+                0 => return Err(VaultError::Io { op: "write", source: io::ErrorKind::WriteZero.into() }),
+                n => done += n,
+            }
+        }
+        // The kernel follows cached synchronous writes with an fsync of its own; direct ones it leaves to us.
+        if direct && open_flags.0 & libc::O_DSYNC != 0 {
+            self.fs.fsync(handle, open_flags.0 & libc::O_SYNC != libc::O_SYNC)?;
+        }
+        Ok(())
+    }
+
+    /// Clears set-uid and set-gid bits where there are any.
+    pub(super) fn drop_privileges(&self, ino: Ino, handle: Option<HandleId>) -> Result<()> {
+        if let Some(mode) = convert::without_privileges(&self.fs.getattr(ino, handle)?) {
+            self.fs.setattr(ino, handle, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+        }
+        Ok(())
+    }
+
+    /// Takes file capabilities away, as a direct write must; on all other ways in the kernel does it. Looks before it removes: to remove what is
+    /// not there already takes a right that daemons of ordinary users lack.
+    fn drop_capability(&self, ino: Ino) -> Result<()> {
+        let name = OsStr::new("security.capability");
+        match self.fs.get_xattr(ino, name) {
+            Ok(_) => self.fs.remove_xattr(ino, name),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// setattr, and the loss of privileges that truncation and change of owner bring.
+    pub(super) fn setattr(&self, ino: Ino, handle: Option<HandleId>, mut set: SetAttr, uid: u32) -> Result<Attr> {
+        let chown = set.uid.is_some() || set.gid.is_some();
+        if set.mode.is_none() && (chown || (set.size.is_some() && uid != 0)) {
+            let attr = self.fs.getattr(ino, handle)?;
+            if attr.kind != Kind::Dir {
+                set.mode = convert::without_privileges(&attr);
+            }
+        }
+        self.fs.setattr(ino, handle, &set)
+    }
+
+    /// The kernel would store access control lists with us and not enforce them (that takes `FUSE_POSIX_ACL`, with which inheriting them is
+    /// the file system's work): refusing is the honest answer.
+    pub(super) fn refuse_acl(name: &OsStr) -> std::result::Result<(), Errno> {
+        if name == "system.posix_acl_access" || name == "system.posix_acl_default" {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,555 @@
+//! The requests, one by one.
+
+use super::convert::{self, file_attr, file_type, negative_entry, node_kind, set_time};
+use super::file_io::WriteRequest;
+use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
+use crate::fs::FileSystem;
+use crate::options::CacheMode;
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
+};
+use lamassu_vault::{
+    Attr, DirEntry, Entry, HandleId, Ino, Owner, RenameMode, Result, SetAttr, SetXattr, VaultError, Whence,
+};
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// Entries fetched at a time for a listing with attributes: their lookups happen outside the listing.
+const BATCH: usize = 64;
+
+fn owner(req: &Request) -> Owner {
+    Owner { uid: req.uid(), gid: req.gid() }
+}
+
+fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(failed(op, &error)),
+    }
+}
+
+/// xattr replies: `size` 0 asks how large a buffer must be.
+fn send_xattr(op: &'static str, result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
+    match result {
+        Ok(value) => match u32::try_from(value.len()) {
+            Ok(len) if size == 0 => reply.size(len),
+            Ok(len) if len <= size => reply.data(&value),
+            Ok(_) | Err(_) => reply.error(Errno::ERANGE),
+        },
+        Err(error) => reply.error(failed(op, &error)),
+    }
+}
+
+fn is_not_found(error: &VaultError) -> bool {
+    crate::errno_of(error) == libc::ENOENT
+}
+
+fn is_dot(name: &OsStr) -> bool {
+    name == "." || name == ".."
+}
+
+impl<F: FileSystem> Shared<F> {
+    fn send_entry(&self, op: &'static str, result: Result<Entry>, reply: ReplyEntry) {
+        match result {
+            Ok(entry) => {
+                let attr_ttl = self.ttl(entry.attr.ino);
+                reply.entry_with_ttls(&attr_ttl, &TTL, &file_attr(&entry.attr), Generation(entry.generation));
+            }
+            Err(error) => reply.error(failed(op, &error)),
+        }
+    }
+
+    fn send_attr(&self, op: &'static str, result: Result<Attr>, reply: ReplyAttr) {
+        match result {
+            Ok(attr) => reply.attr(&self.ttl(attr.ino), &file_attr(&attr)),
+            Err(error) => reply.error(failed(op, &error)),
+        }
+    }
+}
+
+impl<F: FileSystem> Adapter<F> {
+    fn readdirplus_batches(
+        shared: &Shared<F>,
+        parent: Ino,
+        handle: HandleId,
+        mut cookie: u64,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<()> {
+        let mut first = true;
+        loop {
+            let mut batch: Vec<(DirEntry, u64)> = Vec::with_capacity(BATCH);
+            let listed = shared.fs.read_dir(handle, cookie, &mut |entry, next| {
+                batch.push((entry.clone(), next));
+                batch.len() < BATCH
+            });
+            match listed {
+                Ok(()) => {}
+                Err(error) if first => return Err(error),
+                // What is in the reply has its references counted, so it must be sent; the next request meets the error.
+                Err(_) => return Ok(()),
+            }
+            first = false;
+            let ended = batch.len() < BATCH;
+            for (entry, next) in batch {
+                cookie = next;
+                if Self::add_plus(shared, parent, &entry, next, reply) {
+                    return Ok(());
+                }
+            }
+            if ended {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Adds one entry with its attributes, and so one reference. True: the reply is full and the entry is not in it.
+    fn add_plus(shared: &Shared<F>, parent: Ino, entry: &DirEntry, next: u64, reply: &mut ReplyDirectoryPlus) -> bool {
+        let ino = INodeNo(entry.ino);
+        if is_dot(&entry.name) {
+            // The kernel reads no attributes here and takes no reference.
+            let attr = fuser::FileAttr { ino, kind: file_type(entry.kind), ..negative_entry() };
+            return reply.add(ino, next, &entry.name, &TTL, &attr, Generation(0));
+        }
+        let Ok(found) = shared.fs.lookup(parent, &entry.name) else {
+            // Removed since it was listed, or damaged: a listing goes on without it, a lookup by name says which.
+            return false;
+        };
+        let ttl = shared.ttl(found.attr.ino);
+        let full = reply.add(ino, next, &entry.name, &ttl, &file_attr(&found.attr), Generation(found.generation));
+        if full {
+            shared.fs.forget(found.attr.ino, 1);
+        }
+        full
+    }
+}
+
+impl<F: FileSystem> Filesystem for Adapter<F> {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        self.negotiate(config);
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        self.0.finish();
+    }
+
+    // --- inodes
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        guarded("lookup", || match self.0.fs.lookup(parent.0, name) {
+            Err(error) if is_not_found(&error) => reply.entry(&TTL, &negative_entry(), Generation(0)),
+            result => self.0.send_entry("lookup", result, reply),
+        });
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, count: u64) {
+        guarded("forget", || self.0.fs.forget(ino.0, count));
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
+        let handle = fh.map(|fh| HandleId(fh.0));
+        guarded("getattr", || self.0.send_attr("getattr", self.0.fs.getattr(ino.0, handle), reply));
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let mode = mode.map(|m| m & 0o7777);
+        let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
+        let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), req.uid());
+        self.0.change(ino.0, "setattr", move |s| s.send_attr("setattr", s.setattr(ino.0, handle, set, caller), reply));
+    }
+
+    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+        guarded("readlink", || match self.0.fs.readlink(ino.0) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(failed("readlink", &error)),
+        });
+    }
+
+    // --- tree. The kernel has applied the umask already (no FUSE_DONT_MASK).
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let (name, owner) = (name.to_owned(), owner(req));
+        let Some(kind) = node_kind(mode) else { return reply.error(Errno::EPERM) };
+        self.0.change(parent.0, "mknod", move |s| {
+            s.send_entry("mknod", s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner), reply);
+        });
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+        let (name, owner) = (name.to_owned(), owner(req));
+        self.0.change(parent.0, "mkdir", move |s| {
+            s.send_entry("mkdir", s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
+        });
+    }
+
+    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.to_owned();
+        self.0.change(parent.0, "unlink", move |s| send_empty("unlink", s.fs.unlink(parent.0, &name), reply));
+    }
+
+    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.to_owned();
+        self.0.change(parent.0, "rmdir", move |s| send_empty("rmdir", s.fs.rmdir(parent.0, &name), reply));
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let (name, target, owner) = (name.to_owned(), target.as_os_str().as_bytes().to_vec(), owner(req));
+        self.0.change(parent.0, "symlink", move |s| {
+            s.send_entry("symlink", s.fs.symlink(parent.0, &name, &target, owner), reply);
+        });
+    }
+
+    fn rename(
+        &self,
+        _req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags {
+            f if f.is_empty() => RenameMode::Replace,
+            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let (name, newname) = (name.to_owned(), newname.to_owned());
+        self.0.change(parent.0, "rename", move |s| {
+            send_empty("rename", s.fs.rename(parent.0, &name, newparent.0, &newname, mode), reply);
+        });
+    }
+
+    fn link(&self, _req: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let name = newname.to_owned();
+        self.0.change(ino.0, "link", move |s| s.send_entry("link", s.fs.link(ino.0, newparent.0, &name), reply));
+    }
+
+    // --- files
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (name, owner, flags) = (name.to_owned(), owner(req), OpenFlags(flags));
+        self.0.change(parent.0, "create", move |s| {
+            match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
+                Ok((entry, handle)) => {
+                    let attr = file_attr(&entry.attr);
+                    let how = s.open_reply_flags(flags);
+                    // One TTL for name and attributes: the lesser.
+                    let ttl = s.ttl(entry.attr.ino);
+                    reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
+                }
+                Err(error) => reply.error(failed("create", &error)),
+            }
+        });
+    }
+
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let caller = req.uid();
+        let job = move |s: &Shared<F>| match s.open(ino.0, flags, caller) {
+            Ok(handle) => reply.opened(FileHandle(handle.0), s.open_reply_flags(flags)),
+            Err(error) => reply.error(failed("open", &error)),
+        };
+        let access = self.0.access(flags);
+        if access.write || access.truncate {
+            // Opening for writing may already have to mend the file.
+            self.0.change(ino.0, "open", job);
+        } else {
+            guarded("open", || job(&self.0));
+        }
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        guarded("read", || self.0.read(HandleId(fh.0), offset, size, self.0.is_direct(flags), reply));
+    }
+
+    fn write(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let request =
+            WriteRequest { ino: ino.0, handle: HandleId(fh.0), offset, flags: write_flags, open_flags: flags };
+        let counted = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| CacheWrite::new(&self.0));
+        if let Some(_pass) = self.0.gate.enter() {
+            guarded("write", || self.0.write(request, data, counted, reply));
+            return;
+        }
+        let (shared, data) = (self.0.clone(), data.to_vec());
+        let job = move || _ = guarded("write", || shared.write(request, &data, counted, reply));
+        self.0.gate.defer(ino.0, Box::new(job));
+    }
+
+    fn flush(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _lock_owner: LockOwner, reply: ReplyEmpty) {
+        self.0.in_order(ino.0, "flush", move |s| send_empty("flush", s.fs.flush(HandleId(fh.0)), reply));
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.0.in_order(ino.0, "release", move |s| {
+            if s.access(flags).write {
+                s.drop_writer(ino.0);
+            }
+            s.without_capability.lock().remove(&fh.0);
+            send_empty("release", s.fs.release(HandleId(fh.0)), reply);
+        });
+    }
+
+    fn fsync(&self, _req: &Request, ino: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.0.in_order(ino.0, "fsync", move |s| send_empty("fsync", s.fs.fsync(HandleId(fh.0), datasync), reply));
+    }
+
+    fn fallocate(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(mode) = convert::fallocate(mode) else { return reply.error(Errno::EOPNOTSUPP) };
+        let (handle, caller) = (HandleId(fh.0), req.uid());
+        self.0.change(ino.0, "fallocate", move |s| {
+            let privileges = if caller == 0 { Ok(()) } else { s.drop_privileges(ino.0, Some(handle)) };
+            send_empty("fallocate", privileges.and_then(|()| s.fs.fallocate(handle, mode, offset, length)), reply);
+        });
+    }
+
+    fn lseek(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let whence = match whence {
+            libc::SEEK_DATA => Whence::Data,
+            libc::SEEK_HOLE => Whence::Hole,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        match u64::try_from(offset) {
+            Ok(offset) => self.0.seek(ino.0, HandleId(fh.0), offset, whence, reply),
+            Err(_) => reply.error(Errno::ENXIO),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        _req: &Request,
+        _ino_in: INodeNo,
+        _fh_in: FileHandle,
+        _offset_in: u64,
+        _ino_out: INodeNo,
+        _fh_out: FileHandle,
+        _offset_out: u64,
+        _len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        // The kernel copies through the page cache from now on.
+        reply.error(Errno::ENOSYS);
+    }
+
+    // --- directories
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let how = match self.0.cache {
+            CacheMode::None => FopenFlags::empty(),
+            CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
+        };
+        guarded("opendir", || match self.0.fs.open_dir(ino.0) {
+            Ok(handle) => reply.opened(FileHandle(handle.0), how),
+            Err(error) => reply.error(failed("opendir", &error)),
+        });
+    }
+
+    fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        guarded("readdir", || {
+            let listed = self.0.fs.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
+                !reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name)
+            });
+            match listed {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(failed("readdir", &error)),
+            }
+        });
+    }
+
+    fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+        guarded("readdirplus", || {
+            match Self::readdirplus_batches(&self.0, ino.0, HandleId(fh.0), offset, &mut reply) {
+                Ok(()) => reply.ok(),
+                Err(error) => reply.error(failed("readdirplus", &error)),
+            }
+        });
+    }
+
+    fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        guarded("releasedir", || send_empty("releasedir", self.0.fs.release_dir(HandleId(fh.0)), reply));
+    }
+
+    fn fsyncdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        self.0.in_order(ino.0, "fsyncdir", move |s| send_empty("fsyncdir", s.fs.fsync_dir(HandleId(fh.0)), reply));
+    }
+
+    // --- attributes and statistics
+
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        guarded("statfs", || match self.0.fs.statfs() {
+            Ok(s) => {
+                let block = u32::try_from(s.block_size).unwrap_or(4096);
+                reply.statfs(
+                    s.blocks,
+                    s.blocks_free,
+                    s.blocks_available,
+                    s.files,
+                    s.files_free,
+                    block,
+                    s.name_max,
+                    block,
+                );
+            }
+            Err(error) => reply.error(failed("statfs", &error)),
+        });
+    }
+
+    fn setxattr(
+        &self,
+        _req: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        if let Err(errno) = Shared::<F>::refuse_acl(name) {
+            return reply.error(errno);
+        }
+        let mode = match flags {
+            0 => SetXattr::Any,
+            libc::XATTR_CREATE => SetXattr::Create,
+            libc::XATTR_REPLACE => SetXattr::Replace,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let (name, value) = (name.to_owned(), value.to_vec());
+        self.0.change(ino.0, "setxattr", move |s| {
+            send_empty("setxattr", s.fs.set_xattr(ino.0, &name, &value, mode), reply);
+        });
+    }
+
+    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if let Err(errno) = Shared::<F>::refuse_acl(name) {
+            return reply.error(errno);
+        }
+        guarded("getxattr", || send_xattr("getxattr", self.0.fs.get_xattr(ino.0, name), size, reply));
+    }
+
+    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        guarded("listxattr", || {
+            let names = self.0.fs.list_xattr(ino.0).map(|names| {
+                let mut list = Vec::new();
+                for name in names {
+                    list.extend_from_slice(&name);
+                    list.push(0);
+                }
+                list
+            });
+            send_xattr("listxattr", names, size, reply);
+        });
+    }
+
+    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        if let Err(errno) = Shared::<F>::refuse_acl(name) {
+            return reply.error(errno);
+        }
+        let name = name.to_owned();
+        self.0.change(ino.0, "removexattr", move |s| {
+            send_empty("removexattr", s.fs.remove_xattr(ino.0, &name), reply);
+        });
+    }
+
+    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        // The kernel checks by itself (default_permissions) and need not ask again.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        flags: IoctlFlags,
+        cmd: u32,
+        _in_data: &[u8],
+        out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        if !flags.contains(IoctlFlags::FUSE_IOCTL_DIR) {
+            return reply.error(Errno::ENOTTY);
+        }
+        guarded("ioctl", || self.0.ioctl(ino.0, req.uid(), cmd, out_size, reply));
+    }
+}

@@ -1,0 +1,202 @@
+//! The adapter: kernel requests in, calls of a [`FileSystem`] out.
+//!
+//! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
+//! `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `upkeep` has the threads that live as long as the mount.
+
+mod admin;
+mod convert;
+mod file_io;
+mod gate;
+mod handlers;
+mod upkeep;
+
+use crate::errno::errno_of;
+use crate::fs::FileSystem;
+use crate::options::CacheMode;
+use fuser::{Errno, InitFlags, KernelConfig, Notifier};
+use gate::Gate;
+use lamassu_vault::{Ino, VaultError};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use upkeep::Upkeep;
+
+/// How long the kernel may trust names and attributes. All changes pass through this mount, so it may for as long as it likes.
+const TTL: Duration = Duration::from_secs(24 * 3600);
+/// The same for attributes of a file open for writing: what write-back gathers takes space in the store only later.
+const TTL_WRITTEN: Duration = Duration::from_secs(1);
+/// Largest write request, bytes.
+const MAX_WRITE: u32 = 1 << 20;
+/// Requests the kernel may have under way in the background (read-ahead, write-back).
+const MAX_BACKGROUND: u16 = 64;
+
+/// Capabilities wanted in every cache mode, where the kernel has them.
+const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
+    .union(InitFlags::FUSE_PARALLEL_DIROPS)
+    .union(InitFlags::FUSE_DO_READDIRPLUS)
+    .union(InitFlags::FUSE_READDIRPLUS_AUTO)
+    .union(InitFlags::FUSE_ASYNC_DIO)
+    .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
+    .union(InitFlags::FUSE_ATOMIC_O_TRUNC)
+    .union(InitFlags::FUSE_HANDLE_KILLPRIV_V2)
+    .union(InitFlags::FUSE_HAS_IOCTL_DIR)
+    .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
+
+/// What every request needs; also held by requests that wait for a thaw.
+pub(crate) struct Shared<F> {
+    fs: Arc<F>,
+    cache: CacheMode,
+    /// The user who mounted.
+    owner: u32,
+    gate: Gate,
+    /// Serialises freeze and thaw.
+    admin: Mutex<()>,
+    /// Open handles for writing per inode: only with one of these can the kernel hold data that the file system below has not seen.
+    writers: Mutex<HashMap<Ino, u32>>,
+    /// Direct handles through which file capabilities were taken away already.
+    without_capability: Mutex<HashSet<u64>>,
+    notifier: OnceLock<Notifier>,
+    cache_writes: AtomicU64,
+    cache_writes_in_flight: AtomicU64,
+    upkeep: Upkeep,
+    closed: Mutex<Option<VaultError>>,
+}
+
+/// The `fuser` file system.
+pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
+
+impl<F: FileSystem> Shared<F> {
+    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32) -> Arc<Self> {
+        Arc::new(Shared {
+            fs,
+            cache,
+            owner,
+            gate: Gate::default(),
+            admin: Mutex::new(()),
+            writers: Mutex::default(),
+            without_capability: Mutex::default(),
+            notifier: OnceLock::new(),
+            cache_writes: AtomicU64::new(0),
+            cache_writes_in_flight: AtomicU64::new(0),
+            upkeep: Upkeep::default(),
+            closed: Mutex::new(None),
+        })
+    }
+
+    /// The way to tell the kernel to drop what it caches.
+    pub(crate) fn set_notifier(&self, notifier: Notifier) {
+        // Set once, by `mount`; a second one would be of the same session.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// What the last close of the file system failed with.
+    pub(crate) fn close_error(&self) -> Option<VaultError> {
+        self.closed.lock().take()
+    }
+
+    /// Carries a change out now, or after the thaw.
+    fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        if let Some(_pass) = self.gate.enter() {
+            guarded(op, || job(self));
+            return;
+        }
+        let shared = self.clone();
+        self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
+    }
+
+    /// Carries out what changes nothing in a frozen file system, but must not overtake waiting changes of the same inode.
+    fn in_order(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+        if !self.gate.holds(ino) {
+            guarded(op, || job(self));
+            return;
+        }
+        let shared = self.clone();
+        self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
+    }
+
+    /// How long the attributes of an inode hold.
+    fn ttl(&self, ino: Ino) -> Duration {
+        if self.writers.lock().contains_key(&ino) { TTL_WRITTEN } else { TTL }
+    }
+
+    fn add_writer(&self, ino: Ino) {
+        *self.writers.lock().entry(ino).or_insert(0) += 1;
+    }
+
+    fn drop_writer(&self, ino: Ino) {
+        let mut writers = self.writers.lock();
+        if let Some(count) = writers.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                writers.remove(&ino);
+            }
+        }
+    }
+}
+
+impl<F: FileSystem> Adapter<F> {
+    /// Settles what the kernel may do; called once, in the handshake.
+    fn negotiate(&self, config: &mut KernelConfig) {
+        let mut wanted = WANTED;
+        match self.0.cache {
+            CacheMode::WriteBack => wanted |= InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_CACHE_SYMLINKS,
+            CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
+            CacheMode::None => {}
+        }
+        let refused = config.add_capabilities(wanted & config.capabilities()).is_err();
+        debug_assert!(!refused, "only offered capabilities are asked for");
+        // These answer with the nearest allowed value where ours is none; that is then the kernel's default, which works too.
+        let _ = config.set_max_write(MAX_WRITE);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        if let Err(most) = config.set_max_readahead(MAX_WRITE) {
+            let _ = config.set_max_readahead(most);
+        }
+        tracing::debug!(abi = ?config.kernel_abi(), missing = ?(wanted & !config.capabilities()), "FUSE handshake");
+    }
+}
+
+/// Runs a handler; a panic in it becomes a log line, and the dropped reply answers `EIO`.
+fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+    // Unwind safety: nothing the handlers share is left half-changed by a panic of ours (locks are held over plain map updates); the file
+    // system below is told by no other way anyhow, and keeps its own invariants.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(value) => Some(value),
+        Err(payload) => {
+            let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
+            let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+            tracing::error!(op, panic = text, "a bug: the request handler panicked; the request fails with EIO");
+            None
+        }
+    }
+}
+
+/// The errno to reply with; what an administrator should see is logged.
+fn failed(op: &'static str, error: &VaultError) -> Errno {
+    let errno = errno_of(error);
+    if errno == libc::EIO {
+        tracing::error!(op, %error, "input/output error");
+    } else {
+        tracing::debug!(op, %error, errno);
+    }
+    Errno::from_i32(errno)
+}
+
+/// Counts a write from the page cache as in flight for as long as it lives.
+struct CacheWrite<F>(Arc<Shared<F>>);
+
+impl<F> CacheWrite<F> {
+    fn new(shared: &Arc<Shared<F>>) -> Self {
+        shared.cache_writes_in_flight.fetch_add(1, Ordering::SeqCst);
+        shared.cache_writes.fetch_add(1, Ordering::SeqCst);
+        CacheWrite(shared.clone())
+    }
+}
+
+impl<F> Drop for CacheWrite<F> {
+    fn drop(&mut self) {
+        self.0.cache_writes_in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,89 @@
+//! The two threads that live as long as the mount (periodic commits, changes that waited for a thaw), and the end of it all.
+
+use super::{Shared, guarded};
+use crate::fs::FileSystem;
+use lamassu_vault::VaultError;
+use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// Time between calls of `FileSystem::maintain`.
+const ROUND: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+struct State {
+    /// The threads run and the file system is in use: it is to be closed at the end.
+    live: bool,
+    stopping: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+pub(super) struct Upkeep {
+    state: Mutex<State>,
+    stop: Condvar,
+}
+
+impl<F: FileSystem> Shared<F> {
+    /// Starts the threads; to be called once the kernel has accepted the mount. From here on the end of the session closes the file system.
+    pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
+        let mut state = self.upkeep.state.lock();
+        let deferred = self.clone();
+        let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| Builder::new().name(name.into()).spawn(body);
+        state.threads.push(spawn("lamassu-thawed", Box::new(move || deferred.gate.run_deferred()))?);
+        let rounds = self.clone();
+        state.threads.push(spawn("lamassu-upkeep", Box::new(move || rounds.run_rounds()))?);
+        state.live = true;
+        Ok(())
+    }
+
+    fn run_rounds(&self) {
+        let mut state = self.upkeep.state.lock();
+        while !state.stopping {
+            if !self.upkeep.stop.wait_for(&mut state, ROUND).timed_out() {
+                continue;
+            }
+            drop(state);
+            self.maintain();
+            state = self.upkeep.state.lock();
+        }
+    }
+
+    /// One round of upkeep. While frozen or while changes wait there is none; the next round will do.
+    fn maintain(&self) {
+        let Some(_pass) = self.gate.enter() else { return };
+        guarded("maintain", || {
+            if let Err(error) = self.fs.maintain() {
+                tracing::error!(%error, "background commit failed; it is tried again, and fsync reports it");
+            }
+        });
+    }
+
+    /// After the last request: thaws, carries out what waited (those changes were accepted), ends the threads, closes the file system.
+    pub(super) fn finish(&self) {
+        self.thaw_for_unmount();
+        self.gate.stop();
+        let (threads, live) = {
+            let mut state = self.upkeep.state.lock();
+            state.stopping = true;
+            self.upkeep.stop.notify_all();
+            (std::mem::take(&mut state.threads), std::mem::take(&mut state.live))
+        };
+        for thread in threads {
+            // What can panic in them is guarded; a lost thread must not keep the file system from being closed.
+            let _ = thread.join();
+        }
+        if !live {
+            return;
+        }
+        let closed = guarded("close", || self.fs.close()).unwrap_or_else(|| {
+            Err(VaultError::Io { op: "close", source: io::Error::other("a bug: panic while closing, see the log") })
+        });
+        if let Err(error) = closed {
+            tracing::error!(%error, "closing failed");
+            *self.closed.lock() = Some(error);
+        }
+    }
+}

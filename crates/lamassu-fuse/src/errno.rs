@@ -1,0 +1,77 @@
+//! The one table from the vault's errors to errno values.
+
+use lamassu_store::StoreError;
+use lamassu_vault::VaultError;
+
+/// The errno of an error. Exhaustive on purpose: a new kind of error must choose its errno here.
+pub fn errno_of(error: &VaultError) -> i32 {
+    match error {
+        VaultError::NotFound => libc::ENOENT,
+        VaultError::Exists => libc::EEXIST,
+        VaultError::NotDirectory => libc::ENOTDIR,
+        VaultError::IsDirectory => libc::EISDIR,
+        VaultError::NotEmpty => libc::ENOTEMPTY,
+        VaultError::NameTooLong => libc::ENAMETOOLONG,
+        VaultError::InvalidName | VaultError::Invalid => libc::EINVAL,
+        VaultError::ReadOnly => libc::EROFS,
+        VaultError::BadHandle => libc::EBADF,
+        VaultError::Stale => libc::ESTALE,
+        VaultError::NoAttribute => libc::ENODATA,
+        VaultError::NoData => libc::ENXIO,
+        VaultError::Unsupported => libc::EOPNOTSUPP,
+        VaultError::Locked => libc::EBUSY,
+        VaultError::Damaged { what: _, stored: _ } => libc::EIO,
+        VaultError::Refused(_) => libc::EPERM,
+        VaultError::Store(StoreError::Damaged(_)) => libc::EIO,
+        VaultError::Store(StoreError::Io { op: _, offset: _, source }) => raw(source),
+        VaultError::Store(StoreError::ReadOnly) => libc::EROFS,
+        VaultError::Store(StoreError::TooLarge) => libc::EFBIG,
+        VaultError::Store(StoreError::NoRandom(_)) => libc::EIO,
+        VaultError::Io { op: _, source } => raw(source),
+        VaultError::NoRandom(_) => libc::EIO,
+    }
+}
+
+/// The store's own errno. `ENOSYS` would make the kernel stop asking for good, `EINTR` and `EAGAIN` would promise a retry: not ours to say.
+fn raw(error: &std::io::Error) -> i32 {
+    match error.raw_os_error() {
+        Some(libc::ENOSYS) => libc::EOPNOTSUPP,
+        Some(libc::EINTR | libc::EAGAIN) | None => libc::EIO,
+        Some(errno) => errno,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_store::file::{Damage, DamageKind};
+
+    fn io(errno: i32) -> VaultError {
+        VaultError::Io { op: "test", source: std::io::Error::from_raw_os_error(errno) }
+    }
+
+    #[test]
+    fn the_store_s_errno_is_kept_unless_the_kernel_would_misread_it() {
+        assert_eq!(errno_of(&io(libc::ENOSPC)), libc::ENOSPC);
+        assert_eq!(errno_of(&io(libc::EDQUOT)), libc::EDQUOT);
+        assert_eq!(errno_of(&io(libc::ENOSYS)), libc::EOPNOTSUPP);
+        assert_eq!(errno_of(&io(libc::EINTR)), libc::EIO);
+        let no_errno = VaultError::Io { op: "test", source: std::io::Error::other("x") };
+        assert_eq!(errno_of(&no_errno), libc::EIO);
+    }
+
+    #[test]
+    fn damage_is_an_input_output_error() {
+        let damage = Damage { kind: DamageKind::BlockHash, segment: 0, page: 0, block: Some(1) };
+        assert_eq!(errno_of(&VaultError::Store(StoreError::Damaged(damage))), libc::EIO);
+        assert_eq!(errno_of(&VaultError::Damaged { what: "name", stored: String::new() }), libc::EIO);
+    }
+
+    #[test]
+    fn refusals_have_the_errno_users_know() {
+        assert_eq!(errno_of(&VaultError::ReadOnly), libc::EROFS);
+        assert_eq!(errno_of(&VaultError::Locked), libc::EBUSY);
+        assert_eq!(errno_of(&VaultError::NoData), libc::ENXIO);
+        assert_eq!(errno_of(&VaultError::NoAttribute), libc::ENODATA);
+    }
+}

@@ -1,0 +1,172 @@
+//! Mounting, waiting for the end, unmounting.
+//!
+//! The mount itself is made here rather than by `fuser`: its session, when it mounts for one user, refuses requests of any other uid, also the
+//! kernel's own (uid 0) that write times back later, which would lose them. The kernel does that check better.
+
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use crate::adapter::{Adapter, Shared};
+use crate::fs::FileSystem;
+use crate::options::MountOptions;
+use fuser::{BackgroundSession, Config, Session, SessionACL};
+use lamassu_vault::VaultError;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use sys::MountId;
+
+/// Why mounting, unmounting or the mounted file system failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The user's: no directory to mount on.
+    #[error("mount point {path}: {source}")]
+    Mountpoint {
+        /// The mount point.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// The user's: something is in the way.
+    #[error("mount point {0} is not empty; use another one, or `-o nonempty` to hide what is there")]
+    NotEmpty(PathBuf),
+    /// The system's: no FUSE here.
+    #[error("cannot open /dev/fuse: {0}; is the fuse module loaded, and is the device there?")]
+    NoFuse(io::Error),
+    /// The system's: mount(2) refused.
+    #[error("mount on {path}: {source}")]
+    Mount {
+        /// The mount point.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The system's: not root, and the set-uid helper cannot be run.
+    #[error("cannot run fusermount3: {0}; install the package `fuse3`, or mount as root")]
+    NoHelper(io::Error),
+    /// The helper refused; its own words.
+    #[error("fusermount3 refused: {0}")]
+    HelperRefused(#[source] sys::HelperMessage),
+    /// The mount is in use.
+    #[error("{0} is busy: close what is open there, or unmount lazily")]
+    Busy(PathBuf),
+    /// The request loop ended with an error.
+    #[error("serving requests: {0}")]
+    Session(io::Error),
+    /// The file system could not be closed properly.
+    #[error("closing: {0}")]
+    Close(#[source] VaultError),
+}
+
+/// A mounted file system. Dropping it unmounts (lazily, if need be) without waiting; see [`Mounted::wait`].
+pub struct Mounted {
+    session: Option<BackgroundSession>,
+    unmounter: Unmounter,
+    close_error: Box<dyn Fn() -> Option<VaultError> + Send + Sync>,
+}
+
+/// Unmounts; can be cloned and sent to another thread, such as one that waits for signals.
+#[derive(Clone)]
+pub struct Unmounter {
+    id: Arc<MountId>,
+    thaw: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// Mounts a file system on an existing directory. Returns when the mount is usable. The file system is closed at the end of the mount,
+/// but not if this function fails.
+pub fn mount<F: FileSystem>(fs: Arc<F>, mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
+    let path = check_mountpoint(mountpoint, options)?;
+    let owner = rustix::process::geteuid().as_raw();
+    let shared = Shared::new(fs, options.cache, owner);
+    let device = sys::attach(&path, options)?;
+    let started = start(&shared, device, options);
+    let session = started.map_err(|source| {
+        sys::detach_quietly(&path);
+        MountError::Session(source)
+    })?;
+    let id = MountId::of(path);
+    if options.read_ahead_kib > 0 {
+        id.raise_read_ahead(options.read_ahead_kib);
+    }
+    let thaw: Arc<dyn Fn() + Send + Sync> = {
+        let shared = shared.clone();
+        Arc::new(move || shared.thaw_for_unmount())
+    };
+    let close_error = Box::new(move || shared.close_error());
+    Ok(Mounted { session: Some(session), unmounter: Unmounter { id: Arc::new(id), thaw }, close_error })
+}
+
+fn start<F: FileSystem>(
+    shared: &Arc<Shared<F>>,
+    device: std::os::fd::OwnedFd,
+    options: &MountOptions,
+) -> io::Result<BackgroundSession> {
+    let mut config = Config::default();
+    config.n_threads = Some(options.threads.clamp(1, 64));
+    config.clone_fd = true;
+    // Not `Owner`: see the module's head. The kernel lets nobody else in unless `allow_other` is set.
+    let acl = if options.allow_root && !options.allow_other { SessionACL::RootAndOwner } else { SessionACL::All };
+    config.acl = acl;
+    let session = Session::from_fd(Adapter(shared.clone()), device, acl, config)?;
+    shared.set_notifier(session.notifier());
+    shared.start()?;
+    session.spawn()
+}
+
+fn check_mountpoint(mountpoint: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
+    let wrong = |source| MountError::Mountpoint { path: mountpoint.into(), source };
+    let path = mountpoint.canonicalize().map_err(wrong)?;
+    let mut entries = std::fs::read_dir(&path).map_err(wrong)?;
+    if !options.nonempty && entries.next().is_some() {
+        return Err(MountError::NotEmpty(path));
+    }
+    Ok(path)
+}
+
+impl Mounted {
+    /// Where, as an absolute path without links.
+    pub fn mountpoint(&self) -> &Path {
+        self.unmounter.id.path()
+    }
+
+    /// A handle to unmount from elsewhere.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Waits until the mount is gone, by whoever's doing, and the file system is closed.
+    pub fn wait(mut self) -> Result<(), MountError> {
+        let ended = match self.session.take() {
+            Some(session) => session.join(),
+            None => Ok(()),
+        };
+        if let Some(error) = (self.close_error)() {
+            return Err(MountError::Close(error));
+        }
+        ended.map_err(MountError::Session)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.session.is_some()
+            && self.unmounter.unmount(false).is_err()
+            && let Err(error) = self.unmounter.unmount(true)
+        {
+            tracing::warn!(%error, "unmount failed");
+        }
+    }
+}
+
+impl Unmounter {
+    /// Unmounts; without `lazy`, a mount in use is an error, [`MountError::Busy`]. With it the mount point is free at once, and the mount ends
+    /// when the last file is closed. A mount that is gone already is no error, nor is another mount in its place touched. Thaws first.
+    pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
+        if !self.id.is_mounted() {
+            return Ok(());
+        }
+        (self.thaw)();
+        sys::detach(self.id.path(), lazy)
+    }
+}

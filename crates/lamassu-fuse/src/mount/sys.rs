@@ -1,0 +1,274 @@
+//! mount(2), umount(2), their set-uid helper fusermount3, and what /proc and /sys say of a mount. No libfuse.
+
+use super::MountError;
+use crate::options::MountOptions;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
+};
+use std::ffi::{CString, OsStr};
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the helper wrote to its standard error.
+#[derive(Debug)]
+pub struct HelperMessage(String);
+
+impl fmt::Display for HelperMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.trim())
+    }
+}
+
+impl std::error::Error for HelperMessage {}
+
+/// Mounts and returns the device the kernel sends requests to: by mount(2) where we may, else by fusermount3.
+pub(super) fn attach(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    match attach_directly(path, options) {
+        Err(MountError::Mount { source, .. } | MountError::NoFuse(source))
+            if matches!(Errno::from_io_error(&source), Some(Errno::PERM | Errno::ACCESS)) =>
+        {
+            attach_by_helper(path, options)
+        }
+        result => result,
+    }
+}
+
+fn attach_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let failed = |source: io::Error| MountError::Mount { path: path.into(), source };
+    let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| MountError::NoFuse(e.into()))?;
+    let root = rustix::fs::stat(path).map_err(|e| failed(e.into()))?;
+    let mut data = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        FileType::Directory.as_raw_mode() | (root.st_mode & 0o7777),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    if options.allow_other || options.allow_root {
+        data.push_str(",allow_other");
+    }
+    let mut flags = MountFlags::empty();
+    let switches = [
+        (options.read_only, MountFlags::RDONLY),
+        (!options.dev, MountFlags::NODEV),
+        (!options.suid, MountFlags::NOSUID),
+        (!options.exec, MountFlags::NOEXEC),
+        (options.noatime, MountFlags::NOATIME),
+        (options.sync, MountFlags::SYNCHRONOUS),
+        (options.dirsync, MountFlags::DIRSYNC),
+    ];
+    for (on, flag) in switches {
+        flags.set(flag, on);
+    }
+    let data = CString::new(data).map_err(|e| failed(e.into()))?;
+    let kind = format!("fuse.{}", options.subtype);
+    rustix::mount::mount(options.fsname.as_str(), path, kind.as_str(), flags, &*data).map_err(|e| failed(e.into()))?;
+    Ok(device)
+}
+
+/// fusermount3 mounts and sends the device over a socket, which it is given here as its standard input (`_FUSE_COMMFD`), so that no other
+/// descriptor need survive into it.
+fn attach_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+        .map_err(|e| MountError::NoHelper(e.into()))?;
+    let child = helper()
+        .args(["-o", &helper_options(options), "--"])
+        .arg(path)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(MountError::NoHelper)?;
+    let device = receive_descriptor(&ours);
+    let output = child.wait_with_output().map_err(MountError::NoHelper)?;
+    match device {
+        Ok(device) if output.status.success() => Ok(device),
+        _ => Err(MountError::HelperRefused(HelperMessage(String::from_utf8_lossy(&output.stderr).into_owned()))),
+    }
+}
+
+fn helper() -> Command {
+    Command::new(std::env::var_os("FUSERMOUNT_PATH").as_deref().unwrap_or(OsStr::new("fusermount3")))
+}
+
+fn helper_options(options: &MountOptions) -> String {
+    let escape = |s: &str| s.replace('\\', "\\\\").replace(',', "\\,");
+    let mut words = vec![
+        format!("fsname={}", escape(&options.fsname)),
+        format!("subtype={}", options.subtype),
+        "default_permissions".into(),
+    ];
+    let switches = [
+        (options.read_only, "ro"),
+        (options.dev, "dev"),
+        (options.suid, "suid"),
+        (!options.exec, "noexec"),
+        (options.noatime, "noatime"),
+        (options.sync, "sync"),
+        (options.dirsync, "dirsync"),
+        (options.allow_other || options.allow_root, "allow_other"),
+    ];
+    words.extend(switches.iter().filter(|(on, _)| *on).map(|(_, word)| (*word).to_string()));
+    words.join(",")
+}
+
+/// The descriptor the helper sends. An end of the stream without one means that it refused.
+fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0u8; 1];
+    let mut buffers = [IoSliceMut::new(&mut byte)];
+    loop {
+        match recvmsg(socket, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+            Ok(_) => break,
+        }
+    }
+    control
+        .drain()
+        .find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+            _ => None,
+        })
+        .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Unmounts what is mounted there.
+pub(super) fn detach(path: &Path, lazy: bool) -> Result<(), MountError> {
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(MountError::Busy(path.into())),
+        Err(Errno::PERM) => detach_by_helper(path, lazy),
+        Err(error) => Err(MountError::Mount { path: path.into(), source: error.into() }),
+    }
+}
+
+/// After a mount that nobody serves: nothing can be done about an error here.
+pub(super) fn detach_quietly(path: &Path) {
+    if let Err(error) = detach(path, true) {
+        tracing::warn!(%error, "unmount failed");
+    }
+}
+
+fn detach_by_helper(path: &Path, lazy: bool) -> Result<(), MountError> {
+    let output = helper()
+        .args(["-u", if lazy { "-qz" } else { "-q" }, "--"])
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(MountError::NoHelper)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    // With -q the helper says nothing about a busy mount.
+    if !lazy && (message.trim().is_empty() || message.contains("busy")) {
+        return Err(MountError::Busy(path.into()));
+    }
+    Err(MountError::HelperRefused(HelperMessage(message)))
+}
+
+/// One mount: a mount point and the device number the kernel gave the mount.
+pub(super) struct MountId {
+    path: PathBuf,
+    /// `major:minor`; `None` if it was gone before it could be asked for.
+    device: Option<String>,
+}
+
+impl MountId {
+    /// The mount that is topmost at `path` now.
+    pub(super) fn of(path: PathBuf) -> MountId {
+        let device = device_at(&path);
+        MountId { path, device }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether this mount, and not another, is there.
+    pub(super) fn is_mounted(&self) -> bool {
+        self.device.is_some() && device_at(&self.path) == self.device
+    }
+
+    /// Raises the read-ahead of the mount: the kernel starts FUSE mounts with 128 KiB. Needs root; without, reads are a little slower.
+    pub(super) fn raise_read_ahead(&self, kib: u32) {
+        let Some(device) = &self.device else { return };
+        if let Err(error) = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string()) {
+            tracing::debug!(%error, "read-ahead stays as it is");
+        }
+    }
+}
+
+/// The device number of the topmost mount at `path`, from /proc/self/mountinfo. (stat(2) would ask the mount itself, which may be hung.)
+fn device_at(path: &Path) -> Option<String> {
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    let mut found = table.rsplit(|b| *b == b'\n').filter_map(|line| {
+        let mut fields = line.split(|b| *b == b' ').skip(2);
+        let (device, mountpoint) = (fields.next()?, fields.nth(1)?);
+        (unescape(mountpoint) == path).then(|| String::from_utf8_lossy(device).into_owned())
+    });
+    found.next()
+}
+
+/// mountinfo writes space, tab, newline and backslash as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|_| byte == b'\\').and_then(|digits| {
+            digits.iter().try_fold(0u32, |value, d| (b'0'..=b'7').contains(d).then(|| value * 8 + u32::from(d - b'0')))
+        });
+        match octal.and_then(|value| u8::try_from(value).ok()) {
+            Some(value) => {
+                out.push(value);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn mountinfo_paths_are_decoded() {
+        assert_eq!(unescape(br"/a\040b\134c\011"), Path::new("/a b\\c\t"));
+        assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
+        assert_eq!(unescape(br"/a\777\09x"), Path::new(r"/a\777\09x"));
+        assert_eq!(unescape("/ü".as_bytes()).as_os_str().as_bytes(), "/ü".as_bytes());
+    }
+
+    #[test]
+    fn the_root_is_mounted_and_a_plain_directory_is_not() {
+        assert!(device_at(Path::new("/")).is_some());
+        let dir = tempfile::tempdir().unwrap();
+        assert!(device_at(dir.path()).is_none());
+    }
+
+    #[test]
+    fn helper_options_are_escaped() {
+        let mut options = MountOptions { read_only: true, ..MountOptions::default() };
+        options.fsname = r"/srv/a,suid\b".into();
+        assert_eq!(helper_options(&options), r"fsname=/srv/a\,suid\\b,subtype=lamassu,default_permissions,ro");
+    }
+}

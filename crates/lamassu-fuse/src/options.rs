@@ -1,0 +1,200 @@
+//! Mount options, in the words of mount.fuse(8) and gocryptfs.
+
+/// What the kernel may keep of file contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum CacheMode {
+    /// Reads and writes are cached; writes reach the daemon in large pieces, later.
+    #[default]
+    WriteBack,
+    /// Reads are cached; every write reaches the daemon before write(2) returns.
+    Through,
+    /// No plaintext stays in the page cache (except of files mapped into memory).
+    None,
+}
+
+impl std::str::FromStr for CacheMode {
+    type Err = OptionError;
+    fn from_str(s: &str) -> Result<Self, OptionError> {
+        match s {
+            "writeback" => Ok(CacheMode::WriteBack),
+            "through" => Ok(CacheMode::Through),
+            "none" => Ok(CacheMode::None),
+            _ => Err(OptionError::BadValue { option: "cache", value: s.into() }),
+        }
+    }
+}
+
+/// An option that cannot be obeyed.
+#[derive(Debug, thiserror::Error)]
+pub enum OptionError {
+    /// The user's: not an option of ours.
+    #[error("unknown mount option `{0}`")]
+    Unknown(String),
+    /// The user's: known, but it cannot be had here.
+    #[error("mount option `{0}` is not supported")]
+    Unsupported(&'static str),
+    /// The user's: the value makes no sense.
+    #[error("mount option `{option}` cannot be `{value}`")]
+    BadValue {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+    },
+}
+
+/// How to mount. `default_permissions` is always on: the kernel checks modes and owners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Kernel caching of contents.
+    pub cache: CacheMode,
+    /// Nothing can be changed through this mount.
+    pub read_only: bool,
+    /// Other users may use the mount (for non-root: only with `user_allow_other` in /etc/fuse.conf).
+    pub allow_other: bool,
+    /// root may use the mount too, others not.
+    pub allow_root: bool,
+    /// Request threads, 1 to 64.
+    pub threads: usize,
+    /// The source shown by mount(8) and df(1).
+    pub fsname: String,
+    /// The type shown is `fuse.SUBTYPE`.
+    pub subtype: String,
+    /// Device nodes work (root only).
+    pub dev: bool,
+    /// Set-uid programs work (root only).
+    pub suid: bool,
+    /// Programs can be run.
+    pub exec: bool,
+    /// No access times; the daemon never gets any from the kernel anyway.
+    pub noatime: bool,
+    /// Every write is synchronous.
+    pub sync: bool,
+    /// Directory changes are synchronous.
+    pub dirsync: bool,
+    /// Mount over a directory that is not empty.
+    pub nonempty: bool,
+    /// Read-ahead of the mount in KiB, set where the system lets us; 0 keeps the kernel's 128.
+    pub read_ahead_kib: u32,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        MountOptions {
+            cache: CacheMode::default(),
+            read_only: false,
+            allow_other: false,
+            allow_root: false,
+            threads: processors.clamp(2, 4),
+            fsname: "lamassu".into(),
+            subtype: "lamassu".into(),
+            dev: false,
+            suid: false,
+            exec: true,
+            noatime: false,
+            sync: false,
+            dirsync: false,
+            nonempty: false,
+            read_ahead_kib: 4096,
+        }
+    }
+}
+
+impl MountOptions {
+    /// Applies one `-o` argument: options separated by commas. Later ones win. What only mount(8) and systemd read (`noauto`, `_netdev`,
+    /// `x-…`, …) is accepted and ignored, so that a line of fstab can be passed as it is.
+    pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
+        argument.split(',').filter(|word| !word.is_empty()).try_for_each(|word| self.apply_one(word))
+    }
+
+    fn apply_one(&mut self, word: &str) -> Result<(), OptionError> {
+        let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        if let Some(value) = value {
+            return self.apply_value(name, value, word);
+        }
+        match name {
+            "ro" => self.read_only = true,
+            "rw" => self.read_only = false,
+            "allow_other" => self.allow_other = true,
+            "allow_root" => self.allow_root = true,
+            "dev" => self.dev = true,
+            "nodev" => self.dev = false,
+            "suid" => self.suid = true,
+            "nosuid" => self.suid = false,
+            "exec" => self.exec = true,
+            "noexec" => self.exec = false,
+            "atime" | "relatime" | "strictatime" => self.noatime = false,
+            "noatime" | "nodiratime" => self.noatime = true,
+            "sync" => self.sync = true,
+            "async" => self.sync = false,
+            "dirsync" => self.dirsync = true,
+            "nonempty" => self.nonempty = true,
+            "kernel_cache" | "default_permissions" | "big_writes" | "async_read" | "use_ino" | "hard_remove" => {}
+            "direct_io" => self.cache = CacheMode::None,
+            "defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "group" | "_netdev" | "nofail" => {
+            }
+            "auto_unmount" => return Err(OptionError::Unsupported("auto_unmount")),
+            _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            _ => return Err(OptionError::Unknown(word.into())),
+        }
+        Ok(())
+    }
+
+    fn apply_value(&mut self, name: &str, value: &str, word: &str) -> Result<(), OptionError> {
+        match name {
+            "fsname" => self.fsname = value.into(),
+            "subtype" => {
+                if value.is_empty() || !value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+                    return Err(OptionError::BadValue { option: "subtype", value: value.into() });
+                }
+                self.subtype = value.into();
+            }
+            "cache" => self.cache = value.parse()?,
+            "threads" | "max_threads" => {
+                self.threads = value
+                    .parse()
+                    .ok()
+                    .filter(|n| (1..=64).contains(n))
+                    .ok_or_else(|| OptionError::BadValue { option: "threads", value: value.into() })?;
+            }
+            "read_ahead_kb" => {
+                self.read_ahead_kib = value
+                    .parse()
+                    .ok()
+                    .filter(|n| *n <= 1 << 20)
+                    .ok_or_else(|| OptionError::BadValue { option: "read_ahead_kb", value: value.into() })?;
+            }
+            "comment" => {}
+            _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            _ => return Err(OptionError::Unknown(word.into())),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_fstab_are_understood() {
+        let mut o = MountOptions::default();
+        o.apply("rw,nosuid,nodev,noexec,allow_other,fsname=/srv/x,cache=through,noauto,x-systemd.automount,threads=3")
+            .unwrap();
+        o.apply("ro,,suid").unwrap();
+        assert!(o.read_only && o.allow_other && o.suid && !o.dev && !o.exec);
+        assert_eq!((o.fsname.as_str(), o.cache, o.threads), ("/srv/x", CacheMode::Through, 3));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        let mut o = MountOptions::default();
+        for bad in ["nosuch", "nosuch=1", "threads=0", "threads=x", "cache=fast", "subtype=a/b", "auto_unmount", "ro=1"]
+        {
+            let error = o.apply(bad).unwrap_err().to_string();
+            assert!(error.contains(bad.split('=').next().unwrap()), "{bad}: {error}");
+        }
+        assert_eq!(o, MountOptions::default());
+    }
+}

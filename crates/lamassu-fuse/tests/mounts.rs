@@ -1,0 +1,184 @@
+//! Mounts as such: options, unmounting, freezing. Over `PlainFs`.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use lamassu_fuse::control::{self, ControlError};
+use lamassu_fuse::plain::PlainFs;
+use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+struct Fixture {
+    mounted: Mounted,
+    store: PathBuf,
+    point: PathBuf,
+    _dirs: [tempfile::TempDir; 2],
+}
+
+/// `None`, with a line that says why, where nothing can be mounted.
+fn fixture(options: &MountOptions) -> Option<Fixture> {
+    if !Path::new("/dev/fuse").exists() {
+        eprintln!("SKIPPED: there is no /dev/fuse on this machine");
+        return None;
+    }
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [store, point] = [dirs[0].path().to_path_buf(), dirs[1].path().to_path_buf()];
+    let fs = Arc::new(PlainFs::open(&store).unwrap());
+    let mounted = lamassu_fuse::mount(fs, &point, options).unwrap();
+    Some(Fixture { mounted, store, point, _dirs: dirs })
+}
+
+fn finish(f: Fixture) {
+    f.mounted.unmounter().unmount(false).unwrap();
+    f.mounted.wait().unwrap();
+}
+
+fn mountinfo(point: &Path) -> Option<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    table.lines().find(|l| l.split(' ').nth(4) == point.to_str()).map(str::to_owned)
+}
+
+#[test]
+fn the_mount_shows_its_name_and_options() {
+    let mut options = MountOptions { fsname: "/srv/my vault".into(), ..MountOptions::default() };
+    options.apply("ro,noexec,noatime").unwrap();
+    let Some(f) = fixture(&options) else { return };
+    let line = mountinfo(&f.point).unwrap();
+    for word in
+        ["fuse.lamassu", "/srv/my\\040vault", "ro", "noexec", "nosuid", "nodev", "noatime", "default_permissions"]
+    {
+        assert!(line.contains(word), "{word} in {line}");
+    }
+    let refused = fs::write(f.point.join("x"), b"").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    let point = f.point.clone();
+    finish(f);
+    assert_eq!(mountinfo(&point), None);
+}
+
+#[test]
+fn read_ahead_is_raised() {
+    let Some(f) = fixture(&MountOptions { read_ahead_kib: 1536, ..MountOptions::default() }) else { return };
+    let line = mountinfo(&f.point).unwrap();
+    let device = line.split(' ').nth(2).unwrap();
+    let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    if File::options().write(true).open(&path).is_ok() {
+        assert_eq!(fs::read_to_string(path).unwrap().trim(), "1536");
+    }
+    finish(f);
+}
+
+#[test]
+fn a_busy_mount_is_not_torn_down_unless_lazily() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(f.point.join("f")).unwrap();
+    file.write_all_at(b"one", 0).unwrap();
+    assert!(matches!(f.mounted.unmounter().unmount(false), Err(MountError::Busy(_))));
+    assert!(f.point.join("f").exists(), "still there");
+    f.mounted.unmounter().unmount(true).unwrap();
+    assert!(!f.point.join("f").exists(), "out of sight");
+    f.mounted.unmounter().unmount(true).unwrap();
+    file.write_all_at(b"two", 3).unwrap();
+    drop(file);
+    f.mounted.wait().unwrap();
+    assert_eq!(fs::read(f.store.join("f")).unwrap(), b"onetwo");
+}
+
+#[test]
+fn wait_returns_when_others_unmount() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    fs::write(f.point.join("x"), b"kept").unwrap();
+    assert!(Command::new("umount").arg(&f.point).status().unwrap().success());
+    f.mounted.wait().unwrap();
+    assert_eq!(fs::read(f.store.join("x")).unwrap(), b"kept");
+}
+
+#[test]
+fn dropping_unmounts() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    let point = f.point.clone();
+    drop(f.mounted);
+    assert_eq!(mountinfo(&point), None);
+}
+
+#[test]
+fn a_freeze_holds_changes_and_lets_reads_pass() {
+    for cache in [CacheMode::WriteBack, CacheMode::Through, CacheMode::None] {
+        // Fewer threads than writers.
+        let Some(f) = fixture(&MountOptions { cache, threads: 2, ..MountOptions::default() }) else { return };
+        for i in 0..12 {
+            fs::create_dir(f.point.join(format!("d{i}"))).unwrap();
+            fs::write(f.point.join(format!("d{i}/old")), b"old").unwrap();
+        }
+        // Only in the page cache when the freeze begins.
+        let dirty = File::create(f.point.join("dirty")).unwrap();
+        dirty.write_all_at(&[7; 3_000_000], 0).unwrap();
+
+        assert!(!control::status(&f.point).unwrap().frozen);
+        assert!(matches!(control::thaw(&f.point), Err(ControlError::NotFrozen)));
+        control::freeze(&f.point).unwrap();
+        assert!(matches!(control::freeze(&f.point), Err(ControlError::AlreadyFrozen)));
+        assert_eq!(fs::read(f.store.join("dirty")).unwrap(), vec![7; 3_000_000], "{cache:?}: all of it arrived");
+
+        let done = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for i in 0..12 {
+                let (point, done) = (&f.point, &done);
+                scope.spawn(move || {
+                    let dir = point.join(format!("d{i}"));
+                    fs::write(dir.join("new"), b"new").unwrap();
+                    fs::rename(dir.join("new"), dir.join("newer")).unwrap();
+                    done.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            while control::status(&f.point).unwrap().waiting < 12 {
+                std::thread::yield_now();
+            }
+            for _ in 0..20 {
+                assert_eq!(fs::read(f.store.join("d3/old")).unwrap(), b"old");
+                assert_eq!(fs::read(f.point.join("dirty")).unwrap().len(), 3_000_000);
+                assert_eq!(fs::read_dir(&f.point).unwrap().count(), 13);
+            }
+            assert!(!f.store.join("d3/new").exists());
+            assert_eq!(done.load(Ordering::SeqCst), 0);
+            control::thaw(&f.point).unwrap();
+        });
+        drop(dirty);
+        for i in 0..12 {
+            assert_eq!(fs::read(f.point.join(format!("d{i}/newer"))).unwrap(), b"new");
+        }
+        assert_eq!(control::status(&f.point).unwrap().waiting, 0);
+        finish(f);
+    }
+}
+
+#[test]
+fn a_frozen_mount_can_be_unmounted_and_loses_nothing() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    let file = File::create(f.point.join("f")).unwrap();
+    control::freeze(&f.point).unwrap();
+    file.write_all_at(b"written while frozen", 0).unwrap();
+    let closer = std::thread::spawn(move || drop(file));
+    let unmounter = f.mounted.unmounter();
+    while let Err(error) = unmounter.unmount(false) {
+        assert!(matches!(error, MountError::Busy(_)), "{error}");
+        std::thread::yield_now();
+    }
+    closer.join().unwrap();
+    f.mounted.wait().unwrap();
+    assert_eq!(fs::read(f.store.join("f")).unwrap(), b"written while frozen");
+}
+
+#[test]
+fn only_the_root_of_a_mount_is_controlled() {
+    let Some(f) = fixture(&MountOptions::default()) else { return };
+    fs::create_dir(f.point.join("sub")).unwrap();
+    assert!(matches!(control::status(&f.point.join("sub")), Err(ControlError::NotMounted(_))));
+    assert!(matches!(control::status(&f.store), Err(ControlError::NotMounted(_))));
+    assert!(matches!(control::freeze(&f.store), Err(ControlError::NotMounted(_))));
+    finish(f);
+}

@@ -1,0 +1,70 @@
+//! The adapter under a real kernel, over `PlainFs`: the whole suite in each cache mode, and what concerns mounts as such.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+#[macro_use]
+mod suite;
+
+use lamassu_fuse::plain::PlainFs;
+use lamassu_fuse::{CacheMode, MountOptions, Mounted};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Whether mounting is possible here; if not, says so.
+fn fuse_is_there() -> bool {
+    let there = Path::new("/dev/fuse").exists();
+    if !there {
+        eprintln!("SKIPPED: there is no /dev/fuse on this machine");
+    }
+    there
+}
+
+fn options(cache: CacheMode) -> MountOptions {
+    MountOptions { cache, allow_other: rustix::process::geteuid().is_root(), ..MountOptions::default() }
+}
+
+struct Fixture {
+    mounted: Option<Mounted>,
+    // Removed after the mount is gone.
+    _dirs: [tempfile::TempDir; 2],
+}
+
+impl Fixture {
+    fn new(options: &MountOptions) -> Fixture {
+        let (store, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let fs = Arc::new(PlainFs::open(store.path()).unwrap());
+        let mounted = lamassu_fuse::mount(fs, point.path(), options).unwrap();
+        Fixture { mounted: Some(mounted), _dirs: [store, point] }
+    }
+
+    fn root(&self) -> &Path {
+        self._dirs[1].path()
+    }
+
+    fn end(&mut self) {
+        let mounted = self.mounted.take().unwrap();
+        mounted.unmounter().unmount(false).unwrap();
+        mounted.wait().unwrap();
+    }
+}
+
+fn with(cache: CacheMode, body: fn(&Path)) {
+    if !fuse_is_there() {
+        return;
+    }
+    let mut fixture = Fixture::new(&options(cache));
+    let dir = fixture.root().join("work");
+    std::fs::create_dir(&dir).unwrap();
+    body(&dir);
+    fixture.end();
+}
+
+mod write_back {
+    suite_tests!(|body| super::with(lamassu_fuse::CacheMode::WriteBack, body));
+}
+mod through {
+    suite_tests!(|body| super::with(lamassu_fuse::CacheMode::Through, body));
+}
+mod uncached {
+    suite_tests!(|body| super::with(lamassu_fuse::CacheMode::None, body));
+}

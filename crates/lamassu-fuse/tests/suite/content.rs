@@ -1,0 +1,333 @@
+//! File contents.
+
+use super::support::{errno, pattern, read_write};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, SeekFrom};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+fn seek_data(file: &File, offset: u64) -> std::io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::Data(offset))?)
+}
+
+fn seek_hole(file: &File, offset: u64) -> std::io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::Hole(offset))?)
+}
+
+fn allocate(file: &File, mode: FallocateFlags, offset: u64, len: u64) -> std::io::Result<()> {
+    Ok(rustix::fs::fallocate(file, mode, offset, len)?)
+}
+
+/// Makes the kernel read the file again.
+fn evict(file: &File) {
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(file, 0, None, Advice::DontNeed).unwrap();
+}
+
+pub fn write_and_read_back(dir: &Path) {
+    let path = dir.join("f");
+    for len in [0usize, 1, 31, 4095, 4096, 4097, 131_072, 1_000_003] {
+        let data = pattern(len, len as u64);
+        std::fs::write(&path, &data).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), len as u64);
+        assert!(std::fs::read(&path).unwrap() == data, "{len} bytes");
+    }
+    // Overwrites at odd places, against a model.
+    let mut model = pattern(1_000_003, 1_000_003);
+    let file = read_write(&path);
+    for i in 0..60u64 {
+        let (at, len) = ((i * 7_654_321) % 1_000_000, 1 + (i * 977) % 20_000);
+        let piece = pattern(len as usize, i);
+        file.write_all_at(&piece, at).unwrap();
+        let end = (at + len) as usize;
+        if model.len() < end {
+            model.resize(end, 0);
+        }
+        model[at as usize..end].copy_from_slice(&piece);
+    }
+    evict(&file);
+    assert!(std::fs::read(&path).unwrap() == model);
+}
+
+pub fn appends_interleave(dir: &Path) {
+    let path = dir.join("log");
+    let open = || OpenOptions::new().append(true).create(true).open(&path).unwrap();
+    let (mut a, mut b) = (open(), open());
+    for i in 0..300 {
+        writeln!(a, "a{i:05}").unwrap();
+        writeln!(b, "b{i:05}").unwrap();
+    }
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(text.len(), 600 * 7);
+    for (i, line) in text.lines().enumerate() {
+        assert_eq!(line, format!("{}{:05}", if i % 2 == 0 { 'a' } else { 'b' }, i / 2));
+    }
+}
+
+pub fn truncates_both_ways(dir: &Path) {
+    let path = dir.join("t");
+    let data = pattern(100_000, 3);
+    std::fs::write(&path, &data).unwrap();
+    let file = read_write(&path);
+    file.set_len(50_001).unwrap();
+    file.set_len(60_000).unwrap();
+    let mut expect = data[..50_001].to_vec();
+    expect.resize(60_000, 0);
+    assert!(std::fs::read(&path).unwrap() == expect);
+    rustix::fs::truncate_path(&path, 10);
+    assert!(std::fs::read(&path).unwrap() == data[..10]);
+    drop(OpenOptions::new().write(true).truncate(true).open(&path).unwrap());
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    file.set_len(5000).unwrap();
+    assert!(std::fs::read(&path).unwrap() == vec![0; 5000]);
+}
+
+/// truncate(2) by path, which reaches the daemon without a handle.
+mod rustix {
+    pub use ::rustix::*;
+    pub mod fs {
+        pub use ::rustix::fs::*;
+        pub fn truncate_path(path: &std::path::Path, len: u64) {
+            let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+            // SAFETY: a NUL-terminated string that outlives the call.
+            assert_eq!(unsafe { libc::truncate(path.as_ptr(), len as i64) }, 0);
+        }
+    }
+}
+
+pub fn shared_maps(dir: &Path) {
+    use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+    let path = dir.join("m");
+    let data = pattern(40_000, 9);
+    std::fs::write(&path, &data).unwrap();
+    let file = read_write(&path);
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping of a file this test alone uses and does not shrink; unmapped below, after the last use of the slice.
+    let map = unsafe { mmap(std::ptr::null_mut(), data.len(), both, MapFlags::SHARED, &file, 0) }.unwrap();
+    // SAFETY: as above; `map` is valid for `data.len()` bytes.
+    let slice = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), data.len()) };
+    assert!(slice == data.as_slice());
+    slice[5] = 1;
+    slice[39_999] = 2;
+    // SAFETY: the mapping exists.
+    unsafe { msync(map, data.len(), MsyncFlags::SYNC) }.unwrap();
+    let mut now = data.clone();
+    (now[5], now[39_999]) = (1, 2);
+    assert!(std::fs::read(&path).unwrap() == now);
+    file.write_all_at(b"xyz", 20_000).unwrap();
+    now[20_000..20_003].copy_from_slice(b"xyz");
+    assert!(slice == now.as_slice(), "a write shows in the map");
+    slice[7] = 3;
+    now[7] = 3;
+    // SAFETY: the slice is not used again.
+    unsafe { munmap(map, data.len()) }.unwrap();
+    drop(file);
+    let file = File::open(&path).unwrap();
+    evict(&file);
+    assert!(std::fs::read(&path).unwrap() == now, "changes through the map alone");
+}
+
+#[repr(align(4096))]
+struct Aligned([u8; 65_536]);
+
+pub fn direct_io(dir: &Path) {
+    let path = dir.join("d");
+    let open = || {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_DIRECT).open(&path).unwrap()
+    };
+    let mut block = Box::new(Aligned([0; 65_536]));
+    let direct = open();
+    for i in 0..8u64 {
+        block.0.copy_from_slice(&pattern(65_536, i));
+        direct.write_all_at(&block.0, i * 65_536).unwrap();
+    }
+    let all: Vec<u8> = (0..8).flat_map(|i| pattern(65_536, i)).collect();
+    assert!(std::fs::read(&path).unwrap() == all, "cached read after direct writes");
+    // A cached write is seen by a direct read, and a direct write by a cached one.
+    let cached = read_write(&path);
+    cached.write_all_at(&[7; 4096], 4096).unwrap();
+    direct.read_exact_at(&mut block.0, 0).unwrap();
+    assert!(block.0[4096..8192] == [7; 4096] && block.0[..4096] == all[..4096]);
+    block.0.fill(9);
+    direct.write_all_at(&block.0, 0).unwrap();
+    let mut byte = [0; 1];
+    cached.read_exact_at(&mut byte, 5000).unwrap();
+    assert_eq!(byte, [9]);
+    assert_eq!(direct.read_at(&mut block.0, 8 * 65_536).unwrap(), 0, "end of file");
+    assert_eq!(direct.read_at(&mut block.0, 8 * 65_536 - 4096).unwrap(), 4096);
+}
+
+pub fn synchronous_writes(dir: &Path) {
+    for (name, flags) in [("s", libc::O_SYNC), ("ds", libc::O_DSYNC), ("dd", libc::O_DSYNC | libc::O_DIRECT)] {
+        let path = dir.join(name);
+        let file = OpenOptions::new().write(true).create_new(true).custom_flags(flags).open(&path).unwrap();
+        let block = Box::new(Aligned([5; 65_536]));
+        file.write_all_at(&block.0, 0).unwrap();
+        drop(file);
+        assert!(std::fs::read(&path).unwrap() == [5; 65_536]);
+    }
+}
+
+pub fn holes_are_found(dir: &Path) {
+    const MIB: u64 = 1 << 20;
+    let path = dir.join("h");
+    let file = read_write(&path);
+    file.write_all_at(&[1; 65_536], MIB).unwrap();
+    file.set_len(4 * MIB).unwrap();
+    drop(file);
+    let file = File::open(&path).unwrap();
+    assert_eq!(seek_hole(&file, 0).unwrap(), 0);
+    assert_eq!(seek_data(&file, 0).unwrap(), MIB);
+    assert_eq!(seek_hole(&file, MIB).unwrap(), MIB + 65_536);
+    assert_eq!(errno(seek_data(&file, 2 * MIB)), libc::ENXIO);
+    assert_eq!(errno(seek_data(&file, 4 * MIB)), libc::ENXIO);
+    assert_eq!(errno(seek_hole(&file, 9 * MIB)), libc::ENXIO);
+    assert!(file.metadata().unwrap().blocks() * 512 < MIB, "holes take no space");
+    let mut data = vec![9; MIB as usize];
+    file.read_exact_at(&mut data, 2 * MIB).unwrap();
+    assert!(data == vec![0; MIB as usize]);
+}
+
+pub fn data_only_in_the_page_cache_is_found(dir: &Path) {
+    let path = dir.join("c");
+    let file = read_write(&path);
+    file.set_len(1 << 20).unwrap();
+    file.write_all_at(&[1; 4096], 65_536).unwrap();
+    assert_eq!(seek_data(&file, 0).unwrap(), 65_536);
+    file.write_all_at(&[2; 4096], 3 << 20).unwrap();
+    assert_eq!(seek_data(&file, 1 << 20).unwrap(), 3 << 20, "beyond the size the daemon knew");
+    assert_eq!(seek_hole(&file, 3 << 20).unwrap(), (3 << 20) + 4096);
+}
+
+pub fn fallocate_modes(dir: &Path) {
+    let path = dir.join("a");
+    let data = pattern(262_144, 4);
+    std::fs::write(&path, &data).unwrap();
+    let file = read_write(&path);
+    let keep = FallocateFlags::KEEP_SIZE;
+    allocate(&file, FallocateFlags::PUNCH_HOLE | keep, 65_536, 65_536).unwrap();
+    let mut now = data.clone();
+    now[65_536..131_072].fill(0);
+    assert!(std::fs::read(&path).unwrap() == now);
+    assert_eq!(seek_hole(&file, 0).unwrap(), 65_536);
+    allocate(&file, FallocateFlags::PUNCH_HOLE | keep, 140_001, 777).unwrap();
+    now[140_001..140_778].fill(0);
+    assert!(std::fs::read(&path).unwrap() == now, "a hole inside a block");
+    for (mode, size) in [(keep, 262_144), (FallocateFlags::empty(), 400_000)] {
+        match allocate(&file, mode, 262_144, 137_856) {
+            Ok(()) => assert_eq!(file.metadata().unwrap().len(), size),
+            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP)),
+        }
+    }
+    file.set_len(400_000).unwrap();
+    now.resize(400_000, 0);
+    assert!(std::fs::read(&path).unwrap() == now);
+    match allocate(&file, FallocateFlags::ZERO_RANGE | keep, 1000, 9000) {
+        Ok(()) => now[1000..10_000].fill(0),
+        Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EOPNOTSUPP)),
+    }
+    evict(&file);
+    assert!(std::fs::read(&path).unwrap() == now);
+    assert_eq!(errno(allocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, 4096)), libc::EOPNOTSUPP);
+}
+
+pub fn offsets_past_4_gib(dir: &Path) {
+    let path = dir.join("big");
+    let file = read_write(&path);
+    let at = (5 << 30) + 123;
+    let data = pattern(10_000, 6);
+    file.write_all_at(&data, at).unwrap();
+    evict(&file);
+    assert_eq!(file.metadata().unwrap().len(), at + 10_000);
+    let mut back = vec![0; 10_000];
+    file.read_exact_at(&mut back, at).unwrap();
+    assert!(back == data);
+    file.read_exact_at(&mut back, 1 << 32).unwrap();
+    assert!(back == vec![0; 10_000]);
+}
+
+pub fn unlinked_files_live_on(dir: &Path) {
+    let path = dir.join("u");
+    let file = read_write(&path);
+    file.write_all_at(b"before", 0).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.write_all_at(b"after!", 100_000).unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    evict(&file);
+    let mut back = [0; 6];
+    file.read_exact_at(&mut back, 100_000).unwrap();
+    assert_eq!(&back, b"after!");
+    file.set_len(3).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 3);
+    // The name is free, and what takes it is another file.
+    std::fs::write(&path, b"new").unwrap();
+    file.read_exact_at(&mut back[..3], 0).unwrap();
+    assert_eq!(&back[..3], b"bef");
+    assert_eq!(std::fs::read(&path).unwrap(), b"new");
+}
+
+pub fn concurrent_writers(dir: &Path) {
+    const BLOCK: usize = 5000;
+    let path = dir.join("w");
+    let file = read_write(&path);
+    std::thread::scope(|scope| {
+        for worker in 0..4u64 {
+            let (file, path) = (&file, &path);
+            scope.spawn(move || {
+                let own = read_write(path);
+                for i in (worker..200).step_by(4) {
+                    let target = if i % 2 == 0 { file } else { &own };
+                    target.write_all_at(&pattern(BLOCK, i), i * BLOCK as u64).unwrap();
+                    if i % 32 == 0 {
+                        own.sync_data().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    evict(&file);
+    let all: Vec<u8> = (0..200).flat_map(|i| pattern(BLOCK, i)).collect();
+    assert!(std::fs::read(&path).unwrap() == all);
+}
+
+pub fn large_file_survives_eviction(dir: &Path) {
+    let path = dir.join("l");
+    let data = pattern(24 << 20, 11);
+    let mut file = File::create(&path).unwrap();
+    for piece in data.chunks(300_007) {
+        file.write_all(piece).unwrap();
+    }
+    evict(&file);
+    let mut back = Vec::new();
+    File::open(&path).unwrap().read_to_end(&mut back).unwrap();
+    assert!(back == data);
+}
+
+pub fn copies_by_copy_file_range(dir: &Path) {
+    let data = pattern(300_000, 2);
+    std::fs::write(dir.join("from"), &data).unwrap();
+    std::fs::copy(dir.join("from"), dir.join("to")).unwrap();
+    assert!(std::fs::read(dir.join("to")).unwrap() == data);
+}
+
+pub fn locks_between_handles(dir: &Path) {
+    let (a, b) = (read_write(&dir.join("k")), read_write(&dir.join("k")));
+    rustix::fs::flock(&a, FlockOperation::LockExclusive).unwrap();
+    assert!(rustix::fs::flock(&b, FlockOperation::NonBlockingLockExclusive).is_err());
+    rustix::fs::flock(&a, FlockOperation::Unlock).unwrap();
+    rustix::fs::flock(&b, FlockOperation::NonBlockingLockExclusive).unwrap();
+}
+
+pub fn reads_through_a_write_only_open_s_pages(dir: &Path) {
+    let path = dir.join("p");
+    let mut expect = pattern(20_000, 8);
+    std::fs::write(&path, &expect).unwrap();
+    evict(&File::open(&path).unwrap());
+    let writer = OpenOptions::new().write(true).open(&path).unwrap();
+    writer.write_all_at(b"part of a page", 5001).unwrap();
+    drop(writer);
+    expect[5001..5015].copy_from_slice(b"part of a page");
+    assert!(std::fs::read(&path).unwrap() == expect);
+}

@@ -1,0 +1,130 @@
+//! Making vault headers and zone files, each with its first slot.
+
+use crate::{KeyError, Keychain, NewSlot, Unlocked};
+use lamassu_format::header::{Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
+use lamassu_format::{Geometry, Suite};
+
+/// A vault to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewVault<'a> {
+    /// suite; that of the zone
+    pub suite: Suite,
+    /// block size and transient slots
+    pub geometry: Geometry,
+    /// how names are kept
+    pub names: NameMode,
+    /// the longest name, in bytes, the store below takes: 64 to 255
+    pub name_max: u8,
+    /// whether clean one-page files are convergent
+    pub convergent_small_files: bool,
+    /// where the keys come from
+    pub zone: Zone<'a>,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// Whose keys a new vault uses.
+#[derive(Clone, Copy, Debug)]
+pub enum Zone<'a> {
+    /// Fresh ones: it deduplicates with itself alone.
+    Private,
+    /// Those of a zone.
+    Member {
+        /// its file
+        file: &'a ZoneFile,
+        /// its keys
+        keys: &'a Unlocked,
+        /// whose K_out
+        outer: Outer,
+    },
+}
+
+/// Whose K_out a vault of a zone uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outer {
+    /// Its own: it shares deduplication, and nobody with another vault's keys reads it.
+    Own,
+    /// The zone's: every vault that shares it can read it.
+    Shared,
+}
+
+/// A zone to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewZone {
+    /// suite of every vault of the zone
+    pub suite: Suite,
+    /// block size, in bytes, its vaults use unless told otherwise
+    pub block_size: u32,
+    /// whether it has a K_out to share
+    pub outer: bool,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// Makes a vault header with one slot. Nothing is written.
+///
+/// # Errors
+/// [`KeyError::ZoneSuite`], [`KeyError::NoOuterKey`], [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the zone, [`KeyError::Header`] for values out of
+/// bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
+pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHeader, Unlocked), KeyError> {
+    let id = random_id()?;
+    let (zone, keychain) = match new.zone {
+        Zone::Private => (id, Keychain::generate(true, new.created)?),
+        Zone::Member { file, keys, outer } => (file.id(), member_keychain(new, file, keys, outer)?),
+    };
+    let params = VaultParams {
+        zone,
+        suite: new.suite,
+        geometry: new.geometry,
+        names: new.names,
+        name_max: new.name_max,
+        convergent_small_files: new.convergent_small_files,
+        created: new.created,
+    };
+    assemble(id, keychain, slot, |keys| VaultHeader::new(params, keys))
+}
+
+fn member_keychain(new: &NewVault<'_>, file: &ZoneFile, keys: &Unlocked, outer: Outer) -> Result<Keychain, KeyError> {
+    keys.owns(file)?;
+    if file.suite() != new.suite {
+        return Err(KeyError::ZoneSuite { zone: file.suite(), wanted: new.suite });
+    }
+    let shared = keys.keychain().duplicate();
+    match outer {
+        Outer::Own => Ok(shared.with_outer_of(Keychain::generate(true, new.created)?)),
+        Outer::Shared if shared.outer().is_empty() => Err(KeyError::NoOuterKey),
+        Outer::Shared => Ok(shared),
+    }
+}
+
+/// Makes a zone file with one slot. Nothing is written.
+///
+/// # Errors
+/// [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
+pub fn create_zone(new: &NewZone, slot: &NewSlot<'_>) -> Result<(ZoneFile, Unlocked), KeyError> {
+    let keychain = Keychain::generate(new.outer, new.created)?;
+    let params = ZoneParams { suite: new.suite, block_size: new.block_size, created: new.created };
+    assemble(random_id()?, keychain, slot, |keys| ZoneFile::new(params, keys))
+}
+
+fn assemble<H: Header>(
+    id: [u8; 16],
+    keychain: Keychain,
+    slot: &NewSlot<'_>,
+    build: impl FnOnce(KeyArea) -> H,
+) -> Result<(H, Unlocked), KeyError> {
+    const FIRST_SLOT: u32 = 1;
+    let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT)?;
+    let slots = vec![unlocked.make_slot(FIRST_SLOT, slot)?];
+    let keychain = unlocked.seal_keychain()?;
+    let mut header = build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, mac: [0; 32] });
+    unlocked.sign(&mut header);
+    header.to_json()?;
+    Ok((header, unlocked))
+}
+
+fn random_id() -> Result<[u8; 16], KeyError> {
+    let mut id = [0u8; 16];
+    lamassu_crypto::random(&mut id)?;
+    Ok(id)
+}

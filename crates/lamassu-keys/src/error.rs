@@ -1,0 +1,100 @@
+//! What can go wrong with keys. No variant holds a secret.
+
+use crate::{FileError, SourceError};
+use lamassu_crypto::NoRandom;
+use lamassu_format::Suite;
+use lamassu_format::header::{HeaderError, SlotKind};
+
+/// An operation on keys failed. [`KeyError::is_wrong_key`] tells the one case a program answers by asking again.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The user's: the source is good, and no slot opens with it. (Or someone altered that very slot: the two cannot be told apart.)
+    #[error("wrong key: none of the {tried} {kind} slots opens with it", kind = .kind.name())]
+    WrongKey {
+        /// kind of the material
+        kind: SlotKind,
+        /// slots tried
+        tried: usize,
+    },
+    /// The user's: the header has no slot for this kind of source.
+    #[error("wrong key: no slot is opened by a {kind} key; there are slots for {have}", kind = .kind.name(), have = names(.have))]
+    NoSlotOfKind {
+        /// kind of the material
+        kind: SlotKind,
+        /// kinds there are
+        have: Vec<SlotKind>,
+    },
+    /// Whoever can write the store: the key is right and the MAC over the header is not.
+    #[error("the key is right, but the header was altered or damaged; restore it from a backup copy")]
+    HeaderAltered,
+    /// A faulty program's: the header is authentic and its keychain does not open or makes no sense.
+    #[error("the header is authentic, but its keychain is not valid; restore the header from a backup copy")]
+    KeychainInvalid,
+    /// The file is no header, is damaged, or is newer than this program.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// The program's: keys of one header used on another.
+    #[error("these keys are not those of this header")]
+    OtherHeader,
+    /// The user's: no such slot.
+    #[error("there is no slot {id}; `lamassu key list` shows those there are")]
+    NoSlot {
+        /// the id asked for
+        id: u32,
+    },
+    /// The user's: without a slot nothing opens the header again.
+    #[error("slot {id} is the last one and cannot be removed; add another first")]
+    LastSlot {
+        /// the id asked for
+        id: u32,
+    },
+    /// The user's: no room.
+    #[error("all {max} key slots are in use; remove one first")]
+    SlotsFull {
+        /// most slots
+        max: usize,
+    },
+    /// Four thousand million slots were added in this header's life.
+    #[error("slot ids are used up in this header")]
+    SlotIdsUsedUp,
+    /// Epochs are numbered in 32 bits.
+    #[error("epochs are used up in this keychain")]
+    EpochsUsedUp,
+    /// The user's: a vault has its zone's suite.
+    #[error("the zone's suite is {zone}, not {wanted}; leave out the suite or make another zone", zone = .zone.name(), wanted = .wanted.name())]
+    ZoneSuite {
+        /// the zone's
+        zone: Suite,
+        /// what was asked for
+        wanted: Suite,
+    },
+    /// The user's: the zone shares K_in alone.
+    #[error("this zone has no outer key to share; use an own outer key")]
+    NoOuterKey,
+    /// The machine's: Argon2 could not run.
+    #[error("Argon2id could not run with {memory_kib} KiB of memory")]
+    Argon2 {
+        /// memory asked for
+        memory_kib: u32,
+    },
+    /// The source did not give a key.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The header's file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The kernel's.
+    #[error(transparent)]
+    NoRandom(#[from] NoRandom),
+}
+
+impl KeyError {
+    /// Whether the key given is the wrong one for this header (exit code 12 of the command line).
+    pub fn is_wrong_key(&self) -> bool {
+        matches!(self, KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. })
+    }
+}
+
+fn names(kinds: &[SlotKind]) -> String {
+    kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join(", ")
+}

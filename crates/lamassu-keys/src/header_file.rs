@@ -1,0 +1,232 @@
+//! Reading and replacing the files headers live in: the vault header and zone files.
+//!
+//! A file is replaced whole (§4): written to `PATH.new`, synced, renamed over, directory synced. `PATH.new` is also the lock of those who change the header:
+//! it is held by flock(2) from before the header is read until it is replaced, so no change is lost; the kernel drops the lock of a program that dies.
+
+use lamassu_format::header::{HEADER_MAX, Header, HeaderError};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Permissions of a new header: it holds no key in the clear, yet lets whoever reads it guess at passphrases.
+const MODE_NEW: u32 = 0o600;
+
+/// A header file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The user's: nothing there.
+    #[error("{path:?} does not exist: not a vault, or not a zone file")]
+    Missing {
+        /// the file
+        path: PathBuf,
+    },
+    /// The user's: there is one already, and it is never overwritten.
+    #[error("{path:?} exists already; nothing was changed")]
+    Exists {
+        /// the file
+        path: PathBuf,
+    },
+    /// A directory, device or fifo in place of the file.
+    #[error("{path:?} is no regular file")]
+    NotAFile {
+        /// the file
+        path: PathBuf,
+    },
+    /// Another program is changing the header right now.
+    #[error("another program is changing {path:?}; try again when it is done")]
+    Busy {
+        /// the file
+        path: PathBuf,
+    },
+    /// What the file holds is no header.
+    #[error("{path:?}: {source}")]
+    Header {
+        /// the file
+        path: PathBuf,
+        /// why
+        source: HeaderError,
+    },
+    /// The store failed, or does not let this user read.
+    #[error("cannot {op} {path:?}: {source}")]
+    Read {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+    /// The store failed, is full, or does not let this user write.
+    #[error("cannot {op} {path:?}: {source}")]
+    Write {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+}
+
+fn reading(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_path_buf();
+    move |source| FileError::Read { op, path, source }
+}
+
+fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_path_buf();
+    move |source| FileError::Write { op, path, source }
+}
+
+/// Reads and parses a vault header or a zone file. Not authenticated.
+///
+/// # Errors
+/// [`FileError`].
+pub fn read<H: Header>(path: &Path) -> Result<H, FileError> {
+    let bytes = read_bytes(path)?;
+    H::parse(&bytes).map_err(|source| FileError::Header { path: path.into(), source })
+}
+
+fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
+    // Without NONBLOCK a fifo put there by the store would hang the open.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: path.into() }),
+        Err(e) => return Err(reading("open", path)(e)),
+    };
+    if !file.metadata().map_err(reading("stat", path))?.is_file() {
+        return Err(FileError::NotAFile { path: path.into() });
+    }
+    let mut bytes = Vec::new();
+    // One byte more than a header may have, so that the parser sees it is too large.
+    file.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).map_err(reading("read", path))?;
+    Ok(bytes)
+}
+
+/// An exclusive right to replace one header file. Dropped without a commit, it changes nothing.
+#[derive(Debug)]
+pub struct Update {
+    path: PathBuf,
+    new_path: PathBuf,
+    new_file: File,
+    committed: bool,
+}
+
+impl Update {
+    /// Takes the right to change or make the header at `path`. Read the header after this, not before. Waits for nobody.
+    ///
+    /// # Errors
+    /// [`FileError::Busy`], [`FileError::Write`].
+    pub fn begin(path: &Path) -> Result<Self, FileError> {
+        const ATTEMPTS_MAX: usize = 16;
+        // A zone file may be a symbolic link: what it points to is replaced, not the link.
+        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let mut new_name = OsString::from(path.as_os_str());
+        new_name.push(".new");
+        let new_path = PathBuf::from(new_name);
+        for _ in 0..ATTEMPTS_MAX {
+            let new_file = open_new(&new_path)?;
+            match new_file.try_lock() {
+                Ok(()) => {}
+                Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path }),
+                Err(std::fs::TryLockError::Error(e)) => return Err(writing("lock", &new_path)(e)),
+            }
+            // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a file that is no longer there.
+            if is_same(&new_file, &new_path).map_err(writing("stat", &new_path))? {
+                return Ok(Update { path, new_path, new_file, committed: false });
+            }
+        }
+        Err(FileError::Busy { path })
+    }
+
+    /// The header as it is now.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    pub fn read<H: Header>(&self) -> Result<H, FileError> {
+        read(&self.path)
+    }
+
+    /// Writes a header where there is none.
+    ///
+    /// # Errors
+    /// [`FileError::Exists`], [`FileError::Header`] for values out of bounds, [`FileError::Write`].
+    pub fn create<H: Header>(self, header: &H) -> Result<(), FileError> {
+        match self.path.symlink_metadata() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW),
+            Err(e) => Err(writing("stat", &self.path)(e)),
+            Ok(_) => Err(FileError::Exists { path: self.path.clone() }),
+        }
+    }
+
+    /// Replaces the header, keeping its permissions and, where that is allowed, its owner.
+    ///
+    /// # Errors
+    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is then intact, unless only the last step, the
+    /// sync of the directory, failed.
+    pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
+        let old = match self.path.metadata() {
+            Ok(old) => old,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(FileError::Missing { path: self.path.clone() });
+            }
+            Err(e) => return Err(writing("stat", &self.path)(e)),
+        };
+        // Only root can give files away; for others the file becomes theirs, as with any editor.
+        let _ = std::os::unix::fs::fchown(&self.new_file, Some(old.uid()), Some(old.gid()));
+        self.put(header, old.mode() & 0o777)
+    }
+
+    fn put<H: Header>(mut self, header: &H, mode: u32) -> Result<(), FileError> {
+        let json = header.to_json().map_err(|source| FileError::Header { path: self.path.clone(), source })?;
+        let new = &self.new_path;
+        self.new_file.set_len(0).map_err(writing("truncate", new))?;
+        self.new_file
+            .set_permissions(std::fs::Permissions::from_mode(mode))
+            .map_err(writing("set permissions of", new))?;
+        (&self.new_file).write_all(&json).map_err(writing("write", new))?;
+        self.new_file.sync_all().map_err(writing("sync", new))?;
+        std::fs::rename(new, &self.path).map_err(writing("rename", new))?;
+        self.committed = true;
+        let dir = match self.path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            Some(_) | None => Path::new("."),
+        };
+        File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
+    }
+}
+
+impl Drop for Update {
+    fn drop(&mut self) {
+        if !self.committed {
+            // What stays behind after a failure here is taken over by the next update.
+            let _ = std::fs::remove_file(&self.new_path);
+        }
+    }
+}
+
+fn open_new(path: &Path) -> Result<File, FileError> {
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(MODE_NEW)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(writing("create", path))?;
+    let meta = file.metadata().map_err(writing("stat", path))?;
+    if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: path.into() }) }
+}
+
+fn is_same(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    match path.symlink_metadata() {
+        Ok(there) => Ok(there.dev() == ours.dev() && there.ino() == ours.ino()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}

@@ -1,0 +1,291 @@
+//! The keychain: epochs of K_in and K_out, sealed under the file key (§4).
+//!
+//! Guarantees: epochs ascend, K_in has at least one. The serialised form lives in wiped memory only, and no error quotes it.
+
+use crate::KeyError;
+use data_encoding::HEXLOWER;
+use lamassu_crypto::{Secret, SecretBytes, wrap};
+use lamassu_format::header::SealedKeychain;
+use serde::Deserialize;
+use std::io::Write;
+
+/// One generation of a key.
+pub struct Epoch {
+    number: u32,
+    created: u64,
+    key: Secret<32>,
+}
+
+impl Epoch {
+    /// From 1, ascending.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// When it was made, in Unix seconds.
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// The key.
+    pub fn key(&self) -> &Secret<32> {
+        &self.key
+    }
+
+    fn duplicate(&self) -> Epoch {
+        Epoch { number: self.number, created: self.created, key: self.key.duplicate() }
+    }
+}
+
+impl std::fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Epoch").field("number", &self.number).field("created", &self.created).finish_non_exhaustive()
+    }
+}
+
+/// Which of the two keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// K_in
+    Inner,
+    /// K_out
+    Outer,
+}
+
+/// Every epoch of K_in and K_out of a vault or zone.
+#[derive(Debug)]
+pub struct Keychain {
+    inner: Vec<Epoch>,
+    outer: Vec<Epoch>,
+}
+
+impl Keychain {
+    /// Fresh keys: epoch 1 of K_in and, if `outer`, of K_out.
+    ///
+    /// # Errors
+    /// [`KeyError::NoRandom`].
+    pub fn generate(outer: bool, created: u64) -> Result<Self, KeyError> {
+        let first = || Ok::<_, KeyError>(vec![Epoch { number: 1, created, key: Secret::random()? }]);
+        Ok(Keychain { inner: first()?, outer: if outer { first()? } else { Vec::new() } })
+    }
+
+    /// Epochs of K_in, ascending; at least one.
+    pub fn inner(&self) -> &[Epoch] {
+        &self.inner
+    }
+
+    /// Epochs of K_out, ascending; may be empty in a zone.
+    pub fn outer(&self) -> &[Epoch] {
+        &self.outer
+    }
+
+    /// A copy, to give to a vault of the same zone.
+    pub fn duplicate(&self) -> Self {
+        let copy = |epochs: &[Epoch]| epochs.iter().map(Epoch::duplicate).collect();
+        Keychain { inner: copy(&self.inner), outer: copy(&self.outer) }
+    }
+
+    /// K_in of `self` and K_out of `other`.
+    pub(crate) fn with_outer_of(self, other: Keychain) -> Self {
+        Keychain { inner: self.inner, outer: other.outer }
+    }
+
+    /// Adds an epoch with a fresh key, which new writes then use; returns its number.
+    ///
+    /// # Errors
+    /// [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`].
+    pub(crate) fn append(&mut self, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        let epochs = match tier {
+            Tier::Inner => &mut self.inner,
+            Tier::Outer => &mut self.outer,
+        };
+        let last = epochs.last().map_or(0, |e| e.number);
+        let number = last.checked_add(1).ok_or(KeyError::EpochsUsedUp)?;
+        epochs.push(Epoch { number, created, key: Secret::random()? });
+        Ok(number)
+    }
+
+    /// Keys of a tier, newest first, as a key ring wants them.
+    pub(crate) fn newest_first(&self, tier: Tier) -> Vec<Secret<32>> {
+        let epochs = match tier {
+            Tier::Inner => &self.inner,
+            Tier::Outer => &self.outer,
+        };
+        epochs.iter().rev().map(|e| e.key.duplicate()).collect()
+    }
+
+    /// Seals under the file key of the header `id`.
+    pub(crate) fn seal(&self, file_key: &Secret<32>, id: &[u8; 16]) -> Result<SealedKeychain, KeyError> {
+        let (nonce, sealed) = wrap::seal(&keychain_key(file_key), &aad(id), self.to_json().expose())?;
+        Ok(SealedKeychain { nonce, sealed })
+    }
+
+    /// Opens what [`Keychain::seal`] made.
+    ///
+    /// # Errors
+    /// [`KeyError::KeychainInvalid`].
+    pub(crate) fn open(
+        file_key: &Secret<32>,
+        id: &[u8; 16],
+        sealed: &SealedKeychain,
+        outer_required: bool,
+    ) -> Result<Self, KeyError> {
+        let json = wrap::open(&keychain_key(file_key), &sealed.nonce, &aad(id), &sealed.sealed)
+            .map_err(|_| KeyError::KeychainInvalid)?;
+        let keychain = Self::parse(json.expose()).ok_or(KeyError::KeychainInvalid)?;
+        if outer_required && keychain.outer.is_empty() {
+            return Err(KeyError::KeychainInvalid);
+        }
+        Ok(keychain)
+    }
+
+    /// Canonical JSON. Written by hand into a buffer that never grows, so that no copy of a key is left behind.
+    fn to_json(&self) -> SecretBytes {
+        const EPOCH_LEN_MAX: usize = 136;
+        let count = self.inner.len() + self.outer.len();
+        let mut out = Vec::with_capacity(64 + EPOCH_LEN_MAX * count);
+        let capacity = out.capacity();
+        out.extend_from_slice(b"{\"inner\":[");
+        append_epochs(&mut out, &self.inner);
+        out.extend_from_slice(b"],\"outer\":[");
+        append_epochs(&mut out, &self.outer);
+        out.extend_from_slice(b"]}");
+        debug_assert_eq!(out.capacity(), capacity);
+        SecretBytes::new(out)
+    }
+
+    /// The error of `serde_json` is dropped: it may quote a key.
+    fn parse(json: &[u8]) -> Option<Self> {
+        let wire: WireKeychain<'_> = serde_json::from_slice(json).ok()?;
+        let inner = parse_epochs(&wire.inner)?;
+        let outer = parse_epochs(&wire.outer)?;
+        (!inner.is_empty()).then_some(Keychain { inner, outer })
+    }
+}
+
+/// Keys are borrowed from the (wiped) text; a key written with JSON escapes is refused, since it would have to be copied.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireKeychain<'a> {
+    #[serde(borrow)]
+    inner: Vec<WireEpoch<'a>>,
+    #[serde(borrow)]
+    outer: Vec<WireEpoch<'a>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WireEpoch<'a> {
+    created: u64,
+    epoch: u32,
+    key: &'a str,
+}
+
+fn append_epochs(out: &mut Vec<u8>, epochs: &[Epoch]) {
+    for (i, epoch) in epochs.iter().enumerate() {
+        let comma = if i > 0 { "," } else { "" };
+        write!(out, "{comma}{{\"created\":{},\"epoch\":{},\"key\":\"", epoch.created, epoch.number)
+            .expect("writing to a vector never fails");
+        let at = out.len();
+        out.resize(at + 64, 0);
+        HEXLOWER.encode_mut(epoch.key.expose(), &mut out[at..]);
+        out.extend_from_slice(b"\"}");
+    }
+}
+
+fn parse_epochs(wire: &[WireEpoch<'_>]) -> Option<Vec<Epoch>> {
+    let mut last = 0;
+    let mut epochs = Vec::with_capacity(wire.len());
+    for e in wire {
+        if e.epoch <= last || e.key.len() != 64 {
+            return None;
+        }
+        last = e.epoch;
+        let mut key = zeroize::Zeroizing::new([0u8; 32]);
+        HEXLOWER.decode_mut(e.key.as_bytes(), &mut *key).ok()?;
+        epochs.push(Epoch { number: e.epoch, created: e.created, key: Secret::new(&mut key) });
+    }
+    Some(epochs)
+}
+
+fn keychain_key(file_key: &Secret<32>) -> Secret<32> {
+    wrap::hkdf(file_key.expose(), b"", b"lamassu v1 keychain")
+}
+
+fn aad(id: &[u8; 16]) -> Vec<u8> {
+    [&b"lamassu v1 keychain"[..], id].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn text(inner: &str, outer: &str) -> String {
+        format!(r#"{{"inner":[{inner}],"outer":[{outer}]}}"#)
+    }
+
+    fn epoch(number: &str, key: &str) -> String {
+        format!(r#"{{"created":7,"epoch":{number},"key":"{key}"}}"#)
+    }
+
+    #[test]
+    fn the_form_is_canonical() {
+        let inner = vec![Epoch { number: 2, created: 7, key: Secret::new(&mut [0xab; 32]) }];
+        let json = Keychain { inner, outer: Vec::new() }.to_json();
+        assert_eq!(std::str::from_utf8(json.expose()).unwrap(), text(&epoch("2", &"ab".repeat(32)), ""));
+    }
+
+    #[test]
+    fn malformed_keychains_are_refused() {
+        let key = "ab".repeat(32);
+        let (one, two) = (epoch("1", &key), epoch("2", &key));
+        let ok = |json: &str| Keychain::parse(json.as_bytes()).is_some();
+        assert!(ok(&text(&one, "")) && ok(&text(&format!("{one},{two}"), &two)));
+        for bad in [
+            text("", &one),
+            text(&format!("{two},{one}"), &one),
+            text(&format!("{one},{one}"), &one),
+            text(&epoch("0", &key), &one),
+            text(&epoch("4294967296", &key), &one),
+            text(&epoch("1.0", &key), &one),
+            text(&epoch("1", &key[2..]), &one),
+            text(&epoch("1", &format!("{key}00")), &one),
+            text(&epoch("1", &key.to_uppercase()), &one),
+            text(&epoch("1", &format!("\\u0061{}", &key[1..])), &one),
+            text(&one.replace("\"created\":7,", ""), &one),
+            text(&one.replace("created", "made"), &one),
+            text(&one, &one).replace("]}", "],\"more\":[]}"),
+            text(&one, &one) + "x",
+            "{}".into(),
+            String::new(),
+        ] {
+            assert!(!ok(&bad), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn keychains_round_trip(epochs in prop::collection::btree_map(1u32.., (any::<u64>(), any::<[u8; 32]>()), 1..20), split in any::<prop::sample::Index>()) {
+            let all: Vec<_> = epochs.into_iter().collect();
+            let outer_from = split.index(all.len()) + 1;
+            let make = |part: &[(u32, (u64, [u8; 32]))]| part.iter()
+                .map(|(number, (created, key))| Epoch { number: *number, created: *created, key: Secret::new(&mut key.clone()) })
+                .collect::<Vec<_>>();
+            let keychain = Keychain { inner: make(&all[..outer_from]), outer: make(&all[outer_from..]) };
+            let (file_key, id) = (Secret::new(&mut [1; 32]), [2; 16]);
+            let sealed = keychain.seal(&file_key, &id).unwrap();
+            let again = Keychain::open(&file_key, &id, &sealed, false).unwrap();
+            let seen: Vec<_> = again.inner.iter().chain(&again.outer).map(|e| (e.number, (e.created, *e.key.expose()))).collect();
+            prop_assert_eq!(again.inner.len(), outer_from);
+            prop_assert_eq!(seen, all);
+            prop_assert!(Keychain::open(&file_key, &[3; 16], &sealed, false).is_err());
+            prop_assert_eq!(Keychain::open(&file_key, &id, &sealed, true).is_ok(), !again.outer.is_empty());
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            prop_assert!(Keychain::parse(&bytes).is_none());
+        }
+    }
+}

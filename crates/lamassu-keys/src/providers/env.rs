@@ -1,0 +1,37 @@
+//! `env:NAME`: a passphrase from an environment variable.
+//!
+//! The variable stays in this process's environment, readable by root and by the same user in `/proc`, and children inherit it: removing a variable is not
+//! safe in a process with threads, and would not wipe it. Prefer a file.
+
+use super::Location;
+use crate::source::{Ask, Fetched, KeyProvider, SourceError};
+use lamassu_crypto::SecretBytes;
+use lamassu_format::header::SlotKind;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+
+pub(super) const LOCATION: Location = Location {
+    name: "env",
+    usage: "env:NAME",
+    kinds: &[SlotKind::Passphrase],
+    interactive: false,
+    provider: |argument| argument.filter(|name| is_name(name)).map(|name| Arc::new(Env { name: name.into() }) as _),
+};
+
+/// A name as shells know it. Others are refused, not shown: it may be the passphrase itself, given in place of the name.
+fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+struct Env {
+    name: String,
+}
+
+impl KeyProvider for Env {
+    fn fetch(&self, _kind: SlotKind, _ask: &Ask<'_>) -> Result<Fetched, SourceError> {
+        let value = std::env::var_os(&self.name).ok_or_else(|| SourceError::NoVariable { name: self.name.clone() })?;
+        Ok(Fetched { bytes: SecretBytes::new(value.into_vec()), warnings: Vec::new() })
+    }
+}

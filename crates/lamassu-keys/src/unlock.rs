@@ -1,0 +1,271 @@
+//! Opening a header, and changing its slots and keychain (§4).
+//!
+//! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was verified again, whole or not at all,
+//! and leaves with a new MAC.
+
+use crate::{KeyError, Keychain, Material, Tier};
+use lamassu_crypto::{KeyRing, Secret, wrap};
+use lamassu_format::Suite;
+use lamassu_format::header::{Argon2Params, Header, SLOTS_MAX, Slot, SlotKind, check_label};
+
+/// The keys of an unlocked header.
+pub struct Unlocked {
+    id: [u8; 16],
+    file_key: Secret<32>,
+    keychain: Keychain,
+    slot: u32,
+}
+
+impl std::fmt::Debug for Unlocked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Unlocked").field("id", &self.id).field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+/// A slot to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewSlot<'a> {
+    /// what will open it
+    pub material: &'a Material,
+    /// cost of Argon2id; used for passphrases only
+    pub cost: Argon2Params,
+    /// for people; at most 255 bytes without control characters
+    pub label: &'a str,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// A slot was removed. Tell the user what this shows: it is the only sign that removal is not revocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "the user has to be told that old copies of the header still open"]
+pub struct Removed {
+    /// id of the slot
+    pub id: u32,
+    /// its label
+    pub label: String,
+}
+
+impl std::fmt::Display for Removed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "slot {} ({:?}) is removed from this header. ", self.id, self.label)?;
+        f.write_str("An older copy of the header (a backup, a snapshot) still opens with its key, and with it all data whose keys it holds")
+    }
+}
+
+/// Opens `header` with what a source gave: the first slot of that kind that opens, then the MAC, then the keychain.
+///
+/// A passphrase is tried on each passphrase slot at the cost that slot names (each bounded to 4 GiB and 64 passes by the header's parser); a key on raw and hex slots alike.
+///
+/// # Errors
+/// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`]; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify; [`KeyError::KeychainInvalid`];
+/// [`KeyError::Argon2`].
+pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, KeyError> {
+    let keys = header.keys();
+    let mut tried = 0;
+    for slot in keys.slots.iter().filter(|s| opens(s.kind, material)) {
+        tried += 1;
+        let Some(file_key) = open_slot(&keys.id, slot, material)? else { continue };
+        verify(header, &file_key)?;
+        let keychain = Keychain::open(&file_key, &keys.id, &keys.keychain, H::OUTER_REQUIRED)?;
+        return Ok(Unlocked { id: keys.id, file_key, keychain, slot: slot.id });
+    }
+    let kind = material.kind();
+    if tried > 0 {
+        return Err(KeyError::WrongKey { kind, tried });
+    }
+    let have = SlotKind::ALL.into_iter().filter(|k| keys.slots.iter().any(|s| s.kind == *k)).collect();
+    Err(KeyError::NoSlotOfKind { kind, have })
+}
+
+impl Unlocked {
+    /// A fresh file key for a header that is being made.
+    pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32) -> Result<Self, KeyError> {
+        Ok(Unlocked { id, file_key: Secret::random()?, keychain, slot })
+    }
+
+    /// The keychain.
+    pub fn keychain(&self) -> &Keychain {
+        &self.keychain
+    }
+
+    /// Id of the slot that opened.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// The keys for `lamassu-crypto`, of every epoch. `suite` is the header's.
+    ///
+    /// # Errors
+    /// [`KeyError::NoOuterKey`] for a zone that shares K_in alone.
+    pub fn key_ring(&self, suite: Suite) -> Result<KeyRing, KeyError> {
+        if self.keychain.outer().is_empty() {
+            return Err(KeyError::NoOuterKey);
+        }
+        let inner = self.keychain.newest_first(Tier::Inner);
+        let outer = self.keychain.newest_first(Tier::Outer);
+        Ok(KeyRing::new(suite, &inner, &outer))
+    }
+
+    /// Adds a slot; returns its id.
+    ///
+    /// # Errors
+    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::SlotsFull`], [`KeyError::SlotIdsUsedUp`], [`KeyError::Header`] for a bad label,
+    /// [`KeyError::Argon2`], [`KeyError::NoRandom`]. `header` is then unchanged.
+    pub fn add_slot<H: Header + Clone>(&self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
+        self.edit(header, |next| self.push_slot(next, new))
+    }
+
+    /// Removes a slot. Old copies of the header still open with it: see [`Removed`].
+    ///
+    /// # Errors
+    /// [`KeyError::NoSlot`], [`KeyError::LastSlot`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then unchanged.
+    pub fn remove_slot<H: Header + Clone>(&self, header: &mut H, id: u32) -> Result<Removed, KeyError> {
+        self.edit(header, |next| {
+            let slots = &mut next.keys_mut().slots;
+            let at = slots.iter().position(|s| s.id == id).ok_or(KeyError::NoSlot { id })?;
+            if slots.len() == 1 {
+                return Err(KeyError::LastSlot { id });
+            }
+            let slot = slots.remove(at);
+            Ok(Removed { id, label: slot.label })
+        })
+    }
+
+    /// Replaces a slot by a new one, with a new id and salt, in one step; returns the new id.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`] and [`Unlocked::remove_slot`], but the last slot can be changed, and so can one of a full header.
+    pub fn change_slot<H: Header + Clone>(
+        &self,
+        header: &mut H,
+        id: u32,
+        new: &NewSlot<'_>,
+    ) -> Result<(u32, Removed), KeyError> {
+        self.edit(header, |next| {
+            let slots = &mut next.keys_mut().slots;
+            let at = slots.iter().position(|s| s.id == id).ok_or(KeyError::NoSlot { id })?;
+            let old = slots.remove(at);
+            let new_id = self.push_slot(next, new)?;
+            Ok((new_id, Removed { id, label: old.label }))
+        })
+    }
+
+    /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. Returns its number.
+    ///
+    /// # Errors
+    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both are then unchanged.
+    pub fn rotate<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        let mut keychain = self.keychain.duplicate();
+        let number = keychain.append(tier, created)?;
+        let sealed = keychain.seal(&self.file_key, &self.id)?;
+        self.edit(header, |next| {
+            next.keys_mut().keychain = sealed;
+            Ok(())
+        })?;
+        self.keychain = keychain;
+        Ok(number)
+    }
+
+    /// Changes a copy of an authentic header and gives it a new MAC; `header` becomes that only if all went well.
+    fn edit<H: Header + Clone, T>(
+        &self,
+        header: &mut H,
+        change: impl FnOnce(&mut H) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
+        self.owns(header)?;
+        let mut next = header.clone();
+        let done = change(&mut next)?;
+        self.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        Ok(done)
+    }
+
+    /// Whether `header` is the one these keys opened, and authentic.
+    pub(crate) fn owns<H: Header>(&self, header: &H) -> Result<(), KeyError> {
+        if header.keys().id != self.id {
+            return Err(KeyError::OtherHeader);
+        }
+        verify(header, &self.file_key)
+    }
+
+    pub(crate) fn sign<H: Header>(&self, header: &mut H) {
+        let mac = mac(header, &self.file_key);
+        header.keys_mut().mac = mac;
+    }
+
+    pub(crate) fn seal_keychain(&self) -> Result<lamassu_format::header::SealedKeychain, KeyError> {
+        self.keychain.seal(&self.file_key, &self.id)
+    }
+
+    fn push_slot<H: Header>(&self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
+        let keys = header.keys_mut();
+        if keys.slots.len() >= SLOTS_MAX {
+            return Err(KeyError::SlotsFull { max: SLOTS_MAX });
+        }
+        let id = keys.next_slot;
+        let next_slot = id.checked_add(1).ok_or(KeyError::SlotIdsUsedUp)?;
+        keys.slots.push(self.make_slot(id, new)?);
+        keys.next_slot = next_slot;
+        Ok(id)
+    }
+
+    /// A slot that holds the file key.
+    pub(crate) fn make_slot(&self, id: u32, new: &NewSlot<'_>) -> Result<Slot, KeyError> {
+        check_label(new.label)?;
+        let mut salt = [0u8; 32];
+        lamassu_crypto::random(&mut salt)?;
+        let kind = new.material.kind();
+        let argon2 = (kind == SlotKind::Passphrase).then_some(new.cost);
+        let key = wrapping_key(new.material, &salt, argon2)?.expect("a passphrase has a cost: set the line above");
+        let (nonce, sealed) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
+        let wrapped = sealed.try_into().expect("a tag of 16 bytes and a file key of 32");
+        Ok(Slot { id, kind, label: new.label.into(), created: new.created, salt, argon2, nonce, wrapped })
+    }
+}
+
+/// Whether material can open slots of a kind: raw and hex are two ways to write down the same key.
+fn opens(kind: SlotKind, material: &Material) -> bool {
+    match material {
+        Material::Passphrase(_) => kind == SlotKind::Passphrase,
+        Material::Key { .. } => matches!(kind, SlotKind::Raw | SlotKind::Hex),
+    }
+}
+
+/// The file key, or `None` if this slot is not opened by this source.
+fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Secret<32>>, KeyError> {
+    let Some(key) = wrapping_key(material, &slot.salt, slot.argon2)? else { return Ok(None) };
+    let Ok(opened) = wrap::open(&key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped) else { return Ok(None) };
+    Ok(Secret::from_slice(opened.expose()))
+}
+
+/// Steps 1 and 2 of opening a slot; `None` for a passphrase where there is no Argon2 cost.
+fn wrapping_key(
+    material: &Material,
+    salt: &[u8; 32],
+    argon2: Option<Argon2Params>,
+) -> Result<Option<Secret<32>>, KeyError> {
+    const INFO: &[u8] = b"lamassu v1 slot";
+    match (material, argon2) {
+        (Material::Key { key, .. }, _) => Ok(Some(wrap::hkdf(key.expose(), salt, INFO))),
+        (Material::Passphrase(_), None) => Ok(None),
+        (Material::Passphrase(passphrase), Some(params)) => {
+            let memory_kib = params.memory_kib();
+            let secret = wrap::argon2id(passphrase.expose(), salt, crate::cost::of(params))
+                .ok_or(KeyError::Argon2 { memory_kib })?;
+            Ok(Some(wrap::hkdf(secret.expose(), salt, INFO)))
+        }
+    }
+}
+
+fn slot_aad(id: &[u8; 16], slot: u32) -> Vec<u8> {
+    [&b"lamassu v1 slot"[..], id, &slot.to_le_bytes()].concat()
+}
+
+fn mac<H: Header>(header: &H, file_key: &Secret<32>) -> [u8; 32] {
+    wrap::hmac(&wrap::hkdf(file_key.expose(), b"", b"lamassu v1 header"), &header.mac_input())
+}
+
+fn verify<H: Header>(header: &H, file_key: &Secret<32>) -> Result<(), KeyError> {
+    if wrap::equal(&mac(header, file_key), &header.keys().mac) { Ok(()) } else { Err(KeyError::HeaderAltered) }
+}

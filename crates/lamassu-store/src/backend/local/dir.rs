@@ -1,0 +1,240 @@
+//! An open directory of the local file system.
+
+use super::file::LocalFile;
+use super::xattr::Target;
+use super::{kind_of, mode, owner, retry, stat_of, timestamps};
+use crate::backend::{BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::sync::Arc;
+
+/// Bytes asked of getdents(2) at once: about 1500 entries with stored names.
+const LIST_BYTES: usize = 64 << 10;
+
+pub(super) struct LocalDir {
+    /// Read-only, or `O_PATH` where the directory may be searched but not read.
+    fd: Arc<OwnedFd>,
+    /// The root, for a barrier where `fd` cannot be synced.
+    root: Arc<OwnedFd>,
+}
+
+impl LocalDir {
+    pub(super) fn root(fd: Arc<OwnedFd>) -> LocalDir {
+        LocalDir { fd: fd.clone(), root: fd }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        (*self.fd).as_fd()
+    }
+
+    fn target<'a>(&'a self, name: Option<&OsStr>) -> io::Result<Target<'a>> {
+        name.map(check_name).transpose()?;
+        Ok(Target::in_dir(self.fd(), name))
+    }
+}
+
+/// The other directory of a link or rename; one of another backend is another device.
+fn local(dir: &dyn BackendDir) -> io::Result<&LocalDir> {
+    dir.as_any().downcast_ref().ok_or(Errno::XDEV.into())
+}
+
+fn mode_bits(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & 0o7777)
+}
+
+impl BackendDir for LocalDir {
+    fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
+        check_name(name)?;
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = |access| retry(|| rustix::fs::openat(self.fd(), name, flags | access, Mode::empty()));
+        let fd = match open(OFlags::RDONLY) {
+            Err(Errno::ACCESS) => open(OFlags::PATH)?,
+            other => other?,
+        };
+        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root: self.root.clone() }))
+    }
+
+    fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
+        // Looked at first, because opening a device or a fifo can have effects of its own.
+        refuse_irregular(self.stat_entry(name)?.kind)?;
+        // NONBLOCK, should it have become a fifo since. It means nothing for a regular file.
+        let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let (access, needed) = if write { (OFlags::RDWR, 0o600) } else { (OFlags::RDONLY, 0o400) };
+        let flags = common | access;
+        let fd = match retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty())) {
+            Err(Errno::ACCESS) => mode::open_lending(self.fd(), name, flags, needed)?,
+            other => other?,
+        };
+        let file = LocalFile { fd };
+        refuse_irregular(file.stat()?.kind)?;
+        Ok(Arc::new(file))
+    }
+
+    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
+        check_name(name)?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, mode_bits(mode)))?;
+        Ok(Arc::new(LocalFile { fd }))
+    }
+
+    fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()> {
+        Ok(rustix::fs::mkdirat(self.fd(), check_name(name)?, mode_bits(mode))?)
+    }
+
+    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()> {
+        let file_type = match kind {
+            Kind::Fifo => FileType::Fifo,
+            Kind::Socket => FileType::Socket,
+            Kind::CharDevice => FileType::CharacterDevice,
+            Kind::BlockDevice => FileType::BlockDevice,
+            Kind::File | Kind::Dir | Kind::Symlink => return Err(Errno::INVAL.into()),
+        };
+        Ok(rustix::fs::mknodat(self.fd(), check_name(name)?, file_type, mode_bits(mode), rdev)?)
+    }
+
+    fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::symlinkat(target, self.fd(), check_name(name)?)?)
+    }
+
+    fn read_link(&self, name: &OsStr) -> io::Result<OsString> {
+        let target = rustix::fs::readlinkat(self.fd(), check_name(name)?, Vec::new())?;
+        Ok(OsString::from_vec(target.into_bytes()))
+    }
+
+    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
+        let to = local(to)?.fd();
+        Ok(rustix::fs::linkat(self.fd(), check_name(name)?, to, check_name(to_name)?, AtFlags::empty())?)
+    }
+
+    fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
+        let to = local(to)?.fd();
+        let (from, name, to_name) = (self.fd(), check_name(name)?, check_name(to_name)?);
+        let flags = match mode {
+            RenameMode::Replace => return Ok(rustix::fs::renameat(from, name, to, to_name)?),
+            RenameMode::NoReplace => RenameFlags::NOREPLACE,
+            RenameMode::Exchange => RenameFlags::EXCHANGE,
+        };
+        match rustix::fs::renameat_with(from, name, to, to_name, flags) {
+            // NFS and a few others know no flags. A vault has one writer, and it holds its own lock over both names
+            // here.
+            Err(Errno::INVAL | Errno::NOSYS) if mode == RenameMode::NoReplace => {
+                match rustix::fs::statat(to, to_name, AtFlags::SYMLINK_NOFOLLOW) {
+                    Ok(_) => Err(Errno::EXIST.into()),
+                    Err(Errno::NOENT) => Ok(rustix::fs::renameat(from, name, to, to_name)?),
+                    Err(e) => Err(e.into()),
+                }
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn unlink(&self, name: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(self.fd(), check_name(name)?, AtFlags::empty())?)
+    }
+
+    fn remove_dir(&self, name: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(self.fd(), check_name(name)?, AtFlags::REMOVEDIR)?)
+    }
+
+    fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
+        check_name(name)?;
+        stat_of(&mode::steady(|| rustix::fs::statat(self.fd(), name, AtFlags::SYMLINK_NOFOLLOW))?)
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        stat_of(&rustix::fs::fstat(self.fd())?)
+    }
+
+    fn read_dir(&self) -> io::Result<Vec<Entry>> {
+        // A descriptor of its own: the position of a listing belongs to the open file description.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty()))?;
+        let mut buf = Vec::with_capacity(LIST_BYTES);
+        let mut listing = RawDir::new(&fd, buf.spare_capacity_mut());
+        let mut entries = Vec::new();
+        while let Some(entry) = listing.next() {
+            let entry = match entry {
+                Err(Errno::INTR) => continue,
+                other => other?,
+            };
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                let name = OsStr::from_bytes(name).to_owned();
+                entries.push(Entry { name, ino: entry.ino(), kind: kind_of(entry.file_type()) });
+            }
+        }
+        Ok(entries)
+    }
+
+    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
+        mode::chmod_entry(self.fd(), check_name(name)?, mode & 0o7777)
+    }
+
+    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let (uid, gid) = owner(uid, gid);
+        Ok(rustix::fs::chownat(self.fd(), check_name(name)?, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        let times = timestamps(atime, mtime)?;
+        Ok(rustix::fs::utimensat(self.fd(), check_name(name)?, &times, AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        mode::chmod_fd(self.fd(), mode & 0o7777)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let (uid, gid) = owner(uid, gid);
+        Ok(rustix::fs::chownat(self.fd(), "", uid, gid, AtFlags::EMPTY_PATH)?)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        Ok(rustix::fs::utimensat(self.fd(), "", &timestamps(atime, mtime)?, AtFlags::EMPTY_PATH)?)
+    }
+
+    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.target(name)?.get(attr)
+    }
+
+    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.target(name)?.set(attr, value, flags)
+    }
+
+    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>> {
+        self.target(name)?.list()
+    }
+
+    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()> {
+        self.target(name)?.remove(attr)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        match retry(|| rustix::fs::fsync(self.fd())) {
+            // An `O_PATH` descriptor cannot be synced, and the directory may not be opened better: the whole store,
+            // then.
+            Err(Errno::BADF) => Ok(retry(|| rustix::fs::syncfs(&*self.root))?),
+            // Some file systems know no fsync of a directory, because they need none.
+            Err(Errno::INVAL) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+/// `EISDIR`, `ELOOP` and `EINVAL` for what is not a regular file.
+fn refuse_irregular(kind: Kind) -> io::Result<()> {
+    match kind {
+        Kind::File => Ok(()),
+        Kind::Dir => Err(Errno::ISDIR.into()),
+        Kind::Symlink => Err(Errno::LOOP.into()),
+        Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Err(Errno::INVAL.into()),
+    }
+}

@@ -1,0 +1,122 @@
+//! An open file of the local file system. Positions are always explicit, so calls from several threads do not disturb
+//! one another.
+
+use super::xattr::Target;
+use super::{mode, owner, retry, stat_of, timestamps};
+use crate::backend::{BackendFile, SetTime, Stat};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::io;
+
+pub(super) struct LocalFile {
+    pub(super) fd: OwnedFd,
+}
+
+impl LocalFile {
+    /// SEEK_DATA and SEEK_HOLE. Moves the descriptor's own position, which nothing here uses.
+    fn seek(&self, to: SeekFrom, without_holes: impl FnOnce(u64) -> Option<u64>) -> io::Result<Option<u64>> {
+        match retry(|| rustix::fs::seek(&self.fd, to)) {
+            Ok(at) => Ok(Some(at)),
+            Err(Errno::NXIO) => Ok(None),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOTTY) => Ok(without_holes(self.stat()?.len)),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl BackendFile for LocalFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
+            match retry(|| rustix::io::pread(&self.fd, &mut buf[done..], at))? {
+                0 => break,
+                n => done += n,
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset.checked_add(done as u64).ok_or(Errno::FBIG)?;
+            match retry(|| rustix::io::pwrite(&self.fd, &data[done..], at))? {
+                // Not allowed by POSIX for a non-empty write; a loop without end would be worse.
+                0 => return Err(Errno::IO.into()),
+                n => done += n,
+            }
+        }
+        Ok(())
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        stat_of(&mode::steady(|| rustix::fs::fstat(&self.fd))?)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        Ok(retry(|| rustix::fs::ftruncate(&self.fd, len))?)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(retry(|| rustix::fs::fdatasync(&self.fd))?)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(retry(|| rustix::fs::fsync(&self.fd))?)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(retry(|| rustix::fs::fallocate(&self.fd, flags, offset, len))?)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        Ok(retry(|| rustix::fs::fallocate(&self.fd, FallocateFlags::KEEP_SIZE, offset, len))?)
+    }
+
+    fn seek_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        self.seek(SeekFrom::Data(offset), |len| (offset < len).then_some(offset))
+    }
+
+    fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>> {
+        self.seek(SeekFrom::Hole(offset), |len| (offset < len).then_some(len))
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        Ok(rustix::fs::futimens(&self.fd, &timestamps(atime, mtime)?)?)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        mode::chmod_fd(self.fd.as_fd(), mode)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let (uid, gid) = owner(uid, gid);
+        Ok(rustix::fs::fchown(&self.fd, uid, gid)?)
+    }
+
+    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
+        Target::Open(self.fd.as_fd()).get(name)
+    }
+
+    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        Target::Open(self.fd.as_fd()).set(name, value, flags)
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        Target::Open(self.fd.as_fd()).list()
+    }
+
+    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
+        Target::Open(self.fd.as_fd()).remove(name)
+    }
+}

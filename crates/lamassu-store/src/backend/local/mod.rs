@@ -1,0 +1,136 @@
+//! A backing store that is a directory of this host's file system.
+//!
+//! Every operation is relative to an open directory and names one component in it. Nothing follows a symbolic link,
+//! neither in the last component nor before it, so whoever swaps entries of the store for links cannot make Lamassu
+//! read or write outside of it. The path given to [`LocalBackend::open`] alone is followed: it is the user's.
+//!
+//! Modes given to `create_file`, `make_dir` and `make_node` pass through the process's umask, as everywhere; a daemon
+//! that serves other processes' modes sets its umask to 0 first.
+//!
+//! Extended attributes and `chmod` on kernels before 6.6 need `/proc`.
+
+mod dir;
+mod file;
+mod mode;
+mod xattr;
+
+use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
+use dir::LocalDir;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::io::Errno;
+use std::any::Any;
+use std::ffi::OsStr;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A directory of the local file system as a backing store.
+pub struct LocalBackend {
+    root: Arc<OwnedFd>,
+}
+
+impl LocalBackend {
+    /// Opens the directory `path` (following links in it, as it is the user's own word). `ENOENT`, `ENOTDIR`,
+    /// `EACCES` as open(2).
+    pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
+        Ok(LocalBackend { root: Arc::new(root) })
+    }
+}
+
+impl Backend for LocalBackend {
+    fn root(&self) -> Arc<dyn BackendDir> {
+        Arc::new(LocalDir::root(self.root.clone()))
+    }
+
+    fn stat_fs(&self) -> io::Result<StatFs> {
+        let s = rustix::fs::fstatfs(&*self.root)?;
+        // Old kernels leave f_frsize at zero.
+        let unit = if s.f_frsize > 0 { s.f_frsize } else { s.f_bsize };
+        Ok(StatFs {
+            block_size: unit as u64,
+            blocks: s.f_blocks as u64,
+            blocks_free: s.f_bfree as u64,
+            blocks_available: s.f_bavail as u64,
+            files: s.f_files as u64,
+            files_free: s.f_ffree as u64,
+            name_max: u32::try_from(s.f_namelen).unwrap_or(255),
+            fs_type: s.f_type as u64,
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(retry(|| rustix::fs::syncfs(&*self.root))?)
+    }
+
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = super::check_name(name)?;
+        let lock = retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR))?;
+        retry(|| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive))?;
+        // Closing the descriptor gives the lock back.
+        Ok(Box::new(lock))
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+fn kind_of(file_type: FileType) -> Option<Kind> {
+    match file_type {
+        FileType::RegularFile => Some(Kind::File),
+        FileType::Directory => Some(Kind::Dir),
+        FileType::Symlink => Some(Kind::Symlink),
+        FileType::Fifo => Some(Kind::Fifo),
+        FileType::Socket => Some(Kind::Socket),
+        FileType::CharacterDevice => Some(Kind::CharDevice),
+        FileType::BlockDevice => Some(Kind::BlockDevice),
+        _ => None,
+    }
+}
+
+/// Converts, and refuses a kind of entry that Linux does not have (`EIO`: the store is broken).
+#[allow(clippy::unnecessary_cast, reason = "the width of st_nlink depends on the architecture")]
+fn stat_of(s: &rustix::fs::Stat) -> io::Result<Stat> {
+    let kind = kind_of(FileType::from_raw_mode(s.st_mode)).ok_or(Errno::IO)?;
+    let time = |seconds, nanos| Time { seconds, nanos };
+    Ok(Stat {
+        dev: s.st_dev,
+        ino: s.st_ino,
+        kind,
+        mode: s.st_mode & 0o7777,
+        nlink: s.st_nlink as u64,
+        uid: s.st_uid,
+        gid: s.st_gid,
+        rdev: s.st_rdev,
+        len: s.st_size.max(0) as u64,
+        blocks: s.st_blocks.max(0) as u64,
+        atime: time(s.st_atime, s.st_atime_nsec as u32),
+        mtime: time(s.st_mtime, s.st_mtime_nsec as u32),
+        ctime: time(s.st_ctime, s.st_ctime_nsec as u32),
+    })
+}
+
+fn timestamps(atime: SetTime, mtime: SetTime) -> io::Result<Timestamps> {
+    let convert = |t| match t {
+        SetTime::Keep => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT }),
+        SetTime::Now => Ok(Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }),
+        // UTIME_NOW and UTIME_OMIT lie above 1e9, so an unchecked value could turn into either.
+        SetTime::At(Time { nanos, .. }) if nanos >= 1_000_000_000 => Err(Errno::INVAL),
+        SetTime::At(Time { seconds, nanos }) => Ok(Timespec { tv_sec: seconds, tv_nsec: nanos.into() }),
+    };
+    Ok(Timestamps { last_access: convert(atime)?, last_modification: convert(mtime)? })
+}
+
+fn owner(uid: Option<u32>, gid: Option<u32>) -> (Option<rustix::fs::Uid>, Option<rustix::fs::Gid>) {
+    (uid.map(rustix::fs::Uid::from_raw), gid.map(rustix::fs::Gid::from_raw))
+}

@@ -1,0 +1,74 @@
+//! Verifying a whole file.
+
+use super::state::{Core, Entry, State};
+use super::types::{FileCheck, StoreError};
+use lamassu_crypto::Verify;
+
+/// Bytes verified at once.
+const CHUNK_LEN: u64 = 4 << 20;
+
+impl Core {
+    /// Verifies every page and block, and with `repair` completes interrupted commits.
+    pub fn check(&self, st: &mut State, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
+        let geo = *self.geo();
+        let mut found = FileCheck { size: st.size, unsealed_empty: st.unsealed_empty, ..FileCheck::default() };
+        if repair && st.lost_from.is_none() && !matches!(self.page(st, 0)?, Entry::Bad(_)) {
+            self.prepare_write(st)?;
+        }
+        let mut next = 0;
+        while let Some(g) = self.next_page(st, next)? {
+            next = g + 1;
+            match self.page(st, g)? {
+                Entry::Absent => {}
+                Entry::Bad(kind) => {
+                    let kind = *kind;
+                    found.damage.push(self.damage(kind, g, None));
+                }
+                Entry::Good(_) => {
+                    found.pages += 1;
+                    self.check_blocks(st, g, &mut found, progress)?;
+                }
+            }
+            progress(lamassu_format::PAGE_LEN as u64);
+        }
+        if let Some(from) = st.lost_from {
+            found.damage.push(self.damage(super::types::DamageKind::Truncated, geo.last_page(from), None));
+        }
+        found.recovered = st.recovered;
+        if !st.unsealed_empty && st.lost_from.is_none() {
+            found.excess = st.len.saturating_sub(self.implied_len(st)?);
+        }
+        if repair && !self.ctx.read_only && st.lost_from.is_none() && self.needs_settle(st) {
+            self.settle_now(st)?;
+        }
+        Ok(found)
+    }
+
+    fn check_blocks(
+        &self,
+        st: &mut State,
+        g: u64,
+        found: &mut FileCheck,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let first = geo.first_block(g);
+        let end = (first + geo.blocks_per_page()).min(geo.blocks(st.disk_size));
+        let step = (CHUNK_LEN / geo.block_size()).max(1);
+        let mut block = first;
+        while block < end {
+            let count = step.min(end - block);
+            let mut bytes = vec![0u8; (count * geo.block_size()) as usize];
+            let damage = &mut found.damage;
+            let mut bad = |b: u64, kind| {
+                damage.push(self.damage(kind, g, Some(b)));
+                Ok(())
+            };
+            self.read_blocks(st, block, &mut bytes, Verify::Full, &mut bad)?;
+            found.blocks += count;
+            progress(count * geo.block_size());
+            block += count;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,392 @@
+//! The multiphase commit (`docs/format.md` §13): page with new and previous keys, barrier, data, and later the page again.
+
+use super::plan::{Change, Goal, Round};
+use super::state::{Core, Dirty, Entry, State};
+use super::types::StoreError;
+use crate::backend::SetTime;
+use lamassu_format::{BlockKey, Page};
+use std::collections::BTreeSet;
+
+/// Pages with pending bits kept in memory before they are settled by force.
+const OPEN_PAGES_MAX: usize = 2048;
+
+impl Core {
+    /// Whether anything is buffered.
+    pub fn needs_commit(&self, st: &State) -> bool {
+        !st.dirty.is_empty()
+            || st.size != st.disk_size
+            || (st.wants_page && !matches!(st.pages.get(&0), Some(Entry::Good(_))))
+    }
+
+    /// Writes everything buffered to the store, in rounds of at most R replaced blocks a page. No barrier at the end.
+    pub fn commit(&self, st: &mut State) -> Result<(), StoreError> {
+        if self.needs_commit(st) {
+            self.prepare_write(st)?;
+            if st.cut {
+                self.barrier(st)?; // the shrink must be durable before page 0 stops ruling
+            }
+            if st.size > st.disk_size && self.is_ragged(st)? {
+                self.smooth_end(st)?;
+            }
+            let grows = st.size > st.disk_size;
+            self.rounds(st)?;
+            if grows {
+                st.ragged = Some(false); // a last block written here is padded with zeros
+            }
+            st.wants_page = false;
+        }
+        if let Some(mtime) = st.mtime {
+            self.backing.set_times(SetTime::Keep, SetTime::At(mtime)).map_err(StoreError::io("set times", 0))?;
+            st.mtime = None;
+        }
+        if st.pages.len() > OPEN_PAGES_MAX {
+            self.settle_now(st)?;
+        }
+        Ok(())
+    }
+
+    fn rounds(&self, st: &mut State) -> Result<(), StoreError> {
+        let mut goal = self.goal(st)?;
+        loop {
+            let round = self.plan(st, &goal)?;
+            if round.pages.is_empty() {
+                return Ok(());
+            }
+            self.run(st, round, &mut goal)?;
+        }
+    }
+
+    /// Whether the last block on disk holds anything but zeros past the size, as a shrink leaves it.
+    fn is_ragged(&self, st: &mut State) -> Result<bool, StoreError> {
+        let inside = (st.disk_size % self.geo().block_size()) as usize;
+        if inside == 0 || st.ragged == Some(false) {
+            return Ok(false);
+        }
+        let block = st.disk_size / self.geo().block_size();
+        self.load_pages(st, block, block)?;
+        let mut bytes = vec![0u8; self.ctx.block_len()];
+        let buffered = st.dirty.remove(&block);
+        let mut damaged = false;
+        let read = self.read_blocks(st, block, &mut bytes, lamassu_crypto::Verify::Full, &mut |_, _| {
+            damaged = true;
+            Ok(())
+        });
+        if let Some(buffered) = buffered {
+            st.dirty.insert(block, buffered);
+        }
+        read?;
+        // A damaged block has no content that could come back.
+        let ragged = !damaged && bytes[inside..].iter().any(|&b| b != 0);
+        st.ragged = Some(ragged);
+        Ok(ragged)
+    }
+
+    /// Rewrites the last block with zeros past the size, durably, before the size grows: otherwise a crash while it grows could
+    /// fall back to the previous key and bring back bytes that a shrink had cut off.
+    fn smooth_end(&self, st: &mut State) -> Result<(), StoreError> {
+        let block = st.disk_size / self.geo().block_size();
+        let buffered = std::mem::take(&mut st.dirty);
+        let size = std::mem::replace(&mut st.size, st.disk_size);
+        // The old content, not what is buffered: no block is ever a mixture of both.
+        let done = self.load_block(st, block).and_then(|bytes| {
+            st.dirty.insert(block, Dirty::Data(bytes));
+            self.rounds(st).and_then(|()| self.barrier(st))
+        });
+        st.dirty = buffered;
+        st.size = size;
+        done
+    }
+
+    /// Commits and makes everything durable.
+    pub fn sync(&self, st: &mut State) -> Result<(), StoreError> {
+        self.commit(st)?;
+        self.sync_data(st)
+    }
+
+    fn run(&self, st: &mut State, mut round: Round, goal: &mut Goal) -> Result<(), StoreError> {
+        if st.drop_mark > st.covered && self.touches_given_up(st, &round) {
+            self.barrier(st)?;
+        }
+        let (sealed, keys) = self.seal(st, &round);
+        let left = self.leave_tails(st, &mut round, &sealed)?;
+        self.clear_holes(st, &round, &left)?;
+        self.id_before_pages(st, &round)?;
+        let same = self.key_pages(&mut round, &keys);
+        self.write_pages(st, &mut round, goal)?;
+        let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
+        if replaces || (st.drop_mark > st.covered && !round.data.is_empty()) {
+            self.barrier(st)?;
+        }
+        self.write_data(st, &round, &sealed, &same, &left)?;
+        for block in &round.punches {
+            self.punch_block(st, *block)?;
+        }
+        let done = round.data.iter().map(|(b, _)| b).chain(&round.punches).chain(&round.absorbed);
+        for block in done {
+            st.dirty.remove(block);
+        }
+        Ok(())
+    }
+
+    /// Ciphertext and keys of the round's data blocks, in their order.
+    fn seal(&self, st: &State, round: &Round) -> (Vec<u8>, Vec<BlockKey>) {
+        let len = self.ctx.block_len();
+        let mut sealed = Vec::with_capacity(round.data.len() * len);
+        for (block, _) in &round.data {
+            match &st.dirty[block] {
+                Dirty::Data(bytes) => sealed.extend_from_slice(bytes),
+                Dirty::Hole => unreachable!("holes are punched, not sealed"),
+            }
+        }
+        let mut keys = vec![[0u8; 32]; round.data.len()];
+        self.ctx.engine.seal(self.ctx.ring.inner(), &mut sealed, len, &mut keys);
+        (sealed, keys)
+    }
+
+    /// Whether a round writes data, or anything past the end of the backing file.
+    fn touches_given_up(&self, st: &State, round: &Round) -> bool {
+        let page_end = |g: &u64| self.geo().page_offset(*g) + lamassu_format::PAGE_LEN as u64;
+        !round.data.is_empty() || !round.punches.is_empty() || round.pages.keys().any(|g| page_end(g) > st.len)
+    }
+
+    /// I7: what leaves the tail is durable in its block before the page without it is written. A tail that was never
+    /// durable needs the order only, and its block stays pending. Returns the blocks written.
+    fn leave_tails(&self, st: &mut State, round: &mut Round, sealed: &[u8]) -> Result<BTreeSet<u64>, StoreError> {
+        let len = self.ctx.block_len();
+        let never_durable = st.born && st.covered <= st.born_mark;
+        let (mut written, mut must_last) = (BTreeSet::new(), false);
+        for (n, (block, change)) in round.data.iter_mut().enumerate() {
+            if *change == Change::LeaveTail {
+                self.write_run(st, *block, &sealed[n * len..(n + 1) * len])?;
+                written.insert(*block);
+                match never_durable {
+                    true => *change = Change::Fill,
+                    false => must_last = true,
+                }
+            }
+        }
+        if must_last {
+            self.barrier(st)?;
+        }
+        Ok(written)
+    }
+
+    /// I6: where a hole is filled below the end of the backing file, the bytes there are zero, durably.
+    fn clear_holes(&self, st: &mut State, round: &Round, left: &BTreeSet<u64>) -> Result<(), StoreError> {
+        let mut punched = false;
+        for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
+            let from = self.geo().block_offset(first);
+            let until = (from + count as u64 * self.geo().block_size()).min(st.len);
+            if from < until && !self.is_zero(from, until)? {
+                self.punch(st, from, until - from)?;
+                punched = true;
+            }
+        }
+        if punched { self.barrier(st) } else { Ok(()) }
+    }
+
+    fn is_zero(&self, from: u64, until: u64) -> Result<bool, StoreError> {
+        let mut at = from;
+        let mut bytes = vec![0u8; self.ctx.block_len()];
+        while at < until {
+            match self.backing.seek_data(at).map_err(StoreError::io("seek data", at))? {
+                Some(data) if data < until => at = data,
+                _ => return Ok(true),
+            }
+            let n = (until - at).min(bytes.len() as u64) as usize;
+            self.read_padded(at, &mut bytes[..n])?;
+            if bytes[..n].iter().any(|&b| b != 0) {
+                return Ok(false);
+            }
+            at += n as u64;
+        }
+        Ok(true)
+    }
+
+    pub fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
+        match self.backing.punch(offset, len) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let zeros = vec![0u8; len as usize];
+                self.backing.write_at(offset, &zeros).map_err(StoreError::io("write", offset))?;
+            }
+            other => other.map_err(StoreError::io("punch", offset))?,
+        }
+        st.seq += 1;
+        Ok(())
+    }
+
+    fn punch_block(&self, st: &mut State, block: u64) -> Result<(), StoreError> {
+        let offset = self.geo().block_offset(block);
+        let len = self.geo().block_size().min(st.len.saturating_sub(offset));
+        if len > 0 {
+            self.punch(st, offset, len)?;
+        }
+        let seq = st.seq;
+        if let Some(Entry::Good(held)) = st.pages.get_mut(&self.geo().slot_of(block).0) {
+            held.data_mark = seq;
+        }
+        Ok(())
+    }
+
+    /// I4: page 0, with the file's id, is durable before any other page is written.
+    fn id_before_pages(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
+        if round.pages.keys().all(|g| *g == 0) {
+            return Ok(());
+        }
+        let is_multi = self.geo().last_page(st.disk_size) > 0;
+        let covered = st.covered;
+        let held = self.good_page(st, 0)?;
+        let ready = held.is_some_and(|h| h.page.file_id != [0; 16] && (is_multi || h.write_mark <= covered));
+        if ready {
+            st.floor = if is_multi { st.floor } else { st.disk_size };
+            return Ok(());
+        }
+        let (page, lost) = match held {
+            Some(held) => (held.page.clone(), held.lost),
+            None => (Page::empty([0; 16]), 0),
+        };
+        st.needs_id = true;
+        let written = self.write_page(st, 0, page, lost);
+        st.needs_id = false;
+        written?;
+        self.barrier(st)?;
+        st.floor = st.disk_size;
+        Ok(())
+    }
+
+    /// Puts the new keys into the planned pages. Returns which data blocks keep their key: the same content is written
+    /// again, which is how a block that rotted in the store heals, and needs no commit.
+    fn key_pages(&self, round: &mut Round, keys: &[BlockKey]) -> Vec<bool> {
+        let mut same = vec![false; keys.len()];
+        for (n, (block, change)) in round.data.iter().enumerate() {
+            let (g, i) = self.geo().slot_of(*block);
+            let planned = round.pages.get_mut(&g).expect("data lies under a planned page");
+            same[n] = *change == Change::Replace && planned.page.keys[i] == keys[n];
+            if !same[n] {
+                set_key(&mut planned.page, i, keys[n], *change);
+                planned.must_write = true;
+            }
+        }
+        for block in &round.punches {
+            let (g, i) = self.geo().slot_of(*block);
+            let planned = round.pages.get_mut(&g).expect("punches lie under a planned page");
+            let lost = planned.page.pending >> i & 1 == 1;
+            set_key(&mut planned.page, i, [0; 32], if lost { Change::Fill } else { Change::Replace });
+            planned.must_write = true;
+        }
+        same
+    }
+
+    fn write_pages(&self, st: &mut State, round: &mut Round, goal: &mut Goal) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let old = st.disk_size;
+        st.disk_size = st.size;
+        let mut reached = old;
+        for (g, planned) in round.pages.iter().filter(|(_, p)| p.must_write) {
+            if let Err(error) = self.write_page(st, *g, planned.page.clone(), planned.lost) {
+                st.disk_size = reached;
+                return Err(error);
+            }
+            goal.unwritten.remove(g);
+            if *g >= geo.last_page(old) {
+                reached = st.size.min((g + 1) * geo.page_span());
+            }
+        }
+        Ok(())
+    }
+
+    fn write_data(
+        &self,
+        st: &mut State,
+        round: &Round,
+        sealed: &[u8],
+        same: &[bool],
+        left: &BTreeSet<u64>,
+    ) -> Result<(), StoreError> {
+        let len = self.ctx.block_len();
+        for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
+            if let Err(error) = self.write_run(st, first, &sealed[n * len..(n + count) * len]) {
+                let unwritten = (n..round.data.len()).filter(|n| !same[*n] && !left.contains(&round.data[*n].0));
+                let unwritten: Vec<u64> = unwritten.map(|n| round.data[n].0).collect();
+                self.put_back(st, &unwritten)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Groups the chosen data blocks into runs that lie together: (index of the first in the round, first block, count).
+    fn runs(&self, round: &Round, choose: impl Fn(u64, Change) -> bool) -> Vec<(usize, u64, usize)> {
+        let mut runs: Vec<(usize, u64, usize)> = Vec::new();
+        for (n, (block, _)) in round.data.iter().enumerate().filter(|(_, (b, change))| choose(*b, *change)) {
+            match runs.last_mut() {
+                Some((at, first, count))
+                    if *at + *count == n
+                        && *first + *count as u64 == *block
+                        && self.continues(*first, *count as u64) =>
+                {
+                    *count += 1;
+                }
+                _ => runs.push((n, *block, 1)),
+            }
+        }
+        runs
+    }
+
+    fn write_run(&self, st: &mut State, first: u64, bytes: &[u8]) -> Result<(), StoreError> {
+        let offset = self.geo().block_offset(first);
+        self.backing.write_at(offset, bytes).map_err(StoreError::io("write", offset))?;
+        st.seq += 1;
+        st.len = st.len.max(offset + bytes.len() as u64);
+        let count = bytes.len() as u64 / self.geo().block_size();
+        let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(first + count - 1).0);
+        for g in from..=to {
+            if let Some(Entry::Good(held)) = st.pages.get_mut(&g) {
+                held.data_mark = st.seq;
+            }
+        }
+        Ok(())
+    }
+
+    /// The data of these blocks could not be written: their slots get their previous keys again. The blocks stay buffered.
+    fn put_back(&self, st: &mut State, blocks: &[u64]) -> Result<(), StoreError> {
+        let mut pages: std::collections::BTreeMap<u64, u128> = Default::default();
+        for block in blocks {
+            let (g, i) = self.geo().slot_of(*block);
+            *pages.entry(g).or_default() |= 1 << i;
+        }
+        for (g, bits) in pages {
+            let Some(Entry::Good(held)) = st.pages.get(&g) else { continue };
+            let (mut page, lost) = (held.page.clone(), held.lost);
+            for i in (0..page.keys.len()).filter(|i| bits >> i & 1 == 1) {
+                page.keys[i] = page.previous_key(i).unwrap_or([0; 32]);
+            }
+            let keep = page.pending & !bits;
+            super::open::keep_bits(&mut page, keep);
+            self.write_page(st, g, page, lost & !bits)?;
+        }
+        Ok(())
+    }
+}
+
+/// Keys slot `i` anew; a replaced block's previous key is kept.
+fn set_key(page: &mut Page, i: usize, key: BlockKey, change: Change) {
+    let bit = 1u128 << i;
+    let old = page.keys[i];
+    page.keys[i] = key;
+    if page.replaced & bit != 0 {
+        // A lost block: what its previous key opened is given up with the block.
+        let keep = page.pending & !bit;
+        super::open::keep_bits(page, keep);
+    }
+    match change {
+        Change::LeaveTail => {}
+        Change::Fill => page.pending |= bit,
+        Change::Replace => {
+            let rank = (page.replaced & (bit - 1)).count_ones() as usize;
+            page.pending |= bit;
+            page.replaced |= bit;
+            page.previous.insert(rank, old);
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Opening: finding the last page and the size (§9 *Size*), interrupted commits (§12).
+
+use super::state::{Core, Entry, Held, State};
+use super::types::{DamageKind, StoreError};
+use lamassu_crypto::Verify;
+use lamassu_format::{BlockKey, PAGE_LEN, Page};
+
+const HOLE: BlockKey = [0; 32];
+
+impl Core {
+    /// Reads page 0 and the last page, and decides what the size is. Damage is kept for the reads that meet it.
+    pub fn open_state(&self) -> Result<State, StoreError> {
+        let mut st = State { len: self.backing.stat().map_err(StoreError::io("stat", 0))?.len, ..State::default() };
+        if st.len == 0 {
+            st.unsealed_empty = true;
+            return Ok(st);
+        }
+        let zero = self.read_page(0)?;
+        let one_segment_page = self.geo().pages_per_segment() == 1 && st.len <= self.geo().segment_len();
+        let last = match &zero {
+            Entry::Good(held) if held.page.cut => 0,
+            Entry::Good(_) if one_segment_page => 0,
+            Entry::Absent if st.len <= PAGE_LEN as u64 => {
+                st.unsealed_empty = true;
+                return Ok(st);
+            }
+            _ => self.last_page_present(st.len)?,
+        };
+        self.decide_size(&mut st, &zero, last)?;
+        match zero {
+            Entry::Good(held) => drop(st.unresolved.insert(0, held.page)),
+            Entry::Bad(kind) => drop(st.pages.insert(0, Entry::Bad(kind))),
+            Entry::Absent => {}
+        }
+        (st.size, st.inherited_size) = (st.disk_size, st.disk_size);
+        Ok(st)
+    }
+
+    fn decide_size(&self, st: &mut State, zero: &Entry, last: u64) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let span = geo.page_span();
+        let mut present = 0; // size told by the last page
+        if last > 0 {
+            match self.read_page(last)? {
+                Entry::Good(held) if geo.last_page(held.page.size) == last => {
+                    st.file_id = held.page.file_id;
+                    present = held.page.size;
+                    st.unresolved.insert(last, held.page);
+                }
+                Entry::Good(_) => self.bad_last(st, last, DamageKind::PageFormat),
+                Entry::Bad(kind) => self.bad_last(st, last, kind),
+                Entry::Absent => {}
+            }
+            if present == 0 {
+                present = self.size_by_length(st.len).clamp(last * span + 1, (last + 1) * span);
+            }
+        }
+        match zero {
+            Entry::Good(held) => {
+                let page = &held.page;
+                if last > 0 && page.file_id != st.file_id && !st.pages.contains_key(&last) {
+                    self.bad_last(st, last, DamageKind::PageOfOtherFile);
+                }
+                st.file_id = page.file_id;
+                (st.cut, st.sparse) = (page.cut, page.sparse);
+                let told = if page.cut || last == 0 { page.size } else { present.max(page.size) };
+                let reached = if page.cut {
+                    page.size
+                } else if last == 0 {
+                    span.min(page.size)
+                } else {
+                    present
+                };
+                if told > reached {
+                    st.lost_from = Some(reached);
+                }
+                st.disk_size = told;
+                st.floor = if geo.last_page(told) > 0 { page.size } else { 0 };
+            }
+            Entry::Bad(_) if last == 0 => st.disk_size = self.size_by_length(st.len).clamp(1, span),
+            Entry::Absent if last == 0 => {
+                st.disk_size = self.size_by_length(st.len).clamp(1, span);
+                st.pages.insert(0, Entry::Bad(DamageKind::PageMissing));
+            }
+            Entry::Bad(_) => st.disk_size = present,
+            Entry::Absent => {
+                st.disk_size = present;
+                st.pages.insert(0, Entry::Bad(DamageKind::PageMissing));
+            }
+        }
+        if st.disk_size > geo.size_max() {
+            // No honest writer makes one; offsets beyond would overflow.
+            st.disk_size = self.size_by_length(st.len).max(1);
+            st.lost_from = Some(0);
+        }
+        Ok(())
+    }
+
+    fn bad_last(&self, st: &mut State, last: u64, kind: DamageKind) {
+        st.unresolved.remove(&last);
+        st.pages.insert(last, Entry::Bad(kind));
+    }
+
+    /// A size to show when no page tells it: what the data blocks present amount to.
+    fn size_by_length(&self, len: u64) -> u64 {
+        let geo = self.geo();
+        let (segment, within) = (len / geo.segment_len(), len % geo.segment_len());
+        segment * geo.pages_per_segment() * geo.page_span() + within.saturating_sub(geo.block_size())
+    }
+
+    /// The highest page that is neither past the end nor all zeros; 0 if there is none above.
+    fn last_page_present(&self, len: u64) -> Result<u64, StoreError> {
+        let geo = *self.geo();
+        let pages = geo.pages_per_segment();
+        let mut segment = (len - 1) / geo.segment_len();
+        loop {
+            let start = segment * geo.segment_len();
+            let end = len.min(start + geo.block_size());
+            if let Some(at) = self.last_nonzero_page(start, end)? {
+                return Ok(segment * pages + (at - start) / PAGE_LEN as u64);
+            }
+            match segment.checked_sub(1) {
+                Some(earlier) => segment = earlier,
+                None => return Ok(0),
+            }
+        }
+    }
+
+    /// Offset of the last page in `start..end` that is not all zeros, holes skipped.
+    fn last_nonzero_page(&self, start: u64, end: u64) -> Result<Option<u64>, StoreError> {
+        let page_len = PAGE_LEN as u64;
+        let (mut at, mut found) = (start, None);
+        let mut bytes = [0u8; PAGE_LEN];
+        while at < end {
+            match self.backing.seek_data(at).map_err(StoreError::io("seek data", at))? {
+                Some(data) if data < end => at = data / page_len * page_len,
+                _ => break,
+            }
+            self.read_padded(at, &mut bytes)?;
+            if bytes.iter().any(|&b| b != 0) {
+                found = Some(at);
+            }
+            at += page_len;
+        }
+        Ok(found)
+    }
+
+    /// Loads page `g` of an open file: absent, good with its interrupted commit resolved, or bad.
+    pub fn load_page(&self, st: &mut State, g: u64) -> Result<Entry, StoreError> {
+        let geo = *self.geo();
+        let entry = match st.unresolved.remove(&g) {
+            Some(page) => Entry::Good(Box::new(Held::new(page, 0))),
+            None if g == 0 && st.unsealed_empty => Entry::Absent,
+            None => self.read_page(g)?,
+        };
+        if let Entry::Good(held) = &entry
+            && st.file_id == [0; 16]
+        {
+            st.file_id = held.page.file_id; // page 0 and the last one were unreadable
+        }
+        Ok(match entry {
+            Entry::Bad(kind) => Entry::Bad(kind),
+            Entry::Absent => self.absent_page(st, g),
+            Entry::Good(held) if g > 0 && held.page.file_id != st.file_id => Entry::Bad(DamageKind::PageOfOtherFile),
+            Entry::Good(held) => {
+                let mut page = held.page;
+                let blocks = geo.blocks(st.disk_size).saturating_sub(geo.first_block(g));
+                clip(&mut page, blocks.min(geo.blocks_per_page()) as usize, st.disk_size, &geo, g);
+                self.resolve(st, g, page)?
+            }
+        })
+    }
+
+    fn absent_page(&self, st: &State, g: u64) -> Entry {
+        let start = g * self.geo().page_span();
+        match st.lost_from {
+            Some(from) if (g + 1) * self.geo().page_span() > from && start < st.disk_size => {
+                return Entry::Bad(DamageKind::Truncated);
+            }
+            _ => {}
+        }
+        match g > 0 && start < st.floor && !st.sparse {
+            true => Entry::Bad(DamageKind::PageMissing),
+            false => Entry::Absent,
+        }
+    }
+
+    /// Resolves the pending slots of a page found on disk (§12); a writer makes the result durable and writes it.
+    fn resolve(&self, st: &mut State, g: u64, mut page: Page) -> Result<Entry, StoreError> {
+        if page.pending == 0 {
+            return Ok(Entry::Good(Box::new(Held::new(page, 0))));
+        }
+        let mut lost = 0u128;
+        for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
+            match self.resolve_block(g, i, &page)? {
+                Some(key) => {
+                    page.keys[i] = key;
+                    st.recovered += 1;
+                }
+                None => lost |= 1 << i,
+            }
+        }
+        keep_bits(&mut page, lost);
+        // What a truncated file still tells must not be overwritten.
+        if self.ctx.read_only || st.lost_from.is_some() {
+            return Ok(Entry::Good(Box::new(Held::new(page, lost))));
+        }
+        self.keeping_mtime(st, |core, st| {
+            if !st.inherited_covered {
+                core.barrier(st)?;
+                st.inherited_covered = true;
+            }
+            core.write_page(st, g, page, lost)
+        })?;
+        st.pages.remove(&g).ok_or(StoreError::ReadOnly)
+    }
+
+    /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.
+    fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
+        let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+        let mut bytes = vec![0u8; self.ctx.block_len()];
+        self.read_padded(offset, &mut bytes)?;
+        let is_zero = bytes.iter().all(|&b| b == 0);
+        let candidates = [Some(page.keys[i]), page.previous_key(i).or(Some(HOLE))];
+        for key in candidates.into_iter().flatten() {
+            if key == HOLE {
+                if is_zero {
+                    return Ok(Some(HOLE));
+                }
+            } else if self.block_matches(&bytes, &key) {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether ciphertext verifies under `key`.
+    pub fn block_matches(&self, ciphertext: &[u8], key: &BlockKey) -> bool {
+        let mut copy = ciphertext.to_vec();
+        let failed = self.ctx.engine.open(
+            &self.ctx.ring,
+            &mut copy,
+            self.ctx.block_len(),
+            std::slice::from_ref(key),
+            Verify::Full,
+        );
+        failed.is_empty()
+    }
+}
+
+/// Keeps the pending bits in `keep`, and the previous keys of those among them that have one.
+pub(super) fn keep_bits(page: &mut Page, keep: u128) {
+    let mut previous = Vec::new();
+    for i in 0..page.keys.len() {
+        if keep >> i & 1 == 1 {
+            previous.extend(page.previous_key(i));
+        }
+    }
+    page.pending &= keep;
+    page.replaced &= keep;
+    page.previous = previous;
+}
+
+/// Drops what lies past the size: key slots, their bits, the tail or its end.
+pub(super) fn clip(page: &mut Page, blocks: usize, size: u64, geo: &lamassu_format::Geometry, g: u64) {
+    let used = page.keys.len();
+    if !page.tail.is_empty() {
+        let start = (geo.first_block(g) + used as u64) * geo.block_size();
+        let left = size.saturating_sub(start).min(page.tail.len() as u64);
+        page.tail.truncate(left as usize);
+    }
+    if used > blocks {
+        let keep = (1u128 << blocks) - 1;
+        keep_bits(page, page.pending & keep);
+        page.keys.truncate(blocks);
+    }
+}

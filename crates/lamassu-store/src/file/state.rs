@@ -1,0 +1,360 @@
+//! What is known of an open file, and the primitives every operation is made of: barrier, page load, page write.
+//!
+//! Time is counted in marks: `seq` grows with every write to the backing file, `covered` is the mark up to which a barrier has made
+//! everything durable. A page remembers the mark of its own last write and of the last data write it covers; its pending bits may be
+//! cleared once `data_mark <= covered` (I3).
+
+use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
+use crate::backend::{BackendFile, SetTime, Time};
+use lamassu_crypto::ring::OpenError;
+use lamassu_format::{Geometry, PAGE_LEN, Page};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
+const CLEAN_PAGES_MAX: usize = 128;
+
+/// A buffered change of one block.
+pub(super) enum Dirty {
+    /// New content, one block long.
+    Data(Box<[u8]>),
+    /// A hole.
+    Hole,
+}
+
+/// A metadata page held in memory.
+pub(super) struct Held {
+    /// As it is on disk, interrupted commits resolved and slots past the size dropped.
+    pub page: Page,
+    /// Pending blocks that no candidate opens. They keep their candidates on disk.
+    pub lost: u128,
+    /// Mark of the last data write under this page.
+    pub data_mark: u64,
+    /// Mark of the last write of the page itself; 0 if this process never wrote it.
+    pub write_mark: u64,
+    used_at: AtomicU64,
+}
+
+impl Held {
+    pub fn new(page: Page, lost: u128) -> Held {
+        Held { page, lost, data_mark: 0, write_mark: 0, used_at: AtomicU64::new(0) }
+    }
+
+    /// Pending bits that a barrier has to cover before they may be cleared.
+    pub fn is_uncovered(&self, covered: u64) -> bool {
+        self.page.pending & !self.lost != 0 && self.data_mark > covered
+    }
+}
+
+/// What lies where a page belongs.
+pub(super) enum Entry {
+    Absent,
+    Bad(DamageKind),
+    Good(Box<Held>),
+}
+
+/// Everything that changes about an open file, under its lock.
+#[derive(Default)]
+pub(super) struct State {
+    /// Logical size, buffered changes included.
+    pub size: u64,
+    /// Size the pages written so far tell.
+    pub disk_size: u64,
+    /// Page 0's size field while the file has more pages: known durable.
+    pub floor: u64,
+    /// Size that was in the pages when the mark of the same name was taken.
+    pub marked: (u64, u64),
+    /// Id of the file, zero until one is needed.
+    pub file_id: [u8; 16],
+    /// Pages in memory. Void pages past the size are never kept.
+    pub pages: HashMap<u64, Entry>,
+    /// Pages read at open, not yet resolved or clipped.
+    pub unresolved: BTreeMap<u64, Page>,
+    /// Buffered blocks.
+    pub dirty: BTreeMap<u64, Dirty>,
+    /// Mark of the last write.
+    pub seq: u64,
+    /// Everything up to this mark is durable.
+    pub covered: u64,
+    /// Length of the backing file.
+    pub len: u64,
+    /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots or finished a punch. No data and nothing past
+    /// the end is written before a barrier covers it, since what is durable may still refer to that space.
+    pub drop_mark: u64,
+    /// Size found at open; pages below it that the floor does not cover may be absent.
+    pub inherited_size: u64,
+    /// Page 0 on disk says `sparse`, or must.
+    pub sparse: bool,
+    /// Page 0 on disk says `cut`.
+    pub cut: bool,
+    /// The backing file has been cut to what its metadata implies.
+    pub prepared: bool,
+    /// A barrier since open has covered whatever an earlier process wrote.
+    pub inherited_covered: bool,
+    /// The file must have a page although it is empty: it was created or emptied here.
+    pub wants_page: bool,
+    /// The file was created or emptied here, when `seq` was `born_mark`: no earlier content of it is durable.
+    pub born: bool,
+    /// See `born`.
+    pub born_mark: u64,
+    /// Page 0 must carry the file's id, because other pages follow (I4).
+    pub needs_id: bool,
+    /// A barrier failed; everything uncovered must be written again before the next one counts.
+    pub barrier_failed: bool,
+    /// Time of the last buffered write, to be set once it is committed.
+    pub mtime: Option<Time>,
+    /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
+    pub excess: bool,
+    /// Whether the last block on disk holds anything past the size, if known.
+    pub ragged: Option<bool>,
+    /// Where the store lost the end of the file, in logical bytes.
+    pub lost_from: Option<u64>,
+    /// Blocks of interrupted commits resolved so far.
+    pub recovered: u64,
+    /// An empty backing file, or a zeroed page that stands for one.
+    pub unsealed_empty: bool,
+}
+
+/// The parts of an open file that do not change.
+pub(super) struct Core {
+    pub ctx: Arc<FileContext>,
+    pub backing: Arc<dyn BackendFile>,
+    pub tag: String,
+    pub clock: AtomicU64,
+}
+
+impl Core {
+    pub fn geo(&self) -> &Geometry {
+        &self.ctx.geometry
+    }
+
+    /// Makes a damage, tells the reporter, and returns the error for the caller.
+    pub fn damaged(&self, kind: DamageKind, page: u64, block: Option<u64>) -> StoreError {
+        let damage = self.damage(kind, page, block);
+        (self.ctx.report)(&self.tag, &damage);
+        StoreError::Damaged(damage)
+    }
+
+    pub fn damage(&self, kind: DamageKind, page: u64, block: Option<u64>) -> Damage {
+        Damage { kind, segment: page / self.geo().pages_per_segment(), page, block }
+    }
+
+    /// Reads exactly `buf.len()` bytes, zeros past the end. Returns how many were there.
+    pub fn read_padded(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let got = self.backing.read_at(offset, buf).map_err(StoreError::io("read", offset))?;
+        buf[got..].fill(0);
+        Ok(got)
+    }
+
+    /// A barrier for all writes so far (none is issued in `relaxed` durability, where order alone protects).
+    pub fn barrier(&self, st: &mut State) -> Result<(), StoreError> {
+        match self.ctx.durability {
+            Durability::Ordered => self.sync_data(st),
+            Durability::Relaxed => {
+                st.covered = st.seq;
+                Ok(())
+            }
+        }
+    }
+
+    /// fdatasync, in every durability mode.
+    pub fn sync_data(&self, st: &mut State) -> Result<(), StoreError> {
+        if st.barrier_failed {
+            self.write_uncovered_again(st)?;
+        }
+        if let Err(source) = self.backing.sync_data() {
+            st.barrier_failed = true;
+            return Err(StoreError::Io { op: "sync", offset: 0, source });
+        }
+        st.covered = st.seq;
+        st.inherited_covered = true;
+        st.barrier_failed = false;
+        Ok(())
+    }
+
+    /// Whether the page exists on disk at all, given the size: pages past the last are void.
+    fn is_within(&self, st: &State, g: u64) -> bool {
+        st.disk_size > 0 && g <= self.geo().last_page(st.disk_size) || g == 0
+    }
+
+    /// Makes sure page `g` is in memory (absent ones are not kept) and returns it.
+    pub fn page<'a>(&self, st: &'a mut State, g: u64) -> Result<&'a Entry, StoreError> {
+        if !st.pages.contains_key(&g) {
+            let entry = if self.is_within(st, g) { self.load_page(st, g)? } else { Entry::Absent };
+            if let Entry::Absent = entry {
+                return Ok(&Entry::Absent);
+            }
+            self.evict(st);
+            st.pages.insert(g, entry);
+        }
+        let entry = &st.pages[&g];
+        if let Entry::Good(held) = entry {
+            held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        }
+        Ok(entry)
+    }
+
+    /// The page if it is good, `None` if absent; a bad one is an error.
+    pub fn good_page<'a>(&self, st: &'a mut State, g: u64) -> Result<Option<&'a Held>, StoreError> {
+        match self.page(st, g)? {
+            Entry::Absent => Ok(None),
+            Entry::Good(held) => Ok(Some(held)),
+            Entry::Bad(kind) => Err(self.damaged(*kind, g, None)),
+        }
+    }
+
+    fn evict(&self, st: &mut State) {
+        if st.pages.len() < CLEAN_PAGES_MAX {
+            return;
+        }
+        let (covered, last) = (st.covered, self.geo().last_page(st.disk_size));
+        let mut clean: Vec<(u64, u64)> = st
+            .pages
+            .iter()
+            .filter_map(|(g, entry)| match entry {
+                Entry::Bad(_) if *g == 0 || *g == last => None, // decided at open, from both
+                Entry::Good(held) if *g != 0 && held.page.pending == 0 && held.write_mark <= covered => {
+                    Some((held.used_at.load(Ordering::Relaxed), *g))
+                }
+                Entry::Good(_) => None,
+                Entry::Bad(_) | Entry::Absent => Some((0, *g)),
+            })
+            .collect();
+        if clean.len() >= CLEAN_PAGES_MAX {
+            clean.sort_unstable();
+            for (_, g) in clean.iter().take(CLEAN_PAGES_MAX / 2) {
+                st.pages.remove(g);
+            }
+        }
+    }
+
+    /// Reads, opens and parses page `g`, without looking at the rest of the file.
+    pub fn read_page(&self, g: u64) -> Result<Entry, StoreError> {
+        let offset = self.geo().page_offset(g);
+        let mut bytes = [0u8; PAGE_LEN];
+        let got = self.read_padded(offset, &mut bytes)?;
+        if bytes.iter().all(|&b| b == 0) {
+            return Ok(Entry::Absent);
+        }
+        if got < PAGE_LEN {
+            return Ok(Entry::Bad(DamageKind::PageSeal));
+        }
+        let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
+        Ok(match self.ctx.ring.open_page(&aad, &mut bytes) {
+            Err(OpenError::NoKey | OpenError::Truncated) => Entry::Bad(DamageKind::PageKey),
+            Err(OpenError::Unauthentic) => Entry::Bad(DamageKind::PageSeal),
+            Ok(_) => match Page::parse(&bytes, self.geo(), g) {
+                Ok(page) => Entry::Good(Box::new(Held::new(page, 0))),
+                Err(_) => Entry::Bad(DamageKind::PageFormat),
+            },
+        })
+    }
+
+    /// Seals and writes page `g`, and keeps it as the one on disk. `page.size`, id and generation are set here.
+    pub fn write_page(&self, st: &mut State, g: u64, mut page: Page, lost: u128) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let last = geo.last_page(st.disk_size);
+        page.size = match g {
+            0 if last > 0 && !page.cut => st.floor,
+            0 => st.disk_size,
+            _ => st.disk_size.min((g + 1) * geo.page_span()),
+        };
+        if !page.tail.is_empty() {
+            // The tail's length follows from this field, also where a crash has left a tail in a page that is not the last.
+            let block = geo.first_block(g) + page.keys.len() as u64;
+            page.size = block * geo.block_size() + page.tail.len() as u64;
+        }
+        page.sparse = g == 0 && last > 0 && st.sparse;
+        let convergent = g == 0 && last == 0 && !page.cut && page.pending == 0;
+        let convergent = convergent && self.ctx.convergent_small_files && !st.needs_id;
+        if convergent {
+            (page.file_id, page.generation) = ([0; 16], 0);
+        } else {
+            if st.file_id == [0; 16] {
+                lamassu_crypto::random(&mut st.file_id)?;
+            }
+            page.file_id = st.file_id;
+            let on_disk = match st.pages.get(&g) {
+                Some(Entry::Good(held)) => held.page.generation,
+                _ => 0,
+            };
+            page.generation = page.generation.max(on_disk).wrapping_add(1).max(1);
+        }
+        let aad = geo.page_aad(self.ctx.ring.suite(), g);
+        let mut bytes = page.build(&geo, g);
+        match convergent {
+            true => self.ctx.ring.outer().seal_page_convergent(&aad, &mut bytes),
+            false => self.ctx.ring.outer().seal_page(&aad, &mut bytes)?,
+        }
+        let offset = geo.page_offset(g);
+        self.backing.write_at(offset, &bytes[..]).map_err(StoreError::io("write page", offset))?;
+        st.seq += 1;
+        st.len = st.len.max(offset + PAGE_LEN as u64);
+        if g == 0 {
+            st.cut = page.cut;
+            st.floor = if last > 0 { page.size } else { 0 };
+            st.unsealed_empty = false;
+        }
+        let mut data_mark = 0;
+        if let Some(Entry::Good(held)) = st.pages.get(&g) {
+            data_mark = held.data_mark;
+            let dropped = held.page.keys.iter().skip(page.keys.len()).any(|key| *key != [0; 32]);
+            if dropped || ends_a_punch(&held.page, &page) {
+                st.drop_mark = st.seq;
+                st.marked = (0, 0);
+                st.excess |= dropped;
+            }
+        }
+        let mut held = Held::new(page, lost);
+        held.data_mark = data_mark;
+        held.write_mark = st.seq;
+        held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        st.pages.insert(g, Entry::Good(Box::new(held)));
+        Ok(())
+    }
+
+    /// Backing length that `size` and the last page's tail imply: everything in use ends there.
+    pub fn implied_len(&self, st: &mut State) -> Result<u64, StoreError> {
+        let geo = *self.geo();
+        let g = geo.last_page(st.disk_size);
+        let has_tail = matches!(self.page(st, g)?, Entry::Good(held) if !held.page.tail.is_empty());
+        let blocks = geo.blocks(st.disk_size) - u64::from(has_tail);
+        let page_end = geo.page_offset(g) + PAGE_LEN as u64;
+        Ok(match blocks.checked_sub(1) {
+            Some(last) => page_end.max(geo.block_offset(last) + geo.block_size()),
+            None => page_end,
+        })
+    }
+
+    /// Shortens the backing file. Nothing may be written past the new end before a barrier ([`State::drop_mark`]).
+    pub fn shorten(&self, st: &mut State, len: u64) -> Result<(), StoreError> {
+        self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
+        st.seq += 1;
+        st.len = len;
+        st.drop_mark = st.seq;
+        st.marked = (0, 0);
+        Ok(())
+    }
+
+    /// Runs an internal change of the backing file and restores its modification time: such writes are not the application's.
+    pub fn keeping_mtime<T>(
+        &self,
+        st: &mut State,
+        change: impl FnOnce(&Self, &mut State) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let before = self.backing.stat().map_err(StoreError::io("stat", 0))?.mtime;
+        let result = change(self, st);
+        let restored = self.backing.set_times(SetTime::Keep, SetTime::At(st.mtime.unwrap_or(before)));
+        match result {
+            Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether a slot that was being punched is no longer: until that is durable, recovery expects zeros there.
+fn ends_a_punch(old: &Page, new: &Page) -> bool {
+    let punched = |page: &Page, i: usize| page.pending >> i & 1 == 1 && page.keys[i] == [0; 32];
+    (0..old.keys.len().min(new.keys.len())).any(|i| punched(old, i) && !punched(new, i))
+}

@@ -1,0 +1,171 @@
+//! What files of a vault share, and how damage and failure are told.
+
+use lamassu_crypto::{Engine, KeyRing};
+use lamassu_format::Geometry;
+use std::sync::Arc;
+
+/// What a damaged range turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DamageKind {
+    /// A page's seal is broken.
+    PageSeal,
+    /// No loaded key matches a page's epoch tag: the key is not loaded, or the page is damaged.
+    PageKey,
+    /// A page with a good seal that breaks the format.
+    PageFormat,
+    /// A page of another file.
+    PageOfOtherFile,
+    /// A page that must be there is not.
+    PageMissing,
+    /// A block does not hash to its key.
+    BlockHash,
+    /// A block lies past the end of the backing file.
+    BlockMissing,
+    /// A block whose write was interrupted, and which none of its candidates opens.
+    BlockPending,
+    /// The store lost the end of the file.
+    Truncated,
+}
+
+impl DamageKind {
+    /// A stable word for logs and reports.
+    pub const fn word(self) -> &'static str {
+        match self {
+            DamageKind::PageSeal => "page-seal",
+            DamageKind::PageKey => "page-key",
+            DamageKind::PageFormat => "page-format",
+            DamageKind::PageOfOtherFile => "page-of-other-file",
+            DamageKind::PageMissing => "page-missing",
+            DamageKind::BlockHash => "block-hash",
+            DamageKind::BlockMissing => "block-missing",
+            DamageKind::BlockPending => "block-pending",
+            DamageKind::Truncated => "truncated",
+        }
+    }
+}
+
+/// One damage, as reported and logged: where in the file, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Damage {
+    /// What.
+    pub kind: DamageKind,
+    /// Segment number.
+    pub segment: u64,
+    /// Page number in the file.
+    pub page: u64,
+    /// Block number in the file, if it concerns one block.
+    pub block: Option<u64>,
+}
+
+impl std::fmt::Display for Damage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} in segment {}, page {}", self.kind.word(), self.segment, self.page)?;
+        match self.block {
+            Some(block) => write!(f, ", block {block}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Errors of an encrypted file.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The backing file is damaged there; the rest is readable.
+    #[error("damaged: {0}")]
+    Damaged(Damage),
+    /// The store failed.
+    #[error("{op} at {offset}: {source}")]
+    Io {
+        /// What was tried.
+        op: &'static str,
+        /// Offset in the backing file.
+        offset: u64,
+        /// The store's error.
+        source: std::io::Error,
+    },
+    /// The file or mount is read-only.
+    #[error("read-only")]
+    ReadOnly,
+    /// Past the largest size of the geometry.
+    #[error("file too large")]
+    TooLarge,
+    /// No randomness.
+    #[error(transparent)]
+    NoRandom(#[from] lamassu_crypto::NoRandom),
+}
+
+impl StoreError {
+    /// Wraps a failure of the store.
+    pub(super) fn io(op: &'static str, offset: u64) -> impl FnOnce(std::io::Error) -> StoreError {
+        move |source| StoreError::Io { op, offset, source }
+    }
+}
+
+/// How much is verified on read (L7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Integrity {
+    /// Re-hash every block.
+    Full,
+    /// Pages, and blocks of interrupted commits; refused for malleable suites.
+    Metadata,
+}
+
+/// Which barriers are issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// All of them.
+    Ordered,
+    /// None but at fsync: safe against a killed process, not against a power cut.
+    Relaxed,
+}
+
+/// How reports name a file: whatever the caller gave at open (a path, an inode).
+pub type FileTag = str;
+
+/// Where damage is reported to, as it is met.
+pub type Reporter = Arc<dyn Fn(&FileTag, &Damage) + Send + Sync>;
+
+/// What all files of a vault share.
+pub struct FileContext {
+    /// Keys.
+    pub ring: KeyRing,
+    /// Geometry.
+    pub geometry: Geometry,
+    /// Cipher engine.
+    pub engine: Arc<Engine>,
+    /// Integrity mode.
+    pub integrity: Integrity,
+    /// Durability mode.
+    pub durability: Durability,
+    /// Whether clean one-page files get convergent pages.
+    pub convergent_small_files: bool,
+    /// Nothing is ever written.
+    pub read_only: bool,
+    /// Called for every damage met.
+    pub report: Reporter,
+}
+
+impl FileContext {
+    pub(super) fn block_len(&self) -> usize {
+        self.geometry.block_size() as usize
+    }
+}
+
+/// Summary of a check of one file.
+#[derive(Default, Debug, Clone, PartialEq, Eq)]
+pub struct FileCheck {
+    /// Logical size.
+    pub size: u64,
+    /// Pages verified.
+    pub pages: u64,
+    /// Blocks verified.
+    pub blocks: u64,
+    /// Blocks of interrupted commits that were found whole.
+    pub recovered: u64,
+    /// Empty file whose page was never written.
+    pub unsealed_empty: bool,
+    /// Backing bytes past what the metadata implies (a lost append, or a shrink whose space was not given back yet).
+    pub excess: u64,
+    /// Everything found damaged.
+    pub damage: Vec<Damage>,
+}

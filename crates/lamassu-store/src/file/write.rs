@@ -1,0 +1,189 @@
+//! Changing a file: everything goes into the buffer of dirty blocks first.
+
+use super::state::{Core, Dirty, Entry, State};
+use super::types::StoreError;
+use crate::backend::Time;
+
+/// Bytes buffered before a commit that needs no barrier: appends and filled holes.
+const APPEND_BUFFER_LEN: usize = 4 << 20;
+/// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
+const REPLACE_BUFFER_LEN: usize = 64 << 20;
+
+impl Core {
+    /// To be called before any change.
+    pub fn prepare_write(&self, st: &mut State) -> Result<(), StoreError> {
+        if self.ctx.read_only {
+            return Err(StoreError::ReadOnly);
+        }
+        if let Some(from) = st.lost_from {
+            let page = self.geo().last_page(from);
+            return Err(self.damaged(super::types::DamageKind::Truncated, page, None));
+        }
+        if st.prepared {
+            return Ok(());
+        }
+        if st.cut {
+            self.keeping_mtime(st, |core, st| core.redo_cut(st))?;
+        }
+        self.good_page(st, 0)?;
+        // A lost append leaves bytes past the end of what the metadata tells; unless a bad last page tells nothing.
+        let last_is_bad = matches!(self.page(st, self.geo().last_page(st.disk_size))?, Entry::Bad(_));
+        let implied = if st.unsealed_empty { 0 } else { self.implied_len(st)? };
+        if st.len > implied && !last_is_bad {
+            self.keeping_mtime(st, |core, st| core.shorten(st, implied))?;
+        }
+        st.prepared = true;
+        Ok(())
+    }
+
+    /// Writes `data` at `offset` into the buffer.
+    pub fn write_range(&self, st: &mut State, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        self.prepare_write(st)?;
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
+        let end = end.ok_or(StoreError::TooLarge)?;
+        if offset > st.size {
+            self.grow(st, offset)?;
+        }
+        let size = self.geo().block_size();
+        let mut at = offset;
+        while at < end {
+            let (block, from) = (at / size, (at % size) as usize);
+            let n = ((end - at).min(size - from as u64)) as usize;
+            let piece = &data[(at - offset) as usize..][..n];
+            self.patch_block(st, block, from, piece)?;
+            at += n as u64;
+            st.size = st.size.max(at);
+        }
+        st.mtime = Some(Time::now());
+        self.commit_if_full(st)
+    }
+
+    fn patch_block(&self, st: &mut State, block: u64, from: usize, piece: &[u8]) -> Result<(), StoreError> {
+        if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&block) {
+            bytes[from..from + piece.len()].copy_from_slice(piece);
+            return Ok(());
+        }
+        self.good_page(st, self.geo().slot_of(block).0)?; // a block under a damaged page could never be committed
+        let start = block * self.geo().block_size();
+        let covers = from == 0 && (piece.len() == self.ctx.block_len() || start + piece.len() as u64 >= st.size);
+        let mut bytes = match covers {
+            true => vec![0u8; self.ctx.block_len()].into_boxed_slice(),
+            false => self.load_block(st, block)?,
+        };
+        bytes[from..from + piece.len()].copy_from_slice(piece);
+        st.dirty.insert(block, Dirty::Data(bytes));
+        Ok(())
+    }
+
+    fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
+        let buffered = st.dirty.len() * self.ctx.block_len();
+        if buffered < APPEND_BUFFER_LEN {
+            return Ok(());
+        }
+        let old_end = self.geo().blocks(st.disk_size);
+        let replaces = st.dirty.range(..old_end).next().is_some();
+        match replaces && buffered < REPLACE_BUFFER_LEN {
+            true => Ok(()),
+            false => self.commit(st),
+        }
+    }
+
+    /// Makes the file longer; what is new reads as zeros. The bytes behind the end of the old last block are made zero.
+    pub fn grow(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
+        if size > self.geo().size_max() {
+            return Err(StoreError::TooLarge);
+        }
+        self.good_page(st, self.geo().last_page(st.disk_size))?;
+        if !st.size.is_multiple_of(self.geo().block_size()) {
+            let block = st.size / self.geo().block_size();
+            if !st.dirty.contains_key(&block) {
+                let bytes = self.load_block(st, block)?;
+                st.dirty.insert(block, Dirty::Data(bytes));
+            }
+        }
+        st.size = size;
+        st.wants_page = true;
+        Ok(())
+    }
+
+    /// Makes `offset..offset + len` read as zeros, freeing whole blocks. Never changes the size.
+    pub fn punch_range(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.prepare_write(st)?;
+        let end = offset.saturating_add(len).min(st.size);
+        if offset >= end {
+            return Ok(());
+        }
+        let size = self.geo().block_size();
+        // The partial block at the end of the file is zeroed, not freed: it may live in its page's tail.
+        let (first, last) = (offset.div_ceil(size), end / size);
+        if first > last || first * size > end {
+            self.zero_within(st, offset, end)?;
+        } else {
+            self.zero_within(st, offset, first * size)?;
+            self.punch_blocks(st, first, last)?;
+            self.zero_within(st, last * size, end)?;
+        }
+        st.mtime = Some(Time::now());
+        self.commit_if_full(st)
+    }
+
+    fn zero_within(&self, st: &mut State, from: u64, to: u64) -> Result<(), StoreError> {
+        if from >= to {
+            return Ok(());
+        }
+        let size = self.geo().block_size();
+        let zeros = vec![0u8; (to - from) as usize];
+        self.patch_block(st, from / size, (from % size) as usize, &zeros)
+    }
+
+    /// Makes blocks `first..end` holes, going from one present page to the next.
+    fn punch_blocks(&self, st: &mut State, first: u64, end: u64) -> Result<(), StoreError> {
+        let buffered: Vec<u64> = st.dirty.range(first..end).map(|(b, _)| *b).collect();
+        for block in buffered {
+            st.dirty.insert(block, Dirty::Hole);
+        }
+        let mut block = first;
+        while block < end {
+            let Some(g) = self.next_page(st, self.geo().slot_of(block).0)? else { break };
+            let from = self.geo().first_block(g).max(block);
+            let to = (self.geo().first_block(g) + self.geo().blocks_per_page()).min(end);
+            if from >= end {
+                break;
+            }
+            if let Some(held) = self.good_page(st, g)? {
+                let page_first = self.geo().first_block(g);
+                let keyed = |b: &u64| held.page.keys.get((b - page_first) as usize).is_some_and(|key| *key != [0; 32]);
+                let holes: Vec<u64> = (from..to).filter(keyed).collect();
+                for b in holes {
+                    st.dirty.insert(b, Dirty::Hole);
+                }
+            }
+            block = to;
+        }
+        Ok(())
+    }
+
+    /// The first page at or after `g`, within the size on disk, that is not known to be absent.
+    pub fn next_page(&self, st: &mut State, mut g: u64) -> Result<Option<u64>, StoreError> {
+        let geo = *self.geo();
+        loop {
+            if g > geo.last_page(st.disk_size) {
+                return Ok(None);
+            }
+            if !matches!(self.page(st, g)?, Entry::Absent) {
+                return Ok(Some(g));
+            }
+            // A hole of many segments is skipped in one step.
+            let offset = geo.page_offset(g);
+            let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
+            let segment = match data {
+                Some(data) => data / geo.segment_len(),
+                None => return Ok(None),
+            };
+            g = (g + 1).max(segment * geo.pages_per_segment());
+        }
+    }
+}

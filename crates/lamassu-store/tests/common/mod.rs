@@ -1,0 +1,100 @@
+//! What the tests of encrypted files share: a context, a seeded generator, a file in a store.
+#![allow(dead_code)]
+
+use lamassu_crypto::{Engine, KeyRing, Secret};
+use lamassu_format::{Geometry, Suite};
+use lamassu_store::backend::{Backend, BackendFile};
+use lamassu_store::file::{Durability, FileContext, Integrity};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// SplitMix64.
+pub struct Rng(pub u64);
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e3779b97f4a7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
+        z ^ (z >> 31)
+    }
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+pub struct Setup {
+    pub suite: Suite,
+    pub block_size: u32,
+    pub reserved: u16,
+    pub integrity: Integrity,
+    pub durability: Durability,
+    pub read_only: bool,
+    pub convergent: bool,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            suite: Suite::Aes,
+            block_size: 4096,
+            reserved: 62,
+            integrity: Integrity::Full,
+            durability: Durability::Ordered,
+            read_only: false,
+            convergent: true,
+        }
+    }
+}
+
+impl Setup {
+    pub fn context(&self) -> Arc<FileContext> {
+        let ring = KeyRing::new(self.suite, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])]);
+        Arc::new(FileContext {
+            ring,
+            geometry: Geometry::new(self.block_size, self.reserved).expect("good geometry"),
+            engine: Arc::new(Engine::new(1)),
+            integrity: self.integrity,
+            durability: self.durability,
+            convergent_small_files: self.convergent,
+            read_only: self.read_only,
+            report: Arc::new(|_, _| {}),
+        })
+    }
+}
+
+fn name() -> &'static OsStr {
+    OsStr::new("file")
+}
+
+/// Makes the test's file in `store`, durably.
+pub fn create_in(store: &dyn Backend) -> Arc<dyn BackendFile> {
+    let file = store.root().create_file(name(), 0o600).expect("creates");
+    store.sync().expect("syncs");
+    file
+}
+
+/// The backing file as it is.
+pub fn raw(store: &dyn Backend) -> Arc<dyn BackendFile> {
+    store.root().open_file(name(), true).expect("opens")
+}
+
+/// Flips a bit of the backing file.
+pub fn flip(store: &dyn Backend, offset: u64) {
+    let (file, mut byte) = (raw(store), [0]);
+    assert_eq!(file.read_at(offset, &mut byte).expect("reads"), 1, "there is something to damage");
+    file.write_at(offset, &[byte[0] ^ 0x10]).expect("writes");
+}
+
+/// One 4096-byte sector of the backing file.
+pub fn sector(store: &dyn Backend, n: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    raw(store).read_at(n * 4096, &mut bytes).expect("reads");
+    bytes
+}
+
+/// Bytes that tell what wrote them.
+pub fn fill(len: usize, rng: &mut Rng) -> Vec<u8> {
+    let seed = rng.next();
+    (0..len).map(|i| (seed >> (i % 7 * 8)) as u8 ^ (i / 512) as u8).map(|b| b | 1).collect()
+}

@@ -1,0 +1,168 @@
+//! Directories, symbolic links and special files (`docs/format.md` §5 to §7).
+
+use super::{Shown, Subject};
+use crate::text;
+use anyhow::Result;
+use lamassu_crypto::outer::{HEAD_LEN, RecordKind};
+use lamassu_format::header::NameMode;
+use lamassu_format::name::{self, Stored, classify};
+use lamassu_format::record::DirRecord;
+use serde::Serialize;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// A directory, decoded.
+#[derive(Serialize)]
+pub struct Directory {
+    names: &'static str,
+    record: Option<Record>,
+    entries: usize,
+    long_names: usize,
+    companions: usize,
+    link_rests: usize,
+    foreign: Vec<String>,
+}
+
+/// A sealed record, decoded.
+#[derive(Serialize)]
+pub struct Record {
+    /// `good`, or what is wrong with it
+    state: String,
+    sealed_bytes: usize,
+    /// of a directory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+}
+
+/// A symbolic link, decoded.
+#[derive(Serialize)]
+pub struct Symlink {
+    long: bool,
+    record: Record,
+    target_bytes: Option<usize>,
+}
+
+/// Nothing is sealed but names and attributes.
+#[derive(Serialize)]
+pub struct Special {}
+
+pub fn directory(subject: &Subject<'_>) -> Result<Directory> {
+    let header = &subject.unsealed.found.header;
+    let path = &subject.on_disk;
+    let record = match header.names() {
+        NameMode::Plain => None,
+        NameMode::Encrypted => Some(directory_record(subject, &path.join(name::DIR_RECORD))?),
+    };
+    let mut found =
+        Directory { names: header.names().name(), record, entries: 0, long_names: 0, companions: 0, link_rests: 0, foreign: Vec::new() };
+    for entry in std::fs::read_dir(path).map_err(subject.failed("list", path))? {
+        let stored = entry.map_err(subject.failed("list", path))?.file_name();
+        match classify(header.names(), stored.as_bytes()) {
+            Stored::Root | Stored::DirRecord => {}
+            Stored::Sealed(_) | Stored::Plain => found.entries += 1,
+            Stored::Long(_) => {
+                found.entries += 1;
+                found.long_names += 1;
+            }
+            Stored::Companion(_) => found.companions += 1,
+            Stored::LinkRest(_) => found.link_rests += 1,
+            Stored::Foreign => found.foreign.push(stored.to_string_lossy().into_owned()),
+        }
+    }
+    found.foreign.sort();
+    Ok(found)
+}
+
+fn directory_record(subject: &Subject<'_>, path: &Path) -> Result<Record> {
+    // A symbolic link's target, or a file's content where the store has no links (§6).
+    let read = std::fs::read_link(path)
+        .map(|target| target.into_os_string().as_bytes().to_vec())
+        .or_else(|_| std::fs::read(path));
+    let text = match read {
+        Ok(text) => text,
+        Err(error) => return Ok(Record { state: format!("unreadable: {error}"), sealed_bytes: 0, id: None }),
+    };
+    let (record, content) = open(subject, &[RecordKind::Directory], &text)?;
+    let parsed = content.as_deref().map(DirRecord::parse);
+    Ok(match parsed {
+        Some(Ok(dir)) => Record { id: Some(text::hex(&dir.id)), ..record },
+        Some(Err(error)) => Record { state: error.to_string(), ..record },
+        None => record,
+    })
+}
+
+/// Opens b64 of a sealed record of one of `kinds`. The content may hold secrets: callers show its shape alone.
+fn open(subject: &Subject<'_>, kinds: &[RecordKind], text: &[u8]) -> Result<(Record, Option<Vec<u8>>)> {
+    let Some(sealed) = name::decode(text) else {
+        return Ok((Record { state: "not base64url".into(), sealed_bytes: 0, id: None }, None));
+    };
+    let ring = subject.unsealed.keys.key_ring(subject.unsealed.found.header.suite())?;
+    let sealed_bytes = sealed.len();
+    let mut state = String::new();
+    for kind in kinds {
+        match ring.open_record(*kind, &[], &sealed) {
+            Ok(content) => return Ok((Record { state: "good".into(), sealed_bytes, id: None }, Some(content))),
+            Err(error) => state = error.to_string(),
+        }
+    }
+    Ok((Record { state, sealed_bytes, id: None }, None))
+}
+
+pub fn symlink(subject: &Subject<'_>) -> Result<Symlink> {
+    let path = &subject.on_disk;
+    let target = std::fs::read_link(path).map_err(subject.failed("read the link", path))?.into_os_string();
+    let bytes = target.as_bytes();
+    let (long, text) = match bytes.strip_prefix(b".") {
+        Some(rest) => (true, rest),
+        None => (false, bytes),
+    };
+    let kind = if long { RecordKind::SymlinkHead } else { RecordKind::Symlink };
+    let (record, content) = open(subject, &[kind], text)?;
+    // §7: a head is a 16-byte id, the total length as u16, and the first bytes.
+    let target_bytes = match (long, content) {
+        (false, Some(content)) => Some(content.len()),
+        (true, Some(content)) => content.get(16..18).map(|l| usize::from(u16::from_le_bytes([l[0], l[1]]))),
+        (_, None) => None,
+    };
+    Ok(Symlink { long, record, target_bytes })
+}
+
+pub fn special() -> Special {
+    Special {}
+}
+
+impl Record {
+    fn text(&self) -> String {
+        let id = self.id.as_ref().map_or(String::new(), |id| format!(", id {id}"));
+        let content = self.sealed_bytes.saturating_sub(HEAD_LEN);
+        format!("record        {}, {content} bytes sealed{id}\n", self.state)
+    }
+}
+
+impl Shown for Directory {
+    fn text(&self) -> String {
+        let record = self.record.as_ref().map_or(String::new(), Record::text);
+        let mut out = format!(
+            "names         {}\n{record}entries       {}, {} of them with long names\ncompanions    {} of names, {} of links\n",
+            self.names, self.entries, self.long_names, self.companions, self.link_rests
+        );
+        for name in &self.foreign {
+            out.push_str(&format!("foreign       {}\n", text::printable(name)));
+        }
+        out
+    }
+}
+
+impl Shown for Symlink {
+    fn text(&self) -> String {
+        let form = if self.long { "long: head here, rest in a companion" } else { "short" };
+        let target = self.target_bytes.map_or("unknown".into(), |n| format!("{n} bytes"));
+        format!("form          {form}\n{}target        {target}\n", self.record.text())
+    }
+}
+
+impl Shown for Special {
+    fn text(&self) -> String {
+        "sealed        only its name and attributes\n".into()
+    }
+}

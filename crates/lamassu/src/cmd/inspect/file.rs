@@ -1,0 +1,276 @@
+//! A regular file: geometry, then every page (`docs/format.md` §8, §9).
+//!
+//! Pages are read one by one straight from the store, and one that does not open does not keep the others from being shown.
+
+use super::{Shown, Subject};
+use crate::text;
+use anyhow::Result;
+use lamassu_crypto::ring::OpenError;
+use lamassu_format::page::Page;
+use lamassu_format::{Geometry, PAGE_LEN, Suite};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+/// A file, decoded.
+#[derive(Serialize)]
+pub struct Inspected {
+    suite: &'static str,
+    block_size: u64,
+    reserved_slots: usize,
+    blocks_per_page: u64,
+    segment_bytes: u64,
+    stored_bytes: u64,
+    /// What the last page present, or page 0 where it rules, says.
+    size: Option<u64>,
+    file_id: Option<String>,
+    convergent: bool,
+    pages: Vec<InspectedPage>,
+}
+
+/// A page, decoded.
+#[derive(Serialize)]
+struct InspectedPage {
+    page: u64,
+    segment: u64,
+    offset: u64,
+    /// `good`, `absent`, `no-key`, `broken`, `bad-format`
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    #[serde(flatten)]
+    content: Option<Content>,
+}
+
+#[derive(Serialize)]
+struct Content {
+    epoch: u32,
+    size: u64,
+    file_id: String,
+    generation: u64,
+    sparse: bool,
+    cut: bool,
+    used: usize,
+    tail_bytes: usize,
+    pending: Vec<u64>,
+    replaced: Vec<u64>,
+    holes: Vec<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    slots: Vec<Slot>,
+}
+
+#[derive(Serialize)]
+struct Slot {
+    block: u64,
+    offset: u64,
+    /// `data`, `hole`, and `+pending`, `+replaced`
+    state: String,
+}
+
+pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
+    let path = &subject.on_disk;
+    let header = &subject.unsealed.found.header;
+    let geometry = header.geometry();
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|source| crate::fault::Fault::NoSuchStored { path: path.clone(), source })?;
+    let len = file.metadata().map_err(subject.failed("stat", path))?.len();
+    let reader = Reader {
+        subject,
+        file: &file,
+        len,
+        geometry,
+        suite: header.suite(),
+        ring: subject.unsealed.keys.key_ring(header.suite())?,
+    };
+    let mut pages = Vec::new();
+    let mut g = 0;
+    while geometry.page_offset(g) < len {
+        pages.push(reader.page(g)?);
+        g += 1;
+    }
+    let size = size_of(&pages);
+    let first = pages.first().and_then(|p| p.content.as_ref());
+    Ok(Inspected {
+        suite: header.suite().name(),
+        block_size: geometry.block_size(),
+        reserved_slots: geometry.reserved(),
+        blocks_per_page: geometry.blocks_per_page(),
+        segment_bytes: geometry.segment_len(),
+        stored_bytes: len,
+        size: if len == 0 { Some(0) } else { size },
+        file_id: first.map(|c| c.file_id.clone()),
+        convergent: first.is_some_and(|c| c.generation == 0 && c.file_id.bytes().all(|b| b == b'0')),
+        pages,
+    })
+}
+
+/// Size authority (§9), as far as the pages that open tell; `lamassu check` knows the whole rule.
+fn size_of(pages: &[InspectedPage]) -> Option<u64> {
+    let first = pages.first()?;
+    if first.state == "absent" && pages.len() == 1 {
+        return Some(0);
+    }
+    let first = first.content.as_ref()?;
+    let last = pages.iter().rev().find(|p| p.state != "absent")?.content.as_ref()?;
+    Some(if first.cut { first.size } else { last.size.max(if pages.len() > 1 { first.size } else { 0 }) })
+}
+
+struct Reader<'a> {
+    subject: &'a Subject<'a>,
+    file: &'a File,
+    len: u64,
+    geometry: Geometry,
+    suite: Suite,
+    ring: lamassu_crypto::KeyRing,
+}
+
+impl Reader<'_> {
+    fn page(&self, g: u64) -> Result<InspectedPage> {
+        let geo = &self.geometry;
+        let offset = geo.page_offset(g);
+        let mut bytes = Box::new([0u8; PAGE_LEN]);
+        let there = usize::try_from((self.len - offset).min(PAGE_LEN as u64)).unwrap_or(PAGE_LEN);
+        self.file
+            .read_exact_at(&mut bytes[..there], offset)
+            .map_err(self.subject.failed("read", &self.subject.on_disk))?;
+        let shown = |state, why: Option<String>, content| InspectedPage {
+            page: g,
+            segment: g / geo.pages_per_segment(),
+            offset,
+            state,
+            why,
+            content,
+        };
+        if bytes.iter().all(|&b| b == 0) {
+            return Ok(shown("absent", None, None));
+        }
+        Ok(match self.ring.open_page(&geo.page_aad(self.suite, g), &mut bytes) {
+            Err(error @ OpenError::NoKey) => shown("no-key", Some(error.to_string()), None),
+            Err(error @ (OpenError::Unauthentic | OpenError::Truncated)) => shown("broken", Some(error.to_string()), None),
+            Ok(index) => match Page::parse(&bytes, geo, g) {
+                Err(error) => shown("bad-format", Some(error.to_string()), None),
+                Ok(page) => shown("good", None, Some(self.content(g, &page, index))),
+            },
+        })
+    }
+
+    fn content(&self, g: u64, page: &Page, ring_index: usize) -> Content {
+        let first = self.geometry.first_block(g);
+        let blocks = |bits: u128| (0..128u64).filter(|i| bits >> i & 1 == 1).map(|i| first + i).collect();
+        let is_hole = |key: &lamassu_format::BlockKey| key.iter().all(|&b| b == 0);
+        let holes = (0..).zip(&page.keys).filter(|(_, key)| is_hole(key)).map(|(i, _)| first + i).collect();
+        let slots = if self.subject.slots { self.slots(first, page, &is_hole) } else { Vec::new() };
+        // The ring holds epochs newest first, the keychain ascending.
+        let epochs = self.subject.unsealed.keys.keychain().outer();
+        let epoch = epochs.iter().rev().nth(ring_index).map_or(0, lamassu_keys::Epoch::number);
+        Content {
+            epoch,
+            size: page.size,
+            file_id: text::hex(&page.file_id),
+            generation: page.generation,
+            sparse: page.sparse,
+            cut: page.cut,
+            used: page.keys.len(),
+            tail_bytes: page.tail.len(),
+            pending: blocks(page.pending),
+            replaced: blocks(page.replaced),
+            holes,
+            slots,
+        }
+    }
+
+    fn slots(&self, first: u64, page: &Page, is_hole: &dyn Fn(&lamassu_format::BlockKey) -> bool) -> Vec<Slot> {
+        let of = |(i, key)| {
+            let block = first + i;
+            let mut state = String::from(if is_hole(key) { "hole" } else { "data" });
+            if page.pending >> i & 1 == 1 {
+                state.push_str("+pending");
+            }
+            if page.replaced >> i & 1 == 1 {
+                state.push_str("+replaced");
+            }
+            Slot { block, offset: self.geometry.block_offset(block), state }
+        };
+        (0..).zip(&page.keys).map(of).collect()
+    }
+}
+
+impl Shown for Inspected {
+    fn text(&self) -> String {
+        let mut out = String::new();
+        let size = self.size.map_or("unknown: a page does not open".into(), |s| format!("{s} bytes"));
+        let _ = writeln!(out, "size          {size}, in {} bytes of the store", self.stored_bytes);
+        let _ = writeln!(
+            out,
+            "geometry      suite {}, blocks of {}, {} blocks a page ({} transient slots), segments of {} bytes",
+            self.suite,
+            text::bytes(self.block_size),
+            self.blocks_per_page,
+            self.reserved_slots,
+            self.segment_bytes
+        );
+        if let Some(id) = &self.file_id {
+            let id = if self.convergent { "none: a convergent page" } else { id };
+            let _ = writeln!(out, "file id       {id}");
+        }
+        for page in &self.pages {
+            out.push_str(&page.text());
+        }
+        out
+    }
+}
+
+impl InspectedPage {
+    fn text(&self) -> String {
+        let mut out = format!("page {:<8} segment {}, offset {}: {}", self.page, self.segment, self.offset, self.state);
+        if let Some(why) = &self.why {
+            let _ = write!(out, " ({why})");
+        }
+        let Some(c) = &self.content else { return out + "\n" };
+        let _ = write!(out, ", epoch {}, generation {}, size {}, {} slots in use", c.epoch, c.generation, c.size, c.used);
+        if c.tail_bytes > 0 {
+            let _ = write!(out, ", tail of {} bytes", c.tail_bytes);
+        }
+        for (flag, set) in [("sparse", c.sparse), ("cut", c.cut)] {
+            if set {
+                let _ = write!(out, ", {flag}");
+            }
+        }
+        for (name, blocks) in [("pending", &c.pending), ("replaced", &c.replaced), ("holes", &c.holes)] {
+            if !blocks.is_empty() {
+                let _ = write!(out, "\n              {name}: blocks {}", ranges(blocks));
+            }
+        }
+        for slot in &c.slots {
+            let _ = write!(out, "\n              block {:<10} offset {:<14} {}", slot.block, slot.offset, slot.state);
+        }
+        out + "\n"
+    }
+}
+
+/// `0-3, 7`.
+fn ranges(ascending: &[u64]) -> String {
+    let mut out: Vec<String> = Vec::new();
+    let mut rest = ascending;
+    while let Some(&first) = rest.first() {
+        let run = rest.iter().zip(first..).take_while(|(a, b)| **a == *b).count();
+        out.push(if run == 1 { first.to_string() } else { format!("{first}-{}", first + run as u64 - 1) });
+        rest = &rest[run..];
+    }
+    out.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_drawn_together() {
+        assert_eq!(ranges(&[0, 1, 2, 3, 7, 9, 10]), "0-3, 7, 9-10");
+        assert_eq!(ranges(&[]), "");
+    }
+}

@@ -1,0 +1,99 @@
+//! `lamassu speed`: what the ciphers do on this machine.
+
+use crate::output::{self, Ui};
+use crate::text;
+use anyhow::Result;
+use lamassu_crypto::kernel::Kernel;
+use lamassu_crypto::speed::{self, Plan, Row};
+use lamassu_format::Suite;
+use serde::Serialize;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu speed
+  lamassu speed --suite aes --threads 1,4 --json
+The kernel `library` composes calls of a library one block after another, as a program without kernels of its own would.
+LAMASSU_CPU masks processor features, to compare.";
+
+/// Options of `speed`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Only this suite; may be given several times [default: all]
+    #[arg(short, long, value_parser = text::suites())]
+    suite: Vec<Suite>,
+    /// Bytes of a block
+    #[arg(short, long, value_name = "N", value_parser = text::parse_block_size, default_value = "4K")]
+    block_size: u32,
+    /// Numbers of threads, separated by commas [default: 1, and one per processor]
+    #[arg(short, long, value_name = "N,N", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// Every kernel that this processor has [default: the library's and the best]
+    #[arg(short, long)]
+    all: bool,
+    /// How long each row is measured, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    ms: u32,
+    /// Print an array of rows: suite, op, kernel, threads, gb_per_s
+    #[arg(long)]
+    json: bool,
+}
+
+/// A row as `--json` prints it. 10⁹ bytes a second.
+#[derive(Serialize)]
+struct Printed {
+    suite: &'static str,
+    op: &'static str,
+    kernel: String,
+    threads: usize,
+    gb_per_s: f64,
+}
+
+impl Printed {
+    fn of(row: &Row) -> Printed {
+        Printed {
+            suite: row.suite.name(),
+            op: row.op.name(),
+            kernel: row.kernel.to_string(),
+            threads: row.threads,
+            gb_per_s: (row.gb_per_s * 1000.0).round() / 1000.0,
+        }
+    }
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    const BATCH_BYTES: usize = 1 << 20;
+    let suites = if args.suite.is_empty() { Suite::ALL.to_vec() } else { args.suite };
+    let mut threads: Vec<usize> = args.threads.iter().map(|&n| n.into()).collect();
+    if threads.is_empty() {
+        threads = vec![1, std::thread::available_parallelism().map_or(1, usize::from)];
+    }
+    threads.sort_unstable();
+    threads.dedup();
+    let kernels = if args.all { Kernel::available() } else { vec![Kernel::library(), Kernel::best()] };
+    let plan = Plan {
+        suites: &suites,
+        kernels: &kernels,
+        threads: &threads,
+        block_size: args.block_size as usize,
+        batch_bytes: BATCH_BYTES,
+        duration: Duration::from_millis(args.ms.into()),
+    };
+    let mut rows = Vec::new();
+    let mut printed = Ok(());
+    if !args.json {
+        output::print(format_args!("{:<8} {:<16} {:<24} {:>7} {:>9}", "suite", "op", "kernel", "threads", "GB/s"))?;
+    }
+    speed::measure(&plan, |row| {
+        let row = Printed::of(&row);
+        if !args.json && printed.is_ok() {
+            let Printed { suite, op, kernel, threads, gb_per_s } = &row;
+            printed = output::print(format_args!("{suite:<8} {op:<16} {kernel:<24} {threads:>7} {gb_per_s:>9.3}"));
+        }
+        rows.push(row);
+    })?;
+    printed?;
+    ui.detail(format_args!("blocks of {}, batches of 1 MiB", text::bytes(args.block_size.into())));
+    if args.json { output::print_json(&rows) } else { Ok(()) }
+}

@@ -1,0 +1,1 @@
+"""Helpers of `scripts/demo`: Python's standard library only."""

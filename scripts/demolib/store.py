@@ -1,0 +1,105 @@
+"""Stores to keep ciphertext on: a fresh XFS with reflink on a loop device, or a plain directory.
+
+Each configuration of the demo gets a store of its own, so a difference of used blocks is exactly its doing.
+"""
+
+import os
+import tempfile
+
+from .blocks import BLOCK, share_equal_blocks, survey
+from .shell import DemoError, Undo, as_root, have, run, say, unmount
+
+
+# In disk images it shares block by block, which is slow; the exact pass after it finishes whatever it leaves.
+DUPEREMOVE_SECONDS_MAX = 90
+
+
+class XfsStore:
+    """An XFS image, mounted. Space is what the file system itself says is in use, above the freshly made one."""
+
+    kind = "XFS with reflink on a loop device"
+
+    def __init__(self, undo, work, size):
+        self.image = tempfile.mktemp(suffix=".xfs", dir=work)
+        self.path = tempfile.mkdtemp(prefix="store-", dir=work)
+        undo.callback(os.rmdir, self.path)
+        with open(self.image, "wb") as file:
+            file.truncate(size)
+        undo.callback(os.unlink, self.image)
+        run("mkfs.xfs", "-q", "-m", "reflink=1,rmapbt=0", self.image)
+        undo.callback(unmount, self.path, lambda at: as_root("umount", at, check=False))
+        self._mount()
+        as_root("chown", f"{os.geteuid()}:{os.getegid()}", self.path)
+        self._empty = self._used_blocks()
+
+    def _mount(self):
+        # Without allocsize XFS fills the holes of a sparse file with space it reserved ahead of the writer, and keeps it.
+        as_root("mount", "-o", f"loop,noatime,allocsize={BLOCK}", self.image, self.path)
+
+    def _used_blocks(self):
+        found = os.statvfs(self.path)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+    def used(self):
+        """Bytes in use. A remount first settles what XFS reserved ahead of writers and frees in the background."""
+        as_root("sync", "-f", self.path)
+        unmount(self.path, lambda at: as_root("umount", at, check=False))
+        self._mount()
+        return self._used_blocks() - self._empty
+
+    def duperemove(self, hashes):
+        """duperemove in blocks of 4 KiB over everything; false if its time ran out. `hashes`: a directory in memory.
+
+        `--lookup-extents=no` makes it compare fixed blocks; else it compares whole extents as they happen to lie.
+        """
+        with tempfile.TemporaryDirectory(dir=hashes) as folder:
+            ended = run("timeout", DUPEREMOVE_SECONDS_MAX, "duperemove", "-drA", "-q", "-b", BLOCK, "--lookup-extents=no",
+                        "--dedupe-options=same,nofiemap", f"--hashfile={folder}/hashes", self.path, check=False)
+        if ended.returncode not in (0, 124):
+            raise DemoError(f"duperemove ended with status {ended.returncode}: {ended.stderr[-300:]}")
+        return ended.returncode == 0
+
+    def deduplicate_all(self):
+        refused = share_equal_blocks(self.path)
+        if refused:
+            raise DemoError(f"the kernel refused to share {refused} ranges of equal blocks")
+
+
+class PlainStore:
+    """A plain directory, where equal blocks can only be counted."""
+
+    kind = "a plain directory, counting distinct 4 KiB blocks instead of deduplicating them"
+
+    def __init__(self, undo, work, size):
+        del size
+        folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="store-", dir=work))
+        self.path = folder
+        self._distinct = False
+
+    def used(self):
+        found = survey(self.path)
+        return BLOCK * (len(found.distinct) if self._distinct else found.blocks)
+
+    def duperemove(self, hashes):
+        del hashes
+        return None  # nothing to run: the figures are counted
+
+    def deduplicate_all(self):
+        self._distinct = True
+
+
+def choose(work):
+    """The best kind of store this machine allows; the reason is told when it is not XFS."""
+    missing = [c for c in ("mkfs.xfs", "duperemove") if not have(c)]
+    if missing:
+        reason = f"{' and '.join(missing)} not installed (`make setup` installs them)"
+    else:
+        try:
+            with Undo() as undo:
+                XfsStore(undo, work, 1 << 29)
+            return XfsStore
+        except (DemoError, OSError) as error:
+            reason = f"no XFS could be mounted here: {str(error).splitlines()[-1]}"
+    say(f"NOTE: {reason}.")
+    say(f"NOTE: falling back to {PlainStore.kind}.")
+    return PlainStore

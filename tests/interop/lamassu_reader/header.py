@@ -1,0 +1,247 @@
+"""The vault header, the zone file, key slots and the keychain: section 4."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+from argon2 import Type
+from argon2.low_level import ARGON2_VERSION, hash_secret_raw
+
+from . import strictjson as sj
+from .crypto import SUITES, TAG, OpenFailed, Suite, hkdf, prf, same, xaes_open
+from .errors import NoKey, Refused, Where, show
+
+LIMIT = 1 << 20
+KINDS = ("raw", "hex", "passphrase")
+
+_ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "slots", "keychain", "mac"}
+_VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
+_SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
+
+
+@dataclass(frozen=True)
+class KeySource:
+    """The bytes of a key source, and the slot kind they are meant for (None: any)."""
+
+    data: bytes
+    kind: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> KeySource:
+        """`raw:FILE`, `hex:FILE`, `passphrase:FILE`, or `FILE` to try it on every slot."""
+        kind, colon, path = text.partition(":")
+        if not colon or kind not in KINDS:
+            kind, path = "", text
+        with open(path, "rb") as f:
+            return KeySource(f.read(LIMIT), kind or None)
+
+
+def _drop_line_end(data: bytes) -> bytes:
+    if data.endswith(b"\r\n"):
+        return data[:-2]
+    return data[:-1] if data.endswith(b"\n") else data
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One key slot."""
+
+    id: int
+    kind: str
+    label: str
+    salt: bytes
+    argon2: tuple[int, int, int] | None
+    nonce: bytes
+    wrapped: bytes
+
+    def secret(self, source: KeySource) -> bytes | None:
+        """The secret this source gives this slot; None when it cannot be one of this kind."""
+        if source.kind not in (None, self.kind):
+            return None
+        if self.kind == "raw":
+            return source.data if len(source.data) == 32 else None
+        if self.kind == "hex":
+            digits = _drop_line_end(source.data)
+            return bytes.fromhex(digits.decode()) if re.fullmatch(rb"[0-9a-fA-F]{64}", digits) else None
+        assert self.argon2 is not None
+        memory, passes, lanes = self.argon2
+        return hash_secret_raw(_drop_line_end(source.data), self.salt, passes, memory, lanes, 32, Type.ID, ARGON2_VERSION)
+
+    def open(self, source: KeySource, header_id: bytes) -> bytes | None:
+        """The file key, or None when this slot is not opened by this source."""
+        secret = self.secret(source)
+        if secret is None:
+            return None
+        wrapping = hkdf(secret, b"lamassu v1 slot", salt=self.salt)
+        aad = b"lamassu v1 slot" + header_id + self.id.to_bytes(4, "little")
+        try:
+            return xaes_open(wrapping, self.nonce, self.wrapped[:TAG], self.wrapped[TAG:], aad)
+        except OpenFailed:
+            return None
+
+
+@dataclass(frozen=True)
+class Header:
+    """A vault header or a zone file whose MAC has been verified, with its keychain.
+
+    `inner` and `outer` are the K_in and K_out of all epochs, newest first.
+    """
+
+    is_zone: bool
+    id: bytes
+    zone: bytes
+    suite: Suite
+    block_size: int
+    reserved_slots: int
+    plain_names: bool
+    name_max: int
+    convergent: bool
+    created: int
+    slots: tuple[Slot, ...]
+    opened_slot: int
+    inner: tuple[bytes, ...]
+    outer: tuple[bytes, ...]
+
+
+def _slot(value: Any, where: str) -> Slot:
+    passphrase = isinstance(value, dict) and value.get("kind") == "passphrase"
+    m = sj.members(value, _SLOT | ({"argon2"} if passphrase else set()), where)
+    kind = sj.string(m["kind"], f"{where}.kind")
+    if kind not in KINDS:
+        raise Refused(f"{where}.kind", f"unknown kind {kind!r}")
+    label = sj.string(m["label"], f"{where}.label")
+    if len(label.encode()) > 255 or any(unicodedata.category(c) == "Cc" for c in label):
+        raise Refused(f"{where}.label", "longer than 255 bytes, or with control characters")
+    argon2 = None
+    if passphrase:
+        a = sj.members(m["argon2"], {"memory_kib", "passes", "lanes"}, f"{where}.argon2")
+        lanes = sj.integer(a["lanes"], 1, 16, f"{where}.argon2.lanes")
+        argon2 = (
+            sj.integer(a["memory_kib"], 8 * lanes, 4194304, f"{where}.argon2.memory_kib"),
+            sj.integer(a["passes"], 1, 64, f"{where}.argon2.passes"),
+            lanes,
+        )
+    sj.integer(m["created"], 0, sj.U64, f"{where}.created")
+    return Slot(
+        id=sj.integer(m["id"], 1, (1 << 32) - 1, f"{where}.id"),
+        kind=kind,
+        label=label,
+        salt=sj.hexbytes(m["salt"], 32, f"{where}.salt"),
+        argon2=argon2,
+        nonce=sj.hexbytes(m["nonce"], 24, f"{where}.nonce"),
+        wrapped=sj.hexbytes(m["wrapped"], 48, f"{where}.wrapped"),
+    )
+
+
+def _epochs(value: Any, least: int, where: str) -> tuple[bytes, ...]:
+    keys: list[bytes] = []
+    before = 0
+    for i, item in enumerate(sj.array(value, where)):
+        place = f"{where}[{i}]"
+        m = sj.members(item, {"created", "epoch", "key"}, place)
+        sj.integer(m["created"], 0, sj.U64, f"{place}.created")
+        before = sj.integer(m["epoch"], before + 1, sj.U64, f"{place}.epoch")
+        keys.append(sj.hexbytes(m["key"], 32, f"{place}.key"))
+    if len(keys) < least:
+        raise Refused(where, "no epoch")
+    return tuple(reversed(keys))
+
+
+def parse(data: bytes, source: KeySource, where: Where) -> Header:
+    """Parse, get the file key, verify the MAC, open the keychain."""
+    w = show(where)
+    if len(data) > LIMIT:
+        raise Refused(w, "longer than 1 MiB")
+    obj = sj.parse(data, w)
+    form = obj.get("format")
+    if form not in ("lamassu-vault", "lamassu-zone"):
+        raise Refused(f"{w}: format", f"neither a vault nor a zone: {form!r}")
+    is_zone = form == "lamassu-zone"
+    if sj.integer(obj.get("version"), 0, sj.U64, f"{w}: version") != 1:
+        raise Refused(f"{w}: version", f"version {obj['version']}, this reader knows 1")
+    m = sj.members(obj, _ZONE if is_zone else _VAULT, w)
+    for feature in sj.array(m["features"], f"{w}: features"):
+        raise Refused(f"{w}: features", f"unknown feature {sj.string(feature, f'{w}: features')!r}")
+
+    vault_id = sj.hexbytes(m["id"], 16, f"{w}: id")
+    slots = tuple(_slot(s, f"{w}: slots[{i}]") for i, s in enumerate(sj.array(m["slots"], f"{w}: slots")))
+    if not 1 <= len(slots) <= 64 or len({s.id for s in slots}) != len(slots):
+        raise Refused(f"{w}: slots", "not 1 to 64 slots with distinct ids")
+    mac = sj.hexbytes(m["mac"], 32, f"{w}: mac")
+
+    for slot in sorted(slots, key=lambda s: s.kind == "passphrase"):  # cheap ones first
+        file_key = slot.open(source, vault_id)
+        if file_key is not None:
+            break
+    else:
+        raise NoKey(w, "no slot is opened by this key source")
+
+    body = {name: value for name, value in obj.items() if name != "mac"}
+    if not same(mac, prf(hkdf(file_key, b"lamassu v1 header"), sj.canonical(body))):
+        raise Refused(w, "the MAC does not verify: the header was changed")
+
+    suite_name = sj.string(m["suite"], f"{w}: suite")
+    if suite_name not in SUITES:
+        raise Refused(f"{w}: suite", f"unknown suite {suite_name!r}")
+    size = sj.integer(m["block_size"], 4096, 1 << 20, f"{w}: block_size")
+    if size & (size - 1):
+        raise Refused(f"{w}: block_size", f"{size} is not a power of two")
+    names, small = "plain", "random"
+    if not is_zone:
+        names, small = sj.string(m["names"], f"{w}: names"), sj.string(m["small_files"], f"{w}: small_files")
+        if names not in ("encrypted", "plain"):
+            raise Refused(f"{w}: names", f"unknown value {names!r}")
+        if small not in ("convergent", "random"):
+            raise Refused(f"{w}: small_files", f"unknown value {small!r}")
+
+    inner, outer = _keychain(m["keychain"], file_key, vault_id, is_zone, f"{w}: keychain")
+    return Header(
+        is_zone=is_zone,
+        id=vault_id,
+        zone=vault_id if is_zone else sj.hexbytes(m["zone"], 16, f"{w}: zone"),
+        suite=SUITES[suite_name],
+        block_size=size,
+        reserved_slots=0 if is_zone else sj.integer(m["reserved_slots"], 1, 62, f"{w}: reserved_slots"),
+        plain_names=names == "plain",
+        name_max=0 if is_zone else sj.integer(m["name_max"], 64, 255, f"{w}: name_max"),
+        convergent=small == "convergent",
+        created=sj.integer(m["created"], 0, sj.U64, f"{w}: created"),
+        slots=slots,
+        opened_slot=slot.id,
+        inner=inner,
+        outer=outer,
+    )
+
+
+def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    m = sj.members(value, {"nonce", "sealed"}, where)
+    nonce = sj.hexbytes(m["nonce"], 24, f"{where}.nonce")
+    sealed = sj.hexbytes(m["sealed"], None, f"{where}.sealed")
+    key = hkdf(file_key, b"lamassu v1 keychain")
+    try:
+        plain = xaes_open(key, nonce, sealed[:TAG], sealed[TAG:], b"lamassu v1 keychain" + vault_id)
+    except (OpenFailed, ValueError):
+        raise Refused(where, "does not open under the file key") from None
+    chain = sj.members(sj.parse(plain, where), {"inner", "outer"}, where)
+    return (
+        _epochs(chain["inner"], 1, f"{where}.inner"),
+        _epochs(chain["outer"], 0 if is_zone else 1, f"{where}.outer"),
+    )
+
+
+def load(path: Where, source: KeySource) -> Header:
+    """Read and open the header or zone file at `path`."""
+    with open(path, "rb") as f:
+        return parse(f.read(LIMIT + 1), source, path)
+
+
+def load_vault(directory: Where, source: KeySource) -> Header:
+    """The header of the vault in `directory`."""
+    header = load(os.path.join(os.fsencode(directory), b"lamassu.vault"), source)
+    if header.is_zone:
+        raise Refused(directory, "lamassu.vault is a zone file")
+    return header

@@ -1,0 +1,314 @@
+"""A minimal writer of the format, for the reader's own tests and nothing else.
+
+It shares the primitives (crypto.py) with the reader, and lays out everything else by itself. It keeps none of the promises
+a real writer makes about interrupted writes; it can write states that such interruptions leave behind, and damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from argon2 import Type
+from argon2.low_level import hash_secret_raw
+
+from lamassu_reader.crypto import SUITES, InnerKeys, OuterKeys, b64, hkdf, outer, prf, siv_seal, xaes_seal
+
+Rand = Callable[[int], bytes]
+HOLE = bytes(32)
+
+
+def counter_rand(seed: bytes) -> Rand:
+    """Bytes that are the same in every run."""
+    state = [0]
+
+    def rand(n: int) -> bytes:
+        state[0] += 1
+        return hashlib.shake_256(seed + state[0].to_bytes(8, "little")).digest(n)
+
+    return rand
+
+
+def le(value: int, size: int) -> bytes:
+    """An unsigned little-endian integer."""
+    return value.to_bytes(size, "little")
+
+
+@dataclass
+class PageSpec:
+    """The fields of one metadata page, to be written as they are, right or wrong."""
+
+    size: int
+    file_id: bytes = bytes(16)
+    generation: int = 0
+    tail: bytes | None = None
+    sparse: bool = False
+    cut: bool = False
+    more_flags: int = 0
+    used: int | None = None
+    pending: set[int] = field(default_factory=set)
+    previous: dict[int, bytes] = field(default_factory=dict)
+    keys: list[bytes] = field(default_factory=list)
+    junk: dict[int, int] = field(default_factory=dict)
+    """Plaintext offset (0 to 4039) to byte: overrides, for damage."""
+
+    def plain(self) -> bytes:
+        """The 4040 plaintext bytes."""
+        used = len(self.keys) if self.used is None else self.used
+        flags = (self.tail is not None) | self.sparse << 1 | self.cut << 2 | used << 8 | self.more_flags
+        slots = b"".join(self.keys) + b"".join(self.previous[i] for i in sorted(self.previous))
+        tail = self.tail or b""
+        tail += bytes(-len(tail) % 32)
+        out = bytearray(
+            le(self.size, 8)
+            + self.file_id
+            + le(self.generation, 8)
+            + le(flags, 8)
+            + le(sum(1 << i for i in self.pending), 16)
+            + le(sum(1 << i for i in self.previous), 16)
+            + slots
+            + bytes(124 * 32 - len(slots) - len(tail))
+            + tail
+        )
+        for offset, value in self.junk.items():
+            out[offset] = value
+        assert len(out) == 4040
+        return bytes(out)
+
+
+class Writer:
+    """A new vault in `directory`, written piece by piece."""
+
+    def __init__(
+        self,
+        directory: Path,
+        suite: str = "aes",
+        *,
+        block_size: int = 4096,
+        reserved: int = 8,
+        names: str = "encrypted",
+        name_max: int = 255,
+        inner_epochs: int = 1,
+        outer_epochs: int = 1,
+        seed: bytes = b"lamassu",
+        records_as_files: bool = False,
+    ) -> None:
+        self.dir = directory
+        self.suite = SUITES[suite]
+        self.B, self.R, self.N, self.P = block_size, reserved, 124 - reserved, block_size // 4096
+        self.name_max = name_max
+        self.plain_names = names == "plain"
+        self.records_as_files = records_as_files
+        self.rand = counter_rand(seed)
+        self.id = self.rand(16)
+        self.file_key = self.rand(32)
+        self.inner_raw = [self.rand(32) for _ in range(inner_epochs)]
+        self.outer_raw = [self.rand(32) for _ in range(outer_epochs)]
+        self.epoch = outer_epochs - 1
+        self.secrets: dict[Path, tuple[bytes, bytes]] = {}
+        self.header: dict[str, Any] = {
+            "format": "lamassu-vault",
+            "version": 1,
+            "features": [],
+            "id": self.id.hex(),
+            "zone": self.id.hex(),
+            "suite": suite,
+            "block_size": block_size,
+            "reserved_slots": reserved,
+            "names": names,
+            "name_max": name_max,
+            "small_files": "convergent",
+            "created": 1700000000,
+            "slots": [],
+        }
+        directory.mkdir(exist_ok=True)
+        (directory / "lamassu.lock").touch()
+        (directory / "lamassu.staging").mkdir()
+        if not self.plain_names:
+            self.directory_record(directory)
+
+    # --- keys ----------------------------------------------------------------------------------
+
+    @property
+    def outer(self) -> OuterKeys:
+        """The keys of the epoch in use."""
+        return outer(self.suite, self.outer_raw[self.epoch])
+
+    @property
+    def inner(self) -> InnerKeys:
+        """The keys of the newest K_in."""
+        return self.suite.inner(self.inner_raw[-1])
+
+    def slot(self, kind: str, source: bytes, label: str = "") -> None:
+        """Add a key slot; `source` as the secret itself (32 bytes), or a passphrase."""
+        number, salt, nonce = len(self.header["slots"]) + 1, self.rand(32), self.rand(24)
+        slot: dict[str, Any] = {
+            "id": number,
+            "kind": kind,
+            "label": label,
+            "created": 1700000000,
+            "salt": salt.hex(),
+            "nonce": nonce.hex(),
+        }
+        secret = source
+        if kind == "passphrase":
+            slot["argon2"] = {"memory_kib": 64, "passes": 1, "lanes": 2}
+            secret = hash_secret_raw(source, salt, 1, 64, 2, 32, Type.ID, 0x13)
+        wrapping = hkdf(secret, b"lamassu v1 slot", salt=salt)
+        tag, cipher = xaes_seal(wrapping, nonce, self.file_key, b"lamassu v1 slot" + self.id + le(number, 4))
+        slot["wrapped"] = (tag + cipher).hex()
+        self.header["slots"].append(slot)
+
+    def chain(self) -> dict[str, Any]:
+        """The keychain object."""
+
+        def epochs(keys: list[bytes]) -> list[dict[str, Any]]:
+            return [{"created": 1700000000 + n, "epoch": n, "key": k.hex()} for n, k in enumerate(keys, 1)]
+
+        return {"inner": epochs(self.inner_raw), "outer": epochs(self.outer_raw)}
+
+    def header_bytes(self, chain: bytes | None = None) -> bytes:
+        """The header, sealed and authenticated."""
+        nonce = self.rand(24)
+        key = hkdf(self.file_key, b"lamassu v1 keychain")
+        plain = json.dumps(self.chain()).encode() if chain is None else chain
+        tag, cipher = xaes_seal(key, nonce, plain, b"lamassu v1 keychain" + self.id)
+        body = dict(self.header) | {"keychain": {"nonce": nonce.hex(), "sealed": (tag + cipher).hex()}}
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        body["mac"] = prf(hkdf(self.file_key, b"lamassu v1 header"), canonical).hex()
+        return (json.dumps(body, indent=2) + "\n").encode()
+
+    def finish(self) -> None:
+        """Write the header."""
+        (self.dir / "lamassu.vault").write_bytes(self.header_bytes())
+
+    # --- records and names -----------------------------------------------------------------------
+
+    def record(self, kind: int, context: bytes, content: bytes) -> bytes:
+        """A sealed record."""
+        nonce = self.rand(24)
+        aad = le(1, 2) + bytes((self.suite.id, kind)) + context
+        tag, cipher = self.suite.seal(self.outer.record_seal, nonce, content, aad)
+        return nonce + tag + prf(self.outer.record_select, nonce + aad)[:16] + cipher
+
+    def put_text(self, path: Path, text: bytes) -> None:
+        """A record's text, as link or file."""
+        if self.records_as_files:
+            path.write_bytes(text)
+        else:
+            os.symlink(text, os.fsencode(path))
+
+    def directory_record(self, directory: Path, content: bytes | None = None) -> None:
+        """Give a directory its record."""
+        directory_id, secret = self.rand(16), self.rand(32)
+        if content is None:
+            content = le(1, 2) + le(0, 2) + directory_id + secret + le(0, 4)
+        self.put_text(directory / "lamassu.dir", b64(self.record(1, b"", content)))
+        self.secrets[directory] = (directory_id, hkdf(secret, b"lamassu v1 name", 64))
+
+    def name(self, directory: Path, name: bytes) -> Path:
+        """Where an entry called `name` goes; makes the companion of a long one."""
+        if self.plain_names:
+            return directory / os.fsdecode(name)
+        directory_id, key = self.secrets[directory]
+        stored = b64(siv_seal(key, directory_id, name))
+        if len(stored) <= self.name_max:
+            return directory / stored.decode()
+        h = b64(hashlib.sha256(siv_seal(key, directory_id, name)).digest()).decode()
+        self.put_text(directory / f"lamassu.name.{h}", stored)
+        return directory / f"lamassu.long.{h}"
+
+    def mkdir(self, directory: Path, name: bytes) -> Path:
+        """A directory with its record."""
+        path = self.name(directory, name)
+        path.mkdir()
+        if not self.plain_names:
+            self.directory_record(path)
+        return path
+
+    def symlink(self, directory: Path, name: bytes, target: bytes) -> Path:
+        """A symbolic link, long or not."""
+        path = self.name(directory, name)
+        text = b64(self.record(2, b"", target))
+        if len(text) > 4095:
+            link_id = self.rand(16)
+            text = b"." + b64(self.record(3, b"", link_id + le(len(target), 2) + target[:2900]))
+            rest = b64(self.record(4, link_id, target[2900:]))
+            os.symlink(rest, os.fsencode(directory / f"lamassu.link.{b64(link_id).decode()}"))
+        os.symlink(text, os.fsencode(path))
+        return path
+
+    def xattr(self, path: Path, name: bytes, value: bytes) -> str:
+        """An extended attribute; returns its stored name."""
+        stored = "user.lamassu." + b64(siv_seal(self.outer.xattr_name, b"lamassu v1 xattr", name)).decode()
+        os.setxattr(path, stored, self.record(5, stored.encode(), value))
+        return stored
+
+    # --- regular files ---------------------------------------------------------------------------
+
+    def page_at(self, g: int) -> int:
+        """Offset of page g."""
+        return (g // self.P) * (self.B + self.P * self.N * self.B) + (g % self.P) * 4096
+
+    def block_at(self, b: int) -> int:
+        """Offset of block b."""
+        pn = self.P * self.N
+        return (b // pn) * (self.B + pn * self.B) + self.B + (b % pn) * self.B
+
+    def page_bytes(self, g: int, page: PageSpec) -> bytes:
+        """A sealed page."""
+        plain = page.plain()
+        aad = le(1, 2) + bytes((self.suite.id, self.B.bit_length() - 1)) + le(self.R, 2) + le(0, 2) + le(g, 8)
+        convergent = page.file_id == bytes(16)
+        nonce = prf(self.outer.page_convergent, aad + plain)[:24] if convergent else self.rand(24)
+        tag, cipher = self.suite.seal(self.outer.page_seal, nonce, plain, aad)
+        return nonce + tag + prf(self.outer.page_select, nonce + aad)[:16] + cipher
+
+    def put_page(self, path: Path, g: int, page: PageSpec) -> None:
+        """Write a page in place."""
+        self.put(path, self.page_at(g), self.page_bytes(g, page))
+
+    def put(self, path: Path, offset: int, data: bytes) -> None:
+        """Write bytes in place."""
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(fd, data, offset)
+        os.close(fd)
+
+    def put_block(self, path: Path, b: int, data: bytes) -> bytes:
+        """Write a data block in place; returns its key."""
+        key, cipher = self.block(data)
+        self.put(path, self.block_at(b), cipher)
+        return key
+
+    def block(self, data: bytes, inner: InnerKeys | None = None) -> tuple[bytes, bytes]:
+        """Key and ciphertext of a block."""
+        plain = data.ljust(self.B, b"\0")
+        key = (inner or self.inner).block_key(plain)
+        return key, self.suite.encrypt_block(key, plain)
+
+    def write_file(self, path: Path, data: bytes, holes: frozenset[int] = frozenset(), sparse: bool = False) -> None:
+        """A whole file. Blocks in `holes` must be zero in `data`; pages of holes alone are left out."""
+        total = -(-len(data) // self.B)
+        last = max(total - 1, 0) // self.N
+        file_id = bytes(16) if last == 0 else self.rand(16)
+        path.touch()
+        for g in range(last, -1, -1):
+            blocks = range(g * self.N, min((g + 1) * self.N, total))
+            if 0 < g < last and all(b in holes for b in blocks):
+                continue
+            page = PageSpec(min(len(data), (g + 1) * self.N * self.B) if g else len(data), file_id, sparse=sparse and not g)
+            page.generation = 0 if last == 0 else 1
+            for b in blocks:
+                content = data[b * self.B : (b + 1) * self.B]
+                if len(content) < self.B and len(page.keys) + -(-len(content) // 32) <= 124:
+                    page.tail = content
+                elif b in holes:
+                    page.keys.append(HOLE)
+                else:
+                    page.keys.append(self.put_block(path, b, content))
+            self.put_page(path, g, page)

@@ -1,0 +1,887 @@
+"""Unit tests of the reader, against tiny vaults made by the minimal writer.
+
+Run in this folder: python -m unittest test_reader
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import blake3
+from cryptography.hazmat.primitives.ciphers import algorithms
+from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation, Mode
+
+import lamassu_reader as lr
+import lamassu_samples
+from lamassu_reader import crypto, treehash
+from lamassu_reader.header import KeySource, load, parse
+from lamassu_writer_min import HOLE, PageSpec, Writer
+
+HERE = Path(__file__).resolve().parent
+SUITES = ("aes", "paper", "blake3", "chacha")
+RAW = bytes(range(32))
+KEY = KeySource(RAW, "raw")
+
+
+def noise(n: int, seed: int = 1) -> bytes:
+    """Bytes without runs of zeros, the same in every run."""
+    return random.Random(seed).randbytes(n)
+
+
+class Temp(unittest.TestCase):
+    """A fresh folder for every test."""
+
+    def setUp(self) -> None:
+        """Make the folder."""
+        temp = tempfile.TemporaryDirectory()
+        self.addCleanup(temp.cleanup)
+        self.tmp = Path(temp.name)
+        self.count = 0
+
+    def writer(self, suite: str = "aes", **options: Any) -> Writer:
+        """A vault opened by RAW."""
+        self.count += 1
+        w = Writer(self.tmp / f"vault{self.count}", suite, **options)
+        w.slot("raw", RAW, "test")
+        w.finish()
+        return w
+
+    def read(self, w: Writer, path: Path) -> bytes:
+        """The content of one encrypted file."""
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            data = b"".join(f.chunks())
+            self.assertEqual(len(data), f.size)
+            return data
+
+    def damaged(self, w: Writer, path: Path, words: str) -> None:
+        """Reading the file fails with these words."""
+        with self.assertRaisesRegex(lr.Damage, words):
+            self.read(w, path)
+
+
+class Primitives(unittest.TestCase):
+    """Known answers."""
+
+    def test_xaes_256_gcm(self) -> None:
+        """The two vectors of the C2SP specification."""
+        nonce, plain = b"ABCDEFGHIJKLMNOPQRSTUVWX", b"XAES-256-GCM"
+        for key, aad, want in (
+            (1, b"", "ce546ef63c9cc60765923609b33a9a1974e96e52daf2fcf7075e2271"),
+            (3, b"c2sp.org/XAES-256-GCM", "986ec1832593df5443a179437fd083bf3fdb41abd740a21f71eb769d"),
+        ):
+            tag, cipher = crypto.xaes_seal(bytes([key]) * 32, nonce, plain, aad)
+            self.assertEqual((cipher + tag).hex(), want)
+            self.assertEqual(crypto.xaes_open(bytes([key]) * 32, nonce, tag, cipher, aad), plain)
+            with self.assertRaises(crypto.OpenFailed):
+                crypto.xaes_open(bytes([key]) * 32, nonce, tag, cipher, aad + b"x")
+
+    def test_xchacha20_poly1305(self) -> None:
+        """draft-irtf-cfrg-xchacha-03, A.3.1."""
+        plain = b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be "
+        plain += b"it."
+        aad = bytes.fromhex("50515253c0c1c2c3c4c5c6c7")
+        tag, cipher = crypto.xchacha_seal(bytes(range(0x80, 0xA0)), bytes(range(0x40, 0x58)), plain, aad)
+        self.assertEqual(tag.hex(), "c0875924c1c7987947deafd8780acf49")
+        self.assertTrue(cipher.hex().startswith("bd6d179d3e83d43b9576579493c0e939"))
+
+    def test_chacha20(self) -> None:
+        """RFC 8439 A.1, test vector 1: key, nonce and counter zero."""
+        stream = crypto.SUITES["chacha"].encrypt_block(bytes(32), bytes(64))
+        self.assertTrue(stream.hex().startswith("76b8e0ada0f13d90405d6ae55386bd28"))
+
+    def test_counter_kdf(self) -> None:
+        """The block key of `aes` is what another implementation of SP 800-108 derives."""
+        inner, plain = crypto.SUITES["aes"].inner(bytes(32)), noise(4096)
+        kdf = KBKDFCMAC(
+            algorithms.AES,
+            Mode.CounterMode,
+            32,
+            4,
+            4,
+            CounterLocation.BeforeFixed,
+            b"lamassu",
+            hashlib.sha256(plain).digest(),
+            None,
+        )
+        want = bytearray(kdf.derive(inner.key))
+        want[31] &= 0xFE
+        self.assertEqual(inner.block_key(plain), want)
+
+    def test_keyed_blake3(self) -> None:
+        """The official vector for no input."""
+        h = blake3.blake3(b"", key=b"whats the Elvish word for friend").hexdigest()
+        self.assertEqual(h, "92b2b75604ed3c761f9d6f62392c8a9227ad0ea3f09573e783f1498a4ed60d26")
+
+    def test_kept_vectors(self) -> None:
+        """vectors.json is what the code says."""
+        self.assertEqual((HERE / "vectors.json").read_text(), lamassu_samples.vectors())
+
+    def test_aes_siv_key_order(self) -> None:
+        """RFC 5297 A.1 is AES-128; the order of the key halves and of the output is the same here."""
+        key = bytes.fromhex("fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff")
+        aad = bytes.fromhex("101112131415161718191a1b1c1d1e1f2021222324252627")
+        sealed = crypto.siv_seal(key, aad, bytes.fromhex("112233445566778899aabbccddee"))
+        self.assertEqual(sealed.hex(), "85632d07c6e8f37f950acd320a2ecc9340c02b9690c4dc04daef7f6afe5c")
+
+    def test_hkdf(self) -> None:
+        """RFC 5869 A.3: no salt."""
+        okm = crypto.hkdf(b"\x0b" * 22, b"", 42)
+        self.assertTrue(okm.hex().startswith("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"))
+
+    def test_base64(self) -> None:
+        """Strictness."""
+        self.assertEqual(crypto.unb64(b"AAE"), b"\x00\x01")
+        for bad in (b"AAF", b"AAE=", b"A", b"AA+/", b"AAE\n", b"AA E"):
+            with self.assertRaises(ValueError):
+                crypto.unb64(bad)
+
+    def test_last_bit(self) -> None:
+        """Cleared in every suite but `paper`."""
+        for name in SUITES:
+            keys = crypto.SUITES[name].inner(bytes(range(32)))
+            bits = {keys.block_key(noise(4096, n))[31] & 1 for n in range(32)}
+            self.assertEqual(bits, {0, 1} if name == "paper" else {0})
+
+
+class HeaderTest(Temp):
+    """Section 4."""
+
+    def build(self, change: Callable[[Writer], None] | None = None, chain: bytes | None = None) -> bytes:
+        """A header, changed before it is authenticated."""
+        w = self.writer()
+        if change:
+            change(w)
+        return w.header_bytes(chain)
+
+    def refuse(self, data: bytes, words: str) -> None:
+        """Refused with these words."""
+        with self.assertRaisesRegex(lr.Refused, words):
+            parse(data, KEY, "h")
+
+    def test_sources(self) -> None:
+        """Every kind of slot."""
+        w = Writer(self.tmp / "v")
+        w.slot("raw", b"r" * 32)
+        w.slot("hex", b"h" * 32)
+        w.slot("passphrase", "pässword ".encode(), 'a "label" \\ ü 🜲')
+        w.slot("raw", b"s" * 32)
+        data = w.header_bytes()
+        for source, slot in (
+            (KeySource(b"r" * 32), 1),
+            (KeySource(b"s" * 32, "raw"), 4),
+            (KeySource((b"h" * 32).hex().encode()), 2),
+            (KeySource((b"h" * 32).hex().upper().encode() + b"\r\n", "hex"), 2),
+            (KeySource("pässword \n".encode()), 3),
+            (KeySource("pässword ".encode(), "passphrase"), 3),
+        ):
+            self.assertEqual(parse(data, source, "h").opened_slot, slot)
+        for wrong in (
+            KeySource(b"r" * 32, "hex"),
+            KeySource(b"r" * 33, "raw"),
+            KeySource((b"h" * 32).hex().encode() + b"\n\n", "hex"),
+            KeySource("pässword \n\n".encode()),
+        ):
+            with self.assertRaises(lr.NoKey):
+                parse(data, wrong, "h")
+
+    def test_json_layout_is_free(self) -> None:
+        """The MAC is over the canonical form, not over the bytes."""
+        obj = json.loads(self.build())
+        parse(json.dumps(dict(reversed(obj.items())), indent=None).encode(), KEY, "h")
+
+    def test_mac(self) -> None:
+        """Any change is seen."""
+        obj = json.loads(self.build())
+        for name, value in (("created", 5), ("reserved_slots", 9), ("zone", "00" * 16), ("small_files", "random")):
+            self.refuse(json.dumps(obj | {name: value}).encode(), "MAC")
+
+    def test_strictness(self) -> None:
+        """What is refused although the MAC is right."""
+
+        def put(name: str, value: object) -> Callable[[Writer], None]:
+            return lambda w: w.header.__setitem__(name, value)
+
+        def slot(name: str, value: object) -> Callable[[Writer], None]:
+            return lambda w: w.header["slots"][0].__setitem__(name, value)
+
+        for change, words in (
+            (put("extra", 1), "unknown member 'extra'"),
+            (lambda w: w.header.pop("zone"), "missing member 'zone'"),
+            (put("version", 2), "version 2"),
+            (put("version", True), "not an integer"),
+            (put("version", "1"), "not an integer"),
+            (put("format", "x"), "neither"),
+            (put("features", ["compression"]), "unknown feature"),
+            (put("suite", "des"), "unknown suite"),
+            (put("block_size", 2048), "not within"),
+            (put("block_size", 5000), "power of two"),
+            (put("reserved_slots", 0), "not within"),
+            (put("reserved_slots", 63), "not within"),
+            (put("name_max", 63), "not within"),
+            (put("name_max", 256), "not within"),
+            (put("names", "none"), "unknown value"),
+            (put("small_files", ""), "unknown value"),
+            (put("created", 1.0), "not an integer"),
+            (put("created", -1), "out of range"),
+            (put("zone", "AB" * 16), "lower-case"),
+            (put("zone", "ab" * 15), "15 bytes"),
+            (put("slots", []), "1 to 64"),
+            (slot("id", 0), "not within"),
+            (slot("extra", 0), "unknown member"),
+            (slot("kind", "tpm"), "unknown kind"),
+            (slot("label", "a\nb"), "control"),
+            (slot("label", "ü" * 128), "255 bytes"),
+            (slot("argon2", {}), "unknown member 'argon2'"),
+            (slot("kind", "passphrase"), "missing member 'argon2'"),
+        ):
+            self.refuse(self.build(change), words)
+
+    def test_argon2_bounds(self) -> None:
+        """Refused before it runs."""
+        for change, words in (
+            ({"memory_kib": 8, "lanes": 2}, "memory_kib"),
+            ({"memory_kib": 4194305}, "memory_kib"),
+            ({"passes": 0}, "passes"),
+            ({"passes": 65}, "passes"),
+            ({"lanes": 17, "memory_kib": 1024}, "lanes"),
+        ):
+            w = Writer(self.tmp / f"v{words}{change}")
+            w.slot("passphrase", b"x")
+            w.header["slots"][0]["argon2"] |= change
+            self.refuse(w.header_bytes(), words)
+
+    def test_distinct_slots(self) -> None:
+        """Slot ids are distinct, and at most 64."""
+        self.refuse(self.build(lambda w: w.header["slots"].append(w.header["slots"][0])), "distinct")
+
+    def test_json_traps(self) -> None:
+        """What two JSON parsers could read differently."""
+        good = self.build().decode()
+        parse(good.encode(), KEY, "h")
+        for bad, words in (
+            (good.replace('"version": 1,', '"version": 1, "version": 1,'), "twice"),
+            (good.replace('"version": 1,', '"version": 1.0,'), "not an integer"),
+            (good.replace('"version": 1,', '"version": NaN,'), "not an integer"),
+            (good.replace('"created": 1700000000', '"created": -0'), "out of range"),
+            (good.replace('"created": 1700000000', '"created": 18446744073709551616'), "out of range"),
+            (good.replace('"label": "test"', '"label": "\\ud800"'), "not JSON"),
+            (good.replace('"label": "test"', '"label": "\t"'), "not JSON"),
+            ("\ufeff" + good, "not JSON"),
+            (good + "{}", "not JSON"),
+            ("[" * 100000, "not JSON"),
+            ("[]", "not a JSON object"),
+            (good.replace('"label": "test"', '"label": 7'), "not a string"),
+            (good.replace('"features": []', '"features": {}'), "not an array"),
+            (good.replace('"slots": [', '"slots": [[],'), "not an object"),
+            (good + " " * (1 << 20), "1 MiB"),
+        ):
+            self.refuse(bad.encode(), words)
+        self.refuse(good.encode("utf-16"), "not JSON")
+
+    def test_keychain(self) -> None:
+        """Strictness inside."""
+        e = {"created": 0, "epoch": 1, "key": "00" * 32}
+        for chain, words in (
+            ({"inner": [], "outer": [e]}, "inner: no epoch"),
+            ({"inner": [e], "outer": []}, "outer: no epoch"),
+            ({"inner": [e]}, "missing"),
+            ({"inner": [e, e], "outer": [e]}, r"inner\[1\].epoch"),
+            ({"inner": [e | {"epoch": 0}], "outer": [e]}, "epoch"),
+            ({"inner": [e | {"key": "00"}], "outer": [e]}, "1 bytes"),
+            ({"inner": [e | {"x": 1}], "outer": [e]}, "unknown"),
+        ):
+            self.refuse(self.build(chain=json.dumps(chain).encode()), words)
+
+    def test_zone(self) -> None:
+        """A zone file, without outer epochs."""
+        w = Writer(self.tmp / "v")
+        w.slot("raw", RAW)
+        for name in ("zone", "reserved_slots", "names", "name_max", "small_files"):
+            del w.header[name]
+        w.header["format"] = "lamassu-zone"
+        w.outer_raw = []
+        header = parse(w.header_bytes(), KEY, "z")
+        self.assertTrue(header.is_zone)
+        self.assertEqual(header.inner, tuple(w.inner_raw))
+        w.header["names"] = "plain"
+        self.refuse(w.header_bytes(), "unknown member 'names'")
+
+    def test_zone_is_no_vault(self) -> None:
+        """A zone file in the place of a header."""
+        w = Writer(self.tmp / "v")
+        w.slot("raw", RAW)
+        for name in ("zone", "reserved_slots", "names", "name_max", "small_files"):
+            del w.header[name]
+        w.header["format"] = "lamassu-zone"
+        w.finish()
+        with self.assertRaisesRegex(lr.Refused, "zone file"):
+            lr.Vault(str(w.dir), KEY)
+
+
+class Files(Temp):
+    """Sections 8 to 12."""
+
+    def test_shapes(self) -> None:
+        """Every suite, block size and reserve; sizes on and around every border."""
+        for suite in SUITES:
+            for block, reserved in ((4096, 62), (4096, 1), (8192, 62), (65536, 8)):
+                w = self.writer(suite, block_size=block, reserved=reserved)
+                page = w.N * block
+                sizes = {0, 1, 31, 32, 33, block - 1, block, block + 1, 3 * block + 500}
+                if block < 65536:
+                    sizes |= {page - 1, page, page + 1, page + block + 7, w.P * page, w.P * page + 1, 2 * w.P * page + 77}
+                for size in sorted(sizes):
+                    data = noise(size)
+                    path = w.dir / f"f{size}"
+                    w.write_file(path, data)
+                    with self.subTest(suite=suite, block=block, reserved=reserved, size=size):
+                        self.assertEqual(self.read(w, path), data)
+
+    def test_convergent(self) -> None:
+        """Equal small files are equal ciphertext."""
+        w = self.writer()
+        w.write_file(w.dir / "a", b"same")
+        w.write_file(w.dir / "b", b"same")
+        self.assertEqual((w.dir / "a").read_bytes(), (w.dir / "b").read_bytes())
+
+    def test_holes(self) -> None:
+        """Holes in a page, pages of holes, blocks of zeros that are data."""
+        for block in (4096, 16384):
+            w = self.writer("chacha", block_size=block, reserved=62)
+            total = 5 * w.N + 3
+            data = bytearray(total * block)
+            for b in (0, 5, w.N, 4 * w.N + 1, total - 1):
+                data[b * block : (b + 1) * block] = noise(block, b)
+            holes = frozenset(b for b in range(total) if not any(data[b * block : (b + 1) * block]) and b != 7)
+            for sparse in (False, True):
+                path = w.dir / f"f{sparse}"
+                w.write_file(path, bytes(data), holes, sparse)
+                if sparse:  # page 0's size says that pages 2 and 3 were there
+                    self.assertEqual(self.read(w, path), data)
+                else:
+                    self.damaged(w, path, "page 2 .*absent below the size")
+
+    def test_absent_above_the_floor(self) -> None:
+        """A page above the floor may be absent without `sparse`."""
+        w = self.writer(reserved=62)
+        path, fid = w.dir / "f", bytes([9]) * 16
+        size = 3 * w.N * w.B + 10
+        w.put_page(path, 0, PageSpec(w.B, fid, 1, keys=[w.put_block(path, 0, b"A" * w.B)]))
+        w.put_page(path, 3, PageSpec(size, fid, 1, tail=b"0123456789"))
+        self.assertEqual(self.read(w, path), b"A" * w.B + bytes(size - w.B - 10) + b"0123456789")
+
+    def test_trailing_zeros_in_the_store(self) -> None:
+        """Space set aside at the end of the backing file changes nothing."""
+        w = self.writer(block_size=8192)
+        path = w.dir / "f"
+        w.write_file(path, noise(20000))
+        with path.open("ab") as f:
+            f.write(bytes(5 << 20))
+        os.truncate(path, 1 << 40)
+        self.assertEqual(self.read(w, path), noise(20000))
+
+    def test_unwritten(self) -> None:
+        """Files whose page was never written."""
+        w = self.writer()
+        for size in (0, 1, 4096):
+            path = w.dir / f"f{size}"
+            path.write_bytes(bytes(size))
+            self.assertEqual(self.read(w, path), b"")
+        path = w.dir / "more"
+        path.write_bytes(bytes(4097))
+        self.damaged(w, path, "something behind it")
+
+    def test_floor(self) -> None:
+        """A floor above what is there: the size is the floor, the rest is lost."""
+        w = self.writer(reserved=62)
+        path, fid, page = w.dir / "f", bytes([9]) * 16, w.N * w.B
+        keys = [w.put_block(path, b, noise(w.B, b)) for b in range(w.N)]
+        w.put_page(path, 0, PageSpec(page + 100, fid, 3, keys=keys, sparse=True))
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            self.assertEqual((f.size, f.summary.lost_from), (page + 100, page))
+            self.assertEqual(f.block(w.N - 1), noise(w.B, w.N - 1))
+            self.assertEqual(len(list(f.damages())), 1)
+            with self.assertRaises(lr.Damage):
+                f.block(w.N)
+
+    def test_last_page_out_of_reach(self) -> None:
+        """The size of the last page lies in the last page."""
+        w = self.writer(reserved=62)
+        for size in (w.N * w.B, 2 * w.N * w.B + 1):
+            path = w.dir / f"f{size}"
+            w.put_page(path, 0, PageSpec(10, b"i" * 16, 1))
+            w.put_page(path, 1, PageSpec(size, b"i" * 16, 1))
+            self.damaged(w, path, "not in its reach")
+
+    def test_cut(self) -> None:
+        """An interrupted shrink: page 0 has the size."""
+        w = self.writer(reserved=62)
+        path, data = w.dir / "f", noise(3 * 62 * 4096)
+        w.write_file(path, data)
+        keys = [w.block(data[b * w.B : (b + 1) * w.B])[0] for b in range(w.N)]
+        fid = bytes([5]) * 16
+        for size in (5000, 62 * 4096 + 1):
+            w.put_page(path, 0, PageSpec(size, fid, 2, cut=True, keys=keys))
+            w.put_page(path, 1, PageSpec(2 * w.N * w.B, fid, 2, keys=[w.block(data[(62 + i) * 4096 :][:4096])[0] for i in range(62)]))
+            self.assertEqual(self.read(w, path), data[:size])
+
+    def test_epochs(self) -> None:
+        """Pages and blocks of different epochs in one file."""
+        for suite in SUITES:
+            w = self.writer(suite, reserved=62, inner_epochs=3, outer_epochs=3)
+            path, data, fid = w.dir / "f", noise(63 * 4096), b"i" * 16
+            keys = []
+            for b in range(63):
+                key, cipher = w.block(data[b * 4096 :][:4096], w.suite.inner(w.inner_raw[b % 3]))
+                w.put(path, w.block_at(b), cipher)
+                keys.append(key)
+            w.epoch = 0
+            w.put_page(path, 0, PageSpec(62 * 4096, fid, 1, keys=keys[:62]))
+            w.epoch = 2
+            w.put_page(path, 1, PageSpec(63 * 4096, fid, 1, keys=keys[62:]))
+            self.assertEqual(self.read(w, path), data)
+
+    def pending(self, w: Writer, stored: bytes | None, new: bytes, previous: bytes | None) -> Path:
+        """Block 1 of 3 is pending with these candidates, and `stored` is what the store holds."""
+        self.count += 1
+        path = w.dir / f"p{self.count}"
+        keys = [w.put_block(path, 0, b"zero" * 1024), new, w.put_block(path, 2, b"two." * 1024)]
+        if stored is not None:
+            w.put(path, w.block_at(1), stored)
+        before = {} if previous is None else {1: previous}
+        w.put_page(path, 0, PageSpec(3 * w.B, b"i" * 16, 2, pending={1}, previous=before, keys=keys))
+        return path
+
+    def test_pending(self) -> None:
+        """Every combination of candidates and of what the store holds."""
+        for suite in SUITES:
+            w = self.writer(suite)
+            new, old, other = noise(4096, 2), noise(4096, 3), noise(4096, 4)
+            (kn, cn), (ko, co), (_, cx) = w.block(new), w.block(old), w.block(other)
+            hole = bytes(4096)
+            for stored, key, previous, want in (
+                (cn, kn, None, new),
+                (None, kn, None, hole),
+                (hole, kn, None, hole),
+                (cx, kn, None, None),
+                (cn, kn, ko, new),
+                (co, kn, ko, old),
+                (None, kn, ko, None),
+                (cx, kn, ko, None),
+                (cn, kn, HOLE, new),
+                (None, kn, HOLE, hole),
+                (cx, kn, HOLE, None),
+                (None, HOLE, ko, hole),
+                (co, HOLE, ko, old),
+                (cx, HOLE, ko, None),
+                (None, HOLE, None, hole),
+                (cx, HOLE, None, None),
+                (cn[:2048] + co[2048:], kn, ko, None),
+            ):
+                path = self.pending(w, stored, key, previous)
+                with self.subTest(suite=suite, stored=stored and stored[:4], key=key[:4], previous=previous and previous[:4]):
+                    if want is None:
+                        self.damaged(w, path, "block 1 .*no candidate")
+                    else:
+                        self.assertEqual(self.read(w, path), b"zero" * 1024 + want + b"two." * 1024)
+
+    def test_pending_past_the_end(self) -> None:
+        """Bytes past the end of the store count as zero, also within a block."""
+        w = self.writer("chacha")
+        path = w.dir / "f"
+        key, cipher = w.block(b"x" * 4096)
+        w.put_page(path, 0, PageSpec(4096, b"i" * 16, 1, pending={0}, keys=[key]))
+        self.assertEqual(self.read(w, path), bytes(4096))
+        w.put(path, 4096, bytes(100))
+        self.assertEqual(self.read(w, path), bytes(4096))
+        w.put(path, 4096, cipher[:100])
+        self.damaged(w, path, "no candidate")
+
+    def test_many_previous(self) -> None:
+        """Previous keys are ascending by block, after the keys."""
+        w = self.writer(reserved=62)
+        path = w.dir / "f"
+        marks = list(range(0, 62, 2))
+        keys = [w.put_block(path, b, noise(4096, 100 + b)) for b in range(62)]
+        previous = {i: keys[i] for i in marks}
+        new = [w.block(b"new")[0] if i in previous else keys[i] for i in range(62)]
+        page = PageSpec(62 * 4096, b"i" * 16, 1, pending=set(range(62)), previous=previous, keys=new)
+        w.put_page(path, 0, page)
+        self.assertEqual(self.read(w, path), b"".join(noise(4096, 100 + b) for b in range(62)))
+
+    def test_page_strictness(self) -> None:
+        """Pages that open but break a rule."""
+        w = self.writer(reserved=8)
+        path = w.dir / "f"
+        key = w.put_block(path, 0, b"x" * 4096)
+        size = 4096 + 40
+        tail = b"t" * 40
+        junk_slot, after_tail = 128 - 56 + 50 * 32, 4039
+        for page, words in (
+            (PageSpec(4096, keys=[key], more_flags=8), "unknown flags"),
+            (PageSpec(4096, keys=[key], more_flags=1 << 16), "unknown flags"),
+            (PageSpec(4096, keys=[key], more_flags=1 << 63), "unknown flags"),
+            (PageSpec(4096, used=117), "117 slots"),
+            (PageSpec(4096, keys=[key], pending={1}), "at or above"),
+            (PageSpec(4096, keys=[key], pending={127}), "at or above"),
+            (PageSpec(4096, keys=[key], previous={0: key}), "not within"),
+            (PageSpec(9 * 4096, keys=[key] * 9, pending=set(range(9)), previous=dict.fromkeys(range(9), key)), "9 previous"),
+            (PageSpec(4096, keys=[key], junk={junk_slot: 1}), "unused slot"),
+            (PageSpec(size, keys=[key], tail=tail, junk={after_tail: 1}), "after the tail"),
+            (PageSpec(4096, keys=[key], tail=tail), "tail of 0"),
+            (PageSpec(4095, keys=[key], tail=tail), "tail of -1"),
+            (PageSpec(8192, keys=[key], tail=tail), "tail of 4096"),
+            (PageSpec(4096 + 3968, keys=[key]), None),
+            (PageSpec(1 << 63), "size of"),
+            (PageSpec(117 * 4096 - 1, keys=[key] * 116, tail=tail), "next page"),
+        ):
+            w.put_page(path, 0, page)
+            with self.subTest(words=words):
+                if words:
+                    self.damaged(w, path, words)
+                else:
+                    self.assertEqual(self.read(w, path), b"x" * 4096 + bytes(3968))
+
+    def test_tail_too_long(self) -> None:
+        """A tail that does not fit beside the keys."""
+        w = self.writer()
+        path = w.dir / "f"
+        w.put_page(path, 0, PageSpec(2 * 4096 + 3930, keys=[HOLE, HOLE], junk={56 + 32: 1, 88 - 56: 1}))
+        self.damaged(w, path, "tail of 3930")
+
+    def test_flags_past_page_0(self) -> None:
+        """`sparse` and `cut` are of page 0 alone."""
+        w = self.writer(reserved=62)
+        for flags in (2, 4):
+            path = w.dir / f"f{flags}"
+            w.put_page(path, 0, PageSpec(1, b"i" * 16, 1))
+            w.put_page(path, 1, PageSpec(w.N * w.B + 1, b"i" * 16, 1, more_flags=flags))
+            self.damaged(w, path, "other than page 0")
+
+    def test_foreign_page(self) -> None:
+        """A page of another file, and the same page elsewhere."""
+        w = self.writer(reserved=62)
+        a, b, size = w.dir / "a", w.dir / "b", 2 * 62 * 4096
+        w.write_file(a, noise(size, 1))
+        w.write_file(b, noise(size, 2))
+        at = w.page_at(1)
+        w.put(a, at, b.read_bytes()[at : at + 4096])
+        self.damaged(w, a, "page 1 .*another file")
+        w.put(b, at, b.read_bytes()[:4096])
+        self.damaged(w, b, "page 1 .*no epoch")
+
+    def test_zero_file_id(self) -> None:
+        """A file of several pages has an id."""
+        w = self.writer(reserved=62)
+        path = w.dir / "f"
+        w.put_page(path, 0, PageSpec(1))
+        w.put_page(path, 1, PageSpec(w.N * w.B + 1))
+        self.damaged(w, path, "convergent")
+
+    def test_flipped_bits(self) -> None:
+        """Every part of a file is covered."""
+        for suite in SUITES:
+            w = self.writer(suite)
+            path = w.dir / "f"
+            w.write_file(path, noise(10000))
+            good = path.read_bytes()
+            for offset, words in (
+                (0, "no epoch"),
+                (30, "page is damaged"),
+                (50, "no epoch"),
+                (500, "page is damaged"),
+                (4096, "block 0"),
+                (8191, "block 0"),
+                (9000, "block 1"),
+            ):
+                bad = bytearray(good)
+                bad[offset] ^= 1
+                path.write_bytes(bad)
+                self.damaged(w, path, words)
+            path.write_bytes(good[:-1])
+            self.damaged(w, path, "block 1")
+            path.write_bytes(good[:4095])
+            self.damaged(w, path, "ends within")
+
+    def test_compressed_mark(self) -> None:
+        """The last bit of a key is refused where it is not part of the key."""
+        for suite in ("aes", "blake3", "chacha"):
+            w = self.writer(suite)
+            path = w.dir / "f"
+            key = w.put_block(path, 0, b"x" * 4096)
+            w.put_page(path, 0, PageSpec(4096, keys=[key[:31] + bytes([key[31] | 1])]))
+            self.damaged(w, path, "compressed")
+
+    def test_keys_past_the_size(self) -> None:
+        """Ignored."""
+        w = self.writer()
+        path = w.dir / "f"
+        key = w.put_block(path, 0, b"x" * 4096)
+        w.put_page(path, 0, PageSpec(5, keys=[key, b"\xfe" * 32, b"\xff" * 32]))
+        self.assertEqual(self.read(w, path), b"xxxxx")
+
+    def test_all_damages(self) -> None:
+        """Reading goes on after damage when asked to."""
+        w = self.writer(reserved=62)
+        path = w.dir / "f"
+        w.write_file(path, noise(4 * 62 * 4096))
+        w.put(path, w.page_at(1) + 100, b"!!!!")
+        w.put(path, w.block_at(3), b"!!!!")
+        w.put(path, w.block_at(200), b"!!!!")
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            found = [str(d) for d in f.damages()]
+        self.assertEqual(len(found), 3)
+        self.assertRegex(found[0], "block 3 ")
+        self.assertRegex(found[1], "page 1 ")
+        self.assertRegex(found[2], "block 200 ")
+
+
+class Tree(Temp):
+    """Sections 5 to 7."""
+
+    def fill(self, w: Writer, plain: Path | None) -> None:
+        """The same small tree in a vault and in a plain directory."""
+        long_name, longest = "ü" * 100, "x" * 255
+        made = {"": w.dir}
+        for parent, name in (("", "dir"), ("dir", long_name), (f"dir/{long_name}", "deep"), ("", longest)):
+            path = f"{parent}/{name}".lstrip("/")
+            made[path] = w.mkdir(made[parent], os.fsencode(name))
+            made[path].chmod(0o750)
+            if plain:
+                (plain / path).mkdir()
+                (plain / path).chmod(0o750)
+        for n, parent in enumerate(made):
+            for name, data in (("empty", b""), ("a b\n\\", b"hi"), ("y" * 200, noise(300000, n))):
+                stored = w.name(made[parent], os.fsencode(name))
+                w.write_file(stored, data)
+                stored.chmod(0o640)
+                if plain:
+                    (plain / parent / name).write_bytes(data)
+                    (plain / parent / name).chmod(0o640)
+            for name, target in (("l", "t"), ("l2", "q" * 3015), ("l3", "r" * 3016), ("l4", "s" * 4095), ("z" * 190, "../x y")):
+                w.symlink(made[parent], os.fsencode(name), os.fsencode(target))
+                if plain:
+                    os.symlink(target, plain / parent / name)
+            os.mkfifo(w.name(made[parent], b"fifo"), 0o600)
+            if plain:
+                os.mkfifo(plain / parent / "fifo", 0o600)
+
+    def problems(self, w: Writer) -> list[str]:
+        """All that verification finds."""
+        found: list[lr.LamassuError] = []
+        lr.Vault(str(w.dir), KEY).verify(found.append, lambda _: None)
+        return [str(e) for e in found]
+
+    def test_tree(self) -> None:
+        """Encrypted and plain names, short and long name_max, every suite."""
+        cases: dict[str, dict[str, Any]] = {
+            "aes": {},
+            "paper": {"name_max": 64},
+            "blake3": {"name_max": 143, "records_as_files": True},
+            "chacha": {"names": "plain", "block_size": 16384},
+        }
+        for n, (suite, options) in enumerate(cases.items()):
+            w = self.writer(suite, outer_epochs=2, **options)
+            plain = self.tmp / f"plain{n}"
+            plain.mkdir()
+            self.fill(w, plain)
+            found = treehash.of_vault(lr.Vault(str(w.dir), KEY), self.fail)
+            self.assertEqual(found, treehash.of_plain(str(plain)))
+            self.assertEqual(len(found), 4 + 5 * 9)
+            self.assertEqual(self.problems(w), [])
+
+    def test_samples(self) -> None:
+        """The sample vaults read as their plain trees, with every source."""
+        vault = self.tmp / "v"
+        lamassu_samples.vault("aes", vault, reserved=62, outer_epochs=2)
+        for source in (KeySource(lamassu_samples.RAW), KeySource(b"correct horse\n", "passphrase")):
+            found = treehash.of_vault(lr.Vault(str(vault / "vault"), source), self.fail)
+            self.assertEqual(found, treehash.of_plain(str(vault / "plain")))
+
+    def test_cli(self) -> None:
+        """The command line, with every exit status."""
+        w = self.writer()
+        plain = self.tmp / "plain"
+        plain.mkdir()
+        self.fill(w, plain)
+        (self.tmp / "key").write_bytes(RAW)
+        key = ["--key", f"raw:{self.tmp}/key"]
+
+        def run(*args: str) -> tuple[int, bytes, bytes]:
+            env = dict(os.environ, PYTHONPATH=str(HERE))
+            done = subprocess.run([sys.executable, "-m", "lamassu_reader", *args], capture_output=True, env=env, check=False)
+            return done.returncode, done.stdout, done.stderr
+
+        code, out, err = run("tree-hash", *key, str(w.dir))
+        self.assertEqual((code, err), (0, b""))
+        self.assertEqual(run("tree-hash", "--plain", str(plain)), (0, out, b""))
+        code, out, err = run("cat", *key, str(w.dir), "dir/" + "y" * 200)
+        self.assertEqual((code, out, err), (0, (plain / "dir" / ("y" * 200)).read_bytes(), b""))
+        store = w.name(w.dir, b"a b\n\\")
+        self.assertEqual(run("cat", "--store", *key, str(w.dir), str(store)), (0, b"hi", b""))
+        code, out, _ = run("ls", *key, str(w.dir), "dir")
+        self.assertEqual(code, 0)
+        self.assertIn(b"dir/l2 -> qqq", out)
+        self.assertEqual(run("verify", *key, str(w.dir))[:2], (0, b"50 entries read, 0 damaged\n"))
+        self.assertIn(b"suite aes", run("info", *key, str(w.dir))[1])
+        self.assertEqual(run("cat", *key, str(w.dir), "nothing")[0], 2)
+        (self.tmp / "key").write_bytes(bytes(32))
+        self.assertEqual(run("ls", *key, str(w.dir))[0], 2)
+        (self.tmp / "key").write_bytes(RAW)
+        store.write_bytes(b"junk")
+        code, out, err = run("verify", *key, str(w.dir))
+        self.assertEqual((code, out), (1, b"50 entries read, 1 damaged\n"))
+        self.assertIn(b"page 0", err)
+
+    def test_xattrs(self) -> None:
+        """Names and values, over two epochs."""
+        w = self.writer(outer_epochs=2)
+        path = w.name(w.dir, b"f")
+        w.write_file(path, b"x")
+        try:
+            os.setxattr(path, "user.plain", b"not shown")
+        except OSError:
+            self.skipTest("no user attributes here")
+        w.epoch = 0
+        w.xattr(path, b"user.old", b"1")
+        w.xattr(path, b"user.twice", b"old")
+        w.epoch = 1
+        w.xattr(path, b"user.twice", b"new")
+        stored = w.xattr(path, b"system.posix_acl_access", b"")
+        vault = lr.Vault(str(w.dir), KEY)
+        entry = vault.find(b"f")
+        self.assertEqual(vault.xattrs(entry), {b"system.posix_acl_access": b"", b"user.old": b"1", b"user.twice": b"new"})
+        value = os.getxattr(path, stored)
+        other = w.xattr(path, b"user.other", b"2")
+        os.setxattr(path, other, value)
+        with self.assertRaisesRegex(lr.Damage, "no epoch opens"):
+            vault.xattrs(entry)
+        os.removexattr(path, other)
+        os.setxattr(path, "user.lamassu.AAAA", b"")
+        with self.assertRaisesRegex(lr.Damage, "does not open"):
+            vault.xattrs(entry)
+
+    def test_damaged_names(self) -> None:
+        """Names, companions and records that do not hold."""
+        w = self.writer(name_max=64)
+        w.write_file(w.name(w.dir, b"good"), b"1")
+        sub = w.mkdir(w.dir, b"sub")
+        long = w.name(sub, b"n" * 100)
+        w.write_file(long, b"2")
+        self.assertEqual(self.problems(w), [])
+        companion = sub / long.name.replace("long", "name")
+
+        text = os.readlink(companion)
+        companion.unlink()
+        self.assertRegex(self.problems(w)[0], "lamassu.name.*missing")
+        for bad, words in ((text + "=", "alphabet"), (("B" if text[0] == "A" else "A") + text[1:], "hash")):
+            os.symlink(bad, companion)
+            self.assertRegex(self.problems(w)[0], words)
+            companion.unlink()
+        companion.write_text(text)
+        self.assertEqual(self.problems(w), [])
+
+        foreign = sub / w.name(w.dir, b"good").name
+        foreign.write_bytes(b"")
+        self.assertRegex(self.problems(w)[0], "does not open in this directory")
+        foreign.unlink()
+        (sub / "a.b").write_bytes(b"")
+        self.assertRegex(self.problems(w)[0], "alphabet")
+        (sub / "a.b").unlink()
+        for name in (b".", b"..", b"a/b", b"a\0b", b"x" * 256):
+            bad_path = w.name(sub, name)
+            bad_path.write_bytes(b"")
+            self.assertRegex(self.problems(w)[0], "not a file name")
+            bad_path.unlink()
+
+        record = sub / "lamassu.dir"
+        target = os.readlink(record)
+        record.unlink()
+        self.assertRegex(self.problems(w)[0], "lamassu.dir: missing")
+        record.write_text(target + "\n")
+        self.assertRegex(self.problems(w)[0], "alphabet")
+        record.unlink()
+        for content, words in (
+            (b"\2\0\0\0" + bytes(52), "version 2"),
+            (b"\1\0\1\0" + bytes(52), "flags"),
+            (b"\1\0\0\0" + bytes(53), "trailing"),
+            (b"\1\0\0\0" + bytes(48) + b"\1\0\0\0!", "properties"),
+            (b"\1\0\0\0", "directory record of 4"),
+        ):
+            w.directory_record(sub, content)
+            self.assertRegex(self.problems(w)[0], words)
+            record.unlink()
+
+    def test_name_length(self) -> None:
+        """A name is kept short or long as its length says, so that it has one place in the store."""
+        w = self.writer(name_max=64)
+        w.name_max = 255
+        w.write_file(w.name(w.dir, b"n" * 60), b"")
+        self.assertRegex(self.problems(w)[0], "longer than name_max")
+        w = self.writer(name_max=255)
+        w.name_max = 64
+        w.write_file(w.name(w.dir, b"n" * 60), b"")
+        self.assertRegex(self.problems(w)[0], "short name")
+
+    def test_damaged_links(self) -> None:
+        """Link targets that do not hold."""
+        w = self.writer()
+        path = w.symlink(w.dir, b"l", b"t" * 4000)
+        rest = next(p for p in w.dir.iterdir() if p.name.startswith("lamassu.link."))
+        kept = os.readlink(rest)
+        rest.unlink()
+        self.assertRegex(self.problems(w)[0], "missing")
+        os.symlink(os.fsdecode(crypto.b64(w.record(4, bytes(16), b"x" * 1100))), rest)
+        self.assertRegex(self.problems(w)[0], "no epoch")
+        rest.unlink()
+        link_id = crypto.unb64(rest.name.removeprefix("lamassu.link.").encode())
+        os.symlink(os.fsdecode(crypto.b64(w.record(4, link_id, b"x" * 1101))), rest)
+        self.assertRegex(self.problems(w)[0], "4001 bytes, not 4000")
+        rest.unlink()
+        os.symlink(kept, rest)
+        self.assertEqual(self.problems(w), [])
+        path.unlink()
+        rest.unlink()
+        os.symlink(os.fsdecode(crypto.b64(w.record(4, link_id, b"x" * 100))), rest)
+        head = w.record(3, b"", link_id + (3000).to_bytes(2, "little") + b"x" * 2900)
+        os.symlink(b"." + crypto.b64(head), os.fsencode(path))
+        self.assertRegex(self.problems(w)[0], "3000 bytes is not a long one")
+        for text, words in (
+            (crypto.b64(w.record(2, b"", b"")), "possible"),
+            (crypto.b64(w.record(2, b"", b"a\0b")), "possible"),
+            (crypto.b64(w.record(1, b"", b"a")), "no epoch"),
+            (b"." + crypto.b64(w.record(3, b"", bytes(100))), "head"),
+            (b"AAAA", "sealed record of 3"),
+            (b"/etc/passwd", "alphabet"),
+        ):
+            path.unlink()
+            os.symlink(text, os.fsencode(path))
+            self.assertRegex(self.problems(w)[0], words)
+
+    def test_never_in_the_tree(self) -> None:
+        """What belongs to the format is not listed."""
+        for names in ("encrypted", "plain"):
+            w = self.writer(names=names)
+            for name in ("lamassu.vault.new", "lamassu.unknown", "lamassu.name.x", "lamassu.link.x"):
+                (w.dir / name).touch()
+            (w.dir / "lamassu.staging" / "x").touch()
+            (w.dir / "lamassu.lost").mkdir()
+            vault = lr.Vault(str(w.dir), KEY)
+            self.assertEqual(list(vault.walk()), [])
+            notes: list[str] = []
+            self.assertEqual(vault.verify(self.fail, notes.append), 1)
+            self.assertEqual(len(notes), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
