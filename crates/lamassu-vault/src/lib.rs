@@ -1,236 +1,255 @@
 //! The Lamassu file system without a kernel: tree, names, inodes, extended attributes, check.
 //!
-//! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them.
+//! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a local file system does, with the
+//! durability that `lamassu-store` gives each file; it never follows a symbolic link and never leaves the directory the vault lies in.
 
+mod attr;
+pub mod check;
+mod dir;
+mod dirs;
+mod error;
+mod gate;
+mod inode;
+mod names;
+mod open;
+mod path;
+mod rename;
+mod settle;
+mod staging;
+mod symlink;
+mod target;
+mod tree;
 pub mod types;
+mod xattr;
+
 pub use types::*;
 
+use crate::error::io;
+use lamassu_crypto::{Engine, KeyRing};
+use lamassu_format::header::{NameMode, VaultHeader};
+use lamassu_format::name::LOCK;
+use lamassu_store::{Backend, BackendFile, File, FileContext};
+use parking_lot::{Mutex, RwLock};
+use std::any::Any;
 use std::ffi::OsStr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Most directories held open, and most closed files held until they are settled; fewer where the process may have few descriptors.
+const DIRS_MAX: usize = 1024;
+const IDLE_MAX: usize = 512;
+const HELD_MIN: usize = 32;
+/// Locks that directories, and inodes being opened, share out among themselves.
+const STRIPES: usize = 64;
 
 /// An open vault. Methods take `&self` and may be called from many threads.
 pub struct Vault {
-    _p: (),
+    backend: Arc<dyn Backend>,
+    /// For files opened for writing, and for those opened for reading alone.
+    ctx: Arc<FileContext>,
+    ctx_read: Arc<FileContext>,
+    options: Options,
+    name_mode: NameMode,
+    name_max: usize,
+    nodes: Mutex<inode::NodeTable>,
+    dirs: dirs::Dirs,
+    files: open::OpenFiles,
+    handles: open::Handles,
+    idle_max: usize,
+    gate: gate::Gate,
+    /// Shared by what finds entries, exclusive for what changes where others find theirs (see `tree`).
+    tree: RwLock<()>,
+    names_locks: [RwLock<()>; STRIPES],
+    open_locks: [Mutex<()>; STRIPES],
+    settling: Mutex<()>,
+    unsynced: settle::Unsynced,
+    started: Instant,
+    closed: AtomicBool,
+    lock: Mutex<Option<Box<dyn Any + Send + Sync>>>,
 }
 
-#[allow(unused_variables, missing_docs)]
 impl Vault {
+    /// Makes the tree of a new vault below `backend`: the root's record and the staging directory. The header is the caller's to write, last: without it
+    /// there is no vault.
+    ///
+    /// # Errors
+    /// [`VaultError::Exists`] if a tree is there already, those of the store.
+    pub fn make_tree(backend: &dyn Backend, header: &VaultHeader, ring: &KeyRing) -> Result<()> {
+        let root = backend.root();
+        if header.names() == NameMode::Encrypted {
+            names::create_record(ring, &*root)?;
+        }
+        match root.make_dir(OsStr::new(lamassu_format::name::STAGING), 0o700) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io("create lamassu.staging")(e)),
+            _ => {}
+        }
+        root.sync().map_err(io("sync the root"))
+    }
+
     /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's lock, clears the staging directory.
-    pub fn open(
-        backend: Arc<dyn lamassu_store::Backend>,
-        header: &lamassu_format::header::VaultHeader,
-        ring: lamassu_crypto::KeyRing,
-        options: Options,
-    ) -> Result<Vault> {
-        todo!()
+    ///
+    /// # Errors
+    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite, [`VaultError::Damaged`] if the root's record does
+    /// not open, those of the store.
+    pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
+        let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
+        let (ctx, ctx_read) = contexts(header, ring, &options)?;
+        let root = backend.root();
+        let st = root.stat().map_err(io("stat the root"))?;
+        let limit = descriptors() / 8;
+        let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);
+        let vault = Vault {
+            backend,
+            ctx,
+            ctx_read,
+            options,
+            name_mode: header.names(),
+            name_max: header.name_max(),
+            nodes: Mutex::new(inode::NodeTable::new(&st)),
+            dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, root), dirs_max),
+            files: open::OpenFiles::default(),
+            handles: open::Handles::default(),
+            idle_max: limit.clamp(HELD_MIN, IDLE_MAX),
+            gate: gate::Gate::default(),
+            tree: RwLock::new(()),
+            names_locks: std::array::from_fn(|_| RwLock::new(())),
+            open_locks: std::array::from_fn(|_| Mutex::new(())),
+            settling: Mutex::new(()),
+            unsynced: settle::Unsynced::default(),
+            started: Instant::now(),
+            closed: AtomicBool::new(false),
+            lock: Mutex::new(lock),
+        };
+        if !vault.options.read_only {
+            // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
+            vault.backend.sync().map_err(io("sync the store"))?;
+            vault.clear_staging()?;
+        }
+        Ok(vault)
     }
-    /// Commits, settles and closes everything, releases the lock.
+
+    /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does nothing.
+    ///
+    /// # Errors
+    /// The first thing that could not be committed; everything is closed nevertheless.
     pub fn close(&self) -> Result<()> {
-        todo!()
-    }
-    /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last write.
-    pub fn maintain(&self) -> Result<()> {
-        todo!()
-    }
-    /// Everything committed, durable and settled.
-    pub fn sync_all(&self) -> Result<()> {
-        todo!()
-    }
-    /// Commits, settles, and blocks every change until `thaw`. Reads go on.
-    pub fn freeze(&self) -> Result<()> {
-        todo!()
-    }
-    pub fn thaw(&self) -> Result<()> {
-        todo!()
-    }
-    pub fn is_frozen(&self) -> bool {
-        todo!()
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // Nothing starts any more; what is under way ends first.
+        self.gate.open();
+        self.gate.close();
+        let done = if self.options.read_only { Ok(()) } else { self.settle_all() };
+        self.handles.clear();
+        self.files.clear();
+        self.dirs.clear();
+        *self.lock.lock() = None;
+        self.gate.open();
+        done
     }
 
-    // --- inodes: every Entry returned adds one lookup reference, given back by `forget`
-    pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
-        todo!()
-    }
-    pub fn forget(&self, ino: Ino, count: u64) {
-        todo!()
-    }
-    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        todo!()
-    }
-    pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        todo!()
-    }
-    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        todo!()
+    /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never taken twice by one call: between the two,
+    /// `freeze` would wait for the first and the second for `thaw`.
+    fn change(&self) -> Result<gate::Pass<'_>> {
+        if self.options.read_only {
+            return Err(VaultError::ReadOnly);
+        }
+        let pass = self.gate.enter();
+        if self.closed.load(Ordering::Acquire) { Err(VaultError::ReadOnly) } else { Ok(pass) }
     }
 
-    // --- tree
-    pub fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
-        todo!()
-    }
-    pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
-        todo!()
-    }
-    pub fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
-        todo!()
-    }
-    pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
-        todo!()
-    }
-    pub fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
-        todo!()
-    }
-    pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
-        todo!()
-    }
-    pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
-        todo!()
+    /// Milliseconds since the vault was opened, from 1.
+    fn now(&self) -> open::Millis {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
 
-    // --- files
-    pub fn create(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        mode: u32,
-        access: Access,
-        owner: Owner,
-    ) -> Result<(Entry, HandleId)> {
-        todo!()
-    }
-    pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
-        todo!()
-    }
-    pub fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        todo!()
-    }
-    pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
-        todo!()
-    }
-    /// For front-ends whose kernel does not resolve O_APPEND itself.
-    pub fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> {
-        todo!()
-    }
-    /// close(2) of one descriptor: hands buffers to the store, reports what failed.
-    pub fn flush(&self, handle: HandleId) -> Result<()> {
-        todo!()
-    }
-    pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
-        todo!()
-    }
-    pub fn release(&self, handle: HandleId) -> Result<()> {
-        todo!()
-    }
-    pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
-        todo!()
-    }
-    pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
-        todo!()
+    fn names_of(&self, dir: Ino) -> &RwLock<()> {
+        &self.names_locks[(dir % STRIPES as u64) as usize]
     }
 
-    // --- directories
-    pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
-        todo!()
-    }
-    /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false (the reply is full) or the listing ends.
-    pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
-        todo!()
-    }
-    pub fn release_dir(&self, handle: HandleId) -> Result<()> {
-        todo!()
-    }
-    pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
-        todo!()
-    }
-
-    // --- attributes and statistics
-    pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
-        todo!()
-    }
-    pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
-        todo!()
-    }
-    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
-        todo!()
-    }
-    pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
-        todo!()
-    }
-    pub fn statfs(&self) -> Result<StatFs> {
-        todo!()
-    }
-
-    // --- for tools: paths are relative to the root, components separated by '/', no links followed
-    pub fn resolve(&self, path: &OsStr) -> Result<Entry> {
-        todo!()
-    }
-    /// Plain path -> path in the store.
-    pub fn stored_path(&self, path: &OsStr) -> Result<std::path::PathBuf> {
-        todo!()
-    }
-    /// Path in the store (relative to DIR) -> plain path.
-    pub fn plain_path(&self, stored: &std::path::Path) -> Result<std::path::PathBuf> {
-        todo!()
-    }
-    /// Verifies the whole tree or the given plain paths; see [`check::Report`].
-    pub fn check(&self, paths: &[&OsStr], repair: bool, progress: &dyn check::Progress) -> Result<check::Report> {
-        todo!()
+    fn opening(&self, ino: Ino) -> &Mutex<()> {
+        &self.open_locks[(ino % STRIPES as u64) as usize]
     }
 }
 
-/// What `lamassu check` finds.
-pub mod check {
-    /// Progress of a check, in files and backing bytes.
-    pub trait Progress: Send + Sync {
-        /// How much lies ahead, when known.
-        fn total(&self, files: u64, bytes: u64);
-        /// More done.
-        fn advance(&self, files: u64, bytes: u64);
-        /// A line for people (a problem found), as it is found.
-        fn problem(&self, problem: &Problem);
+impl Drop for Vault {
+    fn drop(&mut self) {
+        if let Err(error) = self.close() {
+            tracing::error!(%error, "the vault was dropped and could not be committed");
+        }
     }
-    /// One problem.
-    #[derive(Debug, Clone, serde::Serialize)]
-    pub struct Problem {
-        /// Plain path, where known.
-        pub path: Option<String>,
-        /// Path in the store.
-        pub stored: String,
-        /// Kind, as a stable word: `block-hash`, `page-seal`, `name`, `directory-record`, `symlink`, `xattr`, `orphan-companion`, …
-        pub kind: String,
-        /// Segment, page, block where it concerns a file's content.
-        pub segment: Option<u64>,
-        /// Page.
-        pub page: Option<u64>,
-        /// Block.
-        pub block: Option<u64>,
-        /// Whether `--repair` mended it.
-        pub repaired: bool,
-        /// A sentence for people.
-        pub text: String,
+}
+
+/// Reads one file without its vault's tree: an orphan, a single file out of a backup. Its name and its directory are not needed.
+///
+/// # Errors
+/// [`VaultError::Refused`] as for [`Vault::open`], those of the store.
+pub fn open_orphan(
+    backing: Arc<dyn BackendFile>,
+    header: &VaultHeader,
+    ring: KeyRing,
+    options: &Options,
+    tag: &str,
+) -> Result<File> {
+    let (ctx, ctx_read) = contexts(header, ring, options)?;
+    Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
+}
+
+fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
+    backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
+        std::io::ErrorKind::WouldBlock => VaultError::Locked,
+        _ => io("lock the vault")(e),
+    })
+}
+
+/// What all files share: as the vault was opened, and read-only.
+fn contexts(header: &VaultHeader, ring: KeyRing, options: &Options) -> Result<(Arc<FileContext>, Arc<FileContext>)> {
+    if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
+        return Err(VaultError::Refused(
+            "metadata integrity is not offered for this suite: its cipher is malleable; use --integrity full",
+        ));
     }
-    /// The result.
-    #[derive(Debug, Clone, Default, serde::Serialize)]
-    pub struct Report {
-        /// Counted.
-        pub files: u64,
-        /// Counted.
-        pub directories: u64,
-        /// Counted.
-        pub symlinks: u64,
-        /// Counted.
-        pub other: u64,
-        /// Counted.
-        pub xattrs: u64,
-        /// Counted.
-        pub pages: u64,
-        /// Counted.
-        pub blocks: u64,
-        /// Blocks of interrupted commits found in a good state (completed if repairing).
-        pub recovered: u64,
-        /// Empty files whose page was never written.
-        pub unsealed_empty: u64,
-        /// Everything wrong.
-        pub problems: Vec<Problem>,
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        n => n,
+    };
+    let engine = Arc::new(Engine::new(threads));
+    let context = |read_only| {
+        Arc::new(FileContext {
+            ring: ring.clone(),
+            geometry: header.geometry(),
+            engine: engine.clone(),
+            integrity: options.integrity,
+            durability: options.durability,
+            convergent_small_files: header.convergent_small_files(),
+            read_only,
+            report: Arc::new(report),
+        })
+    };
+    Ok((context(options.read_only), context(true)))
+}
+
+/// The log line of every damage met.
+fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
+    match d.block {
+        Some(block) => {
+            tracing::error!(
+                file = tag,
+                segment = d.segment,
+                page = d.page,
+                block,
+                kind = d.kind.word(),
+                "damaged block"
+            );
+        }
+        None => tracing::error!(file = tag, segment = d.segment, page = d.page, kind = d.kind.word(), "damaged page"),
     }
+}
+
+/// How many descriptors this process may have.
+fn descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
 }

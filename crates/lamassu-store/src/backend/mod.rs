@@ -257,4 +257,10 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
+    /// Takes an exclusive lock on the file `name` in the root (created if missing), held until the returned guard is dropped. Somebody else holds it:
+    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one.
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
+        let _ = name;
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }

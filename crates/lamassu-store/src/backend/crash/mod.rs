@@ -46,6 +46,8 @@ pub use sim::{CrashPoint, CrashSim};
 use super::memory::{AttributeOp, Barrier, MemoryBackend, NamespaceOp, PAGE_BYTES, Tree};
 use super::{Backend, BackendDir, StatFs, Time};
 use recorder::Recorder;
+use std::any::Any;
+use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
 
@@ -185,5 +187,9 @@ impl Backend for CrashBackend {
 
     fn sync(&self) -> io::Result<()> {
         self.memory.sync()
+    }
+
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.memory.try_lock(name)
     }
 }

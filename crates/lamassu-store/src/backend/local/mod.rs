@@ -17,8 +17,10 @@ mod xattr;
 use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;
 use rustix::fd::OwnedFd;
-use rustix::fs::{FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
+use std::any::Any;
+use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -60,6 +62,15 @@ impl Backend for LocalBackend {
 
     fn sync(&self) -> io::Result<()> {
         Ok(retry(|| rustix::fs::syncfs(&*self.root))?)
+    }
+
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = super::check_name(name)?;
+        let lock = retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR))?;
+        retry(|| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive))?;
+        // Closing the descriptor gives the lock back.
+        Ok(Box::new(lock))
     }
 }
 

@@ -16,10 +16,12 @@ use super::{Backend, BackendDir, StatFs, Time};
 use handle::{Handle, MemoryDir};
 use parking_lot::RwLock;
 use rustix::io::Errno;
+use std::any::Any;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a barrier covers.
@@ -79,6 +81,17 @@ struct Shared {
     live: RwLock<Live>,
     clock: Clock,
     observer: Option<Arc<dyn Observer>>,
+    /// The one lock there is, whatever its name.
+    locked: Arc<AtomicBool>,
+}
+
+/// Holds the lock of a memory backend.
+struct Locked(Arc<AtomicBool>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
 }
 
 /// A tree in memory.
@@ -120,7 +133,7 @@ impl MemoryBackend {
 
     fn build(tree: Tree, clock: Clock, observer: Option<Arc<dyn Observer>>) -> MemoryBackend {
         let live = RwLock::new(Live { tree, open: HashMap::new() });
-        MemoryBackend { shared: Arc::new(Shared { live, clock, observer }) }
+        MemoryBackend { shared: Arc::new(Shared { live, clock, observer, locked: Arc::default() }) }
     }
 }
 
@@ -147,6 +160,14 @@ impl Backend for MemoryBackend {
 
     fn sync(&self) -> io::Result<()> {
         self.shared.barrier(Barrier::Store)
+    }
+
+    fn try_lock(&self, _name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
+        let locked = &self.shared.locked;
+        match locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Ok(Box::new(Locked(locked.clone()))),
+            Err(_) => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 }
 

@@ -1,0 +1,230 @@
+//! stat and its changes. Everything is the backing entry's own but the size, which is the plain one.
+
+use crate::dirs::Dir;
+use crate::error::io;
+use crate::inode::CachedSize;
+use crate::target::Target;
+use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
+use lamassu_format::PAGE_LEN;
+use lamassu_format::name::NAME_LEN_MAX;
+use lamassu_store::File;
+use lamassu_store::backend::Stat;
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// Units that a file with unwritten buffers is said to take at least: with none, tar and cp would take it for one hole.
+const DIRTY_BLOCKS_MIN: u64 = 8;
+
+impl Vault {
+    fn attr(&self, ino: Ino, st: &Stat, size: u64) -> Attr {
+        Attr {
+            ino,
+            kind: st.kind,
+            mode: st.mode,
+            nlink: st.nlink,
+            uid: st.uid,
+            gid: st.gid,
+            rdev: st.rdev,
+            size,
+            blocks: st.blocks,
+            block_size: self.ctx.geometry.block_size() as u32,
+            atime: st.atime,
+            mtime: st.mtime,
+            ctime: st.ctime,
+        }
+    }
+
+    fn attr_of_open(&self, ino: Ino, file: &File, st: &Stat) -> Attr {
+        let mut attr = self.attr(ino, st, file.size());
+        if let Some(mtime) = file.mtime() {
+            attr.mtime = mtime;
+            attr.ctime = attr.ctime.max(mtime);
+        }
+        if file.is_dirty() && attr.size > 0 {
+            attr.blocks = attr.blocks.max(DIRTY_BLOCKS_MIN);
+        }
+        attr
+    }
+
+    /// Attributes of node `ino`, which is the entry `stored` and whose stat is `st`.
+    pub(crate) fn attr_of_entry(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Attr {
+        if let Some(open) = self.files.get(ino) {
+            return self.attr_of_open(ino, &open.file(), st);
+        }
+        let size = match st.kind {
+            Kind::File => self.size_of_closed(ino, dir, stored, st),
+            Kind::Symlink => self.link_size(dir, stored, st),
+            Kind::Dir | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => st.len,
+        };
+        self.attr(ino, st, size)
+    }
+
+    fn size_of_closed(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> u64 {
+        if st.len == 0 {
+            return 0;
+        }
+        if let Some(size) = self.nodes.lock().cached_size(ino, st) {
+            return size;
+        }
+        match self.peek_size(dir, stored) {
+            Ok(size) => {
+                self.nodes.lock().set_cached_size(ino, Some(CachedSize::new(st, size)));
+                size
+            }
+            Err(e) => {
+                let path = self.path_in(dir.ino, stored);
+                tracing::warn!(file = %path.display(), error = %e, "its size is not known; a guess from its length is shown");
+                self.size_guess(st.len)
+            }
+        }
+    }
+
+    fn peek_size(&self, dir: &Dir, stored: &OsStr) -> Result<u64> {
+        let backing = dir.handle.open_file(stored, false).map_err(io("open"))?;
+        let tag = self.path_in(dir.ino, stored);
+        let file = File::open(self.ctx_read.clone(), backing, &tag.display().to_string())?;
+        Ok(file.size())
+    }
+
+    /// The plain size that a backing length allows at most.
+    fn size_guess(&self, len: u64) -> u64 {
+        let g = self.ctx.geometry;
+        let (whole, rest) = (len / g.segment_len(), len % g.segment_len());
+        let data = whole * (g.segment_len() - g.block_size()) + rest.saturating_sub(g.block_size());
+        if data == 0 && len >= PAGE_LEN as u64 { 1 } else { data }
+    }
+
+    /// stat.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`] if the inode has no name and no open file any more; those of the store.
+    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
+        if let Some(handle) = handle
+            && let Ok((open, _)) = self.handles.file(handle)
+        {
+            let st = open.file().backing().stat().map_err(io("stat"))?;
+            return Ok(self.attr_of_open(open.ino, &open.file(), &st));
+        }
+        let _tree = self.tree.read();
+        self.getattr_locked(ino)
+    }
+
+    pub(crate) fn getattr_locked(&self, ino: Ino) -> Result<Attr> {
+        let (target, st) = self.target(ino)?;
+        Ok(match target {
+            Target::Open(open) => self.attr_of_open(ino, &open.file(), &st),
+            Target::Entry { dir, name } => self.attr_of_entry(ino, &dir, &name, &st),
+            Target::Root(_) => self.attr(ino, &st, st.len),
+        })
+    }
+
+    /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.
+    ///
+    /// # Errors
+    /// [`VaultError::Unsupported`] for the mode of a symbolic link, [`VaultError::IsDirectory`] or [`VaultError::Invalid`] for the size of what is no
+    /// file, those of the store.
+    pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
+        let _pass = self.change()?;
+        if let Some(size) = set.size {
+            self.set_size(ino, handle, size)?;
+        }
+        let _tree = self.tree.read();
+        let (target, st) = self.target(ino)?;
+        if set.uid.is_some() || set.gid.is_some() {
+            target.set_owner(set.uid, set.gid).map_err(io("set the owner"))?;
+        }
+        if let Some(mode) = set.mode {
+            if st.kind == Kind::Symlink {
+                return Err(VaultError::Unsupported);
+            }
+            target.set_mode(mode & 0o7777).map_err(io("set the mode"))?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let keep = SetTime::Keep;
+            target.set_times(set.atime.unwrap_or(keep), set.mtime.unwrap_or(keep))?;
+        }
+        self.getattr_locked(ino)
+    }
+
+    fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64) -> Result<()> {
+        let through = match handle {
+            Some(h) => {
+                let (open, access) = self.handles.file(h)?;
+                access.write.then_some(open)
+            }
+            None => None,
+        };
+        if let Some(open) = through {
+            let done = open.file().truncate(size);
+            open.touched(self.now());
+            return Ok(done?);
+        }
+        match self.nodes.lock().kind(ino) {
+            Some(Kind::File) => {}
+            Some(Kind::Dir) => return Err(VaultError::IsDirectory),
+            Some(_) => return Err(VaultError::Invalid),
+            None => return Err(VaultError::Stale),
+        }
+        let open = self.acquire(ino, true)?;
+        let done = open.file().truncate(size).and_then(|()| open.file().flush());
+        open.touched(self.now());
+        self.unhold(&open);
+        Ok(done?)
+    }
+
+    /// statfs: what the store has, in its own units. Names are 255 bytes at most.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn statfs(&self) -> Result<StatFs> {
+        let mut st = self.backend.stat_fs().map_err(io("statfs"))?;
+        st.name_max = NAME_LEN_MAX as u32;
+        Ok(st)
+    }
+
+    /// Applies owner and mode to an entry just made, where they are not what was asked for. The owner first: changing it clears setuid.
+    pub(crate) fn own_entry(&self, dir: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
+        let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
+        let mut changed = false;
+        if let Some((uid, gid)) = wanted.owner_change(&st) {
+            dir.handle.set_owner_entry(stored, uid, gid).map_err(io("set the owner"))?;
+            changed = true;
+        }
+        if let Some(mode) = wanted.mode
+            && (changed || st.mode != mode)
+        {
+            dir.handle.set_mode_entry(stored, mode).map_err(io("set the mode"))?;
+            changed = true;
+        }
+        if changed { dir.handle.stat_entry(stored).map_err(io("stat")) } else { Ok(st) }
+    }
+
+    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid parent.
+    pub(crate) fn wanted(&self, dir: &Arc<Dir>, kind: Kind, mode: u32, owner: crate::Owner) -> Result<Wanted> {
+        let parent = dir.handle.stat().map_err(io("stat"))?;
+        let inherits = parent.mode & libc::S_ISGID != 0;
+        let mut mode = mode & 0o7777;
+        if inherits && kind == Kind::Dir {
+            mode |= libc::S_ISGID;
+        }
+        let gid = if inherits { parent.gid } else { owner.gid };
+        Ok(Wanted { uid: owner.uid, gid, mode: (kind != Kind::Symlink).then_some(mode) })
+    }
+}
+
+/// Owner and mode of a new entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub uid: u32,
+    pub gid: u32,
+    pub mode: Option<u32>,
+}
+
+impl Wanted {
+    /// What has to be changed of an entry with stat `st`.
+    pub fn owner_change(&self, st: &Stat) -> Option<(Option<u32>, Option<u32>)> {
+        let uid = (st.uid != self.uid).then_some(self.uid);
+        let gid = (st.gid != self.gid).then_some(self.gid);
+        (uid.is_some() || gid.is_some()).then_some((uid, gid))
+    }
+}

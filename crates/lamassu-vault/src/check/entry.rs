@@ -1,0 +1,152 @@
+//! Checking one entry: a file's pages and blocks, a link's target, attributes.
+
+use super::{Checker, Found, Place, Problem, kind};
+use crate::error::is_not_found;
+use crate::inode::StoreId;
+use crate::names::read_text;
+use crate::symlink::{self, LinkFault};
+use crate::{Kind, VaultError, xattr};
+use lamassu_format::name::{LINK_PREFIX, decode};
+use lamassu_store::backend::Stat;
+use lamassu_store::file::{Damage, FileCheck};
+use lamassu_store::{BackendDir, File, StoreError};
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+/// What the symbolic links of one directory need beside them.
+#[derive(Default)]
+pub(super) struct Links {
+    /// Ids of their rests.
+    pub rests: HashSet<[u8; 16]>,
+    /// Links that do not open.
+    pub unknown: u64,
+}
+
+impl Checker<'_> {
+    /// Checks an entry; its kind is `None` if it is gone. What lies in a directory is not visited here.
+    pub(super) fn entry(&mut self, at: &Place, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
+        let st = match at.dir.stat_entry(&at.name) {
+            Ok(st) => st,
+            Err(e) if is_not_found(&e) => return None,
+            Err(e) => {
+                self.note_io(at, "stat", &e);
+                return listed.filter(|k| *k == Kind::Dir);
+            }
+        };
+        if st.kind == Kind::Symlink {
+            // Its rest stands in every directory it has a name in.
+            self.link(at, &st, links);
+        }
+        let is_first = st.kind == Kind::Dir || st.nlink <= 1 || self.seen.insert(StoreId::from(&st));
+        if !is_first {
+            return Some(st.kind);
+        }
+        self.xattrs_of(at, &at.dir, Some(&at.name));
+        match st.kind {
+            Kind::File => self.file(at, &st),
+            Kind::Dir => {}
+            Kind::Symlink => self.report.symlinks += 1,
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => self.report.other += 1,
+        }
+        if st.kind != Kind::Dir {
+            self.progress.advance(1, 0);
+        }
+        Some(st.kind)
+    }
+
+    fn link(&mut self, at: &Place, st: &Stat, links: &mut Links) {
+        let ring = &self.vault.ctx.ring;
+        if let Some(rest) = symlink::rest_of(ring, &*at.dir, &at.name, st) {
+            let id = rest.as_bytes().strip_prefix(LINK_PREFIX.as_bytes()).and_then(decode);
+            links.rests.extend(id.and_then(|id| <[u8; 16]>::try_from(id).ok()));
+        }
+        let opened = read_text(&*at.dir, &at.name)
+            .map_err(LinkFault::from)
+            .and_then(|text| symlink::open(ring, &*at.dir, &text).map(drop));
+        if let Err(fault) = opened {
+            links.unknown += u64::from(!matches!(fault, LinkFault::Rest));
+            self.note(at, kind::SYMLINK, Found::Damage, format!("the target does not open: {fault}"));
+        }
+    }
+
+    fn file(&mut self, at: &Place, st: &Stat) {
+        self.report.files += 1;
+        let progress = self.progress;
+        match self.verify(at, st, &mut |bytes| progress.advance(0, bytes)) {
+            Ok(found) => {
+                self.report.pages += found.pages;
+                self.report.blocks += found.blocks;
+                self.report.recovered += found.recovered;
+                self.report.unsealed_empty += u64::from(found.unsealed_empty);
+                for damage in &found.damage {
+                    self.damage(at, damage);
+                }
+            }
+            Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &damage),
+            Err(VaultError::NotFound) => {}
+            Err(e) => self.note_io(at, "the file cannot be verified", &e),
+        }
+    }
+
+    fn verify(&self, at: &Place, st: &Stat, progress: &mut dyn FnMut(u64)) -> crate::Result<FileCheck> {
+        let vault = self.vault;
+        let ino = vault.nodes.lock().find(StoreId::from(st)).unwrap_or(st.ino);
+        let _opening = vault.opening(ino).lock();
+        if let Some(open) = vault.files.get(ino)
+            && (open.is_writable() || !self.repair)
+        {
+            return Ok(open.file().check(self.repair, progress)?);
+        }
+        let open = |write| at.dir.open_file(&at.name, write).map_err(crate::error::io("open"));
+        // A file that must not be written to is verified all the same.
+        let (backing, write) = match self.repair {
+            true => open(true).map(|f| (f, true)).or_else(|_| open(false).map(|f| (f, false)))?,
+            false => (open(false)?, false),
+        };
+        let ctx = if write { &vault.ctx } else { &vault.ctx_read };
+        let tag = at.stored.display().to_string();
+        Ok(File::open(ctx.clone(), backing, &tag)?.check(write, progress)?)
+    }
+
+    fn damage(&mut self, at: &Place, d: &Damage) {
+        self.problem(Problem {
+            path: at.plain.as_ref().map(|p| p.display().to_string()),
+            stored: at.stored.display().to_string(),
+            kind: d.kind.word().to_owned(),
+            segment: Some(d.segment),
+            page: Some(d.page),
+            block: d.block,
+            repaired: false,
+            harmless: false,
+            text: format!("{d}: that range reads as an error, the rest is readable"),
+        });
+    }
+
+    /// Checks the attributes of an entry of `dir`, or of `dir` itself.
+    pub(super) fn xattrs_of(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>) {
+        let listed = match dir.list_xattr(name) {
+            Ok(listed) => listed,
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT)) => return,
+            Err(e) => return self.note_io(at, "its attributes cannot be listed", &e),
+        };
+        for attr in listed {
+            let ring = &self.vault.ctx.ring;
+            let fault = match xattr::open_name(ring, &attr) {
+                None => continue,
+                Some(Err(e)) => Some(format!("the name of {} does not open: {e}", attr.to_string_lossy())),
+                Some(Ok(_)) => match dir.get_xattr(name, &attr) {
+                    Ok(value) => xattr::open_value(ring, &attr, &value)
+                        .err()
+                        .map(|e| format!("the value of {} does not open: {e}", attr.to_string_lossy())),
+                    Err(e) => Some(format!("{} cannot be read: {e}", attr.to_string_lossy())),
+                },
+            };
+            self.report.xattrs += 1;
+            if let Some(text) = fault {
+                self.note(at, kind::XATTR, Found::Damage, text);
+            }
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `lamassu check`: verifies every record, name, target, attribute, page and block of a tree, names what is wrong, and mends what can be mended.
+//!
+//! Repair completes interrupted commits, clears leftovers, and moves to `lamassu.lost` what cannot be named any more. It never deletes or changes content:
+//! damaged files stay where they are, readable but for the damage.
+
+mod entry;
+mod repair;
+mod report;
+mod walk;
+
+pub use report::{Problem, Progress, Report};
+
+use crate::{Result, Vault, VaultError};
+use lamassu_store::BackendDir;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Stable words for problems of the tree.
+pub mod kind {
+    /// A directory's record is missing or does not open: the names in it cannot be read.
+    pub const RECORD: &str = "directory-record";
+    /// An entry's name does not open.
+    pub const NAME: &str = "name";
+    /// The companion of a long name is missing or belongs to another.
+    pub const COMPANION: &str = "companion";
+    /// A companion without an entry.
+    pub const ORPHAN: &str = "orphan-companion";
+    /// Something in the store that Lamassu did not write.
+    pub const FOREIGN: &str = "foreign";
+    /// The target of a symbolic link does not open.
+    pub const SYMLINK: &str = "symlink";
+    /// An extended attribute's name or value does not open.
+    pub const XATTR: &str = "xattr";
+    /// Something in the staging directory.
+    pub const STAGING: &str = "staging";
+    /// The store failed.
+    pub const IO: &str = "io";
+}
+
+/// Where something lies: an entry of an open backing directory, and its paths.
+#[derive(Clone)]
+struct Place {
+    /// Directory it lies in.
+    dir: Arc<dyn BackendDir>,
+    name: OsString,
+    stored: PathBuf,
+    /// `None` where a name on the way does not open.
+    plain: Option<PathBuf>,
+}
+
+/// A check under way.
+struct Checker<'a> {
+    vault: &'a Vault,
+    repair: bool,
+    progress: &'a dyn Progress,
+    report: Report,
+    /// Inodes with several names that were seen.
+    seen: HashSet<crate::inode::StoreId>,
+}
+
+impl Checker<'_> {
+    fn problem(&mut self, problem: Problem) {
+        self.progress.problem(&problem);
+        self.report.problems.push(problem);
+    }
+
+    /// Notes a problem of the tree.
+    fn note(&mut self, at: &Place, kind: &str, found: Found, text: String) {
+        self.problem(Problem {
+            path: at.plain.as_ref().map(|p| p.display().to_string()),
+            stored: at.stored.display().to_string(),
+            kind: kind.to_owned(),
+            segment: None,
+            page: None,
+            block: None,
+            repaired: found == Found::Mended,
+            harmless: found == Found::Harmless,
+            text,
+        });
+    }
+
+    fn note_io(&mut self, at: &Place, op: &str, e: &dyn std::fmt::Display) {
+        self.note(at, kind::IO, Found::Damage, format!("{op}: {e}"));
+    }
+}
+
+/// How bad it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Damage,
+    Harmless,
+    Mended,
+}
+
+impl Vault {
+    /// Verifies the whole tree, or what lies at and below the given plain paths. Everything buffered is committed first.
+    ///
+    /// # Errors
+    /// [`VaultError::ReadOnly`] for a repair of a read-only vault; those of [`Vault::resolve`] for the paths given. What is found wrong is no error but in the
+    /// [`Report`].
+    pub fn check(&self, paths: &[&OsStr], repair: bool, progress: &dyn Progress) -> Result<Report> {
+        let pass = if repair { Some(self.change()?) } else { None };
+        if !self.options.read_only && !self.is_frozen() {
+            self.settle_all()?;
+        }
+        let mut checker = Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
+        if paths.is_empty() {
+            checker.whole()?;
+        } else {
+            let places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
+            checker.parts(places)?;
+        }
+        let report = checker.report;
+        if repair {
+            self.settle_all()?;
+        }
+        drop(pass);
+        Ok(report)
+    }
+
+    /// The place of a plain path; `None` for the root.
+    fn check_place(&self, path: &OsStr) -> Result<Option<Place>> {
+        let stored = self.stored_path(path)?;
+        let Some(name) = stored.file_name() else { return Ok(None) };
+        let mut dir = self.dirs.root().handle.clone();
+        for part in stored.parent().unwrap_or(Path::new("")) {
+            dir = dir.open_dir(part).map_err(crate::error::io("open a directory"))?;
+        }
+        let plain = Path::new(path).components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect();
+        Ok(Some(Place { dir, name: name.to_owned(), stored, plain: Some(plain) }))
+    }
+}
+
+impl Place {
+    /// Something in directory `dir`, which lies here.
+    fn below(&self, dir: &Arc<dyn BackendDir>, name: &OsStr, plain: Option<&OsStr>) -> Place {
+        Place {
+            dir: dir.clone(),
+            name: name.to_owned(),
+            stored: self.stored.join(name),
+            plain: self.plain.as_ref().zip(plain).map(|(base, name)| base.join(name)),
+        }
+    }
+}
+
+/// For the error of a walk that cannot even begin.
+fn listing(e: std::io::Error) -> VaultError {
+    crate::error::io("list a directory")(e)
+}

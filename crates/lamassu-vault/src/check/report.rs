@@ -1,0 +1,69 @@
+//! What a check reports: stable words and numbers, for programs and for people.
+
+/// Progress of a check, in files and backing bytes.
+pub trait Progress: Send + Sync {
+    /// How much lies ahead, when known.
+    fn total(&self, files: u64, bytes: u64);
+    /// More done.
+    fn advance(&self, files: u64, bytes: u64);
+    /// A line for people (a problem found), as it is found.
+    fn problem(&self, problem: &Problem);
+}
+/// One problem.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Problem {
+    /// Plain path, where known.
+    pub path: Option<String>,
+    /// Path in the store.
+    pub stored: String,
+    /// Kind, as a stable word: those of [`super::kind`], and for the content of files those of [`lamassu_store::file::DamageKind::word`].
+    pub kind: String,
+    /// Segment, page, block where it concerns a file's content.
+    pub segment: Option<u64>,
+    /// Page.
+    pub page: Option<u64>,
+    /// Block.
+    pub block: Option<u64>,
+    /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
+    pub repaired: bool,
+    /// Nothing is lost or unreadable: what an interrupted change left behind, and what `--repair` clears away.
+    pub harmless: bool,
+    /// A sentence for people.
+    pub text: String,
+}
+/// The result.
+#[derive(Debug, Clone, Default, serde::Serialize)]
+pub struct Report {
+    /// Counted.
+    pub files: u64,
+    /// Counted.
+    pub directories: u64,
+    /// Counted.
+    pub symlinks: u64,
+    /// Counted.
+    pub other: u64,
+    /// Counted.
+    pub xattrs: u64,
+    /// Counted.
+    pub pages: u64,
+    /// Counted.
+    pub blocks: u64,
+    /// Blocks of interrupted commits found in a good state (completed if repairing).
+    pub recovered: u64,
+    /// Empty files whose page was never written.
+    pub unsealed_empty: u64,
+    /// Everything wrong.
+    pub problems: Vec<Problem>,
+}
+
+impl Report {
+    /// Whether something is damaged that was not mended.
+    pub fn is_damaged(&self) -> bool {
+        self.problems.iter().any(|p| !p.repaired && !p.harmless)
+    }
+
+    /// Whether something was mended.
+    pub fn is_repaired(&self) -> bool {
+        self.problems.iter().any(|p| p.repaired)
+    }
+}

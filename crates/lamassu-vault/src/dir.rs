@@ -1,0 +1,104 @@
+//! Listings: a snapshot of the stored names when the directory is opened or rewound; names open as they are handed out.
+
+use crate::dirs::Dir;
+use crate::error::io;
+use crate::open::Handle;
+use crate::{DirEntry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_store::backend::Entry as Listed;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Cookies of the entries begin here; 1 and 2 come after `.` and `..`.
+const FIRST: u64 = 2;
+
+/// An open directory.
+pub(crate) struct OpenDir {
+    pub dir: Arc<Dir>,
+    parent: Ino,
+    entries: Mutex<Arc<Vec<Listed>>>,
+    /// Whether the snapshot is the one made at open and was not handed out yet.
+    fresh: std::sync::atomic::AtomicBool,
+}
+
+impl OpenDir {
+    /// The snapshot, taken anew at a rewind.
+    fn entries(&self, cookie: u64) -> Result<Arc<Vec<Listed>>> {
+        let fresh = self.fresh.swap(false, std::sync::atomic::Ordering::Relaxed);
+        if cookie == 0 && !fresh {
+            let entries = Arc::new(self.dir.handle.read_dir().map_err(io("list a directory"))?);
+            *self.entries.lock() = entries;
+        }
+        Ok(self.entries.lock().clone())
+    }
+}
+
+impl Vault {
+    /// Opens a directory and takes the snapshot of its listing.
+    ///
+    /// # Errors
+    /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those of the store.
+    pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
+        let dir = self.dir(ino)?;
+        self.names(&dir)?;
+        let entries = dir.handle.read_dir().map_err(io("list a directory"))?;
+        let parent = self.nodes.lock().parent(ino).unwrap_or(ROOT);
+        let open = OpenDir {
+            dir,
+            parent,
+            entries: Mutex::new(Arc::new(entries)),
+            fresh: std::sync::atomic::AtomicBool::new(true),
+        };
+        self.nodes.lock().pin(ino);
+        Ok(self.handles.add(Handle::Dir(Arc::new(open))))
+    }
+
+    /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false (the reply is full) or the listing ends.
+    /// Entries whose names do not open are left out and logged; `check` lists them.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`], those of the store.
+    pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
+        let open = self.handles.dir(handle)?;
+        let entries = open.entries(cookie)?;
+        let dots = [(".", open.dir.ino), ("..", open.parent)];
+        for (at, (name, ino)) in (1..).zip(dots) {
+            if cookie < at && !fill(&DirEntry { ino, kind: Kind::Dir, name: name.into() }, at) {
+                return Ok(());
+            }
+        }
+        let names = self.names(&open.dir)?;
+        let from = cookie.saturating_sub(FIRST);
+        let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
+        for (at, listed) in (from + FIRST + 1..).zip(entries.iter().skip(skipped)) {
+            let name = match names.open(&*open.dir.handle, &listed.name) {
+                Ok(Some(name)) => name,
+                Ok(None) => continue,
+                Err(fault) => {
+                    let path = self.path_in(open.dir.ino, &listed.name);
+                    tracing::warn!(entry = %path.display(), "left out of a listing, its name does not open: {fault}");
+                    continue;
+                }
+            };
+            // It may be gone since the snapshot was taken.
+            let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(&listed.name).ok().map(|st| st.kind));
+            let Some(kind) = kind else { continue };
+            let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
+            if !fill(&DirEntry { ino, kind, name }, at) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes a directory.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`].
+    pub fn release_dir(&self, handle: HandleId) -> Result<()> {
+        let open = self.handles.dir(handle)?;
+        if self.handles.remove(handle).is_some() {
+            self.nodes.lock().unpin(open.dir.ino);
+        }
+        Ok(())
+    }
+}

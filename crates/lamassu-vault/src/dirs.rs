@@ -1,0 +1,141 @@
+//! Open backing directories and the keys of their names, held in a bounded cache and reopened through the chain of parents.
+
+use crate::error::{io, is_not_found};
+use crate::inode::{NodeTable, StoreId};
+use crate::names::{self, Names, RecordFault, StoredName};
+use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_format::header::NameMode;
+use lamassu_format::name::DIR_RECORD;
+use lamassu_store::BackendDir;
+use lru::LruCache;
+use parking_lot::Mutex;
+use std::ffi::OsStr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// An open backing directory.
+pub(crate) struct Dir {
+    pub ino: Ino,
+    pub dev: u64,
+    pub handle: Arc<dyn BackendDir>,
+    names: OnceLock<Names>,
+}
+
+impl Dir {
+    pub fn new(ino: Ino, dev: u64, handle: Arc<dyn BackendDir>) -> Arc<Self> {
+        Arc::new(Dir { ino, dev, handle, names: OnceLock::new() })
+    }
+}
+
+/// The cache.
+pub(crate) struct Dirs {
+    root: Arc<Dir>,
+    open: Mutex<LruCache<Ino, Arc<Dir>>>,
+}
+
+impl Dirs {
+    pub fn new(root: Arc<Dir>, capacity: NonZeroUsize) -> Self {
+        Dirs { root, open: Mutex::new(LruCache::new(capacity)) }
+    }
+
+    pub fn root(&self) -> &Arc<Dir> {
+        &self.root
+    }
+
+    fn get(&self, ino: Ino) -> Option<Arc<Dir>> {
+        if ino == ROOT { Some(self.root.clone()) } else { self.open.lock().get(&ino).cloned() }
+    }
+
+    fn put(&self, dir: &Arc<Dir>) {
+        self.open.lock().put(dir.ino, dir.clone());
+    }
+
+    /// Closes a directory that was removed or forgotten.
+    pub fn drop_dir(&self, ino: Ino) {
+        self.open.lock().pop(&ino);
+    }
+
+    pub fn clear(&self) {
+        self.open.lock().clear();
+    }
+}
+
+/// The directories on the way from an open one to `ino`, the deepest first.
+fn chain_to_open(
+    nodes: &NodeTable,
+    dirs: &Dirs,
+    ino: Ino,
+) -> Result<(Arc<Dir>, Vec<(Ino, crate::inode::Link, StoreId)>)> {
+    let mut chain = Vec::new();
+    let mut cur = ino;
+    loop {
+        if let Some(dir) = dirs.get(cur) {
+            return Ok((dir, chain));
+        }
+        if nodes.kind(cur).is_some_and(|k| k != Kind::Dir) {
+            return Err(VaultError::NotDirectory);
+        }
+        let (link, id) = nodes.first_link(cur).ok_or(VaultError::Stale)?;
+        let parent = link.parent;
+        chain.push((cur, link, id));
+        if chain.len() > crate::inode::DEPTH_MAX {
+            return Err(VaultError::Stale);
+        }
+        cur = parent;
+    }
+}
+
+impl Vault {
+    /// The open backing directory of `ino`.
+    pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Dir>> {
+        let (mut dir, mut chain) = chain_to_open(&self.nodes.lock(), &self.dirs, ino)?;
+        while let Some((ino, link, id)) = chain.pop() {
+            let handle = dir.handle.open_dir(&link.name).map_err(|e| match is_not_found(&e) {
+                true => VaultError::Stale,
+                false => io("open a directory")(e),
+            })?;
+            let st = handle.stat().map_err(io("stat a directory"))?;
+            if StoreId::from(&st) != id {
+                return Err(VaultError::Stale);
+            }
+            dir = Dir::new(ino, st.dev, handle);
+            self.dirs.put(&dir);
+        }
+        Ok(dir)
+    }
+
+    /// How names are kept in `dir`; reads its record the first time.
+    pub(crate) fn names<'a>(&self, dir: &'a Dir) -> Result<&'a Names> {
+        if let Some(names) = dir.names.get() {
+            return Ok(names);
+        }
+        let names = self.read_names(&*dir.handle).map_err(|fault| {
+            let stored = self.path_in(dir.ino, OsStr::new(DIR_RECORD));
+            tracing::error!(record = %stored.display(), "a directory record does not open: {fault}");
+            VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
+        })?;
+        Ok(dir.names.get_or_init(|| names))
+    }
+
+    /// The same for a directory outside of the node table.
+    pub(crate) fn read_names(&self, handle: &dyn BackendDir) -> std::result::Result<Names, RecordFault> {
+        Ok(match self.name_mode {
+            NameMode::Plain => Names::Plain { name_max: self.name_max },
+            NameMode::Encrypted => {
+                Names::Sealed { key: names::read_record(&self.ctx.ring, handle)?, name_max: self.name_max }
+            }
+        })
+    }
+
+    /// The stored form of `name` in `dir`.
+    pub(crate) fn stored(&self, dir: &Dir, name: &OsStr) -> Result<StoredName> {
+        self.names(dir)?.seal(name)
+    }
+
+    /// Stored path of an entry, for messages; as much of it as is known.
+    pub(crate) fn path_in(&self, parent: Ino, stored: &OsStr) -> PathBuf {
+        let base = self.nodes.lock().stored_path(parent);
+        base.unwrap_or_else(|| Path::new("?").to_owned()).join(stored)
+    }
+}

@@ -1,0 +1,38 @@
+//! From errors of the store to errors of the vault. The errno is kept wherever no variant says the same.
+
+use crate::VaultError;
+use std::io;
+
+/// Turns an [`io::Error`] of operation `op` into a [`VaultError`].
+pub(crate) fn io(op: &'static str) -> impl Fn(io::Error) -> VaultError {
+    move |source| match source.raw_os_error() {
+        Some(libc::ENOENT) => VaultError::NotFound,
+        Some(libc::EEXIST) => VaultError::Exists,
+        Some(libc::ENOTDIR) => VaultError::NotDirectory,
+        Some(libc::EISDIR) => VaultError::IsDirectory,
+        Some(libc::ENOTEMPTY) => VaultError::NotEmpty,
+        Some(libc::ENAMETOOLONG) => VaultError::NameTooLong,
+        Some(libc::EINVAL) => VaultError::Invalid,
+        Some(libc::EROFS) => VaultError::ReadOnly,
+        Some(libc::EOPNOTSUPP) => VaultError::Unsupported,
+        Some(libc::ENODATA) => VaultError::NoAttribute,
+        Some(libc::ESTALE) => VaultError::Stale,
+        _ => VaultError::Io { op, source },
+    }
+}
+
+/// An error with an errno of our own choosing.
+pub(crate) fn errno(op: &'static str, code: i32) -> VaultError {
+    io(op)(io::Error::from_raw_os_error(code))
+}
+
+/// Whether the store said that it cannot do this at all, in any of the ways stores do.
+pub(crate) fn is_unsupported(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EPERM))
+        || e.kind() == io::ErrorKind::Unsupported
+}
+
+/// Whether nothing is there by that name.
+pub(crate) fn is_not_found(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::NotFound
+}

@@ -1,0 +1,68 @@
+//! The gate that every change passes: `freeze` closes it and waits until those inside have left.
+
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Default)]
+struct State {
+    frozen: bool,
+    inside: usize,
+}
+
+/// See the module's head.
+#[derive(Default)]
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Held while a change is under way.
+pub(crate) struct Pass<'a>(&'a Gate);
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        let mut s = self.0.state.lock();
+        s.inside -= 1;
+        if s.inside == 0 && s.frozen {
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+impl Gate {
+    /// Waits while frozen.
+    pub fn enter(&self) -> Pass<'_> {
+        let mut s = self.state.lock();
+        self.changed.wait_while(&mut s, |s| s.frozen);
+        s.inside += 1;
+        Pass(self)
+    }
+
+    /// For background work: `None` while frozen.
+    pub fn try_enter(&self) -> Option<Pass<'_>> {
+        let mut s = self.state.lock();
+        (!s.frozen).then(|| {
+            s.inside += 1;
+            Pass(self)
+        })
+    }
+
+    /// Closes the gate and waits until nobody is inside. False: it was closed already.
+    pub fn close(&self) -> bool {
+        let mut s = self.state.lock();
+        if s.frozen {
+            return false;
+        }
+        s.frozen = true;
+        self.changed.wait_while(&mut s, |s| s.inside > 0);
+        true
+    }
+
+    pub fn open(&self) {
+        self.state.lock().frozen = false;
+        self.changed.notify_all();
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.state.lock().frozen
+    }
+}

@@ -1,0 +1,331 @@
+//! The node table: which inode numbers are in use, and where in the store each one lies.
+//!
+//! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below it. It knows its places as
+//! (parent, stored name) pairs, so renames and hard links cost nothing and no file descriptor is held. An inode number never names two things at
+//! once: a node whose last link went away keeps its number while anybody refers to it (a *zombie*), and a new entry that the store gives the same
+//! number gets another one. Nothing here touches the store.
+
+use crate::{Ino, Kind, ROOT, Time};
+use lamassu_store::backend::Stat;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// Numbers from here on are ours; the store's own below it are used as they are.
+const ALTERNATIVE: u64 = 1 << 63;
+/// A path deeper than this is a loop that somebody made below us.
+pub(crate) const DEPTH_MAX: usize = 65_536;
+
+/// What the store calls an inode: device and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StoreId {
+    pub dev: u64,
+    pub ino: u64,
+}
+
+impl From<&Stat> for StoreId {
+    fn from(st: &Stat) -> Self {
+        StoreId { dev: st.dev, ino: st.ino }
+    }
+}
+
+/// One name of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub parent: Ino,
+    pub name: OsString,
+}
+
+/// The plain size of a closed file, and the backing state it was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CachedSize {
+    len: u64,
+    mtime: Time,
+    ctime: Time,
+    pub size: u64,
+}
+
+impl CachedSize {
+    pub fn new(st: &Stat, size: u64) -> Self {
+        CachedSize { len: st.len, mtime: st.mtime, ctime: st.ctime, size }
+    }
+
+    /// The size, if the file was not changed since.
+    pub fn get(&self, st: &Stat) -> Option<u64> {
+        (self.len == st.len && self.mtime == st.mtime && self.ctime == st.ctime).then_some(self.size)
+    }
+}
+
+/// What [`NodeTable::reference`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Referenced {
+    pub ino: Ino,
+    pub generation: u64,
+    /// The number was not in use before: what is cached by it is not of this node.
+    pub is_new: bool,
+}
+
+#[derive(Debug)]
+struct Node {
+    id: StoreId,
+    kind: Kind,
+    links: Vec<Link>,
+    lookups: u64,
+    /// Nodes below, open files.
+    pins: u64,
+    generation: u64,
+    size: Option<CachedSize>,
+    /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
+    live: bool,
+}
+
+/// See the module's head.
+pub(crate) struct NodeTable {
+    nodes: HashMap<Ino, Node>,
+    by_store: HashMap<StoreId, Ino>,
+    root_dev: u64,
+    next_alternative: u64,
+    zombies_made: u64,
+}
+
+impl NodeTable {
+    pub fn new(root: &Stat) -> Self {
+        let id = StoreId::from(root);
+        let node =
+            Node { id, kind: Kind::Dir, links: Vec::new(), lookups: 1, pins: 0, generation: 0, size: None, live: true };
+        NodeTable {
+            nodes: HashMap::from([(ROOT, node)]),
+            by_store: HashMap::from([(id, ROOT)]),
+            root_dev: root.dev,
+            next_alternative: ALTERNATIVE,
+            zombies_made: 0,
+        }
+    }
+
+    /// The node of a backing inode, if it is in the table.
+    pub fn find(&self, id: StoreId) -> Option<Ino> {
+        self.by_store.get(&id).copied()
+    }
+
+    /// The number a listing shows for a backing inode on the root's device.
+    pub fn shown(&self, dev: u64, ino: u64) -> Ino {
+        self.find(StoreId { dev, ino }).unwrap_or(ino)
+    }
+
+    pub fn kind(&self, ino: Ino) -> Option<Kind> {
+        self.nodes.get(&ino).map(|n| n.kind)
+    }
+
+    pub fn id(&self, ino: Ino) -> Option<StoreId> {
+        self.nodes.get(&ino).map(|n| n.id)
+    }
+
+    pub fn is_live(&self, ino: Ino) -> bool {
+        self.nodes.get(&ino).is_some_and(|n| n.live)
+    }
+
+    pub fn links(&self, ino: Ino) -> Vec<Link> {
+        self.nodes.get(&ino).map(|n| n.links.clone()).unwrap_or_default()
+    }
+
+    pub fn first_link(&self, ino: Ino) -> Option<(Link, StoreId)> {
+        let node = self.nodes.get(&ino)?;
+        node.links.first().map(|l| (l.clone(), node.id))
+    }
+
+    pub fn parent(&self, ino: Ino) -> Option<Ino> {
+        self.nodes.get(&ino)?.links.first().map(|l| l.parent)
+    }
+
+    pub fn cached_size(&self, ino: Ino, st: &Stat) -> Option<u64> {
+        self.nodes.get(&ino)?.size?.get(st)
+    }
+
+    pub fn set_cached_size(&mut self, ino: Ino, size: Option<CachedSize>) {
+        if let Some(n) = self.nodes.get_mut(&ino) {
+            n.size = size;
+        }
+    }
+
+    /// Finds or makes the node of what lies at (parent, name) and counts one lookup of it.
+    pub fn reference(&mut self, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
+        let id = StoreId::from(st);
+        let known = self.find(id).filter(|&ino| {
+            let same = self.kind(ino) == Some(st.kind);
+            if !same {
+                // The store reuses the number: somebody else removed what we knew by it.
+                self.bury(ino);
+            }
+            same
+        });
+        let ino = known.unwrap_or_else(|| self.insert(id, st.kind));
+        self.add_link(ino, parent, name);
+        let node = self.nodes.get_mut(&ino);
+        let generation = node.map(|n| {
+            n.lookups += 1;
+            n.generation
+        });
+        Referenced { ino, generation: generation.unwrap_or_default(), is_new: known.is_none() }
+    }
+
+    fn insert(&mut self, id: StoreId, kind: Kind) -> Ino {
+        let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < ALTERNATIVE && !self.nodes.contains_key(&id.ino);
+        let ino = if own { id.ino } else { self.alternative() };
+        let generation = self.zombies_made;
+        let node = Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true };
+        self.nodes.insert(ino, node);
+        self.by_store.insert(id, ino);
+        ino
+    }
+
+    fn alternative(&mut self) -> Ino {
+        let ino = self.next_alternative;
+        self.next_alternative += 1;
+        ino
+    }
+
+    /// Adds a name to a node. A directory has one name at a time: the new one replaces the old.
+    pub fn add_link(&mut self, ino: Ino, parent: Ino, name: &OsStr) {
+        if ino == ROOT {
+            return;
+        }
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        if node.links.iter().any(|l| l.parent == parent && l.name == name) {
+            return;
+        }
+        let gone = if node.kind == Kind::Dir { std::mem::take(&mut node.links) } else { Vec::new() };
+        node.links.push(Link { parent, name: name.to_owned() });
+        if let Some(p) = self.nodes.get_mut(&parent) {
+            p.pins += 1;
+        }
+        for l in gone {
+            self.unpin(l.parent);
+        }
+    }
+
+    /// Takes a name from a node, if it had it.
+    pub fn remove_link(&mut self, ino: Ino, parent: Ino, name: &OsStr) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        let before = node.links.len();
+        node.links.retain(|l| !(l.parent == parent && l.name == name));
+        if node.links.len() != before {
+            self.unpin(parent);
+        }
+    }
+
+    /// The backing inode at (parent, name) lost that name; `last`: it was the last one.
+    pub fn unlinked(&mut self, id: StoreId, parent: Ino, name: &OsStr, last: bool) -> Option<Ino> {
+        let ino = self.find(id)?;
+        if last {
+            self.bury(ino);
+        } else {
+            self.remove_link(ino, parent, name);
+        }
+        Some(ino)
+    }
+
+    /// Makes a zombie: the number stays taken while referred to, the backing inode is forgotten.
+    fn bury(&mut self, ino: Ino) {
+        let Some(node) = self.nodes.get_mut(&ino) else { return };
+        node.live = false;
+        node.size = None;
+        let (id, links) = (node.id, std::mem::take(&mut node.links));
+        self.zombies_made += 1;
+        self.by_store.remove(&id);
+        for l in links {
+            self.unpin(l.parent);
+        }
+        self.drop_if_unused(ino);
+    }
+
+    /// Moves the name of a backing inode.
+    pub fn moved(&mut self, id: StoreId, from: (Ino, &OsStr), to: (Ino, &OsStr)) -> Option<Ino> {
+        let ino = self.find(id)?;
+        // Added first: a node must not be dropped between its two names.
+        self.add_link(ino, to.0, to.1);
+        self.remove_link(ino, from.0, from.1);
+        Some(ino)
+    }
+
+    pub fn pin(&mut self, ino: Ino) {
+        if let Some(n) = self.nodes.get_mut(&ino) {
+            n.pins += 1;
+        }
+    }
+
+    pub fn unpin(&mut self, ino: Ino) {
+        if let Some(n) = self.nodes.get_mut(&ino) {
+            n.pins = n.pins.saturating_sub(1);
+        }
+        self.drop_if_unused(ino);
+    }
+
+    /// Counts one more reference to a known node.
+    pub fn add_reference(&mut self, ino: Ino) {
+        if let Some(n) = self.nodes.get_mut(&ino) {
+            n.lookups += 1;
+        }
+    }
+
+    /// Gives back lookup references.
+    pub fn forget(&mut self, ino: Ino, count: u64) {
+        if let Some(n) = self.nodes.get_mut(&ino) {
+            n.lookups = n.lookups.saturating_sub(count);
+        }
+        self.drop_if_unused(ino);
+    }
+
+    fn drop_if_unused(&mut self, ino: Ino) {
+        let mut todo = vec![ino];
+        while let Some(ino) = todo.pop() {
+            let unused = self.nodes.get(&ino).is_some_and(|n| n.lookups == 0 && n.pins == 0);
+            if !unused || ino == ROOT {
+                continue;
+            }
+            let Some(node) = self.nodes.remove(&ino) else { continue };
+            if node.live {
+                self.by_store.remove(&node.id);
+            }
+            for l in node.links {
+                if let Some(p) = self.nodes.get_mut(&l.parent) {
+                    p.pins = p.pins.saturating_sub(1);
+                    todo.push(l.parent);
+                }
+            }
+        }
+    }
+
+    /// Path in the store, relative to the vault's root; `None` if the node has no name any more.
+    pub fn stored_path(&self, ino: Ino) -> Option<PathBuf> {
+        let mut names = Vec::new();
+        let mut cur = ino;
+        while cur != ROOT {
+            let link = self.nodes.get(&cur)?.links.first()?;
+            names.push(&link.name);
+            cur = link.parent;
+            if names.len() > DEPTH_MAX {
+                return None;
+            }
+        }
+        Some(names.into_iter().rev().collect())
+    }
+
+    /// Numbers from `ino` up to the root, both included; `None` if the chain is broken.
+    pub fn ancestry(&self, ino: Ino) -> Option<Vec<Ino>> {
+        let mut chain = vec![ino];
+        let mut cur = ino;
+        while cur != ROOT {
+            cur = self.parent(cur)?;
+            chain.push(cur);
+            if chain.len() > DEPTH_MAX {
+                return None;
+            }
+        }
+        Some(chain)
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+}

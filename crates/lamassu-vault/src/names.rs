@@ -1,0 +1,210 @@
+//! Names in one directory (`docs/format.md` §6): plain to stored and back, directory records, companions of long names.
+//!
+//! Records and companions are short texts kept as symbolic links, or as regular files where the store has no symbolic links: either way they appear whole.
+
+use crate::error::{io, is_unsupported};
+use crate::{Result, VaultError};
+use lamassu_crypto::outer::RecordKind;
+use lamassu_crypto::ring::OpenError;
+use lamassu_crypto::secret::{Secret, SecretBytes};
+use lamassu_crypto::{KeyRing, name::NameKey};
+use lamassu_format::header::NameMode;
+use lamassu_format::name::{self, NameError, Stored};
+use lamassu_format::record::{DIR_RECORD_LEN, DirRecord};
+use lamassu_store::BackendDir;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+/// Longest text ever read from a record or companion that is kept as a file.
+const TEXT_MAX: usize = 8192;
+
+/// How the names of one directory are kept.
+pub(crate) enum Names {
+    /// As they are; at most that many bytes.
+    Plain { name_max: usize },
+    /// Sealed.
+    Sealed { key: NameKey, name_max: usize },
+}
+
+/// A stored name, and what has to stand beside it.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredName {
+    pub name: OsString,
+    pub companion: Option<Companion>,
+}
+
+/// The companion of a long name.
+#[derive(Debug, Clone)]
+pub(crate) struct Companion {
+    pub name: OsString,
+    text: String,
+}
+
+/// Why the name of an entry does not open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NameFault {
+    #[error("it is not a name that Lamassu writes")]
+    Foreign,
+    #[error("it does not open under the directory's key: altered, or moved here from another directory")]
+    Unauthentic,
+    #[error("it opens to a name no file can have")]
+    Impossible,
+    #[error("its companion is missing or unreadable")]
+    NoCompanion,
+    #[error("its companion belongs to another name")]
+    WrongCompanion,
+}
+
+impl Names {
+    /// Whether an application may use `name` here.
+    fn check(&self, name: &[u8]) -> Result<()> {
+        let (mode, max) = match self {
+            Names::Plain { name_max } => (NameMode::Plain, *name_max),
+            Names::Sealed { name_max, .. } => (NameMode::Encrypted, *name_max),
+        };
+        name::check_name(mode, name, max).map_err(|e| match e {
+            NameError::TooLong { .. } => VaultError::NameTooLong,
+            NameError::Empty | NameError::Dot | NameError::Character | NameError::Reserved => VaultError::InvalidName,
+        })
+    }
+
+    /// The stored form of a plain name.
+    pub fn seal(&self, plain: &OsStr) -> Result<StoredName> {
+        let bytes = plain.as_bytes();
+        self.check(bytes)?;
+        match self {
+            Names::Plain { .. } => Ok(StoredName { name: plain.to_owned(), companion: None }),
+            Names::Sealed { key, name_max } => {
+                let sealed = key.seal(bytes);
+                if let Some(name) = name::entry_name(&sealed, *name_max) {
+                    return Ok(StoredName { name: name.into(), companion: None });
+                }
+                let hash = NameKey::hash(&sealed);
+                let companion = Companion { name: name::companion_name(&hash).into(), text: name::encode(&sealed) };
+                Ok(StoredName { name: name::long_name(&hash).into(), companion: Some(companion) })
+            }
+        }
+    }
+
+    /// The plain name of an entry, `None` if it is one of the format's own that listings hide.
+    pub fn open(&self, dir: &dyn BackendDir, stored: &OsStr) -> std::result::Result<Option<OsString>, NameFault> {
+        match self {
+            Names::Plain { .. } => match name::classify(NameMode::Plain, stored.as_bytes()) {
+                Stored::Plain => Ok(Some(stored.to_owned())),
+                _ => Ok(None),
+            },
+            Names::Sealed { key, .. } => match name::classify(NameMode::Encrypted, stored.as_bytes()) {
+                Stored::Sealed(sealed) => open_sealed(key, &sealed).map(Some),
+                Stored::Long(hash) => {
+                    let companion = name::companion_name(&hash);
+                    let text = read_text(dir, OsStr::new(&companion)).map_err(|_| NameFault::NoCompanion)?;
+                    let sealed = name::decode(&text).ok_or(NameFault::NoCompanion)?;
+                    if NameKey::hash(&sealed) != hash {
+                        return Err(NameFault::WrongCompanion);
+                    }
+                    open_sealed(key, &sealed).map(Some)
+                }
+                Stored::Foreign => Err(NameFault::Foreign),
+                Stored::Root | Stored::DirRecord | Stored::Companion(_) | Stored::LinkRest(_) | Stored::Plain => {
+                    Ok(None)
+                }
+            },
+        }
+    }
+}
+
+fn open_sealed(key: &NameKey, sealed: &[u8]) -> std::result::Result<OsString, NameFault> {
+    let plain = key.open(sealed).map_err(|_| NameFault::Unauthentic)?;
+    name::check_name(NameMode::Encrypted, &plain, name::NAME_LEN_MAX).map_err(|_| NameFault::Impossible)?;
+    Ok(OsString::from_vec(plain))
+}
+
+impl Companion {
+    /// Makes the companion unless it stands already. True: it was made now.
+    pub fn ensure(&self, dir: &dyn BackendDir) -> Result<bool> {
+        match write_text(dir, &self.name, &self.text) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == stdio::ErrorKind::AlreadyExists => {
+                if read_text(dir, &self.name).is_ok_and(|t| t == self.text.as_bytes()) {
+                    return Ok(false);
+                }
+                // Damaged: its name says what must be in it, so it can be made anew.
+                dir.unlink(&self.name).map_err(io("replace a companion"))?;
+                write_text(dir, &self.name, &self.text).map_err(io("create a companion"))?;
+                Ok(true)
+            }
+            Err(e) => Err(io("create a companion")(e)),
+        }
+    }
+}
+
+/// Removes a companion whose entry is gone. One that stays behind is harmless: `check` counts it.
+pub(crate) fn remove_companion(dir: &dyn BackendDir, name: &OsStr) {
+    if let Err(e) = dir.unlink(name)
+        && !crate::error::is_not_found(&e)
+    {
+        tracing::warn!(companion = %name.to_string_lossy(), error = %e, "a companion without an entry stays behind");
+    }
+}
+
+/// Reads a record or companion.
+pub(crate) fn read_text(dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<Vec<u8>> {
+    match dir.read_link(name) {
+        Ok(text) => Ok(text.into_vec()),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            let file = dir.open_file(name, false)?;
+            let mut text = vec![0; TEXT_MAX];
+            let n = file.read_at(0, &mut text)?;
+            text.truncate(n);
+            Ok(text)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Writes a record or companion; fails if something of that name exists.
+pub(crate) fn write_text(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
+    match dir.make_symlink(name, OsStr::new(text)) {
+        Err(e) if is_unsupported(&e) => {
+            let file = dir.create_file(name, 0o600)?;
+            file.write_at(0, text.as_bytes())?;
+            file.sync_data()
+        }
+        other => other,
+    }
+}
+
+/// Makes the record of a new directory.
+pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<()> {
+    let mut id = [0; 16];
+    lamassu_crypto::random(&mut id)?;
+    let secret = Secret::<32>::random()?;
+    let mut content = [0; DIR_RECORD_LEN];
+    DirRecord { id, secret: secret.expose() }.encode_into(&mut content);
+    let content = Secret::new(&mut content);
+    let sealed = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
+    write_text(dir, OsStr::new(name::DIR_RECORD), &name::encode(&sealed)).map_err(io("create a directory record"))
+}
+
+/// Why a directory record does not open.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecordFault {
+    #[error("{0}")]
+    Unreadable(stdio::Error),
+    #[error("it is not base64url")]
+    Text,
+    #[error("{0}")]
+    Seal(OpenError),
+    #[error("{0}")]
+    Content(lamassu_format::record::RecordError),
+}
+
+/// Reads the record of a directory.
+pub(crate) fn read_record(ring: &KeyRing, dir: &dyn BackendDir) -> std::result::Result<NameKey, RecordFault> {
+    let text = read_text(dir, OsStr::new(name::DIR_RECORD)).map_err(RecordFault::Unreadable)?;
+    let sealed = name::decode(&text).ok_or(RecordFault::Text)?;
+    let content = SecretBytes::new(ring.open_record(RecordKind::Directory, &[], &sealed).map_err(RecordFault::Seal)?);
+    let record = DirRecord::parse(content.expose()).map_err(RecordFault::Content)?;
+    Ok(NameKey::new(&Secret::new(&mut record.secret.clone()), record.id))
+}

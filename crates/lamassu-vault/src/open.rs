@@ -1,0 +1,394 @@
+//! Open files: one [`File`] per inode, shared by its handles, and kept after the last close until its pages are settled.
+
+use crate::error::{errno, io};
+use crate::inode::CachedSize;
+use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
+use lamassu_store::{BackendFile, File, StoreError};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Time in the vault's own milliseconds, from 1; 0 stands for never.
+pub(crate) type Millis = u64;
+
+/// An open inode. Its `File` is exchanged when a file that was opened for reading is opened for writing: a read-only file buffers nothing.
+pub(crate) struct OpenFile {
+    pub ino: Ino,
+    file: RwLock<Arc<File>>,
+    writable: AtomicBool,
+    /// When the first write that is not handed to the store yet was made.
+    pub dirty_since: AtomicU64,
+    /// When the first write that is not settled yet was made.
+    pub unsettled_since: AtomicU64,
+}
+
+impl OpenFile {
+    pub fn new(ino: Ino, file: File, writable: bool) -> Arc<Self> {
+        Arc::new(OpenFile {
+            ino,
+            file: RwLock::new(Arc::new(file)),
+            writable: AtomicBool::new(writable),
+            dirty_since: AtomicU64::new(0),
+            unsettled_since: AtomicU64::new(0),
+        })
+    }
+
+    pub fn file(&self) -> Arc<File> {
+        self.file.read().clone()
+    }
+
+    pub fn is_writable(&self) -> bool {
+        self.writable.load(Ordering::Acquire)
+    }
+
+    fn upgrade(&self, file: File) {
+        *self.file.write() = Arc::new(file);
+        self.writable.store(true, Ordering::Release);
+    }
+
+    /// To be called after each change of content.
+    pub fn touched(&self, now: Millis) {
+        // Only the first of several counts; a race between two firsts is between equals.
+        for since in [&self.dirty_since, &self.unsettled_since] {
+            if since.load(Ordering::Relaxed) == 0 {
+                since.store(now, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Hands buffers to the store.
+    pub fn flush(&self) -> std::result::Result<(), StoreError> {
+        // Cleared first: a write that comes in between sets it again.
+        self.dirty_since.store(0, Ordering::Relaxed);
+        self.file().flush()
+    }
+
+    pub fn is_unsettled(&self) -> bool {
+        let file = self.file();
+        self.is_writable() && (file.is_dirty() || file.needs_settle())
+    }
+}
+
+struct Slot {
+    file: Arc<OpenFile>,
+    handles: u32,
+}
+
+/// Every open inode, by number.
+#[derive(Default)]
+pub(crate) struct OpenFiles {
+    slots: Mutex<HashMap<Ino, Slot>>,
+}
+
+impl OpenFiles {
+    pub fn get(&self, ino: Ino) -> Option<Arc<OpenFile>> {
+        self.slots.lock().get(&ino).map(|s| s.file.clone())
+    }
+
+    fn get_and_hold(&self, ino: Ino) -> Option<Arc<OpenFile>> {
+        self.slots.lock().get_mut(&ino).map(|s| {
+            s.handles += 1;
+            s.file.clone()
+        })
+    }
+
+    fn insert_held(&self, file: &Arc<OpenFile>) {
+        self.slots.lock().insert(file.ino, Slot { file: file.clone(), handles: 1 });
+    }
+
+    /// Gives a hold back. True: it was the last.
+    fn unhold(&self, ino: Ino) -> bool {
+        self.slots.lock().get_mut(&ino).is_some_and(|s| {
+            s.handles = s.handles.saturating_sub(1);
+            s.handles == 0
+        })
+    }
+
+    /// Takes a file out of the table that nobody holds and that `may_go`: asked under the lock, so nobody can write meanwhile.
+    fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
+        let mut slots = self.slots.lock();
+        let go = slots.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));
+        if go { slots.remove(&ino).map(|s| s.file) } else { None }
+    }
+
+    pub fn all(&self) -> Vec<Arc<OpenFile>> {
+        self.slots.lock().values().map(|s| s.file.clone()).collect()
+    }
+
+    /// Files that nobody holds.
+    pub fn idle(&self) -> Vec<Arc<OpenFile>> {
+        self.slots.lock().values().filter(|s| s.handles == 0).map(|s| s.file.clone()).collect()
+    }
+
+    pub fn idle_count(&self) -> usize {
+        self.slots.lock().values().filter(|s| s.handles == 0).count()
+    }
+
+    pub fn clear(&self) {
+        self.slots.lock().clear();
+    }
+}
+
+/// What a handle names.
+#[derive(Clone)]
+pub(crate) enum Handle {
+    File { file: Arc<OpenFile>, access: Access },
+    Dir(Arc<crate::dir::OpenDir>),
+}
+
+/// Handles given out.
+#[derive(Default)]
+pub(crate) struct Handles {
+    next: AtomicU64,
+    open: RwLock<HashMap<u64, Handle>>,
+}
+
+impl Handles {
+    pub fn add(&self, handle: Handle) -> HandleId {
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        self.open.write().insert(id, handle);
+        HandleId(id)
+    }
+
+    pub fn remove(&self, id: HandleId) -> Option<Handle> {
+        self.open.write().remove(&id.0)
+    }
+
+    pub fn file(&self, id: HandleId) -> Result<(Arc<OpenFile>, Access)> {
+        match self.open.read().get(&id.0) {
+            Some(Handle::File { file, access }) => Ok((file.clone(), *access)),
+            Some(Handle::Dir(_)) | None => Err(VaultError::BadHandle),
+        }
+    }
+
+    pub fn dir(&self, id: HandleId) -> Result<Arc<crate::dir::OpenDir>> {
+        match self.open.read().get(&id.0) {
+            Some(Handle::Dir(dir)) => Ok(dir.clone()),
+            Some(Handle::File { .. }) | None => Err(VaultError::BadHandle),
+        }
+    }
+
+    pub fn clear(&self) {
+        self.open.write().clear();
+    }
+}
+
+impl Vault {
+    /// How reports and the log name a file.
+    pub(crate) fn tag(&self, ino: Ino) -> String {
+        match self.nodes.lock().stored_path(ino) {
+            Some(path) => format!("{} (inode {ino})", path.display()),
+            None => format!("(inode {ino})"),
+        }
+    }
+
+    /// The open file of `ino`, held once more; opened if it was not. Two opens of one inode never overlap: the second would cut
+    /// the backing file to a length the first has outgrown.
+    pub(crate) fn acquire(&self, ino: Ino, write: bool) -> Result<Arc<OpenFile>> {
+        let _opening = self.opening(ino).lock();
+        if let Some(open) = self.files.get_and_hold(ino) {
+            if write && !open.is_writable() {
+                let upgraded = self.open_backing(ino, true).and_then(|b| self.new_file(ino, b, true));
+                match upgraded {
+                    Ok(file) => open.upgrade(file),
+                    Err(e) => {
+                        self.unhold(&open);
+                        return Err(e);
+                    }
+                }
+            }
+            return Ok(open);
+        }
+        let backing = self.open_backing(ino, write)?;
+        let file = self.new_file(ino, backing, write)?;
+        Ok(self.insert_held(ino, file, write))
+    }
+
+    /// Puts a file just opened or created into the table.
+    pub(crate) fn insert_held(&self, ino: Ino, file: File, writable: bool) -> Arc<OpenFile> {
+        let open = OpenFile::new(ino, file, writable);
+        self.nodes.lock().pin(ino);
+        self.files.insert_held(&open);
+        open
+    }
+
+    pub(crate) fn new_file(&self, ino: Ino, backing: Arc<dyn BackendFile>, write: bool) -> Result<File> {
+        let ctx = if write { &self.ctx } else { &self.ctx_read };
+        Ok(File::open(ctx.clone(), backing, &self.tag(ino))?)
+    }
+
+    fn open_backing(&self, ino: Ino, write: bool) -> Result<Arc<dyn BackendFile>> {
+        let _tree = self.tree.read();
+        if ino == ROOT {
+            return Err(VaultError::IsDirectory);
+        }
+        let (dir, name, st) = self.place(ino)?;
+        match st.kind {
+            Kind::File => dir.handle.open_file(&name, write).map_err(io("open")),
+            Kind::Dir => Err(VaultError::IsDirectory),
+            Kind::Symlink => Err(errno("open", libc::ELOOP)),
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Err(errno("open", libc::ENXIO)),
+        }
+    }
+
+    /// Gives a hold back; the last one lets the file go, or leaves it in the table until it is settled.
+    pub(crate) fn unhold(&self, open: &Arc<OpenFile>) {
+        if !self.files.unhold(open.ino) {
+            return;
+        }
+        let live = self.nodes.lock().is_live(open.ino);
+        if live && open.is_unsettled() {
+            open.touched(self.now());
+            if self.files.idle_count() > self.idle_max
+                && let Err(e) = self.settle_idle()
+            {
+                tracing::error!(error = %e, "files that were closed could not be settled");
+            }
+        } else {
+            self.let_go(open.ino, !live);
+        }
+    }
+
+    /// Takes a file that nobody holds out of the table, unless something in it is not settled. With `force` that is lost: right for a removed
+    /// file, and for one that fails for good.
+    pub(crate) fn let_go(&self, ino: Ino, force: bool) {
+        let Some(open) = self.files.remove_idle(ino, |f| force || !f.is_unsettled()) else { return };
+        let file = open.file();
+        let size = match file.backing().stat() {
+            Ok(st) if !file.is_dirty() => Some(CachedSize::new(&st, file.size())),
+            Ok(_) | Err(_) => None,
+        };
+        let mut nodes = self.nodes.lock();
+        nodes.set_cached_size(open.ino, size);
+        nodes.unpin(open.ino);
+    }
+
+    // --- the public calls
+
+    /// Opens a file. Reading is always possible through the handle: a kernel that caches writes reads through handles opened for writing.
+    ///
+    /// # Errors
+    /// [`VaultError::ReadOnly`] for a write to a read-only vault, [`VaultError::IsDirectory`], [`VaultError::Stale`], those of the store.
+    pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
+        let write = access.write || access.truncate;
+        let _pass = if write { Some(self.change()?) } else { None };
+        let open = self.acquire(ino, write)?;
+        if access.truncate {
+            let done = open.file().truncate(0);
+            open.touched(self.now());
+            if let Err(e) = done {
+                self.unhold(&open);
+                return Err(e.into());
+            }
+        }
+        Ok(self.handles.add(Handle::File { file: open, access }))
+    }
+
+    /// Reads up to `buf.len()` bytes; short only at the end of the file.
+    ///
+    /// # Errors
+    /// [`VaultError::Store`] where the range is damaged.
+    pub fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let (open, _) = self.handles.file(handle)?;
+        Ok(open.file().read_at(offset, buf)?)
+    }
+
+    fn writing(&self, handle: HandleId) -> Result<Arc<OpenFile>> {
+        let (open, access) = self.handles.file(handle)?;
+        if access.write { Ok(open) } else { Err(VaultError::BadHandle) }
+    }
+
+    /// Writes all of `data`.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`] unless opened for writing; those of the store.
+    pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        let open = self.writing(handle)?;
+        let _pass = self.change()?;
+        let done = open.file().write_at(offset, data);
+        open.touched(self.now());
+        Ok(done.map(|()| data.len())?)
+    }
+
+    /// Writes at the end, atomically among appends: for front-ends whose kernel does not resolve O_APPEND itself.
+    ///
+    /// # Errors
+    /// As [`Vault::write`].
+    pub fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> {
+        let open = self.writing(handle)?;
+        let _pass = self.change()?;
+        let done = open.file().append(data);
+        open.touched(self.now());
+        Ok(done.map(|_| data.len())?)
+    }
+
+    /// close(2) of one descriptor: hands buffers to the store, reports what failed.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn flush(&self, handle: HandleId) -> Result<()> {
+        let (open, access) = self.handles.file(handle)?;
+        if !access.write || !open.file().is_dirty() {
+            return Ok(());
+        }
+        let _pass = self.change()?;
+        Ok(open.flush()?)
+    }
+
+    /// Closes a handle.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`]; what the store said when buffers were handed to it (they stay, and are tried again).
+    pub fn release(&self, handle: HandleId) -> Result<()> {
+        self.handles.file(handle)?;
+        let Some(Handle::File { file: open, access }) = self.handles.remove(handle) else {
+            return Err(VaultError::BadHandle);
+        };
+        let dirty = access.write && open.file().is_dirty() && self.nodes.lock().is_live(open.ino);
+        let flushed = if dirty {
+            let _pass = self.change()?;
+            open.flush()
+        } else {
+            Ok(())
+        };
+        self.unhold(&open);
+        Ok(flushed?)
+    }
+
+    /// fallocate(2).
+    ///
+    /// # Errors
+    /// [`VaultError::Invalid`] for an empty or impossible range, [`VaultError::BadHandle`], those of the store.
+    pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
+        let open = self.writing(handle)?;
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(VaultError::Invalid)?;
+        let _pass = self.change()?;
+        let file = open.file();
+        let done = match mode {
+            Fallocate::Reserve => file.allocate(offset, len, false),
+            Fallocate::KeepSize => file.allocate(offset, len, true),
+            Fallocate::Punch => file.punch(offset, len),
+            Fallocate::Zero { keep_size } => file.punch(offset, len).and_then(|()| match file.size() {
+                size if end > size && !keep_size => file.truncate(end),
+                _ => Ok(()),
+            }),
+        };
+        open.touched(self.now());
+        Ok(done?)
+    }
+
+    /// lseek(2) for data and holes.
+    ///
+    /// # Errors
+    /// [`VaultError::NoData`] past the end, or where no data follows.
+    pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
+        let (open, _) = self.handles.file(handle)?;
+        let file = open.file();
+        let found = match whence {
+            Whence::Data => file.seek_data(offset)?,
+            Whence::Hole => file.seek_hole(offset)?,
+        };
+        found.ok_or(VaultError::NoData)
+    }
+}

@@ -1,0 +1,93 @@
+//! Paths for tools: plain to stored and back. Nothing here follows a symbolic link.
+
+use crate::error::io;
+use crate::names::NameFault;
+use crate::{Entry, Kind, ROOT, Result, Vault, VaultError};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+/// The components of a path relative to the root.
+fn components(path: &OsStr) -> Result<Vec<&OsStr>> {
+    path.as_bytes()
+        .split(|&b| b == b'/')
+        .map(OsStr::from_bytes)
+        .filter(|c| !c.is_empty() && *c != ".")
+        .map(|c| if c == ".." { Err(VaultError::Invalid) } else { Ok(c) })
+        .collect()
+}
+
+impl Vault {
+    /// The entry at a plain path, one reference counted. Components are separated by `/`; empty ones and `.` are skipped.
+    ///
+    /// # Errors
+    /// [`VaultError::Invalid`] for a path with `..`; those of [`Vault::lookup`].
+    pub fn resolve(&self, path: &OsStr) -> Result<Entry> {
+        let mut cur = {
+            let _tree = self.tree.read();
+            self.nodes.lock().add_reference(ROOT);
+            Entry { attr: self.getattr_locked(ROOT)?, generation: 0 }
+        };
+        for name in components(path)? {
+            let next = if cur.attr.kind == Kind::Dir {
+                self.lookup(cur.attr.ino, name)
+            } else {
+                Err(VaultError::NotDirectory)
+            };
+            self.forget(cur.attr.ino, 1);
+            cur = next?;
+        }
+        Ok(cur)
+    }
+
+    /// Path in the store of what lies at a plain path.
+    ///
+    /// # Errors
+    /// As [`Vault::resolve`].
+    pub fn stored_path(&self, path: &OsStr) -> Result<PathBuf> {
+        let names = components(path)?;
+        let entry = self.resolve(path)?;
+        let mut dir = self.dirs.root().handle.clone();
+        let mut stored = PathBuf::new();
+        let last = names.len().saturating_sub(1);
+        let found = names.iter().enumerate().try_for_each(|(i, name)| {
+            let kept = self.read_names(&*dir).map_err(|_| VaultError::Stale)?.seal(name)?;
+            if i < last {
+                dir = dir.open_dir(&kept.name).map_err(io("open a directory"))?;
+            }
+            stored.push(kept.name);
+            Ok(())
+        });
+        self.forget(entry.attr.ino, 1);
+        found.map(|()| stored)
+    }
+
+    /// Plain path of what lies at a path in the store, relative to the vault's directory.
+    ///
+    /// # Errors
+    /// [`VaultError::Invalid`] for a path that leaves the vault, [`VaultError::InvalidName`] for the format's own files, [`VaultError::NotFound`] if nothing is
+    /// there, [`VaultError::Damaged`] if a record or name does not open.
+    pub fn plain_path(&self, stored: &Path) -> Result<PathBuf> {
+        let mut dir = self.dirs.root().handle.clone();
+        let mut plain = PathBuf::new();
+        let mut walked = PathBuf::new();
+        let mut parts = stored.components().filter(|c| *c != Component::CurDir).peekable();
+        while let Some(part) = parts.next() {
+            let Component::Normal(name) = part else { return Err(VaultError::Invalid) };
+            let damaged = |what, at: &Path| VaultError::Damaged { what, stored: at.display().to_string() };
+            let names = self.read_names(&*dir).map_err(|_| damaged("directory record", &walked))?;
+            walked.push(name);
+            dir.stat_entry(name).map_err(io("stat"))?;
+            match names.open(&*dir, name) {
+                Ok(Some(name)) => plain.push(name),
+                Ok(None) => return Err(VaultError::InvalidName),
+                Err(NameFault::NoCompanion | NameFault::WrongCompanion) => return Err(damaged("companion", &walked)),
+                Err(_) => return Err(damaged("name", &walked)),
+            }
+            if parts.peek().is_some() {
+                dir = dir.open_dir(name).map_err(io("open a directory"))?;
+            }
+        }
+        Ok(plain)
+    }
+}

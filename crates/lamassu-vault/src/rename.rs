@@ -1,0 +1,195 @@
+//! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure, directories over empty ones.
+
+use crate::dirs::Dir;
+use crate::error::{io, is_not_found};
+use crate::inode::StoreId;
+use crate::names::{StoredName, remove_companion};
+use crate::staging::rename_no_replace;
+use crate::symlink;
+use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};
+use lamassu_store::backend::Stat;
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+/// One end of a rename.
+struct End {
+    dir: Arc<Dir>,
+    stored: StoredName,
+    st: Option<Stat>,
+    /// Name of the rest of a long link target.
+    rest: Option<OsString>,
+}
+
+impl End {
+    fn id(&self) -> Option<StoreId> {
+        self.st.as_ref().map(StoreId::from)
+    }
+
+    fn is_dir(&self) -> bool {
+        self.st.is_some_and(|st| st.kind == Kind::Dir)
+    }
+
+    fn place(&self) -> (Ino, &OsStr) {
+        (self.dir.ino, &self.stored.name)
+    }
+
+    /// Whether this is the only name of what is there.
+    fn is_last_name(&self) -> bool {
+        self.st.is_some_and(|st| st.kind == Kind::Dir || st.nlink <= 1)
+    }
+}
+
+impl Vault {
+    /// rename(2) and renameat2(2).
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`], [`VaultError::Exists`] with `NoReplace`, [`VaultError::NotEmpty`], [`VaultError::IsDirectory`],
+    /// [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
+    pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
+        let _pass = self.change()?;
+        let _tree = self.tree.write();
+        let from = self.end(parent, name)?;
+        let to = self.end(to_parent, to_name)?;
+        if from.st.is_none() || (mode == RenameMode::Exchange && to.st.is_none()) {
+            return Err(VaultError::NotFound);
+        }
+        if mode == RenameMode::NoReplace && to.st.is_some() {
+            return Err(VaultError::Exists);
+        }
+        self.refuse_loops(&from, &to)?;
+        if from.id() == to.id() {
+            // The same name, or two names of one file: POSIX says that nothing happens.
+            return Ok(());
+        }
+        match mode {
+            RenameMode::Exchange => self.exchange(&from, &to),
+            RenameMode::Replace | RenameMode::NoReplace => self.replace(&from, &to),
+        }
+    }
+
+    fn end(&self, parent: Ino, name: &OsStr) -> Result<End> {
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        let st = match dir.handle.stat_entry(&stored.name) {
+            Err(e) if is_not_found(&e) => None,
+            other => Some(other.map_err(io("stat"))?),
+        };
+        let rest = st.and_then(|st| symlink::rest_of(&self.ctx.ring, &*dir.handle, &stored.name, &st));
+        Ok(End { dir, stored, st, rest })
+    }
+
+    /// A directory must not go below itself, at either end.
+    fn refuse_loops(&self, from: &End, to: &End) -> Result<()> {
+        let nodes = self.nodes.lock();
+        for (moved, into) in [(from, to), (to, from)] {
+            let Some(id) = moved.id().filter(|_| moved.is_dir()) else { continue };
+            let chain = nodes.ancestry(into.dir.ino).ok_or(VaultError::Stale)?;
+            let below_itself = chain.iter().any(|&ino| nodes.id(ino) == Some(id));
+            match (below_itself, std::ptr::eq(moved, from)) {
+                (true, true) => return Err(VaultError::Invalid),
+                // The target is an ancestor of the source: it is not empty. In an exchange that would be a loop.
+                (true, false) => return Err(VaultError::NotEmpty),
+                (false, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What has to stand at the destination before the entry comes.
+    fn prepare_arrival(&self, from: &End, to: &End) -> Result<()> {
+        if let Some(rest) = &from.rest
+            && from.dir.ino != to.dir.ino
+        {
+            symlink::copy_rest(rest, &*from.dir.handle, &*to.dir.handle)?;
+        }
+        Ok(())
+    }
+
+    /// The rest of a long link goes after the link has gone to another directory.
+    fn finish_departure(&self, from: &End, to: &End) {
+        if let Some(rest) = &from.rest
+            && from.dir.ino != to.dir.ino
+            && from.is_last_name()
+        {
+            remove_companion(&*from.dir.handle, rest);
+        }
+    }
+
+    fn exchange(&self, from: &End, to: &End) -> Result<()> {
+        self.prepare_arrival(from, to)?;
+        self.prepare_arrival(to, from)?;
+        let (a, b) = (&from.stored.name, &to.stored.name);
+        from.dir.handle.rename(a, &*to.dir.handle, b, RenameMode::Exchange).map_err(exchange_error)?;
+        self.finish_departure(from, to);
+        self.finish_departure(to, from);
+        let mut nodes = self.nodes.lock();
+        for (end, other) in [(from, to), (to, from)] {
+            if let Some(id) = end.id() {
+                self.unsynced.add(id);
+                nodes.moved(id, end.place(), other.place());
+            }
+        }
+        Ok(())
+    }
+
+    fn replace(&self, from: &End, to: &End) -> Result<()> {
+        match (from.is_dir(), to.st) {
+            (true, Some(st)) if st.kind != Kind::Dir => return Err(VaultError::NotDirectory),
+            (true, Some(_)) => self.require_empty(&to.dir, &to.stored.name)?,
+            (false, Some(st)) if st.kind == Kind::Dir => return Err(VaultError::IsDirectory),
+            _ => {}
+        }
+        let companion_made = match &to.stored.companion {
+            Some(companion) => companion.ensure(&*to.dir.handle)?,
+            None => false,
+        };
+        let moved = self.prepare_arrival(from, to).and_then(|()| self.move_entry(from, to));
+        if let Err(e) = moved {
+            if let (true, Some(companion)) = (companion_made && to.st.is_none(), &to.stored.companion) {
+                remove_companion(&*to.dir.handle, &companion.name);
+            }
+            return Err(e);
+        }
+        self.finish_departure(from, to);
+        if let Some(companion) = &from.stored.companion {
+            remove_companion(&*from.dir.handle, &companion.name);
+        }
+        if let Some(st) = &to.st {
+            self.entry_gone(&to.dir, &to.stored.name, st, to.rest.as_deref());
+        }
+        if let Some(id) = from.id() {
+            self.unsynced.add(id);
+            self.nodes.lock().moved(id, from.place(), to.place());
+        }
+        Ok(())
+    }
+
+    fn move_entry(&self, from: &End, to: &End) -> Result<()> {
+        let (source, target) = (&from.dir.handle, &to.dir.handle);
+        let (name, to_name) = (&from.stored.name, &to.stored.name);
+        match (from.is_dir(), &to.st) {
+            (_, None) => rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename")),
+            (false, Some(_)) => source.rename(name, &**target, to_name, RenameMode::Replace).map_err(io("rename")),
+            // An empty directory still has its record, so the store would not replace it. The two change places: at no time is the target missing.
+            (true, Some(_)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
+                Ok(()) => self.unstage_dir(&**source, name).inspect_err(|_| {
+                    if let Err(error) = source.rename(name, &**target, to_name, RenameMode::Exchange) {
+                        tracing::error!(%error, "a rename over a directory failed half-way: the two have changed places");
+                    }
+                }),
+                Err(e) if crate::error::is_unsupported(&e) => {
+                    self.unstage_dir(&**target, to_name)?;
+                    rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename"))
+                }
+                Err(e) => Err(io("rename")(e)),
+            },
+        }
+    }
+}
+
+fn exchange_error(e: std::io::Error) -> VaultError {
+    match e.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOSYS) => VaultError::Unsupported,
+        _ => io("exchange")(e),
+    }
+}

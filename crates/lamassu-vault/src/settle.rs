@@ -1,0 +1,271 @@
+//! Committing, settling, syncing: when buffers go to the store, when pending bits are cleared, and what fsync covers besides the file.
+//!
+//! One barrier of the whole store serves any number of files: their marks are taken before it, and each is settled up to its mark after it.
+
+use crate::error::io;
+use crate::inode::StoreId;
+use crate::open::{Millis, OpenFile};
+use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Buffers older than this are committed by [`Vault::maintain`].
+const COMMIT_AFTER: Millis = 5_000;
+/// Files whose oldest unsettled write is older than this are settled: within 30 s even if `maintain` comes every few seconds only.
+const SETTLE_AFTER: Millis = 20_000;
+/// With more unsynced names than this, `maintain` syncs the store to forget them.
+const UNSYNCED_MAX: usize = 65_536;
+
+/// Entries that were made or moved in this mount and whose parent directory is not known to be synced since.
+#[derive(Default)]
+pub(crate) struct Unsynced {
+    entries: Mutex<HashSet<StoreId>>,
+}
+
+impl Unsynced {
+    pub fn add(&self, id: StoreId) {
+        self.entries.lock().insert(id);
+    }
+
+    pub fn remove(&self, id: StoreId) {
+        self.entries.lock().remove(&id);
+    }
+
+    fn contains(&self, id: StoreId) -> bool {
+        self.entries.lock().contains(&id)
+    }
+
+    fn len(&self) -> usize {
+        self.entries.lock().len()
+    }
+
+    fn take(&self) -> HashSet<StoreId> {
+        std::mem::take(&mut *self.entries.lock())
+    }
+
+    fn put_back(&self, entries: HashSet<StoreId>) {
+        self.entries.lock().extend(entries);
+    }
+}
+
+/// The first error of several steps; all steps are done.
+struct First(Result<()>);
+
+impl First {
+    fn note(&mut self, result: Result<()>) {
+        if let (Err(e), Ok(())) = (result, &self.0) {
+            self.0 = Err(e);
+        }
+    }
+}
+
+impl Vault {
+    /// A barrier for the whole store. On success every name made before it is durable.
+    fn sync_store(&self) -> Result<()> {
+        let entries = self.unsynced.take();
+        let done = self.backend.sync().map_err(io("sync the store"));
+        if done.is_err() {
+            self.unsynced.put_back(entries);
+        }
+        done
+    }
+
+    /// Commits and settles `files`; lets go of those that nobody holds. Files that fail stay as they are, to be tried again.
+    fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
+        let _one_at_a_time = self.settling.lock();
+        let mut first = First(Ok(()));
+        let mut marked = Vec::with_capacity(files.len());
+        for open in files {
+            match open.flush() {
+                Ok(()) => {
+                    open.unsettled_since.store(0, Ordering::Relaxed);
+                    marked.push((open.file().covered_mark(), open));
+                }
+                Err(e) => self.failed(&open, e, &mut first),
+            }
+        }
+        if !marked.is_empty() {
+            let barrier = self.sync_store();
+            for (mark, open) in marked {
+                let file = open.file();
+                // The store's failure is the file's own too: its own sync learns which writes it has lost.
+                let done = if barrier.is_err() { file.sync() } else { Ok(()) };
+                match done.and_then(|()| file.settle(mark)) {
+                    // Not touched since and still unsettled: it holds a damaged block, which settles never.
+                    Ok(()) => {
+                        self.let_go(open.ino, open.unsettled_since.load(Ordering::Relaxed) == 0 && !file.is_dirty())
+                    }
+                    Err(e) => self.failed(&open, e, &mut first),
+                }
+            }
+        }
+        first.0
+    }
+
+    fn failed(&self, open: &OpenFile, e: lamassu_store::StoreError, first: &mut First) {
+        tracing::error!(file = self.tag(open.ino), error = %e, "a file could not be committed; it will be tried again");
+        open.touched(self.now());
+        first.note(Err(e.into()));
+    }
+
+    fn unsettled(&self, mut files: Vec<Arc<OpenFile>>) -> Vec<Arc<OpenFile>> {
+        files.retain(|f| f.is_unsettled());
+        files
+    }
+
+    /// Settles the files that nobody holds. Those that fail again are given up once the table is twice over its bound: memory is bounded.
+    pub(crate) fn settle_idle(&self) -> Result<()> {
+        let done = self.settle(self.unsettled(self.files.idle()));
+        if done.is_err() && self.files.idle_count() > 2 * self.idle_max {
+            for open in self.files.idle() {
+                tracing::error!(file = self.tag(open.ino), "given up: what was written since its last commit is lost");
+                self.let_go(open.ino, true);
+            }
+        }
+        done
+    }
+
+    /// Everything committed, durable and settled, without asking the gate.
+    pub(crate) fn settle_all(&self) -> Result<()> {
+        let files = self.unsettled(self.files.all());
+        let mut first = First(Ok(()));
+        if files.is_empty() {
+            first.note(self.sync_store());
+        } else {
+            first.note(self.settle(files));
+        }
+        first.0
+    }
+
+    pub(crate) fn maintain_at(&self, now: Millis) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        let Some(_pass) = self.gate.try_enter() else { return Ok(()) };
+        let older = |since: &std::sync::atomic::AtomicU64, age: Millis| {
+            let since = since.load(Ordering::Relaxed);
+            since != 0 && now.saturating_sub(since) >= age
+        };
+        let all = self.unsettled(self.files.all());
+        let (settle, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|f| older(&f.unsettled_since, SETTLE_AFTER));
+        let mut first = First(Ok(()));
+        for open in rest.iter().filter(|f| older(&f.dirty_since, COMMIT_AFTER)) {
+            if let Err(e) = open.flush() {
+                self.failed(open, e, &mut first);
+            }
+        }
+        if !settle.is_empty() {
+            first.note(self.settle(settle));
+        } else if self.unsynced.len() > UNSYNCED_MAX {
+            first.note(self.sync_store());
+        }
+        first.0
+    }
+
+    /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last write.
+    ///
+    /// # Errors
+    /// The first of what went wrong; the rest was done, and what failed is tried again next time.
+    pub fn maintain(&self) -> Result<()> {
+        self.maintain_at(self.now())
+    }
+
+    /// Everything committed, durable and settled.
+    ///
+    /// # Errors
+    /// As [`Vault::maintain`].
+    pub fn sync_all(&self) -> Result<()> {
+        if self.options.read_only {
+            return Ok(());
+        }
+        // Frozen: everything is settled already.
+        let Some(_pass) = self.gate.try_enter() else { return Ok(()) };
+        self.settle_all()
+    }
+
+    /// Commits, settles, and blocks every change until [`Vault::thaw`]. Reads go on. A frozen vault stays so.
+    ///
+    /// # Errors
+    /// As [`Vault::maintain`]; the vault is then not frozen.
+    pub fn freeze(&self) -> Result<()> {
+        if self.options.read_only || !self.gate.close() {
+            return Ok(());
+        }
+        let done = self.settle_all();
+        if done.is_err() {
+            self.gate.open();
+        }
+        done
+    }
+
+    /// Lets changes go on.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn thaw(&self) -> Result<()> {
+        self.gate.open();
+        Ok(())
+    }
+
+    /// Whether changes wait for [`Vault::thaw`].
+    pub fn is_frozen(&self) -> bool {
+        self.gate.is_closed()
+    }
+
+    /// fsync(2): the file, and every directory above it whose entry on the way to it was made in this mount and not synced since.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`], those of the store.
+    pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
+        // fdatasync too promises that the data can be found again.
+        let _ = data_only;
+        let (open, _) = self.handles.file(handle)?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        let _pass = self.change()?;
+        if open.is_writable() {
+            open.dirty_since.store(0, Ordering::Relaxed);
+            if let Err(e) = open.file().sync() {
+                open.touched(self.now());
+                return Err(e.into());
+            }
+        }
+        self.sync_way_to(open.ino)
+    }
+
+    /// fsync(2) of a directory.
+    ///
+    /// # Errors
+    /// As [`Vault::fsync`].
+    pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
+        let dir = self.handles.dir(handle)?;
+        if self.options.read_only {
+            return Ok(());
+        }
+        let _pass = self.change()?;
+        dir.dir.handle.sync().map_err(io("sync a directory"))?;
+        self.sync_way_to(dir.dir.ino)
+    }
+
+    fn sync_way_to(&self, ino: Ino) -> Result<()> {
+        let _tree = self.tree.read();
+        // Removed meanwhile: it has no name that would have to last.
+        let Some(chain) = self.nodes.lock().ancestry(ino) else { return Ok(()) };
+        for pair in chain.windows(2) {
+            let [below, parent] = pair else { continue };
+            let Some(id) = self.nodes.lock().id(*below) else { continue };
+            if *below == ROOT || !self.unsynced.contains(id) {
+                continue;
+            }
+            match self.dir(*parent).and_then(|d| d.handle.sync().map_err(io("sync a directory"))) {
+                Ok(()) => self.unsynced.remove(id),
+                Err(VaultError::Stale | VaultError::NotFound) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}

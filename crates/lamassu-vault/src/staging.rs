@@ -1,0 +1,179 @@
+//! The staging directory: directories appear in the tree whole, with their record, and disappear whole.
+//!
+//! What lies here is never part of the tree, so whatever a crash leaves is cleared when a writer opens the vault. Only what Lamassu itself puts here
+//! is deleted; anything else stays and is reported.
+
+use crate::attr::Wanted;
+use crate::dirs::Dir;
+use crate::error::{errno, io, is_not_found, is_unsupported};
+use crate::names;
+use crate::{Kind, RenameMode, Result, Vault};
+use lamassu_format::header::NameMode;
+use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
+use lamassu_store::BackendDir;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+/// Permissions of a directory that only we work in.
+const PRIVATE: u32 = 0o700;
+
+/// Whether an entry may go with its directory: a record, or a companion whose entry is not there.
+fn goes_along(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    name == DIR_RECORD.as_bytes()
+        || [COMPANION_PREFIX, LINK_PREFIX].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
+}
+
+/// Whether a directory holds nothing that is a part of the tree.
+pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
+    Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
+}
+
+/// Deletes the empty directory `name` of the staging directory.
+pub(crate) fn delete(staging: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
+    let dir = match staging.open_dir(name) {
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
+            staging.set_mode_entry(name, PRIVATE)?;
+            staging.open_dir(name)?
+        }
+        other => other?,
+    };
+    let entries = dir.read_dir()?;
+    if !entries.iter().all(|e| goes_along(&e.name)) {
+        return Err(stdio::Error::from_raw_os_error(libc::ENOTEMPTY));
+    }
+    for e in entries {
+        match dir.unlink(&e.name) {
+            Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
+                dir.set_mode(PRIVATE)?;
+            }
+            Err(e) if !is_not_found(&e) => return Err(e),
+            _ => continue,
+        }
+        dir.unlink(&e.name)?;
+    }
+    staging.remove_dir(name)
+}
+
+/// A name nobody else uses.
+fn random_name() -> Result<OsString> {
+    let mut raw = [0; 16];
+    lamassu_crypto::random(&mut raw)?;
+    Ok(raw.iter().map(|b| format!("{b:02x}")).collect::<String>().into())
+}
+
+impl Vault {
+    /// The staging directory, made if it is not there.
+    pub(crate) fn staging(&self) -> Result<Arc<dyn BackendDir>> {
+        let root = &self.dirs.root().handle;
+        match root.open_dir(OsStr::new(STAGING)) {
+            Err(e) if is_not_found(&e) => {
+                match root.make_dir(OsStr::new(STAGING), PRIVATE) {
+                    Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => {
+                        return Err(io("create lamassu.staging")(e));
+                    }
+                    _ => {}
+                }
+                root.open_dir(OsStr::new(STAGING)).map_err(io("open lamassu.staging"))
+            }
+            other => other.map_err(io("open lamassu.staging")),
+        }
+    }
+
+    /// Deletes what an interrupted mkdir or rmdir left. Returns how many directories went.
+    pub(crate) fn clear_staging(&self) -> Result<u64> {
+        let staging = self.staging()?;
+        let mut cleared = 0;
+        for e in staging.read_dir().map_err(io("list lamassu.staging"))? {
+            match delete(&*staging, &e.name) {
+                Ok(()) => cleared += 1,
+                Err(error) => {
+                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "left in lamassu.staging: not something Lamassu put there");
+                }
+            }
+        }
+        Ok(cleared)
+    }
+
+    /// Makes a directory with its record and puts it at (parent, stored).
+    pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<()> {
+        let staging = self.staging()?;
+        let name = random_name()?;
+        staging.make_dir(&name, PRIVATE).map_err(io("create a directory"))?;
+        let placed = self.fill_staged(&*staging, &name, wanted).and_then(|dir| {
+            rename_no_replace(&*staging, &name, &*parent.handle, stored).map_err(io("create a directory"))?;
+            Ok(dir)
+        });
+        match placed {
+            // Moving a directory takes write permission on it, so a mode without that comes last.
+            Ok(dir) => match wanted.mode {
+                Some(mode) if mode & PRIVATE != PRIVATE => dir.set_mode(mode).map_err(io("set the mode")),
+                _ => Ok(()),
+            },
+            Err(e) => {
+                if let Err(error) = delete(&*staging, &name) {
+                    tracing::warn!(entry = %name.to_string_lossy(), %error, "left in lamassu.staging");
+                }
+                Err(e)
+            }
+        }
+    }
+
+    fn fill_staged(&self, staging: &dyn BackendDir, name: &OsStr, wanted: &Wanted) -> Result<Arc<dyn BackendDir>> {
+        let dir = staging.open_dir(name).map_err(io("create a directory"))?;
+        if self.name_mode == NameMode::Encrypted {
+            names::create_record(&self.ctx.ring, &*dir)?;
+        }
+        let st = dir.stat().map_err(io("stat"))?;
+        if let Some((uid, gid)) = wanted.owner_change(&st) {
+            dir.set_owner(uid, gid).map_err(io("set the owner"))?;
+        }
+        if let Some(mode) = wanted.mode {
+            dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
+        }
+        Ok(dir)
+    }
+
+    /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error of the caller's.
+    pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr) -> Result<()> {
+        let staging = self.staging()?;
+        let name = random_name()?;
+        let out = match rename_no_replace(parent, stored, &*staging, &name) {
+            // Ours, but not writable.
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
+                parent.set_mode_entry(stored, PRIVATE).map_err(io("remove a directory"))?;
+                rename_no_replace(parent, stored, &*staging, &name)
+            }
+            other => other,
+        };
+        out.map_err(io("remove a directory"))?;
+        if let Err(error) = delete(&*staging, &name) {
+            tracing::warn!(entry = %name.to_string_lossy(), %error, "a removed directory stays in lamassu.staging until the next open");
+        }
+        Ok(())
+    }
+}
+
+/// rename that fails with EEXIST, also where the store has no such rename: callers hold the lock of the directory.
+pub(crate) fn rename_no_replace(
+    from: &dyn BackendDir,
+    name: &OsStr,
+    to: &dyn BackendDir,
+    to_name: &OsStr,
+) -> stdio::Result<()> {
+    match from.rename(name, to, to_name, RenameMode::NoReplace) {
+        Err(e) if is_unsupported(&e) && e.raw_os_error() != Some(libc::EPERM) => match to.stat_entry(to_name) {
+            Err(absent) if is_not_found(&absent) => from.rename(name, to, to_name, RenameMode::Replace),
+            Ok(_) => Err(stdio::Error::from_raw_os_error(libc::EEXIST)),
+            Err(other) => Err(other),
+        },
+        other => other,
+    }
+}
+
+/// The error of an operation that a directory does not take.
+pub(crate) fn is_directory(op: &'static str, kind: Kind) -> Result<()> {
+    if kind == Kind::Dir { Err(errno(op, libc::EPERM)) } else { Ok(()) }
+}

@@ -1,0 +1,198 @@
+//! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same directory.
+
+use crate::dirs::Dir;
+use crate::error::{errno, io, is_not_found};
+use crate::names::{self, read_text};
+use crate::{Ino, Kind, Result, Vault, VaultError};
+use lamassu_crypto::KeyRing;
+use lamassu_crypto::outer::RecordKind;
+use lamassu_crypto::ring::OpenError;
+use lamassu_format::name::{decode, encode, encoded_len, link_rest_name};
+use lamassu_store::BackendDir;
+use lamassu_store::backend::Stat;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
+
+/// Longest plain target, as in Linux.
+const TARGET_MAX: usize = 4095;
+/// Longest stored target.
+const TEXT_MAX: usize = 4095;
+/// Bytes a sealed record adds.
+const RECORD_OVERHEAD: usize = 56;
+/// Bytes of a long target that its head holds.
+const HEAD_PART: usize = 2900;
+/// Bytes of a head: id, total length, first part.
+const HEAD_LEN: usize = 16 + 2 + HEAD_PART;
+/// Length of a stored long target: a dot, then the head. Some short target has this length too.
+const HEAD_TEXT_LEN: u64 = 1 + encoded_len(RECORD_OVERHEAD + HEAD_LEN) as u64;
+/// What a long target's text begins with; never part of b64.
+const LONG_MARK: u8 = b'.';
+
+/// A target as it is stored.
+pub(crate) struct StoredTarget {
+    text: String,
+    rest: Option<(OsString, String)>,
+}
+
+/// Why a target does not open.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkFault {
+    #[error("{0}")]
+    Io(#[from] stdio::Error),
+    #[error("it is not base64url")]
+    Text,
+    #[error("{0}")]
+    Seal(OpenError),
+    #[error("it breaks the format")]
+    Format,
+    #[error("its rest is missing or does not open")]
+    Rest,
+}
+
+/// Seals a target of 1 to 4095 bytes.
+pub(crate) fn seal(ring: &KeyRing, target: &[u8]) -> Result<StoredTarget> {
+    if encoded_len(RECORD_OVERHEAD + target.len()) <= TEXT_MAX {
+        let sealed = ring.outer().seal_record(RecordKind::Symlink, &[], target)?;
+        return Ok(StoredTarget { text: encode(&sealed), rest: None });
+    }
+    let mut id = [0; 16];
+    lamassu_crypto::random(&mut id)?;
+    let (first, rest) = target.split_at(HEAD_PART);
+    let mut head = Vec::with_capacity(HEAD_LEN);
+    head.extend_from_slice(&id);
+    head.extend_from_slice(&(target.len() as u16).to_le_bytes());
+    head.extend_from_slice(first);
+    let head = ring.outer().seal_record(RecordKind::SymlinkHead, &[], &head)?;
+    let rest = ring.outer().seal_record(RecordKind::SymlinkRest, &id, rest)?;
+    let rest = (link_rest_name(&id).into(), encode(&rest));
+    Ok(StoredTarget { text: format!("{}{}", char::from(LONG_MARK), encode(&head)), rest: Some(rest) })
+}
+
+impl StoredTarget {
+    /// Makes the link, its rest first. Fails if `name` exists.
+    pub fn create(&self, dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
+        if let Some((rest, text)) = &self.rest {
+            names::write_text(dir, rest, text)?;
+        }
+        let made = dir.make_symlink(name, OsStr::new(&self.text));
+        if let (Err(_), Some((rest, _))) = (&made, &self.rest) {
+            names::remove_companion(dir, rest);
+        }
+        made
+    }
+}
+
+/// A long target's head: the id of its rest, the target's length, its first part.
+struct Head {
+    id: [u8; 16],
+    total: usize,
+    first: Vec<u8>,
+}
+
+fn open_head(ring: &KeyRing, text: &[u8]) -> std::result::Result<Head, LinkFault> {
+    let sealed = decode(text).ok_or(LinkFault::Text)?;
+    let content = ring.open_record(RecordKind::SymlinkHead, &[], &sealed).map_err(LinkFault::Seal)?;
+    let (id, more) = content.split_first_chunk::<16>().ok_or(LinkFault::Format)?;
+    let (total, first) = more.split_first_chunk::<2>().ok_or(LinkFault::Format)?;
+    let total = usize::from(u16::from_le_bytes(*total));
+    if first.len() != HEAD_PART || !(HEAD_PART + 1..=TARGET_MAX).contains(&total) {
+        return Err(LinkFault::Format);
+    }
+    Ok(Head { id: *id, total, first: first.to_vec() })
+}
+
+/// Opens the target stored as `text` in `dir`.
+pub(crate) fn open(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> std::result::Result<Vec<u8>, LinkFault> {
+    let target = match text.strip_prefix(&[LONG_MARK]) {
+        None => {
+            let sealed = decode(text).ok_or(LinkFault::Text)?;
+            ring.open_record(RecordKind::Symlink, &[], &sealed).map_err(LinkFault::Seal)?
+        }
+        Some(head) => {
+            let mut head = open_head(ring, head)?;
+            let rest = read_text(dir, OsStr::new(&link_rest_name(&head.id))).map_err(|_| LinkFault::Rest)?;
+            let rest = decode(&rest).ok_or(LinkFault::Rest)?;
+            let rest = ring.open_record(RecordKind::SymlinkRest, &head.id, &rest).map_err(|_| LinkFault::Rest)?;
+            head.first.extend_from_slice(&rest);
+            if head.first.len() != head.total {
+                return Err(LinkFault::Format);
+            }
+            head.first
+        }
+    };
+    if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
+        Err(LinkFault::Format)
+    } else {
+        Ok(target)
+    }
+}
+
+/// The name of the rest of the link `stored`, if that is a symbolic link with a long target that opens.
+pub(crate) fn rest_of(ring: &KeyRing, dir: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Option<OsString> {
+    if st.kind != Kind::Symlink || st.len != HEAD_TEXT_LEN {
+        return None;
+    }
+    let text = dir.read_link(stored).ok()?;
+    let head = open_head(ring, text.as_bytes().strip_prefix(&[LONG_MARK])?).ok()?;
+    Some(link_rest_name(&head.id).into())
+}
+
+/// Copies the rest of a long target from one directory to another before its link goes there. It may be there already.
+pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir) -> Result<()> {
+    let text = match read_text(from, rest) {
+        Ok(text) => text,
+        // The link is damaged as it is; it can still be moved.
+        Err(e) if is_not_found(&e) => return Ok(()),
+        Err(e) => return Err(io("read a companion")(e)),
+    };
+    let text = std::str::from_utf8(&text).map_err(|_| VaultError::Invalid)?;
+    match names::write_text(to, rest, text) {
+        Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(io("create a companion")(e)),
+        _ => Ok(()),
+    }
+}
+
+impl Vault {
+    /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target share.
+    pub(crate) fn link_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> u64 {
+        if st.len == HEAD_TEXT_LEN
+            && let Ok(text) = dir.handle.read_link(stored)
+            && let Some(head) = text.as_bytes().strip_prefix(&[LONG_MARK])
+            && let Ok(head) = open_head(&self.ctx.ring, head)
+        {
+            return head.total as u64;
+        }
+        (st.len * 3 / 4).saturating_sub(RECORD_OVERHEAD as u64)
+    }
+
+    /// The plain target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`VaultError::Invalid`] if it is none, [`VaultError::Damaged`] if it does not open, those of the store.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _tree = self.tree.read();
+        if self.nodes.lock().kind(ino).ok_or(VaultError::Stale)? != Kind::Symlink {
+            return Err(VaultError::Invalid);
+        }
+        let (dir, name, _) = self.place(ino)?;
+        let text = dir.handle.read_link(&name).map_err(io("read a link"))?;
+        open(&self.ctx.ring, &*dir.handle, text.as_bytes()).map_err(|fault| match fault {
+            LinkFault::Io(e) => io("read a link")(e),
+            fault => {
+                let stored = self.path_in(dir.ino, &name).display().to_string();
+                tracing::error!(link = stored, "the target of a symbolic link does not open: {fault}");
+                VaultError::Damaged { what: "link target", stored }
+            }
+        })
+    }
+
+    pub(crate) fn check_target(target: &[u8]) -> Result<()> {
+        match target {
+            [] => Err(errno("symlink", libc::ENOENT)),
+            t if t.len() > TARGET_MAX => Err(VaultError::NameTooLong),
+            t if t.contains(&0) => Err(VaultError::Invalid),
+            _ => Ok(()),
+        }
+    }
+}

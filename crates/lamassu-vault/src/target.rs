@@ -1,0 +1,121 @@
+//! What an operation on an inode acts on: its open file, or its entry in a backing directory.
+
+use crate::dirs::Dir;
+use crate::error::{io, is_not_found};
+use crate::inode::StoreId;
+use crate::open::OpenFile;
+use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
+use lamassu_store::StoreError;
+use lamassu_store::backend::Stat;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::sync::Arc;
+
+/// See the module's head. An open file works without a name, too.
+pub(crate) enum Target {
+    Open(Arc<OpenFile>),
+    Entry { dir: Arc<Dir>, name: OsString },
+    Root(Arc<Dir>),
+}
+
+impl Vault {
+    /// Where `ino` lies: any of its names that still leads to it. The caller holds the tree lock.
+    pub(crate) fn place(&self, ino: Ino) -> Result<(Arc<Dir>, OsString, Stat)> {
+        let (links, id) = {
+            let nodes = self.nodes.lock();
+            (nodes.links(ino), nodes.id(ino).ok_or(VaultError::Stale)?)
+        };
+        for link in links {
+            let dir = match self.dir(link.parent) {
+                Err(VaultError::Stale) => continue,
+                other => other?,
+            };
+            match dir.handle.stat_entry(&link.name) {
+                Ok(st) if StoreId::from(&st) == id => return Ok((dir, link.name, st)),
+                Ok(_) => {}
+                Err(e) if is_not_found(&e) => {}
+                Err(e) => return Err(io("stat")(e)),
+            }
+        }
+        Err(VaultError::Stale)
+    }
+
+    /// The target of `ino`, and the store's stat of it.
+    pub(crate) fn target(&self, ino: Ino) -> Result<(Target, Stat)> {
+        if let Some(open) = self.files.get(ino) {
+            let st = open.file().backing().stat().map_err(io("stat"))?;
+            return Ok((Target::Open(open), st));
+        }
+        if ino == ROOT {
+            let dir = self.dirs.root().clone();
+            let st = dir.handle.stat().map_err(io("stat"))?;
+            return Ok((Target::Root(dir), st));
+        }
+        let (dir, name, st) = self.place(ino)?;
+        Ok((Target::Entry { dir, name }, st))
+    }
+}
+
+impl Target {
+    pub fn set_mode(&self, mode: u32) -> stdio::Result<()> {
+        match self {
+            Target::Open(f) => f.file().backing().set_mode(mode),
+            Target::Entry { dir, name } => dir.handle.set_mode_entry(name, mode),
+            Target::Root(dir) => dir.handle.set_mode(mode),
+        }
+    }
+
+    pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> stdio::Result<()> {
+        match self {
+            Target::Open(f) => f.file().backing().set_owner(uid, gid),
+            Target::Entry { dir, name } => dir.handle.set_owner_entry(name, uid, gid),
+            Target::Root(dir) => dir.handle.set_owner(uid, gid),
+        }
+    }
+
+    pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<()> {
+        let done = match self {
+            // The file keeps them through commits of earlier writes. One opened for reading has none.
+            Target::Open(f) if f.is_writable() => match f.file().set_times(atime, mtime) {
+                Err(StoreError::Io { source, .. }) => Err(source),
+                other => return Ok(other?),
+            },
+            Target::Open(f) => f.file().backing().set_times(atime, mtime),
+            Target::Entry { dir, name } => dir.handle.set_times_entry(name, atime, mtime),
+            Target::Root(dir) => dir.handle.set_times(atime, mtime),
+        };
+        done.map_err(io("set times"))
+    }
+
+    pub fn get_xattr(&self, attr: &OsStr) -> stdio::Result<Vec<u8>> {
+        match self {
+            Target::Open(f) => f.file().backing().get_xattr(attr),
+            Target::Entry { dir, name } => dir.handle.get_xattr(Some(name), attr),
+            Target::Root(dir) => dir.handle.get_xattr(None, attr),
+        }
+    }
+
+    pub fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> stdio::Result<()> {
+        match self {
+            Target::Open(f) => f.file().backing().set_xattr(attr, value, flags),
+            Target::Entry { dir, name } => dir.handle.set_xattr(Some(name), attr, value, flags),
+            Target::Root(dir) => dir.handle.set_xattr(None, attr, value, flags),
+        }
+    }
+
+    pub fn list_xattr(&self) -> stdio::Result<Vec<OsString>> {
+        match self {
+            Target::Open(f) => f.file().backing().list_xattr(),
+            Target::Entry { dir, name } => dir.handle.list_xattr(Some(name)),
+            Target::Root(dir) => dir.handle.list_xattr(None),
+        }
+    }
+
+    pub fn remove_xattr(&self, attr: &OsStr) -> stdio::Result<()> {
+        match self {
+            Target::Open(f) => f.file().backing().remove_xattr(attr),
+            Target::Entry { dir, name } => dir.handle.remove_xattr(Some(name), attr),
+            Target::Root(dir) => dir.handle.remove_xattr(None, attr),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Making, finding and removing entries. Renames are in `rename`.
+//!
+//! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and rmdir, which change what lies where
+//! for others. Below it, one lock of `names_of(parent)` orders changes within one directory.
+
+use crate::attr::Wanted;
+use crate::dirs::Dir;
+use crate::error::io;
+use crate::inode::StoreId;
+use crate::names::{StoredName, remove_companion};
+use crate::open::Handle;
+use crate::staging;
+use crate::symlink;
+use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
+use lamassu_store::backend::Stat;
+use lamassu_store::{BackendFile, File};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+impl Vault {
+    /// Counts one reference to the entry `stored` and returns it.
+    pub(crate) fn entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Entry {
+        let found = self.nodes.lock().reference(dir.ino, stored, st);
+        if found.is_new && st.kind == Kind::Dir {
+            self.dirs.drop_dir(found.ino);
+        }
+        Entry { attr: self.attr_of_entry(found.ino, dir, stored, st), generation: found.generation }
+    }
+
+    /// Finds an entry by its plain name.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if the directory's record does not open.
+    pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
+        let _tree = self.tree.read();
+        let _names = self.names_of(parent).read();
+        let dir = self.dir(parent)?;
+        let stored = match self.stored(&dir, name) {
+            // Nothing can be there by such a name.
+            Err(VaultError::InvalidName) => return Err(VaultError::NotFound),
+            other => other?,
+        };
+        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+        Ok(self.entry(&dir, &stored.name, &st))
+    }
+
+    /// Gives back `count` references of `ino`.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        let gone = {
+            let mut nodes = self.nodes.lock();
+            let was_dir = nodes.kind(ino) == Some(Kind::Dir);
+            nodes.forget(ino, count);
+            was_dir && nodes.kind(ino).is_none()
+        };
+        if gone {
+            self.dirs.drop_dir(ino);
+        }
+    }
+
+    /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if that failed.
+    fn create_with<T>(&self, dir: &Dir, stored: &StoredName, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        let companion_made = match &stored.companion {
+            Some(companion) => companion.ensure(&*dir.handle)?,
+            None => false,
+        };
+        let made = make();
+        if let (Err(_), true, Some(companion)) = (&made, companion_made, &stored.companion) {
+            remove_companion(&*dir.handle, &companion.name);
+        }
+        made
+    }
+
+    /// Gives a new entry, not a directory, its owner and mode; removes it again if that fails.
+    fn own_or_remove(&self, dir: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
+        self.own_entry(dir, stored, wanted).inspect_err(|_| {
+            if let Err(error) = dir.handle.unlink(stored) {
+                let path = self.path_in(dir.ino, stored);
+                tracing::warn!(entry = %path.display(), %error, "a half-made entry could not be removed");
+            }
+        })
+    }
+
+    fn create_backing(
+        &self,
+        dir: &Arc<Dir>,
+        stored: &StoredName,
+        mode: u32,
+        owner: Owner,
+    ) -> Result<(Arc<dyn BackendFile>, Stat)> {
+        let wanted = self.wanted(dir, Kind::File, mode, owner)?;
+        self.create_with(dir, stored, || {
+            let file = dir.handle.create_file(&stored.name, mode & 0o7777).map_err(io("create"))?;
+            let st = self.own_or_remove(dir, &stored.name, &wanted)?;
+            Ok((file, st))
+        })
+    }
+
+    /// Creates a regular file and opens it.
+    ///
+    /// # Errors
+    /// [`VaultError::Exists`], [`VaultError::InvalidName`], [`VaultError::NameTooLong`], [`VaultError::ReadOnly`], those of the store.
+    pub fn create(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        access: Access,
+        owner: Owner,
+    ) -> Result<(Entry, HandleId)> {
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        let _names = self.names_of(parent).write();
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        let (backing, st) = self.create_backing(&dir, &stored, mode, owner)?;
+        let ino = self.nodes.lock().reference(dir.ino, &stored.name, &st).ino;
+        self.unsynced.add(StoreId::from(&st));
+        let file = File::create(self.ctx.clone(), backing, &self.tag(ino)).inspect_err(|_| self.forget(ino, 1))?;
+        let open = self.insert_held(ino, file, true);
+        open.touched(self.now());
+        let entry = self.entry(&dir, &stored.name, &st);
+        // `entry` counted a second time.
+        self.forget(ino, 1);
+        Ok((entry, self.handles.add(Handle::File { file: open, access })))
+    }
+
+    /// Creates a regular file, fifo, socket or device node.
+    ///
+    /// # Errors
+    /// As [`Vault::create`]; [`VaultError::Invalid`] for directories and symbolic links.
+    pub fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
+        match kind {
+            Kind::Dir | Kind::Symlink => return Err(VaultError::Invalid),
+            Kind::File => {
+                let access = Access { read: true, write: true, truncate: false };
+                let (entry, handle) = self.create(parent, name, mode, access, owner)?;
+                self.release(handle)?;
+                return Ok(entry);
+            }
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
+        }
+        self.make(parent, name, |dir, stored| {
+            let wanted = self.wanted(dir, kind, mode, owner)?;
+            dir.handle.make_node(&stored.name, kind, mode & 0o7777, rdev).map_err(io("mknod"))?;
+            self.own_or_remove(dir, &stored.name, &wanted)
+        })
+    }
+
+    /// Creates a directory.
+    ///
+    /// # Errors
+    /// As [`Vault::create`].
+    pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
+        self.make(parent, name, |dir, stored| {
+            let wanted = self.wanted(dir, Kind::Dir, mode, owner)?;
+            self.stage_dir(dir, &stored.name, &wanted)?;
+            dir.handle.stat_entry(&stored.name).map_err(io("stat"))
+        })
+    }
+
+    /// Creates a symbolic link to `target`, 1 to 4095 bytes.
+    ///
+    /// # Errors
+    /// As [`Vault::create`]; [`VaultError::NameTooLong`] also for a target longer than the store keeps.
+    pub fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
+        Self::check_target(target)?;
+        self.make(parent, name, |dir, stored| {
+            let wanted = self.wanted(dir, Kind::Symlink, 0o777, owner)?;
+            let sealed = symlink::seal(&self.ctx.ring, target)?;
+            sealed.create(&*dir.handle, &stored.name).map_err(io("symlink"))?;
+            self.own_or_remove(dir, &stored.name, &wanted)
+        })
+    }
+
+    /// The common frame of creations that open nothing.
+    fn make(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<Stat>,
+    ) -> Result<Entry> {
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        let _names = self.names_of(parent).write();
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        let st = self.create_with(&dir, &stored, || make(&dir, &stored))?;
+        self.unsynced.add(StoreId::from(&st));
+        Ok(self.entry(&dir, &stored.name, &st))
+    }
+
+    /// Gives an inode, not a directory, another name.
+    ///
+    /// # Errors
+    /// As [`Vault::create`]; `EPERM` for a directory, [`VaultError::Stale`] for a file without a name.
+    pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
+        self.make(parent, name, |dir, stored| {
+            let (from, from_name, st) = self.place(ino)?;
+            staging::is_directory("link", st.kind)?;
+            if let Some(rest) = symlink::rest_of(&self.ctx.ring, &*from.handle, &from_name, &st)
+                && from.ino != dir.ino
+            {
+                symlink::copy_rest(&rest, &*from.handle, &*dir.handle)?;
+            }
+            from.handle.link(&from_name, &*dir.handle, &stored.name).map_err(io("link"))?;
+            dir.handle.stat_entry(&stored.name).map_err(io("stat"))
+        })
+    }
+
+    /// Removes a name of anything but a directory. An open file stays usable.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`], [`VaultError::IsDirectory`], those of the store.
+    pub fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        let _names = self.names_of(parent).write();
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+        if st.kind == Kind::Dir {
+            return Err(VaultError::IsDirectory);
+        }
+        let rest = symlink::rest_of(&self.ctx.ring, &*dir.handle, &stored.name, &st);
+        dir.handle.unlink(&stored.name).map_err(io("unlink"))?;
+        if let Some(companion) = &stored.companion {
+            remove_companion(&*dir.handle, &companion.name);
+        }
+        self.entry_gone(&dir, &stored.name, &st, rest.as_deref());
+        Ok(())
+    }
+
+    /// The entry `stored` with stat `st` (before) is gone from `dir`: its link companion goes if no other name may need it, and the node
+    /// table hears of it.
+    pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, rest: Option<&OsStr>) {
+        let last = st.kind == Kind::Dir || st.nlink <= 1;
+        if let (Some(rest), true) = (rest, last) {
+            remove_companion(&*dir.handle, rest);
+        }
+        let id = StoreId::from(st);
+        if last {
+            self.unsynced.remove(id);
+        }
+        let ino = self.nodes.lock().unlinked(id, dir.ino, stored, last);
+        let Some(ino) = ino.filter(|_| last) else { return };
+        match st.kind {
+            Kind::Dir => self.dirs.drop_dir(ino),
+            // Nobody holds it: what waits to be committed need not be.
+            _ => self.let_go(ino, true),
+        }
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`VaultError::NotEmpty`], [`VaultError::NotDirectory`], [`VaultError::NotFound`], those of the store.
+    pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        let _pass = self.change()?;
+        let _tree = self.tree.write();
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+        if st.kind != Kind::Dir {
+            return Err(VaultError::NotDirectory);
+        }
+        self.require_empty(&dir, &stored.name)?;
+        self.unstage_dir(&*dir.handle, &stored.name)?;
+        if let Some(companion) = &stored.companion {
+            remove_companion(&*dir.handle, &companion.name);
+        }
+        self.entry_gone(&dir, &stored.name, &st, None);
+        Ok(())
+    }
+
+    pub(crate) fn require_empty(&self, parent: &Dir, stored: &OsStr) -> Result<()> {
+        let victim = parent.handle.open_dir(stored).map_err(io("open a directory"))?;
+        match staging::is_empty(&*victim).map_err(io("list a directory"))? {
+            true => Ok(()),
+            false => Err(VaultError::NotEmpty),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Extended attributes (`docs/format.md` §7): names and values sealed, whatever their namespace; what the store itself keeps is not shown.
+
+use crate::error::{errno, io};
+use crate::target::Target;
+use crate::{Ino, Result, SetXattr, Vault, VaultError};
+use lamassu_crypto::KeyRing;
+use lamassu_crypto::outer::RecordKind;
+use lamassu_crypto::ring::OpenError;
+use lamassu_format::name::{parse_xattr_name, xattr_name};
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
+
+/// Longest plain value, as in Linux.
+const VALUE_MAX: usize = 65_536;
+/// Longest name, plain or stored, as in Linux.
+const NAME_MAX: usize = 255;
+
+fn is_absent(e: &stdio::Error) -> bool {
+    e.raw_os_error() == Some(libc::ENODATA)
+}
+
+/// The context of a value's seal: its stored name.
+fn context(stored: &OsStr) -> &[u8] {
+    stored.as_bytes()
+}
+
+/// Opens the value of a stored attribute.
+pub(crate) fn open_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> std::result::Result<Vec<u8>, OpenError> {
+    ring.open_record(RecordKind::Xattr, context(stored), value)
+}
+
+/// The plain name of a stored attribute: `None` if it is not one of the format's.
+pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
+    let raw = stored.as_bytes();
+    if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {
+        return None;
+    }
+    Some(parse_xattr_name(raw).ok_or(OpenError::Truncated).and_then(|sealed| ring.open_xattr_name(&sealed)))
+}
+
+impl Vault {
+    /// The names `name` may be stored under, the newest epoch's first.
+    fn stored_attrs(&self, name: &OsStr) -> Result<Vec<OsString>> {
+        let plain = name.as_bytes();
+        if plain.is_empty() || plain.contains(&0) {
+            return Err(VaultError::InvalidName);
+        }
+        let stored: Vec<OsString> =
+            self.ctx.ring.seal_xattr_names(plain).iter().map(|s| xattr_name(s).into()).collect();
+        if plain.len() > NAME_MAX || stored.iter().any(|s| s.len() > NAME_MAX) {
+            return Err(VaultError::NameTooLong);
+        }
+        Ok(stored)
+    }
+
+    /// The value of an attribute.
+    ///
+    /// # Errors
+    /// [`VaultError::NoAttribute`], [`VaultError::Damaged`], those of the store.
+    pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
+        let stored = match self.stored_attrs(name) {
+            // Nothing so long can be there.
+            Err(VaultError::NameTooLong) if name.len() <= NAME_MAX => return Err(VaultError::NoAttribute),
+            other => other?,
+        };
+        let _tree = self.tree.read();
+        let (target, _) = self.target(ino)?;
+        for attr in &stored {
+            match target.get_xattr(attr) {
+                Ok(value) => {
+                    return open_value(&self.ctx.ring, attr, &value).map_err(|e| self.damaged_attr(ino, attr, e));
+                }
+                Err(e) if is_absent(&e) => {}
+                // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {}
+                Err(e) => return Err(io("get an attribute")(e)),
+            }
+        }
+        Err(VaultError::NoAttribute)
+    }
+
+    fn damaged_attr(&self, ino: Ino, attr: &OsStr, e: OpenError) -> VaultError {
+        let stored = format!("{}: {}", self.tag(ino), attr.to_string_lossy());
+        tracing::error!(attribute = stored, "an extended attribute does not open: {e}");
+        VaultError::Damaged { what: "attribute", stored }
+    }
+
+    /// Sets an attribute.
+    ///
+    /// # Errors
+    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of the store: what it refuses for
+    /// symbolic links and devices is refused here.
+    pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
+        let stored = self.stored_attrs(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(errno("set an attribute", libc::E2BIG));
+        }
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        let (target, _) = self.target(ino)?;
+        let Some((newest, older)) = stored.split_first() else { return Err(VaultError::NoAttribute) };
+        let is_older = older.iter().any(|attr| target.get_xattr(attr).is_ok());
+        let flags = match (mode, is_older) {
+            (SetXattr::Create, true) => return Err(VaultError::Exists),
+            (SetXattr::Create, false) => libc::XATTR_CREATE,
+            (SetXattr::Replace, false) => libc::XATTR_REPLACE,
+            (SetXattr::Replace, true) | (SetXattr::Any, _) => 0,
+        };
+        let sealed = self.ctx.ring.outer().seal_record(RecordKind::Xattr, context(newest), value)?;
+        target.set_xattr(newest, &sealed, flags).map_err(io("set an attribute"))?;
+        if is_older {
+            for attr in older {
+                remove_if_there(&target, attr)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Plain names of all attributes. One whose name does not open is left out and logged; `check` lists it.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        let _tree = self.tree.read();
+        let (target, _) = self.target(ino)?;
+        let raw = match target.list_xattr() {
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => Vec::new(),
+            other => other.map_err(io("list attributes"))?,
+        };
+        let mut names = Vec::new();
+        for attr in raw {
+            match open_name(&self.ctx.ring, &attr) {
+                Some(Ok(name)) if !names.contains(&name) => names.push(name),
+                Some(Ok(_)) | None => {}
+                Some(Err(e)) => {
+                    self.damaged_attr(ino, &attr, e);
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    /// Removes an attribute.
+    ///
+    /// # Errors
+    /// [`VaultError::NoAttribute`], those of the store.
+    pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
+        let stored = self.stored_attrs(name)?;
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        let (target, _) = self.target(ino)?;
+        let mut found = false;
+        for attr in &stored {
+            found |= remove_if_there(&target, attr)?;
+        }
+        if found { Ok(()) } else { Err(VaultError::NoAttribute) }
+    }
+}
+
+fn remove_if_there(target: &Target, attr: &OsStr) -> Result<bool> {
+    match target.remove_xattr(attr) {
+        Ok(()) => Ok(true),
+        Err(e) if is_absent(&e) => Ok(false),
+        Err(e) => Err(io("remove an attribute")(e)),
+    }
+}

@@ -1,0 +1,551 @@
+//! The whole API, over memory and over a directory of this host.
+
+mod common;
+
+use common::*;
+use lamassu_store::Backend;
+use lamassu_vault::*;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Runs a test over each backend and both name modes.
+fn everywhere(test: impl Fn(&Recipe, &Arc<dyn Backend>)) {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        test(&recipe, &memory());
+        let (_dir, backend) = local();
+        test(&recipe, &backend);
+    }
+}
+
+#[test]
+fn files_hold_what_was_written_through_close_and_reopen() {
+    everywhere(|recipe, backend| {
+        let big: Vec<u8> = (0..1_500_000u32).map(|i| (i * 7 + i / 4096) as u8).collect();
+        {
+            let v = recipe.make(backend);
+            v.dir("a");
+            v.dir("a/b");
+            v.put("a/b/big", &big);
+            v.put("small", b"hello");
+            v.put("empty", b"");
+            assert_eq!(v.get("a/b/big"), big);
+            assert_eq!(v.find("small").unwrap().attr.size, 5);
+            v.close().unwrap();
+        }
+        let v = recipe.open(backend).unwrap();
+        assert_eq!(v.find("a/b/big").unwrap().attr.size, big.len() as u64);
+        assert_eq!(v.get("a/b/big"), big);
+        assert_eq!(v.get("small"), b"hello");
+        assert_eq!(v.get("empty"), b"");
+        assert_eq!(v.list(""), ["a", "empty", "small"]);
+        let report = v.clean();
+        assert_eq!((report.files, report.directories, report.unsealed_empty), (3, 3, 0));
+        assert_eq!(report.recovered, 0, "close settles everything");
+    });
+}
+
+#[test]
+fn a_second_writer_is_refused_and_readers_are_not() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        assert!(matches!(recipe.open(backend), Err(VaultError::Locked)));
+        let reader = recipe.open_read_only(backend).unwrap();
+        assert!(matches!(reader.mkdir(ROOT, n("x"), 0o755, me()), Err(VaultError::ReadOnly)));
+        drop(reader);
+        v.close().unwrap();
+        recipe.open(backend).unwrap();
+    });
+}
+
+#[test]
+fn entries_are_found_listed_and_removed() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let d = v.dir("d");
+        v.put("d/x", b"1");
+        v.dir("d/y");
+        assert!(matches!(v.rmdir(ROOT, n("d")), Err(VaultError::NotEmpty)));
+        assert!(matches!(v.unlink(ROOT, n("d")), Err(VaultError::IsDirectory)));
+        assert!(matches!(v.rmdir(d, n("x")), Err(VaultError::NotDirectory)));
+        assert!(matches!(v.lookup(d, n("nothing")), Err(VaultError::NotFound)));
+        assert!(matches!(v.lookup(v.ino("d/x"), n("z")), Err(VaultError::NotDirectory)));
+        assert!(matches!(v.mkdir(d, n("x"), 0o755, me()), Err(VaultError::Exists)));
+        assert!(matches!(v.create(d, n("y"), 0o644, RW, me()), Err(VaultError::Exists)));
+        v.unlink(d, n("x")).unwrap();
+        v.rmdir(d, n("y")).unwrap();
+        assert!(v.list("d").is_empty());
+        v.rmdir(ROOT, n("d")).unwrap();
+        assert!(v.list("").is_empty());
+        assert!(v.dir("d") > 1);
+        v.clean();
+    });
+}
+
+#[test]
+fn a_listing_has_dots_numbers_and_cookies_that_go_on() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let d = v.dir("d");
+        for i in 0..50 {
+            v.put(&format!("d/{i}"), b"");
+        }
+        let handle = v.open_dir(d).unwrap();
+        let (mut cookie, mut seen) = (0, Vec::new());
+        loop {
+            let mut taken = 0;
+            let before = cookie;
+            v.read_dir(handle, cookie, &mut |e, next| {
+                if taken == 3 {
+                    return false;
+                }
+                taken += 1;
+                seen.push((e.name.to_str().unwrap().to_owned(), e.ino, e.kind));
+                cookie = next;
+                true
+            })
+            .unwrap();
+            if cookie == before {
+                break;
+            }
+        }
+        assert_eq!(seen[0], (".".to_owned(), d, Kind::Dir));
+        assert_eq!(seen[1], ("..".to_owned(), ROOT, Kind::Dir));
+        assert_eq!(seen.len(), 52);
+        for (name, ino, kind) in &seen[2..] {
+            let e = v.lookup(d, n(name)).unwrap();
+            assert_eq!((e.attr.ino, e.attr.kind), (*ino, *kind));
+        }
+        // A rewind shows what is there now.
+        v.unlink(d, n("7")).unwrap();
+        let mut count = 0;
+        v.read_dir(handle, 0, &mut |_, _| {
+            count += 1;
+            true
+        })
+        .unwrap();
+        assert_eq!(count, 51);
+        v.release_dir(handle).unwrap();
+        assert!(matches!(v.release_dir(handle), Err(VaultError::BadHandle)));
+    });
+}
+
+#[test]
+fn long_names_come_and_go_with_their_companions() {
+    for name_max in [255, 143] {
+        let recipe = Recipe { name_max, ..Recipe::default() };
+        let (dir, backend) = local();
+        let v = recipe.make(&backend);
+        let stored =
+            || std::fs::read_dir(dir.path()).unwrap().filter_map(|e| e.unwrap().file_name().into_string().ok());
+        let companions = || stored().filter(|s| s.starts_with("lamassu.name.")).count();
+        let long = "ü".repeat(127) + "x";
+        assert_eq!(long.len(), 255);
+        v.put(&long, b"long");
+        assert_eq!(companions(), 1);
+        assert!(stored().all(|s| s.len() <= name_max.into()));
+        assert_eq!(v.list(""), [long.as_str()]);
+        let other = "y".repeat(255);
+        v.rename(ROOT, n(&long), ROOT, n(&other), RenameMode::Replace).unwrap();
+        assert_eq!((companions(), v.get(&other)), (1, b"long".to_vec()));
+        v.rename(ROOT, n(&other), ROOT, n("short"), RenameMode::Replace).unwrap();
+        assert_eq!((companions(), v.get("short")), (0, b"long".to_vec()));
+        v.dir(&long);
+        v.dir(&other);
+        assert_eq!(companions(), 2);
+        v.rename(ROOT, n(&long), ROOT, n(&other), RenameMode::Exchange).unwrap();
+        assert_eq!(companions(), 2);
+        v.rename(ROOT, n(&long), ROOT, n(&other), RenameMode::Replace).unwrap();
+        assert_eq!(companions(), 1);
+        v.clean();
+        v.rmdir(ROOT, n(&other)).unwrap();
+        assert_eq!(companions(), 0);
+        assert!(matches!(v.mkdir(ROOT, n(&"z".repeat(256)), 0o755, me()), Err(VaultError::NameTooLong)));
+        assert_eq!(v.list(""), ["short"]);
+        v.clean();
+    }
+}
+
+#[test]
+fn names_of_the_format_are_out_of_reach() {
+    let backend = memory();
+    let v = Recipe::plain().make(&backend);
+    for name in ["lamassu.vault", "lamassu.staging", "lamassu.anything", "", ".", "..", "a/b", "a\0b"] {
+        assert!(matches!(v.mkdir(ROOT, n(name), 0o755, me()), Err(VaultError::InvalidName)), "{name:?}");
+        assert!(matches!(v.lookup(ROOT, n(name)), Err(VaultError::NotFound)), "{name:?}");
+    }
+    assert!(v.list("").is_empty());
+    let sealed = memory();
+    let v = Recipe::default().make(&sealed);
+    v.put("lamassu.vault", b"an ordinary file");
+    assert_eq!(v.list(""), ["lamassu.vault"]);
+    v.clean();
+}
+
+#[test]
+fn symbolic_links_keep_targets_of_every_length() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        v.dir("d");
+        for len in [1, 2, 3, 59, 100, 2918, 2919, 2920, 3015, 3016, 4094, 4095] {
+            let target: Vec<u8> = (0..len).map(|i| b'a' + (i % 26) as u8).collect();
+            let e = v.symlink(ROOT, n("l"), &target, me()).unwrap();
+            assert_eq!((e.attr.kind, e.attr.size), (Kind::Symlink, len));
+            assert_eq!(v.readlink(e.attr.ino).unwrap(), target);
+            let d = v.ino("d");
+            v.link(e.attr.ino, d, n("hard")).unwrap();
+            v.rename(ROOT, n("l"), d, n("moved"), RenameMode::Replace).unwrap();
+            assert_eq!(v.readlink(v.ino("d/moved")).unwrap(), target, "{len}");
+            v.unlink(d, n("moved")).unwrap();
+            assert_eq!(v.readlink(v.ino("d/hard")).unwrap(), target, "{len}");
+            v.rename(d, n("hard"), ROOT, n("m"), RenameMode::NoReplace).unwrap();
+            assert_eq!(v.readlink(v.ino("m")).unwrap(), target, "{len}");
+            v.unlink(ROOT, n("m")).unwrap();
+        }
+        assert!(matches!(v.symlink(ROOT, n("l"), &[b'x'; 4096], me()), Err(VaultError::NameTooLong)));
+        assert!(v.symlink(ROOT, n("l"), b"", me()).is_err());
+        v.rmdir(ROOT, n("d")).unwrap();
+        let report = v.check(&[], true, &Quiet).unwrap();
+        assert!(report.problems.iter().all(|p| p.kind == check::kind::ORPHAN && p.repaired), "{:#?}", report.problems);
+        v.clean();
+    });
+}
+
+#[test]
+fn hard_links_are_one_file() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let d = v.dir("d");
+        v.put("a", b"one");
+        let a = v.ino("a");
+        let b = v.link(a, d, n("b")).unwrap();
+        assert_eq!((b.attr.ino, b.attr.nlink), (a, 2));
+        v.put("d/b", b"two, longer");
+        assert_eq!(v.get("a"), b"two, longer");
+        assert_eq!(v.find("a").unwrap().attr.size, 11);
+        // Both names of one file: nothing happens.
+        v.rename(ROOT, n("a"), d, n("b"), RenameMode::Replace).unwrap();
+        assert_eq!((v.list(""), v.list("d")), (vec!["a".to_owned(), "d".to_owned()], vec!["b".to_owned()]));
+        v.unlink(ROOT, n("a")).unwrap();
+        assert_eq!(v.getattr(a, None).unwrap().nlink, 1);
+        assert_eq!(v.get("d/b"), b"two, longer");
+        assert!(v.link(d, ROOT, n("dir")).is_err());
+        assert_eq!(v.clean().files, 1);
+    });
+}
+
+#[test]
+fn rename_does_what_posix_says() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let (a, b) = (v.dir("a"), v.dir("b"));
+        v.put("a/f", b"f");
+        v.put("b/g", b"g");
+        v.dir("a/sub");
+        let f = v.ino("a/f");
+        let mv = |p, from: &str, q, to: &str, mode| v.rename(p, n(from), q, n(to), mode);
+        use RenameMode::{Exchange, NoReplace, Replace};
+        assert!(matches!(mv(a, "f", b, "g", NoReplace), Err(VaultError::Exists)));
+        mv(a, "f", b, "g", Exchange).unwrap();
+        assert_eq!((v.get("a/f"), v.get("b/g")), (b"g".to_vec(), b"f".to_vec()));
+        assert_eq!(v.ino("b/g"), f);
+        mv(b, "g", a, "f", Replace).unwrap();
+        assert_eq!((v.get("a/f"), v.list("b")), (b"f".to_vec(), vec![]));
+        assert!(matches!(mv(a, "missing", b, "x", Replace), Err(VaultError::NotFound)));
+        assert!(matches!(mv(a, "f", b, "x", Exchange), Err(VaultError::NotFound)));
+        assert!(matches!(mv(ROOT, "a", a, "x", Replace), Err(VaultError::Invalid)));
+        assert!(matches!(mv(ROOT, "a", v.ino("a/sub"), "x", Replace), Err(VaultError::Invalid)));
+        assert!(matches!(mv(a, "sub", ROOT, "a", Replace), Err(VaultError::NotEmpty)));
+        assert!(matches!(mv(a, "f", ROOT, "b", Replace), Err(VaultError::IsDirectory)));
+        assert!(matches!(mv(ROOT, "b", a, "f", Replace), Err(VaultError::NotDirectory)));
+        assert!(matches!(mv(ROOT, "b", ROOT, "a", Replace), Err(VaultError::NotEmpty)));
+        // Over an empty directory.
+        mv(ROOT, "a", ROOT, "b", Replace).unwrap();
+        assert_eq!((v.list(""), v.list("b")), (vec!["b".to_owned()], vec!["f".to_owned(), "sub".to_owned()]));
+        assert_eq!(v.ino("b"), a);
+        assert_eq!(v.get("b/f"), b"f");
+        // Names of one directory open under another's key only after a rename through the vault.
+        v.put("b/sub/deep", b"deep");
+        mv(a, "sub", ROOT, "top", NoReplace).unwrap();
+        assert_eq!(v.get("top/deep"), b"deep");
+        mv(ROOT, "b", ROOT, "top", Exchange).unwrap();
+        assert_eq!((v.get("b/deep"), v.get("top/f")), (b"deep".to_vec(), b"f".to_vec()));
+        mv(ROOT, "b", ROOT, "b", Replace).unwrap();
+        v.clean();
+        assert_eq!(backend.root().open_dir(n("lamassu.staging")).unwrap().read_dir().unwrap().len(), 0);
+    });
+}
+
+#[test]
+fn unlinked_files_work_until_they_are_closed() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let (e, h) = v.new_file("f");
+        v.write(h, 0, b"before").unwrap();
+        v.unlink(ROOT, n("f")).unwrap();
+        assert!(matches!(v.find("f"), Err(VaultError::NotFound)));
+        v.write(h, 6, b" after").unwrap();
+        let mut buf = [0; 32];
+        assert_eq!(v.read(h, 0, &mut buf).unwrap(), 12);
+        let attr = v.getattr(e.attr.ino, None).unwrap();
+        assert_eq!((attr.size, attr.nlink), (12, 0));
+        v.setattr(e.attr.ino, None, &SetAttr { size: Some(3), mode: Some(0o600), ..SetAttr::default() }).unwrap();
+        assert_eq!(v.getattr(e.attr.ino, Some(h)).unwrap().size, 3);
+        v.fsync(h, false).unwrap();
+        // Another of that name is another file, also if the store gives it the same number.
+        v.put("f", b"new");
+        assert_ne!(v.ino("f"), e.attr.ino);
+        assert_eq!(v.read(h, 0, &mut buf).unwrap(), 3);
+        // Replaced by a rename: the same.
+        let (g, hg) = v.new_file("g");
+        v.write(hg, 0, b"replaced").unwrap();
+        v.rename(ROOT, n("f"), ROOT, n("g"), RenameMode::Replace).unwrap();
+        assert_eq!(v.read(hg, 0, &mut buf).unwrap(), 8);
+        assert_eq!(v.get("g"), b"new");
+        v.release(h).unwrap();
+        v.release(hg).unwrap();
+        for ino in [e.attr.ino, g.attr.ino] {
+            assert!(matches!(v.getattr(ino, None), Err(VaultError::Stale)));
+            v.forget(ino, 100);
+        }
+        v.clean();
+    });
+}
+
+#[test]
+fn handles_of_one_file_see_each_other() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        v.put("f", b"0123456789");
+        let ino = v.ino("f");
+        let reader = v.open_file(ino, RO).unwrap();
+        let writer = v.open_file(ino, RW).unwrap();
+        v.write(writer, 3, b"xyz").unwrap();
+        let mut buf = [0; 10];
+        v.read(reader, 0, &mut buf).unwrap();
+        assert_eq!(&buf, b"012xyz6789");
+        assert!(matches!(v.write(reader, 0, b"no"), Err(VaultError::BadHandle)));
+        assert_eq!(v.append(writer, b"ABC").unwrap(), 3);
+        assert_eq!(v.getattr(ino, None).unwrap().size, 13);
+        v.fallocate(writer, Fallocate::Punch, 0, 2).unwrap();
+        v.fallocate(writer, Fallocate::Zero { keep_size: false }, 12, 4).unwrap();
+        assert_eq!(v.get("f"), b"\0\x002xyz6789AB\0\0\0\0");
+        v.fallocate(writer, Fallocate::Reserve, 0, 9000).unwrap();
+        assert_eq!(v.getattr(ino, None).unwrap().size, 9000);
+        v.fallocate(writer, Fallocate::KeepSize, 0, 99000).unwrap();
+        assert_eq!(v.getattr(ino, None).unwrap().size, 9000);
+        assert!(matches!(v.fallocate(writer, Fallocate::Punch, 0, 0), Err(VaultError::Invalid)));
+        assert_eq!(v.seek(writer, 0, Whence::Data).unwrap(), 0);
+        assert_eq!(v.seek(writer, 8999, Whence::Hole).unwrap(), 9000.min(v.seek(writer, 8999, Whence::Hole).unwrap()));
+        assert!(matches!(v.seek(writer, 9000, Whence::Data), Err(VaultError::NoData)));
+        v.release(reader).unwrap();
+        assert!(matches!(v.release(reader), Err(VaultError::BadHandle)));
+        v.release(writer).unwrap();
+        let again = v.open_file(ino, Access { truncate: true, ..RW }).unwrap();
+        assert_eq!(v.getattr(ino, None).unwrap().size, 0);
+        v.release(again).unwrap();
+        v.clean();
+    });
+}
+
+#[test]
+fn attributes_change_as_asked() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        v.put("f", &[7; 10_000]);
+        v.dir("d");
+        v.symlink(ROOT, n("l"), b"f", me()).unwrap();
+        let at = |s, ns| Time { seconds: s, nanos: ns };
+        for path in ["f", "d", "l", ""] {
+            let ino = v.ino(path);
+            let set = SetAttr {
+                atime: Some(SetTime::At(at(100, 1))),
+                mtime: Some(SetTime::At(at(200, 999_999_999))),
+                ..SetAttr::default()
+            };
+            let attr = v.setattr(ino, None, &set).unwrap();
+            assert_eq!((attr.atime, attr.mtime), (at(100, 1), at(200, 999_999_999)), "{path}");
+            if path != "l" {
+                let attr = v.setattr(ino, None, &SetAttr { mode: Some(0o711), ..SetAttr::default() }).unwrap();
+                assert_eq!(attr.mode, 0o711);
+            }
+        }
+        let h = v.open_file(v.ino("f"), RW).unwrap();
+        let set = SetAttr { size: Some(5), ..SetAttr::default() };
+        assert_eq!(v.setattr(v.ino("f"), Some(h), &set).unwrap().size, 5);
+        v.release(h).unwrap();
+        assert_eq!(v.setattr(v.ino("f"), None, &SetAttr { size: Some(9), ..set }).unwrap().size, 9);
+        assert_eq!(v.get("f"), b"\x07\x07\x07\x07\x07\0\0\0\0");
+        assert!(matches!(v.setattr(v.ino("d"), None, &set), Err(VaultError::IsDirectory)));
+        // Times given while writes are buffered stay through the commit.
+        let h = v.open_file(v.ino("f"), RW).unwrap();
+        v.write(h, 0, b"later").unwrap();
+        let set = SetAttr { mtime: Some(SetTime::At(at(300, 3))), ..SetAttr::default() };
+        v.setattr(v.ino("f"), Some(h), &set).unwrap();
+        v.release(h).unwrap();
+        v.sync_all().unwrap();
+        assert_eq!(v.getattr(v.ino("f"), None).unwrap().mtime, at(300, 3));
+        assert_eq!(v.statfs().unwrap().name_max, 255);
+    });
+}
+
+#[test]
+fn extended_attributes_are_kept_and_hidden() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        v.put("f", b"x");
+        let d = v.dir("d");
+        let h = v.open_file(v.ino("f"), RW).unwrap();
+        for ino in [v.ino("f"), d, ROOT] {
+            let names = ["user.comment", "system.posix_acl_access", "security.capability", "user.lamassu.x"];
+            for name in names {
+                v.set_xattr(ino, n(name), name.as_bytes(), SetXattr::Create).unwrap();
+                assert!(matches!(v.set_xattr(ino, n(name), b"", SetXattr::Create), Err(VaultError::Exists)));
+            }
+            let mut listed = v.list_xattr(ino).unwrap();
+            listed.sort();
+            let mut expected = names.map(|s| s.as_bytes().to_vec());
+            expected.sort();
+            assert_eq!(listed, expected);
+            v.set_xattr(ino, n("user.comment"), b"", SetXattr::Replace).unwrap();
+            assert_eq!(v.get_xattr(ino, n("user.comment")).unwrap(), b"");
+            assert_eq!(v.get_xattr(ino, n("user.lamassu.x")).unwrap(), b"user.lamassu.x");
+            v.remove_xattr(ino, n("user.comment")).unwrap();
+            assert!(matches!(v.remove_xattr(ino, n("user.comment")), Err(VaultError::NoAttribute)));
+            assert!(matches!(v.get_xattr(ino, n("user.comment")), Err(VaultError::NoAttribute)));
+            let absent = v.set_xattr(ino, n("user.comment"), b"", SetXattr::Replace);
+            assert!(matches!(absent, Err(VaultError::NoAttribute)));
+            assert!(v.set_xattr(ino, n("user.big"), &[0; 65_537], SetXattr::Any).is_err());
+        }
+        v.release(h).unwrap();
+        let raw = backend.root().list_xattr(None).unwrap();
+        assert!(raw.iter().filter(|r| r.as_bytes().starts_with(b"user.")).count() == 3);
+        assert!(raw.iter().all(|r| !r.to_string_lossy().contains("comment")));
+        assert_eq!(v.clean().xattrs, 9);
+    });
+}
+
+#[test]
+fn attributes_of_an_older_epoch_are_found_and_replaced() {
+    let (recipe, backend) = (Recipe::default(), memory());
+    let old = recipe.make(&backend);
+    old.set_xattr(ROOT, n("user.a"), b"old", SetXattr::Any).unwrap();
+    old.set_xattr(ROOT, n("user.b"), b"old", SetXattr::Any).unwrap();
+    old.put("f", b"old epoch");
+    old.close().unwrap();
+    let v = Vault::open(backend.clone(), &recipe.header(), recipe.ring_of(&[9, 2]), options(false)).unwrap();
+    assert_eq!(v.get("f"), b"old epoch");
+    assert!(matches!(v.set_xattr(ROOT, n("user.a"), b"", SetXattr::Create), Err(VaultError::Exists)));
+    v.set_xattr(ROOT, n("user.a"), b"new", SetXattr::Replace).unwrap();
+    assert_eq!(v.get_xattr(ROOT, n("user.a")).unwrap(), b"new");
+    assert_eq!(v.list_xattr(ROOT).unwrap().len(), 2);
+    v.remove_xattr(ROOT, n("user.b")).unwrap();
+    assert_eq!(v.list_xattr(ROOT).unwrap(), [b"user.a".to_vec()]);
+    v.clean();
+}
+
+#[test]
+fn special_files_are_themselves() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let fifo = v.mknod(ROOT, n("fifo"), Kind::Fifo, 0o640, 0, me()).unwrap();
+        assert_eq!((fifo.attr.kind, fifo.attr.mode), (Kind::Fifo, 0o640));
+        let file = v.mknod(ROOT, n("file"), Kind::File, 0o604, 0, me()).unwrap();
+        assert_eq!((file.attr.kind, file.attr.mode, file.attr.size), (Kind::File, 0o604, 0));
+        v.mknod(ROOT, n("socket"), Kind::Socket, 0o600, 0, me()).unwrap();
+        assert!(v.open_file(fifo.attr.ino, RO).is_err());
+        let report = v.clean();
+        assert_eq!((report.files, report.other), (1, 2));
+    });
+}
+
+#[test]
+fn modes_and_groups_pass_on_from_setgid_directories() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let d = v.mkdir(ROOT, n("d"), 0o2770, me()).unwrap();
+        assert_eq!(d.attr.mode, 0o2770);
+        let sub = v.mkdir(d.attr.ino, n("sub"), 0o700, me()).unwrap();
+        assert_eq!(sub.attr.mode, 0o2700);
+        let (f, h) = v.create(d.attr.ino, n("f"), 0o600, RW, me()).unwrap();
+        assert_eq!((f.attr.mode, f.attr.gid), (0o600, d.attr.gid));
+        v.release(h).unwrap();
+        let closed = v.mkdir(ROOT, n("closed"), 0o000, me()).unwrap();
+        assert_eq!(closed.attr.mode, 0);
+        v.rmdir(ROOT, n("closed")).unwrap();
+    });
+}
+
+#[test]
+fn owners_are_set_where_we_may() {
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let them = Owner { uid: 1234, gid: 4321 };
+        let e = v.mkdir(ROOT, n("d"), 0o755, them).unwrap();
+        assert_eq!((e.attr.uid, e.attr.gid), (1234, 4321));
+        let (f, h) = v.create(e.attr.ino, n("f"), 0o4755, RW, them).unwrap();
+        assert_eq!((f.attr.uid, f.attr.gid, f.attr.mode), (1234, 4321, 0o4755));
+        v.release(h).unwrap();
+        let l = v.symlink(e.attr.ino, n("l"), b"f", them).unwrap();
+        assert_eq!((l.attr.uid, l.attr.gid), (1234, 4321));
+    });
+}
+
+#[test]
+fn a_frozen_vault_is_still_and_thaws() {
+    let backend = memory();
+    let recipe = Recipe::default();
+    let v = Arc::new(recipe.make(&backend));
+    let (_, h) = v.new_file("f");
+    v.write(h, 0, b"before").unwrap();
+    v.freeze().unwrap();
+    assert!(v.is_frozen());
+    // Everything is in the store, settled.
+    let copy = recipe.open_read_only(&backend).unwrap();
+    assert_eq!(copy.get("f"), b"before");
+    assert_eq!(copy.clean().recovered, 0);
+    let writer = {
+        let v = v.clone();
+        std::thread::spawn(move || v.write(h, 0, b"after!").unwrap())
+    };
+    let mut buf = [0; 6];
+    v.read(h, 0, &mut buf).unwrap();
+    assert_eq!(&buf, b"before");
+    v.maintain().unwrap();
+    v.thaw().unwrap();
+    writer.join().unwrap();
+    assert_eq!(v.get("f"), b"after!");
+    v.release(h).unwrap();
+}
+
+#[test]
+fn paths_translate_both_ways() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        v.dir("a");
+        let long = "l".repeat(250);
+        v.dir(&format!("a/{long}"));
+        let path = format!("a/{long}/file");
+        v.put(&path, b"1");
+        let stored = v.stored_path(n(&format!("/a//./{long}/file"))).unwrap();
+        assert_eq!(v.plain_path(&stored).unwrap(), Path::new(&path));
+        assert_eq!(v.stored_path(n("")).unwrap(), Path::new(""));
+        assert_eq!(v.plain_path(Path::new("")).unwrap(), Path::new(""));
+        assert!(matches!(v.stored_path(n("a/none")), Err(VaultError::NotFound)));
+        assert!(matches!(v.resolve(n("a/..")), Err(VaultError::Invalid)));
+        assert!(matches!(v.plain_path(Path::new("../x")), Err(VaultError::Invalid)));
+        assert!(matches!(v.plain_path(Path::new("lamassu.staging")), Err(VaultError::InvalidName)));
+        assert!(v.plain_path(Path::new("none")).is_err());
+        let backing = stored.parent().unwrap().iter().fold(backend.root(), |d, name| d.open_dir(name).unwrap());
+        v.sync_all().unwrap();
+        let file = backing.open_file(stored.file_name().unwrap(), false).unwrap();
+        let orphan = open_orphan(file, &recipe.header(), recipe.ring(), &options(true), "orphan").unwrap();
+        let mut buf = [0; 2];
+        assert_eq!(orphan.read_at(0, &mut buf).unwrap(), 1);
+        assert_eq!(v.check(&[OsStr::new("a")], false, &Quiet).unwrap().files, 1);
+    });
+}

@@ -1,0 +1,186 @@
+//! Vaults for tests: over memory, or a directory of this host; with keys that are the same every time.
+#![allow(dead_code)]
+
+use lamassu_crypto::{KeyRing, Secret};
+use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
+use lamassu_format::{Geometry, Suite};
+use lamassu_store::Backend;
+use lamassu_store::backend::{LocalBackend, MemoryBackend};
+use lamassu_vault::{Access, Durability, Entry, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// Reading and writing.
+pub const RW: Access = Access { read: true, write: true, truncate: false };
+/// Reading.
+pub const RO: Access = Access { read: true, write: false, truncate: false };
+
+/// How a test vault is made.
+#[derive(Clone, Copy)]
+pub struct Recipe {
+    pub suite: Suite,
+    pub names: NameMode,
+    pub name_max: u8,
+    pub block_size: u32,
+    pub reserved: u16,
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Recipe { suite: Suite::Aes, names: NameMode::Encrypted, name_max: 255, block_size: 4096, reserved: 8 }
+    }
+}
+
+impl Recipe {
+    pub fn plain() -> Self {
+        Recipe { names: NameMode::Plain, ..Self::default() }
+    }
+
+    pub fn header(&self) -> VaultHeader {
+        let params = VaultParams {
+            zone: [1; 16],
+            suite: self.suite,
+            geometry: Geometry::new(self.block_size, self.reserved).unwrap(),
+            names: self.names,
+            name_max: self.name_max,
+            convergent_small_files: true,
+            created: 0,
+        };
+        let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+        VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+    }
+
+    pub fn ring(&self) -> KeyRing {
+        self.ring_of(&[2])
+    }
+
+    /// K_out of the epochs given, newest first.
+    pub fn ring_of(&self, outer: &[u8]) -> KeyRing {
+        let keys: Vec<_> = outer.iter().map(|b| Secret::new(&mut [*b; 32])).collect();
+        KeyRing::new(self.suite, &[Secret::new(&mut [1; 32])], &keys)
+    }
+
+    pub fn make(&self, backend: &Arc<dyn Backend>) -> Vault {
+        Vault::make_tree(&**backend, &self.header(), &self.ring()).unwrap();
+        self.open(backend).unwrap()
+    }
+
+    pub fn open(&self, backend: &Arc<dyn Backend>) -> Result<Vault> {
+        Vault::open(backend.clone(), &self.header(), self.ring(), options(false))
+    }
+
+    pub fn open_read_only(&self, backend: &Arc<dyn Backend>) -> Result<Vault> {
+        Vault::open(backend.clone(), &self.header(), self.ring(), options(true))
+    }
+}
+
+pub fn options(read_only: bool) -> Options {
+    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 1 }
+}
+
+pub fn memory() -> Arc<dyn Backend> {
+    Arc::new(MemoryBackend::new())
+}
+
+/// A directory of this host, and the guard that removes it.
+pub fn local() -> (tempfile::TempDir, Arc<dyn Backend>) {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = Arc::new(LocalBackend::open(dir.path()).unwrap());
+    (dir, backend)
+}
+
+/// Us.
+pub fn me() -> Owner {
+    Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() }
+}
+
+pub fn n(name: &str) -> &OsStr {
+    OsStr::new(name)
+}
+
+/// Short forms for tests: paths, everything unwrapped.
+pub trait Short {
+    fn ino(&self, path: &str) -> Ino;
+    fn find(&self, path: &str) -> Result<Entry>;
+    fn put(&self, path: &str, data: &[u8]);
+    fn get(&self, path: &str) -> Vec<u8>;
+    fn dir(&self, path: &str) -> Ino;
+    fn list(&self, path: &str) -> Vec<String>;
+    fn new_file(&self, path: &str) -> (Entry, HandleId);
+    fn clean(&self) -> check::Report;
+}
+
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+impl Short for Vault {
+    fn find(&self, path: &str) -> Result<Entry> {
+        let entry = self.resolve(n(path))?;
+        Ok(entry)
+    }
+
+    fn ino(&self, path: &str) -> Ino {
+        self.find(path).unwrap_or_else(|e| panic!("{path}: {e}")).attr.ino
+    }
+
+    fn new_file(&self, path: &str) -> (Entry, HandleId) {
+        let (parent, name) = split(path);
+        self.create(self.ino(parent), n(name), 0o644, RW, me()).unwrap_or_else(|e| panic!("{path}: {e}"))
+    }
+
+    fn put(&self, path: &str, data: &[u8]) {
+        let handle = match self.find(path) {
+            Ok(e) => self.open_file(e.attr.ino, Access { truncate: true, ..RW }).unwrap(),
+            Err(_) => self.new_file(path).1,
+        };
+        assert_eq!(self.write(handle, 0, data).unwrap(), data.len());
+        self.flush(handle).unwrap();
+        self.release(handle).unwrap();
+    }
+
+    fn get(&self, path: &str) -> Vec<u8> {
+        let e = self.find(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        assert_eq!(e.attr.kind, Kind::File);
+        let handle = self.open_file(e.attr.ino, RO).unwrap();
+        let mut data = vec![0; e.attr.size as usize + 1];
+        let read = self.read(handle, 0, &mut data).unwrap();
+        data.truncate(read);
+        self.release(handle).unwrap();
+        data
+    }
+
+    fn dir(&self, path: &str) -> Ino {
+        let (parent, name) = split(path);
+        self.mkdir(self.ino(parent), n(name), 0o755, me()).unwrap().attr.ino
+    }
+
+    fn list(&self, path: &str) -> Vec<String> {
+        let handle = self.open_dir(self.ino(path)).unwrap();
+        let mut names = Vec::new();
+        self.read_dir(handle, 0, &mut |e, _| {
+            names.push(e.name.to_str().unwrap().to_owned());
+            true
+        })
+        .unwrap();
+        self.release_dir(handle).unwrap();
+        names.retain(|name| name != "." && name != "..");
+        names.sort();
+        names
+    }
+
+    fn clean(&self) -> check::Report {
+        let report = self.check(&[], false, &Quiet).unwrap();
+        assert!(report.problems.is_empty(), "{:#?}", report.problems);
+        report
+    }
+}
+
+/// Progress for nobody.
+pub struct Quiet;
+
+impl check::Progress for Quiet {
+    fn total(&self, _: u64, _: u64) {}
+    fn advance(&self, _: u64, _: u64) {}
+    fn problem(&self, _: &check::Problem) {}
+}

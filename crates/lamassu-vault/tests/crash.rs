@@ -1,0 +1,225 @@
+//! Crashes between any two changes of the store, and power cuts that lose what no barrier covered: the vault opens, `check` finds nothing wrong, every
+//! operation on names has happened or has not, and what was synced is there.
+
+mod common;
+
+use common::*;
+use lamassu_store::Backend;
+use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
+use lamassu_vault::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The tree as paths and contents; directories end in a slash, links hold their targets.
+fn tree(v: &Vault) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut todo = vec![String::new()];
+    while let Some(dir) = todo.pop() {
+        for name in v.list(&dir) {
+            let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
+            let e = v.find(&path).unwrap();
+            match e.attr.kind {
+                Kind::Dir => {
+                    todo.push(path.clone());
+                    found.insert(path + "/", Vec::new());
+                }
+                Kind::Symlink => drop(found.insert(path, v.readlink(e.attr.ino).unwrap())),
+                Kind::File => drop(found.insert(path.clone(), v.get(&path))),
+                other => panic!("{path}: {other:?}"),
+            }
+        }
+    }
+    found
+}
+
+/// Opens what a crash left, as a reader and as a writer, and checks it.
+fn survive(recipe: &Recipe, left: MemoryBackend, what: &str) -> BTreeMap<String, Vec<u8>> {
+    let backend: Arc<dyn Backend> = Arc::new(left);
+    let reader = recipe.open_read_only(&backend).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let before = tree(&reader);
+    drop(reader);
+    let v = recipe.open(&backend).unwrap();
+    let report = v.check(&[], true, &Quiet).unwrap();
+    assert!(!report.is_damaged(), "{what}: {:#?}", report.problems);
+    assert!(report.problems.iter().all(|p| p.kind == check::kind::ORPHAN), "{what}: {:#?}", report.problems);
+    v.clean();
+    assert_eq!(tree(&v), before, "{what}: repair changed what is seen");
+    assert!(backend.root().open_dir(n("lamassu.staging")).unwrap().read_dir().unwrap().is_empty(), "{what}");
+    v.close().unwrap();
+    before
+}
+
+/// Steps on names, each of which must be whole after a crash. Content is written and synced before.
+fn steps() -> Vec<(&'static str, Box<dyn Fn(&Vault)>)> {
+    let long_a = "a".repeat(255);
+    let long_b = "b".repeat(254);
+    let target = "t".repeat(4000);
+    let (la, lb) = (long_a.clone(), long_b.clone());
+    let mut steps: Vec<(&'static str, Box<dyn Fn(&Vault)>)> = Vec::new();
+    let mut step = |name, f: Box<dyn Fn(&Vault)>| steps.push((name, f));
+    step("mkdir", Box::new(|v| drop(v.dir("d"))));
+    step("mkdir below", Box::new(|v| drop(v.dir("d/e"))));
+    let name = la.clone();
+    step("mkdir long", Box::new(move |v| drop(v.dir(&name))));
+    step("symlink", Box::new(|v| drop(v.symlink(ROOT, n("l"), b"target", me()).unwrap())));
+    let (t, name) = (target.clone(), lb.clone());
+    step("long symlink", Box::new(move |v| drop(v.symlink(ROOT, n(&name), t.as_bytes(), me()).unwrap())));
+    let name = lb.clone();
+    step(
+        "move long symlink",
+        Box::new(move |v| v.rename(ROOT, n(&name), v.ino("d"), n("ll"), RenameMode::Replace).unwrap()),
+    );
+    step("link", Box::new(|v| drop(v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap())));
+    step("unlink", Box::new(|v| v.unlink(v.ino("d"), n("ll")).unwrap()));
+    step("rename over", Box::new(|v| v.rename(ROOT, n("l"), v.ino("d/e"), n("hard"), RenameMode::Replace).unwrap()));
+    step("mkdir other", Box::new(|v| drop(v.dir("other"))));
+    step("rename file", Box::new(|v| v.rename(ROOT, n("file"), v.ino("d"), n("f"), RenameMode::NoReplace).unwrap()));
+    let name = la.clone();
+    step("exchange", Box::new(move |v| v.rename(ROOT, n("d"), ROOT, n(&name), RenameMode::Exchange).unwrap()));
+    step("rmdir", Box::new(|v| v.rmdir(ROOT, n("other")).unwrap()));
+    let name = la.clone();
+    step("rmdir long", Box::new(move |v| v.rename(ROOT, n(&name), ROOT, n("x"), RenameMode::Replace).unwrap()));
+    step("fifo away", Box::new(|v| v.rmdir(ROOT, n("d")).unwrap()));
+    steps
+}
+
+#[test]
+fn every_prefix_of_operations_on_names_is_old_or_new() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let crash = Arc::new(CrashBackend::new());
+        let backend: Arc<dyn Backend> = crash.clone();
+        let v = recipe.make(&backend);
+        v.put("file", b"content");
+        v.sync_all().unwrap();
+        let mut states = vec![(crash.position(), "start", tree(&v))];
+        for (name, step) in steps() {
+            step(&v);
+            states.push((crash.position(), name, tree(&v)));
+        }
+        std::mem::forget(v);
+        let sim = CrashSim::new(crash.log());
+        for (at, left) in sim.prefixes().filter(|(at, _)| *at >= states[0].0) {
+            let after = states.iter().position(|(end, ..)| *end >= at).unwrap();
+            let (_, name, new) = &states[after];
+            let old = &states[after.saturating_sub(1)].2;
+            let found = survive(&recipe, left, &format!("{name}, record {at}"));
+            assert!(&found == new || &found == old, "{name}, record {at}: {:?}", found.keys());
+        }
+    }
+}
+
+#[test]
+fn rename_over_an_empty_directory_never_misses_the_target() {
+    let recipe = Recipe::default();
+    let crash = Arc::new(CrashBackend::new());
+    let backend: Arc<dyn Backend> = crash.clone();
+    let v = recipe.make(&backend);
+    v.dir("from");
+    v.put("from/f", b"1");
+    v.dir("to");
+    v.sync_all().unwrap();
+    let start = crash.position();
+    v.rename(ROOT, n("from"), ROOT, n("to"), RenameMode::Replace).unwrap();
+    std::mem::forget(v);
+    let sim = CrashSim::new(crash.log());
+    for (at, left) in sim.prefixes().filter(|(at, _)| *at >= start) {
+        let found = survive(&recipe, left, &format!("record {at}"));
+        assert!(found.contains_key("to/"), "record {at}");
+        assert!(found.contains_key("to/f") != found.contains_key("from/f"), "record {at}");
+    }
+}
+
+#[test]
+fn what_fsync_returned_for_is_found_after_a_power_cut() {
+    let recipe = Recipe::default();
+    let crash = Arc::new(CrashBackend::new());
+    let backend: Arc<dyn Backend> = crash.clone();
+    let v = recipe.make(&backend);
+    backend.sync().unwrap();
+    // Each path, its content, and the moment it was promised.
+    let mut promised: Vec<(String, Vec<u8>, usize)> = Vec::new();
+    for i in 0..6u8 {
+        v.dir(&format!("d{i}"));
+        v.dir(&format!("d{i}/e"));
+        let (path, content) = (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
+        let (e, h) = v.new_file(&path);
+        v.write(h, 0, &content).unwrap();
+        if i % 2 == 0 {
+            v.fsync(h, true).unwrap();
+            promised.push((path, content, crash.position()));
+            v.release(h).unwrap();
+        } else {
+            v.release(h).unwrap();
+            v.rename(v.ino(&format!("d{i}/e")), n(path.rsplit('/').next().unwrap()), ROOT, n(&format!("top{i}")), RenameMode::Replace)
+                .unwrap();
+            let h = v.open_file(e.attr.ino, RW).unwrap();
+            v.fsync(h, false).unwrap();
+            promised.push((format!("top{i}"), content, crash.position()));
+            v.release(h).unwrap();
+        }
+    }
+    std::mem::forget(v);
+    let sim = CrashSim::new(crash.log());
+    for at in (promised[0].2..=crash.position()).step_by(3) {
+        for seed in 0..3 {
+            let found = survive(&recipe, sim.random_state(seed, at), &format!("record {at}, seed {seed}"));
+            for (path, content, _) in promised.iter().filter(|(_, _, end)| *end <= at) {
+                assert_eq!(found.get(path), Some(content), "record {at}, seed {seed}: {path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_whole_workload_survives_power_cuts_anywhere() {
+    let recipe = Recipe { reserved: 2, ..Recipe::default() };
+    let crash = Arc::new(CrashBackend::new());
+    let backend: Arc<dyn Backend> = crash.clone();
+    let v = recipe.make(&backend);
+    backend.sync().unwrap();
+    let start = crash.position();
+    for round in 0..4u8 {
+        for i in 0..5 {
+            v.put(&format!("f{i}"), &vec![round * 16 + i + 1; 2000 * usize::from(i) * usize::from(round + 1)]);
+        }
+        v.dir(&format!("dir{round}"));
+        match round {
+            1 => v.sync_all().unwrap(),
+            2 => {
+                v.freeze().unwrap();
+                v.thaw().unwrap();
+            }
+            _ => v.maintain().unwrap(),
+        }
+        v.rename(ROOT, n("f1"), v.ino(&format!("dir{round}")), n("moved"), RenameMode::Replace).unwrap();
+    }
+    v.close().unwrap();
+    let sim = CrashSim::new(crash.log());
+    let end = crash.position();
+    for at in (start..=end).step_by(7) {
+        for seed in 0..2 {
+            survive(&recipe, sim.random_state(seed, at), &format!("record {at}, seed {seed}"));
+        }
+    }
+    assert_eq!(survive(&recipe, sim.at(end).least_state(), "after close").len(), 12);
+}
+
+#[test]
+fn a_failed_barrier_fails_fsync_and_loses_nothing_later() {
+    let recipe = Recipe::default();
+    let crash = Arc::new(CrashBackend::new());
+    let backend: Arc<dyn Backend> = crash.clone();
+    let v = recipe.make(&backend);
+    let (_, h) = v.new_file("f");
+    v.write(h, 0, &[1; 20_000]).unwrap();
+    crash.fail_syncs(1, libc::EIO);
+    assert!(v.fsync(h, false).is_err());
+    v.write(h, 4096, &[2; 4096]).unwrap();
+    v.release(h).unwrap();
+    crash.fail_syncs(1, libc::EIO);
+    v.sync_all().unwrap_or_else(|_| v.sync_all().unwrap());
+    let mut content = vec![1; 20_000];
+    content[4096..8192].fill(2);
+    let least = CrashSim::new(crash.log()).at(crash.position()).least_state();
+    assert_eq!(survive(&recipe, least, "after a failed barrier")["f"], content);
+}
