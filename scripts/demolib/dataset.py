@@ -80,22 +80,26 @@ def make_trees(work, target):
     for number, packages in enumerate(versions, 1):
         path = os.path.join(work, f"tree-{number}")
         os.mkdir(path)
-        say(f"data set, version {number}: {len(packages)} packages, {sum(p.size for p in packages) / 1e6:.0f} MB")
+        say(f"tree, version {number}: {len(packages)} packages, {sum(p.size for p in packages) / 1e6:.0f} MB")
         copy_packages(packages, path)
         paths.append(path)
-    return versions, paths
+    return paths
 
 
-def make_images(work, versions, tree):
-    """Makes an ext4 image of `tree` (version 1), and a copy of it in which packages were removed and added."""
+def make_images(work, target):
+    """Makes an ext4 image of about `target` bytes, and a copy of it in which packages were removed and added."""
+    versions = choose(target)
     first, second = (os.path.join(work, f"image-{n}", "disk.img") for n in (1, 2))
     for path in (first, second):
         os.mkdir(os.path.dirname(path))
+    tree, raw = os.path.join(work, "image-tree"), os.path.join(work, "raw.img")
+    os.mkdir(tree)
+    copy_packages(versions[0], tree)
     size = sum(p.size for p in versions[0])
-    say("disk image, version 1: mke2fs -d of the tree")
-    raw = os.path.join(work, "raw.img")
+    say(f"disk image, version 1: mke2fs -d of {size / 1e6:.0f} MB of packages")
     run("mke2fs", "-q", "-t", "ext4", "-b", 4096, "-J", "size=4", "-U", IMAGE_UUID, "-d", tree,
         "-E", f"hash_seed={IMAGE_UUID},lazy_itable_init=0,root_owner=0:0", raw, f"{size * 3 // 2 // 2**20 + 32}M")
+    shutil.rmtree(tree)
     run("cp", "--sparse=always", raw, first)  # unused space as holes, as an image builder leaves it
     os.unlink(raw)
     say("disk image, version 2: the same image, packages removed and added in place with debugfs")

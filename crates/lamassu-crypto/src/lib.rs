@@ -16,6 +16,7 @@ pub mod name;
 pub mod outer;
 pub mod ring;
 pub mod secret;
+pub mod selftest;
 pub mod speed;
 pub mod wrap;
 mod xaes;

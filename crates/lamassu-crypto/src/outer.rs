@@ -175,20 +175,25 @@ impl Sealer {
     }
 
     fn matches(&self, aad: &[u8], sealed: &[u8]) -> bool {
-        let Some((nonce, _, epoch_tag, _)) = split(sealed) else { return false };
-        wrap::equal(&self.epoch_tag(nonce, aad), epoch_tag)
+        head(sealed).is_some_and(|h| wrap::equal(&self.epoch_tag(h.nonce, aad), h.epoch_tag))
     }
 
     fn open(&self, aad: &[u8], sealed: &mut [u8]) -> Result<(), Unauthentic> {
-        let (&nonce, &tag, _, _) = split(sealed).ok_or(Unauthentic)?;
+        let Head { nonce: &nonce, tag: &tag, .. } = head(sealed).ok_or(Unauthentic)?;
         self.aead.open(&nonce, aad, &mut sealed[HEAD_LEN..], &tag)
     }
 }
 
-/// (nonce, tag, epoch tag, ciphertext), or `None` where it is too short.
-fn split(sealed: &[u8]) -> Option<(&[u8; NONCE_LEN], &[u8; TAG_LEN], &[u8; TAG_LEN], &[u8])> {
+/// The head of a page or record.
+struct Head<'a> {
+    nonce: &'a [u8; NONCE_LEN],
+    tag: &'a [u8; TAG_LEN],
+    epoch_tag: &'a [u8; TAG_LEN],
+}
+
+/// `None` where it is too short.
+fn head(sealed: &[u8]) -> Option<Head<'_>> {
     let (nonce, rest) = sealed.split_first_chunk()?;
     let (tag, rest) = rest.split_first_chunk()?;
-    let (epoch_tag, rest) = rest.split_first_chunk()?;
-    Some((nonce, tag, epoch_tag, rest))
+    Some(Head { nonce, tag, epoch_tag: rest.first_chunk()? })
 }

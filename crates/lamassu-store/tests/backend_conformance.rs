@@ -1,5 +1,7 @@
 //! One suite for every backend: each method of the trait, and the errno each refusal carries.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[path = "conformance/attributes.rs"]
 mod attributes;
 #[path = "conformance/files.rs"]
@@ -7,7 +9,9 @@ mod files;
 #[path = "conformance/names.rs"]
 mod names;
 
-use lamassu_store::backend::{Backend, BackendDir, LocalBackend, MemoryBackend, RenameMode};
+use lamassu_store::backend::{
+    Backend, BackendDir, CrashBackend, FaultBackend, LocalBackend, MemoryBackend, RenameMode,
+};
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
@@ -64,6 +68,17 @@ fn memory() -> Store {
     Store { backend: Box::new(MemoryBackend::new()), _dir: None }
 }
 
+/// What is live while a store records.
+fn crash() -> Store {
+    Store { backend: Box::new(CrashBackend::with_granularity(16384)), _dir: None }
+}
+
+/// No faults: a wrapper must change nothing.
+fn fault() -> Store {
+    let Store { backend, _dir } = local();
+    Store { backend: Box::new(FaultBackend::new(Arc::from(backend))), _dir }
+}
+
 macro_rules! suite {
     ($($backend:ident),* : $($module:ident::$case:ident),* $(,)?) => {
         suite!(@each [$($backend)*] ($($module::$case)*));
@@ -76,7 +91,7 @@ macro_rules! suite {
     };
 }
 
-suite!(local, local_shm, memory:
+suite!(local, local_shm, memory, crash, fault:
     files::reads_what_was_written,
     files::read_is_short_only_at_the_end,
     files::length_grows_and_shrinks,

@@ -1,7 +1,7 @@
 //! Open backing directories and the keys of their names, held in a bounded cache and reopened through the chain of parents.
 
 use crate::error::{io, is_not_found};
-use crate::inode::{NodeTable, StoreId};
+use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, Names, RecordFault, StoredName};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
@@ -61,12 +61,11 @@ impl Dirs {
     }
 }
 
-/// The directories on the way from an open one to `ino`, the deepest first.
-fn chain_to_open(
-    nodes: &NodeTable,
-    dirs: &Dirs,
-    ino: Ino,
-) -> Result<(Arc<Dir>, Vec<(Ino, crate::inode::Link, StoreId)>)> {
+/// What has to be opened: directories below one another, the deepest first.
+type Chain = Vec<(Ino, Link, StoreId)>;
+
+/// The directories on the way from an open one to `ino`.
+fn chain_to_open(nodes: &NodeTable, dirs: &Dirs, ino: Ino) -> Result<(Arc<Dir>, Chain)> {
     let mut chain = Vec::new();
     let mut cur = ino;
     loop {
@@ -79,7 +78,7 @@ fn chain_to_open(
         let (link, id) = nodes.first_link(cur).ok_or(VaultError::Stale)?;
         let parent = link.parent;
         chain.push((cur, link, id));
-        if chain.len() > crate::inode::DEPTH_MAX {
+        if chain.len() > DEPTH_MAX {
             return Err(VaultError::Stale);
         }
         cur = parent;

@@ -323,9 +323,151 @@ impl NodeTable {
         }
         Some(chain)
     }
+}
 
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.nodes.len()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat(ino: u64, kind: Kind) -> Stat {
+        Stat {
+            dev: 5,
+            ino,
+            kind,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            len: 0,
+            blocks: 0,
+            atime: Time::default(),
+            mtime: Time::default(),
+            ctime: Time::default(),
+        }
+    }
+
+    fn table() -> NodeTable {
+        NodeTable::new(&stat(900, Kind::Dir))
+    }
+
+    fn name(s: &str) -> &OsStr {
+        OsStr::new(s)
+    }
+
+    #[test]
+    fn numbers_are_the_stores_own_where_they_can_be() {
+        let mut t = table();
+        assert_eq!(t.reference(ROOT, name("a"), &stat(40, Kind::File)).ino, 40);
+        // The root is 1, whatever the store calls it; what the store calls 1 is something else.
+        assert_eq!(t.find(StoreId { dev: 5, ino: 900 }), Some(ROOT));
+        assert_eq!(t.reference(ROOT, name("b"), &stat(900, Kind::Dir)).ino, ROOT);
+        assert!(t.reference(ROOT, name("c"), &stat(1, Kind::File)).ino >= ALTERNATIVE);
+        let elsewhere = Stat { dev: 6, ..stat(40, Kind::File) };
+        let other = t.reference(ROOT, name("d"), &elsewhere).ino;
+        assert!(other >= ALTERNATIVE);
+        assert_eq!(t.reference(ROOT, name("d"), &elsewhere), Referenced { ino: other, generation: 0, is_new: false });
+        assert_eq!((t.shown(6, 40), t.shown(5, 40), t.shown(5, 41)), (other, 40, 41));
+    }
+
+    #[test]
+    fn a_zombie_keeps_its_number_until_it_is_forgotten() {
+        let mut t = table();
+        let st = stat(40, Kind::File);
+        let old = t.reference(ROOT, name("a"), &st);
+        t.unlinked(StoreId::from(&st), ROOT, name("a"), true);
+        assert!(!t.is_live(old.ino));
+        assert_eq!(t.stored_path(old.ino), None);
+        let new = t.reference(ROOT, name("b"), &st);
+        assert_ne!(new.ino, old.ino);
+        t.forget(old.ino, 1);
+        t.forget(new.ino, 1);
+        let again = t.reference(ROOT, name("c"), &st);
+        assert_eq!(again.ino, 40);
+        assert_ne!(again.generation, old.generation, "another user of the same number");
+    }
+
+    #[test]
+    fn a_number_that_changed_its_kind_is_another_inode() {
+        let mut t = table();
+        let old = t.reference(ROOT, name("a"), &stat(40, Kind::File)).ino;
+        let new = t.reference(ROOT, name("a"), &stat(40, Kind::Dir)).ino;
+        assert_ne!(old, new);
+        assert_eq!((t.is_live(old), t.kind(new)), (false, Some(Kind::Dir)));
+    }
+
+    #[test]
+    fn parents_stay_while_children_do() {
+        let mut t = table();
+        let d = t.reference(ROOT, name("d"), &stat(10, Kind::Dir)).ino;
+        let e = t.reference(d, name("e"), &stat(11, Kind::Dir)).ino;
+        let f = t.reference(e, name("f"), &stat(12, Kind::File)).ino;
+        t.forget(d, 1);
+        t.forget(e, 1);
+        assert_eq!(t.stored_path(f), Some("d/e/f".into()));
+        assert_eq!(t.ancestry(f), Some(vec![f, e, d, ROOT]));
+        t.forget(f, 1);
+        assert_eq!(t.nodes.len(), 1, "only the root is left");
+        assert_eq!(t.by_store.len(), 1);
+    }
+
+    #[test]
+    fn links_and_moves_leave_the_right_names() {
+        let mut t = table();
+        let d = t.reference(ROOT, name("d"), &stat(10, Kind::Dir)).ino;
+        let st = stat(12, Kind::File);
+        let id = StoreId::from(&st);
+        let f = t.reference(ROOT, name("f"), &st).ino;
+        assert_eq!(t.reference(d, name("g"), &st).ino, f);
+        t.moved(id, (ROOT, name("f")), (d, name("h")));
+        let names: Vec<_> = t.links(f).into_iter().map(|l| l.name).collect();
+        assert_eq!(names, ["g", "h"]);
+        t.unlinked(id, d, name("g"), false);
+        assert_eq!(t.stored_path(f), Some("d/h".into()));
+        t.forget(f, 2);
+        t.forget(d, 1);
+        assert_eq!(t.nodes.len(), 1);
+    }
+
+    #[test]
+    fn a_pinned_node_outlives_its_references() {
+        let mut t = table();
+        let st = stat(12, Kind::File);
+        let f = t.reference(ROOT, name("f"), &st).ino;
+        t.pin(f);
+        t.forget(f, 99);
+        assert!(t.is_live(f));
+        t.unlinked(StoreId::from(&st), ROOT, name("f"), true);
+        assert_eq!(t.kind(f), Some(Kind::File));
+        t.unpin(f);
+        assert_eq!(t.kind(f), None);
+        // Nonsense is harmless.
+        t.unpin(f);
+        t.forget(ROOT, 1000);
+        t.forget(12345, 1);
+        assert!(t.is_live(ROOT));
+    }
+
+    #[test]
+    fn a_cached_size_is_that_of_an_unchanged_file() {
+        let mut t = table();
+        let st = Stat { len: 4096, ..stat(12, Kind::File) };
+        let f = t.reference(ROOT, name("f"), &st).ino;
+        t.set_cached_size(f, Some(CachedSize::new(&st, 77)));
+        assert_eq!(t.cached_size(f, &st), Some(77));
+        let later = Time { seconds: 1, nanos: 0 };
+        for changed in [Stat { len: 8192, ..st }, Stat { mtime: later, ..st }, Stat { ctime: later, ..st }] {
+            assert_eq!(t.cached_size(f, &changed), None);
+        }
+    }
+
+    #[test]
+    fn a_loop_made_below_us_ends() {
+        let mut t = table();
+        let a = t.reference(ROOT, name("a"), &stat(10, Kind::Dir)).ino;
+        let b = t.reference(a, name("b"), &stat(11, Kind::Dir)).ino;
+        t.reference(b, name("a"), &stat(10, Kind::Dir));
+        assert_eq!(t.ancestry(a), None);
+        assert_eq!(t.stored_path(b), None);
     }
 }

@@ -145,7 +145,9 @@ impl Vault {
         };
         let moved = self.prepare_arrival(from, to).and_then(|()| self.move_entry(from, to));
         if let Err(e) = moved {
-            if let (true, Some(companion)) = (companion_made && to.st.is_none(), &to.stored.companion) {
+            // An entry that is there needs it, and lacked it.
+            let is_needed = to.st.is_some() || matches!(e, VaultError::Exists);
+            if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {
                 remove_companion(&*to.dir.handle, &companion.name);
             }
             return Err(e);

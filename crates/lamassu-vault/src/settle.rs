@@ -61,13 +61,24 @@ impl First {
     }
 }
 
+/// Settles what the store's barrier has covered; with a barrier of the file's own where that one did not count for it.
+fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), lamassu_store::StoreError> {
+    let file = open.file();
+    file.settle(mark)?;
+    let written_since = open.unsettled_since.load(Ordering::Relaxed) != 0;
+    if file.needs_settle() && !written_since { file.settle_now() } else { Ok(()) }
+}
+
 impl Vault {
-    /// A barrier for the whole store. On success every name made before it is durable.
+    /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears of it: the store tells once only.
     fn sync_store(&self) -> Result<()> {
         let entries = self.unsynced.take();
         let done = self.backend.sync().map_err(io("sync the store"));
         if done.is_err() {
             self.unsynced.put_back(entries);
+            for open in self.files.all() {
+                open.file().barrier_failed();
+            }
         }
         done
     }
@@ -86,19 +97,18 @@ impl Vault {
                 Err(e) => self.failed(&open, e, &mut first),
             }
         }
-        if !marked.is_empty() {
-            let barrier = self.sync_store();
-            for (mark, open) in marked {
-                let file = open.file();
-                // The store's failure is the file's own too: its own sync learns which writes it has lost.
-                let done = if barrier.is_err() { file.sync() } else { Ok(()) };
-                match done.and_then(|()| file.settle(mark)) {
-                    // Not touched since and still unsettled: it holds a damaged block, which settles never.
-                    Ok(()) => {
-                        self.let_go(open.ino, open.unsettled_since.load(Ordering::Relaxed) == 0 && !file.is_dirty())
-                    }
-                    Err(e) => self.failed(&open, e, &mut first),
+        if marked.is_empty() {
+            return first.0;
+        }
+        first.note(self.sync_store());
+        for (mark, open) in marked {
+            match settle_file(&open, mark) {
+                // Not touched since and still unsettled: it holds a damaged block, which settles never.
+                Ok(()) => {
+                    let stuck = open.unsettled_since.load(Ordering::Relaxed) == 0 && !open.file().is_dirty();
+                    self.let_go(open.ino, stuck);
                 }
+                Err(e) => self.failed(&open, e, &mut first),
             }
         }
         first.0

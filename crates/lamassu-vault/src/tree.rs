@@ -64,8 +64,11 @@ impl Vault {
             None => false,
         };
         let made = make();
-        if let (Err(_), true, Some(companion)) = (&made, companion_made, &stored.companion) {
-            remove_companion(&*dir.handle, &companion.name);
+        match (&made, &stored.companion) {
+            // The entry that exists needs it, and lacked it.
+            (Err(VaultError::Exists) | Ok(_), _) | (_, None) => {}
+            (Err(_), Some(companion)) if companion_made => remove_companion(&*dir.handle, &companion.name),
+            (Err(_), Some(_)) => {}
         }
         made
     }

@@ -1,5 +1,7 @@
 //! The whole API, over memory and over a directory of this host.
 
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
 mod common;
 
 use common::*;

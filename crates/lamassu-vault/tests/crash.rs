@@ -1,11 +1,14 @@
 //! Crashes between any two changes of the store, and power cuts that lose what no barrier covered: the vault opens, `check` finds nothing wrong, every
 //! operation on names has happened or has not, and what was synced is there.
 
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
 mod common;
 
 use common::*;
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
+use lamassu_store::file::{DamageKind, StoreError};
 use lamassu_vault::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,12 +27,30 @@ fn tree(v: &Vault) -> BTreeMap<String, Vec<u8>> {
                     found.insert(path + "/", Vec::new());
                 }
                 Kind::Symlink => drop(found.insert(path, v.readlink(e.attr.ino).unwrap())),
-                Kind::File => drop(found.insert(path.clone(), v.get(&path))),
+                Kind::File => drop(found.insert(path.clone(), content(v, &path))),
                 other => panic!("{path}: {other:?}"),
             }
         }
     }
     found
+}
+
+/// A file that was created or emptied and never synced since may have lost its first page, and says nothing then: docs/format.md §9.
+const VOID: &[u8] = b"(void)";
+
+fn content(v: &Vault, path: &str) -> Vec<u8> {
+    let e = v.find(path).unwrap();
+    let h = v.open_file(e.attr.ino, RO).unwrap();
+    let mut data = vec![0; e.attr.size as usize + 1];
+    let read = v.read(h, 0, &mut data);
+    v.release(h).unwrap();
+    match read {
+        Ok(n) => data[..n].to_vec(),
+        Err(VaultError::Store(StoreError::Damaged(d))) if d.kind == DamageKind::PageMissing && d.page == 0 => {
+            VOID.to_vec()
+        }
+        Err(e) => panic!("{path}: {e}"),
+    }
 }
 
 /// Opens what a crash left, as a reader and as a writer, and checks it.
@@ -40,9 +61,13 @@ fn survive(recipe: &Recipe, left: MemoryBackend, what: &str) -> BTreeMap<String,
     drop(reader);
     let v = recipe.open(&backend).unwrap();
     let report = v.check(&[], true, &Quiet).unwrap();
-    assert!(!report.is_damaged(), "{what}: {:#?}", report.problems);
-    assert!(report.problems.iter().all(|p| p.kind == check::kind::ORPHAN), "{what}: {:#?}", report.problems);
-    v.clean();
+    let voids = before.values().filter(|c| *c == VOID).count();
+    let expected = |p: &check::Problem| {
+        p.repaired && p.kind == check::kind::ORPHAN
+            || p.kind == DamageKind::PageMissing.word() && p.page == Some(0) && voids > 0
+    };
+    assert!(report.problems.iter().all(expected), "{what}: {:#?}", report.problems);
+    assert_eq!(v.check(&[], false, &Quiet).unwrap().problems.len(), voids, "{what}");
     assert_eq!(tree(&v), before, "{what}: repair changed what is seen");
     assert!(backend.root().open_dir(n("lamassu.staging")).unwrap().read_dir().unwrap().is_empty(), "{what}");
     v.close().unwrap();
@@ -50,29 +75,66 @@ fn survive(recipe: &Recipe, left: MemoryBackend, what: &str) -> BTreeMap<String,
 }
 
 /// Steps on names, each of which must be whole after a crash. Content is written and synced before.
-fn steps() -> Vec<(&'static str, Box<dyn Fn(&Vault)>)> {
+type Step = Box<dyn Fn(&Vault)>;
+
+fn steps() -> Vec<(&'static str, Step)> {
     let long_a = "a".repeat(255);
     let long_b = "b".repeat(254);
     let target = "t".repeat(4000);
     let (la, lb) = (long_a.clone(), long_b.clone());
-    let mut steps: Vec<(&'static str, Box<dyn Fn(&Vault)>)> = Vec::new();
-    let mut step = |name, f: Box<dyn Fn(&Vault)>| steps.push((name, f));
-    step("mkdir", Box::new(|v| drop(v.dir("d"))));
-    step("mkdir below", Box::new(|v| drop(v.dir("d/e"))));
+    let mut steps: Vec<(&'static str, Step)> = Vec::new();
+    let mut step = |name, f: Step| steps.push((name, f));
+    step(
+        "mkdir",
+        Box::new(|v| {
+            v.dir("d");
+        }),
+    );
+    step(
+        "mkdir below",
+        Box::new(|v| {
+            v.dir("d/e");
+        }),
+    );
     let name = la.clone();
-    step("mkdir long", Box::new(move |v| drop(v.dir(&name))));
-    step("symlink", Box::new(|v| drop(v.symlink(ROOT, n("l"), b"target", me()).unwrap())));
+    step(
+        "mkdir long",
+        Box::new(move |v| {
+            v.dir(&name);
+        }),
+    );
+    step(
+        "symlink",
+        Box::new(|v| {
+            v.symlink(ROOT, n("l"), b"target", me()).unwrap();
+        }),
+    );
     let (t, name) = (target.clone(), lb.clone());
-    step("long symlink", Box::new(move |v| drop(v.symlink(ROOT, n(&name), t.as_bytes(), me()).unwrap())));
+    step(
+        "long symlink",
+        Box::new(move |v| {
+            v.symlink(ROOT, n(&name), t.as_bytes(), me()).unwrap();
+        }),
+    );
     let name = lb.clone();
     step(
         "move long symlink",
         Box::new(move |v| v.rename(ROOT, n(&name), v.ino("d"), n("ll"), RenameMode::Replace).unwrap()),
     );
-    step("link", Box::new(|v| drop(v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap())));
+    step(
+        "link",
+        Box::new(|v| {
+            v.link(v.ino("d/ll"), v.ino("d/e"), n("hard")).unwrap();
+        }),
+    );
     step("unlink", Box::new(|v| v.unlink(v.ino("d"), n("ll")).unwrap()));
     step("rename over", Box::new(|v| v.rename(ROOT, n("l"), v.ino("d/e"), n("hard"), RenameMode::Replace).unwrap()));
-    step("mkdir other", Box::new(|v| drop(v.dir("other"))));
+    step(
+        "mkdir other",
+        Box::new(|v| {
+            v.dir("other");
+        }),
+    );
     step("rename file", Box::new(|v| v.rename(ROOT, n("file"), v.ino("d"), n("f"), RenameMode::NoReplace).unwrap()));
     let name = la.clone();
     step("exchange", Box::new(move |v| v.rename(ROOT, n("d"), ROOT, n(&name), RenameMode::Exchange).unwrap()));
@@ -141,7 +203,8 @@ fn what_fsync_returned_for_is_found_after_a_power_cut() {
     for i in 0..6u8 {
         v.dir(&format!("d{i}"));
         v.dir(&format!("d{i}/e"));
-        let (path, content) = (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
+        let (path, content) =
+            (format!("d{i}/e/{}", "n".repeat(40 * usize::from(i) + 1)), vec![i; 3000 * usize::from(i)]);
         let (e, h) = v.new_file(&path);
         v.write(h, 0, &content).unwrap();
         if i % 2 == 0 {
@@ -150,8 +213,14 @@ fn what_fsync_returned_for_is_found_after_a_power_cut() {
             v.release(h).unwrap();
         } else {
             v.release(h).unwrap();
-            v.rename(v.ino(&format!("d{i}/e")), n(path.rsplit('/').next().unwrap()), ROOT, n(&format!("top{i}")), RenameMode::Replace)
-                .unwrap();
+            v.rename(
+                v.ino(&format!("d{i}/e")),
+                n(path.rsplit('/').next().unwrap()),
+                ROOT,
+                n(&format!("top{i}")),
+                RenameMode::Replace,
+            )
+            .unwrap();
             let h = v.open_file(e.attr.ino, RW).unwrap();
             v.fsync(h, false).unwrap();
             promised.push((format!("top{i}"), content, crash.position()));
@@ -179,7 +248,7 @@ fn a_whole_workload_survives_power_cuts_anywhere() {
     backend.sync().unwrap();
     let start = crash.position();
     for round in 0..4u8 {
-        for i in 0..5 {
+        for i in 0..5u8 {
             v.put(&format!("f{i}"), &vec![round * 16 + i + 1; 2000 * usize::from(i) * usize::from(round + 1)]);
         }
         v.dir(&format!("dir{round}"));
@@ -217,9 +286,10 @@ fn a_failed_barrier_fails_fsync_and_loses_nothing_later() {
     v.write(h, 4096, &[2; 4096]).unwrap();
     v.release(h).unwrap();
     crash.fail_syncs(1, libc::EIO);
-    v.sync_all().unwrap_or_else(|_| v.sync_all().unwrap());
+    assert!(v.sync_all().is_err(), "the store's failure is told");
+    v.sync_all().unwrap();
     let mut content = vec![1; 20_000];
     content[4096..8192].fill(2);
     let least = CrashSim::new(crash.log()).at(crash.position()).least_state();
-    assert_eq!(survive(&recipe, least, "after a failed barrier")["f"], content);
+    assert!(survive(&recipe, least, "after a failed barrier")["f"] == content);
 }

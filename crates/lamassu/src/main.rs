@@ -1,1 +1,80 @@
-fn main() {}
+//! The `lamassu` command: composition root, progress, messages, exit codes.
+//!
+//! Guarantees: results on standard output, all else on standard error; every failure has a message that says what, where and what to do next, and the exit
+//! code `docs/cli.md` promises. Never: holds logic another crate needs, shows a key, panics where it can say what is wrong.
+#![allow(missing_docs)]
+
+mod args;
+mod cmd;
+mod daemon;
+mod exit;
+mod fault;
+mod fstab;
+mod keys;
+mod log;
+mod mounts;
+mod open;
+mod output;
+mod progress;
+mod signals;
+mod store_kind;
+mod text;
+mod tree;
+
+use clap::Parser;
+use exit::Code;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    set_panic_hook();
+    let code = std::panic::catch_unwind(|| run(std::env::args_os().collect())).unwrap_or(Code::Internal);
+    ExitCode::from(code.number())
+}
+
+fn run(argv: Vec<OsString>) -> Code {
+    // Before anything else: a core dump or a tracer must not get at keys. Not being allowed to is no reason to refuse work.
+    let hardened = lamassu_crypto::secret::harden_process();
+    let argv = match fstab::rewrite(argv) {
+        Ok(argv) => argv,
+        Err(error) => return failed(&error.into()),
+    };
+    let cli = match args::Cli::try_parse_from(argv) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Also for --help and --version, whose text goes to standard output; a reader that is gone is nobody's loss.
+            let _ = error.print();
+            return if error.use_stderr() { Code::Usage } else { Code::Done };
+        }
+    };
+    let ui = cli.global.ui();
+    if let Err(error) = hardened {
+        ui.warn(format_args!("core dumps could not be switched off: {error}"));
+    }
+    let done = log::start(&ui, cli.global.log_file()).and_then(|()| cmd::run(&ui, cli.command));
+    match done {
+        Ok(code) => code,
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> Code {
+    let code = exit::code_of(error);
+    if code != Code::Done {
+        output::say_error(error);
+        if let Some(hint) = code.hint() {
+            output::say(format_args!("hint: {hint}"));
+        }
+    }
+    code
+}
+
+/// A panic is a bug of ours: it is said as that, in one line, without a backtrace over the user's screen.
+fn set_panic_hook() {
+    std::panic::set_hook(Box::new(|info| {
+        let place = info.location().map(|l| format!(" at {}:{}", l.file(), l.line())).unwrap_or_default();
+        let what = info.payload_as_str().unwrap_or("unknown");
+        output::say(format_args!("lamassu: internal error{place}: {what}; this is a bug, please report it"));
+        tracing::error!(place, what, "internal error");
+    }));
+}

@@ -5,12 +5,16 @@
 
 #[cfg(any(test, feature = "testing"))]
 pub mod crash;
+#[cfg(any(test, feature = "testing"))]
+pub mod fault;
 mod local;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 
 #[cfg(any(test, feature = "testing"))]
 pub use crash::{CrashBackend, CrashSim};
+#[cfg(any(test, feature = "testing"))]
+pub use fault::FaultBackend;
 pub use local::LocalBackend;
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryBackend;

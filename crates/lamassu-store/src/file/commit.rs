@@ -113,7 +113,8 @@ impl Core {
         self.id_before_pages(st, &round)?;
         let same = self.key_pages(&mut round, &keys);
         self.write_pages(st, &mut round, goal)?;
-        if round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty() {
+        let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
+        if replaces || (st.drop_mark > st.covered && !round.data.is_empty()) {
             self.barrier(st)?;
         }
         self.write_data(st, &round, &sealed, &same, &left)?;
@@ -145,9 +146,7 @@ impl Core {
     /// Whether a round writes data, or anything past the end of the backing file.
     fn touches_given_up(&self, st: &State, round: &Round) -> bool {
         let page_end = |g: &u64| self.geo().page_offset(*g) + lamassu_format::PAGE_LEN as u64;
-        !round.data.is_empty()
-            || !round.punches.is_empty()
-            || round.pages.keys().any(|g| page_end(g) > st.len)
+        !round.data.is_empty() || !round.punches.is_empty() || round.pages.keys().any(|g| page_end(g) > st.len)
     }
 
     /// I7: what leaves the tail is durable in its block before the page without it is written. A tail that was never

@@ -186,6 +186,12 @@ impl File {
         self.core.settle(&mut self.state.write(), mark)
     }
 
+    /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
+    pub fn barrier_failed(&self) {
+        let mut st = self.state.write();
+        st.barrier_failed |= st.seq > st.covered;
+    }
+
     /// Commits, makes durable and settles, with a barrier of its own.
     pub fn settle_now(&self) -> Result<(), StoreError> {
         if self.core.ctx.read_only {

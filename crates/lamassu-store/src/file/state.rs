@@ -79,7 +79,7 @@ pub(super) struct State {
     pub covered: u64,
     /// Length of the backing file.
     pub len: u64,
-    /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots. No data and nothing past
+    /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots or finished a punch. No data and nothing past
     /// the end is written before a barrier covers it, since what is durable may still refer to that space.
     pub drop_mark: u64,
     /// Size found at open; pages below it that the floor does not cover may be absent.
@@ -299,10 +299,11 @@ impl Core {
         let mut data_mark = 0;
         if let Some(Entry::Good(held)) = st.pages.get(&g) {
             data_mark = held.data_mark;
-            if held.page.keys.iter().skip(page.keys.len()).any(|key| *key != [0; 32]) {
+            let dropped = held.page.keys.iter().skip(page.keys.len()).any(|key| *key != [0; 32]);
+            if dropped || ends_a_punch(&held.page, &page) {
                 st.drop_mark = st.seq;
                 st.marked = (0, 0);
-                st.excess = true;
+                st.excess |= dropped;
             }
         }
         let mut held = Held::new(page, lost);
@@ -350,4 +351,10 @@ impl Core {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether a slot that was being punched is no longer: until that is durable, recovery expects zeros there.
+fn ends_a_punch(old: &Page, new: &Page) -> bool {
+    let punched = |page: &Page, i: usize| page.pending >> i & 1 == 1 && page.keys[i] == [0; 32];
+    (0..old.keys.len().min(new.keys.len())).any(|i| punched(old, i) && !punched(new, i))
 }

@@ -6,7 +6,7 @@ const PAGE: u64 = 4096;
 
 pub fn reads_what_was_written(store: &Store) {
     let file = store.root().create_file(name("f"), 0o600).unwrap();
-    let data: Vec<u8> = (0..100_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..100_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     file.write_at(3, &data).unwrap();
     file.write_at(50_000, b"over").unwrap();
     file.write_at(0, b"").unwrap();

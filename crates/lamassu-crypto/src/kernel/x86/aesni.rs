@@ -13,6 +13,13 @@ const WIDTH: usize = 8;
 /// Round keys as the instructions take them; wiped when dropped.
 pub(super) struct Schedule(pub(super) [__m128i; ROUNDS + 1]);
 
+impl Schedule {
+    const fn zero() -> Schedule {
+        // SAFETY: a vector of integers may hold any bits.
+        Schedule(unsafe { std::mem::zeroed() })
+    }
+}
+
 impl Drop for Schedule {
     fn drop(&mut self) {
         self.0.zeroize();
@@ -41,7 +48,7 @@ pub(super) fn expand(key: &BlockKey) -> Schedule {
     let rotated = _mm_set1_epi32(0x0c0f_0e0d);
     let plain = _mm_set1_epi32(0x0f0e_0d0c);
     let (even, odd) = (key.first_chunk().expect("32 bytes"), key.last_chunk().expect("32 bytes"));
-    let mut k = Schedule([_mm_setzero_si128(); ROUNDS + 1]);
+    let mut k = Schedule::zero();
     (k.0[0], k.0[1]) = (load(even), load(odd));
     let mut rcon = _mm_set1_epi32(1);
     for i in 2..=ROUNDS {
@@ -76,31 +83,55 @@ pub(super) fn expand_inverse(key: &BlockKey) -> Schedule {
 #[inline]
 #[target_feature(enable = "aes,sse2")]
 fn encrypt<const N: usize>(x: &mut [__m128i; N], k: &Schedule) {
-    x.iter_mut().for_each(|x| *x = _mm_xor_si128(*x, k.0[0]));
-    for k in &k.0[1..ROUNDS] {
-        x.iter_mut().for_each(|x| *x = _mm_aesenc_si128(*x, *k));
+    for x in x.iter_mut() {
+        *x = _mm_xor_si128(*x, k.0[0]);
     }
-    x.iter_mut().for_each(|x| *x = _mm_aesenclast_si128(*x, k.0[ROUNDS]));
+    for r in 1..ROUNDS {
+        for x in x.iter_mut() {
+            *x = _mm_aesenc_si128(*x, k.0[r]);
+        }
+    }
+    for x in x.iter_mut() {
+        *x = _mm_aesenclast_si128(*x, k.0[ROUNDS]);
+    }
 }
 
 #[inline]
 #[target_feature(enable = "aes,sse2")]
 fn decrypt<const N: usize>(x: &mut [__m128i; N], k: &Schedule) {
-    x.iter_mut().for_each(|x| *x = _mm_xor_si128(*x, k.0[0]));
-    for k in &k.0[1..ROUNDS] {
-        x.iter_mut().for_each(|x| *x = _mm_aesdec_si128(*x, *k));
+    for x in x.iter_mut() {
+        *x = _mm_xor_si128(*x, k.0[0]);
     }
-    x.iter_mut().for_each(|x| *x = _mm_aesdeclast_si128(*x, k.0[ROUNDS]));
+    for r in 1..ROUNDS {
+        for x in x.iter_mut() {
+            *x = _mm_aesdec_si128(*x, k.0[r]);
+        }
+    }
+    for x in x.iter_mut() {
+        *x = _mm_aesdeclast_si128(*x, k.0[ROUNDS]);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "sse2")]
+fn load_all<const N: usize>(blocks: &[[u8; 16]; N]) -> [__m128i; N] {
+    let mut x = [_mm_setzero_si128(); N];
+    for (x, b) in x.iter_mut().zip(blocks) {
+        *x = load(b);
+    }
+    x
 }
 
 #[target_feature(enable = "aes,sse2,ssse3")]
 pub(in crate::kernel) fn ecb_encrypt(keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
-    let k = Schedule(keys.0.each_ref().map(|k| load(k)));
+    let k = Schedule(load_all(&keys.0));
     let (wide, rest) = blocks.as_chunks_mut::<WIDTH>();
     for group in wide {
-        let mut x = group.each_ref().map(|b| load(b));
+        let mut x = load_all(group);
         encrypt(&mut x, &k);
-        group.iter_mut().zip(x).for_each(|(b, x)| store(b, x));
+        for (b, x) in group.iter_mut().zip(x) {
+            store(b, x);
+        }
     }
     for b in rest {
         let mut x = [load(b)];
@@ -123,17 +154,23 @@ pub(in crate::kernel) fn cbc_encrypt(mut keys: &[BlockKey], mut lanes: &mut [&mu
     }
 }
 
-/// Encrypts the first N lanes; returns N.
+/// Encrypts the first N lanes, of one length; returns N.
 #[target_feature(enable = "aes,sse2,ssse3")]
 fn cbc_encrypt_lanes<const N: usize>(keys: &[BlockKey], lanes: &mut [&mut [u8]]) -> usize {
-    let k: [Schedule; N] = std::array::from_fn(|l| expand(&keys[l]));
+    let mut k = [const { Schedule::zero() }; N];
+    for (k, key) in k.iter_mut().zip(keys) {
+        *k = expand(key);
+    }
     let lanes = lanes.first_chunk_mut::<N>().expect("the caller has N lanes");
-    let lanes = lanes.each_mut().map(|lane| lane.as_chunks_mut::<16>().0);
-    let blocks = lanes.iter().map(|l| l.len()).min().unwrap_or(0);
+    let len = lanes[0].len() / 16 * 16;
+    assert!(lanes.iter().all(|l| l.len() >= len));
+    let starts = lanes.each_mut().map(|l| l.as_mut_ptr());
     let mut x = [_mm_setzero_si128(); N];
-    for i in 0..blocks {
+    for at in (0..len).step_by(16) {
         for l in 0..N {
-            x[l] = _mm_xor_si128(_mm_xor_si128(x[l], load(&lanes[l][i])), k[l].0[0]);
+            // SAFETY: at + 16 <= len, and every lane is at least len bytes long; the load asks for no alignment.
+            let plain = unsafe { _mm_loadu_si128(starts[l].add(at).cast()) };
+            x[l] = _mm_xor_si128(_mm_xor_si128(plain, k[l].0[0]), x[l]);
         }
         for r in 1..ROUNDS {
             for l in 0..N {
@@ -142,7 +179,8 @@ fn cbc_encrypt_lanes<const N: usize>(keys: &[BlockKey], lanes: &mut [&mut [u8]])
         }
         for l in 0..N {
             x[l] = _mm_aesenclast_si128(x[l], k[l].0[ROUNDS]);
-            store(&mut lanes[l][i], x[l]);
+            // SAFETY: as above; the lanes are distinct and borrowed mutably.
+            unsafe { _mm_storeu_si128(starts[l].add(at).cast(), x[l]) };
         }
     }
     N
@@ -163,7 +201,7 @@ pub(super) fn cbc_decrypt_from(key: &BlockKey, mut previous: __m128i, data: &mut
     let k = expand_inverse(key);
     let (wide, rest) = data.as_chunks_mut::<16>().0.as_chunks_mut::<WIDTH>();
     for group in wide {
-        let cipher = group.each_ref().map(|b| load(b));
+        let cipher = load_all(group);
         let mut x = cipher;
         decrypt(&mut x, &k);
         for ((b, x), c) in group.iter_mut().zip(x).zip(cipher) {
@@ -180,11 +218,20 @@ pub(super) fn cbc_decrypt_from(key: &BlockKey, mut previous: __m128i, data: &mut
     }
 }
 
+/// `data` is less than 2³² cipher blocks.
 #[target_feature(enable = "aes,sse2,ssse3")]
 pub(in crate::kernel) fn ctr(key: &BlockKey, data: &mut [u8]) {
     let k = expand(key);
-    for (n, group) in data.chunks_mut(16 * WIDTH).enumerate() {
-        let mut x: [__m128i; WIDTH] = std::array::from_fn(|l| load(&((n * WIDTH + l) as u128).to_be_bytes()));
+    // The counter is kept little-endian in the last word and turned for use.
+    let turn = _mm_set_epi8(12, 13, 14, 15, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let one = _mm_set_epi32(1, 0, 0, 0);
+    let mut counter = _mm_setzero_si128();
+    for group in data.chunks_mut(16 * WIDTH) {
+        let mut x = [_mm_setzero_si128(); WIDTH];
+        for x in &mut x {
+            *x = _mm_shuffle_epi8(counter, turn);
+            counter = _mm_add_epi32(counter, one);
+        }
         encrypt(&mut x, &k);
         xor_stream(group, &x);
     }

@@ -11,14 +11,27 @@ pub(in crate::kernel) const LANES: usize = 16;
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(in crate::kernel) fn sha256(messages: &[&[u8]; LANES]) -> [[u8; 32]; LANES] {
     let len = messages[0].len();
-    let split = messages.map(|m| m.as_chunks::<64>());
-    let mut state = INITIAL.map(|h| _mm512_set1_epi32(h.cast_signed()));
-    for i in 0..len / 64 {
-        compress(&mut state, std::array::from_fn(|l| &split[l].0[i]));
+    assert!(messages.iter().all(|m| m.len() == len));
+    let mut state = [_mm512_setzero_si512(); 8];
+    for (s, h) in state.iter_mut().zip(INITIAL) {
+        *s = _mm512_set1_epi32(h.cast_signed());
     }
-    let tails = split.map(|(_, rest)| tail_blocks(rest, len));
-    for i in 0..tails[0].1 {
-        compress(&mut state, std::array::from_fn(|l| &tails[l].0[i]));
+    let starts = messages.map(<[u8]>::as_ptr);
+    for at in (0..len / 64 * 64).step_by(64) {
+        // SAFETY: every message is len bytes long, and at + 64 <= len.
+        let w = unsafe { words_of(&starts, at) };
+        compress(&mut state, w);
+    }
+    let mut tails = [[[0; 64]; 2]; LANES];
+    let mut count = 0;
+    for (tail, message) in tails.iter_mut().zip(messages) {
+        (*tail, count) = tail_blocks(&message[len / 64 * 64..], len);
+    }
+    let starts = tails.each_ref().map(|t| t.as_flattened().as_ptr());
+    for at in (0..count * 64).step_by(64) {
+        // SAFETY: every tail is two blocks long, and count is at most 2.
+        let w = unsafe { words_of(&starts, at) };
+        compress(&mut state, w);
     }
     let mut words = [[0u32; LANES]; 8];
     for (words, s) in words.iter_mut().zip(state) {
@@ -28,30 +41,53 @@ pub(in crate::kernel) fn sha256(messages: &[&[u8]; LANES]) -> [[u8; 32]; LANES] 
     std::array::from_fn(|l| output(&words.map(|w| w[l])))
 }
 
+/// One round. The caller renames the words instead of moving them.
+macro_rules! round {
+    ($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident $g:ident $h:ident, $w:expr, $k:expr) => {
+        let s1 = xor3(_mm512_ror_epi32::<6>($e), _mm512_ror_epi32::<11>($e), _mm512_ror_epi32::<25>($e));
+        // Truth tables of ternary logic: choose is e ? f : g; majority of a, b, c.
+        let choose = _mm512_ternarylogic_epi32::<0xca>($e, $f, $g);
+        let wk = add($w, _mm512_set1_epi32($k.cast_signed()));
+        let t1 = add(add($h, wk), add(s1, choose));
+        let s0 = xor3(_mm512_ror_epi32::<2>($a), _mm512_ror_epi32::<13>($a), _mm512_ror_epi32::<22>($a));
+        let majority = _mm512_ternarylogic_epi32::<0xe8>($a, $b, $c);
+        $d = add($d, t1);
+        $h = add(t1, add(s0, majority));
+    };
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn compress(state: &mut [__m512i; 8], blocks: [&[u8; 64]; LANES]) {
-    let mut w = words_of(blocks);
+fn compress(state: &mut [__m512i; 8], mut w: [__m512i; LANES]) {
     let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
-    for t in 0..64 {
-        if t >= 16 {
-            let (x, y) = (w[(t + 1) % 16], w[(t + 14) % 16]);
-            let s0 = xor3(_mm512_ror_epi32::<7>(x), _mm512_ror_epi32::<18>(x), _mm512_srli_epi32::<3>(x));
-            let s1 = xor3(_mm512_ror_epi32::<17>(y), _mm512_ror_epi32::<19>(y), _mm512_srli_epi32::<10>(y));
-            w[t % 16] = add(add(w[t % 16], s0), add(w[(t + 9) % 16], s1));
+    for (sixteen, k) in K.as_chunks::<16>().0.iter().enumerate() {
+        if sixteen > 0 {
+            extend(&mut w);
         }
-        let s1 = xor3(_mm512_ror_epi32::<6>(e), _mm512_ror_epi32::<11>(e), _mm512_ror_epi32::<25>(e));
-        // Truth tables of ternary logic: choose is e ? f : g, majority of a, b, c.
-        let choose = _mm512_ternarylogic_epi32::<0xca>(e, f, g);
-        let wk = add(w[t % 16], _mm512_set1_epi32(K[t].cast_signed()));
-        let t1 = add(add(h, wk), add(s1, choose));
-        let s0 = xor3(_mm512_ror_epi32::<2>(a), _mm512_ror_epi32::<13>(a), _mm512_ror_epi32::<22>(a));
-        let majority = _mm512_ternarylogic_epi32::<0xe8>(a, b, c);
-        (h, g, f, e) = (g, f, e, add(d, t1));
-        (d, c, b, a) = (c, b, a, add(t1, add(s0, majority)));
+        for (k, w) in k.as_chunks::<8>().0.iter().zip(w.as_chunks::<8>().0) {
+            round!(a b c d e f g h, w[0], k[0]);
+            round!(h a b c d e f g, w[1], k[1]);
+            round!(g h a b c d e f, w[2], k[2]);
+            round!(f g h a b c d e, w[3], k[3]);
+            round!(e f g h a b c d, w[4], k[4]);
+            round!(d e f g h a b c, w[5], k[5]);
+            round!(c d e f g h a b, w[6], k[6]);
+            round!(b c d e f g h a, w[7], k[7]);
+        }
     }
-    for (s, v) in state.iter_mut().zip([a, b, c, d, e, f, g, h]) {
-        *s = add(*s, v);
+    let [sa, sb, sc, sd, se, sf, sg, sh] = *state;
+    *state = [add(sa, a), add(sb, b), add(sc, c), add(sd, d), add(se, e), add(sf, f), add(sg, g), add(sh, h)];
+}
+
+/// The next sixteen words of the message schedule, in place.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn extend(w: &mut [__m512i; LANES]) {
+    for t in 0..LANES {
+        let (x, y) = (w[(t + 1) % 16], w[(t + 14) % 16]);
+        let s0 = xor3(_mm512_ror_epi32::<7>(x), _mm512_ror_epi32::<18>(x), _mm512_srli_epi32::<3>(x));
+        let s1 = xor3(_mm512_ror_epi32::<17>(y), _mm512_ror_epi32::<19>(y), _mm512_srli_epi32::<10>(y));
+        w[t] = add(add(w[t], s0), add(w[(t + 9) % 16], s1));
     }
 }
 
@@ -67,14 +103,20 @@ fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<0x96>(a, b, c)
 }
 
-/// Word t of each block, in register t: a 16 × 16 transposition, by 32, 64, 128 and 256 bits.
+/// Word t of each message's block at byte `at`, in register t: a 16 × 16 transposition, by 32, 64, 128 and 256 bits.
+///
+/// # Safety
+/// From each start on, at least `at + 64` bytes are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn words_of(blocks: [&[u8; 64]; LANES]) -> [__m512i; LANES] {
+unsafe fn words_of(starts: &[*const u8; LANES], at: usize) -> [__m512i; LANES] {
     let turn = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0d_0e0f_0809_0a0b, 0x0405_0607_0001_0203));
-    // SAFETY: 64 readable bytes; the load asks for no alignment.
-    let rows = blocks.map(|b| unsafe { _mm512_loadu_si512(b.as_ptr().cast()) });
-    let rows = rows.map(|r| _mm512_shuffle_epi8(r, turn));
+    let mut rows = [_mm512_setzero_si512(); LANES];
+    for l in 0..LANES {
+        // SAFETY: the caller's promise; the load asks for no alignment.
+        let row = unsafe { _mm512_loadu_si512(starts[l].add(at).cast()) };
+        rows[l] = _mm512_shuffle_epi8(row, turn);
+    }
     let mut x = rows;
     for i in (0..LANES).step_by(2) {
         x[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);

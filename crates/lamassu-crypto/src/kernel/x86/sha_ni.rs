@@ -20,18 +20,32 @@ pub(in crate::kernel) fn sha256(messages: &[&[u8]], out: &mut [[u8; 32]]) {
 }
 
 /// N messages of equal length, one instruction of each after another.
+#[inline]
 #[target_feature(enable = "sha,sse4.1,ssse3")]
 fn hash<const N: usize>(messages: &[&[u8]; N]) -> [[u8; 32]; N] {
+    let len = messages[0].len();
+    assert!(messages.iter().all(|m| m.len() == len));
     let mut states = [State::initial(); N];
-    let split = messages.map(|m| m.as_chunks::<64>());
-    for i in 0..split[0].0.len() {
-        compress(&mut states, std::array::from_fn(|n| &split[n].0[i]));
+    let starts = messages.map(<[u8]>::as_ptr);
+    for at in (0..len / 64 * 64).step_by(64) {
+        // SAFETY: every message is len bytes long, and at + 64 <= len.
+        unsafe { compress(&mut states, &starts, at) };
     }
-    let tails = split.map(|(_, rest)| tail_blocks(rest, messages[0].len()));
-    for i in 0..tails[0].1 {
-        compress(&mut states, std::array::from_fn(|n| &tails[n].0[i]));
+    let mut tails = [[[0; 64]; 2]; N];
+    let mut count = 0;
+    for (tail, message) in tails.iter_mut().zip(messages) {
+        (*tail, count) = tail_blocks(&message[len / 64 * 64..], len);
     }
-    states.map(|s| output(&s.words()))
+    let starts = tails.each_ref().map(|t| t.as_flattened().as_ptr());
+    for at in (0..count * 64).step_by(64) {
+        // SAFETY: every tail is two blocks long, and count is at most 2.
+        unsafe { compress(&mut states, &starts, at) };
+    }
+    let mut out = [[0; 32]; N];
+    for (out, state) in out.iter_mut().zip(states) {
+        *out = output(&state.words());
+    }
+    out
 }
 
 /// The state as SHA256RNDS2 takes it: words A B E F and C D G H, highest first.
@@ -67,16 +81,19 @@ impl State {
     }
 }
 
+/// # Safety
+/// From each start on, at least `at + 64` bytes are readable.
 #[inline]
 #[target_feature(enable = "sha,sse4.1,ssse3")]
-fn compress<const N: usize>(states: &mut [State; N], blocks: [&[u8; 64]; N]) {
+unsafe fn compress<const N: usize>(states: &mut [State; N], starts: &[*const u8; N], at: usize) {
     let turn = _mm_set_epi64x(0x0c0d_0e0f_0809_0a0b, 0x0405_0607_0001_0203);
     let before = *states;
     let mut w: [[__m128i; 4]; N] = [[_mm_setzero_si128(); 4]; N];
     for n in 0..N {
-        for i in 0..4 {
-            let words = blocks[n][16 * i..].first_chunk().expect("a block has four times 16 bytes");
-            w[n][i] = _mm_shuffle_epi8(super::aesni::load(words), turn);
+        for (i, w) in w[n].iter_mut().enumerate() {
+            // SAFETY: the caller's promise; the load asks for no alignment.
+            let words = unsafe { _mm_loadu_si128(starts[n].add(at + 16 * i).cast()) };
+            *w = _mm_shuffle_epi8(words, turn);
         }
     }
     for i in 0..16 {

@@ -119,7 +119,8 @@ impl Dirty {
         }
     }
 
-    /// A barrier: brings the covered content up to date, but for pages a failed barrier took for clean. False if none of those is left.
+    /// A barrier: brings the covered content up to date, but for pages a failed barrier took for clean. False if none
+    /// of those is left.
     pub(super) fn cover(&mut self, covered: &mut Content) -> bool {
         self.pages.retain(|&number, page| {
             // The lengths are covered, and with them what they cut.

@@ -1,39 +1,46 @@
 //! A store that records every change, and from the record rebuilds what a crash can leave of it.
 //!
-//! [`CrashBackend`] is a store in memory whose [`CrashLog`] holds, in order, every change and every barrier. [`CrashSim`] answers two questions:
+//! [`CrashBackend`] is a store in memory whose [`CrashLog`] holds, in order, every change and every barrier.
+//! [`CrashSim`] answers two questions:
 //!
 //! * **Kill, or atomic snapshot**, after any record: [`CrashSim::prefixes`]. All changes so far, none later.
-//! * **Power cut** after any record: [`CrashSim::at`], then [`CrashPoint::random_state`]. What barriers covered is there; of the rest, anything the model
-//!   below allows.
+//! * **Power cut** after any record: [`CrashSim::at`], then [`CrashPoint::random_state`]. What barriers covered is
+//!   there; of the rest, anything the model below allows.
 //!
 //! Everything is deterministic: the same workload gives the same log, the same log, index and seed the same state.
 //!
 //! # The model of a power cut
 //!
-//! *Pieces.* A write of a file is recorded in pieces: with granularity G (a power of two, 4096 unless set), every aligned range of G bytes that one call
-//! covers entirely is one piece, also where the call covers several; what is left is cut at 4096-byte borders. So is a punch, of what was not a hole. A piece of G bytes is
-//! applied wholly or not at all. A prefix, too, ends between pieces.
+//! *Pieces.* A write of a file is recorded in pieces: with granularity G (a power of two, 4096 unless set), every
+//! aligned range of G bytes that one call covers entirely is one piece, also where the call covers several; what is
+//! left is cut at 4096-byte borders. So is a punch, of what was not a hole. A piece of G bytes is applied wholly or
+//! not at all. A prefix, too, ends between pieces.
 //!
-//! *Barriers.* `sync_data` and `sync_all` of a file cover all earlier pieces and lengths of that file. `Backend::sync` covers everything. A sync of a directory covers
-//! no bytes of files. Covered changes are all applied.
+//! *Barriers.* `sync_data` and `sync_all` of a file cover all earlier pieces and lengths of that file.
+//! `Backend::sync` covers everything. A sync of a directory covers no bytes of files. Covered changes are all
+//! applied.
 //!
-//! *Bytes not covered.* Each 4096-byte page is on its own: it is as it was after some number of the changes that touched it, from the covered ones only to all
-//! of them, whatever became of the pages beside it (dropping and reordering alike). Changes of one page are never reordered among themselves, as a page cache holds one
-//! image of it. Pages of a G-aligned block are tied together by pieces of G bytes: such a piece is in all of them or in none.
+//! *Bytes not covered.* Each 4096-byte page is on its own: it is as it was after some number of the changes that
+//! touched it, from the covered ones only to all of them, whatever became of the pages beside it (dropping and
+//! reordering alike). Changes of one page are never reordered among themselves, as a page cache holds one image of
+//! it. Pages of a G-aligned block are tied together by pieces of G bytes: such a piece is in all of them or in none.
 //!
-//! *Length.* The `set_len` calls of a file not covered are applied up to some number of them, in order (one field of an inode). An applied one holds for every page it cut or
-//! zeroed; one that was not applied leaves old bytes, also beside pages written after it. The length is that of the last applied `set_len`, or else the covered one,
-//! grown to the end of every later write that was applied.
+//! *Length.* The `set_len` calls of a file not covered are applied up to some number of them, in order (one field of
+//! an inode). An applied one holds for every page it cut or zeroed; one that was not applied leaves old bytes, also
+//! beside pages written after it. The length is that of the last applied `set_len`, or else the covered one, grown to
+//! the end of every later write that was applied.
 //!
-//! *Names.* Operations on names happen in one order; a crash loses a suffix of it, never more than is not durable. One is durable, and all earlier ones with it, once one of its
-//! directories was synced after it (for a creation: the parent), or after `Backend::sync`, or, for the creation of a file, after a sync of the file. A file whose creation
+//! *Names.* Operations on names happen in one order; a crash loses a suffix of it, never more than is not durable.
+//! One is durable, and all earlier ones with it, once one of its directories was synced after it (for a creation: the
+//! parent), or after `Backend::sync`, or, for the creation of a file, after a sync of the file. A file whose creation
 //! is lost takes its bytes along; one whose removal is lost has them.
 //!
-//! *Attributes* (mode, owner, times, extended attributes) of each inode are applied up to some number of them, in order. `sync_all` of a file, a sync of the directory itself and `Backend::sync`
-//! cover them.
+//! *Attributes* (mode, owner, times, extended attributes) of each inode are applied up to some number of them, in
+//! order. `sync_all` of a file, a sync of the directory itself and `Backend::sync` cover them.
 //!
-//! *Failed barriers* ([`CrashBackend::fail_syncs`]) behave as in Linux: the error is reported once, and the pages that were to be written are then taken for clean. A later barrier that succeeds
-//! does not cover them, until they are written anew.
+//! *Failed barriers* ([`CrashBackend::fail_syncs`]) behave as in Linux: the error is reported once, and the pages
+//! that were to be written are then taken for clean. A later barrier that succeeds does not cover them, until they
+//! are written anew.
 
 mod dirty;
 mod recorder;
@@ -144,7 +151,8 @@ impl CrashBackend {
         Self::over(&MemoryBackend::new(), granularity)
     }
 
-    /// A store that begins as a copy of `base`, all of it durable. So a crash during recovery from a crash can be simulated.
+    /// A store that begins as a copy of `base`, all of it durable. So a crash during recovery from a crash can be
+    /// simulated.
     ///
     /// # Panics
     /// If `granularity` is no power of two, or below 4096.
@@ -155,7 +163,8 @@ impl CrashBackend {
         CrashBackend { memory: MemoryBackend::observed(base.clone(), recorder.clone()), recorder, base }
     }
 
-    /// The next `count` syncs, of whatever, fail with `errno`, and what they should have covered stays at risk (see the module).
+    /// The next `count` syncs, of whatever, fail with `errno`, and what they should have covered stays at risk (see
+    /// the module).
     pub fn fail_syncs(&self, count: u64, errno: i32) {
         self.recorder.fail_syncs(count, errno);
     }

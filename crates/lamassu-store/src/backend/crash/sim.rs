@@ -55,7 +55,8 @@ impl CrashSim {
         &self.log
     }
 
-    /// The store after each number of records that ends with a change (and after none): what a kill or an atomic snapshot leaves.
+    /// The store after each number of records that ends with a change (and after none): what a kill or an atomic
+    /// snapshot leaves.
     pub fn prefixes(&self) -> impl Iterator<Item = (usize, MemoryBackend)> + '_ {
         let mut tree = self.log.base.clone();
         let first = std::iter::once((0, MemoryBackend::from_tree(tree.clone())));
@@ -80,7 +81,8 @@ impl CrashSim {
         CrashPoint { log: &self.log, progress }
     }
 
-    /// What a power cut after the first `index` records may leave, chosen by `seed`. See [`CrashSim::at`] for many seeds at one index.
+    /// What a power cut after the first `index` records may leave, chosen by `seed`. See [`CrashSim::at`] for many
+    /// seeds at one index.
     pub fn random_state(&self, seed: u64, index: usize) -> MemoryBackend {
         self.at(index).random_state(seed)
     }
@@ -284,7 +286,8 @@ impl Choice for Most {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), and how much this state tends to keep: states in which nearly all or nearly nothing survives are as likely as mixed ones.
+/// SplitMix64 (Steele, Lea, Flood 2014), and how much this state tends to keep: states in which nearly all or nearly
+/// nothing survives are as likely as mixed ones.
 struct Random {
     state: u64,
     /// Of 8.

@@ -119,7 +119,8 @@ impl BackendDir for LocalDir {
             RenameMode::Exchange => RenameFlags::EXCHANGE,
         };
         match rustix::fs::renameat_with(from, name, to, to_name, flags) {
-            // NFS and a few others know no flags. A vault has one writer, and it holds its own lock over both names here.
+            // NFS and a few others know no flags. A vault has one writer, and it holds its own lock over both names
+            // here.
             Err(Errno::INVAL | Errno::NOSYS) if mode == RenameMode::NoReplace => {
                 match rustix::fs::statat(to, to_name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(_) => Err(Errno::EXIST.into()),
@@ -214,7 +215,8 @@ impl BackendDir for LocalDir {
 
     fn sync(&self) -> io::Result<()> {
         match retry(|| rustix::fs::fsync(self.fd())) {
-            // An `O_PATH` descriptor cannot be synced, and the directory may not be opened better: the whole store, then.
+            // An `O_PATH` descriptor cannot be synced, and the directory may not be opened better: the whole store,
+            // then.
             Err(Errno::BADF) => Ok(retry(|| rustix::fs::syncfs(&*self.root))?),
             // Some file systems know no fsync of a directory, because they need none.
             Err(Errno::INVAL) => Ok(()),

@@ -1,4 +1,5 @@
-//! An open file of the local file system. Positions are always explicit, so calls from several threads do not disturb one another.
+//! An open file of the local file system. Positions are always explicit, so calls from several threads do not disturb
+//! one another.
 
 use super::xattr::Target;
 use super::{mode, owner, retry, stat_of, timestamps};

@@ -1,11 +1,11 @@
 //! A backing store that is a directory of this host's file system.
 //!
-//! Every operation is relative to an open directory and names one component in it. Nothing follows a symbolic link, neither in the last
-//! component nor before it, so whoever swaps entries of the store for links cannot make Lamassu read or write outside of it. The path given to
-//! [`LocalBackend::open`] alone is followed: it is the user's.
+//! Every operation is relative to an open directory and names one component in it. Nothing follows a symbolic link,
+//! neither in the last component nor before it, so whoever swaps entries of the store for links cannot make Lamassu
+//! read or write outside of it. The path given to [`LocalBackend::open`] alone is followed: it is the user's.
 //!
-//! Modes given to `create_file`, `make_dir` and `make_node` pass through the process's umask, as everywhere; a daemon that serves other
-//! processes' modes sets its umask to 0 first.
+//! Modes given to `create_file`, `make_dir` and `make_node` pass through the process's umask, as everywhere; a daemon
+//! that serves other processes' modes sets its umask to 0 first.
 //!
 //! Extended attributes and `chmod` on kernels before 6.6 need `/proc`.
 
@@ -31,7 +31,8 @@ pub struct LocalBackend {
 }
 
 impl LocalBackend {
-    /// Opens the directory `path` (following links in it, as it is the user's own word). `ENOENT`, `ENOTDIR`, `EACCES` as open(2).
+    /// Opens the directory `path` (following links in it, as it is the user's own word). `ENOENT`, `ENOTDIR`,
+    /// `EACCES` as open(2).
     pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;

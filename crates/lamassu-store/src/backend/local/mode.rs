@@ -1,8 +1,10 @@
-//! Permission bits of entries without following links, and opening files whose owner has taken the permission from himself.
+//! Permission bits of entries without following links, and opening files whose owner has taken the permission from
+//! himself.
 //!
-//! Lamassu keeps an application's mode on the backing file. A daemon that is not root then meets files of its own user that it may not read or write,
-//! yet an application may hold them open (a file created with mode 0400, say). Such a file gets the missing bits for the moment of one open(2). All of it
-//! works on an `O_PATH` descriptor, so the bits go to the very file that was looked at, whatever happens to its name meanwhile.
+//! Lamassu keeps an application's mode on the backing file. A daemon that is not root then meets files of its own
+//! user that it may not read or write, yet an application may hold them open (a file created with mode 0400, say).
+//! Such a file gets the missing bits for the moment of one open(2). All of it works on an `O_PATH` descriptor, so the
+//! bits go to the very file that was looked at, whatever happens to its name meanwhile.
 
 use super::{retry, stat_of};
 use crate::backend::{Kind, Stat};
@@ -79,7 +81,8 @@ fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     Ok(retry(|| rustix::fs::openat(dir, name, flags, Mode::empty()))?)
 }
 
-/// Opens a regular file of ours that refused us with `EACCES`, lending it the owner bits it lacks. `EACCES` again if it is not ours.
+/// Opens a regular file of ours that refused us with `EACCES`, lending it the owner bits it lacks. `EACCES` again if
+/// it is not ours.
 pub(super) fn open_lending(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, needed: u32) -> io::Result<OwnedFd> {
     let entry = open_path(dir, name)?;
     let _alone = LENDING.write();
@@ -111,7 +114,8 @@ fn open_same(entry: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
 
 /// fchmodat2(2), Linux 6.6, which rustix does not offer.
 fn fchmodat2(dir: BorrowedFd<'_>, name: &CStr, mode: u32, flags: AtFlags) -> rustix::io::Result<()> {
-    // SAFETY: the name is a NUL-terminated string and the descriptor is open, both for the duration of the call; the kernel writes to neither.
+    // SAFETY: the name is a NUL-terminated string and the descriptor is open, both for the duration of the call; the
+    // kernel writes to neither.
     let rc = unsafe { libc::syscall(libc::SYS_fchmodat2, dir.as_raw_fd(), name.as_ptr(), mode, flags.bits()) };
     if rc == 0 { Ok(()) } else { Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)) }
 }

@@ -1,7 +1,7 @@
 //! Extended attributes of an entry or an open file, never through a symbolic link.
 //!
-//! Linux before 6.13 has no `*at` calls for them; `/proc/self/fd/N/name` names an entry of an open directory instead, and the `l*` calls do not
-//! follow its last component.
+//! Linux before 6.13 has no `*at` calls for them; `/proc/self/fd/N/name` names an entry of an open directory instead,
+//! and the `l*` calls do not follow its last component.
 
 use super::mode::proc_path;
 use rustix::fd::BorrowedFd;
@@ -72,7 +72,8 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Attributes and lists of them end at 64 KiB in Linux (XATTR_SIZE_MAX, XATTR_LIST_MAX); file systems may one day allow more.
+/// Attributes and lists of them end at 64 KiB in Linux (XATTR_SIZE_MAX, XATTR_LIST_MAX); file systems may one day
+/// allow more.
 const ATTR_BYTES_MAX: usize = 16 << 20;
 
 fn read_growing(mut read: impl FnMut(&mut [u8]) -> rustix::io::Result<usize>) -> io::Result<Vec<u8>> {

@@ -1,4 +1,5 @@
-//! The bytes of a file in memory: a map of 4096-byte pages, absent ones being holes. Copies share pages until one of them is written.
+//! The bytes of a file in memory: a map of 4096-byte pages, absent ones being holes. Copies share pages until one of
+//! them is written.
 
 use rustix::io::Errno;
 use std::collections::BTreeMap;

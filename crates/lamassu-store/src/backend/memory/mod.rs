@@ -1,7 +1,8 @@
-//! A backing store in memory, for tests: a whole tree with the semantics of a local file system of Linux, as root sees it (permission bits are
-//! kept, not obeyed). `allocate` reserves nothing; access times change only when set.
+//! A backing store in memory, for tests: a whole tree with the semantics of a local file system of Linux, as root
+//! sees it (permission bits are kept, not obeyed). `allocate` reserves nothing; access times change only when set.
 //!
-//! Changes pass through one lock, in one order, and an [`Observer`] sees each of them in that order. The recording backend is made of that.
+//! Changes pass through one lock, in one order, and an observer sees each of them in that order. The recording
+//! backend is made of that.
 
 mod content;
 mod handle;
@@ -111,7 +112,8 @@ impl MemoryBackend {
         Self::from_tree(Tree::new(Clock::System.now()))
     }
 
-    /// A copy of this very moment, as an atomic snapshot takes it; files without a name are not in it. Costs little: contents are shared.
+    /// A copy of this very moment, as an atomic snapshot takes it; files without a name are not in it. Costs little:
+    /// contents are shared.
     pub fn snapshot(&self) -> MemoryBackend {
         Self::from_tree(self.tree())
     }

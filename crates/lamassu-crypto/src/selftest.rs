@@ -1,0 +1,284 @@
+//! Known answers for every primitive (Z13): run when asked for, at no cost when not.
+//!
+//! It runs on the kernels that this process would use. Answers are from the standards named at each, and from `testdata/vectors/`.
+
+use crate::argon::{Argon2Cost, argon2id};
+use crate::kernel::Kernel;
+use crate::name::{siv_open, siv_seal};
+use crate::xaes::Xaes;
+use crate::{Engine, InnerKey, KeyRing, Secret, Suite, Verify, aead::Aead, wrap};
+use chacha20::ChaCha20;
+use chacha20::cipher::{KeyIvInit, StreamCipher};
+
+/// What gave a wrong answer. Nothing this process encrypts or decrypts can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "self-test failed: {primitive:?} gave a wrong answer on kernel {kernel:?}; use LAMASSU_CPU=portable to see whether the processor is at fault, and do not write with this program"
+)]
+pub struct SelfTestFailure {
+    /// What failed.
+    pub primitive: Primitive,
+    /// On which kernel.
+    pub kernel: Kernel,
+}
+
+/// What is tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Primitive {
+    /// SHA-256.
+    Sha256,
+    /// HMAC-SHA-256.
+    Hmac,
+    /// HKDF-SHA-256.
+    Hkdf,
+    /// AES-256, one block.
+    Aes256,
+    /// AES-256-CBC, both ways.
+    Cbc,
+    /// AES-256-CTR.
+    Ctr,
+    /// ChaCha20.
+    ChaCha20,
+    /// BLAKE3, keyed.
+    Blake3,
+    /// XAES-256-GCM.
+    Xaes,
+    /// XChaCha20-Poly1305.
+    XChaCha,
+    /// AES-SIV.
+    Siv,
+    /// Argon2id.
+    Argon2id,
+    /// A suite from block to key to ciphertext and back, with a damaged block found.
+    Suite(Suite),
+    /// getrandom(2).
+    Random,
+}
+
+/// A test of one primitive: whether it passes.
+type KnownAnswer = (Primitive, fn(Kernel) -> bool);
+
+/// Runs every known answer.
+///
+/// # Errors
+/// The first that was wrong.
+pub fn run() -> Result<(), SelfTestFailure> {
+    run_on(Kernel::best())
+}
+
+/// The same on a kernel of choice.
+///
+/// # Errors
+/// As `run`.
+pub fn run_on(kernel: Kernel) -> Result<(), SelfTestFailure> {
+    let tests: [KnownAnswer; 13] = [
+        (Primitive::Sha256, sha256),
+        (Primitive::Hmac, hmac),
+        (Primitive::Hkdf, hkdf),
+        (Primitive::Aes256, aes256),
+        (Primitive::Cbc, cbc),
+        (Primitive::Ctr, ctr),
+        (Primitive::ChaCha20, chacha20),
+        (Primitive::Blake3, blake3),
+        (Primitive::Xaes, xaes),
+        (Primitive::XChaCha, xchacha),
+        (Primitive::Siv, siv),
+        (Primitive::Argon2id, argon),
+        (Primitive::Random, random),
+    ];
+    let failed = tests.into_iter().find(|(_, passes)| !passes(kernel)).map(|(primitive, _)| primitive);
+    let failed = failed.or_else(|| Suite::ALL.into_iter().find(|&s| !suite(kernel, s)).map(Primitive::Suite));
+    failed.map_or(Ok(()), |primitive| Err(SelfTestFailure { primitive, kernel }))
+}
+
+/// FIPS 180-2, Appendix B.1, over more messages than any kernel has lanes.
+fn sha256(kernel: Kernel) -> bool {
+    let mut out = [[0; 32]; 19];
+    kernel.sha256(&[&b"abc"[..]; 19], &mut out);
+    out == [hex("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"); 19]
+}
+
+/// RFC 4868 §2.7.1, AUTH256-1.
+fn hmac(_: Kernel) -> bool {
+    wrap::hmac(&Secret::new(&mut [0x0b; 32]), b"Hi There")
+        == hex("198a607eb44bfbc69903a0f1cf2bbdc5ba0aa3f3d9ae3c1c7a3b1696a0b68cf7")
+}
+
+/// RFC 5869, A.3 (the first 32 bytes).
+fn hkdf(_: Kernel) -> bool {
+    wrap::hkdf(&[0x0b; 22], b"", b"").expose()
+        == &hex("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
+}
+
+const SP800_38A_KEY: [u8; 32] = hex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
+const SP800_38A_PLAIN: [u8; 16] = hex("6bc1bee22e409f96e93d7e117393172a");
+
+/// SP 800-38A, F.1.5.
+fn aes256(kernel: Kernel) -> bool {
+    let mut blocks = [SP800_38A_PLAIN; 19];
+    kernel.ecb_encrypt(&kernel.expand(&SP800_38A_KEY), &mut blocks);
+    blocks == [hex("f3eed1bdb5d2a03c064b5a7e3db181f8"); 19]
+}
+
+/// SP 800-38A, F.2.5 (its first two blocks; its IV goes into the first).
+fn cbc(kernel: Kernel) -> bool {
+    let iv: [u8; 16] = hex("000102030405060708090a0b0c0d0e0f");
+    let mut plain: [u8; 32] = hex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
+    plain.iter_mut().zip(iv).for_each(|(p, i)| *p ^= i);
+    let mut lanes = [plain; 19];
+    kernel.cbc_encrypt(&[SP800_38A_KEY; 19], &mut lanes.each_mut().map(|l| &mut l[..]));
+    let sealed = lanes == [hex("f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d"); 19];
+    lanes.iter_mut().for_each(|l| kernel.cbc_decrypt(&SP800_38A_KEY, l));
+    sealed && lanes == [plain; 19]
+}
+
+/// AES-256 of the counters 0 and 1 under a zero key (NIST AESAVS, GFSbox key; the second by `testdata/vectors/generate.py`).
+fn ctr(kernel: Kernel) -> bool {
+    let mut data = [0; 32];
+    kernel.ctr(&[0; 32], &mut data);
+    data == hex("dc95c078a2408989ad48a21492842087530f8afbc74536b9a963b4f1c4cb738b")
+}
+
+/// RFC 8439, A.1, test vector 3 begins at counter 1; this is test vector 1: zero key, zero nonce, counter 0.
+fn chacha20(_: Kernel) -> bool {
+    let mut data = [0; 32];
+    ChaCha20::new(&[0; 32].into(), &[0; 12].into()).apply_keystream(&mut data);
+    data == hex("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+}
+
+/// The BLAKE3 test vectors, keyed, empty input.
+fn blake3(_: Kernel) -> bool {
+    blake3::keyed_hash(b"whats the Elvish word for friend", b"").as_bytes()
+        == &hex("92b2b75604ed3c761f9d6f62392c8a9227ad0ea3f09573e783f1498a4ed60d26")
+}
+
+/// C2SP XAES-256-GCM, second test vector.
+fn xaes(_: Kernel) -> bool {
+    let (key, nonce, aad) =
+        (Xaes::new(&Secret::new(&mut [3; 32])), b"ABCDEFGHIJKLMNOPQRSTUVWX", b"c2sp.org/XAES-256-GCM");
+    let mut content = *b"XAES-256-GCM";
+    let tag = key.seal(nonce, aad, &mut content);
+    let sealed = content == hex("986ec1832593df5443a17943") && tag == hex("7fd083bf3fdb41abd740a21f71eb769d");
+    sealed && key.open(nonce, aad, &mut content, &tag).is_ok() && key.open(nonce, b"", &mut content, &tag).is_err()
+}
+
+/// draft-irtf-cfrg-xchacha-03, A.3.1: the tag covers all of the ciphertext.
+fn xchacha(_: Kernel) -> bool {
+    let key = Aead::new(Suite::Chacha, &Secret::new(&mut std::array::from_fn(|i| 0x80 + i as u8)));
+    let nonce = std::array::from_fn(|i| 0x40 + i as u8);
+    let aad: [u8; 12] = hex("50515253c0c1c2c3c4c5c6c7");
+    let mut content =
+        *b"Ladies and Gentlemen of the class of '99: If I could offer you only one tip for the future, sunscreen would be it.";
+    let tag = key.seal(&nonce, &aad, &mut content);
+    let sealed = tag == hex("c0875924c1c7987947deafd8780acf49");
+    sealed && key.open(&nonce, &aad, &mut content, &tag).is_ok() && key.open(&nonce, b"", &mut content, &tag).is_err()
+}
+
+/// RFC 5297, A.1 with the AES-256 keys of the Miscreant project's vectors.
+fn siv(_: Kernel) -> bool {
+    let mut key = hex(concat!(
+        "fffefdfcfbfaf9f8f7f6f5f4f3f2f1f06f6e6d6c6b6a69686766656463626160",
+        "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff000102030405060708090a0b0c0d0e0f"
+    ));
+    let key = Secret::<64>::new(&mut key);
+    let aad: [u8; 24] = hex("101112131415161718191a1b1c1d1e1f2021222324252627");
+    let sealed = siv_seal(&key, &aad, &hex::<14>("112233445566778899aabbccddee"));
+    let expected: [u8; 30] = hex("f125274c598065cfc26b0e71575029088b035217e380cac8919ee800c126");
+    sealed == expected && siv_open(&key, &aad, &sealed).is_ok() && siv_open(&key, b"", &sealed).is_err()
+}
+
+/// `testdata/vectors/slots.json`, slot 7.
+fn argon(_: Kernel) -> bool {
+    let salt = hex("8fe7eb2cdb7fe390aa71eed31c1a7753611904d787dfb14bde8037219f390112");
+    let cost = Argon2Cost { memory_kib: 64, passes: 3, lanes: 2 };
+    argon2id(b"correct horse battery staple", &salt, cost)
+        .is_some_and(|s| s.expose() == &hex("67b97f2e7aad443ac68d5ea719e3e4351f8bca441029e737192ebccae8daecad"))
+}
+
+fn random(_: Kernel) -> bool {
+    let (mut a, mut b) = ([0; 32], [0; 32]);
+    crate::random(&mut a).is_ok() && crate::random(&mut b).is_ok() && a != b && a != [0; 32]
+}
+
+/// `testdata/vectors/blocks.json`, the rows `zeros`: K_in, K and SHA-256 of the ciphertext of 4096 zero bytes.
+const fn zeros(suite: Suite) -> [[u8; 32]; 3] {
+    match suite {
+        Suite::Aes => [
+            hex("24f01a8e27d42c792be7dedd824d8d96c4291f8e5cdf7606977a830364bba9f6"),
+            hex("6b5cd13d015f14d37f66e742ee3c615621e01aafd7240034e66fbccf48ad2716"),
+            hex("51270759e472250c292af774c351db56a5c5c0ed0e6612be3fedfe1cd0314ad7"),
+        ],
+        Suite::Paper => [
+            hex("ce03a9e1ce5ae7895d702e280630bcf1b0e1e627fb93f039fc86ae7670d7c032"),
+            hex("b1f52dd98764be90fac3fc38a4fc2b23f07bdbdce2c64170527003a669ca9711"),
+            hex("91b395b7e5497913e1e81ffebb71686e8adbeb9cf22efab0e396c670e80ec048"),
+        ],
+        Suite::Blake3 => [
+            hex("d687463f95454ee0433bc617c6ae8864bdca6a364f9ab843dc7e8dced1a45dce"),
+            hex("ce62c9ddc66e3b6fa9c5e6f0acba1851313e31e09432e4883c1e066475ab5b04"),
+            hex("917c6fbb8fcd0b4c191596d6b3dcff8fee3f0cc5eee2ea571cbbbfc7c451c02f"),
+        ],
+        Suite::Chacha => [
+            hex("df89ae669a278c6db3a9a20205e2d33888ae1fc6ace5d5fa6bb765573982badd"),
+            hex("8f5d4a97b503f75a5945e46e79e611c6f2a6015fc5e91a201a0db2863730f144"),
+            hex("9737e64968fe23a595e7ad33ac5b46e643df61df23ff4568a420984dd0a1ed10"),
+        ],
+    }
+}
+
+fn suite(kernel: Kernel, suite: Suite) -> bool {
+    let [mut k_in, k, digest] = zeros(suite);
+    let k_in = [Secret::new(&mut k_in)];
+    let ring = KeyRing::with_kernel(suite, &k_in, &[Secret::new(&mut [0; 32])], kernel);
+    let inner: &InnerKey = ring.inner();
+    let (mut blocks, mut keys) = (vec![0; 19 * 4096], [[0; 32]; 19]);
+    inner.seal(&mut blocks, 4096, &mut keys);
+    let mut digests = [[0; 32]; 19];
+    let ciphertexts: Vec<&[u8]> = blocks.chunks(4096).collect();
+    kernel.sha256(&ciphertexts, &mut digests);
+    if keys != [k; 19] || digests != [digest; 19] {
+        return false;
+    }
+    blocks[7 * 4096 + 99] ^= 1;
+    let failed = Engine::with_kernel(1, kernel).open(&ring, &mut blocks, 4096, &keys, Verify::Full);
+    failed == [7] && blocks.iter().all(|&b| b == 0)
+}
+
+/// Bytes of a hex constant.
+const fn hex<const N: usize>(digits: &str) -> [u8; N] {
+    const fn value(digit: u8) -> u8 {
+        match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => panic!("a hex digit"),
+        }
+    }
+    let digits = digits.as_bytes();
+    assert!(digits.len() == 2 * N);
+    let mut out = [0; N];
+    let mut i = 0;
+    while i < N {
+        out[i] = value(digits[2 * i]) << 4 | value(digits[2 * i + 1]);
+        i += 1;
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_passes() {
+        for kernel in Kernel::available() {
+            run_on(kernel).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_failure_says_what_to_do() {
+        let failure = SelfTestFailure { primitive: Primitive::Suite(Suite::Aes), kernel: Kernel::portable() };
+        assert!(failure.to_string().contains("Suite(Aes)") && failure.to_string().contains("LAMASSU_CPU"));
+    }
+}

@@ -1,0 +1,269 @@
+//! The files and directories of a [`super::FaultBackend`].
+
+use super::{Call, Fault, Faults, errno};
+use crate::backend::{BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat};
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::sync::Arc;
+
+struct FaultFile {
+    inner: Arc<dyn BackendFile>,
+    faults: Arc<Faults>,
+}
+
+impl FaultFile {
+    fn pass(&self, call: Call) -> io::Result<()> {
+        self.faults.pass(call, None, 0, 0)
+    }
+}
+
+impl BackendFile for FaultFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        match self.faults.enter(Call::Read, None, offset, buf.len() as u64) {
+            Some(Fault::Errno(code)) => Err(errno(code)),
+            Some(Fault::Short(most)) => {
+                let len = buf.len().min(most);
+                self.inner.read_at(offset, &mut buf[..len])
+            }
+            None => self.inner.read_at(offset, buf),
+        }
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        match self.faults.enter(Call::Write, None, offset, data.len() as u64) {
+            Some(Fault::Errno(code)) => Err(errno(code)),
+            Some(Fault::Short(most)) if most < data.len() => {
+                self.inner.write_at(offset, &data[..most])?;
+                Err(errno(libc::EIO))
+            }
+            Some(Fault::Short(_)) | None => self.inner.write_at(offset, data),
+        }
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        self.pass(Call::FileStat)?;
+        self.inner.stat()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.faults.pass(Call::SetLen, None, len, 0)?;
+        self.inner.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.pass(Call::SyncData)?;
+        self.inner.sync_data()
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.pass(Call::SyncAll)?;
+        self.inner.sync_all()
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.faults.pass(Call::Punch, None, offset, len)?;
+        self.inner.punch(offset, len)
+    }
+
+    fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.faults.pass(Call::Allocate, None, offset, len)?;
+        self.inner.allocate(offset, len)
+    }
+
+    fn seek_data(&self, offset: u64) -> io::Result<Option<u64>> {
+        self.faults.pass(Call::Seek, None, offset, 0)?;
+        self.inner.seek_data(offset)
+    }
+
+    fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>> {
+        self.faults.pass(Call::Seek, None, offset, 0)?;
+        self.inner.seek_hole(offset)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.pass(Call::SetTimes)?;
+        self.inner.set_times(atime, mtime)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.pass(Call::SetMode)?;
+        self.inner.set_mode(mode)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.pass(Call::SetOwner)?;
+        self.inner.set_owner(uid, gid)
+    }
+
+    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
+        self.pass(Call::GetXattr)?;
+        self.inner.get_xattr(name)
+    }
+
+    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.pass(Call::SetXattr)?;
+        self.inner.set_xattr(name, value, flags)
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.pass(Call::ListXattr)?;
+        self.inner.list_xattr()
+    }
+
+    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
+        self.pass(Call::RemoveXattr)?;
+        self.inner.remove_xattr(name)
+    }
+}
+
+pub(super) struct FaultDir {
+    pub(super) inner: Arc<dyn BackendDir>,
+    pub(super) faults: Arc<Faults>,
+}
+
+impl FaultDir {
+    fn pass(&self, call: Call, name: Option<&OsStr>) -> io::Result<()> {
+        self.faults.pass(call, name, 0, 0)
+    }
+
+    fn file(&self, inner: Arc<dyn BackendFile>) -> Arc<dyn BackendFile> {
+        Arc::new(FaultFile { inner, faults: self.faults.clone() })
+    }
+}
+
+/// What the other directory of a link or rename wraps. One that wraps nothing is another device, as it is to the
+/// store below.
+fn unwrap(dir: &dyn BackendDir) -> &dyn BackendDir {
+    dir.as_any().downcast_ref::<FaultDir>().map_or(dir, |dir| &*dir.inner)
+}
+
+impl BackendDir for FaultDir {
+    fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
+        self.pass(Call::OpenDir, Some(name))?;
+        Ok(Arc::new(FaultDir { inner: self.inner.open_dir(name)?, faults: self.faults.clone() }))
+    }
+
+    fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
+        self.pass(Call::OpenFile, Some(name))?;
+        Ok(self.file(self.inner.open_file(name, write)?))
+    }
+
+    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
+        self.pass(Call::CreateFile, Some(name))?;
+        Ok(self.file(self.inner.create_file(name, mode)?))
+    }
+
+    fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()> {
+        self.pass(Call::MakeDir, Some(name))?;
+        self.inner.make_dir(name, mode)
+    }
+
+    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()> {
+        self.pass(Call::MakeNode, Some(name))?;
+        self.inner.make_node(name, kind, mode, rdev)
+    }
+
+    fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()> {
+        self.pass(Call::MakeSymlink, Some(name))?;
+        self.inner.make_symlink(name, target)
+    }
+
+    fn read_link(&self, name: &OsStr) -> io::Result<OsString> {
+        self.pass(Call::ReadLink, Some(name))?;
+        self.inner.read_link(name)
+    }
+
+    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
+        self.pass(Call::Link, Some(name))?;
+        self.inner.link(name, unwrap(to), to_name)
+    }
+
+    fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
+        self.pass(Call::Rename, Some(name))?;
+        self.inner.rename(name, unwrap(to), to_name, mode)
+    }
+
+    fn unlink(&self, name: &OsStr) -> io::Result<()> {
+        self.pass(Call::Unlink, Some(name))?;
+        self.inner.unlink(name)
+    }
+
+    fn remove_dir(&self, name: &OsStr) -> io::Result<()> {
+        self.pass(Call::RemoveDir, Some(name))?;
+        self.inner.remove_dir(name)
+    }
+
+    fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
+        self.pass(Call::DirStat, Some(name))?;
+        self.inner.stat_entry(name)
+    }
+
+    fn stat(&self) -> io::Result<Stat> {
+        self.pass(Call::DirStat, None)?;
+        self.inner.stat()
+    }
+
+    fn read_dir(&self) -> io::Result<Vec<Entry>> {
+        self.pass(Call::ReadDir, None)?;
+        self.inner.read_dir()
+    }
+
+    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
+        self.pass(Call::SetMode, Some(name))?;
+        self.inner.set_mode_entry(name, mode)
+    }
+
+    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.pass(Call::SetOwner, Some(name))?;
+        self.inner.set_owner_entry(name, uid, gid)
+    }
+
+    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.pass(Call::SetTimes, Some(name))?;
+        self.inner.set_times_entry(name, atime, mtime)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.pass(Call::SetMode, None)?;
+        self.inner.set_mode(mode)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.pass(Call::SetOwner, None)?;
+        self.inner.set_owner(uid, gid)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.pass(Call::SetTimes, None)?;
+        self.inner.set_times(atime, mtime)
+    }
+
+    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.pass(Call::GetXattr, name)?;
+        self.inner.get_xattr(name, attr)
+    }
+
+    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.pass(Call::SetXattr, name)?;
+        self.inner.set_xattr(name, attr, value, flags)
+    }
+
+    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>> {
+        self.pass(Call::ListXattr, name)?;
+        self.inner.list_xattr(name)
+    }
+
+    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()> {
+        self.pass(Call::RemoveXattr, name)?;
+        self.inner.remove_xattr(name, attr)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.pass(Call::SyncDir, None)?;
+        self.inner.sync()
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -1,0 +1,148 @@
+//! What only a local directory has: permissions of a daemon that is not root, links planted by others, many entries.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use lamassu_store::backend::{Backend, BackendDir, LocalBackend};
+use std::ffi::OsStr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+const NOBODY: u32 = 65534;
+
+fn name(s: &str) -> &OsStr {
+    OsStr::new(s)
+}
+
+fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
+}
+
+/// Runs `f` as a user without privileges, who owns `dir`. Only this thread changes its user.
+fn unprivileged(dir: &Path, f: impl FnOnce(Arc<dyn BackendDir>) + Send) {
+    let root = rustix::process::geteuid().is_root();
+    if root {
+        chown(dir, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if root {
+                // SAFETY: the system call, unlike the function of libc, concerns the calling thread alone, and no memory.
+                let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1i64, i64::from(NOBODY), -1i64) };
+                assert_eq!(rc, 0);
+            }
+            f(LocalBackend::open(dir).unwrap().root());
+        });
+    });
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn opens_its_own_files_whatever_their_mode() {
+    let dir = tempfile::tempdir().unwrap();
+    unprivileged(dir.path(), |root| {
+        let path = dir.path().join("f");
+        root.create_file(name("f"), 0).unwrap().write_at(0, b"secret").unwrap();
+        for bits in [0, 0o444, 0o200, 0o4044] {
+            root.set_mode_entry(name("f"), bits).unwrap();
+            for write in [false, true] {
+                let file = root.open_file(name("f"), write).unwrap();
+                let mut buf = [0; 6];
+                assert_eq!(file.read_at(0, &mut buf).unwrap(), 6);
+                assert_eq!(&buf, b"secret");
+                assert_eq!(file.write_at(0, b"s").is_ok(), write);
+                assert_eq!(mode(&path), bits & !(0o4000 * u32::from(write)), "the mode was not given back");
+            }
+        }
+    });
+}
+
+#[test]
+fn lent_modes_never_show_and_undo_no_chmod() {
+    let dir = tempfile::tempdir().unwrap();
+    unprivileged(dir.path(), |root| {
+        root.create_file(name("f"), 0).unwrap();
+        std::thread::scope(|scope| {
+            // The user belongs to the thread that set it, and threads inherit it.
+            let opener = scope.spawn(|| (0..300).for_each(|_| drop(root.open_file(name("f"), true).unwrap())));
+            for bits in [0, 0o040, 0o004].into_iter().cycle() {
+                root.set_mode_entry(name("f"), bits).unwrap();
+                for _ in 0..10 {
+                    assert_eq!(root.stat_entry(name("f")).unwrap().mode, bits);
+                }
+                if opener.is_finished() {
+                    break;
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn another_users_files_stay_closed() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("theirs"), b"x").unwrap();
+    std::fs::set_permissions(dir.path().join("theirs"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    unprivileged(dir.path(), |root| {
+        assert_eq!(errno(root.open_file(name("theirs"), false)), Some(libc::EACCES));
+        assert_eq!(errno(root.open_file(name("theirs"), true)), Some(libc::EACCES));
+    });
+    assert_eq!(mode(&dir.path().join("theirs")), 0o600);
+}
+
+#[test]
+fn a_directory_that_may_only_be_searched_still_serves() {
+    let dir = tempfile::tempdir().unwrap();
+    unprivileged(dir.path(), |root| {
+        root.make_dir(name("d"), 0o700).unwrap();
+        root.set_mode_entry(name("d"), 0o300).unwrap();
+        let d = root.open_dir(name("d")).unwrap();
+        d.create_file(name("f"), 0o600).unwrap().write_at(0, b"x").unwrap();
+        assert_eq!(d.stat_entry(name("f")).unwrap().len, 1);
+        assert_eq!(errno(d.read_dir()), Some(libc::EACCES));
+        d.sync().unwrap();
+        d.set_times(lamassu_store::backend::SetTime::Now, lamassu_store::backend::SetTime::Keep).unwrap();
+        d.set_mode(0o700).unwrap();
+        assert_eq!(d.stat().unwrap().mode, 0o700);
+        assert_eq!(d.read_dir().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn planted_links_lead_nowhere() {
+    let (outside, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(outside.path().join("victim"), b"untouched").unwrap();
+    let before = outside.path().join("victim").metadata().unwrap();
+    let root = LocalBackend::open(dir.path()).unwrap().root();
+    symlink(outside.path(), dir.path().join("d")).unwrap();
+    symlink(outside.path().join("victim"), dir.path().join("f")).unwrap();
+    symlink(outside.path().join("new"), dir.path().join("dangling")).unwrap();
+    assert_eq!(errno(root.open_dir(name("d"))), Some(libc::ENOTDIR));
+    assert_eq!(errno(root.open_file(name("f"), true)), Some(libc::ELOOP));
+    assert_eq!(errno(root.create_file(name("dangling"), 0o600)), Some(libc::EEXIST));
+    assert_eq!(errno(root.set_mode_entry(name("f"), 0o777)), Some(libc::EOPNOTSUPP));
+    assert!(root.set_xattr(Some(name("f")), name("user.x"), b"x", 0).is_err());
+    let _ = root.set_owner_entry(name("f"), Some(NOBODY), None);
+    root.unlink(name("f")).unwrap();
+    let after = outside.path().join("victim").metadata().unwrap();
+    assert_eq!((before.mode(), before.uid(), before.ctime_nsec()), (after.mode(), after.uid(), after.ctime_nsec()));
+    assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn opening_the_store_follows_the_users_own_link_only() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("real")).unwrap();
+    symlink("real", dir.path().join("link")).unwrap();
+    LocalBackend::open(dir.path().join("link")).unwrap().root().make_dir(name("x"), 0o700).unwrap();
+    assert!(dir.path().join("real/x").is_dir());
+    std::fs::write(dir.path().join("file"), b"").unwrap();
+    assert_eq!(errno(LocalBackend::open(dir.path().join("file"))), Some(libc::ENOTDIR));
+    assert_eq!(errno(LocalBackend::open(dir.path().join("none"))), Some(libc::ENOENT));
+}

@@ -1,0 +1,353 @@
+//! What a hostile or failing store does to names, records, targets, attributes and content: an error for what it concerns, named by `check`, and the rest
+//! stays as it is.
+
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::*;
+use lamassu_format::name::{DIR_RECORD, LOST};
+use lamassu_store::Backend;
+use lamassu_vault::*;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A vault with `a/file`, `a/link`, `b/`, `top`, in a directory of this host.
+struct Lab {
+    dir: tempfile::TempDir,
+    backend: Arc<dyn Backend>,
+    recipe: Recipe,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let (dir, backend) = local();
+        let recipe = Recipe::default();
+        let v = recipe.make(&backend);
+        v.dir("a");
+        v.dir("b");
+        v.put("a/file", &(0..1_000_000u32).map(|i| (i / 4096) as u8).collect::<Vec<_>>());
+        v.put("top", b"on top");
+        v.symlink(v.ino("a"), n("link"), b"target", me()).unwrap();
+        v.set_xattr(v.ino("a/file"), n("user.note"), b"value", SetXattr::Any).unwrap();
+        v.clean();
+        v.close().unwrap();
+        Lab { dir, backend, recipe }
+    }
+
+    fn open(&self) -> Vault {
+        self.recipe.open(&self.backend).unwrap()
+    }
+
+    /// Where something lies in the store.
+    fn stored(&self, path: &str) -> PathBuf {
+        self.dir.path().join(self.recipe.open_read_only(&self.backend).unwrap().stored_path(n(path)).unwrap())
+    }
+
+    /// The problems a check finds, as (kind, path).
+    fn problems(&self, repair: bool) -> Vec<check::Problem> {
+        self.open().check(&[], repair, &Quiet).unwrap().problems
+    }
+
+    fn one_problem(&self, kind: &str) -> check::Problem {
+        let problems = self.problems(false);
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        assert_eq!(problems[0].kind, kind);
+        assert!(!problems[0].repaired);
+        problems[0].clone()
+    }
+
+    /// Repairs; what is left is clean.
+    fn mend(&self) {
+        let problems = self.problems(true);
+        assert!(!problems.is_empty() && problems.iter().all(|p| p.repaired), "{problems:#?}");
+        self.open().clean();
+    }
+}
+
+fn flip(path: &Path, at: u64) {
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    byte[0] ^= 1;
+    file.write_all_at(&byte, at).unwrap();
+}
+
+/// Replaces the target of a symbolic link of the store.
+fn retarget(path: &Path, change: impl FnOnce(String) -> String) {
+    let target = std::fs::read_link(path).unwrap().into_os_string().into_string().unwrap();
+    std::fs::remove_file(path).unwrap();
+    symlink(change(target), path).unwrap();
+}
+
+fn flipped(mut text: String) -> String {
+    let other = if text.ends_with("AA") { "BA" } else { "AA" };
+    text.truncate(text.len() - 4);
+    text.push_str(other);
+    text.push_str(other);
+    text
+}
+
+#[test]
+fn a_flipped_bit_costs_its_block_alone_and_is_named() {
+    let lab = Lab::new();
+    flip(&lab.stored("a/file"), 4096 * 21 + 7);
+    let p = lab.one_problem("block-hash");
+    assert_eq!((p.segment, p.page, p.block), (Some(0), Some(0), Some(20)));
+    assert_eq!(p.path.as_deref(), Some("a/file"));
+    assert!(p.stored.ends_with(lab.stored("a/file").file_name().unwrap().to_str().unwrap()));
+    let v = lab.open();
+    let h = v.open_file(v.ino("a/file"), RO).unwrap();
+    let mut buf = vec![0; 4096];
+    assert!(matches!(v.read(h, 20 * 4096 + 5, &mut buf), Err(VaultError::Store(_))));
+    assert_eq!(v.read(h, 19 * 4096, &mut buf).unwrap(), 4096);
+    assert_eq!(v.read(h, 21 * 4096, &mut buf).unwrap(), 4096);
+    v.release(h).unwrap();
+    // Repair does not pretend.
+    assert!(lab_is_damaged(&v));
+}
+
+fn lab_is_damaged(v: &Vault) -> bool {
+    v.check(&[], true, &Quiet).unwrap().is_damaged()
+}
+
+#[test]
+fn a_file_without_a_first_page_still_has_a_stat() {
+    let lab = Lab::new();
+    flip(&lab.stored("a/file"), 100);
+    flip(&lab.stored("top"), 100);
+    let v = lab.open();
+    assert!(v.find("a/file").unwrap().attr.size > 0);
+    assert!(v.find("top").unwrap().attr.size > 0);
+    let h = v.open_file(v.ino("top"), RO).unwrap();
+    assert!(v.read(h, 0, &mut [0; 10]).is_err());
+    v.release(h).unwrap();
+    let kinds: Vec<_> = v.check(&[], false, &Quiet).unwrap().problems.into_iter().map(|p| p.kind).collect();
+    assert_eq!(kinds, ["page-seal", "page-seal"]);
+    // It can be emptied, or removed, and all is well.
+    v.put("a/file", b"new");
+    v.unlink(ROOT, n("top")).unwrap();
+    v.clean();
+}
+
+#[test]
+fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
+    for change in 0..4 {
+        let lab = Lab::new();
+        let record = lab.stored("a").join(DIR_RECORD);
+        let other = lab.stored("b").join(DIR_RECORD);
+        match change {
+            0 => std::fs::remove_file(&record).unwrap(),
+            1 => retarget(&record, flipped),
+            2 => retarget(&record, |_| "not base64!".to_owned()),
+            _ => {
+                // The record of another directory opens, but no name does.
+                let target = std::fs::read_link(other).unwrap().into_os_string().into_string().unwrap();
+                retarget(&record, |_| target);
+            }
+        }
+        let v = lab.open();
+        assert_eq!(v.find("a").unwrap().attr.kind, Kind::Dir);
+        if change < 3 {
+            assert!(matches!(v.find("a/file"), Err(VaultError::Damaged { what: "directory record", .. })));
+            assert!(matches!(v.open_dir(v.ino("a")), Err(VaultError::Damaged { .. })));
+        } else {
+            assert!(matches!(v.find("a/file"), Err(VaultError::NotFound)));
+            assert!(v.list("a").is_empty());
+            assert!(matches!(v.rmdir(ROOT, n("a")), Err(VaultError::NotEmpty)));
+        }
+        assert_eq!(v.get("top"), b"on top");
+        drop(v);
+        if change < 3 {
+            assert_eq!(lab.one_problem("directory-record").path.as_deref(), Some("a"));
+        } else {
+            assert!(lab.problems(false).iter().all(|p| p.kind == "name"));
+        }
+        lab.mend();
+        let lost = std::fs::read_dir(lab.dir.path().join(LOST)).unwrap().count();
+        assert_eq!(lost, if change < 3 { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn the_roots_record_is_needed_and_never_moved() {
+    let lab = Lab::new();
+    retarget(&lab.dir.path().join(DIR_RECORD), flipped);
+    let v = lab.open();
+    assert!(matches!(v.lookup(ROOT, n("top")), Err(VaultError::Damaged { .. })));
+    assert_eq!(v.getattr(ROOT, None).unwrap().kind, Kind::Dir);
+    let report = v.check(&[], true, &Quiet).unwrap();
+    assert!(report.is_damaged());
+    assert_eq!(report.files, 2, "content is verified without names");
+}
+
+#[test]
+fn names_that_do_not_open_are_listed_and_their_content_stays() {
+    let lab = Lab::new();
+    let file = lab.stored("a/file");
+    let strange = file.with_file_name(flipped(file.file_name().unwrap().to_str().unwrap().to_owned()));
+    std::fs::rename(&file, &strange).unwrap();
+    let v = lab.open();
+    assert!(matches!(v.find("a/file"), Err(VaultError::NotFound)));
+    assert_eq!(v.list("a"), ["link"]);
+    let relative = strange.strip_prefix(lab.dir.path()).unwrap();
+    assert!(matches!(v.plain_path(relative), Err(VaultError::Damaged { what: "name", .. })));
+    drop(v);
+    let p = lab.one_problem("name");
+    assert_eq!((p.path, Path::new(&p.stored)), (None, relative));
+    lab.mend();
+    let lost = lab.dir.path().join(LOST).join(strange.file_name().unwrap());
+    let backing = lab.backend.root().open_dir(n(LOST)).unwrap().open_file(lost.file_name().unwrap(), false).unwrap();
+    let file = open_orphan(backing, &lab.recipe.header(), lab.recipe.ring(), &options(true), "lost").unwrap();
+    let mut buf = vec![0; 1_000_000];
+    assert_eq!(file.read_at(0, &mut buf).unwrap(), 1_000_000);
+    assert_eq!(buf[4096 * 9], 9);
+}
+
+#[test]
+fn a_file_moved_by_hand_to_another_directory_has_no_name_there() {
+    let lab = Lab::new();
+    let file = lab.stored("a/file");
+    std::fs::rename(&file, lab.stored("b").join(file.file_name().unwrap())).unwrap();
+    assert!(lab.open().list("b").is_empty());
+    assert_eq!(lab.one_problem("name").path, None);
+}
+
+#[test]
+fn companions_missing_wrong_or_left_over() {
+    let long = "x".repeat(255);
+    for change in 0..4 {
+        let lab = Lab::new();
+        let v = lab.open();
+        v.put(&long, b"long");
+        drop(v);
+        let entry = lab.stored(&long);
+        let name = entry.file_name().unwrap().to_str().unwrap();
+        let companion = entry.with_file_name(name.replace("lamassu.long.", "lamassu.name."));
+        match change {
+            0 => std::fs::remove_file(&companion).unwrap(),
+            1 => retarget(&companion, flipped),
+            2 => {
+                std::fs::remove_file(&companion).unwrap();
+                std::fs::write(&companion, b"!").unwrap();
+            }
+            _ => std::fs::remove_file(&entry).unwrap(),
+        }
+        if change == 3 {
+            let p = lab.one_problem("orphan-companion");
+            assert!(p.harmless);
+            lab.mend();
+            assert!(!companion.is_symlink());
+            continue;
+        }
+        let v = lab.open();
+        assert_eq!(v.list(""), ["a", "b", "top"], "the name is not known");
+        assert_eq!(v.get(&long), b"long", "but it can be asked for");
+        let problems = v.check(&[], false, &Quiet).unwrap().problems;
+        assert_eq!(problems[0].kind, "companion");
+        // Creating the name again mends the companion.
+        assert!(matches!(v.create(ROOT, n(&long), 0o644, RW, me()), Err(VaultError::Exists)));
+        assert_eq!(v.list("").len(), 4);
+        v.clean();
+    }
+}
+
+#[test]
+fn link_targets_are_authenticated() {
+    for change in 0..3 {
+        let lab = Lab::new();
+        let v = lab.open();
+        v.symlink(ROOT, n("long"), &[b't'; 4000], me()).unwrap();
+        drop(v);
+        let (link, path) = match change {
+            0 => (lab.stored("a/link"), "a/link"),
+            1 => (lab.stored("long"), "long"),
+            _ => {
+                let rest = std::fs::read_dir(lab.dir.path()).unwrap().map(|e| e.unwrap().path());
+                (rest.into_iter().find(|p| p.to_string_lossy().contains("lamassu.link.")).unwrap(), "long")
+            }
+        };
+        retarget(&link, flipped);
+        let v = lab.open();
+        let ino = v.ino(path);
+        assert!(matches!(v.readlink(ino), Err(VaultError::Damaged { what: "link target", .. })));
+        drop(v);
+        assert_eq!(lab.one_problem("symlink").path.as_deref(), Some(path));
+        // It can be removed like any other.
+        let v = lab.open();
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        v.unlink(v.ino(parent), n(name)).unwrap();
+        v.check(&[], true, &Quiet).unwrap();
+        v.clean();
+    }
+}
+
+#[test]
+fn attributes_are_authenticated_and_bound_to_their_names() {
+    let lab = Lab::new();
+    let v = lab.open();
+    v.set_xattr(v.ino("a/file"), n("user.other"), b"other", SetXattr::Any).unwrap();
+    let stored = v.stored_path(n("a/file")).unwrap();
+    let dir = lab.backend.root().open_dir(stored.parent().unwrap().as_os_str()).unwrap();
+    let name = stored.file_name();
+    let attrs: Vec<_> =
+        dir.list_xattr(name).unwrap().into_iter().filter(|a| a.as_bytes().starts_with(b"user.lamassu.")).collect();
+    let values: Vec<_> = attrs.iter().map(|a| dir.get_xattr(name, a).unwrap()).collect();
+    // Exchanged between names: neither opens.
+    dir.set_xattr(name, &attrs[0], &values[1], 0).unwrap();
+    dir.set_xattr(name, &attrs[1], &values[0], 0).unwrap();
+    dir.set_xattr(name, n("user.lamassu.AAAA"), b"", 0).unwrap();
+    dir.set_xattr(name, n("user.native"), b"not ours", 0).unwrap();
+    for key in ["user.note", "user.other"] {
+        assert!(matches!(v.get_xattr(v.ino("a/file"), n(key)), Err(VaultError::Damaged { what: "attribute", .. })));
+    }
+    assert_eq!(v.list_xattr(v.ino("a/file")).unwrap().len(), 2);
+    let problems = v.check(&[], false, &Quiet).unwrap().problems;
+    assert_eq!(problems.len(), 3);
+    assert!(problems.iter().all(|p| p.kind == "xattr"));
+}
+
+#[test]
+fn strangers_in_the_store_are_reported_and_left_alone() {
+    let lab = Lab::new();
+    std::fs::write(lab.dir.path().join("README.txt"), b"hello").unwrap();
+    assert_eq!(lab.one_problem("foreign").stored, "README.txt");
+    let v = lab.open();
+    assert_eq!(v.list(""), ["a", "b", "top"]);
+    assert!(v.check(&[], true, &Quiet).unwrap().is_damaged());
+    assert!(lab.dir.path().join("README.txt").exists());
+}
+
+#[test]
+fn staging_is_cleared_of_what_is_ours_alone() {
+    let lab = Lab::new();
+    let staging = lab.dir.path().join("lamassu.staging");
+    std::fs::rename(lab.stored("b"), staging.join("0123")).unwrap();
+    std::fs::create_dir(staging.join("empty")).unwrap();
+    std::fs::create_dir_all(staging.join("precious")).unwrap();
+    std::fs::write(staging.join("precious/data"), b"data").unwrap();
+    let reader = lab.recipe.open_read_only(&lab.backend).unwrap();
+    let problems = reader.check(&[], false, &Quiet).unwrap().problems;
+    assert_eq!(problems.len(), 3);
+    assert!(problems.iter().all(|p| p.kind == "staging" && p.harmless));
+    drop(reader);
+    let v = lab.open();
+    let left: Vec<_> = std::fs::read_dir(&staging).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["precious"]);
+    assert_eq!(v.check(&[], true, &Quiet).unwrap().problems.len(), 1);
+    assert!(staging.join("precious/data").exists());
+}
+
+#[test]
+fn keys_of_another_vault_open_nothing() {
+    let lab = Lab::new();
+    let v = Vault::open(lab.backend.clone(), &lab.recipe.header(), lab.recipe.ring_of(&[77]), options(false)).unwrap();
+    assert!(matches!(v.lookup(ROOT, n("top")), Err(VaultError::Damaged { .. })));
+    let report = v.check(&[], true, &Quiet).unwrap();
+    assert!(report.is_damaged());
+    assert!(report.problems.iter().all(|p| !p.repaired), "nothing moves for want of a key");
+    drop(v);
+    lab.open().clean();
+}

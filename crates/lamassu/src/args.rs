@@ -1,0 +1,88 @@
+//! The command line's grammar.
+
+use crate::cmd;
+use crate::output::Ui;
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+
+const AFTER_HELP: &str = "\
+Two commands to begin with:
+  lamassu init /srv/store/vault
+  lamassu mount /srv/store/vault ~/private
+
+Exit codes are listed in docs/cli.md; 12 means: wrong key.";
+
+/// Encrypts files so that the storage below can still deduplicate them.
+#[derive(Parser, Debug)]
+#[command(name = "lamassu", version, propagate_version = true, max_term_width = 110, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(clap::Args, Debug)]
+pub struct Global {
+    /// Say what is being done; twice for more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Say nothing but errors
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Append logs to FILE, with times, instead of standard error and (for a mount in the background) syslog
+    #[arg(long, global = true, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+}
+
+impl Global {
+    pub fn ui(&self) -> Ui {
+        Ui { quiet: self.quiet, verbose: self.verbose }
+    }
+
+    pub fn log_file(&self) -> Option<&Path> {
+        self.log_file.as_deref()
+    }
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Make a vault in an empty directory
+    Init(cmd::init::Args),
+    /// Make or describe an isolation zone: the key that lets several vaults deduplicate with one another
+    #[command(subcommand)]
+    Zone(cmd::zone::Zone),
+    /// Mount a vault
+    Mount(cmd::mount::Args),
+    /// Unmount a vault, and wait until everything is in the store
+    #[command(visible_alias = "unmount")]
+    Umount(cmd::umount::Args),
+    /// List, add, remove or change the key slots of a vault or zone
+    #[command(subcommand)]
+    Key(cmd::key::Key),
+    /// Describe a vault; needs no key
+    Info(cmd::info::Args),
+    /// Verify every seal, key and block of a vault that is not mounted
+    #[command(visible_alias = "fsck")]
+    Check(cmd::check::Args),
+    /// Show the on-disk structures of one file or directory, decoded
+    Inspect(cmd::inspect::Args),
+    /// List files without a mount
+    Ls(cmd::ls::Args),
+    /// Write the content of files to standard output without a mount
+    Cat(cmd::cat::Args),
+    /// Copy files into a vault, out of it, or within it, without a mount
+    Cp(cmd::cp::Args),
+    /// Tell where a file lies in the store, or which file a path in the store is
+    Path(cmd::path::Args),
+    /// Make everything durable and hold changes back, while a backup copies the store
+    Freeze(cmd::freeze::Args),
+    /// End a freeze
+    Thaw(cmd::freeze::Args),
+    /// Measure the ciphers on this machine
+    Speed(cmd::speed::Args),
+    /// Print a completion script for a shell
+    Completions(cmd::completions::Args),
+}

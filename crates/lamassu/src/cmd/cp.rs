@@ -1,0 +1,227 @@
+//! `lamassu cp`: copies without a mount.
+
+use crate::fault::Fault;
+use crate::keys::{self, KeyArg};
+use crate::open::{self, OrphanArg};
+use crate::output::Ui;
+use crate::progress::Meter;
+use crate::signals;
+use crate::tree::copy::Copier;
+use crate::tree::local::{Local, read_stdin};
+use crate::tree::stored::Stored;
+use crate::tree::vault::VaultTree;
+use crate::tree::{Meta, Tree};
+use anyhow::Result;
+use lamassu_vault::Kind;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const EXAMPLES: &str = "\
+Paths in the vault begin with `vault:`, others are local (write ./vault:x for a local file of that name):
+  lamassu cp /srv/store/vault report.pdf vault:            into the root of the vault
+  lamassu cp -r /srv/store/vault ~/photos vault:/backup    a tree
+  lamassu cp -r /srv/store/vault vault:/backup/photos .    out again
+  lamassu cp /srv/store/vault vault:a vault:b              within the vault
+  pg_dump db | lamassu cp /srv/store/vault - vault:db.sql  from standard input (the key must then come from elsewhere)
+  lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
+                                                           one stored file out of a backup, by its path in the store
+Kept: contents, holes, modes, times, extended attributes, links, and owners when run as root. Not kept: that two names are one file.";
+
+/// Options of `cp`.
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = EXAMPLES,
+    after_long_help = help(),
+    override_usage = "lamassu cp [OPTIONS] <DIR> <SRC>... <DST>\n       lamassu cp [OPTIONS] --header <FILE> <STORED>... <DST>\n       lamassu cp [OPTIONS] --orphan <DIR> <STORED>... <DST>"
+)]
+pub struct Args {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    orphan: OrphanArg,
+    /// Copy directories and what is below them
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// The vault, what to copy, and where to
+    #[arg(required = true, num_args = 2.., value_name = "DIR SRC DST")]
+    places: Vec<PathBuf>,
+}
+
+fn help() -> String {
+    format!("{EXAMPLES}\n\n{}", keys::HELP)
+}
+
+/// A path, and which tree it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Vault(PathBuf),
+    Local(PathBuf),
+    Stdin,
+}
+
+impl Place {
+    fn of(path: &Path) -> Place {
+        let bytes = path.as_os_str().as_bytes();
+        match bytes.strip_prefix(b"vault:") {
+            Some(rest) => Place::Vault(PathBuf::from(OsStr::from_bytes(rest))),
+            None if bytes == b"-" => Place::Stdin,
+            None => Place::Local(path.into()),
+        }
+    }
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    // A local file of any mode is what was asked for, whatever the mask; files are made for their owner alone first.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    if let Some((found, places)) = args.orphan.found(&args.places)? {
+        let (target, sources) = split(places)?;
+        let unsealed = found.unlock(ui, &args.key)?;
+        signals::flag_only();
+        return copy_all(ui, &Stored::new(&unsealed), &Local, sources, target, false);
+    }
+    let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
+    let (target, sources) = split(rest)?;
+    let job = Job::of(sources, target)?;
+    let read_only = matches!(job.target, Place::Local(_));
+    let vault = open::vault(ui, dir, &args.key, read_only)?;
+    signals::flag_only();
+    let tree = VaultTree(Arc::clone(&vault));
+    let done = job.run(ui, &tree, args.recursive);
+    // What was copied before a failure is kept.
+    let closed = vault.close();
+    done?;
+    Ok(closed?)
+}
+
+fn split(places: &[PathBuf]) -> Result<(&Path, &[PathBuf]), Fault> {
+    match places.split_last() {
+        Some((target, sources)) if !sources.is_empty() => Ok((target, sources)),
+        Some(_) | None => Err(Fault::Usage("give what to copy and where to, after the vault: DIR SRC… DST")),
+    }
+}
+
+/// What to copy, and where to.
+struct Job {
+    sources: Vec<Place>,
+    target: Place,
+}
+
+impl Job {
+    fn of(sources: &[PathBuf], target: &Path) -> Result<Job, Fault> {
+        let sources: Vec<Place> = sources.iter().map(|s| Place::of(s)).collect();
+        let target = Place::of(target);
+        let vault_sources = sources.iter().filter(|s| matches!(s, Place::Vault(_))).count();
+        if vault_sources != 0 && vault_sources != sources.len() {
+            return Err(Fault::Usage("copy from the vault or from outside, not from both at once"));
+        }
+        match (&target, vault_sources) {
+            (Place::Stdin, _) => Err(Fault::Usage("to standard output: use `lamassu cat`")),
+            (Place::Local(_), 0) => Err(Fault::Usage("neither side is in the vault: write its paths as vault:PATH")),
+            _ if sources.len() > 1 && sources.contains(&Place::Stdin) => {
+                Err(Fault::Usage("standard input can only be copied alone"))
+            }
+            _ => Ok(Job { sources, target }),
+        }
+    }
+
+    fn run(&self, ui: &Ui, vault: &VaultTree, recursive: bool) -> Result<()> {
+        if let ([Place::Stdin], Place::Vault(target)) = (self.sources.as_slice(), &self.target) {
+            return copy_stdin(vault, target);
+        }
+        let path = |p: &Place| match p {
+            Place::Vault(path) | Place::Local(path) => path.clone(),
+            Place::Stdin => PathBuf::from("-"),
+        };
+        let tree = |p: &Place| -> &dyn Tree { if matches!(p, Place::Vault(_)) { vault } else { &Local } };
+        let sources: Vec<PathBuf> = self.sources.iter().map(path).collect();
+        let from = self.sources.first().map_or(&Local as &dyn Tree, tree);
+        copy_all(ui, from, tree(&self.target), &sources, &path(&self.target), recursive)
+    }
+}
+
+fn copy_stdin(vault: &VaultTree, target: &Path) -> Result<()> {
+    let output = vault.create(target)?;
+    let mut len = 0;
+    read_stdin(|offset, data| {
+        signals::check()?;
+        len = offset + data.len() as u64;
+        output.write_at(offset, data)
+    })?;
+    output.finish()?;
+    let mask = 0o022;
+    let Some(meta) = vault.stat(target)? else { return Ok(()) };
+    vault.set_meta(target, &Meta { mode: 0o666 & !mask, ..meta })
+}
+
+/// As cp(1): into the target if that is a directory, else to the target itself.
+fn copy_all(ui: &Ui, from: &dyn Tree, to: &dyn Tree, sources: &[PathBuf], target: &Path, recursive: bool) -> Result<()> {
+    let into = is_dir(to, target)?;
+    if !into && (sources.len() > 1 || ends_with_slash(target)) {
+        return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
+    }
+    let mut copier = Copier {
+        ui,
+        from,
+        to,
+        recursive,
+        meter: Meter::bytes(ui, "copied"),
+        failed: 0,
+        all: 0,
+        first: None,
+    };
+    for source in sources {
+        // The root of a vault, `.` and `..` have no name of their own: their content goes into the target.
+        let target = match source.file_name() {
+            Some(name) if into => target.join(name),
+            Some(_) | None => target.to_path_buf(),
+        };
+        copier.copy(source, &target)?;
+    }
+    match copier.first {
+        None => Ok(()),
+        Some(error) => Err(error.context(Fault::SomeFailed { failed: copier.failed, all: copier.all })),
+    }
+}
+
+fn is_dir(tree: &dyn Tree, path: &Path) -> Result<bool> {
+    // A local link to a directory is one to cp(1) too.
+    let through = if path.as_os_str().is_empty() { path.to_path_buf() } else { path.join(".") };
+    match tree.stat(path)? {
+        Some(Meta { kind: Kind::Dir, .. }) => Ok(true),
+        Some(Meta { kind: Kind::Symlink, .. }) => Ok(matches!(tree.stat(&through), Ok(Some(_)))),
+        Some(_) | None => Ok(false),
+    }
+}
+
+fn ends_with_slash(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b"/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_are_told_apart() {
+        assert_eq!(Place::of(Path::new("vault:a/b")), Place::Vault("a/b".into()));
+        assert_eq!(Place::of(Path::new("vault:")), Place::Vault("".into()));
+        assert_eq!(Place::of(Path::new("./vault:a")), Place::Local("./vault:a".into()));
+        assert_eq!(Place::of(Path::new("-")), Place::Stdin);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let job = |sources: &[&str], target: &str| {
+            Job::of(&sources.iter().map(PathBuf::from).collect::<Vec<_>>(), Path::new(target)).is_ok()
+        };
+        assert!(job(&["a", "b"], "vault:"));
+        assert!(job(&["vault:a"], "vault:b"));
+        assert!(job(&["-"], "vault:b"));
+        assert!(!job(&["a"], "b"));
+        assert!(!job(&["a", "vault:b"], "c"));
+        assert!(!job(&["vault:a"], "-"));
+        assert!(!job(&["-", "a"], "vault:"));
+    }
+}

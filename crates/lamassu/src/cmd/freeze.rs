@@ -1,0 +1,34 @@
+//! `lamassu freeze|thaw`: a quiet store, while a backup or a snapshot is taken of it.
+
+use super::umount::ours;
+use crate::output::Ui;
+use anyhow::Result;
+use lamassu_fuse::control;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Example:
+  lamassu freeze /mnt && cp -a --reflink /srv/store/vault /backup/; lamassu thaw /mnt
+While frozen, everything written is in the store, reads go on, and whoever writes waits.";
+
+/// Options of `freeze` and `thaw`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Where the vault is mounted
+    mountpoint: PathBuf,
+}
+
+pub fn freeze(ui: &Ui, args: Args) -> Result<()> {
+    let (path, _) = ours(&args.mountpoint)?;
+    control::freeze(&path)?;
+    ui.detail("frozen; do not forget `lamassu thaw`");
+    Ok(())
+}
+
+pub fn thaw(ui: &Ui, args: Args) -> Result<()> {
+    let (path, _) = ours(&args.mountpoint)?;
+    control::thaw(&path)?;
+    ui.detail("thawed");
+    Ok(())
+}

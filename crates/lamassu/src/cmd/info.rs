@@ -1,0 +1,144 @@
+//! `lamassu info`: what the header says. No key, so nothing here is authenticated.
+
+use crate::open::Found;
+use crate::{output, text};
+use anyhow::Result;
+use lamassu_format::header::{Header, Slot, VaultHeader};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu info /srv/store/vault
+  lamassu info --json /srv/store/vault | jq .slots";
+
+/// Options of `info`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault
+    dir: PathBuf,
+}
+
+/// A vault header, without its secrets.
+#[derive(Serialize)]
+pub struct Described {
+    format: &'static str,
+    version: u16,
+    id: String,
+    zone: String,
+    private_zone: bool,
+    suite: &'static str,
+    block_size: u64,
+    reserved_slots: usize,
+    blocks_per_page: u64,
+    names: &'static str,
+    name_max: usize,
+    small_files: &'static str,
+    created: u64,
+    slots: Vec<DescribedSlot>,
+}
+
+/// A key slot, without its secrets.
+#[derive(Serialize)]
+pub struct DescribedSlot {
+    pub id: u32,
+    pub kind: &'static str,
+    pub label: String,
+    pub created: u64,
+    pub argon2: Option<DescribedCost>,
+}
+
+/// The cost of a passphrase slot.
+#[derive(Serialize)]
+pub struct DescribedCost {
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
+}
+
+impl Described {
+    pub fn of(header: &VaultHeader) -> Described {
+        Described {
+            format: VaultHeader::FORMAT,
+            version: lamassu_format::VERSION,
+            id: text::hex(&header.id()),
+            zone: text::hex(&header.zone()),
+            private_zone: header.zone() == header.id(),
+            suite: header.suite().name(),
+            block_size: header.geometry().block_size(),
+            reserved_slots: header.geometry().reserved(),
+            blocks_per_page: header.geometry().blocks_per_page(),
+            names: header.names().name(),
+            name_max: header.name_max(),
+            small_files: if header.convergent_small_files() { "convergent" } else { "random" },
+            created: header.created(),
+            slots: slots(header),
+        }
+    }
+}
+
+/// The slots of a header.
+pub fn slots(header: &impl Header) -> Vec<DescribedSlot> {
+    header.keys().slots.iter().map(DescribedSlot::of).collect()
+}
+
+impl DescribedSlot {
+    fn of(slot: &Slot) -> DescribedSlot {
+        DescribedSlot {
+            id: slot.id,
+            kind: slot.kind.name(),
+            label: slot.label.clone(),
+            created: slot.created,
+            argon2: slot.argon2.map(|c| DescribedCost {
+                memory_kib: c.memory_kib(),
+                passes: c.passes(),
+                lanes: c.lanes(),
+            }),
+        }
+    }
+}
+
+/// The table of slots, for people.
+pub fn slot_table(slots: &[DescribedSlot]) -> String {
+    let mut out = String::from("slot  kind        created               cost                        label");
+    for slot in slots {
+        let cost = slot.argon2.as_ref().map_or_else(String::new, |c| {
+            format!("{}, {} passes, {} lanes", text::bytes(u64::from(c.memory_kib) * 1024), c.passes, c.lanes)
+        });
+        let created = text::time(i64::try_from(slot.created).unwrap_or(i64::MAX / 2));
+        let _ = write!(out, "\n{:<4}  {:<10}  {created:<20}  {cost:<26}  {}", slot.id, slot.kind, slot.label);
+    }
+    out
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let header = Found::at(&args.dir)?.header;
+    let d = Described::of(&header);
+    if args.json {
+        return output::print_json(&d);
+    }
+    let zone = if d.private_zone { "private".into() } else { d.zone.clone() };
+    let created = text::time(i64::try_from(d.created).unwrap_or(i64::MAX / 2));
+    let rows = [
+        ("vault", d.id.clone()),
+        ("zone", zone),
+        ("format", format!("version {}", d.version)),
+        ("suite", d.suite.into()),
+        ("block size", text::bytes(d.block_size)),
+        ("page", format!("{} blocks, {} transient slots", d.blocks_per_page, d.reserved_slots)),
+        ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
+        ("small files", d.small_files.into()),
+        ("created", created),
+    ];
+    let mut out = String::new();
+    for (name, value) in rows {
+        let _ = writeln!(out, "{name:<12} {value}");
+    }
+    output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
+}
+

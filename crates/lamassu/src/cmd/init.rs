@@ -1,0 +1,264 @@
+//! `lamassu init`: makes a vault.
+//!
+//! The header is written last: without it there is no vault, and a failed init takes back what it made.
+
+use super::info::Described;
+use crate::fault::Fault;
+use crate::keys::{self, CostArg, KeyArg, SourceText};
+use crate::output::{self, Ui};
+use crate::store_kind::{self, StoreKind};
+use crate::{open, text};
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use lamassu_format::header::{NameMode, ZoneFile};
+use lamassu_format::{Geometry, Suite, name};
+use lamassu_keys::{Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, create_vault, header_file, unix_now};
+use lamassu_store::Backend;
+use lamassu_vault::Vault;
+use serde::Serialize;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+const BLOCK_SIZE_DEFAULT: u32 = 4096;
+const NAME_LEN_MIN: u32 = 64;
+const LABEL_DEFAULT: &str = "init";
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu init /srv/store/vault                              asks for a passphrase
+  lamassu init -k raw:file:/root/vault.key -b 128K /tank/v   a key file; ZFS records of 128 KiB
+  lamassu init --zone z.json --zone-key hex:file:z.hex --outer shared /srv/store/v2
+                                                             deduplicates with, and is readable by, other vaults of the zone";
+
+/// Options of `init`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, after_long_help = help())]
+pub struct Args {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Ciphers and hashes; files of different suites do not deduplicate with one another [default: aes, or the zone's]
+    #[arg(short, long, value_parser = text::suites())]
+    suite: Option<Suite>,
+    /// Bytes of a block: what the store below deduplicates, e.g. 4K, 128K (a ZFS record) [default: 4K, or the zone's]
+    #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
+    block_size: Option<u32>,
+    /// Transient key slots in a page, 1 to 62: how many overwritten blocks share one commit
+    #[arg(short = 'R', long, value_name = "R", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=62))]
+    reserved_slots: u16,
+    /// Whether file names are encrypted
+    #[arg(short, long, value_enum, default_value_t = Names::Encrypted)]
+    names: Names,
+    /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate
+    #[arg(long, value_enum, default_value_t = SmallFiles::Convergent)]
+    small_files: SmallFiles,
+    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults
+    #[arg(short, long, value_name = "FILE")]
+    zone: Option<PathBuf>,
+    /// What opens the zone file [default: passphrase:prompt]
+    #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
+    zone_key: Option<SourceText>,
+    /// Outer key: `own` keeps this vault's files private; `shared` uses the zone's, so vaults that share it can read one another, and small files deduplicate
+    /// across them [default: own]
+    #[arg(long, value_enum, requires = "zone")]
+    outer: Option<OuterArg>,
+    #[command(flatten)]
+    cost: CostArg,
+    /// Label of the first key slot, for people
+    #[arg(short, long, default_value = LABEL_DEFAULT)]
+    label: String,
+    /// Describe the new vault as JSON
+    #[arg(long)]
+    json: bool,
+    /// Where; must be empty, and is made if it does not exist
+    dir: PathBuf,
+}
+
+fn help() -> String {
+    format!("{EXAMPLES}\n\n{}", keys::HELP)
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Names {
+    Encrypted,
+    Plain,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq)]
+enum SmallFiles {
+    Convergent,
+    Random,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OuterArg {
+    Own,
+    Shared,
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Made {
+    #[serde(flatten)]
+    vault: Described,
+    store: Option<StoreKind>,
+    warnings: Vec<String>,
+}
+
+/// A zone's file and keys.
+struct LoadedZone {
+    file: ZoneFile,
+    keys: Unlocked,
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    super::key::check_label(&args.label)?;
+    let source = args.key.source()?;
+    check_empty(&args.dir)?;
+    let zone = load_zone(ui, &args)?;
+    let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
+    let place = Place::prepare(&args.dir)?;
+    let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
+    report(ui, &args, made)
+}
+
+fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
+    let Some(path) = &args.zone else {
+        // LAMASSU_ZONE_KEY alone is no request; on the command line the option would be.
+        return match &args.zone_key {
+            Some(_) if std::env::var_os("LAMASSU_ZONE_KEY").is_none() => {
+                Err(Fault::Usage("--zone-key needs --zone FILE").into())
+            }
+            _ => Ok(None),
+        };
+    };
+    let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
+    let file: ZoneFile = header_file::read(path)?;
+    let keys = keys::unlock(ui, &file, &source, path)?;
+    Ok(Some(LoadedZone { file, keys }))
+}
+
+/// Before anything is asked for or made.
+fn check_empty(dir: &Path) -> Result<(), Fault> {
+    match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(Fault::NotADirectory { dir: dir.into(), source }),
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(Fault::DirNotEmpty { dir: dir.into() }),
+        },
+    }
+}
+
+/// The directory, and what is to be undone if init fails.
+struct Place {
+    dir: PathBuf,
+    made_dir: bool,
+}
+
+impl Place {
+    fn prepare(dir: &Path) -> Result<Place> {
+        let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
+        let made_dir = match fs::create_dir(dir) {
+            Ok(()) => true,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(source) => return Err(unusable(source).into()),
+        };
+        check_empty(dir)?;
+        Ok(Place { dir: dir.into(), made_dir })
+    }
+
+    /// Only what this program puts there; the directory was empty.
+    fn take_back(&self) {
+        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::LOCK] {
+            let _ = fs::remove_file(self.dir.join(file));
+        }
+        let _ = fs::remove_dir(self.dir.join(name::STAGING));
+        if self.made_dir {
+            let _ = fs::remove_dir(&self.dir);
+        }
+    }
+
+    fn fill(
+        &self,
+        ui: &Ui,
+        args: &Args,
+        material: &Material,
+        zone: Option<&LoadedZone>,
+    ) -> Result<lamassu_format::header::VaultHeader> {
+        let backend = open::backend(&self.dir)?;
+        let name_max = self.name_max(&backend)?;
+        let created = unix_now();
+        let new = new_vault(args, zone, name_max, created)?;
+        let slot =
+            NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
+        let (header, unlocked) = create_vault(&new, &slot)?;
+        let ring = unlocked.key_ring(header.suite())?;
+        Vault::make_tree(&backend, &header, &ring).context("cannot make the root directory of the vault")?;
+        Update::begin(&self.dir.join(name::HEADER))?.create(&header)?;
+        Ok(header)
+    }
+
+    fn name_max(&self, backend: &dyn Backend) -> Result<u8> {
+        let op = "ask the limits of";
+        let stat = backend.stat_fs().map_err(|source| Fault::Backing { op, path: self.dir.clone(), source })?;
+        if stat.name_max < NAME_LEN_MIN {
+            return Err(Fault::NameMax { dir: self.dir.clone(), found: stat.name_max }.into());
+        }
+        Ok(u8::try_from(stat.name_max).unwrap_or(u8::MAX))
+    }
+}
+
+fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, created: u64) -> Result<NewVault<'a>> {
+    let suite = args.suite.or(zone.map(|z| z.file.suite())).unwrap_or(Suite::Aes);
+    let block_size = args.block_size.or(zone.map(|z| z.file.block_size())).unwrap_or(BLOCK_SIZE_DEFAULT);
+    let geometry = Geometry::new(block_size, args.reserved_slots)
+        .ok_or(Fault::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
+    let zone = match zone {
+        None => Zone::Private,
+        Some(LoadedZone { file, keys }) => Zone::Member {
+            file,
+            keys,
+            outer: match args.outer {
+                Some(OuterArg::Shared) => Outer::Shared,
+                Some(OuterArg::Own) | None => Outer::Own,
+            },
+        },
+    };
+    Ok(NewVault {
+        suite,
+        geometry,
+        names: match args.names {
+            Names::Encrypted => NameMode::Encrypted,
+            Names::Plain => NameMode::Plain,
+        },
+        name_max,
+        convergent_small_files: args.small_files == SmallFiles::Convergent,
+        zone,
+        created,
+    })
+}
+
+fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> Result<()> {
+    let store = store_kind::of(&args.dir);
+    let block_size = header.geometry().block_size() as u32;
+    let warnings: Vec<String> = store.iter().filter_map(|s| s.advice(block_size)).collect();
+    warnings.iter().for_each(|warning| ui.warn(warning));
+    if let Some(remark) = store.as_ref().and_then(StoreKind::remark) {
+        ui.detail(remark);
+    }
+    let vault = Described::of(&header);
+    if args.json {
+        return output::print_json(&Made { vault, store, warnings });
+    }
+    ui.note(format_args!(
+        "made vault {} in {}: suite {}, blocks of {}, names {}",
+        text::hex(&header.id()),
+        args.dir.display(),
+        header.suite().name(),
+        text::bytes(u64::from(block_size)),
+        header.names().name()
+    ));
+    ui.note("keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again");
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! `lamassu key list|add|remove|change`: the key slots of a vault, or of a zone where a file is given.
+//!
+//! No data is touched. The header's update lock is held from before it is read until it is replaced.
+
+use super::info::{DescribedSlot, slot_table, slots};
+use crate::fault::Fault;
+use crate::keys::{self, CostArg, KeyArg, SourceText};
+use crate::open::Found;
+use crate::output::{self, Ui};
+use anyhow::Result;
+use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+use lamassu_format::name;
+use lamassu_keys::{KeyError, NewSlot, Purpose, Update, header_file, unix_now};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  lamassu key list /srv/store/vault
+  lamassu key list --json office.zone";
+
+const ADD_EXAMPLES: &str = "\
+Examples:
+  lamassu key add -k passphrase:prompt --new-key raw:file:/root/backup.key --label backup /srv/store/vault
+  lamassu key add /srv/store/vault                      a second passphrase: asks for an old one, then for the new one";
+
+const REMOVE_EXAMPLES: &str = "\
+Examples:
+  lamassu key remove /srv/store/vault 2                 asks for a passphrase that opens any slot
+An older copy of the header (a backup, a snapshot of the store) still opens with the removed key.";
+
+const CHANGE_EXAMPLES: &str = "\
+Examples:
+  lamassu key change /srv/store/vault                   a new passphrase for the slot that the old one opens
+  lamassu key change -k raw:file:/root/k --slot 1 --new-key hex:file:/root/new.hex /srv/store/vault";
+
+/// Key commands.
+#[derive(clap::Subcommand, Debug)]
+pub enum Key {
+    /// List the slots; needs no key
+    List(List),
+    /// Add a slot: one more key that opens the vault
+    Add(Add),
+    /// Remove a slot; the last one cannot be removed
+    Remove(Remove),
+    /// Replace a slot by one for a new key
+    Change(Change),
+}
+
+/// Options of `key list`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = LIST_EXAMPLES)]
+pub struct List {
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault, or a zone file
+    dir: PathBuf,
+}
+
+/// Options of `key add`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = ADD_EXAMPLES, after_long_help = help(ADD_EXAMPLES))]
+pub struct Add {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    new: NewKeyArg,
+    /// Label of the new slot, for people
+    #[arg(short, long, default_value = "")]
+    label: String,
+    /// The vault, or a zone file
+    dir: PathBuf,
+}
+
+/// Options of `key remove`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = REMOVE_EXAMPLES, after_long_help = help(REMOVE_EXAMPLES))]
+pub struct Remove {
+    #[command(flatten)]
+    key: KeyArg,
+    /// The vault, or a zone file
+    dir: PathBuf,
+    /// Number of the slot, as `key list` shows it
+    slot: u32,
+}
+
+/// Options of `key change`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = CHANGE_EXAMPLES, after_long_help = help(CHANGE_EXAMPLES))]
+pub struct Change {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    new: NewKeyArg,
+    /// Which slot to replace [default: the one that --key opens]
+    #[arg(short, long, value_name = "N")]
+    slot: Option<u32>,
+    /// Label of the new slot [default: that of the old one]
+    #[arg(short, long)]
+    label: Option<String>,
+    /// The vault, or a zone file
+    dir: PathBuf,
+}
+
+#[derive(clap::Args, Debug)]
+struct NewKeyArg {
+    /// What the new slot shall be opened by [default: passphrase:prompt]
+    #[arg(short = 'n', long, value_name = "SOURCE")]
+    new_key: Option<SourceText>,
+    #[command(flatten)]
+    cost: CostArg,
+}
+
+fn help(examples: &str) -> String {
+    format!("{examples}\n\n{}", keys::HELP)
+}
+
+/// A label that can be kept and printed.
+pub fn check_label(label: &str) -> Result<(), Fault> {
+    lamassu_format::header::check_label(label)
+        .map_err(|_| Fault::Member { option: "--label", rule: "at most 255 bytes without control characters" })
+}
+
+/// Where the slots are.
+enum Target {
+    Vault(PathBuf),
+    Zone(PathBuf),
+}
+
+impl Target {
+    fn of(path: &Path) -> Result<Target> {
+        if path.is_file() {
+            return Ok(Target::Zone(path.into()));
+        }
+        Found::at(path)?;
+        Ok(Target::Vault(path.join(name::HEADER)))
+    }
+}
+
+/// Dispatches on the kind of header, which the compiler must know.
+macro_rules! on_target {
+    ($path:expr, $function:ident($($arg:expr),*)) => {
+        match Target::of($path)? {
+            Target::Vault(file) => $function::<VaultHeader>(&file, $($arg),*),
+            Target::Zone(file) => $function::<ZoneFile>(&file, $($arg),*),
+        }
+    };
+}
+
+pub fn run(ui: &Ui, command: Key) -> Result<()> {
+    match command {
+        Key::List(args) => on_target!(&args.dir, list(&args)),
+        Key::Add(args) => on_target!(&args.dir, add(ui, &args)),
+        Key::Remove(args) => on_target!(&args.dir, remove(ui, &args)),
+        Key::Change(args) => on_target!(&args.dir, change(ui, &args)),
+    }
+}
+
+#[derive(Serialize)]
+struct Listed {
+    slots: Vec<DescribedSlot>,
+}
+
+fn list<H: Header>(file: &Path, args: &List) -> Result<()> {
+    let header: H = header_file::read(file)?;
+    let slots = slots(&header);
+    if args.json { output::print_json(&Listed { slots }) } else { output::print(slot_table(&slots)) }
+}
+
+fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
+    check_label(&args.label)?;
+    let (old, new) = (args.key.source()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
+    let update = Update::begin(file)?;
+    let mut header: H = update.read()?;
+    let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
+    let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
+    let cost = args.new.cost.measure(ui, &material);
+    let slot = NewSlot { material: &material, cost, label: &args.label, created: unix_now() };
+    let id = unlocked.add_slot(&mut header, &slot)?;
+    update.replace(&header)?;
+    ui.note(format_args!("added slot {id}"));
+    Ok(())
+}
+
+fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {
+    let source = args.key.source()?;
+    let update = Update::begin(file)?;
+    let mut header: H = update.read()?;
+    let unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let removed = unlocked.remove_slot(&mut header, args.slot)?;
+    update.replace(&header)?;
+    ui.note(removed);
+    Ok(())
+}
+
+fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> {
+    args.label.as_deref().map_or(Ok(()), check_label)?;
+    let (old, new) = (args.key.source()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
+    let update = Update::begin(file)?;
+    let mut header: H = update.read()?;
+    let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
+    let id = args.slot.unwrap_or_else(|| unlocked.slot());
+    let label = match (&args.label, header.keys().slot(id)) {
+        (Some(label), _) => label.clone(),
+        (None, Some(slot)) => slot.label.clone(),
+        (None, None) => return Err(KeyError::NoSlot { id }.into()),
+    };
+    let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
+    let cost = args.new.cost.measure(ui, &material);
+    let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
+    let (new_id, removed) = unlocked.change_slot(&mut header, id, &slot)?;
+    update.replace(&header)?;
+    ui.note(format_args!("slot {new_id} takes the place of slot {id}"));
+    ui.note(removed);
+    Ok(())
+}

@@ -1,0 +1,212 @@
+//! `lamassu ls`.
+
+use crate::keys::{self, KeyArg};
+use crate::open;
+use crate::output::{self, Ui, shown};
+use crate::signals;
+use crate::text;
+use crate::tree::vault::list;
+use anyhow::{Context, Result};
+use lamassu_vault::{Attr, Ino, Kind, Vault};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu ls /srv/store/vault
+  lamassu ls -lR /srv/store/vault photos
+  lamassu ls -R --json /srv/store/vault | jq -r '.entries[] | select(.size > 1e9) | .path'";
+
+/// Options of `ls`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, after_long_help = help())]
+pub struct Args {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Modes, links, owners, sizes and times (UTC)
+    #[arg(short, long)]
+    long: bool,
+    /// Also everything below directories
+    #[arg(short = 'R', long)]
+    recursive: bool,
+    /// Directories themselves, not what is in them
+    #[arg(short, long, conflicts_with = "recursive")]
+    directory: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault
+    dir: PathBuf,
+    /// Plain paths in it [default: its root]
+    paths: Vec<PathBuf>,
+}
+
+fn help() -> String {
+    format!("{EXAMPLES}\n\n{}", keys::HELP)
+}
+
+#[derive(Serialize)]
+struct Listing {
+    entries: Vec<Item>,
+}
+
+#[derive(Serialize)]
+struct Item {
+    path: String,
+    /// The bytes of a path that is not UTF-8, in hex: `path` then only resembles it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<String>,
+    kind: &'static str,
+    mode: String,
+    links: u64,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    stored_bytes: u64,
+    mtime: i64,
+    mtime_nanos: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+    #[serde(skip)]
+    plain: PathBuf,
+    #[serde(skip)]
+    attr: Attr,
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    let vault = open::vault(ui, &args.dir, &args.key, true)?;
+    let root = [PathBuf::new()];
+    let paths = if args.paths.is_empty() { &root[..] } else { &args.paths };
+    let mut walk = Walk { vault: &vault, recursive: args.recursive, items: Vec::new(), long: args.long, json: args.json };
+    for path in paths {
+        walk.start(path, args.directory)?;
+    }
+    if args.json {
+        return output::print_json(&Listing { entries: walk.items });
+    }
+    walk.print()
+}
+
+struct Walk<'a> {
+    vault: &'a Vault,
+    recursive: bool,
+    long: bool,
+    json: bool,
+    items: Vec<Item>,
+}
+
+impl Walk<'_> {
+    fn start(&mut self, path: &Path, directory: bool) -> Result<()> {
+        let named = || format!("vault:{}", path.display());
+        let entry = self.vault.resolve(path.as_os_str()).with_context(named)?;
+        let attr = entry.attr;
+        let plain = path.strip_prefix("/").unwrap_or(path);
+        let done = match attr.kind {
+            Kind::Dir if !directory => self.below(attr.ino, plain),
+            _ => self.add(plain.into(), attr),
+        };
+        self.vault.forget(attr.ino, 1);
+        done
+    }
+
+    fn below(&mut self, dir: Ino, path: &Path) -> Result<()> {
+        signals::check()?;
+        let mut names = Vec::new();
+        list(self.vault, dir, &mut |name, _| names.push(name.to_os_string()))
+            .with_context(|| format!("vault:{}", path.display()))?;
+        names.sort();
+        for name in names {
+            let plain = path.join(&name);
+            let entry = self.vault.lookup(dir, &name).with_context(|| format!("vault:{}", plain.display()))?;
+            let done = self.add(plain.clone(), entry.attr).and_then(|()| match entry.attr.kind {
+                Kind::Dir if self.recursive => self.below(entry.attr.ino, &plain),
+                _ => Ok(()),
+            });
+            self.vault.forget(entry.attr.ino, 1);
+            done?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, plain: PathBuf, attr: Attr) -> Result<()> {
+        let wanted = attr.kind == Kind::Symlink && (self.json || self.long);
+        let target = match wanted {
+            true => {
+                let target = self.vault.readlink(attr.ino).with_context(|| format!("vault:{}", plain.display()))?;
+                Some(shown(&OsString::from_vec(target)))
+            }
+            false => None,
+        };
+        let is_utf8 = plain.to_str().is_some();
+        self.items.push(Item {
+            path: plain.to_string_lossy().into_owned(),
+            path_bytes: (!is_utf8).then(|| text::hex(plain.as_os_str().as_bytes())),
+            kind: kind_name(attr.kind),
+            mode: format!("{:04o}", attr.mode),
+            links: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            size: attr.size,
+            stored_bytes: attr.blocks * 512,
+            mtime: attr.mtime.seconds,
+            mtime_nanos: attr.mtime.nanos,
+            target,
+            plain,
+            attr,
+        });
+        Ok(())
+    }
+
+    fn print(&self) -> Result<()> {
+        let size_width = self.items.iter().map(|i| i.size.to_string().len()).max().unwrap_or(1);
+        let mut out = String::new();
+        for item in &self.items {
+            if self.long {
+                let _ = write!(
+                    out,
+                    "{} {:>3} {:>5} {:>5} {:>size_width$} {} ",
+                    text::mode(kind_letter(item.attr.kind), item.attr.mode),
+                    item.links,
+                    item.uid,
+                    item.gid,
+                    item.size,
+                    text::time(item.mtime)
+                );
+            }
+            out.push_str(&shown(item.plain.as_os_str()));
+            if let Some(target) = &item.target {
+                let _ = write!(out, " -> {target}");
+            }
+            out.push('\n');
+        }
+        output::print_bytes(out.as_bytes())
+    }
+}
+
+/// A stable word.
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::File => "file",
+        Kind::Dir => "directory",
+        Kind::Symlink => "symlink",
+        Kind::Fifo => "fifo",
+        Kind::Socket => "socket",
+        Kind::CharDevice => "char-device",
+        Kind::BlockDevice => "block-device",
+    }
+}
+
+fn kind_letter(kind: Kind) -> char {
+    match kind {
+        Kind::File => '-',
+        Kind::Dir => 'd',
+        Kind::Symlink => 'l',
+        Kind::Fifo => 'p',
+        Kind::Socket => 's',
+        Kind::CharDevice => 'c',
+        Kind::BlockDevice => 'b',
+    }
+}

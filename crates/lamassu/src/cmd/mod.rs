@@ -1,0 +1,50 @@
+//! One module per command.
+
+pub mod cat;
+pub mod check;
+pub mod completions;
+pub mod cp;
+pub mod freeze;
+pub mod info;
+pub mod init;
+pub mod inspect;
+pub mod key;
+pub mod ls;
+pub mod mount;
+pub mod path;
+pub mod speed;
+pub mod umount;
+pub mod zone;
+
+use crate::args::Command;
+use crate::exit::Code;
+use crate::output::Ui;
+use crate::signals;
+use anyhow::Result;
+
+/// Runs a command.
+pub fn run(ui: &Ui, command: Command) -> Result<Code> {
+    // A mount forks, and a process with threads must not.
+    if !matches!(command, Command::Mount(_)) {
+        signals::start();
+    }
+    let done = match command {
+        Command::Init(args) => init::run(ui, args),
+        Command::Zone(zone) => zone::run(ui, zone),
+        Command::Mount(args) => return mount::run(ui, args),
+        Command::Umount(args) => umount::run(ui, args),
+        Command::Key(key) => key::run(ui, key),
+        Command::Info(args) => info::run(args),
+        Command::Check(args) => check::run(ui, args),
+        Command::Inspect(args) => inspect::run(ui, args),
+        Command::Ls(args) => ls::run(ui, args),
+        Command::Cat(args) => cat::run(ui, args),
+        Command::Cp(args) => cp::run(ui, args),
+        Command::Path(args) => path::run(ui, args),
+        Command::Freeze(args) => freeze::freeze(ui, args),
+        Command::Thaw(args) => freeze::thaw(ui, args),
+        Command::Speed(args) => speed::run(ui, args),
+        Command::Completions(args) => completions::run(args),
+    };
+    done.map(|()| Code::Done)
+}

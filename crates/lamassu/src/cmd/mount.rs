@@ -1,0 +1,283 @@
+//! `lamassu mount`.
+
+use crate::daemon::{self, Ready, Side};
+use crate::exit::Code;
+use crate::fault::Fault;
+use crate::keys::{self, KeyArg, SourceText};
+use crate::open::Found;
+use crate::output::Ui;
+use crate::signals;
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_vault::{Durability, Integrity, Options, Vault};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu mount /srv/store/vault ~/private
+  lamassu mount -k raw:file:/root/vault.key --read-only /srv/store/vault /mnt
+  lamassu mount -o allow_other,noatime,cache=through /srv/store/vault /mnt
+In /etc/fstab, where a link /sbin/mount.lamassu leads to this program:
+  /srv/store/vault  /mnt  lamassu  key=raw:file:/root/vault.key,allow_other  0 0
+
+The command returns when the mount is usable. Integrity errors then go to syslog, or to --log-file.";
+
+/// Options of `mount`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, after_long_help = help())]
+pub struct Args {
+    #[command(flatten)]
+    key: KeyArg,
+    /// What is verified on every read: `full` re-hashes each block; `metadata` trusts the blocks (faster; suites aes and paper alone) [default: full]
+    #[arg(short, long, value_enum)]
+    integrity: Option<IntegrityArg>,
+    /// What the kernel keeps of file contents: reads and writes, reads alone, or nothing (no plaintext stays in memory) [default: writeback]
+    #[arg(short, long, value_enum)]
+    cache: Option<CacheArg>,
+    /// `ordered` survives power cuts; `relaxed` leaves barriers out: safe against a killed process, not against a power cut [default: ordered]
+    #[arg(long, value_enum)]
+    durability: Option<DurabilityArg>,
+    /// Change nothing in the store; several hosts may mount so
+    #[arg(short, long, visible_alias = "ro")]
+    read_only: bool,
+    /// Let other users use the mount (for others than root: if /etc/fuse.conf says user_allow_other)
+    #[arg(long)]
+    allow_other: bool,
+    /// Stay in the foreground; SIGINT and SIGTERM unmount
+    #[arg(short, long)]
+    foreground: bool,
+    /// Cipher threads, 0 for one per processor
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
+    threads: u16,
+    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, and key=, integrity=, cache=,
+    /// durability= as above
+    #[arg(short, long, value_name = "A,B")]
+    options: Vec<String>,
+    /// The vault
+    dir: PathBuf,
+    /// An empty directory
+    mountpoint: PathBuf,
+}
+
+fn help() -> String {
+    format!("{EXAMPLES}\n\n{}", keys::HELP)
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum IntegrityArg {
+    Full,
+    Metadata,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CacheArg {
+    Writeback,
+    Through,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum DurabilityArg {
+    Ordered,
+    Relaxed,
+}
+
+/// Everything decided before a key is asked for.
+struct Plan {
+    dir: PathBuf,
+    mountpoint: PathBuf,
+    key: KeyArg,
+    vault: Options,
+    mount: MountOptions,
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<Code> {
+    let foreground = args.foreground;
+    let plan = Plan::of(args)?;
+    if foreground {
+        signals::start();
+        return serve(ui, plan, None);
+    }
+    match daemon::fork()? {
+        Side::Parent(waiter) => waiter.wait(),
+        Side::Child(ready) => {
+            signals::start();
+            serve(ui, plan, Some(ready))
+        }
+    }
+}
+
+impl Plan {
+    fn of(args: Args) -> Result<Plan> {
+        let mut vault = crate::open::options(false);
+        vault.threads = args.threads.into();
+        let mut mount = MountOptions::default();
+        let mut key = None;
+        for words in &args.options {
+            for word in split_options(words) {
+                match word.split_once('=') {
+                    Some(("key", source)) => key = Some(SourceText::from(source)),
+                    Some(("integrity", value)) => vault.integrity = parse::<IntegrityArg>("integrity", value)?.into(),
+                    Some(("durability", value)) => vault.durability = parse::<DurabilityArg>("durability", value)?.into(),
+                    Some(_) | None => mount.apply(&word)?,
+                }
+            }
+        }
+        let fsname_given = mount.fsname != MountOptions::default().fsname;
+        let dir = args.dir.canonicalize().map_err(|source| Fault::NotADirectory { dir: args.dir.clone(), source })?;
+        if !fsname_given {
+            mount.fsname = dir.to_string_lossy().into_owned();
+        }
+        if let Some(integrity) = args.integrity {
+            vault.integrity = integrity.into();
+        }
+        if let Some(durability) = args.durability {
+            vault.durability = durability.into();
+        }
+        if let Some(cache) = args.cache {
+            mount.cache = cache.into();
+        }
+        mount.read_only |= args.read_only;
+        mount.allow_other |= args.allow_other;
+        vault.read_only = mount.read_only;
+        let mountpoint = mountpoint(&args.mountpoint, &dir)?;
+        Ok(Plan { dir, mountpoint, key: args.key.or(key), vault, mount })
+    }
+}
+
+/// An existing directory that is not inside the vault: a mount over the store would hide it, one inside it would become part of the tree.
+fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
+    let wrong = |source| Fault::Mountpoint { path: path.into(), source };
+    let canonical = path.canonicalize().map_err(wrong)?;
+    if !canonical.is_dir() {
+        return Err(wrong(io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    if canonical.starts_with(dir) || dir.starts_with(&canonical) {
+        return Err(Fault::MountpointInVault { path: path.into() });
+    }
+    Ok(canonical)
+}
+
+/// Words between commas; `\,` is a comma, `\\` a backslash.
+fn split_options(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        let word = words.last_mut().expect("never empty");
+        match c {
+            '\\' => word.extend(chars.next()),
+            ',' => words.push(String::new()),
+            c => word.push(c),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionError> {
+    T::from_str(value, false).map_err(|_| OptionError::BadValue { option, value: value.into() })
+}
+
+/// Opens, mounts, tells the waiting process, and serves until the mount is gone.
+fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
+    raise_descriptor_limit();
+    // Modes are those applications ask for; their own masks were applied by the kernel.
+    rustix::process::umask(rustix::fs::Mode::empty());
+    let unsealed = Found::at(&plan.dir)?.unlock(ui, &plan.key)?;
+    let vault = unsealed.open(plan.vault)?;
+    // A signal between here and the handler below must not leave a mount that nobody serves.
+    signals::flag_only();
+    let mounted = lamassu_fuse::mount(vault.clone(), &plan.mountpoint, &plan.mount)?;
+    unmount_on_signal(&mounted, vault);
+    ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
+    let Some(ready) = ready else {
+        mounted.wait()?;
+        return Ok(Code::Done);
+    };
+    ready.tell()?;
+    tracing::info!(vault = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
+    // Nobody reads our standard error any more.
+    let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
+    tracing::info!(vault = %plan.dir.display(), "unmounted");
+    ended?;
+    Ok(Code::Done)
+}
+
+fn unmount_on_signal(mounted: &Mounted, vault: Arc<Vault>) {
+    let unmounter = mounted.unmounter();
+    let mountpoint = mounted.mountpoint().to_path_buf();
+    let mut unmount = move || match unmounter.unmount(false) {
+        Ok(()) => {}
+        Err(MountError::Busy(_)) => {
+            tracing::warn!(mountpoint = %mountpoint.display(), "busy: the mount point is free now, the vault is closed when the last file there is");
+            if let Err(error) = vault.sync_all() {
+                tracing::error!(%error, "not everything could be made durable");
+            }
+            if let Err(error) = unmounter.unmount(true) {
+                tracing::error!(%error, "cannot unmount");
+            }
+        }
+        Err(error) => tracing::error!(%error, "cannot unmount"),
+    };
+    if signals::interrupted() {
+        unmount();
+    }
+    signals::call(unmount);
+}
+
+/// A file system holds many files open: as many as the system lets this process.
+fn raise_descriptor_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
+impl From<IntegrityArg> for Integrity {
+    fn from(arg: IntegrityArg) -> Self {
+        match arg {
+            IntegrityArg::Full => Integrity::Full,
+            IntegrityArg::Metadata => Integrity::Metadata,
+        }
+    }
+}
+
+impl From<CacheArg> for CacheMode {
+    fn from(arg: CacheArg) -> Self {
+        match arg {
+            CacheArg::Writeback => CacheMode::WriteBack,
+            CacheArg::Through => CacheMode::Through,
+            CacheArg::None => CacheMode::None,
+        }
+    }
+}
+
+impl From<DurabilityArg> for Durability {
+    fn from(arg: DurabilityArg) -> Self {
+        match arg {
+            DurabilityArg::Ordered => Durability::Ordered,
+            DurabilityArg::Relaxed => Durability::Relaxed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_split_at_bare_commas() {
+        assert_eq!(split_options(r"ro,,key=raw:file:/a\,b,x\\y"), ["ro", "key=raw:file:/a,b", r"x\y"]);
+        assert_eq!(split_options(""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn values_are_checked() {
+        assert!(parse::<IntegrityArg>("integrity", "some").is_err());
+        assert!(matches!(parse("integrity", "metadata"), Ok(IntegrityArg::Metadata)));
+    }
+}

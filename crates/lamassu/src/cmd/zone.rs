@@ -1,0 +1,175 @@
+//! `lamassu zone create|show`: isolation zones.
+
+use super::info::{DescribedSlot, slot_table, slots};
+use crate::keys::{self, CostArg, SourceText};
+use crate::output::{self, Ui};
+use crate::text;
+use anyhow::Result;
+use lamassu_format::Suite;
+use lamassu_format::header::{Header, ZoneFile};
+use lamassu_keys::{NewSlot, NewZone, Purpose, Update, create_zone, header_file, unix_now};
+use serde::Serialize;
+use std::path::PathBuf;
+
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  lamassu zone create office.zone                       asks for a passphrase
+  lamassu zone create -k raw:file:/root/zone.key -s blake3 office.zone
+Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone` then makes vaults that deduplicate with one another.";
+
+const SHOW_EXAMPLES: &str = "\
+Examples:
+  lamassu zone show office.zone
+  lamassu zone show --key raw:file:/root/zone.key --json office.zone";
+
+/// Zone commands.
+#[derive(clap::Subcommand, Debug)]
+pub enum Zone {
+    /// Make a zone file with fresh keys
+    Create(Create),
+    /// Describe a zone file; with a key, verify it too
+    Show(Show),
+}
+
+/// Options of `zone create`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = CREATE_EXAMPLES, after_long_help = create_help())]
+pub struct Create {
+    /// What shall open the zone file [default: passphrase:prompt]
+    #[arg(short, long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
+    key: Option<SourceText>,
+    /// Suite of every vault of the zone
+    #[arg(short, long, value_parser = text::suites(), default_value = "aes")]
+    suite: Suite,
+    /// Block size its vaults use unless told otherwise
+    #[arg(short, long, value_name = "N", value_parser = text::parse_block_size, default_value = "4K")]
+    block_size: u32,
+    /// Keep the inner key alone: vaults of the zone then deduplicate, but cannot share an outer key
+    #[arg(long)]
+    inner_only: bool,
+    #[command(flatten)]
+    cost: CostArg,
+    /// Label of the first key slot, for people
+    #[arg(short, long, default_value = "zone create")]
+    label: String,
+    /// Describe the new zone as JSON
+    #[arg(long)]
+    json: bool,
+    /// The file to make; must not exist
+    file: PathBuf,
+}
+
+/// Options of `zone show`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = SHOW_EXAMPLES)]
+pub struct Show {
+    /// Verify the file with this key, and show which keys it holds
+    #[arg(short, long, value_name = "SOURCE")]
+    key: Option<SourceText>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The zone file
+    file: PathBuf,
+}
+
+fn create_help() -> String {
+    format!("{CREATE_EXAMPLES}\n\n{}", keys::HELP)
+}
+
+#[derive(Serialize)]
+struct Described {
+    format: &'static str,
+    version: u16,
+    id: String,
+    suite: &'static str,
+    block_size: u32,
+    created: u64,
+    slots: Vec<DescribedSlot>,
+    /// Only with a key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    keychain: Option<DescribedKeychain>,
+}
+
+#[derive(Serialize)]
+struct DescribedKeychain {
+    inner_epochs: Vec<u32>,
+    outer_epochs: Vec<u32>,
+}
+
+impl Described {
+    fn of(zone: &ZoneFile, keys: Option<&lamassu_keys::Unlocked>) -> Described {
+        let numbers = |epochs: &[lamassu_keys::Epoch]| epochs.iter().map(lamassu_keys::Epoch::number).collect();
+        Described {
+            format: ZoneFile::FORMAT,
+            version: lamassu_format::VERSION,
+            id: text::hex(&zone.id()),
+            suite: zone.suite().name(),
+            block_size: zone.block_size(),
+            created: zone.created(),
+            slots: slots(zone),
+            keychain: keys.map(|k| DescribedKeychain {
+                inner_epochs: numbers(k.keychain().inner()),
+                outer_epochs: numbers(k.keychain().outer()),
+            }),
+        }
+    }
+}
+
+pub fn run(ui: &Ui, command: Zone) -> Result<()> {
+    match command {
+        Zone::Create(args) => create(ui, &args),
+        Zone::Show(args) => show(ui, &args),
+    }
+}
+
+fn create(ui: &Ui, args: &Create) -> Result<()> {
+    super::key::check_label(&args.label)?;
+    let source = keys::source_or_prompt(args.key.as_ref(), "--key")?;
+    let update = Update::begin(&args.file)?;
+    if args.file.symlink_metadata().is_ok() {
+        // Before the passphrase is asked for; `Update::create` looks again.
+        return Err(header_file::FileError::Exists { path: args.file.clone() }.into());
+    }
+    let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Create)?;
+    let created = unix_now();
+    let cost = args.cost.measure(ui, &material);
+    let slot = NewSlot { material: &material, cost, label: &args.label, created };
+    let new = NewZone { suite: args.suite, block_size: args.block_size, outer: !args.inner_only, created };
+    let (zone, keys) = create_zone(&new, &slot)?;
+    update.create(&zone)?;
+    if args.json {
+        return output::print_json(&Described::of(&zone, Some(&keys)));
+    }
+    ui.note(format_args!("made zone {} in {}", text::hex(&zone.id()), args.file.display()));
+    Ok(())
+}
+
+fn show(ui: &Ui, args: &Show) -> Result<()> {
+    let zone: ZoneFile = header_file::read(&args.file)?;
+    let keys = match &args.key {
+        Some(source) => Some(keys::unlock(ui, &zone, &source.parse("--key")?, &args.file)?),
+        None => None,
+    };
+    let d = Described::of(&zone, keys.as_ref());
+    if args.json {
+        return output::print_json(&d);
+    }
+    let created = text::time(i64::try_from(d.created).unwrap_or(i64::MAX / 2));
+    let mut out = format!(
+        "zone         {}\nformat       version {}\nsuite        {}\nblock size   {}\ncreated      {created}\n",
+        d.id,
+        d.version,
+        d.suite,
+        text::bytes(d.block_size.into()),
+    );
+    if let Some(k) = &d.keychain {
+        let outer = if k.outer_epochs.is_empty() { "none: it shares the inner key alone".into() } else { list(&k.outer_epochs) };
+        out.push_str(&format!("inner key    {}\nouter key    {outer}\n", list(&k.inner_epochs)));
+    }
+    output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
+}
+
+fn list(epochs: &[u32]) -> String {
+    format!("epoch {}", epochs.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,283 @@
+//! Exit codes: the numbers of `docs/cli.md`, and the one table from errors to them.
+//!
+//! A number keeps its meaning for ever. Every `match` here is exhaustive on purpose: a new kind of error must choose its number.
+
+use crate::fault::Fault;
+use lamassu_format::header::HeaderError;
+use lamassu_fuse::control::ControlError;
+use lamassu_fuse::{MountError, OptionError};
+use lamassu_keys::{FileError, KeyError, SourceError};
+use lamassu_store::StoreError;
+use lamassu_vault::VaultError;
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    Done = 0,
+    Other = 1,
+    Usage = 2,
+    NotFound = 3,
+    Store = 5,
+    Dir = 6,
+    KeySource = 9,
+    Mountpoint = 10,
+    Locked = 11,
+    WrongKey = 12,
+    Interrupted = 15,
+    NoFuse = 19,
+    EmptyPassphrase = 22,
+    HeaderUnreadable = 23,
+    HeaderUnwritable = 24,
+    Damaged = 26,
+    Repaired = 27,
+    Refused = 28,
+    Internal = 70,
+}
+
+impl Code {
+    /// Every code, ascending.
+    pub const ALL: [Code; 19] = [
+        Code::Done,
+        Code::Other,
+        Code::Usage,
+        Code::NotFound,
+        Code::Store,
+        Code::Dir,
+        Code::KeySource,
+        Code::Mountpoint,
+        Code::Locked,
+        Code::WrongKey,
+        Code::Interrupted,
+        Code::NoFuse,
+        Code::EmptyPassphrase,
+        Code::HeaderUnreadable,
+        Code::HeaderUnwritable,
+        Code::Damaged,
+        Code::Repaired,
+        Code::Refused,
+        Code::Internal,
+    ];
+
+    /// The code of a number that a process of ours ended with.
+    pub fn from_number(number: i32) -> Code {
+        Code::ALL.into_iter().find(|c| i32::from(c.number()) == number).unwrap_or(Code::Other)
+    }
+
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// What to do next, where the message alone does not say it.
+    pub const fn hint(self) -> Option<&'static str> {
+        match self {
+            Code::NotFound => Some("`lamassu ls DIR` lists what the vault holds"),
+            Code::KeySource => Some("`lamassu help init` explains key sources"),
+            Code::Locked => Some("unmount it there, or use --read-only"),
+            Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
+            Code::HeaderUnreadable => Some("put the copy of the file from a backup back"),
+            Code::NoFuse => Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)"),
+            Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
+            Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
+            Code::Done
+            | Code::Other
+            | Code::Usage
+            | Code::Store
+            | Code::Dir
+            | Code::Mountpoint
+            | Code::Interrupted
+            | Code::EmptyPassphrase
+            | Code::HeaderUnwritable
+            | Code::Repaired
+            | Code::Refused => None,
+        }
+    }
+}
+
+/// The code of an error: that of the first cause in the chain that has one.
+pub fn code_of(error: &anyhow::Error) -> Code {
+    error.chain().find_map(code_of_cause).unwrap_or(Code::Other)
+}
+
+fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
+    None.or_else(|| cause.downcast_ref().map(fault))
+        .or_else(|| cause.downcast_ref().map(key))
+        .or_else(|| cause.downcast_ref().map(source))
+        .or_else(|| cause.downcast_ref().map(file))
+        .or_else(|| cause.downcast_ref().map(header))
+        .or_else(|| cause.downcast_ref().map(vault))
+        .or_else(|| cause.downcast_ref().map(store))
+        .or_else(|| cause.downcast_ref().map(mount))
+        .or_else(|| cause.downcast_ref().map(option))
+        .or_else(|| cause.downcast_ref().map(control))
+}
+
+fn fault(error: &Fault) -> Code {
+    match error {
+        Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
+        Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
+        Fault::NoSuchStored { .. } => Code::NotFound,
+        Fault::Mountpoint { .. } | Fault::MountpointInVault { .. } | Fault::NotAMount { .. } | Fault::MountBusy { .. } => Code::Mountpoint,
+        Fault::Locked { .. } => Code::Locked,
+        Fault::NameMax { .. } | Fault::SuiteNeedsFull { .. } => Code::Refused,
+        Fault::Interrupted => Code::Interrupted,
+        Fault::ReaderGone => Code::Done,
+        Fault::DamageLeft { .. } => Code::Damaged,
+        Fault::Repaired { .. } => Code::Repaired,
+        Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        Fault::Backing { .. } => Code::Store,
+        Fault::Umount { .. } => Code::NoFuse,
+    }
+}
+
+fn key(error: &KeyError) -> Code {
+    match error {
+        KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Code::WrongKey,
+        KeyError::HeaderAltered | KeyError::KeychainInvalid => Code::HeaderUnreadable,
+        KeyError::Header(e) => header(e),
+        KeyError::NoSlot { .. } => Code::Usage,
+        KeyError::LastSlot { .. }
+        | KeyError::SlotsFull { .. }
+        | KeyError::SlotIdsUsedUp
+        | KeyError::EpochsUsedUp
+        | KeyError::ZoneSuite { .. }
+        | KeyError::NoOuterKey => Code::Refused,
+        KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
+        KeyError::OtherHeader => Code::Internal,
+        KeyError::Source(e) => source(e),
+        KeyError::File(e) => file(e),
+    }
+}
+
+fn source(error: &SourceError) -> Code {
+    match error {
+        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } => Code::Usage,
+        SourceError::EmptyPassphrase => Code::EmptyPassphrase,
+        SourceError::PassphraseTooLong { .. }
+        | SourceError::PassphraseNotUtf8
+        | SourceError::RawLength
+        | SourceError::Hex
+        | SourceError::Mismatch
+        | SourceError::FileTooLong { .. }
+        | SourceError::NoVariable { .. }
+        | SourceError::File { .. }
+        | SourceError::Terminal { .. }
+        | SourceError::Stdin { .. } => Code::KeySource,
+    }
+}
+
+fn file(error: &FileError) -> Code {
+    match error {
+        FileError::Missing { .. } | FileError::NotAFile { .. } => Code::HeaderUnreadable,
+        FileError::Header { path: _, source } => header(source),
+        FileError::Exists { .. } | FileError::Busy { .. } => Code::HeaderUnwritable,
+        FileError::Io { op: "open" | "read", .. } => Code::HeaderUnreadable,
+        FileError::Io { .. } => Code::HeaderUnwritable,
+    }
+}
+
+fn header(error: &HeaderError) -> Code {
+    match error {
+        HeaderError::TooLarge { .. }
+        | HeaderError::Json(_)
+        | HeaderError::WrongFormat { .. }
+        | HeaderError::Version { .. }
+        | HeaderError::Feature { .. }
+        | HeaderError::Member { .. }
+        | HeaderError::DuplicateSlot { .. } => Code::HeaderUnreadable,
+    }
+}
+
+fn vault(error: &VaultError) -> Code {
+    match error {
+        VaultError::NotFound | VaultError::NotDirectory => Code::NotFound,
+        VaultError::Invalid | VaultError::InvalidName => Code::Usage,
+        VaultError::Exists
+        | VaultError::IsDirectory
+        | VaultError::NotEmpty
+        | VaultError::NameTooLong
+        | VaultError::ReadOnly
+        | VaultError::BadHandle
+        | VaultError::Stale
+        | VaultError::NoAttribute
+        | VaultError::NoData
+        | VaultError::Unsupported
+        | VaultError::NoRandom(_) => Code::Other,
+        VaultError::Locked => Code::Locked,
+        VaultError::Damaged { .. } => Code::Damaged,
+        VaultError::Refused(_) => Code::Refused,
+        VaultError::Store(e) => store(e),
+        VaultError::Io { .. } => Code::Store,
+    }
+}
+
+fn store(error: &StoreError) -> Code {
+    match error {
+        StoreError::Damaged(_) => Code::Damaged,
+        StoreError::Io { .. } => Code::Store,
+        StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => Code::Other,
+    }
+}
+
+fn mount(error: &MountError) -> Code {
+    match error {
+        MountError::Mountpoint { .. } | MountError::NotEmpty(_) | MountError::Busy(_) => Code::Mountpoint,
+        MountError::NoFuse(_) | MountError::Mount { .. } | MountError::NoHelper(_) | MountError::HelperRefused(_) => {
+            Code::NoFuse
+        }
+        MountError::Session(_) => Code::Other,
+        MountError::Close(e) => vault(e),
+    }
+}
+
+fn option(error: &OptionError) -> Code {
+    match error {
+        OptionError::Unknown(_) | OptionError::Unsupported(_) | OptionError::BadValue { .. } => Code::Usage,
+    }
+}
+
+fn control(error: &ControlError) -> Code {
+    match error {
+        ControlError::NotMounted(_) => Code::Mountpoint,
+        ControlError::AlreadyFrozen
+        | ControlError::NotFrozen
+        | ControlError::NotPermitted
+        | ControlError::Io { .. } => Code::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn the_code_is_found_under_layers_of_context() {
+        let deep = Err::<(), _>(KeyError::WrongKey { kind: lamassu_keys::SlotKind::Raw, tried: 1 })
+            .context("a")
+            .context("b")
+            .unwrap_err();
+        assert_eq!(code_of(&deep), Code::WrongKey);
+        assert_eq!(code_of(&anyhow::anyhow!("no idea")), Code::Other);
+        assert_eq!(code_of(&anyhow::Error::from(MountError::Close(VaultError::Locked))), Code::Locked);
+    }
+
+    #[test]
+    fn what_a_kernel_says_of_the_store_is_not_damage() {
+        let io = || std::io::Error::from_raw_os_error(libc::EIO);
+        assert_eq!(vault(&VaultError::Io { op: "x", source: io() }), Code::Store);
+        assert_eq!(store(&StoreError::Io { op: "x", offset: 0, source: io() }), Code::Store);
+    }
+
+    /// docs/cli.md is what scripts rely on: each code is in its table, and nothing else is.
+    #[test]
+    fn the_documentation_has_the_same_numbers() {
+        let page = include_str!("../../../docs/cli.md");
+        let section = page.split("## Exit codes").nth(1).expect("the section");
+        let documented: Vec<u8> = section
+            .lines()
+            .filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse().ok())
+            .collect();
+        assert_eq!(documented, Code::ALL.map(Code::number));
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong in the command line itself. Errors of the crates below keep their own types; [`crate::exit`] knows both.
+
+use std::path::PathBuf;
+
+/// A fault of this program's own making, or its user's.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// The user's: options that make no sense, or not together.
+    #[error("{0}")]
+    Usage(&'static str),
+    /// The user's: a value outside its bounds.
+    #[error("{option} must be {rule}")]
+    Member { option: &'static str, rule: &'static str },
+    /// The user's: a path that is not inside the vault.
+    #[error("{path:?} does not lie in {dir:?}")]
+    PathOutside { path: PathBuf, dir: PathBuf },
+    /// The user's: no header there.
+    #[error("{dir:?} is not a vault: it has no lamassu.vault; `lamassu init DIR` makes one")]
+    NotAVault { dir: PathBuf },
+    /// The user's: missing, or something else than a directory.
+    #[error("{dir:?} is not a directory that can be used: {source}")]
+    NotADirectory { dir: PathBuf, source: std::io::Error },
+    /// The user's: init wants an empty directory.
+    #[error("{dir:?} is not empty: a vault is made in an empty directory, or in one that does not exist yet")]
+    DirNotEmpty { dir: PathBuf },
+    /// The user's: no such ciphertext file.
+    #[error("cannot open the stored file {path:?}: {source}")]
+    NoSuchStored { path: PathBuf, source: std::io::Error },
+    /// The user's: nothing to mount on.
+    #[error("mount point {path:?}: {source}; make the directory first")]
+    Mountpoint { path: PathBuf, source: std::io::Error },
+    /// The user's: the mount would hide the store, or be a part of it.
+    #[error("mount point {path:?} and the vault's directory must not lie in one another")]
+    MountpointInVault { path: PathBuf },
+    /// The user's: nothing of ours is mounted there.
+    #[error("{path:?} is not the mount point of a Lamassu vault; `findmnt -t fuse.lamassu` lists those there are")]
+    NotAMount { path: PathBuf },
+    /// The user's: files are open there.
+    #[error("{path:?} is busy: end the programs that use it (`fuser -vm` lists them), or unmount with --lazy")]
+    MountBusy { path: PathBuf },
+    /// The user's: another process writes this vault.
+    #[error("another writer has {dir:?} open{place}")]
+    Locked {
+        dir: PathBuf,
+        /// ", mounted on …", where it is known
+        place: String,
+    },
+    /// The store's: names too short for the format.
+    #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
+    NameMax { dir: PathBuf, found: u32 },
+    /// The user's: metadata integrity where a flipped bit would go unnoticed.
+    #[error("suite {suite} needs --integrity full: its cipher is malleable, so without the re-hash a flipped bit would be read as data")]
+    SuiteNeedsFull { suite: &'static str },
+    /// SIGINT or SIGTERM.
+    #[error("stopped before the work was done")]
+    Interrupted,
+    /// Whoever read standard output has closed it, and wants no more.
+    #[error("standard output was closed")]
+    ReaderGone,
+    /// What a check found and could not mend.
+    #[error("{problems} problems are left")]
+    DamageLeft { problems: usize },
+    /// What a check found and mended.
+    #[error("{problems} problems were mended")]
+    Repaired { problems: usize },
+    /// A file outside the vault.
+    #[error("cannot {op} {path:?}: {source}")]
+    Local { op: &'static str, path: PathBuf, source: std::io::Error },
+    /// A file of the store, read as it is.
+    #[error("the store failed: cannot {op} {path:?}: {source}")]
+    Backing { op: &'static str, path: PathBuf, source: std::io::Error },
+    /// Something killed the daemon before the mount was usable.
+    #[error("the mount process was killed by signal {signal} before the mount was usable")]
+    DaemonKilled { signal: i32 },
+    /// Some of several files failed; each was named when it did.
+    #[error("{failed} of {all} could not be done")]
+    SomeFailed { failed: usize, all: usize },
+    /// umount(2) and fusermount3 both refused.
+    #[error("cannot unmount {path:?}: {reason}")]
+    Umount { path: PathBuf, reason: String },
+}

@@ -1,0 +1,123 @@
+//! Key sources as options, and unlocking headers with them.
+//!
+//! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in the wrong place.
+
+use crate::output::Ui;
+use anyhow::{Context, Result};
+use lamassu_format::header::Header;
+use lamassu_keys::{Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, Unlocked, cost};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+/// What is asked when no source is given.
+const DEFAULT: &str = "passphrase:prompt";
+/// How often a person may type a passphrase.
+const ATTEMPTS_MAX: u32 = 3;
+
+/// Explains SOURCE; at the end of the long help of every command that takes one.
+pub const HELP: &str = "\
+Key sources (SOURCE):
+  passphrase:prompt      asked for on the terminal, or the first line of standard input where that is no terminal (the default)
+  passphrase:file:PATH   the file's content; one trailing line end is dropped
+  passphrase:env:NAME    the value of an environment variable
+  raw:file:PATH          exactly 32 bytes, e.g. made by `head -c32 /dev/urandom`
+  hex:file:PATH          exactly 64 hex digits; one trailing line end is dropped
+Passphrases go through Argon2id. A key is never an argument: other users see those.";
+
+/// A SOURCE as typed. Has no `Display`, and its `Debug` hides it.
+#[derive(Clone)]
+pub struct SourceText(String);
+
+impl std::fmt::Debug for SourceText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SourceText")
+    }
+}
+
+impl From<&str> for SourceText {
+    fn from(text: &str) -> Self {
+        SourceText(text.into())
+    }
+}
+
+impl SourceText {
+    /// The source.
+    pub fn parse(&self, option: &'static str) -> Result<KeySource> {
+        self.0.parse().context(option)
+    }
+}
+
+/// `--key` of a vault.
+#[derive(clap::Args, Clone, Debug)]
+pub struct KeyArg {
+    /// What opens the vault [default: passphrase:prompt]
+    #[arg(short = 'k', long, value_name = "SOURCE", env = "LAMASSU_KEY", hide_env_values = true)]
+    key: Option<SourceText>,
+}
+
+impl KeyArg {
+    /// The source given, or a prompt.
+    pub fn source(&self) -> Result<KeySource> {
+        source_or_prompt(self.key.as_ref(), "--key")
+    }
+
+    /// A `key=` of `-o` counts where `--key` is not given.
+    pub fn or(self, other: Option<SourceText>) -> KeyArg {
+        // What stands on the command line was meant for this mount; LAMASSU_KEY may have been meant for another.
+        KeyArg { key: other.or(self.key) }
+    }
+}
+
+/// The source of an option, or a prompt.
+pub fn source_or_prompt(text: Option<&SourceText>, option: &'static str) -> Result<KeySource> {
+    text.unwrap_or(&SourceText(DEFAULT.into())).parse(option)
+}
+
+/// Gets what opens or makes a slot. `subject` is what the prompt names.
+pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Result<Material> {
+    let loaded = source.load(&Ask { subject, purpose, stdin: true })?;
+    loaded.warnings.iter().for_each(|warning| ui.warn(warning));
+    Ok(loaded.material)
+}
+
+/// Opens a header; a person who mistypes is asked again.
+pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path) -> Result<Unlocked> {
+    let attempts = if source.is_interactive() && std::io::stdin().is_terminal() { ATTEMPTS_MAX } else { 1 };
+    let mut attempt = 1;
+    loop {
+        let material = load(ui, source, &subject.display().to_string(), Purpose::Unlock)?;
+        ui.detail(format_args!("opening {} with {source}", subject.display()));
+        match lamassu_keys::unlock(header, &material) {
+            Ok(unlocked) => return Ok(unlocked),
+            Err(KeyError::WrongKey { .. }) if attempt < attempts => {
+                attempt += 1;
+                ui.warn("wrong passphrase, try again");
+            }
+            Err(error) => return Err(error).with_context(|| format!("{}", subject.display())),
+        }
+    }
+}
+
+/// How much a guess at a passphrase shall cost.
+#[derive(clap::Args, Clone, Debug)]
+pub struct CostArg {
+    /// How long Argon2id may take on this machine to turn the passphrase into a key, in milliseconds; measured now, then fixed for this slot
+    #[arg(long, value_name = "MS", default_value_t = cost_default_ms(), value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    argon2_ms: u32,
+}
+
+fn cost_default_ms() -> u32 {
+    u32::try_from(cost::TARGET.as_millis()).unwrap_or(1000)
+}
+
+impl CostArg {
+    /// Measured for passphrases; others cost nothing.
+    pub fn measure(&self, ui: &Ui, material: &Material) -> Argon2Params {
+        if material.kind() != SlotKind::Passphrase {
+            return cost::FALLBACK;
+        }
+        ui.detail("measuring the cost of Argon2id");
+        cost::measure(Duration::from_millis(self.argon2_ms.into()))
+    }
+}

@@ -1,0 +1,124 @@
+//! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors reach the administrator.
+
+use crate::output::Ui;
+use anyhow::Result;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use tracing::{Level, Metadata};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Whether there is no terminal any more.
+static DETACHED: AtomicBool = AtomicBool::new(false);
+/// Connected at the first message after detaching.
+static SYSLOG: OnceLock<Option<UnixDatagram>> = OnceLock::new();
+
+/// Starts logging. `LAMASSU_LOG` overrules `--verbose` with a filter in the syntax of `tracing_subscriber::EnvFilter`.
+pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
+    let level = match (ui.quiet, ui.verbose) {
+        (true, _) => "error",
+        (false, 0) => "warn",
+        (false, 1) => "info",
+        (false, 2) => "debug",
+        (false, _) => "trace",
+    };
+    let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let open = |path: &Path| {
+        File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(|source| crate::fault::Fault::Local { op: "open log file", path: path.into(), source })
+    };
+    let file = file.map(open).transpose()?.map(Arc::new);
+    let timed = file.is_some();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_target(ui.verbose > 1);
+    let log = Log { file };
+    let started = match timed {
+        true => builder.with_writer(log).try_init(),
+        // syslog has its own clock, and a person at a terminal knows the time.
+        false => builder.without_time().with_writer(log).try_init(),
+    };
+    // A second start can only be a mistake of ours; the first then stays.
+    debug_assert!(started.is_ok());
+    Ok(())
+}
+
+/// From now on standard error leads nowhere.
+pub fn detach() {
+    DETACHED.store(true, Ordering::Release);
+}
+
+struct Log {
+    file: Option<Arc<File>>,
+}
+
+/// Where one event goes. `tracing_subscriber` writes each event with a single call.
+enum Line {
+    File(Arc<File>),
+    Stderr,
+    Syslog(Level),
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        self.line(Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
+        self.line(*meta.level())
+    }
+}
+
+impl Log {
+    fn line(&self, level: Level) -> Line {
+        match &self.file {
+            Some(file) => Line::File(file.clone()),
+            None if DETACHED.load(Ordering::Acquire) => Line::Syslog(level),
+            None => Line::Stderr,
+        }
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        match self {
+            Line::File(file) => (&**file).write_all(text)?,
+            Line::Stderr => io::stderr().write_all(text)?,
+            Line::Syslog(level) => to_syslog(*level, text),
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One datagram to /dev/log, in the form of syslog(3). Where nobody listens it is lost: a daemon has no other place to say it.
+fn to_syslog(level: Level, text: &[u8]) {
+    const FACILITY_DAEMON: u8 = 3 << 3;
+    let socket = SYSLOG.get_or_init(|| {
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.connect("/dev/log").ok()?;
+        // A full log must not stop the file system.
+        socket.set_nonblocking(true).ok()?;
+        Some(socket)
+    });
+    let Some(socket) = socket else { return };
+    let severity = match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    };
+    let text = String::from_utf8_lossy(text);
+    let line = format!("<{}>lamassu[{}]: {}", FACILITY_DAEMON | severity, std::process::id(), text.trim());
+    let _ = socket.send(line.as_bytes());
+}

@@ -1,0 +1,104 @@
+//! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts themselves, which may hang.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// The type a mount of ours has, unless `-o subtype=` said otherwise.
+pub const TYPE: &str = "fuse.lamassu";
+
+/// A mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// where
+    pub mountpoint: PathBuf,
+    /// `fuse.lamassu`, `ext4`, …
+    pub fs_type: String,
+    /// what; of ours: the vault's directory, unless `-o fsname=` said otherwise
+    pub source: PathBuf,
+    /// `ro` or `rw` first
+    options: String,
+}
+
+impl Mount {
+    /// Whether it can write its vault.
+    pub fn is_read_only(&self) -> bool {
+        self.options.split(',').any(|word| word == "ro")
+    }
+}
+
+/// All mounts this process sees.
+pub fn all() -> Vec<Mount> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    table.split(|b| *b == b'\n').filter_map(parse).collect()
+}
+
+/// The topmost mount at a path without links.
+pub fn at(mountpoint: &Path) -> Option<Mount> {
+    all().into_iter().rfind(|m| m.mountpoint == mountpoint)
+}
+
+/// Where the vault in `dir` is mounted for writing.
+pub fn of_vault(dir: &Path) -> Option<Mount> {
+    let dir = dir.canonicalize().ok()?;
+    all().into_iter().find(|m| m.fs_type == TYPE && m.source == dir && !m.is_read_only())
+}
+
+fn parse(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|b| *b == b' ');
+    let mountpoint = fields.nth(4)?;
+    let options = fields.next()?;
+    let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
+    let fs_type = after_dash.next()?;
+    let source = after_dash.next()?;
+    Some(Mount {
+        mountpoint: unescape(mountpoint),
+        fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+        source: unescape(source),
+        options: String::from_utf8_lossy(options).into_owned(),
+    })
+}
+
+/// Space, tab, newline and backslash are written as three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let code = match after.get(..3) {
+            Some(digits) if byte == b'\\' => std::str::from_utf8(digits).ok().and_then(|d| u8::from_str_radix(d, 8).ok()),
+            Some(_) | None => None,
+        };
+        match code {
+            Some(value) => {
+                out.push(value);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_mountinfo() {
+        let line = br"100 28 0:50 / /mnt/a\040b ro,nosuid,nodev shared:1 master:2 - fuse.lamassu /srv/x\134y rw,user_id=0";
+        let mount = parse(line).unwrap();
+        assert_eq!(mount.mountpoint, Path::new("/mnt/a b"));
+        assert_eq!((mount.fs_type.as_str(), mount.source.as_path()), (TYPE, Path::new(r"/srv/x\y")));
+        assert!(mount.is_read_only());
+        assert!(parse(b"").is_none() && parse(b"1 2 3 4 5 6 7 8").is_none());
+        assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
+    }
+
+    #[test]
+    fn the_root_is_a_mount() {
+        assert!(at(Path::new("/")).is_some());
+    }
+}

@@ -1,0 +1,108 @@
+//! Where this program speaks: results to standard output, everything else to standard error.
+
+use crate::fault::Fault;
+use anyhow::Result;
+use serde::Serialize;
+use std::io::{self, IsTerminal, Write};
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ui {
+    /// errors only
+    pub quiet: bool,
+    /// 0: warnings, 1: what is being done, 2: debug, 3: trace
+    pub verbose: u8,
+}
+
+impl Ui {
+    /// Something worth knowing; not with `--quiet`.
+    pub fn note(&self, text: impl std::fmt::Display) {
+        if !self.quiet {
+            say(format_args!("{text}"));
+        }
+    }
+
+    /// Something wrong that does not stop the work. Said even with `--quiet`.
+    pub fn warn(&self, text: impl std::fmt::Display) {
+        say(format_args!("lamassu: warning: {text}"));
+    }
+
+    /// Only with `--verbose`.
+    pub fn detail(&self, text: impl std::fmt::Display) {
+        if self.verbose > 0 && !self.quiet {
+            say(format_args!("{text}"));
+        }
+    }
+}
+
+/// A line to standard error; where that is closed there is nobody to tell.
+pub fn say(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// The message of a failed command: its chain of causes, each once (many texts already quote their source).
+pub fn say_error(error: &anyhow::Error) {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let part = cause.to_string();
+        if text.is_empty() {
+            text = part;
+        } else if !text.contains(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+    }
+    say(format_args!("lamassu: {text}"));
+}
+
+/// A text to standard output.
+pub fn print(text: impl std::fmt::Display) -> Result<()> {
+    let mut out = io::stdout().lock();
+    written(writeln!(out, "{text}").and_then(|()| out.flush()))
+}
+
+/// Bytes to standard output.
+pub fn print_bytes(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    written(out.write_all(bytes).and_then(|()| out.flush()))
+}
+
+/// One JSON document to standard output.
+pub fn print_json(value: &impl Serialize) -> Result<()> {
+    print(serde_json::to_string_pretty(value)?)
+}
+
+/// A reader that has seen enough (`| head`) ends the program quietly.
+fn written(result: io::Result<()>) -> Result<()> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(Fault::ReaderGone.into()),
+        Err(source) => Err(Fault::Local { op: "write to", path: "standard output".into(), source }.into()),
+    }
+}
+
+/// A name for people: characters that would move the cursor of a terminal are escaped where there is one.
+pub fn shown(name: &std::ffi::OsStr) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    if !io::stdout().is_terminal() {
+        return name.to_string_lossy().into_owned();
+    }
+    crate::text::printable(&String::from_utf8_lossy(name.as_bytes()))
+}
+
+/// Whether progress can be shown.
+pub fn has_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_closed_pipe_is_no_failure() {
+        let gone = written(Err(io::ErrorKind::BrokenPipe.into())).unwrap_err();
+        assert_eq!(crate::exit::code_of(&gone), crate::exit::Code::Done);
+        assert!(written(Err(io::ErrorKind::StorageFull.into())).is_err());
+    }
+}

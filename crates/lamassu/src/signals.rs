@@ -1,0 +1,78 @@
+//! SIGINT, SIGTERM and SIGHUP.
+//!
+//! Most commands simply end, with the code for it and the terminal as it was (a prompt switches echo off). Commands that change a vault ask
+//! [`interrupted`] and end cleanly; a second signal ends them at once, which the commit protocol survives.
+
+use crate::exit::Code;
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// What the first signal does.
+#[derive(Default)]
+enum OnSignal {
+    /// End the process.
+    #[default]
+    Exit,
+    /// Let the command find out and end in good order.
+    Flag,
+    /// Call this, off the signal's own stack.
+    Call(Box<dyn FnMut() + Send>),
+}
+
+static ON_SIGNAL: Mutex<OnSignal> = Mutex::new(OnSignal::Exit);
+
+/// Starts the thread that waits for signals. Not before a fork.
+pub fn start() {
+    let terminal = tcgetattr(std::io::stdin()).ok();
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
+    let wait = move || {
+        for _ in signals.forever() {
+            on_signal(terminal.as_ref());
+        }
+    };
+    // Without the thread signals would be lost; then the default action is better, and `Signals` is dropped with the closure.
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
+}
+
+fn on_signal(terminal: Option<&Termios>) {
+    let again = INTERRUPTED.swap(true, Ordering::AcqRel);
+    match &mut *ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner) {
+        OnSignal::Call(call) => call(),
+        OnSignal::Flag if !again => {}
+        OnSignal::Flag | OnSignal::Exit => {
+            if let Some(terminal) = terminal {
+                let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, terminal);
+            }
+            std::process::exit(Code::Interrupted.number().into());
+        }
+    }
+}
+
+/// From now on the first signal only sets the flag that [`interrupted`] reads.
+pub fn flag_only() {
+    set(OnSignal::Flag);
+}
+
+/// From now on every signal calls `call`.
+pub fn call(call: impl FnMut() + Send + 'static) {
+    set(OnSignal::Call(Box::new(call)));
+}
+
+/// Whether a signal came.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Acquire)
+}
+
+/// An error if a signal came.
+pub fn check() -> Result<(), crate::fault::Fault> {
+    if interrupted() { Err(crate::fault::Fault::Interrupted) } else { Ok(()) }
+}
+
+fn set(what: OnSignal) {
+    *ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner) = what;
+}

@@ -1,0 +1,132 @@
+//! Numbers and times as people write and read them.
+
+use lamassu_format::{Geometry, Suite};
+
+/// Parses `4096`, `4K`, `4KiB`, `1M`: powers of 1024, as zfs(8) and mkfs take them.
+pub fn parse_block_size(text: &str) -> Result<u32, String> {
+    const RULE: &str = "a power of two from 4096 (4K) to 1048576 (1M)";
+    let lower = text.trim().to_ascii_lowercase();
+    let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
+    let (digits, unit) = lower.split_at(digits_end);
+    let factor = match unit {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        _ => return Err(RULE.into()),
+    };
+    let bytes = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(factor)).ok_or(RULE)?;
+    Geometry::new(bytes, 1).map(|_| bytes).ok_or_else(|| RULE.into())
+}
+
+/// A suite by name, for clap.
+pub fn suites() -> impl clap::builder::TypedValueParser<Value = Suite> {
+    use clap::builder::TypedValueParser;
+    clap::builder::PossibleValuesParser::new(Suite::ALL.map(Suite::name))
+        .map(|name| Suite::from_name(&name).expect("clap lets only these names through"))
+}
+
+/// `128 KiB`; bytes below 1 KiB, one decimal above.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if n < 1024 {
+        return format!("{n} bytes");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value.fract() == 0.0 { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// `2026-01-31T12:00:00Z` (RFC 3339, UTC).
+pub fn time(unix_seconds: i64) -> String {
+    let (days, second) = (unix_seconds.div_euclid(86400), unix_seconds.rem_euclid(86400));
+    let (year, month, day) = civil(days);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+}
+
+/// Days since 1970-01-01 as a date of the proleptic Gregorian calendar: years begin in March, so that the leap day is a year's last.
+fn civil(days: i64) -> (i64, i64, i64) {
+    const DAYS_PER_ERA: i64 = 146_097;
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted.div_euclid(DAYS_PER_ERA), shifted.rem_euclid(DAYS_PER_ERA));
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+/// A text from the store on one line: control characters, which could forge lines or move a cursor, are escaped.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+}
+
+/// Lower-case hex.
+pub fn hex(bytes: &[u8]) -> String {
+    data_encoding::HEXLOWER.encode(bytes)
+}
+
+/// `drwxr-xr-x`.
+pub fn mode(kind: char, bits: u32) -> String {
+    let mut out = String::with_capacity(10);
+    out.push(kind);
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let rwx = bits >> shift & 7;
+        out.push(if rwx & 4 != 0 { 'r' } else { '-' });
+        out.push(if rwx & 2 != 0 { 'w' } else { '-' });
+        out.push(match (rwx & 1 != 0, bits & special != 0) {
+            (true, false) => 'x',
+            (false, false) => '-',
+            (true, true) => letter,
+            (false, true) => letter.to_ascii_uppercase(),
+        });
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_sizes() {
+        for (text, size) in [("4096", 4096), ("4K", 4096), ("128k", 131_072), ("128KiB", 131_072), ("1M", 1 << 20)] {
+            assert_eq!(parse_block_size(text), Ok(size), "{text}");
+        }
+        for bad in ["", "K", "4095", "2K", "12K", "2M", "4G", "-4K", "4 apples", "99999999999K"] {
+            assert!(parse_block_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (-1, "1969-12-31T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_767_225_599, "2025-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(time(seconds), text);
+        }
+    }
+
+    #[test]
+    fn no_line_can_be_forged() {
+        assert_eq!(printable("a\nclean: \u{1b}[2J ü"), "a\\nclean: \\u{1b}[2J ü");
+    }
+
+    #[test]
+    fn sizes_and_modes() {
+        assert_eq!(bytes(0), "0 bytes");
+        assert_eq!(bytes(131_072), "128 KiB");
+        assert_eq!(bytes(1_600_000), "1.5 MiB");
+        assert_eq!(mode('d', 0o1777), "drwxrwxrwt");
+        assert_eq!(mode('-', 0o4644), "-rwSr--r--");
+    }
+}

@@ -1,0 +1,224 @@
+//! The local file system as a tree.
+
+use super::{Input, Meta, Output, Tree};
+use crate::fault::Fault;
+use anyhow::{Context, Result};
+use lamassu_vault::{Kind, Time};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// See the module.
+pub struct Local;
+
+fn failed(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Fault {
+    let path = path.to_path_buf();
+    move |source| Fault::Local { op, path, source }
+}
+
+fn meta_of(m: &fs::Metadata) -> Meta {
+    let kind = match FileType::from_raw_mode(m.mode()) {
+        FileType::Directory => Kind::Dir,
+        FileType::Symlink => Kind::Symlink,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::CharacterDevice => Kind::CharDevice,
+        FileType::BlockDevice => Kind::BlockDevice,
+        _ => Kind::File,
+    };
+    let time = |seconds, nanos: i64| Time { seconds, nanos: u32::try_from(nanos).unwrap_or(0) };
+    Meta {
+        kind,
+        mode: m.mode() & 0o7777,
+        uid: m.uid(),
+        gid: m.gid(),
+        rdev: m.rdev(),
+        size: m.len(),
+        atime: time(m.atime(), m.atime_nsec()),
+        mtime: time(m.mtime(), m.mtime_nsec()),
+        ino: (m.dev(), m.ino()),
+    }
+}
+
+impl Tree for Local {
+    fn name(&self, path: &Path) -> String {
+        path.display().to_string()
+    }
+
+    fn stat(&self, path: &Path) -> Result<Option<Meta>> {
+        match fs::symlink_metadata(path) {
+            Ok(m) => Ok(Some(meta_of(&m))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed("stat", path)(e).into()),
+        }
+    }
+
+    fn list(&self, path: &Path) -> Result<Vec<OsString>> {
+        let entries = fs::read_dir(path).map_err(failed("list", path))?;
+        let names: io::Result<Vec<_>> = entries.map(|e| e.map(|e| e.file_name())).collect();
+        let mut names = names.map_err(failed("list", path))?;
+        names.sort();
+        Ok(names)
+    }
+
+    fn read_link(&self, path: &Path) -> Result<OsString> {
+        Ok(fs::read_link(path).map_err(failed("read the link", path))?.into_os_string())
+    }
+
+    /// Of users, and access control lists; others belong to this system or need its root.
+    fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
+        let fail = |e: rustix::io::Errno| failed("read attributes of", path)(e.into());
+        let mut names = vec![0u8; 64 << 10];
+        let len = match rustix::fs::llistxattr(path, &mut names[..]) {
+            Ok(len) => len,
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM) => return Ok(Vec::new()),
+            Err(e) => return Err(fail(e).into()),
+        };
+        let carried = |n: &&[u8]| n.starts_with(b"user.") || n.starts_with(b"system.posix_acl_");
+        let mut out = Vec::new();
+        for name in names[..len].split(|b| *b == 0).filter(carried) {
+            let mut value = vec![0u8; 64 << 10];
+            let len = rustix::fs::lgetxattr(path, OsStr::from_bytes(name), &mut value[..]).map_err(fail)?;
+            value.truncate(len);
+            out.push((OsString::from_vec(name.to_vec()), value));
+        }
+        Ok(out)
+    }
+
+    fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>> {
+        let file = File::open(path).map_err(failed("open", path))?;
+        Ok(Box::new(LocalFile { file, path: path.into() }))
+    }
+
+    fn create(&self, path: &Path) -> Result<Box<dyn Output + '_>> {
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+            .map_err(failed("create", path))?;
+        Ok(Box::new(LocalFile { file, path: path.into() }))
+    }
+
+    fn make_dir(&self, path: &Path) -> Result<()> {
+        use std::os::unix::fs::DirBuilderExt;
+        Ok(fs::DirBuilder::new().mode(0o700).create(path).map_err(failed("make directory", path))?)
+    }
+
+    fn make_symlink(&self, path: &Path, target: &OsString) -> Result<()> {
+        Ok(std::os::unix::fs::symlink(target, path).map_err(failed("make link", path))?)
+    }
+
+    fn make_node(&self, path: &Path, meta: &Meta) -> Result<()> {
+        let kind = match meta.kind {
+            Kind::Fifo => FileType::Fifo,
+            Kind::Socket => FileType::Socket,
+            Kind::CharDevice => FileType::CharacterDevice,
+            Kind::BlockDevice => FileType::BlockDevice,
+            Kind::File | Kind::Dir | Kind::Symlink => FileType::RegularFile,
+        };
+        let made = rustix::fs::mknodat(CWD, path, kind, Mode::RUSR | Mode::WUSR, meta.rdev);
+        Ok(made.map_err(|e| failed("make", path)(e.into()))?)
+    }
+
+    fn remove(&self, path: &Path) -> Result<()> {
+        Ok(fs::remove_file(path).map_err(failed("remove", path))?)
+    }
+
+    fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()> {
+        let set = rustix::fs::lsetxattr(path, name.as_os_str(), value, XattrFlags::empty());
+        Ok(set.map_err(|e| failed("set attributes of", path)(e.into()))?)
+    }
+
+    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
+        let fail = |op| move |e: rustix::io::Errno| failed(op, path)(e.into());
+        if rustix::process::geteuid().is_root() {
+            let (uid, gid) = (Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)));
+            rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(fail("set the owner of"))?;
+        }
+        if meta.kind != Kind::Symlink {
+            rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(meta.mode), AtFlags::empty())
+                .map_err(fail("set the mode of"))?;
+        }
+        let spec = |t: Time| Timespec { tv_sec: t.seconds, tv_nsec: t.nanos.into() };
+        let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
+        rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(fail("set the times of"))?;
+        Ok(())
+    }
+}
+
+struct LocalFile {
+    file: File,
+    path: std::path::PathBuf,
+}
+
+impl Input for LocalFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(failed("read", &self.path)(e).into()),
+            }
+        }
+        Ok(done)
+    }
+
+    fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+        use rustix::fs::SeekFrom;
+        use rustix::io::Errno;
+        let fail = |e: Errno| failed("read", &self.path)(e.into());
+        let start = match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // A file system that knows no holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                let len = self.file.metadata().map_err(failed("stat", &self.path))?.len();
+                return Ok((offset < len).then_some((offset, len)));
+            }
+            Err(e) => return Err(fail(e).into()),
+        };
+        let end = rustix::fs::seek(&self.file, SeekFrom::Hole(start)).map_err(fail)?;
+        Ok(Some((start, end)))
+    }
+}
+
+impl Output for LocalFile {
+    fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        Ok(self.file.write_all_at(data, offset).map_err(failed("write", &self.path))?)
+    }
+
+    fn set_len(&self, len: u64) -> Result<()> {
+        Ok(self.file.set_len(len).map_err(failed("set the length of", &self.path))?)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard input, which has no offsets: handed on as it comes.
+pub fn read_stdin(mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+    let mut buf = vec![0u8; super::CHUNK];
+    let mut at = 0;
+    let mut input = io::stdin().lock();
+    loop {
+        match input.read(&mut buf) {
+            Ok(0) => return Ok(()),
+            Ok(n) => {
+                sink(at, &buf[..n])?;
+                at += n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => crate::signals::check()?,
+            Err(e) => return Err(e).context("cannot read standard input"),
+        }
+    }
+}
