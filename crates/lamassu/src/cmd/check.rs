@@ -100,7 +100,9 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
     let (mended, damaged) = (mended(report), damaged(report));
     let harmless = report.problems.len() - mended - damaged;
     if !report.problems.is_empty() {
-        out.push_str(&format!("\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless (`--repair` clears them away)"));
+        out.push_str(&format!(
+            "\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless (`--repair` clears them away)"
+        ));
     }
     out
 }

@@ -94,7 +94,9 @@ impl Subject<'_> {
             Kind::File => output_as(json, &head, &file::inspect(self)?),
             Kind::Dir => output_as(json, &head, &entry::directory(self)?),
             Kind::Symlink => output_as(json, &head, &entry::symlink(self)?),
-            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => output_as(json, &head, &entry::special()),
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
+                output_as(json, &head, &entry::special())
+            }
         }
     }
 
@@ -121,7 +123,8 @@ fn output_as<T: Shown>(json: bool, head: &Head, body: &T) -> Result<()> {
     if json {
         return output::print_json(&Document { head, body });
     }
-    let plain = head.plain.as_ref().map_or(String::new(), |p| format!("plain path    /{}\n", p.trim_start_matches('/')));
+    let plain =
+        head.plain.as_ref().map_or(String::new(), |p| format!("plain path    /{}\n", p.trim_start_matches('/')));
     let text = format!("{plain}stored path   {}\nkind          {}\n{}", head.stored, head.kind, body.text());
     output::print(text.trim_end())
 }

@@ -164,7 +164,11 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
         text::bytes(d.block_size.into()),
     );
     if let Some(k) = &d.keychain {
-        let outer = if k.outer_epochs.is_empty() { "none: it shares the inner key alone".into() } else { list(&k.outer_epochs) };
+        let outer = if k.outer_epochs.is_empty() {
+            "none: it shares the inner key alone".into()
+        } else {
+            list(&k.outer_epochs)
+        };
         out.push_str(&format!("inner key    {}\nouter key    {outer}\n", list(&k.inner_epochs)));
     }
     output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
