@@ -76,7 +76,9 @@ impl Code {
             Code::Locked => Some("unmount it there, or use --read-only"),
             Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
             Code::HeaderUnreadable => Some("put the copy of the file from a backup back"),
-            Code::NoFuse => Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)"),
+            Code::NoFuse => {
+                Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
+            }
             Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -117,7 +119,10 @@ fn fault(error: &Fault) -> Code {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
-        Fault::Mountpoint { .. } | Fault::MountpointInVault { .. } | Fault::NotAMount { .. } | Fault::MountBusy { .. } => Code::Mountpoint,
+        Fault::Mountpoint { .. }
+        | Fault::MountpointInVault { .. }
+        | Fault::NotAMount { .. }
+        | Fault::MountBusy { .. } => Code::Mountpoint,
         Fault::Locked { .. } => Code::Locked,
         Fault::NameMax { .. } | Fault::SuiteNeedsFull { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
@@ -274,10 +279,8 @@ mod tests {
     fn the_documentation_has_the_same_numbers() {
         let page = include_str!("../../../docs/cli.md");
         let section = page.split("## Exit codes").nth(1).expect("the section");
-        let documented: Vec<u8> = section
-            .lines()
-            .filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse().ok())
-            .collect();
+        let documented: Vec<u8> =
+            section.lines().filter_map(|line| line.strip_prefix("| ")?.split(' ').next()?.parse().ok()).collect();
         assert_eq!(documented, Code::ALL.map(Code::number));
     }
 }

@@ -49,7 +49,9 @@ pub enum Fault {
     #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
     NameMax { dir: PathBuf, found: u32 },
     /// The user's: metadata integrity where a flipped bit would go unnoticed.
-    #[error("suite {suite} needs --integrity full: its cipher is malleable, so without the re-hash a flipped bit would be read as data")]
+    #[error(
+        "suite {suite} needs --integrity full: its cipher is malleable, so without the re-hash a flipped bit would be read as data"
+    )]
     SuiteNeedsFull { suite: &'static str },
     /// SIGINT or SIGTERM.
     #[error("stopped before the work was done")]
@@ -58,10 +60,10 @@ pub enum Fault {
     #[error("standard output was closed")]
     ReaderGone,
     /// What a check found and could not mend.
-    #[error("{problems} problems are left")]
+    #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: usize },
     /// What a check found and mended.
-    #[error("{problems} problems were mended")]
+    #[error("problems mended: {problems}; the vault is clean now")]
     Repaired { problems: usize },
     /// A file outside the vault.
     #[error("cannot {op} {path:?}: {source}")]

@@ -18,7 +18,8 @@ const ATTEMPTS_MAX: u32 = 3;
 /// Explains SOURCE; at the end of the long help of every command that takes one.
 pub const HELP: &str = "\
 Key sources (SOURCE):
-  passphrase:prompt      asked for on the terminal, or the first line of standard input where that is no terminal (the default)
+  passphrase:prompt      asked for on the terminal; if there is none, the first line of standard
+                         input (the default)
   passphrase:file:PATH   the file's content; one trailing line end is dropped
   passphrase:env:NAME    the value of an environment variable
   raw:file:PATH          exactly 32 bytes, e.g. made by `head -c32 /dev/urandom`

@@ -28,11 +28,11 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
     };
     let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let open = |path: &Path| {
-        File::options()
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(|source| crate::fault::Fault::Local { op: "open log file", path: path.into(), source })
+        File::options().append(true).create(true).open(path).map_err(|source| crate::fault::Fault::Local {
+            op: "open log file",
+            path: path.into(),
+            source,
+        })
     };
     let file = file.map(open).transpose()?.map(Arc::new);
     let timed = file.is_some();

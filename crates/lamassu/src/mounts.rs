@@ -65,7 +65,9 @@ fn unescape(field: &[u8]) -> PathBuf {
     let mut rest = field;
     while let Some((&byte, after)) = rest.split_first() {
         let code = match after.get(..3) {
-            Some(digits) if byte == b'\\' => std::str::from_utf8(digits).ok().and_then(|d| u8::from_str_radix(d, 8).ok()),
+            Some(digits) if byte == b'\\' => {
+                std::str::from_utf8(digits).ok().and_then(|d| u8::from_str_radix(d, 8).ok())
+            }
             Some(_) | None => None,
         };
         match code {
@@ -88,7 +90,8 @@ mod tests {
 
     #[test]
     fn lines_of_mountinfo() {
-        let line = br"100 28 0:50 / /mnt/a\040b ro,nosuid,nodev shared:1 master:2 - fuse.lamassu /srv/x\134y rw,user_id=0";
+        let line =
+            br"100 28 0:50 / /mnt/a\040b ro,nosuid,nodev shared:1 master:2 - fuse.lamassu /srv/x\134y rw,user_id=0";
         let mount = parse(line).unwrap();
         assert_eq!(mount.mountpoint, Path::new("/mnt/a b"));
         assert_eq!((mount.fs_type.as_str(), mount.source.as_path()), (TYPE, Path::new(r"/srv/x\y")));

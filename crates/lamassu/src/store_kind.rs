@@ -54,8 +54,10 @@ pub fn of(dir: &Path) -> Option<StoreKind> {
 }
 
 fn classify(fs_type: u64, fs_block: u64) -> StoreKind {
-    let (name, note) =
-        KINDS.iter().find(|(magic, ..)| *magic == fs_type).map_or(("unknown", Note::None), |(_, name, note)| (*name, *note));
+    let (name, note) = KINDS
+        .iter()
+        .find(|(magic, ..)| *magic == fs_type)
+        .map_or(("unknown", Note::None), |(_, name, note)| (*name, *note));
     let dedup_block = match name {
         // ZFS gives the dataset's record size here; a record is what it deduplicates.
         "zfs" => Some(if fs_block.is_power_of_two() && fs_block >= 4096 { fs_block } else { 128 << 10 }),
@@ -85,7 +87,10 @@ impl StoreKind {
     /// Something worth knowing that is no warning.
     pub fn remark(&self) -> Option<String> {
         (self.note == Note::Remote).then(|| {
-            format!("cannot see what lies behind {}: the block size should be the unit its server deduplicates", self.name)
+            format!(
+                "cannot see what lies behind {}: the block size should be the unit its server deduplicates",
+                self.name
+            )
         })
     }
 }

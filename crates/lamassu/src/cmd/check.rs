@@ -16,7 +16,8 @@ use std::time::Instant;
 const EXAMPLES: &str = "\
 Examples:
   lamassu check /srv/store/vault
-  lamassu check --repair /srv/store/vault              completes interrupted commits, moves what cannot be mended to lamassu.lost
+  lamassu check --repair /srv/store/vault
+      completes interrupted commits, and moves what cannot be mended to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
 Exit status: 0 clean, 27 everything found was mended, 26 damage is left.";
 
@@ -100,7 +101,9 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
     let (mended, damaged) = (mended(report), damaged(report));
     let harmless = report.problems.len() - mended - damaged;
     if !report.problems.is_empty() {
-        out.push_str(&format!("\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless (`--repair` clears them away)"));
+        out.push_str(&format!(
+            "\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless (`--repair` clears them away)"
+        ));
     }
     out
 }

@@ -141,4 +141,3 @@ pub fn run(args: Args) -> Result<()> {
     }
     output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
 }
-

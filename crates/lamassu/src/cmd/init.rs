@@ -12,7 +12,9 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, ZoneFile};
 use lamassu_format::{Geometry, Suite, name};
-use lamassu_keys::{Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, create_vault, header_file, unix_now};
+use lamassu_keys::{
+    Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, create_vault, header_file, unix_now,
+};
 use lamassu_store::Backend;
 use lamassu_vault::Vault;
 use serde::Serialize;
@@ -28,8 +30,8 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu init /srv/store/vault                              asks for a passphrase
   lamassu init -k raw:file:/root/vault.key -b 128K /tank/v   a key file; ZFS records of 128 KiB
-  lamassu init --zone z.json --zone-key hex:file:z.hex --outer shared /srv/store/v2
-                                                             deduplicates with, and is readable by, other vaults of the zone";
+  lamassu init --zone office.zone --zone-key hex:file:zone.hex --outer shared /srv/store/v2
+      deduplicates with other vaults of the zone, and those that share its outer key can read it";
 
 /// Options of `init`.
 #[derive(clap::Args, Debug)]
@@ -190,8 +192,7 @@ impl Place {
         let name_max = self.name_max(&backend)?;
         let created = unix_now();
         let new = new_vault(args, zone, name_max, created)?;
-        let slot =
-            NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
+        let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
         let (header, unlocked) = create_vault(&new, &slot)?;
         let ring = unlocked.key_ring(header.suite())?;
         Vault::make_tree(&backend, &header, &ring).context("cannot make the root directory of the vault")?;
@@ -259,6 +260,8 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
         text::bytes(u64::from(block_size)),
         header.names().name()
     ));
-    ui.note("keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again");
+    ui.note(
+        "keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again",
+    );
     Ok(())
 }

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
-  lamassu inspect /srv/store/vault disk.img                  geometry, size, and every page: generation, pending, replaced, holes, tail
+  lamassu inspect /srv/store/vault disk.img      a file: geometry, size, and every page
+  lamassu inspect /srv/store/vault photos        a directory: its id, and what is stored in it
   lamassu inspect --json /srv/store/vault disk.img | jq '.pages[] | select(.state != \"good\")'
-  lamassu inspect /srv/store/vault photos                    a directory: its id, and what is stored in it
-  lamassu inspect --header backup/lamassu.vault backup/Zk3…  a stored file";
+  lamassu inspect --header backup/lamassu.vault backup/Zk3…";
 
 /// Options of `inspect`.
 #[derive(clap::Args, Debug)]
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// The vault, then a plain path in it
-    #[arg(required = true, value_name = "DIR PATH")]
+    #[arg(required = true, value_name = "PATH")]
     places: Vec<PathBuf>,
 }
 
@@ -94,7 +94,9 @@ impl Subject<'_> {
             Kind::File => output_as(json, &head, &file::inspect(self)?),
             Kind::Dir => output_as(json, &head, &entry::directory(self)?),
             Kind::Symlink => output_as(json, &head, &entry::symlink(self)?),
-            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => output_as(json, &head, &entry::special()),
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
+                output_as(json, &head, &entry::special())
+            }
         }
     }
 
@@ -121,7 +123,8 @@ fn output_as<T: Shown>(json: bool, head: &Head, body: &T) -> Result<()> {
     if json {
         return output::print_json(&Document { head, body });
     }
-    let plain = head.plain.as_ref().map_or(String::new(), |p| format!("plain path    /{}\n", p.trim_start_matches('/')));
+    let plain =
+        head.plain.as_ref().map_or(String::new(), |p| format!("plain path    /{}\n", p.trim_start_matches('/')));
     let text = format!("{plain}stored path   {}\nkind          {}\n{}", head.stored, head.kind, body.text());
     output::print(text.trim_end())
 }

@@ -80,7 +80,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let vault = open::vault(ui, &args.dir, &args.key, true)?;
     let root = [PathBuf::new()];
     let paths = if args.paths.is_empty() { &root[..] } else { &args.paths };
-    let mut walk = Walk { vault: &vault, recursive: args.recursive, items: Vec::new(), long: args.long, json: args.json };
+    let mut walk =
+        Walk { vault: &vault, recursive: args.recursive, items: Vec::new(), long: args.long, json: args.json };
     for path in paths {
         walk.start(path, args.directory)?;
     }

@@ -122,7 +122,9 @@ impl Plan {
                 match word.split_once('=') {
                     Some(("key", source)) => key = Some(SourceText::from(source)),
                     Some(("integrity", value)) => vault.integrity = parse::<IntegrityArg>("integrity", value)?.into(),
-                    Some(("durability", value)) => vault.durability = parse::<DurabilityArg>("durability", value)?.into(),
+                    Some(("durability", value)) => {
+                        vault.durability = parse::<DurabilityArg>("durability", value)?.into()
+                    }
                     Some(_) | None => mount.apply(&word)?,
                 }
             }

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const EXAMPLES: &str = "\
 Examples:
   lamassu umount ~/private
-  lamassu umount --lazy /mnt      the mount point is free at once; the vault is closed when the last open file is
+  lamassu umount --lazy /mnt      free at once; the vault is closed when the last open file is
 `umount` and `fusermount3 -u` do as well, but return before the daemon has written everything.";
 
 /// Options of `umount`.
@@ -57,7 +57,8 @@ pub fn ours(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     // The last component may itself be a link to a mount point.
     let path = if mounts::at(&path).is_some() { path } else { path.canonicalize().map_err(|_| not_ours())? };
     let mount = mounts::at(&path).ok_or_else(not_ours)?;
-    let is_ours = mount.fs_type == mounts::TYPE || (mount.fs_type.starts_with("fuse.") && control::status(&path).is_ok());
+    let is_ours =
+        mount.fs_type == mounts::TYPE || (mount.fs_type.starts_with("fuse.") && control::status(&path).is_ok());
     if is_ours { Ok((path, mount)) } else { Err(not_ours()) }
 }
 

@@ -13,9 +13,10 @@ use std::path::PathBuf;
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
-  lamassu zone create office.zone                       asks for a passphrase
+  lamassu zone create office.zone          asks for a passphrase
   lamassu zone create -k raw:file:/root/zone.key -s blake3 office.zone
-Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone` then makes vaults that deduplicate with one another.";
+Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone`
+then makes vaults that deduplicate with one another.";
 
 const SHOW_EXAMPLES: &str = "\
 Examples:
@@ -164,7 +165,11 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
         text::bytes(d.block_size.into()),
     );
     if let Some(k) = &d.keychain {
-        let outer = if k.outer_epochs.is_empty() { "none: it shares the inner key alone".into() } else { list(&k.outer_epochs) };
+        let outer = if k.outer_epochs.is_empty() {
+            "none: it shares the inner key alone".into()
+        } else {
+            list(&k.outer_epochs)
+        };
         out.push_str(&format!("inner key    {}\nouter key    {outer}\n", list(&k.inner_epochs)));
     }
     output::print(format_args!("{out}\n{}", slot_table(&d.slots)))

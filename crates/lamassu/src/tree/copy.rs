@@ -144,7 +144,8 @@ impl Copier<'_> {
 
 /// A full store fails every file that follows; one message is enough.
 fn is_store_full(error: &anyhow::Error) -> bool {
-    error.chain().filter_map(|c| c.downcast_ref::<std::io::Error>()).any(|e| {
-        matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EROFS))
-    })
+    error
+        .chain()
+        .filter_map(|c| c.downcast_ref::<std::io::Error>())
+        .any(|e| matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EROFS)))
 }

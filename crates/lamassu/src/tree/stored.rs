@@ -52,7 +52,8 @@ impl Tree for Stored<'_> {
     }
 
     fn list(&self, _: &Path) -> Result<Vec<OsString>> {
-        Err(Fault::Usage("only single files can be read by their path in the store; for directories give the vault").into())
+        Err(Fault::Usage("only single files can be read by their path in the store; for directories give the vault")
+            .into())
     }
 
     fn read_link(&self, _: &Path) -> Result<OsString> {

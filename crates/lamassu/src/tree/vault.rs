@@ -231,7 +231,8 @@ impl Output for VaultFile<'_> {
 
     fn set_len(&self, len: u64) -> Result<()> {
         let set = SetAttr { size: Some(len), ..SetAttr::default() };
-        self.entry.vault
+        self.entry
+            .vault
             .setattr(self.entry.entry.attr.ino, Some(self.handle), &set)
             .with_context(|| format!("cannot set the length of {}", self.name))?;
         Ok(())

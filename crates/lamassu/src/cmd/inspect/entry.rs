@@ -53,8 +53,15 @@ pub fn directory(subject: &Subject<'_>) -> Result<Directory> {
         NameMode::Plain => None,
         NameMode::Encrypted => Some(directory_record(subject, &path.join(name::DIR_RECORD))?),
     };
-    let mut found =
-        Directory { names: header.names().name(), record, entries: 0, long_names: 0, companions: 0, link_rests: 0, foreign: Vec::new() };
+    let mut found = Directory {
+        names: header.names().name(),
+        record,
+        entries: 0,
+        long_names: 0,
+        companions: 0,
+        link_rests: 0,
+        foreign: Vec::new(),
+    };
     for entry in std::fs::read_dir(path).map_err(subject.failed("list", path))? {
         let stored = entry.map_err(subject.failed("list", path))?.file_name();
         match classify(header.names(), stored.as_bytes()) {

@@ -150,7 +150,9 @@ impl Reader<'_> {
         }
         Ok(match self.ring.open_page(&geo.page_aad(self.suite, g), &mut bytes) {
             Err(error @ OpenError::NoKey) => shown("no-key", Some(error.to_string()), None),
-            Err(error @ (OpenError::Unauthentic | OpenError::Truncated)) => shown("broken", Some(error.to_string()), None),
+            Err(error @ (OpenError::Unauthentic | OpenError::Truncated)) => {
+                shown("broken", Some(error.to_string()), None)
+            }
             Ok(index) => match Page::parse(&bytes, geo, g) {
                 Err(error) => shown("bad-format", Some(error.to_string()), None),
                 Ok(page) => shown("good", None, Some(self.content(g, &page, index))),
@@ -231,7 +233,8 @@ impl InspectedPage {
             let _ = write!(out, " ({why})");
         }
         let Some(c) = &self.content else { return out + "\n" };
-        let _ = write!(out, ", epoch {}, generation {}, size {}, {} slots in use", c.epoch, c.generation, c.size, c.used);
+        let _ =
+            write!(out, ", epoch {}, generation {}, size {}, {} slots in use", c.epoch, c.generation, c.size, c.used);
         if c.tail_bytes > 0 {
             let _ = write!(out, ", tail of {} bytes", c.tail_bytes);
         }
