@@ -40,13 +40,13 @@ def differences(source, copy):
         one, other = os.path.join(source, name), os.path.join(copy, name)
         try:
             a, b = os.lstat(one), os.lstat(other)
-            fields = (a.st_mode, a.st_uid, a.st_gid, a.st_mtime_ns) == (b.st_mode, b.st_uid, b.st_gid, b.st_mtime_ns)
-            if stat.S_ISREG(a.st_mode):
-                fields = fields and a.st_size == b.st_size and same_content(one, other)
-            elif stat.S_ISLNK(a.st_mode):
-                fields = fields and os.readlink(one) == os.readlink(other)
-            if not fields:
-                wrong.append(f"{name} differs")
+            fields = [f for f in ("st_mode", "st_uid", "st_gid", "st_mtime_ns") if getattr(a, f) != getattr(b, f)]
+            if stat.S_ISREG(a.st_mode) and not (a.st_size == b.st_size and same_content(one, other)):
+                fields.append("content")
+            elif stat.S_ISLNK(a.st_mode) and os.readlink(one) != os.readlink(other):
+                fields.append("target")
+            if fields:
+                wrong.append(f"{name}: {', '.join(fields)}")
         except OSError as error:
             wrong.append(f"{name}: {error.strerror}")
     return wrong, len(names)

@@ -1,8 +1,11 @@
 //! Damage to a backing file: an error for the range it concerns, never wrong data, the rest readable. And failures of the store.
 
 mod common;
-use common::{Image, Rng, SECTOR, Setup, SimFile, fill};
+use common::{Rng, Setup, create_in, fill, flip, raw, sector};
 use lamassu_format::Suite;
+use lamassu_store::Backend;
+use lamassu_store::backend::fault::{Call, FaultBackend};
+use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::{DamageKind, File, Integrity, StoreError};
 use std::sync::Arc;
 
@@ -10,18 +13,18 @@ const N: u64 = 124 - 62;
 const BLOCK: u64 = 4096;
 
 /// A settled file of three pages and a tail.
-fn sample(setup: &Setup) -> (SimFile, Vec<u8>) {
-    let sim = SimFile::default();
+fn sample(setup: &Setup) -> (MemoryBackend, Vec<u8>) {
+    let store = MemoryBackend::new();
     let data = fill((2 * N + 5) as usize * BLOCK as usize + 700, &mut Rng(1));
-    let file = File::create(setup.context(), Arc::new(sim.clone()), "sample").expect("creates");
+    let file = File::create(setup.context(), create_in(&store), "sample").expect("creates");
     file.write_at(0, &data).expect("writes");
     file.settle_now().expect("settles");
     file.settle_now().expect("settles");
-    (sim, data)
+    (store, data)
 }
 
-fn open(setup: &Setup, sim: &SimFile) -> File {
-    File::open(setup.context(), Arc::new(sim.clone()), "damaged").expect("opens")
+fn open(setup: &Setup, store: &dyn Backend) -> File {
+    File::open(setup.context(), raw(store), "damaged").expect("opens")
 }
 
 /// Reads block by block: the blocks that fail, and what for. Whatever is read must be right.
@@ -51,12 +54,11 @@ fn expect_pages(found: &[(u64, DamageKind)], pages: std::ops::Range<u64>, kinds:
 #[test]
 fn every_flipped_bit_of_a_page_costs_that_page_alone() {
     let setup = Setup::default();
-    let (sim, data) = sample(&setup);
-    let pristine = sim.image();
+    let (pristine, data) = sample(&setup);
     for page in 0..3u64 {
         for at in [0, 20, 30, 45, 60, 90, 130, 4000, 4095] {
-            let sim = SimFile::of(pristine.clone());
-            sim.flip(page * (N + 1) * BLOCK + at);
+            let sim = pristine.snapshot();
+            flip(&sim, page * (N + 1) * BLOCK + at);
             let found = survey(&open(&setup, &sim), &data);
             expect_pages(&found, page..page + 1, &[DamageKind::PageSeal, DamageKind::PageKey]);
         }
@@ -67,12 +69,11 @@ fn every_flipped_bit_of_a_page_costs_that_page_alone() {
 fn every_flipped_bit_of_a_block_costs_that_block_alone() {
     for suite in Suite::ALL {
         let setup = Setup { suite, ..Setup::default() };
-        let (sim, data) = sample(&setup);
-        let pristine = sim.image();
+        let (pristine, data) = sample(&setup);
         for block in [0, 1, N - 1, N, 2 * N + 4] {
             for at in [0, 2000, 4095] {
-                let sim = SimFile::of(pristine.clone());
-                sim.flip((block + block / N + 1) * BLOCK + at);
+                let sim = pristine.snapshot();
+                flip(&sim, (block + block / N + 1) * BLOCK + at);
                 assert_eq!(survey(&open(&setup, &sim), &data), [(block, DamageKind::BlockHash)], "{suite:?}");
             }
         }
@@ -84,11 +85,11 @@ fn swapped_blocks_and_pages_are_found() {
     let setup = Setup::default();
     let (sim, data) = sample(&setup);
     let swap = |a: u64, b: u64| {
-        let mut image = sim.image();
-        let (x, y) = (image.sectors[&a].clone(), image.sectors[&b].clone());
-        image.sectors.insert(a, y);
-        image.sectors.insert(b, x);
-        survey(&open(&setup, &SimFile::of(image)), &data)
+        let copy = sim.snapshot();
+        let (x, y) = (sector(&sim, a), sector(&sim, b));
+        raw(&copy).write_at(a * 4096, &y).expect("writes");
+        raw(&copy).write_at(b * 4096, &x).expect("writes");
+        survey(&open(&setup, &copy), &data)
     };
     assert_eq!(swap(1, 2), [(0, DamageKind::BlockHash), (1, DamageKind::BlockHash)]);
     expect_pages(&swap(0, N + 1), 0..2, &[DamageKind::PageKey, DamageKind::PageOfOtherFile]);
@@ -100,10 +101,10 @@ fn pages_of_another_file_are_found() {
     let (sim, data) = sample(&setup);
     let (other, _) = sample(&setup);
     for page in [1, 2] {
-        let mut image = sim.image();
+        let copy = sim.snapshot();
         let at = page * (N + 1);
-        image.sectors.insert(at, other.image().sectors[&at].clone());
-        let found = survey(&open(&setup, &SimFile::of(image)), &data);
+        raw(&copy).write_at(at * 4096, &sector(&other, at)).expect("writes");
+        let found = survey(&open(&setup, &copy), &data);
         expect_pages(&found, page..page + 1, &[DamageKind::PageOfOtherFile]);
     }
 }
@@ -113,9 +114,9 @@ fn zeroed_and_truncated_regions_are_found() {
     let setup = Setup::default();
     let (sim, data) = sample(&setup);
     let zero = |sectors: std::ops::Range<u64>| {
-        let mut image = sim.image();
-        image.sectors.retain(|s, _| !sectors.contains(s));
-        survey(&open(&setup, &SimFile::of(image)), &data)
+        let copy = sim.snapshot();
+        raw(&copy).punch(sectors.start * 4096, (sectors.end - sectors.start) * 4096).expect("punches");
+        survey(&open(&setup, &copy), &data)
     };
     assert_eq!(zero(3..4), [(2, DamageKind::BlockHash)]);
     expect_pages(&zero(0..1), 0..1, &[DamageKind::PageMissing]);
@@ -124,9 +125,9 @@ fn zeroed_and_truncated_regions_are_found() {
     expect_pages(&zero(2 * (N + 1)..2 * (N + 1) + 1), 2..3, &[DamageKind::Truncated, DamageKind::PageMissing]);
 
     for keep in [1, 2, 30, N + 1, N + 2, 2 * N + 2, 2 * N + 3, 2 * N + 5] {
-        let mut image = sim.image();
-        image.apply(&common::Op::SetLen(keep * SECTOR));
-        let found = survey(&open(&setup, &SimFile::of(image)), &data);
+        let copy = sim.snapshot();
+        raw(&copy).set_len(keep * 4096).expect("truncates");
+        let found = survey(&open(&setup, &copy), &data);
         assert!(!found.is_empty(), "a file cut to {keep} sectors reads as whole");
         let first_gone = (0..2 * N + 6).find(|b| b + b / N + 2 > keep).expect("something is gone");
         assert!(found[0].0 >= first_gone.min(found[0].0), "what is present stays readable: {found:?}");
@@ -138,17 +139,17 @@ fn zeroed_and_truncated_regions_are_found() {
 fn metadata_mode_finds_pages_and_not_blocks() {
     let setup = Setup { integrity: Integrity::Metadata, ..Setup::default() };
     let (sim, data) = sample(&setup);
-    sim.flip(5 * BLOCK);
+    flip(&sim, 5 * BLOCK);
     let file = open(&setup, &sim);
     let mut buf = vec![0u8; BLOCK as usize];
     file.read_at(4 * BLOCK, &mut buf).expect("metadata mode does not re-hash");
     assert_ne!(buf, data[4 * BLOCK as usize..5 * BLOCK as usize]);
-    sim.flip(0);
+    flip(&sim, 0);
     expect_pages(&survey(&open(&setup, &sim), &data), 0..1, &[DamageKind::PageSeal, DamageKind::PageKey]);
     // Malleable suites are re-hashed whatever the mode says.
     let setup = Setup { suite: Suite::Chacha, integrity: Integrity::Metadata, ..Setup::default() };
     let (sim, data) = sample(&setup);
-    sim.flip(5 * BLOCK);
+    flip(&sim, 5 * BLOCK);
     assert_eq!(survey(&open(&setup, &sim), &data), [(4, DamageKind::BlockHash)]);
 }
 
@@ -156,8 +157,8 @@ fn metadata_mode_finds_pages_and_not_blocks() {
 fn check_names_all_damage_and_rewriting_heals() {
     let setup = Setup::default();
     let (sim, data) = sample(&setup);
-    sim.flip(5 * BLOCK);
-    sim.flip((N + 3) * BLOCK);
+    flip(&sim, 5 * BLOCK);
+    flip(&sim, (N + 3) * BLOCK);
     let file = open(&setup, &sim);
     let found = file.check(false, &mut |_| {}).expect("checks");
     let blocks: Vec<_> = found.damage.iter().map(|d| (d.kind, d.segment, d.page, d.block)).collect();
@@ -173,27 +174,23 @@ fn check_names_all_damage_and_rewriting_heals() {
 #[test]
 fn arbitrary_bytes_never_panic() {
     let setup = Setup::default();
-    let (sim, _) = sample(&setup);
-    let pristine = sim.image();
+    let (pristine, _) = sample(&setup);
     let mut rng = Rng(99);
     for _ in 0..300 {
-        let mut image: Image = pristine.clone();
+        let sim = pristine.snapshot();
+        let backing = raw(&sim);
         for _ in 0..1 + rng.below(4) {
             let count = 2 * N + 8;
             let (a, b) = (rng.below(count), rng.below(count));
-            match rng.below(5) {
-                0 => image.apply(&common::Op::SetLen(a * SECTOR)),
-                1 => drop(image.sectors.remove(&a)),
-                2 => image.apply(&common::Op::Write(a * SECTOR, fill(4096, &mut rng).into())),
-                3 => {
-                    if let Some(sector) = pristine.sectors.get(&b).cloned() {
-                        image.apply(&common::Op::Write(a * SECTOR, sector[..].into()));
-                    }
-                }
-                _ => image.apply(&common::Op::SetLen((count + a) * SECTOR)),
-            }
+            let done = match rng.below(5) {
+                0 => backing.set_len(a * 4096),
+                1 => backing.punch(a * 4096, 4096),
+                2 => backing.write_at(a * 4096, &fill(4096, &mut rng)),
+                3 => backing.write_at(a * 4096, &sector(&pristine, b)),
+                _ => backing.set_len((count + a) * 4096),
+            };
+            done.expect("damages");
         }
-        let sim = SimFile::of(image);
         let file = open(&setup, &sim);
         let mut buf = vec![0u8; 100_000];
         for offset in (0..800_000).step_by(100_000) {
@@ -215,19 +212,20 @@ fn arbitrary_bytes_never_panic() {
 fn a_full_store_loses_nothing_and_heals_when_there_is_space() {
     for budget in 0..24 {
         let setup = Setup { reserved: 4, ..Setup::default() };
-        let sim = SimFile::default();
-        let file = File::create(setup.context(), Arc::new(sim.clone()), "full").expect("creates");
+        let memory = Arc::new(MemoryBackend::new());
+        let store = FaultBackend::new(memory.clone());
+        let file = File::create(setup.context(), create_in(&store), "full").expect("creates");
         let old = fill(40_000, &mut Rng(5));
         file.write_at(0, &old).expect("writes");
         file.settle_now().expect("settles");
         let new = fill(60_000, &mut Rng(6));
         file.write_at(3000, &new).expect("buffers");
-        sim.0.lock().fail_after = Some(budget);
+        store.faults().no_space_after(budget * 4096);
         let failed = file.sync();
         // As if the daemon had died now: every block is old or new.
-        let crashed = open(&setup, &SimFile::of(sim.image()));
-        assert_eq!(crashed.check(true, &mut |_| {}).expect("checks").damage, [], "budget {budget}");
-        sim.0.lock().fail_after = None;
+        let crashed = memory.snapshot();
+        assert_eq!(open(&setup, &crashed).check(true, &mut |_| {}).expect("checks").damage, [], "budget {budget}");
+        store.faults().clear_rules();
         if let Err(StoreError::Io { source, .. }) = &failed {
             assert_eq!(source.raw_os_error(), Some(libc::ENOSPC));
         }
@@ -238,7 +236,7 @@ fn a_full_store_loses_nothing_and_heals_when_there_is_space() {
         file.read_at(0, &mut back).expect("still there, buffered");
         assert!(back == want, "budget {budget}: content while the store is full");
         file.settle_now().expect("space came back");
-        let again = open(&setup, &sim);
+        let again = open(&setup, &*memory);
         again.read_at(0, &mut back).expect("reads");
         assert!(back == want, "budget {budget}: content afterwards");
         assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, []);
@@ -248,19 +246,19 @@ fn a_full_store_loses_nothing_and_heals_when_there_is_space() {
 #[test]
 fn a_failed_barrier_fails_the_sync_and_everything_is_written_again() {
     let setup = Setup::default();
-    let sim = SimFile::recording();
-    let file = File::create(setup.context(), Arc::new(sim.clone()), "sync").expect("creates");
+    let memory = Arc::new(MemoryBackend::new());
+    let store = FaultBackend::new(memory.clone());
+    let file = File::create(setup.context(), create_in(&store), "sync").expect("creates");
     let data = fill(100_000, &mut Rng(8));
     file.write_at(0, &data).expect("writes");
-    sim.0.lock().fail_syncs = 2;
+    store.faults().fail_next_sync(libc::EIO);
     assert!(file.sync().is_err(), "the application learns of it");
-    let before = sim.0.lock().log.len();
-    assert!(file.sync().is_err(), "and again");
+    store.faults().reset_counters();
     file.sync().expect("now it works");
-    let rewritten = sim.0.lock().log[before..].iter().filter(|op| matches!(op, common::Op::Write(..))).count();
-    assert!(rewritten >= 25, "every block and the page, not {rewritten} writes");
+    let rewritten = store.faults().bytes(Call::Write);
+    assert!(rewritten >= 25 * 4096, "every block and the page, not {rewritten} bytes");
     let mut back = vec![0u8; 100_000];
-    open(&setup, &sim).read_at(0, &mut back).expect("reads");
+    open(&setup, &*memory).read_at(0, &mut back).expect("reads");
     assert!(back == data);
 }
 
@@ -271,9 +269,8 @@ fn read_only_contexts_never_write() {
     let file = open(&setup, &sim);
     file.write_at(0, &[1; 9000]).expect("writes");
     file.flush().expect("leaves an unsettled commit behind");
-    let sim = SimFile::of(sim.image());
-    sim.0.lock().recording = true;
-    let file = open(&Setup { read_only: true, ..Setup::default() }, &sim);
+    let store = FaultBackend::new(Arc::new(sim.snapshot()));
+    let file = open(&Setup { read_only: true, ..Setup::default() }, &store);
     let mut back = vec![0u8; data.len()];
     file.read_at(0, &mut back).expect("resolves in memory");
     assert!(back[..9000] == [1; 9000] && back[9000..] == data[9000..]);
@@ -281,18 +278,18 @@ fn read_only_contexts_never_write() {
     assert!(matches!(file.write_at(0, b"x"), Err(StoreError::ReadOnly)));
     assert!(matches!(file.truncate(0), Err(StoreError::ReadOnly)));
     file.sync().expect("nothing to do");
-    assert_eq!(sim.0.lock().log.len(), 0);
+    assert_eq!(store.faults().changes() + store.faults().syncs(), 0);
 }
 
 #[test]
 fn a_huge_sparse_file_is_cheap() {
     let setup = Setup { reserved: 8, ..Setup::default() };
-    let sim = SimFile::default();
-    let file = File::create(setup.context(), Arc::new(sim.clone()), "sparse").expect("creates");
+    let sim = MemoryBackend::new();
+    let file = File::create(setup.context(), create_in(&sim), "sparse").expect("creates");
     file.truncate(1 << 40).expect("grows");
     file.write_at(1 << 39, b"in the middle").expect("writes");
     file.settle_now().expect("settles");
-    assert!(sim.image().sectors.len() < 8, "a hole takes no space");
+    assert!(raw(&sim).stat().expect("stats").blocks < 64, "a hole takes no space");
     let file = open(&setup, &sim);
     assert_eq!(file.size(), 1 << 40);
     let mut back = [0u8; 13];
@@ -305,5 +302,5 @@ fn a_huge_sparse_file_is_cheap() {
     file.truncate(5).expect("shrinks");
     file.settle_now().expect("settles");
     assert_eq!(open(&setup, &sim).check(false, &mut |_| {}).expect("checks").damage, []);
-    assert!(sim.image().len <= 8192);
+    assert!(raw(&sim).stat().expect("stats").len <= 8192);
 }

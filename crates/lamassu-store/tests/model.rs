@@ -1,13 +1,13 @@
 //! Random operations on one encrypted file, against a vector of bytes; with reopening among them.
 
 mod common;
-use common::{Rng, Setup, SimFile, fill};
+use common::{Rng, Setup, create_in, fill, raw};
 use lamassu_format::Suite;
+use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::File;
-use std::sync::Arc;
 
-fn open(setup: &Setup, sim: &SimFile) -> File {
-    File::open(setup.context(), Arc::new(sim.clone()), "test").expect("opens")
+fn open(setup: &Setup, store: &MemoryBackend) -> File {
+    File::open(setup.context(), raw(store), "test").expect("opens")
 }
 
 fn verify(file: &File, model: &[u8], what: &str) {
@@ -21,8 +21,8 @@ fn verify(file: &File, model: &[u8], what: &str) {
 
 fn run(setup: &Setup, seed: u64, steps: usize, size_max: u64) {
     let mut rng = Rng(seed);
-    let sim = SimFile::default();
-    let mut file = File::create(setup.context(), Arc::new(sim.clone()), "test").expect("creates");
+    let store = MemoryBackend::new();
+    let mut file = File::create(setup.context(), create_in(&store), "test").expect("creates");
     let mut model: Vec<u8> = Vec::new();
     for step in 0..steps {
         let what = format!("seed {seed} step {step}");
@@ -34,11 +34,7 @@ fn run(setup: &Setup, seed: u64, steps: usize, size_max: u64) {
         };
         let aligned = rng.below(3) == 0;
         let offset = if aligned { offset / 4096 * 4096 } else { offset };
-        let op = rng.below(14);
-        if std::env::var_os("TRACE").is_some() {
-            eprintln!("{what}: op {op} offset {offset} len {len} size {}", model.len());
-        }
-        match op {
+        match rng.below(14) {
             0..=3 => {
                 let data = fill(len as usize, &mut rng);
                 file.write_at(offset, &data).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -68,13 +64,13 @@ fn run(setup: &Setup, seed: u64, steps: usize, size_max: u64) {
             11 => {
                 file.flush().expect("flushes");
                 drop(file);
-                file = open(setup, &sim);
+                file = open(setup, &store);
             }
             12 => {
                 file.settle_now().expect("settles");
                 file.check(true, &mut |_| {}).expect("repairs");
                 drop(file);
-                file = open(setup, &sim);
+                file = open(setup, &store);
                 let found = file.check(false, &mut |_| {}).expect("checks");
                 assert_eq!((found.damage, found.excess, found.recovered), (vec![], 0, 0), "{what}");
                 assert!(!file.needs_settle(), "{what}: settled");

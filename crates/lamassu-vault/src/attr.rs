@@ -6,6 +6,7 @@ use crate::inode::CachedSize;
 use crate::target::Target;
 use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
 use lamassu_format::PAGE_LEN;
+use lamassu_format::header::NameMode;
 use lamassu_format::name::NAME_LEN_MAX;
 use lamassu_store::File;
 use lamassu_store::backend::Stat;
@@ -172,13 +173,17 @@ impl Vault {
         Ok(done?)
     }
 
-    /// statfs: what the store has, in its own units. Names are 255 bytes at most.
+    /// statfs: what the store has, in its own units. Names are 255 bytes at most, plain ones as long as the store takes.
     ///
     /// # Errors
     /// Those of the store.
     pub fn statfs(&self) -> Result<StatFs> {
         let mut st = self.backend.stat_fs().map_err(io("statfs"))?;
-        st.name_max = NAME_LEN_MAX as u32;
+        let longest = match self.name_mode {
+            NameMode::Encrypted => NAME_LEN_MAX,
+            NameMode::Plain => self.name_max,
+        };
+        st.name_max = longest as u32;
         Ok(st)
     }
 

@@ -5,6 +5,8 @@ use parking_lot::{Condvar, Mutex};
 #[derive(Default)]
 struct State {
     frozen: bool,
+    /// Frozen, and everything is durable.
+    still: bool,
     inside: usize,
 }
 
@@ -46,6 +48,23 @@ impl Gate {
         })
     }
 
+    /// For syncs: `None` once everything is durable and stays so. While that is being brought about, waits for the outcome.
+    pub fn enter_unless_still(&self) -> Option<Pass<'_>> {
+        let mut s = self.state.lock();
+        self.changed.wait_while(&mut s, |s| s.frozen && !s.still);
+        (!s.still).then(|| {
+            s.inside += 1;
+            Pass(self)
+        })
+    }
+
+    /// Tells that everything is durable behind the closed gate.
+    pub fn now_still(&self) {
+        let mut s = self.state.lock();
+        s.still = s.frozen;
+        self.changed.notify_all();
+    }
+
     /// Closes the gate and waits until nobody is inside. False: it was closed already.
     pub fn close(&self) -> bool {
         let mut s = self.state.lock();
@@ -58,7 +77,8 @@ impl Gate {
     }
 
     pub fn open(&self) {
-        self.state.lock().frozen = false;
+        let mut s = self.state.lock();
+        (s.frozen, s.still) = (false, false);
         self.changed.notify_all();
     }
 

@@ -34,7 +34,7 @@ use std::any::Any;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Most directories held open, and most closed files held until they are settled; fewer where the process may have few descriptors.
@@ -65,6 +65,8 @@ pub struct Vault {
     open_locks: [Mutex<()>; STRIPES],
     settling: Mutex<()>,
     unsynced: settle::Unsynced,
+    /// Bytes written since the buffers were last added up.
+    written: AtomicU64,
     started: Instant,
     closed: AtomicBool,
     lock: Mutex<Option<Box<dyn Any + Send + Sync>>>,
@@ -91,8 +93,8 @@ impl Vault {
     /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's lock, clears the staging directory.
     ///
     /// # Errors
-    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite, [`VaultError::Damaged`] if the root's record does
-    /// not open, those of the store.
+    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite, those of the store. A root whose record does not
+    /// open is an error of the calls that need it, so that `check` can say so.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
         let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
         let (ctx, ctx_read) = contexts(header, ring, &options)?;
@@ -118,6 +120,7 @@ impl Vault {
             open_locks: std::array::from_fn(|_| Mutex::new(())),
             settling: Mutex::new(()),
             unsynced: settle::Unsynced::default(),
+            written: AtomicU64::new(0),
             started: Instant::now(),
             closed: AtomicBool::new(false),
             lock: Mutex::new(lock),
@@ -141,7 +144,10 @@ impl Vault {
         // Nothing starts any more; what is under way ends first.
         self.gate.open();
         self.gate.close();
-        let done = if self.options.read_only { Ok(()) } else { self.settle_all() };
+        let done = match self.options.read_only {
+            true => Ok(()),
+            false => self.settle_all().and_then(|()| self.sync_store()),
+        };
         self.handles.clear();
         self.files.clear();
         self.dirs.clear();

@@ -16,8 +16,8 @@ use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Longest text ever read from a record or companion that is kept as a file.
-const TEXT_MAX: usize = 8192;
+/// Longest text of a record or companion that is kept as a file: that of a symbolic link.
+const TEXT_MAX: usize = 4095;
 
 /// How the names of one directory are kept.
 pub(crate) enum Names {
@@ -50,6 +50,8 @@ pub(crate) enum NameFault {
     Unauthentic,
     #[error("it opens to a name no file can have")]
     Impossible,
+    #[error("it is long and stored as a short one, or short and stored as a long one")]
+    WrongForm,
     #[error("its companion is missing or unreadable")]
     NoCompanion,
     #[error("its companion belongs to another name")]
@@ -94,7 +96,8 @@ impl Names {
                 Stored::Plain => Ok(Some(stored.to_owned())),
                 _ => Ok(None),
             },
-            Names::Sealed { key, .. } => match name::classify(NameMode::Encrypted, stored.as_bytes()) {
+            Names::Sealed { key, name_max } => match name::classify(NameMode::Encrypted, stored.as_bytes()) {
+                Stored::Sealed(_) if stored.len() > *name_max => Err(NameFault::WrongForm),
                 Stored::Sealed(sealed) => open_sealed(key, &sealed).map(Some),
                 Stored::Long(hash) => {
                     let companion = name::companion_name(&hash);
@@ -102,6 +105,9 @@ impl Names {
                     let sealed = name::decode(&text).ok_or(NameFault::NoCompanion)?;
                     if NameKey::hash(&sealed) != hash {
                         return Err(NameFault::WrongCompanion);
+                    }
+                    if name::encoded_len(sealed.len()) <= *name_max {
+                        return Err(NameFault::WrongForm);
                     }
                     open_sealed(key, &sealed).map(Some)
                 }
@@ -154,10 +160,10 @@ pub(crate) fn read_text(dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<Vec
         Ok(text) => Ok(text.into_vec()),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
             let file = dir.open_file(name, false)?;
-            let mut text = vec![0; TEXT_MAX];
+            let mut text = vec![0; TEXT_MAX + 1];
             let n = file.read_at(0, &mut text)?;
             text.truncate(n);
-            Ok(text)
+            if n <= TEXT_MAX { Ok(text) } else { Err(stdio::ErrorKind::InvalidData.into()) }
         }
         Err(e) => Err(e),
     }

@@ -121,6 +121,10 @@ impl OpenFiles {
         self.slots.lock().values().filter(|s| s.handles == 0).map(|s| s.file.clone()).collect()
     }
 
+    pub fn is_idle(&self, ino: Ino) -> bool {
+        self.slots.lock().get(&ino).is_some_and(|s| s.handles == 0)
+    }
+
     pub fn idle_count(&self) -> usize {
         self.slots.lock().values().filter(|s| s.handles == 0).count()
     }
@@ -189,8 +193,7 @@ impl Vault {
         let _opening = self.opening(ino).lock();
         if let Some(open) = self.files.get_and_hold(ino) {
             if write && !open.is_writable() {
-                let upgraded = self.open_backing(ino, true).and_then(|b| self.new_file(ino, b, true));
-                match upgraded {
+                match self.open_backing(ino, true).and_then(|(b, _)| self.new_file(ino, b, true)) {
                     Ok(file) => open.upgrade(file),
                     Err(e) => {
                         self.unhold(&open);
@@ -200,9 +203,9 @@ impl Vault {
             }
             return Ok(open);
         }
-        let backing = self.open_backing(ino, write)?;
-        let file = self.new_file(ino, backing, write)?;
-        Ok(self.insert_held(ino, file, write))
+        let (backing, writable) = self.open_backing(ino, write)?;
+        let file = self.new_file(ino, backing, writable)?;
+        Ok(self.insert_held(ino, file, writable))
     }
 
     /// Puts a file just opened or created into the table.
@@ -218,14 +221,25 @@ impl Vault {
         Ok(File::open(ctx.clone(), backing, &self.tag(ino))?)
     }
 
-    fn open_backing(&self, ino: Ino, write: bool) -> Result<Arc<dyn BackendFile>> {
+    /// Opens a backing file, and says whether for writing. A writer's vault opens for writing also what is only read, where the mode allows it: an
+    /// interrupted commit is completed when it is met.
+    fn open_backing(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool)> {
         let _tree = self.tree.read();
         if ino == ROOT {
             return Err(VaultError::IsDirectory);
         }
         let (dir, name, st) = self.place(ino)?;
         match st.kind {
-            Kind::File => dir.handle.open_file(&name, write).map_err(io("open")),
+            Kind::File => {
+                let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
+                if may_mend
+                    && !write
+                    && let Ok(file) = dir.handle.open_file(&name, true)
+                {
+                    return Ok((file, true));
+                }
+                dir.handle.open_file(&name, write).map(|file| (file, write)).map_err(io("open"))
+            }
             Kind::Dir => Err(VaultError::IsDirectory),
             Kind::Symlink => Err(errno("open", libc::ELOOP)),
             Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Err(errno("open", libc::ENXIO)),
@@ -308,6 +322,7 @@ impl Vault {
         let _pass = self.change()?;
         let done = open.file().write_at(offset, data);
         open.touched(self.now());
+        self.bound_buffers(data.len());
         Ok(done.map(|()| data.len())?)
     }
 
@@ -320,6 +335,7 @@ impl Vault {
         let _pass = self.change()?;
         let done = open.file().append(data);
         open.touched(self.now());
+        self.bound_buffers(data.len());
         Ok(done.map(|_| data.len())?)
     }
 

@@ -56,7 +56,7 @@ impl Vault {
         if mode == RenameMode::NoReplace && to.st.is_some() {
             return Err(VaultError::Exists);
         }
-        self.refuse_loops(&from, &to)?;
+        self.refuse_loops(&from, &to, mode)?;
         if from.id() == to.id() {
             // The same name, or two names of one file: POSIX says that nothing happens.
             return Ok(());
@@ -79,17 +79,16 @@ impl Vault {
     }
 
     /// A directory must not go below itself, at either end.
-    fn refuse_loops(&self, from: &End, to: &End) -> Result<()> {
+    fn refuse_loops(&self, from: &End, to: &End, mode: RenameMode) -> Result<()> {
         let nodes = self.nodes.lock();
         for (moved, into) in [(from, to), (to, from)] {
             let Some(id) = moved.id().filter(|_| moved.is_dir()) else { continue };
             let chain = nodes.ancestry(into.dir.ino).ok_or(VaultError::Stale)?;
             let below_itself = chain.iter().any(|&ino| nodes.id(ino) == Some(id));
-            match (below_itself, std::ptr::eq(moved, from)) {
-                (true, true) => return Err(VaultError::Invalid),
-                // The target is an ancestor of the source: it is not empty. In an exchange that would be a loop.
-                (true, false) => return Err(VaultError::NotEmpty),
-                (false, _) => {}
+            if below_itself {
+                // A target above the source is not empty; in an exchange that would be a loop, too.
+                let replaced = std::ptr::eq(moved, to) && mode != RenameMode::Exchange;
+                return Err(if replaced { VaultError::NotEmpty } else { VaultError::Invalid });
             }
         }
         Ok(())

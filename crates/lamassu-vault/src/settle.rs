@@ -6,6 +6,7 @@ use crate::error::io;
 use crate::inode::StoreId;
 use crate::open::{Millis, OpenFile};
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
+use lamassu_store::StoreError;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,6 +16,9 @@ use std::sync::atomic::Ordering;
 const COMMIT_AFTER: Millis = 5_000;
 /// Files whose oldest unsettled write is older than this are settled: within 30 s even if `maintain` comes every few seconds only.
 const SETTLE_AFTER: Millis = 20_000;
+/// Bytes that all files together may buffer, and how many may be written before that is looked at again.
+const BUFFERS_MAX: u64 = 256 << 20;
+const BUFFERS_LOOK_EVERY: u64 = 32 << 20;
 /// With more unsynced names than this, `maintain` syncs the store to forget them.
 const UNSYNCED_MAX: usize = 65_536;
 
@@ -62,7 +66,7 @@ impl First {
 }
 
 /// Settles what the store's barrier has covered; with a barrier of the file's own where that one did not count for it.
-fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), lamassu_store::StoreError> {
+fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), StoreError> {
     let file = open.file();
     file.settle(mark)?;
     let written_since = open.unsettled_since.load(Ordering::Relaxed) != 0;
@@ -71,7 +75,7 @@ fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), lamassu_st
 
 impl Vault {
     /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears of it: the store tells once only.
-    fn sync_store(&self) -> Result<()> {
+    pub(crate) fn sync_store(&self) -> Result<()> {
         let entries = self.unsynced.take();
         let done = self.backend.sync().map_err(io("sync the store"));
         if done.is_err() {
@@ -89,6 +93,10 @@ impl Vault {
         let mut first = First(Ok(()));
         let mut marked = Vec::with_capacity(files.len());
         for open in files {
+            // Another pass may have settled it and let it go; if it is open again, that is another `File`.
+            if !self.files.get(open.ino).is_some_and(|now| Arc::ptr_eq(&now, &open)) {
+                continue;
+            }
             match open.flush() {
                 Ok(()) => {
                     open.unsettled_since.store(0, Ordering::Relaxed);
@@ -114,10 +122,42 @@ impl Vault {
         first.0
     }
 
-    fn failed(&self, open: &OpenFile, e: lamassu_store::StoreError, first: &mut First) {
-        tracing::error!(file = self.tag(open.ino), error = %e, "a file could not be committed; it will be tried again");
-        open.touched(self.now());
+    /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last handle.
+    fn failed(&self, open: &OpenFile, e: StoreError, first: &mut First) {
+        let file = self.tag(open.ino);
+        if matches!(e, StoreError::Damaged(_)) && self.files.is_idle(open.ino) {
+            tracing::error!(file, error = %e, "given up: the file is damaged where it was to be changed");
+            self.let_go(open.ino, true);
+        } else {
+            tracing::error!(file, error = %e, "a file could not be committed; it will be tried again");
+            open.touched(self.now());
+        }
         first.note(Err(e.into()));
+    }
+
+    /// Keeps what all files together buffer within bounds: every so many bytes written, the largest buffers are committed. What fails stays buffered, and is
+    /// told by `flush`, `fsync` and the log.
+    pub(crate) fn bound_buffers(&self, written: usize) {
+        let written = written as u64;
+        if self.written.fetch_add(written, Ordering::Relaxed) + written < BUFFERS_LOOK_EVERY {
+            return;
+        }
+        self.written.store(0, Ordering::Relaxed);
+        let mut files: Vec<_> = self.files.all().into_iter().map(|f| (f.file().dirty_len(), f)).collect();
+        let mut total: u64 = files.iter().map(|(len, _)| len).sum();
+        if total <= BUFFERS_MAX {
+            return;
+        }
+        files.sort_by_key(|(len, _)| std::cmp::Reverse(*len));
+        for (len, open) in files {
+            if total <= BUFFERS_MAX / 2 {
+                return;
+            }
+            if let Err(e) = open.flush() {
+                self.failed(&open, e, &mut First(Ok(())));
+            }
+            total -= len;
+        }
     }
 
     fn unsettled(&self, mut files: Vec<Arc<OpenFile>>) -> Vec<Arc<OpenFile>> {
@@ -191,7 +231,7 @@ impl Vault {
             return Ok(());
         }
         // Frozen: everything is settled already.
-        let Some(_pass) = self.gate.try_enter() else { return Ok(()) };
+        let Some(_pass) = self.gate.enter_unless_still() else { return Ok(()) };
         self.settle_all()
     }
 
@@ -203,9 +243,11 @@ impl Vault {
         if self.options.read_only || !self.gate.close() {
             return Ok(());
         }
-        let done = self.settle_all();
-        if done.is_err() {
-            self.gate.open();
+        // The second barrier is for whoever copies what lies below the page cache.
+        let done = self.settle_all().and_then(|()| self.sync_store());
+        match done {
+            Ok(()) => self.gate.now_still(),
+            Err(_) => self.gate.open(),
         }
         done
     }
@@ -232,10 +274,8 @@ impl Vault {
         // fdatasync too promises that the data can be found again.
         let _ = data_only;
         let (open, _) = self.handles.file(handle)?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        let _pass = self.change()?;
+        // Frozen: everything is durable, and nobody should have to wait to hear it.
+        let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
             open.dirty_since.store(0, Ordering::Relaxed);
             if let Err(e) = open.file().sync() {
@@ -252,12 +292,14 @@ impl Vault {
     /// As [`Vault::fsync`].
     pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
         let dir = self.handles.dir(handle)?;
-        if self.options.read_only {
-            return Ok(());
-        }
-        let _pass = self.change()?;
+        let Some(_pass) = self.sync_pass() else { return Ok(()) };
         dir.dir.handle.sync().map_err(io("sync a directory"))?;
         self.sync_way_to(dir.dir.ino)
+    }
+
+    /// `None` where nothing can be left to sync: read-only, or frozen.
+    fn sync_pass(&self) -> Option<crate::gate::Pass<'_>> {
+        if self.options.read_only { None } else { self.gate.enter_unless_still() }
     }
 
     fn sync_way_to(&self, ino: Ino) -> Result<()> {

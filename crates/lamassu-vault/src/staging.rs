@@ -31,6 +31,21 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
+/// The same of an entry of `parent`. A directory whose owner may not look into it is lent the permission for the moment: rmdir needs none.
+pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<bool> {
+    let look = || parent.open_dir(name).and_then(|dir| is_empty(&*dir));
+    match look() {
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
+            let mode = parent.stat_entry(name)?.mode;
+            parent.set_mode_entry(name, mode | PRIVATE)?;
+            let seen = look();
+            parent.set_mode_entry(name, mode)?;
+            seen
+        }
+        other => other,
+    }
+}
+
 /// Deletes the empty directory `name` of the staging directory.
 pub(crate) fn delete(staging: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let dir = match staging.open_dir(name) {

@@ -276,8 +276,7 @@ impl Vault {
     }
 
     pub(crate) fn require_empty(&self, parent: &Dir, stored: &OsStr) -> Result<()> {
-        let victim = parent.handle.open_dir(stored).map_err(io("open a directory"))?;
-        match staging::is_empty(&*victim).map_err(io("list a directory"))? {
+        match staging::is_entry_empty(&*parent.handle, stored).map_err(io("list a directory"))? {
             true => Ok(()),
             false => Err(VaultError::NotEmpty),
         }

@@ -518,6 +518,10 @@ fn a_frozen_vault_is_still_and_thaws() {
     v.read(h, 0, &mut buf).unwrap();
     assert_eq!(&buf, b"before");
     v.maintain().unwrap();
+    v.sync_all().unwrap();
+    v.fsync(h, false).unwrap();
+    v.flush(h).unwrap();
+    assert!(v.is_frozen() && !writer.is_finished());
     v.thaw().unwrap();
     writer.join().unwrap();
     assert_eq!(v.get("f"), b"after!");

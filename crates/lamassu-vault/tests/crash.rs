@@ -140,8 +140,34 @@ fn steps() -> Vec<(&'static str, Step)> {
     step("exchange", Box::new(move |v| v.rename(ROOT, n("d"), ROOT, n(&name), RenameMode::Exchange).unwrap()));
     step("rmdir", Box::new(|v| v.rmdir(ROOT, n("other")).unwrap()));
     let name = la.clone();
-    step("rmdir long", Box::new(move |v| v.rename(ROOT, n(&name), ROOT, n("x"), RenameMode::Replace).unwrap()));
-    step("fifo away", Box::new(|v| v.rmdir(ROOT, n("d")).unwrap()));
+    step(
+        "rename long directory",
+        Box::new(move |v| v.rename(ROOT, n(&name), ROOT, n("x"), RenameMode::Replace).unwrap()),
+    );
+    step("rmdir last", Box::new(|v| v.rmdir(ROOT, n("d")).unwrap()));
+    let name = lb.clone();
+    step(
+        "symlink long name",
+        Box::new(move |v| {
+            v.symlink(ROOT, n(&name), b"t", me()).unwrap();
+        }),
+    );
+    let (name, other) = (lb.clone(), la.clone());
+    step(
+        "rename long to long",
+        Box::new(move |v| v.rename(ROOT, n(&name), ROOT, n(&other), RenameMode::Replace).unwrap()),
+    );
+    let name = la.clone();
+    step("unlink long name", Box::new(move |v| v.unlink(ROOT, n(&name)).unwrap()));
+    let name = lb.clone();
+    step(
+        "mkdir long name",
+        Box::new(move |v| {
+            v.dir(&name);
+        }),
+    );
+    let name = lb.clone();
+    step("rmdir long name", Box::new(move |v| v.rmdir(ROOT, n(&name)).unwrap()));
     steps
 }
 

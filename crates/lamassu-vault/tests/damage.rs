@@ -351,3 +351,20 @@ fn keys_of_another_vault_open_nothing() {
     drop(v);
     lab.open().clean();
 }
+
+#[test]
+fn a_file_too_damaged_to_be_written_does_not_hold_up_the_rest() {
+    let lab = Lab::new();
+    flip(&lab.stored("a/file"), 100);
+    let v = lab.open();
+    let h = v.open_file(v.ino("a/file"), RW).unwrap();
+    let written = v.write(h, 4096 * 30 + 5, b"into the dark").and_then(|_| v.flush(h));
+    assert!(matches!(written, Err(VaultError::Store(_))));
+    let _ = v.release(h);
+    v.put("top", b"still works");
+    let _ = v.sync_all();
+    v.freeze().unwrap();
+    v.thaw().unwrap();
+    v.close().unwrap();
+    assert_eq!(lab.open().get("top"), b"still works");
+}

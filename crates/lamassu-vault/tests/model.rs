@@ -202,7 +202,7 @@ impl Model {
             return Err(No::Invalid);
         }
         if target.is_some_and(|t| self.is_dir(t) && self.is_below(t, from)) {
-            return Err(No::Empty);
+            return Err(if mode == RenameMode::Exchange { No::Invalid } else { No::Empty });
         }
         let Some(t) = target else {
             self.entries_mut(from).remove(&name);

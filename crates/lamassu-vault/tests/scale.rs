@@ -18,7 +18,7 @@ fn entries() -> usize {
 
 #[test]
 fn a_large_directory_is_listed_whole_and_found_by_name() {
-    let (_dir, backend) = local();
+    let (_dir, backend) = local_fast();
     let recipe = Recipe::default();
     let v = recipe.make(&backend);
     let d = v.dir("d");
@@ -69,7 +69,7 @@ fn closed_files_are_settled_many_at_a_time() {
 
 #[test]
 fn many_threads_do_everything_at_once() {
-    let (_dir, backend) = local();
+    let (_dir, backend) = local_fast();
     let recipe = Recipe::default();
     let v = Arc::new(recipe.make(&backend));
     let common = v.dir("common");

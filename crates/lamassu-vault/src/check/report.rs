@@ -26,7 +26,7 @@ pub struct Problem {
     pub block: Option<u64>,
     /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
     pub repaired: bool,
-    /// Nothing is lost or unreadable: what an interrupted change left behind, and what `--repair` clears away.
+    /// Nothing is lost or unreadable: what an interrupted change left behind, or files that are no part of the tree.
     pub harmless: bool,
     /// A sentence for people.
     pub text: String,

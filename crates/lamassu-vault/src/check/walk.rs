@@ -6,7 +6,7 @@ use crate::error::is_not_found;
 use crate::names::{NameFault, Names, RecordFault};
 use crate::{Kind, Result};
 use lamassu_crypto::ring::OpenError;
-use lamassu_format::name::{Stored, classify, companion_name};
+use lamassu_format::name::{RESERVED_PREFIX, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Entry as Listed;
 use std::collections::HashSet;
@@ -191,9 +191,11 @@ impl Checker<'_> {
             Stored::Root if visit.is_root => return None,
             Stored::DirRecord => return None,
             Stored::Root | Stored::Foreign => {
-                let text = "something in the store that Lamassu did not write; move it out of the vault's directory"
-                    .to_owned();
-                self.note(&unnamed, kind::FOREIGN, Found::Damage, text);
+                // What begins as our own names do is of no concern to the tree; anything else may have been an entry, its name altered.
+                let ours = e.name.as_bytes().starts_with(RESERVED_PREFIX.as_bytes());
+                let found = if ours { Found::Harmless } else { Found::Damage };
+                let text = "something that this version of Lamassu did not write; move it out of the vault's directory";
+                self.note(&unnamed, kind::FOREIGN, found, text.to_owned());
                 return None;
             }
             Stored::Companion(hash) => {
@@ -218,7 +220,7 @@ impl Checker<'_> {
     fn bad_name(&mut self, at: Place, fault: NameFault) -> Option<Place> {
         let what = match fault {
             NameFault::NoCompanion | NameFault::WrongCompanion => kind::COMPANION,
-            NameFault::Foreign | NameFault::Unauthentic | NameFault::Impossible => kind::NAME,
+            NameFault::Foreign | NameFault::Unauthentic | NameFault::Impossible | NameFault::WrongForm => kind::NAME,
         };
         let text = format!("its name does not open: {fault}; it can be read by its path in the store");
         if self.repair && self.move_to_lost(&at, what, text.clone()) {
