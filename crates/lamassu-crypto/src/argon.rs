@@ -86,9 +86,19 @@ fn memory_cap_kib(free_kib: u64) -> u32 {
     u32::try_from(free_kib / 4).unwrap_or(u32::MAX).clamp(MEMORY_FLOOR_KIB, MEMORY_MAX_KIB)
 }
 
+/// Memory that can be had without swapping. The kernel's own estimate where there is one: `freeram` leaves the page cache out, and on a busy host would
+/// make a passphrase cheap to guess.
 fn free_memory_kib() -> u64 {
-    let s = rustix::system::sysinfo();
-    (s.freeram + s.bufferram).saturating_mul(u64::from(s.mem_unit.max(1))) / 1024
+    let estimate = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_kib(&text));
+    estimate.unwrap_or_else(|| {
+        let s = rustix::system::sysinfo();
+        (s.freeram + s.bufferram).saturating_mul(u64::from(s.mem_unit.max(1))) / 1024
+    })
+}
+
+/// `MemAvailable` of proc_meminfo(5).
+fn available_kib(meminfo: &str) -> Option<u64> {
+    meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 #[cfg(test)]
@@ -123,6 +133,20 @@ mod tests {
                 assert!(c.is_allowed());
             }
         }
+    }
+
+    #[test]
+    fn calibration_gives_a_cost_that_runs() {
+        let cost = calibrate(1);
+        assert!(cost.is_allowed() && cost.passes >= 3 && cost.memory_kib <= MEMORY_MIN_KIB, "{cost:?}");
+        assert!(argon2id(b"passphrase", &[1; 32], cost).is_some());
+    }
+
+    #[test]
+    fn available_memory_is_read_from_meminfo() {
+        assert_eq!(available_kib("MemTotal:  100 kB\nMemAvailable:   70 kB\n"), Some(70));
+        assert_eq!(available_kib("MemTotal:  100 kB\nMemAvailable: x kB\n"), None);
+        assert_eq!(available_kib(""), None);
     }
 
     #[test]

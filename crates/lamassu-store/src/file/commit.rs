@@ -22,26 +22,30 @@ impl Core {
     pub fn commit(&self, st: &mut State) -> Result<(), StoreError> {
         if self.needs_commit(st) {
             self.prepare_write(st)?;
-            if st.cut {
-                self.barrier(st)?; // the shrink must be durable before page 0 stops ruling
-            }
-            if st.size > st.disk_size && self.is_ragged(st)? {
-                self.smooth_end(st)?;
-            }
-            let grows = st.size > st.disk_size;
-            self.rounds(st)?;
-            if grows {
-                st.ragged = Some(false); // a last block written here is padded with zeros
-            }
-            st.wants_page = false;
-        }
-        if let Some(mtime) = st.mtime {
+            self.keeping_mtime(st, Core::commit_buffered)?;
+        } else if let Some(mtime) = st.mtime {
             self.backing.set_times(SetTime::Keep, SetTime::At(mtime)).map_err(StoreError::io("set times", 0))?;
-            st.mtime = None;
         }
+        st.mtime = None;
         if st.pages.len() > OPEN_PAGES_MAX {
             self.settle_now(st)?;
         }
+        Ok(())
+    }
+
+    fn commit_buffered(&self, st: &mut State) -> Result<(), StoreError> {
+        if st.cut {
+            self.barrier(st)?; // the shrink must be durable before page 0 stops ruling
+        }
+        if st.size > st.disk_size && self.is_ragged(st)? {
+            self.smooth_end(st)?;
+        }
+        let grows = st.size > st.disk_size;
+        self.rounds(st)?;
+        if grows {
+            st.ragged = Some(false); // a last block written here is padded with zeros
+        }
+        st.wants_page = false;
         Ok(())
     }
 
