@@ -26,13 +26,13 @@ pub struct Cli {
 #[derive(clap::Args, Debug)]
 pub struct Global {
     /// Say what is being done; twice for more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Common options")]
     verbose: u8,
-    /// Say nothing but errors
-    #[arg(short, long, global = true)]
+    /// Say nothing but warnings and errors
+    #[arg(short, long, global = true, help_heading = "Common options")]
     quiet: bool,
     /// Append logs to FILE, with times, instead of standard error and (for a mount in the background) syslog
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Common options")]
     log_file: Option<PathBuf>,
 }
 

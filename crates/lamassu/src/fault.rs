@@ -60,10 +60,10 @@ pub enum Fault {
     #[error("standard output was closed")]
     ReaderGone,
     /// What a check found and could not mend.
-    #[error("{problems} problems are left")]
+    #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: usize },
     /// What a check found and mended.
-    #[error("{problems} problems were mended")]
+    #[error("problems mended: {problems}; the vault is clean now")]
     Repaired { problems: usize },
     /// A file outside the vault.
     #[error("cannot {op} {path:?}: {source}")]

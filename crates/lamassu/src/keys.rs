@@ -2,11 +2,12 @@
 //!
 //! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in the wrong place.
 
+use crate::fault::Fault;
 use crate::output::Ui;
 use anyhow::{Context, Result};
 use lamassu_format::header::Header;
-use lamassu_keys::{Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, Unlocked, cost};
-use std::io::IsTerminal;
+use lamassu_keys::{Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost};
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ const ATTEMPTS_MAX: u32 = 3;
 /// Explains SOURCE; at the end of the long help of every command that takes one.
 pub const HELP: &str = "\
 Key sources (SOURCE):
-  passphrase:prompt      asked for on the terminal, or the first line of standard input where that is no terminal (the default)
+  passphrase:prompt      asked for on the terminal; if there is none, the first line of standard
+                         input (the default)
   passphrase:file:PATH   the file's content; one trailing line end is dropped
   passphrase:env:NAME    the value of an environment variable
   raw:file:PATH          exactly 32 bytes, e.g. made by `head -c32 /dev/urandom`
@@ -76,7 +78,16 @@ pub fn source_or_prompt(text: Option<&SourceText>, option: &'static str) -> Resu
 
 /// Gets what opens or makes a slot. `subject` is what the prompt names.
 pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Result<Material> {
-    let loaded = source.load(&Ask { subject, purpose, stdin: true })?;
+    let loaded = match source.load(&Ask { subject, purpose, stdin: true }) {
+        Ok(loaded) => loaded,
+        // Ctrl-C at the prompt; the thread that waits for signals may be later than this one.
+        Err(SourceError::Terminal { source } | SourceError::Stdin { source })
+            if source.kind() == io::ErrorKind::Interrupted =>
+        {
+            return Err(Fault::Interrupted.into());
+        }
+        Err(error) => return Err(error.into()),
+    };
     loaded.warnings.iter().for_each(|warning| ui.warn(warning));
     Ok(loaded.material)
 }

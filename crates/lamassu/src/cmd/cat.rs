@@ -14,10 +14,12 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   lamassu cat /srv/store/vault notes/today.txt
-  lamassu cat -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ…    one file out of a backup, by its path in the store
-  lamassu cat --orphan /srv/store/vault /tmp/9aQ…                             a stored file that lies elsewhere, with the vault's header";
+  lamassu cat -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ…
+      one file out of a backup, by its path in the store
+  lamassu cat --orphan /srv/store/vault /tmp/9aQ…
+      a stored file that lies elsewhere, with the vault's header";
 
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Options of `cat`.
 #[derive(clap::Args, Debug)]
@@ -31,8 +33,8 @@ pub struct Args {
     key: KeyArg,
     #[command(flatten)]
     orphan: OrphanArg,
-    /// The vault, then plain paths in it
-    #[arg(required = true, value_name = "DIR PATH")]
+    /// The vault, then plain paths in it (or stored files: see --header and --orphan)
+    #[arg(required = true, value_name = "PATH")]
     places: Vec<PathBuf>,
 }
 
@@ -45,15 +47,15 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         let unsealed = found.unlock(ui, &args.key)?;
         return cat(&Stored::new(&unsealed), files);
     }
-    let (dir, files) = args.places.split_first().ok_or(Fault::Usage("give the vault, then paths in it"))?;
+    let (dir, files) = match args.places.split_first() {
+        Some((dir, files)) if !files.is_empty() => (dir, files),
+        Some(_) | None => return Err(Fault::Usage("which file? give the vault, then paths in it").into()),
+    };
     let vault = open::vault(ui, dir, &args.key, true)?;
     cat(&VaultTree(vault), files)
 }
 
 fn cat(tree: &dyn Tree, files: &[PathBuf]) -> Result<()> {
-    if files.is_empty() {
-        return Err(Fault::Usage("which file? give at least one path after the vault").into());
-    }
     for path in files {
         let input = tree.open(path)?;
         let size = tree.stat(path)?.map_or(0, |m| m.size);

@@ -16,7 +16,8 @@ use std::time::Instant;
 const EXAMPLES: &str = "\
 Examples:
   lamassu check /srv/store/vault
-  lamassu check --repair /srv/store/vault              completes interrupted commits, moves what cannot be mended to lamassu.lost
+  lamassu check --repair /srv/store/vault
+      completes interrupted commits, and moves what cannot be mended to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
 Exit status: 0 clean, 27 everything found was mended, 26 damage is left.";
 

@@ -19,15 +19,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const EXAMPLES: &str = "\
-Paths in the vault begin with `vault:`, others are local (write ./vault:x for a local file of that name):
+Paths in the vault begin with `vault:`; others are local, and - is standard input.
+Examples:
   lamassu cp /srv/store/vault report.pdf vault:            into the root of the vault
   lamassu cp -r /srv/store/vault ~/photos vault:/backup    a tree
   lamassu cp -r /srv/store/vault vault:/backup/photos .    out again
   lamassu cp /srv/store/vault vault:a vault:b              within the vault
-  pg_dump db | lamassu cp /srv/store/vault - vault:db.sql  from standard input (the key must then come from elsewhere)
+  pg_dump db | lamassu cp -k raw:file:k /srv/store/vault - vault:db.sql
   lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
-                                                           one stored file out of a backup, by its path in the store
-Kept: contents, holes, modes, times, extended attributes, links, and owners when run as root. Not kept: that two names are one file.";
+      one stored file out of a backup, by its path in the store
+Kept are contents, holes, modes, times, extended attributes, links, and owners when run as root;
+not that two names are one file. A local file named vault:x is written ./vault:x.";
 
 /// Options of `cp`.
 #[derive(clap::Args, Debug)]
@@ -45,7 +47,7 @@ pub struct Args {
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
     /// The vault, what to copy, and where to
-    #[arg(required = true, num_args = 2.., value_name = "DIR SRC DST")]
+    #[arg(required = true, num_args = 2.., value_name = "PATH")]
     places: Vec<PathBuf>,
 }
 

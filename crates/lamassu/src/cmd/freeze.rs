@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Example:
-  lamassu freeze /mnt && cp -a --reflink /srv/store/vault /backup/; lamassu thaw /mnt
+  lamassu freeze /mnt && cp -a --reflink=auto /srv/store/vault /backup/; lamassu thaw /mnt
 While frozen, everything written is in the store, reads go on, and whoever writes waits.";
 
 /// Options of `freeze` and `thaw`.

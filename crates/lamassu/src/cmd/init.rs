@@ -30,8 +30,8 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu init /srv/store/vault                              asks for a passphrase
   lamassu init -k raw:file:/root/vault.key -b 128K /tank/v   a key file; ZFS records of 128 KiB
-  lamassu init --zone z.json --zone-key hex:file:z.hex --outer shared /srv/store/v2
-                                                             deduplicates with, and is readable by, other vaults of the zone";
+  lamassu init --zone office.zone --zone-key hex:file:zone.hex --outer shared /srv/store/v2
+      deduplicates with other vaults of the zone, and those that share its outer key can read it";
 
 /// Options of `init`.
 #[derive(clap::Args, Debug)]

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
-  lamassu inspect /srv/store/vault disk.img                  geometry, size, and every page: generation, pending, replaced, holes, tail
+  lamassu inspect /srv/store/vault disk.img      a file: geometry, size, and every page
+  lamassu inspect /srv/store/vault photos        a directory: its id, and what is stored in it
   lamassu inspect --json /srv/store/vault disk.img | jq '.pages[] | select(.state != \"good\")'
-  lamassu inspect /srv/store/vault photos                    a directory: its id, and what is stored in it
-  lamassu inspect --header backup/lamassu.vault backup/Zk3…  a stored file";
+  lamassu inspect --header backup/lamassu.vault backup/Zk3…";
 
 /// Options of `inspect`.
 #[derive(clap::Args, Debug)]
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     /// The vault, then a plain path in it
-    #[arg(required = true, value_name = "DIR PATH")]
+    #[arg(required = true, value_name = "PATH")]
     places: Vec<PathBuf>,
 }
 

@@ -21,18 +21,18 @@ Examples:
 
 const ADD_EXAMPLES: &str = "\
 Examples:
-  lamassu key add -k passphrase:prompt --new-key raw:file:/root/backup.key --label backup /srv/store/vault
-  lamassu key add /srv/store/vault                      a second passphrase: asks for an old one, then for the new one";
+  lamassu key add --new-key raw:file:/root/backup.key --label backup /srv/store/vault
+  lamassu key add /srv/store/vault         a second passphrase: asks for an old one, then the new one";
 
 const REMOVE_EXAMPLES: &str = "\
 Examples:
-  lamassu key remove /srv/store/vault 2                 asks for a passphrase that opens any slot
+  lamassu key remove /srv/store/vault 2    asks for a passphrase that opens any slot
 An older copy of the header (a backup, a snapshot of the store) still opens with the removed key.";
 
 const CHANGE_EXAMPLES: &str = "\
 Examples:
-  lamassu key change /srv/store/vault                   a new passphrase for the slot that the old one opens
-  lamassu key change -k raw:file:/root/k --slot 1 --new-key hex:file:/root/new.hex /srv/store/vault";
+  lamassu key change /srv/store/vault      a new passphrase for the slot that the old one opens
+  lamassu key change -k raw:file:/root/k --slot 1 -n hex:file:/root/new.hex /srv/store/vault";
 
 /// Key commands.
 #[derive(clap::Subcommand, Debug)]

@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu speed
   lamassu speed --suite aes --threads 1,4 --json
-The kernel `library` composes calls of a library one block after another, as a program without kernels of its own would.
+The kernel `library` composes calls of a library, one block after another, as others do.
 LAMASSU_CPU masks processor features, to compare.";
 
 /// Options of `speed`.

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const EXAMPLES: &str = "\
 Examples:
   lamassu umount ~/private
-  lamassu umount --lazy /mnt      the mount point is free at once; the vault is closed when the last open file is
+  lamassu umount --lazy /mnt      free at once; the vault is closed when the last open file is
 `umount` and `fusermount3 -u` do as well, but return before the daemon has written everything.";
 
 /// Options of `umount`.

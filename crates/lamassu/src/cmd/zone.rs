@@ -13,9 +13,10 @@ use std::path::PathBuf;
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
-  lamassu zone create office.zone                       asks for a passphrase
+  lamassu zone create office.zone          asks for a passphrase
   lamassu zone create -k raw:file:/root/zone.key -s blake3 office.zone
-Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone` then makes vaults that deduplicate with one another.";
+Give every host a copy of the file, and the key by another way; `lamassu init --zone office.zone`
+then makes vaults that deduplicate with one another.";
 
 const SHOW_EXAMPLES: &str = "\
 Examples:

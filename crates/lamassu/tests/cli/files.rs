@@ -1,0 +1,267 @@
+//! ls, cat, cp, path, inspect, check: without a mount.
+
+use crate::support::{Bench, flip, noise};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+/// A vault of a suite with a tree copied in.
+fn filled(suite: &str) -> Bench {
+    let b = Bench::new();
+    b.run(&format!("init --suite {suite} v")).ok();
+    b.dir("tree/sub/deep");
+    b.file("tree/small", b"hello\n");
+    b.file("tree/empty", b"");
+    b.file("tree/large", &noise(1_234_567, 1));
+    b.file("tree/sub/exact", &noise(4096 * 7, 2));
+    let long = "n".repeat(255);
+    b.file(&format!("tree/sub/deep/{long}"), b"long name");
+    std::os::unix::fs::symlink("../small", b.path("tree/sub/link")).unwrap();
+    let sparse = std::fs::File::create(b.path("tree/sparse")).unwrap();
+    sparse.set_len(50 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", (50 << 20) - 3).unwrap();
+    std::fs::set_permissions(b.path("tree/small"), std::fs::Permissions::from_mode(0o4751)).unwrap();
+    std::fs::set_permissions(b.path("tree/sub"), std::fs::Permissions::from_mode(0o500)).unwrap();
+    let status = std::process::Command::new("touch")
+        .args(["-h", "-d", "2001-02-03T04:05:06.789012345Z"])
+        .args(["tree/small", "tree/large", "tree/sub/link", "tree/sub"].map(|p| b.path(p)))
+        .status()
+        .unwrap();
+    assert!(status.success());
+    b.run("cp -r v tree vault:").ok();
+    b
+}
+
+fn same(a: &Path, b: &Path) {
+    let (x, y) = (a.symlink_metadata().unwrap(), b.symlink_metadata().unwrap());
+    assert_eq!(x.mode(), y.mode(), "{a:?}");
+    assert_eq!((x.mtime(), x.mtime_nsec()), (y.mtime(), y.mtime_nsec()), "{a:?}");
+    if x.is_symlink() {
+        assert_eq!(std::fs::read_link(a).unwrap(), std::fs::read_link(b).unwrap());
+    } else if x.is_file() {
+        assert!(std::fs::read(a).unwrap() == std::fs::read(b).unwrap(), "{a:?}");
+    } else {
+        let names = |p: &Path| {
+            let mut n: Vec<_> = std::fs::read_dir(p).unwrap().map(|e| e.unwrap().file_name()).collect();
+            n.sort();
+            n
+        };
+        assert_eq!(names(a), names(b), "{a:?}");
+        names(a).iter().for_each(|n| same(&a.join(n), &b.join(n)));
+    }
+}
+
+#[test]
+fn a_tree_comes_back_as_it_went_in_with_every_suite() {
+    for suite in ["aes", "paper", "blake3", "chacha"] {
+        let b = filled(suite);
+        b.run("cp -r v vault:tree out").ok();
+        same(&b.path("tree"), &b.path("out"));
+        let sparse = b.path("out/sparse").metadata().unwrap();
+        assert!(sparse.blocks() * 512 < 1 << 20, "holes stay holes");
+        let stored = b.stored("v", "tree/sparse").metadata().unwrap();
+        assert!(stored.blocks() * 512 < 1 << 20);
+        b.run("check v").ok();
+    }
+}
+
+#[test]
+fn cp_goes_where_cp_would() {
+    let b = filled("aes");
+    b.file("a", b"A");
+    b.file("b", b"B");
+    b.run("cp v a vault:").ok();
+    b.run("cp v a vault:/tree/a2").ok();
+    b.run("cp v a b vault:tree").ok();
+    b.run("cp v b vault:a").ok();
+    assert_eq!(b.run("cat v a tree/a2 /tree/a tree/b").ok().text(), "BAAB");
+    b.run("cp v vault:a vault:tree/small vault:tree/sub").ok();
+    assert_eq!(b.run("cat v tree/sub/a tree/sub/small").ok().text(), "Bhello\n");
+    b.run_with("cp v - vault:piped", b"from a pipe").ok();
+    assert_eq!(b.run("cat v piped").ok().text(), "from a pipe");
+    b.run("cp v vault:piped .").ok();
+    assert_eq!(std::fs::read(b.path("piped")).unwrap(), b"from a pipe");
+    b.run("cp -r v vault: whole").ok();
+    same(&b.path("tree/large"), &b.path("whole/tree/large"));
+
+    b.run("cp v tree vault:").code(2).says("-r");
+    b.run("cp v nosuch vault:").code(3);
+    b.run("cp v vault:nosuch .").code(3);
+    b.run("cp v a b vault:nodir").code(2);
+    b.run("cp v a vault:a/").code(2);
+    b.run("cp v a vault:no/such/dir").code(3);
+    // A file is not copied onto itself: that would empty it.
+    b.run("cp v vault:a vault:a").code(2).says("same file");
+    assert_eq!(b.run("cat v a").ok().text(), "B");
+    // One that fails does not keep the others back.
+    b.run("cp v nosuch b vault:tree").code(3).says("nosuch");
+    assert_eq!(b.run("cat v tree/b").ok().text(), "B");
+}
+
+#[test]
+fn extended_attributes_are_copied_and_not_readable_in_the_store() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let file = b.file("f", b"x");
+    if rustix::fs::setxattr(&file, "user.colour", b"octarine", rustix::fs::XattrFlags::empty()).is_err() {
+        eprintln!("no extended attributes in {:?}: nothing to test", file);
+        return;
+    }
+    b.run("cp v f vault:").ok();
+    b.run("cp v vault:f g").ok();
+    let mut value = [0; 64];
+    let len = rustix::fs::getxattr(b.path("g"), "user.colour", &mut value[..]).unwrap();
+    assert_eq!(&value[..len], b"octarine");
+    let mut names = [0; 512];
+    let len = rustix::fs::listxattr(b.stored("v", "f"), &mut names[..]).unwrap();
+    assert!(!String::from_utf8_lossy(&names[..len]).contains("colour"));
+}
+
+#[test]
+fn listings() {
+    let b = filled("aes");
+    assert_eq!(b.run("ls v").ok().text(), "tree\n");
+    assert_eq!(b.run("ls v tree/sub").ok().text(), "tree/sub/deep\ntree/sub/exact\ntree/sub/link\n");
+    assert_eq!(b.run("ls -d v tree").ok().text(), "tree\n");
+    let long = b.run("ls -l v tree/small tree/sub").ok().text();
+    assert!(
+        long.contains("-rwsr-x--x") && long.contains("2001-02-03T04:05:06Z") && long.contains("link -> ../small"),
+        "{long}"
+    );
+    let listed = b.run("ls -R --json v").ok().json();
+    let entries = listed["entries"].as_array().unwrap();
+    assert_eq!(entries.len(), 10);
+    let of = |path: &str| entries.iter().find(|e| e["path"] == path).unwrap();
+    assert_eq!((&of("tree/large")["size"], &of("tree/large")["kind"]), (&1_234_567.into(), &"file".into()));
+    assert_eq!(of("tree/small")["mode"], "4751");
+    assert_eq!(of("tree/sub/link")["target"], "../small");
+    assert_eq!(of("tree/sparse")["size"], 50 << 20);
+    b.run("ls v nosuch").code(3);
+    b.run("ls v tree/small/x").code(3);
+    b.run("ls v ../x").code(2);
+}
+
+#[test]
+fn paths_there_and_back() {
+    let b = filled("aes");
+    for plain in ["tree", "tree/small", "tree/sub/deep", "tree/sub/link"] {
+        let stored = b.run(&format!("path v {plain}")).ok().text();
+        let stored = stored.trim_end();
+        assert!(b.path("v").join(stored).symlink_metadata().is_ok());
+        assert!(!stored.contains("small") && !stored.contains("deep"));
+        for given in [stored.to_string(), format!("v/{stored}"), b.path("v").join(stored).display().to_string()] {
+            assert_eq!(b.run(&format!("path --reverse v {given}")).ok().text().trim_end(), plain);
+        }
+        assert_eq!(b.run(&format!("path -a v {plain}")).ok().text().trim_end(), format!("v/{stored}"));
+    }
+    let json = b.run("path --json v tree /tree/small").ok().json();
+    assert_eq!(json["paths"][1]["plain"], "tree/small");
+    assert!(b.run("path -0 v tree").ok().out.ends_with(b"\0"));
+    b.run("path v nosuch").code(3);
+    b.run("path --reverse v /etc/passwd").code(2);
+    b.run("path --reverse v nosuch").code(3);
+}
+
+#[test]
+fn one_file_out_of_a_backup() {
+    let b = filled("blake3");
+    let stored = b.stored("v", "tree/large");
+    let backup = b.dir("backup").join("some-file");
+    std::fs::copy(&stored, &backup).unwrap();
+    std::fs::copy(b.path("v/lamassu.vault"), b.path("backup/header")).unwrap();
+    std::fs::remove_dir_all(b.path("v/lamassu.staging")).unwrap();
+    let plain = std::fs::read(b.path("tree/large")).unwrap();
+    assert!(b.run("cat --header backup/header backup/some-file").ok().out == plain);
+    assert!(b.run("cat --orphan v backup/some-file").ok().out == plain);
+    b.run("cp --header backup/header backup/some-file found").ok();
+    assert!(std::fs::read(b.path("found")).unwrap() == plain);
+    assert_eq!(b.path("found").metadata().unwrap().mtime(), backup.metadata().unwrap().mtime());
+    let shown = b.run("inspect --json --header backup/header backup/some-file").ok().json();
+    assert_eq!(shown["size"], 1_234_567);
+    b.run("cat --header backup/header nosuch").code(3);
+    b.run("cat --header backup/header backup").code(3);
+}
+
+#[test]
+fn inspection() {
+    let b = filled("aes");
+    let large = b.run("inspect --json --slots v tree/large").ok().json();
+    assert_eq!((&large["size"], &large["kind"]), (&1_234_567.into(), &"file".into()));
+    let pages = large["pages"].as_array().unwrap();
+    assert_eq!(pages.len(), 3);
+    for (g, page) in pages.iter().enumerate() {
+        assert_eq!((&page["page"], &page["state"]), (&g.into(), &"good".into()));
+        assert_eq!(page["pending"], serde_json::json!([]), "a closed vault is settled");
+        assert_eq!(page["epoch"], 1);
+    }
+    assert_eq!(pages[0]["used"], 116);
+    assert_eq!(pages[0]["slots"][1]["offset"], 8192);
+    assert_eq!(pages[0]["slots"][1]["state"], "data");
+    // 301 blocks and 1671 bytes.
+    assert_eq!((&pages[2]["used"], &pages[2]["tail_bytes"]), (&69.into(), &1671.into()));
+    let small = b.run("inspect --json v tree/small").ok().json();
+    assert_eq!((&small["convergent"], &small["size"]), (&true.into(), &6.into()));
+    let dir = b.run("inspect --json v tree/sub/deep").ok().json();
+    assert_eq!((&dir["record"]["state"], &dir["entries"]), (&"good".into(), &1.into()));
+    assert_eq!((&dir["long_names"], &dir["companions"]), (&1.into(), &1.into()));
+    assert_eq!(dir["record"]["id"].as_str().unwrap().len(), 32);
+    let link = b.run("inspect --json v tree/sub/link").ok().json();
+    assert_eq!((&link["kind"], &link["target_bytes"]), (&"symlink".into(), &8.into()));
+    for path in ["tree/large", "tree/sub", "tree/sub/link", "."] {
+        assert!(b.run(&format!("inspect v {path}")).ok().text().contains("kind"), "{path}");
+    }
+    flip(&b.stored("v", "tree/large"), 100);
+    let broken = b.run("inspect --json v tree/large").ok().json();
+    assert_eq!(broken["pages"][0]["state"], "broken");
+    assert_eq!(broken["pages"][1]["state"], "good");
+    b.run("inspect v nosuch").code(3);
+}
+
+#[test]
+fn damage_is_named_and_what_precedes_it_is_written() {
+    let b = filled("aes");
+    let plain = std::fs::read(b.path("tree/large")).unwrap();
+    // Block 5 lies at 6 · 4096: one page before it.
+    let stored = b.stored("v", "tree/large");
+    flip(&stored, 6 * 4096 + 17);
+    let ran = b.run("cat v tree/large").code(26);
+    assert!(ran.out == plain[..5 * 4096]);
+    b.dir("out");
+    b.run("cp v vault:tree/small vault:tree/large vault:tree/empty out").code(26).says("tree/large");
+    let mut names: Vec<_> = std::fs::read_dir(b.path("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["empty", "small"], "no half of a damaged file");
+
+    let ran = b.run("check v").code(26);
+    assert!(ran.text().contains("/tree/large") && ran.text().contains("block 5"), "{}", ran.text());
+    let json = b.run("check --json v").code(26).json();
+    assert_eq!(json["status"], "damaged");
+    let problems = json["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), 1);
+    assert_eq!((&problems[0]["block"], &problems[0]["kind"]), (&5.into(), &"block-hash".into()));
+    assert!(stored.ends_with(problems[0]["stored"].as_str().unwrap()));
+    // Only the parts asked for.
+    b.run("check v tree/small tree/sub").ok();
+    b.run("check v tree/large").code(26);
+    b.run("check --repair v").code(26);
+    flip(&stored, 6 * 4096 + 17);
+    let json = b.run("check --json v").ok().json();
+    assert_eq!((&json["status"], &json["files"]), (&"clean".into(), &6.into()));
+    b.run("check v nosuch").code(3);
+}
+
+#[test]
+fn a_check_changes_nothing_and_a_repair_mends() {
+    let b = filled("aes");
+    // A name that does not open: moved to lamassu.lost by a repair, and then all is well.
+    let stored = b.stored("v", "tree/small");
+    let mut name = stored.file_name().unwrap().to_str().unwrap().to_string();
+    name.replace_range(3..4, if &name[3..4] == "A" { "B" } else { "A" });
+    std::fs::rename(&stored, stored.with_file_name(&name)).unwrap();
+    b.run("check v").code(26);
+    assert!(stored.with_file_name(&name).exists());
+    let repaired = b.run("check --repair v");
+    assert!([26, 27].contains(&repaired.code), "{repaired:?}");
+    if repaired.code == 27 {
+        b.run("check v").ok();
+    }
+}
