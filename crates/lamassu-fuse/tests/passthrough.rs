@@ -48,23 +48,26 @@ impl Fixture {
     }
 }
 
-fn with(cache: CacheMode, body: fn(&Path)) {
+fn with(cache: CacheMode, test: &str, body: fn(&Path)) {
+    if let Some(dir) = suite::support::child_dir() {
+        return body(&dir);
+    }
     if !fuse_is_there() {
         return;
     }
     let mut fixture = Fixture::new(&options(cache));
     let dir = fixture.root().join("work");
     std::fs::create_dir(&dir).unwrap();
-    body(&dir);
+    suite::support::in_child(test, &dir);
     fixture.end();
 }
 
 mod write_back {
-    suite_tests!(|body| super::with(lamassu_fuse::CacheMode::WriteBack, body));
+    suite_tests!(|test, body| super::with(lamassu_fuse::CacheMode::WriteBack, test, body));
 }
 mod through {
-    suite_tests!(|body| super::with(lamassu_fuse::CacheMode::Through, body));
+    suite_tests!(|test, body| super::with(lamassu_fuse::CacheMode::Through, test, body));
 }
 mod uncached {
-    suite_tests!(|body| super::with(lamassu_fuse::CacheMode::None, body));
+    suite_tests!(|test, body| super::with(lamassu_fuse::CacheMode::None, test, body));
 }

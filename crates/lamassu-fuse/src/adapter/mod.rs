@@ -26,8 +26,9 @@ use upkeep::Upkeep;
 
 /// How long the kernel may trust names and attributes. All changes pass through this mount, so it may for as long as it likes.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// The same for attributes of a file open for writing: what write-back gathers takes space in the store only later.
-const TTL_WRITTEN: Duration = Duration::from_secs(1);
+/// The same for attributes of a file open for writing, which takes space in the store only some time after it was written. With write-back the
+/// kernel keeps size and times itself and asks again when the file is closed, so that only the space shown can be old.
+const TTL_WRITE_BACK: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
 /// Requests the kernel may have under way in the background (read-ahead, write-back).
@@ -119,7 +120,13 @@ impl<F: FileSystem> Shared<F> {
 
     /// How long the attributes of an inode hold.
     fn ttl(&self, ino: Ino) -> Duration {
-        if self.writers.lock().contains_key(&ino) { TTL_WRITTEN } else { TTL }
+        if !self.writers.lock().contains_key(&ino) {
+            TTL
+        } else if self.cache == CacheMode::WriteBack {
+            TTL_WRITE_BACK
+        } else {
+            Duration::ZERO
+        }
     }
 
     fn add_writer(&self, ino: Ino) {

@@ -331,3 +331,79 @@ pub fn reads_through_a_write_only_open_s_pages(dir: &Path) {
     expect[5001..5015].copy_from_slice(b"part of a page");
     assert!(std::fs::read(&path).unwrap() == expect);
 }
+
+/// Random reads, writes (cached, mapped, direct), truncations, holes and evictions of one file against the same in memory.
+pub fn random_operations_match_a_model(dir: &Path) {
+    const MAX: u64 = 600_000;
+    let path = dir.join("r");
+    let (cached, direct) = (read_write(&path), open_direct(&path));
+    let mut model: Vec<u8> = Vec::new();
+    let mut dice = 0x1234_5678_9ABC_DEFFu64;
+    for step in 0..400u64 {
+        let mut roll = |below: u64| {
+            dice ^= dice << 13;
+            dice ^= dice >> 7;
+            dice ^= dice << 17;
+            dice % below
+        };
+        let kind = roll(12);
+        let at = roll(MAX);
+        let len = match roll(3) {
+            0 => 1 + roll(100),
+            1 => 1 + roll(10_000),
+            _ => 1 + roll(150_000),
+        }
+        .min(MAX - at);
+        let end = at + len;
+        let piece = pattern(len as usize, step);
+        match kind {
+            0..=4 => {
+                (if kind == 4 { &direct } else { &cached }).write_all_at(&piece, at).unwrap();
+                model.resize(model.len().max(end as usize), 0);
+                model[at as usize..end as usize].copy_from_slice(&piece);
+            }
+            5 if at < model.len() as u64 => {
+                let end = (end as usize).min(model.len());
+                write_mapped(&cached, at as usize, &piece[..end - at as usize], model.len());
+                model[at as usize..end].copy_from_slice(&piece[..end - at as usize]);
+            }
+            6 => {
+                cached.set_len(at).unwrap();
+                model.resize(at as usize, 0);
+            }
+            7 => {
+                allocate(&cached, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len).unwrap();
+                let (from, to) = ((at as usize).min(model.len()), (end as usize).min(model.len()));
+                model[from..to].fill(0);
+            }
+            8 => evict(&cached),
+            9 => {
+                let mut back = vec![1; len as usize];
+                let n = direct.read_at(&mut back, at).unwrap();
+                assert!(model.get(at as usize..).is_none_or(|rest| rest.starts_with(&back[..n])), "step {step}");
+            }
+            _ => {
+                assert_eq!(cached.metadata().unwrap().len(), model.len() as u64, "step {step}");
+                assert!(std::fs::read(&path).unwrap() == model, "step {step}");
+            }
+        }
+    }
+    drop((cached, direct));
+    assert!(std::fs::read(&path).unwrap() == model);
+}
+
+fn open_direct(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
+}
+
+fn write_mapped(file: &File, at: usize, data: &[u8], size: usize) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping of the whole file, which this test alone uses; unmapped before the file can shrink. `at + data.len()` is not past
+    // `size`, its length.
+    unsafe {
+        let map = mmap(std::ptr::null_mut(), size, both, MapFlags::SHARED, file, 0).unwrap();
+        std::ptr::copy_nonoverlapping(data.as_ptr(), map.cast::<u8>().add(at), data.len());
+        munmap(map, size).unwrap();
+    }
+}

@@ -7,7 +7,8 @@ pub mod content;
 pub mod support;
 pub mod tree;
 
-/// One `#[test]` per function of the suite; `$with` takes a function over a directory and runs it inside a fresh mount.
+/// One `#[test]` per function of the suite. `$with` takes the test's name and a function over a directory. It makes a mount, and has the function
+/// run in it by `support::in_child`.
 #[macro_export]
 macro_rules! suite_tests {
     ($with:expr) => {
@@ -15,7 +16,7 @@ macro_rules! suite_tests {
             write_and_read_back, appends_interleave, truncates_both_ways, shared_maps, direct_io, synchronous_writes,
             holes_are_found, data_only_in_the_page_cache_is_found, fallocate_modes, offsets_past_4_gib,
             unlinked_files_live_on, concurrent_writers, large_file_survives_eviction, copies_by_copy_file_range,
-            locks_between_handles, reads_through_a_write_only_open_s_pages);
+            locks_between_handles, reads_through_a_write_only_open_s_pages, random_operations_match_a_model);
         $crate::suite_tests!(@ $with, tree:
             lists_5000_entries, deletes_while_listing, renames, rename_flags, hard_links, symbolic_links, special_files,
             long_names, refusals, created_names_replace_remembered_absence, programs_run, deep_directories);
@@ -24,6 +25,6 @@ macro_rules! suite_tests {
             set_id_bits_fall_on_change_of_owner, set_id_bits_fall_on_writes_of_others, others_are_kept_out);
     };
     (@ $with:expr, $module:ident: $($name:ident),* $(,)?) => {
-        $(#[test] fn $name() { $with($crate::suite::$module::$name) })*
+        $(#[test] fn $name() { $with(concat!(module_path!(), "::", stringify!($name)), $crate::suite::$module::$name) })*
     };
 }

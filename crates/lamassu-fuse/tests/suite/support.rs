@@ -1,7 +1,25 @@
 //! Helpers of the suite.
 
 use std::fs::{File, OpenOptions};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const DIR: &str = "LAMASSU_SUITE_DIR";
+
+/// In a child process made by [`in_child`]: the directory to work in.
+pub fn child_dir() -> Option<PathBuf> {
+    std::env::var_os(DIR).map(PathBuf::from)
+}
+
+/// Runs the test of this binary with that name again, in a process of its own, over `dir`. The daemon's threads live in this process: a caller in it
+/// that unmaps dirty pages would hold the lock of the address space that the daemon needs to serve it.
+pub fn in_child(test: &str, dir: &Path) {
+    let name = test.split_once("::").unwrap().1;
+    let args = [name, "--exact", "--nocapture", "--test-threads=1"];
+    let out = Command::new(std::env::current_exe().unwrap()).args(args).env(DIR, dir).output().unwrap();
+    let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(out.status.success() && text.contains("1 passed"), "{text}");
+}
 
 /// Bytes that tell their own position.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {

@@ -70,8 +70,17 @@ impl Backend for LocalBackend {
         let name = super::check_name(name)?;
         let lock = retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR))?;
         retry(|| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive))?;
-        // Closing the descriptor gives the lock back.
-        Ok(Box::new(lock))
+        Ok(Box::new(Lock(lock)))
+    }
+}
+
+/// A held flock(2). Given back by word and not by closing alone: a child process between fork and exec has the descriptor too.
+struct Lock(OwnedFd);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Nothing can be done about an error; closing follows.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 

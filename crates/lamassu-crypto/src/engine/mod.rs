@@ -1,14 +1,18 @@
 //! The cipher engine: batches of blocks over a bounded worker pool; the submitting thread works too.
 //!
-//! A batch is cut into chunks. The submitting thread takes chunks until none is left, and so do as many workers as are *idle at that moment*:
-//! nothing is ever queued behind another batch, so a submitter never waits for work that is not its own. A small batch never leaves its thread.
-//! A panic in a worker reaches the submitter as a panic.
+//! A batch is cut into chunks. The submitting thread takes chunks until none is left, and so do workers that are idle ([`pool`]): a submitter never waits
+//! for work that is not its own, nor for a worker that has not begun. A small batch never leaves its thread. A panic in a worker reaches the
+//! submitter as a panic.
+//!
+//! The seam for another device is [`Engine::seal`] and [`Engine::open`] themselves: whole batches, in place, synchronous.
+
+mod pool;
 
 use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
 use crate::{BlockKey, InnerKey, KeyRing};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use pool::Pool;
 use subtle::{Choice, ConstantTimeEq};
 use zeroize::Zeroizing;
 
@@ -21,40 +25,28 @@ pub enum Verify {
     No,
 }
 
-/// Bytes of a chunk: 16 blocks of 4 KiB, one lane group.
+/// Bytes of a chunk: 16 blocks of 4 KiB, one lane group. A batch of one chunk never leaves its thread: handing it over would take longer.
 const CHUNK_BYTES: usize = 64 << 10;
-/// A batch of at most this many bytes is done by its own thread: handing it over would take longer.
-const INLINE_BYTES: usize = 16 << 10;
-
 /// A pool of cipher workers.
 pub struct Engine {
-    threads: usize,
-    /// `None` where the submitting thread works alone.
-    pool: Option<rayon::ThreadPool>,
-    /// Workers that no batch has claimed.
-    idle: AtomicUsize,
+    pool: Pool,
     kernel: Kernel,
 }
 
 impl Engine {
-    /// `threads` in all, the submitting thread included; at least 1. Where the system refuses threads, the submitting thread works alone:
-    /// [`Engine::threads`] tells.
+    /// `threads` in all, the submitting thread included; at least 1. Where the system refuses threads there are fewer: [`Engine::threads`] tells.
     pub fn new(threads: usize) -> Self {
         Self::with_kernel(threads, Kernel::best())
     }
 
     /// The same, opening with a kernel of choice. (Sealing uses the kernel of its key.)
     pub fn with_kernel(threads: usize, kernel: Kernel) -> Self {
-        let workers = threads.max(1) - 1;
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(workers).thread_name(|i| format!("cipher-{i}"));
-        let pool = (workers > 0).then(|| pool.build().ok()).flatten();
-        let workers = pool.as_ref().map_or(0, rayon::ThreadPool::current_num_threads);
-        Engine { threads: workers + 1, pool, idle: AtomicUsize::new(workers), kernel }
+        Engine { pool: Pool::new(threads.max(1) - 1), kernel }
     }
 
     /// Threads that work on one batch, the submitting thread included.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.pool.workers() + 1
     }
 
     /// Derives keys and encrypts a batch in place.
@@ -118,43 +110,17 @@ impl Engine {
         chunks: impl Iterator<Item = T> + Send,
         work: impl Fn(T) + Sync,
     ) {
-        let helpers_max = if bytes <= INLINE_BYTES { 0 } else { bytes.div_ceil(chunk_bytes) - 1 };
-        let (Some(pool), permits @ 1..) = (&self.pool, self.claim(helpers_max)) else {
+        let helpers = bytes.div_ceil(chunk_bytes).saturating_sub(1);
+        if helpers == 0 || self.pool.workers() == 0 {
             return chunks.for_each(work);
-        };
+        }
         let queue = Mutex::new(chunks);
-        let run = || {
+        self.pool.run(helpers, &|| {
             loop {
                 let Some(chunk) = queue.lock().next() else { break };
                 work(chunk);
             }
-        };
-        // The scope ends when every claimed worker is done; each was idle, so it starts at once. It passes a worker's panic on to us.
-        pool.in_place_scope(|scope| {
-            for _ in 0..permits {
-                scope.spawn(|_| {
-                    let _permit = Permit(&self.idle);
-                    run();
-                });
-            }
-            run();
         });
-    }
-
-    /// Claims up to `wanted` idle workers; returns how many.
-    fn claim(&self, wanted: usize) -> usize {
-        let claimed =
-            self.idle.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |idle| Some(idle - idle.min(wanted)));
-        claimed.map_or(0, |idle| idle.min(wanted))
-    }
-}
-
-/// A claimed worker; given back when dropped, in a panic too.
-struct Permit<'a>(&'a AtomicUsize);
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -238,6 +204,7 @@ mod tests {
     use super::*;
     use crate::{Secret, Suite};
     use proptest::prelude::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn ring(suite: Suite, inner: &[u8]) -> KeyRing {
         let inner: Vec<_> = inner.iter().map(|&b| Secret::new(&mut [b; 32])).collect();
@@ -364,7 +331,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!(engine.idle.load(Ordering::Relaxed), 2, "every claimed worker came back");
     }
 
     #[test]
@@ -379,7 +345,6 @@ mod tests {
             done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.load(Ordering::Relaxed), 256);
-        assert_eq!(engine.idle.load(Ordering::Relaxed), 2);
     }
 
     #[test]

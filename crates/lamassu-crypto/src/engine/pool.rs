@@ -1,0 +1,264 @@
+//! Threads that help a submitter with its batch, if they get to run before it is done.
+//!
+//! Guarantees: [`Pool::run`] does the work on the calling thread and *offers* it to idle workers. It waits only for workers that have begun, never for
+//! one that the system has not yet scheduled: on a busy machine a batch takes no longer than without a pool. (That is why this is not rayon, whose
+//! scopes wait for every task spawned: with all processors busy a 1 MiB batch took 2.1 to 2.4 ms on average there, 1.3 to 1.8 ms here.) Nothing queues: no more is offered than there are idle workers. Workers that are gone (after
+//! fork(2)) are never waited for. A panic in a worker reaches the submitter; the worker lives on. Dropping the pool ends its threads.
+
+use parking_lot::{Condvar, Mutex};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+type Panic = Box<dyn Any + Send>;
+
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+struct Queue {
+    offers: VecDeque<Arc<Job>>,
+    /// Workers that wait, less the offers that wait for them.
+    free: usize,
+    stop: bool,
+}
+
+impl Pool {
+    /// As many workers as the system gives, at most `count`.
+    pub(super) fn new(count: usize) -> Pool {
+        let queue = Queue { offers: VecDeque::with_capacity(count), free: 0, stop: false };
+        let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
+        let spawn = |i| {
+            let shared = shared.clone();
+            std::thread::Builder::new().name(format!("cipher-{i}")).spawn(move || shared.work()).ok()
+        };
+        let workers: Vec<_> = (0..count).map_while(spawn).collect();
+        shared.queue.lock().free = workers.len();
+        Pool { shared, workers }
+    }
+
+    pub(super) fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Runs `work` here and on up to `helpers` idle workers, at once; returns when all that began it are done with it.
+    /// `work` shares the batch out between its callers, so that it is done when they all have returned, be they one or many.
+    pub(super) fn run(&self, helpers: usize, work: &(dyn Fn() + Sync)) {
+        let job = Arc::new(Job::new(work));
+        self.shared.offer(&job, helpers);
+        // From here to `close` nothing may unwind: workers may be using `work`.
+        let here = catch_unwind(AssertUnwindSafe(work));
+        self.shared.withdraw(&job);
+        let there = job.close();
+        if let Err(panic) = here.and(there) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.queue.lock().stop = true;
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its work, so there is nothing to hear from it.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn offer(&self, job: &Arc<Job>, helpers: usize) {
+        let mut queue = self.queue.lock();
+        let count = helpers.min(queue.free);
+        queue.free -= count;
+        queue.offers.extend((0..count).map(|_| job.clone()));
+        drop(queue);
+        (0..count).for_each(|_| {
+            self.wake.notify_one();
+        });
+    }
+
+    /// Takes back the offers that no worker has taken up.
+    fn withdraw(&self, job: &Arc<Job>) {
+        let mut queue = self.queue.lock();
+        let before = queue.offers.len();
+        queue.offers.retain(|offered| !Arc::ptr_eq(offered, job));
+        queue.free += before - queue.offers.len();
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        while !queue.stop {
+            match queue.offers.pop_front() {
+                None => self.wake.wait(&mut queue),
+                Some(job) => {
+                    drop(queue);
+                    job.help();
+                    drop(job);
+                    queue = self.queue.lock();
+                    queue.free += 1;
+                }
+            }
+        }
+    }
+}
+
+/// One call of [`Pool::run`], as its workers see it.
+struct Job {
+    /// The submitter's closure, its lifetime erased. May be used by who is counted in `State::inside`, and by nobody else.
+    work: *const (dyn Fn() + Sync),
+    state: Mutex<State>,
+    left: Condvar,
+}
+
+struct State {
+    closed: bool,
+    /// Workers in `work` now. No one enters once `closed`.
+    inside: usize,
+    panic: Option<Panic>,
+}
+
+// SAFETY: `work` points to a Sync closure, so any thread may call it; Job::help says why it is still alive when it does.
+unsafe impl Send for Job {}
+// SAFETY: as above; the rest is behind a mutex.
+unsafe impl Sync for Job {}
+
+impl Job {
+    fn new<'a>(work: &'a (dyn Fn() + Sync + 'a)) -> Job {
+        let work: *const (dyn Fn() + Sync + 'a) = work;
+        // SAFETY: the two types differ in a lifetime alone. The pointer is not used beyond it: see `help`.
+        let work = unsafe { std::mem::transmute::<*const (dyn Fn() + Sync + 'a), *const (dyn Fn() + Sync)>(work) };
+        Job { work, state: Mutex::new(State { closed: false, inside: 0, panic: None }), left: Condvar::new() }
+    }
+
+    /// A worker's share. Does nothing once the job is closed.
+    fn help(&self) {
+        {
+            let mut state = self.state.lock();
+            if state.closed {
+                return;
+            }
+            state.inside += 1;
+        }
+        // SAFETY: we are counted in `inside`, entered before `closed`. Pool::run, which borrows the closure, neither returns nor unwinds before
+        // `close` has seen `inside` at zero after closing; so the closure lives at least until we leave, below.
+        let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.work)() }));
+        let mut state = self.state.lock();
+        state.inside -= 1;
+        if let Err(panic) = result {
+            state.panic.get_or_insert(panic);
+        }
+        if state.inside == 0 {
+            self.left.notify_all();
+        }
+    }
+
+    /// Lets nobody in any more and waits for those inside.
+    fn close(&self) -> Result<(), Panic> {
+        let mut state = self.state.lock();
+        state.closed = true;
+        while state.inside > 0 {
+            self.left.wait(&mut state);
+        }
+        state.panic.take().map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    /// Waits until every worker is idle: a worker that has left its work takes a moment to say so, and is not offered any meanwhile.
+    fn rested(pool: &Pool) -> &Pool {
+        while pool.shared.queue.lock().free != pool.workers() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        pool
+    }
+
+    #[test]
+    fn idle_workers_help() {
+        let pool = Pool::new(3);
+        for _ in 0..50 {
+            // Nobody gets past the barrier alone: all four are in it at once.
+            let barrier = Barrier::new(4);
+            rested(&pool).run(3, &|| {
+                barrier.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn a_submitter_does_not_wait_for_a_worker_that_has_not_begun() {
+        let pool = Pool::new(1);
+        let (inside, release) = (Barrier::new(3), Barrier::new(3));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                pool.run(1, &|| {
+                    inside.wait();
+                    release.wait();
+                });
+            });
+            inside.wait();
+            // The one worker is busy with the other batch.
+            let calls = AtomicUsize::new(0);
+            pool.run(1, &|| {
+                calls.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(calls.load(Ordering::Relaxed), 1);
+            release.wait();
+        });
+    }
+
+    #[test]
+    fn offers_not_taken_up_are_withdrawn() {
+        let pool = Pool::new(2);
+        for _ in 0..2000 {
+            pool.run(2, &|| {});
+        }
+        assert!(rested(&pool).shared.queue.lock().offers.is_empty());
+    }
+
+    #[test]
+    fn panics_reach_the_submitter_and_workers_live_on() {
+        let pool = Pool::new(2);
+        let here = std::thread::current().id();
+        for _ in 0..20 {
+            let barrier = Barrier::new(3);
+            let run = AssertUnwindSafe(|| {
+                rested(&pool).run(2, &|| {
+                    barrier.wait();
+                    assert!(std::thread::current().id() == here, "planned, in a worker");
+                })
+            });
+            assert!(catch_unwind(run).is_err());
+        }
+        let run = AssertUnwindSafe(|| pool.run(2, &|| assert!(std::thread::current().id() != here, "planned, here")));
+        assert!(catch_unwind(run).is_err());
+        let barrier = Barrier::new(3);
+        rested(&pool).run(2, &|| {
+            barrier.wait();
+        });
+    }
+
+    #[test]
+    fn dropping_ends_the_threads() {
+        let pool = Pool::new(3);
+        let shared = Arc::downgrade(&pool.shared);
+        pool.run(3, &|| {});
+        drop(pool);
+        assert!(shared.upgrade().is_none(), "each thread held one reference");
+    }
+}

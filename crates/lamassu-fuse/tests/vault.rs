@@ -1,0 +1,242 @@
+//! Real vaults, mounted: the whole suite over three kinds of vault, one for each cache mode, and what only a vault can show.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+#[macro_use]
+mod suite;
+
+use lamassu_crypto::{KeyRing, Secret};
+use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
+use lamassu_format::{Geometry, Suite};
+use lamassu_fuse::{CacheMode, MountOptions, Mounted, control};
+use lamassu_store::Backend;
+use lamassu_store::backend::LocalBackend;
+use lamassu_vault::{Durability, Integrity, Options, Vault};
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use suite::support::{errno, pattern};
+
+#[derive(Clone, Copy)]
+struct Recipe {
+    suite: Suite,
+    names: NameMode,
+    block_size: u32,
+    cache: CacheMode,
+}
+
+const DEFAULT: Recipe =
+    Recipe { suite: Suite::Aes, names: NameMode::Encrypted, block_size: 4096, cache: CacheMode::WriteBack };
+
+impl Recipe {
+    fn header(&self) -> VaultHeader {
+        let params = VaultParams {
+            zone: [1; 16],
+            suite: self.suite,
+            geometry: Geometry::new(self.block_size, 8).unwrap(),
+            names: self.names,
+            name_max: 255,
+            convergent_small_files: true,
+            created: 0,
+        };
+        let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+        VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+    }
+
+    fn ring(&self) -> KeyRing {
+        KeyRing::new(self.suite, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])])
+    }
+}
+
+/// A vault in a directory of its own, mounted on another. Can be unmounted and mounted again.
+struct Fixture {
+    recipe: Recipe,
+    mounted: Option<Mounted>,
+    store: tempfile::TempDir,
+    point: tempfile::TempDir,
+}
+
+impl Fixture {
+    /// `None`, with a line that says why, where nothing can be mounted.
+    fn new(recipe: Recipe) -> Option<Fixture> {
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("SKIPPED: there is no /dev/fuse on this machine");
+            return None;
+        }
+        let (store, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let backend = LocalBackend::open(store.path()).unwrap();
+        Vault::make_tree(&backend, &recipe.header(), &recipe.ring()).unwrap();
+        let mut fixture = Fixture { recipe, mounted: None, store, point };
+        fixture.mount(false);
+        Some(fixture)
+    }
+
+    fn mount(&mut self, read_only: bool) {
+        let r = &self.recipe;
+        let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.store.path()).unwrap());
+        let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 2 };
+        let vault = Arc::new(Vault::open(backend, &r.header(), r.ring(), options).unwrap());
+        let allow_other = rustix::process::geteuid().is_root();
+        let options = MountOptions { cache: r.cache, allow_other, read_only, ..MountOptions::default() };
+        self.mounted = Some(lamassu_fuse::mount(vault, self.point.path(), &options).unwrap());
+    }
+
+    fn unmount(&mut self) {
+        let mounted = self.mounted.take().unwrap();
+        mounted.unmounter().unmount(false).unwrap();
+        mounted.wait().unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.point.path().join(name)
+    }
+
+    /// The backing file of the only regular file there is whose length is at least `len`.
+    fn backing(&self, len: u64) -> PathBuf {
+        let mut found = fs::read_dir(self.store.path()).unwrap().map(|e| e.unwrap().path()).filter(|p| {
+            let meta = fs::symlink_metadata(p).unwrap();
+            meta.is_file() && meta.len() >= len
+        });
+        let path = found.next().unwrap();
+        assert_eq!(found.next(), None);
+        path
+    }
+}
+
+fn with(recipe: Recipe, test: &str, body: fn(&Path)) {
+    if let Some(dir) = suite::support::child_dir() {
+        return body(&dir);
+    }
+    let Some(mut fixture) = Fixture::new(recipe) else { return };
+    let dir = fixture.path("work");
+    fs::create_dir(&dir).unwrap();
+    suite::support::in_child(test, &dir);
+    fixture.unmount();
+}
+
+mod write_back_aes {
+    suite_tests!(|test, body| super::with(super::DEFAULT, test, body));
+}
+mod through_chacha_plain_names {
+    use super::{CacheMode, DEFAULT, NameMode, Recipe, Suite};
+    suite_tests!(|test, body| {
+        let recipe = Recipe { suite: Suite::Chacha, names: NameMode::Plain, cache: CacheMode::Through, ..DEFAULT };
+        super::with(recipe, test, body);
+    });
+}
+mod uncached_blake3_large_blocks {
+    use super::{CacheMode, DEFAULT, Recipe, Suite};
+    suite_tests!(|test, body| {
+        let recipe = Recipe { suite: Suite::Blake3, block_size: 32_768, cache: CacheMode::None, ..DEFAULT };
+        super::with(recipe, test, body);
+    });
+}
+
+#[test]
+fn everything_is_there_after_a_remount() {
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    fs::create_dir_all(f.path("a/b")).unwrap();
+    let data = pattern(3_000_001, 1);
+    fs::write(f.path("a/b/file"), &data).unwrap();
+    fs::hard_link(f.path("a/b/file"), f.path("again")).unwrap();
+    std::os::unix::fs::symlink("a/b", f.path("link")).unwrap();
+    rustix::fs::setxattr(f.path("again"), "user.note", b"kept", rustix::fs::XattrFlags::empty()).unwrap();
+    let time = fs::metadata(f.path("again")).unwrap().modified().unwrap();
+    for read_only in [false, true] {
+        f.unmount();
+        f.mount(read_only);
+        assert!(fs::read(f.path("link/file")).unwrap() == data);
+        let meta = fs::metadata(f.path("again")).unwrap();
+        assert_eq!((meta.nlink(), meta.len(), meta.modified().unwrap()), (2, 3_000_001, time));
+        let mut value = [0; 10];
+        assert_eq!(rustix::fs::getxattr(f.path("again"), "user.note", &mut value[..]), Ok(4));
+    }
+    assert_eq!(errno(fs::write(f.path("again"), b"")), libc::EROFS);
+    f.unmount();
+}
+
+#[test]
+fn nothing_plain_is_in_the_store() {
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    fs::create_dir(f.path("directory-in-the-clear")).unwrap();
+    fs::write(f.path("directory-in-the-clear/name-in-the-clear"), b"content in the clear".repeat(1000)).unwrap();
+    f.unmount();
+    let out = std::process::Command::new("grep").args(["-rla", "in.the.clear"]).arg(f.store.path()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&out.stdout), "");
+    let out = std::process::Command::new("find").arg(f.store.path()).output().unwrap();
+    assert!(!String::from_utf8_lossy(&out.stdout).contains("clear"));
+}
+
+#[test]
+fn a_flipped_bit_costs_one_block_and_nothing_reads_as_zeros() {
+    for cache in [CacheMode::WriteBack, CacheMode::Through, CacheMode::None] {
+        let Some(mut f) = Fixture::new(Recipe { cache, ..DEFAULT }) else { return };
+        let data = pattern(100 * 4096, 5);
+        fs::write(f.path("file"), &data).unwrap();
+        f.unmount();
+        // Block 40 of the first segment: one page in front.
+        let backing = fs::File::options().read(true).write(true).open(f.backing(100 * 4096)).unwrap();
+        let mut byte = [0];
+        backing.read_exact_at(&mut byte, 41 * 4096 + 17).unwrap();
+        backing.write_all_at(&[byte[0] ^ 4], 41 * 4096 + 17).unwrap();
+        f.mount(false);
+        let file = fs::File::open(f.path("file")).unwrap();
+        let mut block = [0; 4096];
+        for i in 0..100u64 {
+            let read = file.read_exact_at(&mut block, i * 4096);
+            if i == 40 {
+                assert_eq!(errno(read), libc::EIO, "{cache:?}");
+            } else {
+                read.unwrap();
+                assert!(block == data[i as usize * 4096..][..4096], "{cache:?}: block {i}");
+            }
+        }
+        assert_eq!(errno(fs::read(f.path("file"))), libc::EIO);
+        drop(file);
+        f.unmount();
+    }
+}
+
+#[test]
+fn a_frozen_vault_s_store_is_complete() {
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    let data = pattern(5_000_000, 2);
+    let file = fs::File::create(f.path("open")).unwrap();
+    file.write_all_at(&data, 0).unwrap();
+    control::freeze(f.point.path()).unwrap();
+    // A copy taken now is a vault with everything in it.
+    let copy = tempfile::tempdir().unwrap();
+    let status = std::process::Command::new("cp").arg("-a").arg(f.store.path().join(".")).arg(copy.path()).status();
+    assert!(status.unwrap().success());
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| fs::write(f.path("late"), b"late").unwrap());
+        while control::status(f.point.path()).unwrap().waiting == 0 {
+            std::thread::yield_now();
+        }
+        assert!(fs::read(f.path("open")).unwrap() == data);
+        control::thaw(f.point.path()).unwrap();
+        late.join().unwrap();
+    });
+    drop(file);
+    f.unmount();
+    let mut g = Fixture { recipe: f.recipe, mounted: None, store: copy, point: tempfile::tempdir().unwrap() };
+    g.mount(true);
+    assert!(fs::read(g.path("open")).unwrap() == data);
+    assert!(!g.path("late").exists());
+    g.unmount();
+}
+
+#[test]
+fn a_second_writer_is_refused_while_mounted() {
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    let open = |f: &Fixture| {
+        let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(f.store.path()).unwrap());
+        let options =
+            Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
+        Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
+    };
+    assert!(matches!(open(&f), Err(lamassu_vault::VaultError::Locked)));
+    f.unmount();
+    open(&f).unwrap().close().unwrap();
+}
