@@ -17,7 +17,7 @@ use std::io as stdio;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// Longest text of a record or companion that is kept as a file: that of a symbolic link.
-const TEXT_MAX: usize = 4095;
+const TEXT_MAX: usize = 8191;
 
 /// How the names of one directory are kept.
 pub(crate) enum Names {
@@ -172,13 +172,16 @@ pub(crate) fn read_text(dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<Vec
 /// Writes a record or companion; fails if something of that name exists.
 pub(crate) fn write_text(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
     match dir.make_symlink(name, OsStr::new(text)) {
-        Err(e) if is_unsupported(&e) => {
-            let file = dir.create_file(name, 0o600)?;
-            file.write_at(0, text.as_bytes())?;
-            file.sync_data()
-        }
+        Err(e) if is_unsupported(&e) => write_file(dir, name, text),
         other => other,
     }
+}
+
+/// Writes such a text as a regular file, durably, before anything refers to it.
+pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
+    let file = dir.create_file(name, 0o600)?;
+    file.write_at(0, text.as_bytes())?;
+    file.sync_data()
 }
 
 /// Makes the record of a new directory.

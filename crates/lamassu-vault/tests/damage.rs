@@ -269,7 +269,11 @@ fn link_targets_are_authenticated() {
                 (rest.into_iter().find(|p| p.to_string_lossy().contains("lamassu.link.")).unwrap(), "long")
             }
         };
-        retarget(&link, flipped);
+        if change < 2 {
+            retarget(&link, flipped);
+        } else {
+            std::fs::write(&link, flipped(std::fs::read_to_string(&link).unwrap())).unwrap();
+        }
         let v = lab.open();
         let ino = v.ino(path);
         assert!(matches!(v.readlink(ino), Err(VaultError::Damaged { what: "link target", .. })));
