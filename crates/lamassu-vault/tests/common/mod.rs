@@ -1,6 +1,8 @@
 //! Vaults for tests: over memory, or a directory of this host; with keys that are the same every time.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod steps;
+
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
 use lamassu_format::{Geometry, Suite};

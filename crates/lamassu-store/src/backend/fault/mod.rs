@@ -11,6 +11,7 @@ mod wrap;
 
 use super::{Backend, BackendDir, StatFs, errno};
 use parking_lot::RwLock;
+use std::any::Any;
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
@@ -285,6 +286,10 @@ impl Backend for FaultBackend {
     fn sync(&self) -> io::Result<()> {
         self.faults.pass(Call::SyncStore, None, 0, 0)?;
         self.inner.sync()
+    }
+
+    fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
+        self.inner.try_lock(name)
     }
 }
 

@@ -1,0 +1,129 @@
+//! A store that fails now and then, or cannot do everything: an operation that fails leaves the tree as it was or as it should be, and the vault goes on.
+
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::steps::{steps, tree};
+use common::*;
+use lamassu_store::Backend;
+use lamassu_store::backend::fault::{Call, Fault};
+use lamassu_store::backend::{FaultBackend, MemoryBackend};
+use lamassu_vault::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+fn faulty() -> (Arc<FaultBackend>, Arc<dyn Backend>) {
+    let fault = Arc::new(FaultBackend::new(Arc::new(MemoryBackend::new())));
+    (fault.clone(), fault)
+}
+
+/// Makes the tree as it is before step `until`.
+fn prepare(recipe: &Recipe, backend: &Arc<dyn Backend>, until: usize) -> Vault {
+    let v = recipe.make(backend);
+    v.put("file", b"content");
+    for (_, step) in steps().iter().take(until) {
+        step(&v);
+    }
+    v.sync_all().unwrap();
+    v
+}
+
+#[test]
+fn an_operation_whose_any_change_fails_is_undone_or_done() {
+    let recipe = Recipe::default();
+    for (i, (name, step)) in steps().iter().enumerate() {
+        for nth in 1.. {
+            let (fault, backend) = faulty();
+            let v = prepare(&recipe, &backend, i);
+            let old = tree(&v);
+            let start = fault.faults().changes();
+            fault
+                .faults()
+                .rule(move |c| (c.call.is_change() && c.changes == start + nth).then_some(Fault::Errno(libc::EIO)));
+            // A step panics where the vault says no.
+            let failed = catch_unwind(AssertUnwindSafe(|| step(&v))).is_err();
+            let reached = fault.faults().changes() >= start + nth;
+            fault.faults().clear_rules();
+            let what = format!("{name}, change {nth}");
+            let found = tree(&v);
+            if failed {
+                assert_eq!(found, old, "{what}");
+                // The same works now.
+                step(&v);
+            }
+            v.close().unwrap();
+            let again = recipe.open(&backend).unwrap();
+            let problems = again.check(&[], false, &Quiet).unwrap().problems;
+            assert!(problems.iter().all(|p| p.harmless), "{what}: {problems:#?}");
+            assert_eq!(again.check(&[], true, &Quiet).unwrap().problems.len(), problems.len(), "{what}");
+            again.clean();
+            if !reached {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_store_without_symbolic_links_keeps_records_in_files() {
+    let (fault, backend) = faulty();
+    fault.faults().fail_always(Call::MakeSymlink, libc::EPERM);
+    let recipe = Recipe::default();
+    let long = "l".repeat(255);
+    let v = recipe.make(&backend);
+    v.dir(&long);
+    v.put(&format!("{long}/{long}"), b"x");
+    assert!(v.symlink(ROOT, n("link"), b"target", me()).is_err());
+    v.close().unwrap();
+    let v = recipe.open(&backend).unwrap();
+    assert_eq!((v.list(""), v.list(&long)), (vec![long.clone()], vec![long.clone()]));
+    assert_eq!(v.get(&format!("{long}/{long}")), b"x");
+    v.clean();
+    v.unlink(v.ino(&long), n(&long)).unwrap();
+    v.rmdir(ROOT, n(&long)).unwrap();
+    v.clean();
+}
+
+#[test]
+fn a_store_without_flags_of_rename_does_without() {
+    let (fault, backend) = faulty();
+    let v = Recipe::default().make(&backend);
+    let once = || fault.faults().fail_nth(Call::Rename, 1, libc::EINVAL);
+    once();
+    v.dir("a");
+    v.put("a/f", b"1");
+    v.dir("b");
+    once();
+    v.rename(ROOT, n("a"), ROOT, n("b"), RenameMode::Replace).unwrap();
+    assert_eq!((v.list(""), v.get("b/f")), (vec!["b".to_owned()], b"1".to_vec()));
+    once();
+    v.rename(ROOT, n("b"), ROOT, n("c"), RenameMode::NoReplace).unwrap();
+    v.put("d", b"2");
+    once();
+    assert!(matches!(v.rename(ROOT, n("c"), ROOT, n("d"), RenameMode::Exchange), Err(VaultError::Unsupported)));
+    v.clean();
+}
+
+#[test]
+fn a_full_store_says_so_and_keeps_what_it_has() {
+    let (fault, backend) = faulty();
+    let recipe = Recipe::default();
+    let v = recipe.make(&backend);
+    v.put("kept", &[7; 50_000]);
+    v.sync_all().unwrap();
+    fault.faults().no_space_after(20_000);
+    let (_, h) = v.new_file("new");
+    let written = v.write(h, 0, &[1; 400_000]).and_then(|_| v.fsync(h, false));
+    assert!(written.is_err());
+    let _ = v.release(h);
+    assert!(v.mkdir(ROOT, n("d"), 0o755, me()).is_err());
+    assert_eq!(v.get("kept"), [7; 50_000]);
+    fault.faults().clear_rules();
+    v.unlink(ROOT, n("new")).unwrap();
+    v.dir("d");
+    v.close().unwrap();
+    let v = recipe.open(&backend).unwrap();
+    assert_eq!((v.list(""), v.get("kept")), (vec!["d".to_owned(), "kept".to_owned()], vec![7; 50_000]));
+    v.clean();
+}
