@@ -88,7 +88,10 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let job = Job::of(sources, target)?;
     let read_only = matches!(job.target, Place::Local(_));
     let vault = open::vault(ui, dir, &args.key, read_only)?;
-    signals::flag_only();
+    // A read of standard input may last for ever: a signal then ends the program, and the commit protocol keeps the vault whole.
+    if !job.sources.contains(&Place::Stdin) {
+        signals::flag_only();
+    }
     let tree = VaultTree(Arc::clone(&vault));
     let done = job.run(ui, &tree, args.recursive);
     // What was copied before a failure is kept.

@@ -259,9 +259,49 @@ fn a_check_changes_nothing_and_a_repair_mends() {
     std::fs::rename(&stored, stored.with_file_name(&name)).unwrap();
     b.run("check v").code(26);
     assert!(stored.with_file_name(&name).exists());
-    let repaired = b.run("check --repair v");
-    assert!([26, 27].contains(&repaired.code), "{repaired:?}");
-    if repaired.code == 27 {
-        b.run("check v").ok();
+    let repaired = b.run("check --repair --json v").code(27).json();
+    assert_eq!(repaired["status"], "repaired");
+    b.run("check v").ok();
+}
+
+#[test]
+fn a_signal_ends_the_program_and_leaves_the_vault_whole() {
+    use std::io::Write;
+    let b = Bench::new();
+    b.run("init v").ok();
+    let mut child = b
+        .command(["cp", "v", "-", "vault:f"])
+        .stdin(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    // More than a pipe holds: once it is written, the copy is under way.
+    input.write_all(&noise(1 << 20, 1)).unwrap();
+    let killed = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert_eq!(child.wait().unwrap().code(), Some(15));
+    drop(input);
+    b.run("check v").ok();
+    b.run_with("cp v - vault:f", b"again").ok();
+    assert_eq!(b.run("cat v f").ok().text(), "again");
+}
+
+#[test]
+fn a_full_store_is_5() {
+    let b = Bench::new();
+    let store = b.dir("store");
+    let mounted =
+        std::process::Command::new("mount").args(["-t", "tmpfs", "-o", "size=2m", "none"]).arg(&store).output();
+    if !mounted.is_ok_and(|o| o.status.success()) {
+        eprintln!("cannot mount a tmpfs: nothing to test");
+        return;
     }
+    let made = b.run("init --json store/v").ok().json();
+    assert_eq!(made["store"]["type"], "tmpfs");
+    assert_eq!(made["warnings"].as_array().unwrap().len(), 1);
+    b.file("big", &noise(5 << 20, 1));
+    b.run_with("cp store/v - vault:f", b"content").ok();
+    b.run("cp store/v big vault:").code(5).says("No space left");
+    assert_eq!(b.run("cat store/v f").ok().text(), "content");
 }

@@ -351,3 +351,25 @@ fn as_mount_8_calls_it() {
     b.run("umount m").ok();
     crate::support::Ran::from(run(&["only-one"])).code(2);
 }
+
+#[test]
+fn without_fuse_is_19() {
+    let b = bench("");
+    let line = format!("mount --bind /dev/null /dev/fuse && exec {} mount v m", env!("CARGO_BIN_EXE_lamassu"));
+    let key = format!("raw:file:{}", b.path("key").display());
+    let ran = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &line])
+        .current_dir(b.path(""))
+        .env("LAMASSU_KEY", key)
+        .output()
+        .unwrap();
+    let ran = crate::support::Ran::from(ran);
+    if ran.err.contains("unshare") {
+        eprintln!("no mount namespaces: nothing to test");
+        return;
+    }
+    ran.code(19).says("hint: FUSE needs /dev/fuse");
+    assert!(!is_mounted(&b.path("m")));
+    // Nothing holds the vault after that.
+    b.run("check v").ok();
+}
