@@ -124,6 +124,7 @@ class Writer:
             "name_max": name_max,
             "small_files": "convergent",
             "created": 1700000000,
+            "next_slot": 1,
             "slots": [],
         }
         directory.mkdir(exist_ok=True)
@@ -163,6 +164,7 @@ class Writer:
         tag, cipher = xaes_seal(wrapping, nonce, self.file_key, b"lamassu v1 slot" + self.id + le(number, 4))
         slot["wrapped"] = (tag + cipher).hex()
         self.header["slots"].append(slot)
+        self.header["next_slot"] = number + 1
 
     def chain(self) -> dict[str, Any]:
         """The keychain object."""
@@ -176,7 +178,7 @@ class Writer:
         """The header, sealed and authenticated."""
         nonce = self.rand(24)
         key = hkdf(self.file_key, b"lamassu v1 keychain")
-        plain = json.dumps(self.chain()).encode() if chain is None else chain
+        plain = json.dumps(self.chain(), sort_keys=True, separators=(",", ":")).encode() if chain is None else chain
         tag, cipher = xaes_seal(key, nonce, plain, b"lamassu v1 keychain" + self.id)
         body = dict(self.header) | {"keychain": {"nonce": nonce.hex(), "sealed": (tag + cipher).hex()}}
         canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

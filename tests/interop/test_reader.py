@@ -181,6 +181,8 @@ class HeaderTest(Temp):
             (KeySource(b"s" * 32, "raw"), 4),
             (KeySource((b"h" * 32).hex().encode()), 2),
             (KeySource((b"h" * 32).hex().upper().encode() + b"\r\n", "hex"), 2),
+            (KeySource(b"h" * 32, "raw"), 2),
+            (KeySource((b"r" * 32).hex().encode(), "hex"), 1),
             (KeySource("pässword \n".encode()), 3),
             (KeySource("pässword ".encode(), "passphrase"), 3),
         ):
@@ -190,6 +192,10 @@ class HeaderTest(Temp):
             KeySource(b"r" * 33, "raw"),
             KeySource((b"h" * 32).hex().encode() + b"\n\n", "hex"),
             KeySource("pässword \n\n".encode()),
+            KeySource(b"", "passphrase"),
+            KeySource(b"\n", "passphrase"),
+            KeySource(b"\xff", "passphrase"),
+            KeySource(b"x" * 4097, "passphrase"),
         ):
             with self.assertRaises(lr.NoKey):
                 parse(data, wrong, "h")
@@ -237,6 +243,11 @@ class HeaderTest(Temp):
             (put("zone", "ab" * 15), "15 bytes"),
             (put("slots", []), "1 to 64"),
             (slot("id", 0), "not within"),
+            (slot("id", (1 << 32) - 1), "not within"),
+            (slot("id", 2), "not above"),
+            (put("next_slot", 1), "not above"),
+            (put("next_slot", 1 << 32), "not within"),
+            (lambda w: w.header.pop("next_slot"), "missing member 'next_slot'"),
             (slot("extra", 0), "unknown member"),
             (slot("kind", "tpm"), "unknown kind"),
             (slot("label", "a\nb"), "control"),
@@ -413,6 +424,71 @@ class Files(Temp):
             self.assertEqual(len(list(f.damages())), 1)
             with self.assertRaises(lr.Damage):
                 f.block(w.N)
+
+    def test_floor_and_keys(self) -> None:
+        """Past the size of the last page, a block with a key is read, one without is lost."""
+        w = self.writer(reserved=62)
+        path, fid, page = w.dir / "f", b"i" * 16, w.N * w.B
+        w.put_page(path, 0, PageSpec(page + 3 * w.B, fid, 1, keys=[w.put_block(path, b, noise(w.B, b)) for b in range(w.N)]))
+        keys = [w.put_block(path, w.N + i, noise(w.B, i)) for i in range(2)]
+        w.put_page(path, 1, PageSpec(page + w.B, fid, 1, keys=keys))
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            self.assertEqual((f.size, f.summary.lost_from), (page + 3 * w.B, page + w.B))
+            self.assertEqual(f.block(w.N + 1), noise(w.B, 1))
+            self.assertEqual([str(d).rpartition(": ")[0].rpartition(": ")[2][:9] for d in f.damages()], ["block 64 "])
+
+    def test_damaged_pages(self) -> None:
+        """A damaged page costs its own blocks and nothing else."""
+        w = self.writer(reserved=62)
+        span = w.N * w.B
+        data = noise(2 * span + 5 * w.B)
+        for bad in range(3):
+            for junk in (b"!!!!", bytes(4096)):
+                path = w.dir / f"f{bad}{len(junk)}"
+                w.write_file(path, data)
+                w.put(path, w.page_at(bad), junk)
+                with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f, self.subTest(bad=bad, junk=len(junk)):
+                    self.assertGreaterEqual(f.size, len(data))
+                    found = list(f.damages())
+                    self.assertEqual(len(found), 1, found)
+                    for b in range(0, 2 * w.N + 5, 7):
+                        if b // w.N == bad:
+                            with self.assertRaises(lr.Damage):
+                                f.block(b)
+                        else:
+                            self.assertEqual(f.block(b), data[b * w.B : (b + 1) * w.B])
+
+    def test_damaged_last_page(self) -> None:
+        """The size is then an estimate: not below the floor, else what the backing length allows."""
+        w = self.writer(reserved=62)
+        span = w.N * w.B
+        path = w.dir / "f"
+        w.write_file(path, noise(span + 3 * w.B))
+        w.put(path, w.page_at(1), b"!!!!")
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            self.assertEqual((f.size, f.summary.exact), (span + 3 * w.B, False))
+        only = w.dir / "only"
+        for size, want in ((100, w.B), (w.B + 4000, 2 * w.B)):
+            w.write_file(only, noise(size))
+            w.put(only, 0, b"!!!!")
+            with lr.File(load(w.dir / "lamassu.vault", KEY), only) as f:
+                self.assertEqual((f.size, f.summary.exact), (want, False))
+
+    def test_huge_hole(self) -> None:
+        """A hole of an exbibyte is passed at once; the largest size is the largest."""
+        w = self.writer(reserved=62)
+        path, fid = w.dir / "f", b"i" * 16
+        g = (1 << 42) // (w.N * w.B)
+        size = g * w.N * w.B + 1
+        w.put_page(path, 0, PageSpec(1, fid, 1, sparse=True, keys=[w.put_block(path, 0, b"A")]))
+        w.put_page(path, g, PageSpec(size, fid, 1, tail=b"z"))
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            self.assertEqual((f.size, list(f.damages())), (size, []))
+            self.assertEqual((f.block(0)[:2], f.block(1 << 20), f.block(g * w.N)), (b"A\0", bytes(4096), b"z"))
+        largest = (((1 << 63) - 1) // ((1 + w.N) * w.B) - 1) * w.N * w.B
+        for size, words in ((largest, "lost the end"), (largest + 1, f"a size of {largest + 1}")):
+            w.put_page(w.dir / "g", 0, PageSpec(size, fid, 1, sparse=True))
+            self.damaged(w, w.dir / "g", words)
 
     def test_last_page_out_of_reach(self) -> None:
         """The size of the last page lies in the last page."""
@@ -614,13 +690,16 @@ class Files(Temp):
             self.damaged(w, path, "ends within")
 
     def test_compressed_mark(self) -> None:
-        """The last bit of a key is refused where it is not part of the key."""
+        """A key with the last bit set verifies nothing where that bit is not part of the key."""
         for suite in ("aes", "blake3", "chacha"):
             w = self.writer(suite)
             path = w.dir / "f"
             key = w.put_block(path, 0, b"x" * 4096)
             w.put_page(path, 0, PageSpec(4096, keys=[key[:31] + bytes([key[31] | 1])]))
-            self.damaged(w, path, "compressed")
+            self.damaged(w, path, "block 0 .*does not match")
+            marked = key[:31] + bytes([key[31] | 1])
+            self.assertEqual(self.read(w, self.pending(w, w.block(b"x" * 4096)[1], marked, key))[4096:8192], b"x" * 4096)
+            self.assertEqual(self.read(w, self.pending(w, None, marked, None))[4096:8192], bytes(4096))
 
     def test_keys_past_the_size(self) -> None:
         """Ignored."""

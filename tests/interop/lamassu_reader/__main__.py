@@ -65,7 +65,7 @@ def _ls_line(vault: Vault, entry: Entry) -> list[str]:
     suffix = ""
     if entry.type == "f":
         with vault.open_file(entry) as f:
-            size = f.size
+            size = f.size if f.summary.exact else f"~{f.size}"
     elif entry.type == "l":
         target = vault.target(entry)
         size, suffix = len(target), " -> " + treehash.escape(target)

@@ -25,7 +25,9 @@ class Summary:
     unwritten: bool
     cut: bool
     lost_from: int | None
-    """Bytes at and past this offset are lost, if the store lost the end of the file."""
+    """Blocks at and past this offset that have no key are lost, if the store lost the end of the file."""
+    exact: bool = True
+    """Whether the size is known, and not an estimate."""
 
 
 class File:
@@ -38,7 +40,9 @@ class File:
         self._inner: list[InnerKeys] = [header.suite.inner(k) for k in header.inner]
         self._geo = Geometry(header.block_size, header.reserved_slots)
         self._hole = (0, 0)
-        self._cached: tuple[int, Page | None] | None = None
+        self._cached: tuple[int, Page | Damage | None] | None = None
+        self._refused: dict[int, Damage] = {}
+        self._file_id: bytes | None = None
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self._length = os.fstat(self._fd).st_size
@@ -79,16 +83,12 @@ class File:
         return offset + size <= high
 
     def _raw_page(self, g: int) -> bytes | None:
-        """The bytes of page g, None when it is absent."""
+        """The bytes of page g, fewer than 4096 if the backing file ends there; None when it is absent."""
         offset = self._geo.page_offset(g)
         if offset >= self._length or self._in_hole(offset, PAGE):
             return None
         raw = self._read(offset, PAGE)
-        if not any(raw):
-            return None
-        if len(raw) < PAGE:
-            raise Damage(self._page_name(g), "the backing file ends within this page")
-        return raw
+        return raw if any(raw) else None
 
     def _raw_block(self, b: int) -> bytes:
         """The B bytes in the store for block b, zeros past the end."""
@@ -119,7 +119,7 @@ class File:
         return f"{self._where}: block {b} (offset {self._geo.block_offset(b)})"
 
     def _last_present(self) -> int:
-        """The highest page that is present; page 0 is."""
+        """The highest page that is present; 0 when there is none."""
         checked: int | None = None
         for start, end in reversed(self._extents()):
             g = self._geo.last_page_within(end)
@@ -133,51 +133,71 @@ class File:
         return 0
 
     def _load(self, g: int) -> Page | None:
-        """Page g as it is in the store, None when absent; file ids are compared."""
+        """Page g as it is in the store, None when absent; Damage."""
         if self._cached is None or self._cached[0] != g:
-            raw = self._raw_page(g)
-            page = None
-            if raw is not None:
-                page = open_page(self._suite, self._outer, self._geo, g, raw, self._page_name(g))
-                if g and page.file_id != self._file_id:
-                    raise Damage(self._page_name(g), "the page belongs to another file")
-            self._cached = (g, page)
-        return self._cached[1]
+            try:
+                self._cached = (g, self._open_page(g))
+            except Damage as damage:
+                self._cached = (g, damage)
+        page = self._cached[1]
+        if isinstance(page, Damage):
+            raise page
+        return page
+
+    def _open_page(self, g: int) -> Page | None:
+        """Page g, its file id compared. Page 0 gives the id, or the last page if page 0 is damaged."""
+        if g in self._refused:
+            raise self._refused[g]
+        name, raw = self._page_name(g), self._raw_page(g)
+        if raw is None:
+            if g == 0:
+                raise Damage(name, "absent, with something behind it")
+            return None
+        if len(raw) < PAGE:
+            raise Damage(name, "the backing file ends within this page")
+        page = open_page(self._suite, self._outer, self._geo, g, raw, name)
+        if g and page.file_id == bytes(16):
+            raise Damage(name, "a second page with the id of a convergent file")
+        if self._file_id is None:
+            self._file_id = page.file_id
+        elif page.file_id != self._file_id:
+            raise Damage(name, "the page belongs to another file")
+        return page
+
+    def _good(self, g: int) -> Page | None:
+        """Page g if it is present and not damaged."""
+        try:
+            return self._load(g)
+        except Damage:
+            return None
 
     def _open(self) -> None:
         """Size and states, section 9."""
-        self.generation = 0
-        self._floor, self._sparse, self._file_id = 0, False, bytes(16)
-        if self._length == 0:
+        self.generation, self._floor, self._sparse, self._last = 0, 0, False, 0
+        if self._length <= PAGE and self._raw_page(0) is None:
             self.summary = Summary(0, 0, True, False, None)
             return
-        zero = self._load(0)
-        if zero is None:
-            if self._length > PAGE:
-                raise Damage(self._page_name(0), "absent, with something behind it")
-            self.summary = Summary(0, 0, True, False, None)
-            return
-        self.generation = zero.generation
-        self._file_id, self._floor, self._sparse = zero.file_id, zero.size, zero.sparse
         covered = self._geo.covered
-        if zero.cut:
-            pages = self._geo.page_of_size(zero.size) + 1
-            self.summary = Summary(zero.size, pages, False, True, None)
-        else:
-            last = self._last_present()
-            size, lost_from = zero.size, None
-            if last:
-                if self._file_id == bytes(16):
-                    raise Damage(self._page_name(last), "a convergent file with a second page")
-                page = self._load(last)
-                assert page is not None
-                size = page.size
-                if not last * covered < size <= (last + 1) * covered:
-                    raise Damage(self._page_name(last), f"the last page has a size of {size}, not in its reach")
-            if self._floor > size or (last == 0 and self._floor > covered):
-                size = self._floor
-                lost_from = min(size, (last + 1) * covered)
-            self.summary = Summary(size, last + 1, False, False, lost_from)
+        zero = self._good(0)
+        if zero:
+            self.generation, self._floor, self._sparse = zero.generation, zero.size, zero.sparse
+            if zero.cut:
+                self._last = self._geo.page_of_size(zero.size)
+                self.summary = Summary(zero.size, self._last + 1, False, True, None)
+                return
+        last = self._last = self._last_present()
+        page = self._good(last) if last else zero
+        if last and page and not last * covered < page.size <= (last + 1) * covered:
+            self._refused[last] = Damage(self._page_name(last), f"the last page has a size of {page.size}, not in its reach")
+            page, self._cached = None, None
+        if page is None:
+            size = max(self._floor, self._geo.reach(last, self._length))
+            self.summary = Summary(size, last + 1, False, False, None, exact=False)
+            return
+        size, lost_from = page.size, None
+        if self._floor > min(size, (last + 1) * covered):
+            size, lost_from = self._floor, min(size, (last + 1) * covered)
+        self.summary = Summary(size, last + 1, False, False, lost_from)
 
     @property
     def size(self) -> int:
@@ -193,10 +213,8 @@ class File:
 
     # --- blocks ------------------------------------------------------------------------------
 
-    def _verified(self, b: int, key: bytes, raw: bytes) -> bytes | None:
-        """The plaintext if it hashes back to `key` under some epoch."""
-        if key[31] & 1 and not self._suite.last_bit_kept:
-            raise Damage(self._block_name(b), "a block compressed before encryption; this reader knows none")
+    def _verified(self, key: bytes, raw: bytes) -> bytes | None:
+        """The plaintext if it hashes back to `key` under some epoch. A key with the compression mark never does."""
         plain = self._suite.decrypt_block(key, raw)
         for n, keys in enumerate(self._inner):
             if keys.block_key(plain) == key:
@@ -211,7 +229,7 @@ class File:
         hole = not any(raw)
         for candidate in (key, ZERO_KEY if previous is None else previous):
             if candidate != ZERO_KEY:
-                plain = self._verified(b, candidate, raw)
+                plain = self._verified(candidate, raw)
                 if plain is not None:
                     return plain
             elif hole:
@@ -230,7 +248,7 @@ class File:
             return self._pending(b, key, page.previous.get(i))
         if key == ZERO_KEY:
             return None
-        plain = self._verified(b, key, self._raw_block(b))
+        plain = self._verified(key, self._raw_block(b))
         if plain is None:
             raise Damage(self._block_name(b), "the content does not match its key")
         return plain
@@ -240,13 +258,15 @@ class File:
         size = min(self._geo.block, self.size - b * self._geo.block)
         if size <= 0:
             return b""
-        lost = self.summary.lost_from
-        if lost is not None and b * self._geo.block >= lost:
-            raise Damage(self._block_name(b), "the store has lost the end of the file")
         g, i = divmod(b, self._geo.per_page)
         page = self._page(g)
         plain = self._block(page, g, i) if page else None
-        return bytes(size) if plain is None else plain[:size]
+        if plain is not None:
+            return plain[:size]
+        lost = self.summary.lost_from
+        if lost is not None and b * self._geo.block >= lost:
+            raise Damage(self._block_name(b), "the store has lost the end of the file")
+        return bytes(size)
 
     def chunks(self) -> Iterator[bytes]:
         """The whole content in order; Damage at the first thing that is not right."""
@@ -267,23 +287,28 @@ class File:
 
     def _pieces(self) -> Iterator[tuple[int, bytes | int | Damage]]:
         """(offset, bytes | number of zeros | damage) in order. A damaged page counts once."""
-        block, covered = self._geo.block, self._geo.covered
-        lost = self.summary.lost_from
-        end = self.size if lost is None else lost
-        for g in range(-(-end // covered)):
-            start = g * covered
+        block, covered, per_page = self._geo.block, self._geo.covered, self._geo.per_page
+        pages = self._last + 1
+        end = min(self.size, pages * covered)
+        g = 0
+        while g * covered < end:
+            start, here = g * covered, g
+            g += 1
             try:
-                page = self._page(g)
+                page = self._page(here)
             except Damage as damage:
                 yield start, damage
                 continue
             if page is None:
-                yield start, min(covered, end - start)
+                low, high = self._hole
+                if low <= self._geo.page_offset(here) < high:  # what lies in the same hole of the store is absent too
+                    g = max(g, min(self._geo.last_page_within(high), pages) if self._sparse or start >= self._floor else g)
+                yield start, min(g * covered, end) - start
                 continue
-            for b in range(g * self._geo.per_page, -(-min(end, start + covered) // block)):
+            for b in range(here * per_page, -(-min(end, start + covered) // block)):
                 try:
                     yield b * block, self.block(b)
                 except Damage as damage:
                     yield b * block, damage
-        if lost is not None:
-            yield lost, Damage(f"{self._where}: bytes {lost} to {self.size}", "the store has lost the end of the file")
+        if end < self.size:
+            yield end, Damage(f"{self._where}: bytes {end} to {self.size}", "the store has lost the end of the file")

@@ -218,7 +218,7 @@ class InnerKeys:
             k = blake3.blake3(h, key=self.key).digest()
         if not self.suite.last_bit_kept:
             k = k[:31] + bytes((k[31] & 0xFE,))
-        if k == bytes(32):  # cannot be tested; the page does not say which bit "first" is
+        if k == bytes(32):  # cannot be tested
             k = b"\x80" + bytes(31)
         return k
 

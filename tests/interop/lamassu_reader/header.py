@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +18,17 @@ from .crypto import SUITES, TAG, OpenFailed, Suite, hkdf, prf, same, xaes_open
 from .errors import NoKey, Refused, Where, show
 
 LIMIT = 1 << 20
+PASSPHRASE_LIMIT = 4096
 KINDS = ("raw", "hex", "passphrase")
 
-_ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "slots", "keychain", "mac"}
+_ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
 
 
 @dataclass(frozen=True)
 class KeySource:
-    """The bytes of a key source, and the slot kind they are meant for (None: any)."""
+    """The bytes of a key source, and how they are meant (None: in every way they can be)."""
 
     data: bytes
     kind: str | None = None
@@ -38,6 +41,27 @@ class KeySource:
             kind, path = "", text
         with open(path, "rb") as f:
             return KeySource(f.read(LIMIT), kind or None)
+
+    def keys(self) -> list[bytes]:
+        """The 32-byte keys this source can be; they are tried on `raw` and `hex` slots alike."""
+        found = []
+        if self.kind in (None, "raw") and len(self.data) == 32:
+            found.append(self.data)
+        digits = _drop_line_end(self.data)
+        if self.kind in (None, "hex") and re.fullmatch(rb"[0-9a-fA-F]{64}", digits):
+            found.append(bytes.fromhex(digits.decode()))
+        return found
+
+    def passphrases(self) -> list[bytes]:
+        """The passphrase this source can be: 1 to 4096 bytes of UTF-8."""
+        text = _drop_line_end(self.data)
+        if self.kind not in (None, "passphrase") or not 1 <= len(text) <= PASSPHRASE_LIMIT:
+            return []
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return []
+        return [text]
 
 
 def _drop_line_end(data: bytes) -> bytes:
@@ -58,30 +82,23 @@ class Slot:
     nonce: bytes
     wrapped: bytes
 
-    def secret(self, source: KeySource) -> bytes | None:
-        """The secret this source gives this slot; None when it cannot be one of this kind."""
-        if source.kind not in (None, self.kind):
-            return None
-        if self.kind == "raw":
-            return source.data if len(source.data) == 32 else None
-        if self.kind == "hex":
-            digits = _drop_line_end(source.data)
-            return bytes.fromhex(digits.decode()) if re.fullmatch(rb"[0-9a-fA-F]{64}", digits) else None
-        assert self.argon2 is not None
+    def _secrets(self, source: KeySource) -> Iterator[bytes]:
+        """What this source can be to this slot."""
+        if self.argon2 is None:
+            yield from source.keys()
+            return
         memory, passes, lanes = self.argon2
-        return hash_secret_raw(_drop_line_end(source.data), self.salt, passes, memory, lanes, 32, Type.ID, ARGON2_VERSION)
+        for text in source.passphrases():
+            yield hash_secret_raw(text, self.salt, passes, memory, lanes, 32, Type.ID, ARGON2_VERSION)
 
     def open(self, source: KeySource, header_id: bytes) -> bytes | None:
         """The file key, or None when this slot is not opened by this source."""
-        secret = self.secret(source)
-        if secret is None:
-            return None
-        wrapping = hkdf(secret, b"lamassu v1 slot", salt=self.salt)
         aad = b"lamassu v1 slot" + header_id + self.id.to_bytes(4, "little")
-        try:
-            return xaes_open(wrapping, self.nonce, self.wrapped[:TAG], self.wrapped[TAG:], aad)
-        except OpenFailed:
-            return None
+        for secret in self._secrets(source):
+            wrapping = hkdf(secret, b"lamassu v1 slot", salt=self.salt)
+            with contextlib.suppress(OpenFailed):
+                return xaes_open(wrapping, self.nonce, self.wrapped[:TAG], self.wrapped[TAG:], aad)
+        return None
 
 
 @dataclass(frozen=True)
@@ -127,7 +144,7 @@ def _slot(value: Any, where: str) -> Slot:
         )
     sj.integer(m["created"], 0, sj.U64, f"{where}.created")
     return Slot(
-        id=sj.integer(m["id"], 1, (1 << 32) - 1, f"{where}.id"),
+        id=sj.integer(m["id"], 1, (1 << 32) - 2, f"{where}.id"),
         kind=kind,
         label=label,
         salt=sj.hexbytes(m["salt"], 32, f"{where}.salt"),
@@ -171,6 +188,8 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     slots = tuple(_slot(s, f"{w}: slots[{i}]") for i, s in enumerate(sj.array(m["slots"], f"{w}: slots")))
     if not 1 <= len(slots) <= 64 or len({s.id for s in slots}) != len(slots):
         raise Refused(f"{w}: slots", "not 1 to 64 slots with distinct ids")
+    if max(s.id for s in slots) >= sj.integer(m["next_slot"], 1, (1 << 32) - 1, f"{w}: next_slot"):
+        raise Refused(f"{w}: next_slot", "not above the id of every slot")
     mac = sj.hexbytes(m["mac"], 32, f"{w}: mac")
 
     for slot in sorted(slots, key=lambda s: s.kind == "passphrase"):  # cheap ones first

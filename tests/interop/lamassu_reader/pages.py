@@ -46,6 +46,11 @@ class Geometry:
         """Logical bytes a page covers."""
         return self.per_page * self.block
 
+    @property
+    def largest(self) -> int:
+        """The largest logical size: no offset in the backing file passes 2⁶³ − 1."""
+        return (((1 << 63) - 1) // self.segment - 1) * self.pages * self.covered
+
     def page_offset(self, g: int) -> int:
         """Where page g lies."""
         return g // self.pages * self.segment + g % self.pages * PAGE
@@ -59,6 +64,12 @@ class Geometry:
         """The highest page that begins below offset `length` > 0."""
         segment, rest = divmod(length - 1, self.segment)
         return segment * self.pages + min(rest // PAGE, self.pages - 1)
+
+    def reach(self, g: int, length: int) -> int:
+        """Logical bytes up to the end of what page g can cover in a backing file of `length` bytes."""
+        low, high = g * self.per_page, (g + 1) * self.per_page
+        present = -(-(length - self.block_offset(low)) // self.block)  # blocks of one page lie one behind the other
+        return min(max(low + present, low + 1), high) * self.block
 
     def page_of_size(self, size: int) -> int:
         """The last page of a file of `size` bytes."""
@@ -131,7 +142,7 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
     q = replaced.bit_count()
     if q > geo.reserved:
         raise Damage(where, f"{q} previous keys, {geo.reserved} slots are reserved")
-    if size >= 1 << 63:
+    if size > geo.largest:
         raise Damage(where, f"a size of {size}")
 
     tail, tail_slots = None, 0
