@@ -180,8 +180,11 @@ pub(crate) fn write_text(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdi
 /// Writes such a text as a regular file, durably, before anything refers to it.
 pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
     let file = dir.create_file(name, 0o600)?;
-    file.write_at(0, text.as_bytes())?;
-    file.sync_data()
+    let written = file.write_at(0, text.as_bytes()).and_then(|()| file.sync_data());
+    if written.is_err() {
+        remove_companion(dir, name); // half a text is none
+    }
+    written
 }
 
 /// Makes the record of a new directory.
