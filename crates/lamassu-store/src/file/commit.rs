@@ -181,7 +181,7 @@ impl Core {
         for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
             let from = self.geo().block_offset(first);
             let until = (from + count as u64 * self.geo().block_size()).min(st.len);
-            if from < until && !self.is_zero(from, until)? {
+            if from < until && !self.is_zero(st, from, until)? {
                 self.punch(st, from, until - from)?;
                 punched = true;
             }
@@ -189,13 +189,20 @@ impl Core {
         if punched { self.barrier(st) } else { Ok(()) }
     }
 
-    fn is_zero(&self, from: u64, until: u64) -> Result<bool, StoreError> {
+    fn is_zero(&self, st: &mut State, from: u64, until: u64) -> Result<bool, StoreError> {
+        if st.zeros.start <= from && until <= st.zeros.end {
+            return Ok(true);
+        }
         let mut at = from;
         let mut bytes = vec![0u8; self.ctx.block_len()];
         while at < until {
             match self.backing.seek_data(at).map_err(StoreError::io("seek data", at))? {
                 Some(data) if data < until => at = data,
-                _ => return Ok(true),
+                data => {
+                    // Searching is slow on some stores; the rest of this hole is about to be filled.
+                    st.zeros = at..data.unwrap_or(st.len);
+                    return Ok(true);
+                }
             }
             let n = (until - at).min(bytes.len() as u64) as usize;
             self.read_padded(at, &mut bytes[..n])?;
@@ -340,8 +347,7 @@ impl Core {
     fn write_run(&self, st: &mut State, first: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let offset = self.geo().block_offset(first);
         self.backing.write_at(offset, bytes).map_err(StoreError::io("write", offset))?;
-        st.seq += 1;
-        st.len = st.len.max(offset + bytes.len() as u64);
+        st.wrote(offset, bytes.len() as u64);
         let count = bytes.len() as u64 / self.geo().block_size();
         let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(first + count - 1).0);
         for g in from..=to {

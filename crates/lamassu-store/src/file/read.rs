@@ -17,7 +17,7 @@ impl Core {
     /// Whether every page that `first..=last` blocks need is in memory (or needs no I/O).
     pub fn pages_ready(&self, st: &State, first: u64, last: u64) -> bool {
         let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(last).0);
-        (from..=to).all(|g| st.pages.contains_key(&g))
+        (from..=to).all(|g| st.pages.contains_key(&g) || !self.is_within(st, g))
     }
 
     /// Loads the pages that `first..=last` blocks need.

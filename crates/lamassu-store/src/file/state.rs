@@ -84,6 +84,8 @@ pub(super) struct State {
     pub drop_mark: u64,
     /// Size found at open; pages below it that the floor does not cover may be absent.
     pub inherited_size: u64,
+    /// Backing range that a search found to be a hole, less what was written there since.
+    pub zeros: std::ops::Range<u64>,
     /// Page 0 on disk says `sparse`, or must.
     pub sparse: bool,
     /// Page 0 on disk says `cut`.
@@ -114,6 +116,21 @@ pub(super) struct State {
     pub recovered: u64,
     /// An empty backing file, or a zeroed page that stands for one.
     pub unsealed_empty: bool,
+}
+
+impl State {
+    /// Notes a write to the backing file.
+    pub fn wrote(&mut self, offset: u64, len: u64) {
+        let end = offset + len;
+        self.seq += 1;
+        self.len = self.len.max(end);
+        if offset < self.zeros.end && end > self.zeros.start {
+            match offset <= self.zeros.start {
+                true => self.zeros.start = end,
+                false => self.zeros.end = offset,
+            }
+        }
+    }
 }
 
 /// The parts of an open file that do not change.
@@ -174,17 +191,17 @@ impl Core {
     }
 
     /// Whether the page exists on disk at all, given the size: pages past the last are void.
-    fn is_within(&self, st: &State, g: u64) -> bool {
+    pub fn is_within(&self, st: &State, g: u64) -> bool {
         st.disk_size > 0 && g <= self.geo().last_page(st.disk_size) || g == 0
     }
 
-    /// Makes sure page `g` is in memory (absent ones are not kept) and returns it.
+    /// Makes sure page `g` is in memory (a void one past the size is not kept) and returns it.
     pub fn page<'a>(&self, st: &'a mut State, g: u64) -> Result<&'a Entry, StoreError> {
         if !st.pages.contains_key(&g) {
-            let entry = if self.is_within(st, g) { self.load_page(st, g)? } else { Entry::Absent };
-            if let Entry::Absent = entry {
+            if !self.is_within(st, g) {
                 return Ok(&Entry::Absent);
             }
+            let entry = self.load_page(st, g)?;
             self.evict(st);
             st.pages.insert(g, entry);
         }
@@ -289,8 +306,7 @@ impl Core {
         }
         let offset = geo.page_offset(g);
         self.backing.write_at(offset, &bytes[..]).map_err(StoreError::io("write page", offset))?;
-        st.seq += 1;
-        st.len = st.len.max(offset + PAGE_LEN as u64);
+        st.wrote(offset, PAGE_LEN as u64);
         if g == 0 {
             st.cut = page.cut;
             st.floor = if last > 0 { page.size } else { 0 };
