@@ -5,10 +5,19 @@ use super::state::{Core, Dirty, Entry, State};
 use super::types::StoreError;
 use crate::backend::SetTime;
 use lamassu_format::{BlockKey, Page};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 /// Pages with pending bits kept in memory before they are settled by force.
 const OPEN_PAGES_MAX: usize = 2048;
+
+/// Capacity of the ciphertext buffer that a thread keeps.
+const SCRATCH_KEPT_MAX: usize = 8 << 20;
+
+thread_local! {
+    /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096 bytes.
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 impl Core {
     /// Whether anything is buffered.
@@ -122,6 +131,9 @@ impl Core {
             self.barrier(st)?;
         }
         self.write_data(st, &round, &sealed, &same, &left)?;
+        if sealed.capacity() <= SCRATCH_KEPT_MAX {
+            SCRATCH.set(sealed);
+        }
         for block in &round.punches {
             self.punch_block(st, *block)?;
         }
@@ -135,7 +147,9 @@ impl Core {
     /// Ciphertext and keys of the round's data blocks, in their order.
     fn seal(&self, st: &State, round: &Round) -> (Vec<u8>, Vec<BlockKey>) {
         let len = self.ctx.block_len();
-        let mut sealed = Vec::with_capacity(round.data.len() * len);
+        let mut sealed = SCRATCH.take();
+        sealed.clear();
+        sealed.reserve(round.data.len() * len);
         for (block, _) in &round.data {
             match &st.dirty[block] {
                 Dirty::Data(bytes) => sealed.extend_from_slice(bytes),

@@ -124,10 +124,12 @@ impl State {
         let end = offset + len;
         self.seq += 1;
         self.len = self.len.max(end);
-        if offset < self.zeros.end && end > self.zeros.start {
-            match offset <= self.zeros.start {
-                true => self.zeros.start = end,
-                false => self.zeros.end = offset,
+        let zeros = &mut self.zeros;
+        if offset < zeros.end && end > zeros.start {
+            // Of what is left on both sides the larger part is remembered.
+            match offset.saturating_sub(zeros.start) <= zeros.end.saturating_sub(end) {
+                true => zeros.start = end,
+                false => zeros.end = offset,
             }
         }
     }

@@ -44,6 +44,9 @@ impl Core {
         self.prepare_write(st)?;
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
         let end = end.ok_or(StoreError::TooLarge)?;
+        if st.dirty.len() * self.ctx.block_len() >= REPLACE_BUFFER_LEN {
+            self.commit(st)?; // it failed before: nothing more is buffered until the store takes what is
+        }
         if offset > st.size {
             self.grow(st, offset)?;
         }
@@ -69,11 +72,17 @@ impl Core {
         self.good_page(st, self.geo().slot_of(block).0)?; // a block under a damaged page could never be committed
         let start = block * self.geo().block_size();
         let covers = from == 0 && (piece.len() == self.ctx.block_len() || start + piece.len() as u64 >= st.size);
-        let mut bytes = match covers {
-            true => vec![0u8; self.ctx.block_len()].into_boxed_slice(),
-            false => self.load_block(st, block)?,
+        let bytes = match (covers, piece.len() == self.ctx.block_len()) {
+            (true, true) => piece.into(),
+            (covers, _) => {
+                let mut bytes = match covers {
+                    true => vec![0u8; self.ctx.block_len()].into_boxed_slice(),
+                    false => self.load_block(st, block)?,
+                };
+                bytes[from..from + piece.len()].copy_from_slice(piece);
+                bytes
+            }
         };
-        bytes[from..from + piece.len()].copy_from_slice(piece);
         st.dirty.insert(block, Dirty::Data(bytes));
         Ok(())
     }
