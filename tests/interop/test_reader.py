@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation,
 
 import lamassu_reader as lr
 import lamassu_samples
+import worked_example
 from lamassu_reader import crypto, treehash
 from lamassu_reader.header import KeySource, load, parse
 from lamassu_writer_min import HOLE, PageSpec, Writer
@@ -125,6 +126,11 @@ class Primitives(unittest.TestCase):
     def test_kept_vectors(self) -> None:
         """vectors.json is what the code says."""
         self.assertEqual((HERE / "vectors.json").read_text(), lamassu_samples.vectors())
+
+    def test_worked_example(self) -> None:
+        """Section 14 of the page is what the golden vault says; `python worked_example.py --write` mends it."""
+        page, wanted = worked_example.page_with(worked_example.section())
+        self.assertEqual(page, wanted)
 
     def test_aes_siv_key_order(self) -> None:
         """RFC 5297 A.1 is AES-128; the order of the key halves and of the output is the same here."""
