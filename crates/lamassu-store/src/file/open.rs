@@ -62,7 +62,7 @@ impl Core {
                     self.bad_last(st, last, DamageKind::PageOfOtherFile);
                 }
                 st.file_id = page.file_id;
-                (st.cut, st.sparse) = (page.cut, page.sparse);
+                (st.cut, st.cut_open, st.sparse) = (page.cut, page.cut, page.sparse);
                 let told = if page.cut || last == 0 { page.size } else { present.max(page.size) };
                 let reached = if page.cut {
                     page.size
@@ -210,13 +210,16 @@ impl Core {
                 core.barrier(st)?;
                 st.inherited_covered = true;
             }
-            core.write_page(st, g, page, lost)
+            core.write_page(st, g, page, lost)?;
+            // Until that is durable the candidates rule, and new data is none of them.
+            st.drop_mark = st.seq;
+            Ok(())
         })?;
         st.pages.remove(&g).ok_or(StoreError::ReadOnly)
     }
 
     /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.
-    fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
+    pub fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
         let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
         let mut bytes = vec![0u8; self.ctx.block_len()];
         self.read_padded(offset, &mut bytes)?;

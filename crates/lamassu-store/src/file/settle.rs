@@ -46,6 +46,9 @@ impl Core {
             return Ok(());
         }
         self.keeping_mtime(st, |core, st| {
+            if st.cut_open {
+                core.redo_cut(st)?; // `cut` must stand until its steps are done
+            }
             core.cut_excess(st)?;
             core.settle_page_zero(st)?;
             let covered = st.covered;
@@ -76,7 +79,7 @@ impl Core {
             Some(Entry::Good(held)) => held.write_mark,
             _ => 0,
         };
-        let cut_done = st.cut && st.drop_mark <= st.covered && last_mark <= st.covered;
+        let cut_done = st.cut && !st.cut_open && st.drop_mark <= st.covered && last_mark <= st.covered;
         let (mark, durable) = st.marked;
         let stray_tail = last > 0 && self.good_page(st, 0)?.is_some_and(|held| !held.page.tail.is_empty());
         let raises = last > 0 && !stray_tail && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
@@ -86,15 +89,21 @@ impl Core {
         if !cut_done && !raises && !convergent {
             return Ok(());
         }
-        if cut_done {
-            st.cut = false;
-            st.floor = st.disk_size;
-        }
         if raises {
             self.note_absent_pages(st, durable)?;
+        }
+        let before = (st.cut, st.floor);
+        if cut_done {
+            (st.cut, st.floor) = (false, st.disk_size);
+        }
+        if raises {
             st.floor = durable;
         }
-        self.settle_page(st, 0)
+        let settled = self.settle_page(st, 0);
+        if settled.is_err() {
+            (st.cut, st.floor) = before; // as it is on disk
+        }
+        settled
     }
 
     /// Pages that a crash lost above the old floor read as holes; below the new one only `sparse` allows that. What this process
@@ -132,6 +141,10 @@ impl Core {
     /// verified and written again. What is gone falls back to its previous key, or is lost; the failed sync has said so.
     pub fn write_uncovered_again(&self, st: &mut State) -> Result<(), StoreError> {
         let covered = st.covered;
+        if st.shorten_mark > covered {
+            // Nothing was written past the end since: that waits for a barrier.
+            self.backing.set_len(st.len).map_err(StoreError::io("truncate", st.len))?;
+        }
         let open = |entry: &Entry| matches!(entry, Entry::Good(held) if held.write_mark > covered || held.is_uncovered(covered));
         let pages: Vec<u64> = st.pages.iter().filter(|(_, e)| open(e)).map(|(g, _)| *g).collect();
         for g in pages {

@@ -90,6 +90,8 @@ pub(super) struct State {
     pub sparse: bool,
     /// Page 0 on disk says `cut`.
     pub cut: bool,
+    /// Steps of a shrink that follow `cut` are still to be done or repeated.
+    pub cut_open: bool,
     /// The backing file has been cut to what its metadata implies.
     pub prepared: bool,
     /// A barrier since open has covered whatever an earlier process wrote.
@@ -104,6 +106,10 @@ pub(super) struct State {
     pub needs_id: bool,
     /// A barrier failed; everything uncovered must be written again before the next one counts.
     pub barrier_failed: bool,
+    /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
+    pub unsure: bool,
+    /// Mark of the last shortening of the backing file.
+    pub shorten_mark: u64,
     /// Time of the last buffered write, to be set once it is committed.
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
@@ -350,7 +356,7 @@ impl Core {
         self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
         st.seq += 1;
         st.len = len;
-        st.drop_mark = st.seq;
+        (st.drop_mark, st.shorten_mark) = (st.seq, st.seq);
         st.marked = (0, 0);
         Ok(())
     }
