@@ -197,8 +197,14 @@ impl Core {
         let mut punched = false;
         for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
             let from = self.geo().block_offset(first);
-            let until = (from + count as u64 * self.geo().block_size()).min(st.len);
-            if from < until && !self.is_zero(st, from, until)? {
+            let end = from + count as u64 * self.geo().block_size();
+            let until = end.min(st.len);
+            if st.zeros_unsure {
+                // What reads as zeros may be what a failed barrier has lost: real zeros then, written and made durable.
+                self.backing.write_at(from, &vec![0; (end - from) as usize]).map_err(StoreError::io("write", from))?;
+                st.wrote(from, end - from);
+                punched = true;
+            } else if from < until && !self.is_zero(st, from, until)? {
                 self.punch(st, from, until - from)?;
                 punched = true;
             }

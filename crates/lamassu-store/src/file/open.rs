@@ -58,7 +58,8 @@ impl Core {
         match zero {
             Entry::Good(held) => {
                 let page = &held.page;
-                if last > 0 && page.file_id != st.file_id && !st.pages.contains_key(&last) {
+                let same = page.file_id == st.file_id && page.file_id != [0; 16];
+                if last > 0 && !same && !st.pages.contains_key(&last) {
                     self.bad_last(st, last, DamageKind::PageOfOtherFile);
                 }
                 st.file_id = page.file_id;
@@ -155,13 +156,17 @@ impl Core {
         };
         if let Entry::Good(held) = &entry
             && st.file_id == [0; 16]
+            && matches!(st.pages.get(&0), Some(Entry::Bad(_)))
         {
             st.file_id = held.page.file_id; // page 0 and the last one were unreadable
         }
         Ok(match entry {
             Entry::Bad(kind) => Entry::Bad(kind),
             Entry::Absent => self.absent_page(st, g),
-            Entry::Good(held) if g > 0 && held.page.file_id != st.file_id => Entry::Bad(DamageKind::PageOfOtherFile),
+            // A file of several pages has an id; zero belongs to a convergent page, which is alone.
+            Entry::Good(held) if g > 0 && (held.page.file_id != st.file_id || st.file_id == [0; 16]) => {
+                Entry::Bad(DamageKind::PageOfOtherFile)
+            }
             Entry::Good(held) => {
                 let mut page = held.page;
                 let blocks = geo.blocks(st.disk_size).saturating_sub(geo.first_block(g));

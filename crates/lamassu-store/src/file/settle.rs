@@ -8,6 +8,9 @@ use super::types::StoreError;
 impl Core {
     /// Whether [`Core::settle`] would find something to do, now or after the next barrier.
     pub fn needs_settle(&self, st: &State) -> bool {
+        if st.lost_from.is_some() || matches!(st.pages.get(&0), Some(Entry::Bad(_))) {
+            return false; // nothing can be written while page 0 tells nothing, or the store has lost the end
+        }
         let last = self.geo().last_page(st.disk_size);
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
         let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
@@ -16,7 +19,7 @@ impl Core {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
             _ => false,
         };
-        st.lost_from.is_none() && (st.cut || floor_is_low || random || st.excess || st.pages.values().any(pending))
+        st.cut || floor_is_low || random || st.excess || st.pages.values().any(pending)
     }
 
     fn wants_convergent(&self, held: &Held) -> bool {
@@ -38,8 +41,11 @@ impl Core {
 
     /// Settles what a barrier has covered up to `mark`.
     pub fn settle(&self, st: &mut State, mark: u64) -> Result<(), StoreError> {
-        if self.ctx.read_only || st.barrier_failed {
+        if self.ctx.read_only {
             return Ok(());
+        }
+        if st.barrier_failed {
+            return self.settle_now(st); // the caller's barrier did not cover what the failed one has lost
         }
         st.covered = st.covered.max(mark);
         if !self.needs_settle(st) {

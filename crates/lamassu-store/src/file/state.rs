@@ -106,6 +106,8 @@ pub(super) struct State {
     pub needs_id: bool,
     /// A barrier failed; everything uncovered must be written again before the next one counts.
     pub barrier_failed: bool,
+    /// A barrier has failed since open: that a hole reads as zeros no longer says that it is one on disk.
+    pub zeros_unsure: bool,
     /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
     pub unsure: bool,
     /// Mark of the last shortening of the backing file.
@@ -189,7 +191,7 @@ impl Core {
             self.write_uncovered_again(st)?;
         }
         if let Err(source) = self.backing.sync_data() {
-            st.barrier_failed = true;
+            (st.barrier_failed, st.zeros_unsure) = (true, true);
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
         st.covered = st.seq;
