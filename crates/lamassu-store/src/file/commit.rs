@@ -56,6 +56,7 @@ impl Core {
             st.ragged = Some(false); // a last block written here is padded with zeros
         }
         st.wants_page = false;
+        st.at_cut = None;
         Ok(())
     }
 
@@ -106,8 +107,10 @@ impl Core {
         let block = st.disk_size / self.geo().block_size();
         let buffered = std::mem::take(&mut st.dirty);
         let size = std::mem::replace(&mut st.size, st.disk_size);
-        // The old content, not what is buffered: no block is ever a mixture of both.
-        let done = self.load_block(st, block).and_then(|bytes| {
+        // Content that the file had when it was that long, not what is buffered now: no block is ever a mixture of versions.
+        let at_cut = st.at_cut.take().filter(|(b, _)| *b == block).map(|(_, bytes)| bytes);
+        let old = at_cut.map_or_else(|| self.load_block(st, block), Ok);
+        let done = old.and_then(|bytes| {
             st.dirty.insert(block, Dirty::Data(bytes));
             self.rounds(st).and_then(|()| self.barrier(st))
         });

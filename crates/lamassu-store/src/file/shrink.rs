@@ -36,6 +36,7 @@ impl Core {
         drop(st.dirty.split_off(&size.div_ceil(block_size)));
         if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&(size / block_size)) {
             bytes[(size % block_size) as usize..].fill(0);
+            st.at_cut = Some((size / block_size, bytes.clone()));
         }
         st.size = size;
         st.mtime = Some(Time::now());

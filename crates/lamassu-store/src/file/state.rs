@@ -116,6 +116,8 @@ pub(super) struct State {
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
     pub excess: bool,
+    /// Buffered content of the last block as the last shrink left it: what goes to disk before the size grows again.
+    pub at_cut: Option<(u64, Box<[u8]>)>,
     /// Whether the last block on disk holds anything past the size, if known.
     pub ragged: Option<bool>,
     /// Where the store lost the end of the file, in logical bytes.
@@ -315,7 +317,12 @@ impl Core {
             false => self.ctx.ring.outer().seal_page(&aad, &mut bytes)?,
         }
         let offset = geo.page_offset(g);
-        self.backing.write_at(offset, &bytes[..]).map_err(StoreError::io("write page", offset))?;
+        if let Err(source) = self.backing.write_at(offset, &bytes[..]) {
+            if let Some(Entry::Absent) = st.pages.get(&g) {
+                st.pages.remove(&g); // it may be there all the same
+            }
+            return Err(StoreError::Io { op: "write page", offset, source });
+        }
         st.wrote(offset, PAGE_LEN as u64);
         if g == 0 {
             st.cut = page.cut;
