@@ -66,6 +66,17 @@ fn every_flipped_bit_of_a_page_costs_that_page_alone() {
 }
 
 #[test]
+fn a_file_with_a_damaged_first_page_that_is_only_read_has_nothing_to_settle() {
+    let setup = Setup::default();
+    let (store, data) = sample(&setup);
+    flip(&store, 60);
+    let file = open(&setup, &store);
+    survey(&file, &data);
+    assert!(!file.needs_settle());
+    file.settle_now().expect("nothing was to be changed");
+}
+
+#[test]
 fn every_flipped_bit_of_a_block_costs_that_block_alone() {
     for suite in Suite::ALL {
         let setup = Setup { suite, ..Setup::default() };

@@ -85,22 +85,27 @@ impl<F: FileSystem> Shared<F> {
             Ok(found) => reply.offset(found as i64),
             Err(error) => reply.error(failed("lseek", &error)),
         };
-        if !self.writers.lock().contains_key(&ino) {
+        if !self.is_written(ino) {
             guarded("lseek", || answer(self));
             return;
         }
         self.aside("lseek", move |shared| {
-            if let Some(notifier) = shared.notifier.get()
-                && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0)
-            {
-                tracing::debug!(%error, ino, "pages could not be pushed out before a seek");
-            }
+            shared.push_out(ino, offset);
             answer(shared);
         });
     }
 
+    /// Has the kernel write back and drop its pages from `offset` on. Waits for requests of this mount: never to be called on a request thread.
+    pub(super) fn push_out(&self, ino: Ino, offset: u64) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0)
+        {
+            tracing::debug!(%error, ino, "pages could not be pushed out");
+        }
+    }
+
     /// On a thread of its own. If there can be none, the dropped reply answers EIO.
-    fn aside(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
+    pub(super) fn aside(self: &Arc<Self>, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         let shared = self.clone();
         let body = move || _ = guarded(op, || job(&shared));
         if let Err(error) = std::thread::Builder::new().name(format!("lamassu-{op}")).spawn(body) {

@@ -47,6 +47,11 @@ pub(super) fn negative_entry() -> FileAttr {
     }
 }
 
+/// The answer for a file that has no name and no handle any more. The kernel looks at nothing in it.
+pub(super) fn removed_attr(ino: INodeNo) -> FileAttr {
+    FileAttr { ino, ..negative_entry() }
+}
+
 pub(super) fn file_type(kind: Kind) -> FileType {
     match kind {
         Kind::File => FileType::RegularFile,

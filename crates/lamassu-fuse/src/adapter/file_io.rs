@@ -12,6 +12,8 @@ use lamassu_vault::{Access, Attr, Entry, HandleId, Ino, Kind, Owner, Result, Set
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
+use std::ops::Range;
+use std::sync::Arc;
 
 thread_local! {
     /// One read buffer per request thread, kept between requests: clearing a fresh MiB for each would cost more than the copy.
@@ -26,6 +28,13 @@ pub(super) struct WriteRequest {
     pub(super) offset: u64,
     pub(super) flags: WriteFlags,
     pub(super) open_flags: OpenFlags,
+}
+
+fn send_data(result: Result<&[u8]>, reply: ReplyData) {
+    match result {
+        Ok(bytes) => reply.data(bytes),
+        Err(error) => reply.error(failed("read", &error)),
+    }
 }
 
 impl<F: FileSystem> Shared<F> {
@@ -90,16 +99,29 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    pub(super) fn read(&self, handle: HandleId, offset: u64, size: u32, direct: bool, reply: ReplyData) {
+    pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
+        let writeback = self.cache == CacheMode::WriteBack;
+        self.read_into_buffer(handle, at.clone(), direct, |result| match result {
+            // Before a direct read the kernel writes back the pages of its range alone. Where the file seems to end within the range, its end may
+            // lie in pages that have not come to us yet: they are asked for first, or the caller would take this for the end.
+            Ok(bytes) if direct && writeback && bytes.len() < (at.end - at.start) as usize && self.is_written(ino) => {
+                self.aside("read", move |shared| {
+                    shared.push_out(ino, at.start);
+                    shared.read_into_buffer(handle, at, direct, |result| send_data(result, reply));
+                });
+            }
+            result => send_data(result, reply),
+        });
+    }
+
+    fn read_into_buffer(&self, handle: HandleId, at: Range<u64>, direct: bool, then: impl FnOnce(Result<&[u8]>)) {
         READ_BUFFER.with_borrow_mut(|buffer| {
-            let size = size as usize;
+            let size = (at.end - at.start) as usize;
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            match self.read_full(handle, offset, &mut buffer[..size], direct) {
-                Ok(n) => reply.data(&buffer[..n]),
-                Err(error) => reply.error(failed("read", &error)),
-            }
+            let done = self.read_full(handle, at.start, &mut buffer[..size], direct);
+            then(done.map(|n| &buffer[..n]));
         });
     }
 

@@ -1,6 +1,6 @@
 //! The requests, one by one.
 
-use super::convert::{self, file_attr, file_type, negative_entry, node_kind, set_time};
+use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
 use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
 use crate::fs::FileSystem;
@@ -18,7 +18,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Entries fetched at a time for a listing with attributes: their lookups happen outside the listing.
 const BATCH: usize = 64;
@@ -167,7 +167,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         size: Option<u64>,
         atime: Option<TimeOrNow>,
         mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
+        ctime: Option<SystemTime>,
         fh: Option<FileHandle>,
         _crtime: Option<SystemTime>,
         _chgtime: Option<SystemTime>,
@@ -178,7 +178,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let mode = mode.map(|m| m & 0o7777);
         let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
         let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), req.uid());
-        self.0.change(ino.0, "setattr", move |s| s.send_attr("setattr", s.setattr(ino.0, handle, set, caller), reply));
+        // Callers cannot set it: it comes with the times that the kernel kept while it gathered writes.
+        let from_cache = ctime.is_some();
+        self.0.change(ino.0, "setattr", move |s| match s.setattr(ino.0, handle, set, caller) {
+            // Nobody is left to see them; but an error here would be the next sync's.
+            Err(VaultError::Stale) if from_cache => reply.attr(&Duration::ZERO, &removed_attr(ino)),
+            result => s.send_attr("setattr", result, reply),
+        });
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
@@ -303,7 +309,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     fn read(
         &self,
         _req: &Request,
-        _ino: INodeNo,
+        ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         size: u32,
@@ -311,7 +317,8 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        guarded("read", || self.0.read(HandleId(fh.0), offset, size, self.0.is_direct(flags), reply));
+        let at = offset..offset.saturating_add(size.into());
+        guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, self.0.is_direct(flags), reply));
     }
 
     fn write(

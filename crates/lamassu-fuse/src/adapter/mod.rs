@@ -129,6 +129,11 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
+    /// Whether the kernel may hold data of this file that has not come here yet.
+    fn is_written(&self, ino: Ino) -> bool {
+        self.writers.lock().contains_key(&ino)
+    }
+
     fn add_writer(&self, ino: Ino) {
         *self.writers.lock().entry(ino).or_insert(0) += 1;
     }

@@ -25,6 +25,16 @@ fn evict(file: &File) {
     rustix::fs::fadvise(file, 0, None, Advice::DontNeed).unwrap();
 }
 
+/// With write-back the kernel sends the times of a file that was just removed: an error then would be the sync's, and so fail a freeze.
+pub fn syncs_after_files_were_replaced(dir: &Path) {
+    let handle = File::open(dir).unwrap();
+    for i in 0..60 {
+        std::fs::write(dir.join("new"), pattern(50_000, i)).unwrap();
+        std::fs::rename(dir.join("new"), dir.join(if i % 2 == 0 { "a" } else { "b" })).unwrap();
+    }
+    rustix::fs::syncfs(&handle).unwrap();
+}
+
 pub fn write_and_read_back(dir: &Path) {
     let path = dir.join("f");
     for len in [0usize, 1, 31, 4095, 4096, 4097, 131_072, 1_000_003] {
@@ -157,6 +167,12 @@ pub fn direct_io(dir: &Path) {
     assert_eq!(byte, [9]);
     assert_eq!(direct.read_at(&mut block.0, 8 * 65_536).unwrap(), 0, "end of file");
     assert_eq!(direct.read_at(&mut block.0, 8 * 65_536 - 4096).unwrap(), 4096);
+    // The file's end may lie in the page cache alone, behind what is read: that is a hole then, and not the end.
+    cached.set_len(1).unwrap();
+    cached.sync_all().unwrap();
+    cached.write_all_at(&[3; 100], 2 * 65_536).unwrap();
+    assert_eq!(direct.read_at(&mut block.0, 65_536).unwrap(), 65_536, "a hole before a cached end");
+    assert!(block.0 == [0; 65_536]);
 }
 
 pub fn synchronous_writes(dir: &Path) {

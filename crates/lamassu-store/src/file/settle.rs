@@ -14,7 +14,8 @@ impl Core {
         let last = self.geo().last_page(st.disk_size);
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
         let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
-        let floor_is_low = last > 0 && st.floor != st.disk_size && !stray_tail;
+        let page_zero_is_bad = matches!(st.pages.get(&0), Some(Entry::Bad(_)));
+        let floor_is_low = last > 0 && st.floor != st.disk_size && !stray_tail && !page_zero_is_bad;
         let random = match st.pages.get(&0) {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
             _ => false,
@@ -80,6 +81,9 @@ impl Core {
     }
 
     fn settle_page_zero(&self, st: &mut State) -> Result<(), StoreError> {
+        if let Entry::Bad(_) = self.page(st, 0)? {
+            return Ok(()); // it tells no floor that could be raised; the other pages settle without it
+        }
         let last = self.geo().last_page(st.disk_size);
         let last_mark = match st.pages.get(&last) {
             Some(Entry::Good(held)) => held.write_mark,
