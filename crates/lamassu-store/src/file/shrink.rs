@@ -95,8 +95,9 @@ impl Core {
         let (old_last, last) = (geo.last_page(st.disk_size), geo.last_page(size));
         st.ragged = None;
         if old_last == 0 {
-            // One page before and after: one atomic write. The space is given back when that is durable.
-            self.write_last_page(st, size, false)?;
+            // One page before and after: one atomic write. The space is given back when that is durable. A `cut` that stands goes on
+            // to stand: the pages of an earlier, longer file may not be gone yet.
+            self.write_last_page(st, size, st.cut)?;
             st.excess = true;
             return Ok(());
         }

@@ -165,7 +165,9 @@ impl Core {
             if let Some(held) = self.good_page(st, g)? {
                 let page_first = self.geo().first_block(g);
                 let keyed = |b: &u64| held.page.keys.get((b - page_first) as usize).is_some_and(|key| *key != [0; 32]);
-                let holes: Vec<u64> = (from..to).filter(keyed).collect();
+                // A crash may have left a tail in a page that is not the last.
+                let tail = (!held.page.tail.is_empty()).then(|| page_first + held.page.keys.len() as u64);
+                let holes: Vec<u64> = (from..to).filter(|b| keyed(b) || tail == Some(*b)).collect();
                 for b in holes {
                     st.dirty.insert(b, Dirty::Hole);
                 }
