@@ -237,11 +237,11 @@ class Writer:
         """A symbolic link, long or not."""
         path = self.name(directory, name)
         text = b64(self.record(2, b"", target))
-        if len(text) > 4095:
+        if len(text) > 1023:
             link_id = self.rand(16)
-            text = b"." + b64(self.record(3, b"", link_id + le(len(target), 2) + target[:2900]))
-            rest = b64(self.record(4, link_id, target[2900:]))
-            os.symlink(rest, os.fsencode(directory / f"lamassu.link.{b64(link_id).decode()}"))
+            text = b"." + b64(self.record(3, b"", link_id + le(len(target), 2) + target[:680]))
+            rest = b64(self.record(4, link_id, target[680:]))
+            (directory / f"lamassu.link.{b64(link_id).decode()}").write_bytes(rest)
         os.symlink(text, os.fsencode(path))
         return path
 

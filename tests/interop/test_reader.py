@@ -753,7 +753,7 @@ class Tree(Temp):
                 if plain:
                     (plain / parent / name).write_bytes(data)
                     (plain / parent / name).chmod(0o640)
-            for name, target in (("l", "t"), ("l2", "q" * 3015), ("l3", "r" * 3016), ("l4", "s" * 4095), ("z" * 190, "../x y")):
+            for name, target in (("l", "t"), ("l2", "q" * 711), ("l3", "r" * 712), ("l4", "s" * 4095), ("z" * 190, "../x y")):
                 w.symlink(made[parent], os.fsencode(name), os.fsencode(target))
                 if plain:
                     os.symlink(target, plain / parent / name)
@@ -923,24 +923,31 @@ class Tree(Temp):
         w = self.writer()
         path = w.symlink(w.dir, b"l", b"t" * 4000)
         rest = next(p for p in w.dir.iterdir() if p.name.startswith("lamassu.link."))
-        kept = os.readlink(rest)
+        kept = rest.read_bytes()
         rest.unlink()
         self.assertRegex(self.problems(w)[0], "missing")
-        os.symlink(os.fsdecode(crypto.b64(w.record(4, bytes(16), b"x" * 1100))), rest)
+        rest.write_bytes(crypto.b64(w.record(4, bytes(16), b"x" * 3320)))
         self.assertRegex(self.problems(w)[0], "no epoch")
         rest.unlink()
         link_id = crypto.unb64(rest.name.removeprefix("lamassu.link.").encode())
-        os.symlink(os.fsdecode(crypto.b64(w.record(4, link_id, b"x" * 1101))), rest)
+        rest.write_bytes(crypto.b64(w.record(4, link_id, b"x" * 3321)))
         self.assertRegex(self.problems(w)[0], "4001 bytes, not 4000")
+        rest.write_bytes(kept + b"\n")
+        self.assertRegex(self.problems(w)[0], "alphabet")
+        rest.write_bytes(kept.ljust(8192, b"A"))
+        self.assertRegex(self.problems(w)[0], "longer than 8191")
         rest.unlink()
-        os.symlink(kept, rest)
+        os.symlink("AAAA", rest)
+        self.assertRegex(self.problems(w)[0], "not a regular file")
+        rest.unlink()
+        rest.write_bytes(kept)
         self.assertEqual(self.problems(w), [])
         path.unlink()
         rest.unlink()
-        os.symlink(os.fsdecode(crypto.b64(w.record(4, link_id, b"x" * 100))), rest)
-        head = w.record(3, b"", link_id + (3000).to_bytes(2, "little") + b"x" * 2900)
+        rest.write_bytes(crypto.b64(w.record(4, link_id, b"x" * 31)))
+        head = w.record(3, b"", link_id + (711).to_bytes(2, "little") + b"x" * 680)
         os.symlink(b"." + crypto.b64(head), os.fsencode(path))
-        self.assertRegex(self.problems(w)[0], "3000 bytes is not a long one")
+        self.assertRegex(self.problems(w)[0], "711 bytes is not a long one")
         for text, words in (
             (crypto.b64(w.record(2, b"", b"")), "possible"),
             (crypto.b64(w.record(2, b"", b"a\0b")), "possible"),

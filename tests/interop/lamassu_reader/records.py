@@ -11,8 +11,10 @@ from .errors import Damage, Where
 
 DIRECTORY, LINK, LONG_LINK, LINK_REST, XATTR = 1, 2, 3, 4, 5
 HEAD = NONCE + TAG + 16
-LONG_LINK_HEAD = 2900
+LONG_LINK_HEAD = 680
+STORED_LINK_LIMIT = 1023
 PATH_LIMIT = 4095
+TEXT_LIMIT = 8191
 
 
 def open_record(suite: Suite, epochs: tuple[bytes, ...], kind: int, context: bytes, record: bytes, where: Where) -> bytes:
@@ -39,21 +41,21 @@ def decode(text: bytes, where: Where) -> bytes:
         raise Damage(where, str(e)) from None
 
 
-def read_text(path: bytes, *, may_be_file: bool = True) -> bytes:
+def read_text(path: bytes, *, may_be_link: bool = True) -> bytes:
     """The target of a symbolic link, or the content of the regular file that stands for one."""
     try:
         mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
+        if may_be_link and stat.S_ISLNK(mode):
             return os.readlink(path)
-        if may_be_file and stat.S_ISREG(mode):
+        if stat.S_ISREG(mode):
             with open(path, "rb") as f:
-                text = f.read(PATH_LIMIT + 1)
-            if len(text) > PATH_LIMIT:
-                raise Damage(path, "longer than 4095 bytes")
+                text = f.read(TEXT_LIMIT + 1)
+            if len(text) > TEXT_LIMIT:
+                raise Damage(path, f"longer than {TEXT_LIMIT} bytes")
             return text
     except FileNotFoundError:
         raise Damage(path, "missing") from None
-    raise Damage(path, "neither a symbolic link nor a regular file")
+    raise Damage(path, "neither a symbolic link nor a regular file" if may_be_link else "not a regular file")
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,12 @@ def open_link(suite: Suite, epochs: tuple[bytes, ...], path: bytes, stored: byte
             raise Damage(path, f"the head of a long link target has {len(head)} bytes")
         link_id, total, first = head[:16], int.from_bytes(head[16:18], "little"), head[18:]
         rest_path = os.path.join(os.path.dirname(path), b"lamassu.link." + b64(link_id))
-        text = read_text(rest_path, may_be_file=False)
+        text = read_text(rest_path, may_be_link=False)
         rest = open_record(suite, epochs, LINK_REST, link_id, decode(text, rest_path), rest_path)
         target = first + rest
         if len(target) != total:
             raise Damage(path, f"long link target of {len(target)} bytes, not {total}")
-        if (HEAD + total) * 4 <= PATH_LIMIT * 3:
+        if (HEAD + total) * 4 <= STORED_LINK_LIMIT * 3:
             raise Damage(path, f"a target of {total} bytes is not a long one")
     if not 1 <= len(target) <= PATH_LIMIT or b"\0" in target:
         raise Damage(path, "not a possible link target")

@@ -18,6 +18,9 @@ impl Core {
         let mut next = 0;
         while let Some(g) = self.next_page(st, next)? {
             next = g + 1;
+            if st.lost_from.is_some_and(|from| g * geo.page_span() >= from) {
+                break; // nothing is there, however far the size goes: one damage for all of it
+            }
             match self.page(st, g)? {
                 Entry::Absent => {}
                 Entry::Bad(kind) => {

@@ -1,12 +1,13 @@
 //! The multiphase commit (`docs/format.md` §13): page with new and previous keys, barrier, data, and later the page again.
 
+use super::open::keep_bits;
 use super::plan::{Change, Goal, Round};
-use super::state::{Core, Dirty, Entry, State};
+use super::state::{Core, Dirty, Entry, Held, State};
 use super::types::StoreError;
 use crate::backend::SetTime;
 use lamassu_format::{BlockKey, Page};
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Pages with pending bits kept in memory before they are settled by force.
 const OPEN_PAGES_MAX: usize = 2048;
@@ -55,14 +56,20 @@ impl Core {
             st.ragged = Some(false); // a last block written here is padded with zeros
         }
         st.wants_page = false;
+        st.at_cut = None;
         Ok(())
     }
 
     fn rounds(&self, st: &mut State) -> Result<(), StoreError> {
         let mut goal = self.goal(st)?;
         loop {
+            if st.barrier_failed {
+                // Here, and never between the pages of a round and its data: what is written again would be taken for all there is.
+                self.sync_data(st)?;
+            }
             let round = self.plan(st, &goal)?;
             if round.pages.is_empty() {
+                st.unsure = false;
                 return Ok(());
             }
             self.run(st, round, &mut goal)?;
@@ -100,8 +107,10 @@ impl Core {
         let block = st.disk_size / self.geo().block_size();
         let buffered = std::mem::take(&mut st.dirty);
         let size = std::mem::replace(&mut st.size, st.disk_size);
-        // The old content, not what is buffered: no block is ever a mixture of both.
-        let done = self.load_block(st, block).and_then(|bytes| {
+        // Content that the file had when it was that long, not what is buffered now: no block is ever a mixture of versions.
+        let at_cut = st.at_cut.take().filter(|(b, _)| *b == block).map(|(_, bytes)| bytes);
+        let old = at_cut.map_or_else(|| self.load_block(st, block), Ok);
+        let done = old.and_then(|bytes| {
             st.dirty.insert(block, Dirty::Data(bytes));
             self.rounds(st).and_then(|()| self.barrier(st))
         });
@@ -124,18 +133,15 @@ impl Core {
         let left = self.leave_tails(st, &mut round, &sealed)?;
         self.clear_holes(st, &round, &left)?;
         self.id_before_pages(st, &round)?;
-        let same = self.key_pages(&mut round, &keys);
-        self.write_pages(st, &mut round, goal)?;
-        let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
-        if replaces || (st.drop_mark > st.covered && !round.data.is_empty()) {
-            self.barrier(st)?;
+        self.key_pages(&mut round, &keys);
+        let since = st.seq;
+        let done = self.write_pages(st, &mut round, goal).and_then(|()| self.write_content(st, &round, &sealed, &left));
+        if let Err(error) = done {
+            self.undo(st, since, &round);
+            return Err(error);
         }
-        self.write_data(st, &round, &sealed, &same, &left)?;
         if sealed.capacity() <= SCRATCH_KEPT_MAX {
             SCRATCH.set(sealed);
-        }
-        for block in &round.punches {
-            self.punch_block(st, *block)?;
         }
         let done = round.data.iter().map(|(b, _)| b).chain(&round.punches).chain(&round.absorbed);
         for block in done {
@@ -194,8 +200,14 @@ impl Core {
         let mut punched = false;
         for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
             let from = self.geo().block_offset(first);
-            let until = (from + count as u64 * self.geo().block_size()).min(st.len);
-            if from < until && !self.is_zero(st, from, until)? {
+            let end = from + count as u64 * self.geo().block_size();
+            let until = end.min(st.len);
+            if st.zeros_unsure {
+                // What reads as zeros may be what a failed barrier has lost: real zeros then, written and made durable.
+                self.backing.write_at(from, &vec![0; (end - from) as usize]).map_err(StoreError::io("write", from))?;
+                st.wrote(from, end - from);
+                punched = true;
+            } else if from < until && !self.is_zero(st, from, until)? {
                 self.punch(st, from, until - from)?;
                 punched = true;
             }
@@ -279,15 +291,13 @@ impl Core {
         Ok(())
     }
 
-    /// Puts the new keys into the planned pages. Returns which data blocks keep their key: the same content is written
-    /// again, which is how a block that rotted in the store heals, and needs no commit.
-    fn key_pages(&self, round: &mut Round, keys: &[BlockKey]) -> Vec<bool> {
-        let mut same = vec![false; keys.len()];
+    /// Puts the new keys into the planned pages. A data block that keeps its key is written again as it was, which is how a block
+    /// that rotted in the store heals, and needs no commit.
+    fn key_pages(&self, round: &mut Round, keys: &[BlockKey]) {
         for (n, (block, change)) in round.data.iter().enumerate() {
             let (g, i) = self.geo().slot_of(*block);
             let planned = round.pages.get_mut(&g).expect("data lies under a planned page");
-            same[n] = *change == Change::Replace && planned.page.keys[i] == keys[n];
-            if !same[n] {
+            if *change != Change::Replace || planned.page.keys[i] != keys[n] {
                 set_key(&mut planned.page, i, keys[n], *change);
                 planned.must_write = true;
             }
@@ -299,7 +309,6 @@ impl Core {
             set_key(&mut planned.page, i, [0; 32], if lost { Change::Fill } else { Change::Replace });
             planned.must_write = true;
         }
-        same
     }
 
     fn write_pages(&self, st: &mut State, round: &mut Round, goal: &mut Goal) -> Result<(), StoreError> {
@@ -313,31 +322,30 @@ impl Core {
                 return Err(error);
             }
             goal.unwritten.remove(g);
-            if *g >= geo.last_page(old) {
+            if *g >= geo.last_page(old) && (*g > 0 || geo.last_page(st.size) == 0) {
                 reached = st.size.min((g + 1) * geo.page_span());
             }
         }
         Ok(())
     }
 
-    fn write_data(
+    /// The barrier between pages and data, where one is needed, and the data.
+    fn write_content(
         &self,
         st: &mut State,
         round: &Round,
         sealed: &[u8],
-        same: &[bool],
         left: &BTreeSet<u64>,
     ) -> Result<(), StoreError> {
+        let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
+        if replaces || (st.unsure && !round.data.is_empty()) || (st.drop_mark > st.covered && !round.data.is_empty()) {
+            self.barrier(st)?;
+        }
         let len = self.ctx.block_len();
         for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
-            if let Err(error) = self.write_run(st, first, &sealed[n * len..(n + count) * len]) {
-                let unwritten = (n..round.data.len()).filter(|n| !same[*n] && !left.contains(&round.data[*n].0));
-                let unwritten: Vec<u64> = unwritten.map(|n| round.data[n].0).collect();
-                self.put_back(st, &unwritten)?;
-                return Err(error);
-            }
+            self.write_run(st, first, &sealed[n * len..(n + count) * len])?;
         }
-        Ok(())
+        round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
     }
 
     /// Groups the chosen data blocks into runs that lie together: (index of the first in the round, first block, count).
@@ -372,24 +380,49 @@ impl Core {
         Ok(())
     }
 
-    /// The data of these blocks could not be written: their slots get their previous keys again. The blocks stay buffered.
-    fn put_back(&self, st: &mut State, blocks: &[u64]) -> Result<(), StoreError> {
-        let mut pages: std::collections::BTreeMap<u64, u128> = Default::default();
-        for block in blocks {
-            let (g, i) = self.geo().slot_of(*block);
+    /// A round failed after pages of it were written, from mark `since` on. What each of its blocks holds now is found out as after a
+    /// crash, since a write that failed may have been done in part: otherwise the next round took keys of content that never arrived
+    /// for durable (I2). The blocks stay buffered.
+    fn undo(&self, st: &mut State, since: u64, round: &Round) {
+        st.seq += 1; // the write that failed may have happened
+        let blocks = round.data.iter().map(|(b, _)| b).chain(&round.punches);
+        let mut pages: BTreeMap<u64, u128> = BTreeMap::new();
+        for (g, i) in blocks.map(|b| self.geo().slot_of(*b)) {
             *pages.entry(g).or_default() |= 1 << i;
         }
         for (g, bits) in pages {
             let Some(Entry::Good(held)) = st.pages.get(&g) else { continue };
-            let (mut page, lost) = (held.page.clone(), held.lost);
-            for i in (0..page.keys.len()).filter(|i| bits >> i & 1 == 1) {
-                page.keys[i] = page.previous_key(i).unwrap_or([0; 32]);
+            if held.write_mark <= since {
+                continue;
             }
-            let keep = page.pending & !bits;
-            super::open::keep_bits(&mut page, keep);
-            self.write_page(st, g, page, lost & !bits)?;
+            let (mut page, mut lost) = (held.page.clone(), held.lost);
+            let mut keep = page.pending;
+            for i in (0..page.keys.len()).filter(|i| (bits & page.pending) >> i & 1 == 1) {
+                match self.resolve_block(g, i, &page) {
+                    Ok(Some(key)) if key == page.keys[i] => {}
+                    Ok(Some(key)) => {
+                        page.keys[i] = key;
+                        keep &= !(1 << i);
+                    }
+                    Ok(None) | Err(_) => lost |= 1 << i,
+                }
+            }
+            keep_bits(&mut page, keep);
+            lost &= keep;
+            if self.write_page(st, g, page.clone(), lost).is_err() {
+                // The one on disk names all the candidates; the next commit writes it again.
+                let mut held = Held::new(page, lost);
+                held.write_mark = st.seq;
+                st.pages.insert(g, Entry::Good(Box::new(held)));
+            }
+            st.seq += 1;
+            let seq = st.seq;
+            if let Some(Entry::Good(held)) = st.pages.get_mut(&g) {
+                held.data_mark = seq;
+            }
         }
-        Ok(())
+        // Pages that may be on disk name keys that are given up: no new data before what says so is durable.
+        (st.drop_mark, st.marked, st.unsure) = (st.seq, (0, 0), true);
     }
 }
 
@@ -401,7 +434,7 @@ fn set_key(page: &mut Page, i: usize, key: BlockKey, change: Change) {
     if page.replaced & bit != 0 {
         // A lost block: what its previous key opened is given up with the block.
         let keep = page.pending & !bit;
-        super::open::keep_bits(page, keep);
+        keep_bits(page, keep);
     }
     match change {
         Change::LeaveTail => {}

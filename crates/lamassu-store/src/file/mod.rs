@@ -190,6 +190,7 @@ impl File {
     pub fn barrier_failed(&self) {
         let mut st = self.state.write();
         st.barrier_failed |= st.seq > st.covered;
+        st.zeros_unsure |= st.barrier_failed;
     }
 
     /// Commits, makes durable and settles, with a barrier of its own.

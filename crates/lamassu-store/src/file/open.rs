@@ -58,11 +58,12 @@ impl Core {
         match zero {
             Entry::Good(held) => {
                 let page = &held.page;
-                if last > 0 && page.file_id != st.file_id && !st.pages.contains_key(&last) {
+                let same = page.file_id == st.file_id && page.file_id != [0; 16];
+                if last > 0 && !same && !st.pages.contains_key(&last) {
                     self.bad_last(st, last, DamageKind::PageOfOtherFile);
                 }
                 st.file_id = page.file_id;
-                (st.cut, st.sparse) = (page.cut, page.sparse);
+                (st.cut, st.cut_open, st.sparse) = (page.cut, page.cut, page.sparse);
                 let told = if page.cut || last == 0 { page.size } else { present.max(page.size) };
                 let reached = if page.cut {
                     page.size
@@ -155,13 +156,17 @@ impl Core {
         };
         if let Entry::Good(held) = &entry
             && st.file_id == [0; 16]
+            && matches!(st.pages.get(&0), Some(Entry::Bad(_)))
         {
             st.file_id = held.page.file_id; // page 0 and the last one were unreadable
         }
         Ok(match entry {
             Entry::Bad(kind) => Entry::Bad(kind),
             Entry::Absent => self.absent_page(st, g),
-            Entry::Good(held) if g > 0 && held.page.file_id != st.file_id => Entry::Bad(DamageKind::PageOfOtherFile),
+            // A file of several pages has an id; zero belongs to a convergent page, which is alone.
+            Entry::Good(held) if g > 0 && (held.page.file_id != st.file_id || st.file_id == [0; 16]) => {
+                Entry::Bad(DamageKind::PageOfOtherFile)
+            }
             Entry::Good(held) => {
                 let mut page = held.page;
                 let blocks = geo.blocks(st.disk_size).saturating_sub(geo.first_block(g));
@@ -210,13 +215,16 @@ impl Core {
                 core.barrier(st)?;
                 st.inherited_covered = true;
             }
-            core.write_page(st, g, page, lost)
+            core.write_page(st, g, page, lost)?;
+            // Until that is durable the candidates rule, and new data is none of them.
+            st.drop_mark = st.seq;
+            Ok(())
         })?;
         st.pages.remove(&g).ok_or(StoreError::ReadOnly)
     }
 
     /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.
-    fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
+    pub fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
         let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
         let mut bytes = vec![0u8; self.ctx.block_len()];
         self.read_padded(offset, &mut bytes)?;

@@ -34,6 +34,9 @@ impl Core {
         let size = self.geo().block_size();
         let mut block = offset / size;
         while block < self.geo().blocks(st.size) {
+            if st.lost_from.is_some_and(|from| self.geo().slot_of(block).0 * self.geo().page_span() >= from) {
+                break; // all damaged, which counts as data, however far the size goes
+            }
             self.load_pages(st, block, block)?;
             if !self.is_data(st, block) {
                 return Ok(Some(offset.max(block * size)));

@@ -8,6 +8,9 @@ use super::types::StoreError;
 impl Core {
     /// Whether [`Core::settle`] would find something to do, now or after the next barrier.
     pub fn needs_settle(&self, st: &State) -> bool {
+        if st.lost_from.is_some() || matches!(st.pages.get(&0), Some(Entry::Bad(_))) {
+            return false; // nothing can be written while page 0 tells nothing, or the store has lost the end
+        }
         let last = self.geo().last_page(st.disk_size);
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
         let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
@@ -17,7 +20,7 @@ impl Core {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
             _ => false,
         };
-        st.lost_from.is_none() && (st.cut || floor_is_low || random || st.excess || st.pages.values().any(pending))
+        st.cut || floor_is_low || random || st.excess || st.pages.values().any(pending)
     }
 
     fn wants_convergent(&self, held: &Held) -> bool {
@@ -39,14 +42,20 @@ impl Core {
 
     /// Settles what a barrier has covered up to `mark`.
     pub fn settle(&self, st: &mut State, mark: u64) -> Result<(), StoreError> {
-        if self.ctx.read_only || st.barrier_failed {
+        if self.ctx.read_only {
             return Ok(());
+        }
+        if st.barrier_failed {
+            return self.settle_now(st); // the caller's barrier did not cover what the failed one has lost
         }
         st.covered = st.covered.max(mark);
         if !self.needs_settle(st) {
             return Ok(());
         }
         self.keeping_mtime(st, |core, st| {
+            if st.cut_open {
+                core.redo_cut(st)?; // `cut` must stand until its steps are done
+            }
             core.cut_excess(st)?;
             core.settle_page_zero(st)?;
             let covered = st.covered;
@@ -80,7 +89,7 @@ impl Core {
             Some(Entry::Good(held)) => held.write_mark,
             _ => 0,
         };
-        let cut_done = st.cut && st.drop_mark <= st.covered && last_mark <= st.covered;
+        let cut_done = st.cut && !st.cut_open && st.drop_mark <= st.covered && last_mark <= st.covered;
         let (mark, durable) = st.marked;
         let stray_tail = last > 0 && self.good_page(st, 0)?.is_some_and(|held| !held.page.tail.is_empty());
         let raises = last > 0 && !stray_tail && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
@@ -90,15 +99,21 @@ impl Core {
         if !cut_done && !raises && !convergent {
             return Ok(());
         }
-        if cut_done {
-            st.cut = false;
-            st.floor = st.disk_size;
-        }
         if raises {
             self.note_absent_pages(st, durable)?;
+        }
+        let before = (st.cut, st.floor);
+        if cut_done {
+            (st.cut, st.floor) = (false, st.disk_size);
+        }
+        if raises {
             st.floor = durable;
         }
-        self.settle_page(st, 0)
+        let settled = self.settle_page(st, 0);
+        if settled.is_err() {
+            (st.cut, st.floor) = before; // as it is on disk
+        }
+        settled
     }
 
     /// Pages that a crash lost above the old floor read as holes; below the new one only `sparse` allows that. What this process
@@ -136,6 +151,10 @@ impl Core {
     /// verified and written again. What is gone falls back to its previous key, or is lost; the failed sync has said so.
     pub fn write_uncovered_again(&self, st: &mut State) -> Result<(), StoreError> {
         let covered = st.covered;
+        if st.shorten_mark > covered {
+            // Nothing was written past the end since: that waits for a barrier.
+            self.backing.set_len(st.len).map_err(StoreError::io("truncate", st.len))?;
+        }
         let open = |entry: &Entry| matches!(entry, Entry::Good(held) if held.write_mark > covered || held.is_uncovered(covered));
         let pages: Vec<u64> = st.pages.iter().filter(|(_, e)| open(e)).map(|(g, _)| *g).collect();
         for g in pages {

@@ -23,20 +23,44 @@ impl Core {
             }
             return Ok(());
         }
+        let mut shrunk = Ok(());
+        if size < st.disk_size {
+            self.free_tails_before(st, size)?;
+            shrunk = self.shrink_on_disk(st, size);
+            if shrunk.is_err() && st.disk_size > size {
+                return shrunk; // nothing happened: what is buffered stays, too
+            }
+        }
+        // Once page 0 says so the size rules, even if a later step failed and has to be repeated.
         let block_size = self.geo().block_size();
         drop(st.dirty.split_off(&size.div_ceil(block_size)));
         if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&(size / block_size)) {
             bytes[(size % block_size) as usize..].fill(0);
-        }
-        if size < st.disk_size {
-            let shrunk = self.shrink_on_disk(st, size);
-            // Once page 0 says so the size rules, even if a later step failed and recovery has to repeat it.
-            st.size = st.size.min(st.disk_size.max(size));
-            shrunk?;
+            st.at_cut = Some((size / block_size, bytes.clone()));
         }
         st.size = size;
         st.mtime = Some(Time::now());
-        Ok(())
+        shrunk
+    }
+
+    /// A crash may have left a tail in a page that is not the last. The size field of such a page belongs to its tail, and can
+    /// tell neither where page 0 cuts nor where the file ends: the tail goes to its block first.
+    fn free_tails_before(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let mut found = false;
+        for g in [0, geo.last_page(size)] {
+            let Some(held) = self.good_page(st, g)? else { continue };
+            let block = geo.first_block(g) + held.page.keys.len() as u64;
+            if held.page.tail.is_empty() || g == geo.last_page(st.disk_size) {
+                continue;
+            }
+            found = true;
+            if !st.dirty.contains_key(&block) {
+                let bytes = self.load_block(st, block)?;
+                st.dirty.insert(block, Dirty::Data(bytes));
+            }
+        }
+        if found { self.commit(st) } else { Ok(()) }
     }
 
     /// Empties the file. One ftruncate does it whole: page 0 goes with the rest.
@@ -54,12 +78,12 @@ impl Core {
             st.unsealed_empty = true;
             st.pages.clear();
             st.unresolved.clear();
+            st.file_id = [0; 16]; // of a page that is gone; one that stays keeps it
         }
         st.dirty.clear();
         st.ragged = Some(false);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
-        (st.sparse, st.cut, st.prepared) = (false, false, true);
-        st.file_id = [0; 16];
+        (st.sparse, st.cut, st.cut_open, st.prepared) = (false, false, false, true);
         st.wants_page = true;
         (st.born, st.born_mark) = (true, st.seq);
         st.mtime = Some(Time::now());
@@ -89,6 +113,9 @@ impl Core {
                 return Err(error);
             }
         }
+        st.cut_open = true;
+        st.pages.retain(|g, _| *g <= last); // void: nothing may write them again
+        st.unresolved.retain(|g, _| *g <= last);
         self.barrier(st)?;
         self.finish_cut(st)
     }
@@ -106,6 +133,7 @@ impl Core {
         if st.len > implied {
             self.shorten(st, implied)?;
         }
+        st.cut_open = false;
         Ok(())
     }
 
@@ -125,8 +153,8 @@ impl Core {
     pub fn redo_cut(&self, st: &mut State) -> Result<(), StoreError> {
         if self.geo().last_page(st.disk_size) == 0 {
             self.write_last_page(st, st.disk_size, true)?;
-            self.barrier(st)?;
         }
+        self.barrier(st)?; // the first attempt may have failed at its own
         self.finish_cut(st)
     }
 

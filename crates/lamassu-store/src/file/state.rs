@@ -90,6 +90,8 @@ pub(super) struct State {
     pub sparse: bool,
     /// Page 0 on disk says `cut`.
     pub cut: bool,
+    /// Steps of a shrink that follow `cut` are still to be done or repeated.
+    pub cut_open: bool,
     /// The backing file has been cut to what its metadata implies.
     pub prepared: bool,
     /// A barrier since open has covered whatever an earlier process wrote.
@@ -104,10 +106,18 @@ pub(super) struct State {
     pub needs_id: bool,
     /// A barrier failed; everything uncovered must be written again before the next one counts.
     pub barrier_failed: bool,
+    /// A barrier has failed since open: that a hole reads as zeros no longer says that it is one on disk.
+    pub zeros_unsure: bool,
+    /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
+    pub unsure: bool,
+    /// Mark of the last shortening of the backing file.
+    pub shorten_mark: u64,
     /// Time of the last buffered write, to be set once it is committed.
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
     pub excess: bool,
+    /// Buffered content of the last block as the last shrink left it: what goes to disk before the size grows again.
+    pub at_cut: Option<(u64, Box<[u8]>)>,
     /// Whether the last block on disk holds anything past the size, if known.
     pub ragged: Option<bool>,
     /// Where the store lost the end of the file, in logical bytes.
@@ -183,7 +193,7 @@ impl Core {
             self.write_uncovered_again(st)?;
         }
         if let Err(source) = self.backing.sync_data() {
-            st.barrier_failed = true;
+            (st.barrier_failed, st.zeros_unsure) = (true, true);
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
         st.covered = st.seq;
@@ -307,7 +317,12 @@ impl Core {
             false => self.ctx.ring.outer().seal_page(&aad, &mut bytes)?,
         }
         let offset = geo.page_offset(g);
-        self.backing.write_at(offset, &bytes[..]).map_err(StoreError::io("write page", offset))?;
+        if let Err(source) = self.backing.write_at(offset, &bytes[..]) {
+            if let Some(Entry::Absent) = st.pages.get(&g) {
+                st.pages.remove(&g); // it may be there all the same
+            }
+            return Err(StoreError::Io { op: "write page", offset, source });
+        }
         st.wrote(offset, PAGE_LEN as u64);
         if g == 0 {
             st.cut = page.cut;
@@ -350,7 +365,7 @@ impl Core {
         self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
         st.seq += 1;
         st.len = len;
-        st.drop_mark = st.seq;
+        (st.drop_mark, st.shorten_mark) = (st.seq, st.seq);
         st.marked = (0, 0);
         Ok(())
     }

@@ -19,11 +19,11 @@ impl Core {
             let page = self.geo().last_page(from);
             return Err(self.damaged(super::types::DamageKind::Truncated, page, None));
         }
+        if st.cut_open {
+            self.keeping_mtime(st, |core, st| core.redo_cut(st))?;
+        }
         if st.prepared {
             return Ok(());
-        }
-        if st.cut {
-            self.keeping_mtime(st, |core, st| core.redo_cut(st))?;
         }
         self.good_page(st, 0)?;
         // A lost append leaves bytes past the end of what the metadata tells; unless a bad last page tells nothing.
@@ -171,6 +171,7 @@ impl Core {
                 }
             }
             block = to;
+            self.commit_if_full(st)?;
         }
         Ok(())
     }

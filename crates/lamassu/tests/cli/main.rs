@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod files;
+mod golden;
 mod keys;
 mod mounts;
 mod support;
