@@ -40,7 +40,7 @@ fn size_below(model: &[u8], rng: &mut Rng, offset: u64) -> u64 {
 }
 
 /// Makes one call of the step fail, or all from one on.
-fn inject(store: &FaultBackend, crash: &CrashBackend, rng: &mut Rng) {
+fn inject(store: &FaultBackend, crash: &CrashBackend, rng: &mut Rng, block_size: u32) {
     let kind = rng.below(6);
     if kind == 0 {
         return crash.fail_syncs(1 + rng.below(2), libc::EIO);
@@ -48,7 +48,8 @@ fn inject(store: &FaultBackend, crash: &CrashBackend, rng: &mut Rng) {
     let base = Call::ALL.iter().filter(|c| c.is_change() || c.is_sync()).map(|c| store.faults().calls(*c)).sum::<u64>();
     let at = base + 1 + rng.below(8);
     let for_good = rng.below(2) == 0;
-    let part = rng.below(4) as usize * BLOCK;
+    // A store that tears a block it replaces is outside the promise, also when it says so.
+    let part = rng.below(4) as usize * block_size as usize;
     let reads = store.faults().calls(Call::Read) + 1 + rng.below(4);
     store.faults().rule(move |c| match kind {
         1 => (c.call == Call::Read && c.nth == reads).then_some(Fault::Errno(libc::EIO)),
@@ -142,7 +143,7 @@ impl Player<'_> {
     fn step(&mut self, faulty: bool) -> Result<Step, String> {
         let before = self.model.clone();
         if faulty {
-            inject(&self.store, &self.crash, &mut self.rng);
+            inject(&self.store, &self.crash, &mut self.rng, self.setup.block_size);
         }
         let done = self.act();
         self.store.faults().clear_rules();
