@@ -363,6 +363,7 @@ fn a_cut_is_not_cleared_before_its_steps_are_done() {
     let file = File::create(setup.context(), create_in(&store), "cut").expect("creates");
     file.write_at(0, &fill(200 * BLOCK, &mut Rng(1))).expect("writes");
     file.settle_now().expect("settles");
+    file.sync().expect("syncs what settling wrote");
     store.faults().fail_next_sync(libc::EIO);
     assert!(file.truncate(70 * BLOCK as u64).is_err());
     let crashed = memory.snapshot();

@@ -203,9 +203,7 @@ impl Core {
             let end = from + count as u64 * self.geo().block_size();
             let until = end.min(st.len);
             if st.zeros_unsure {
-                // What reads as zeros may be what a failed barrier has lost: real zeros then, written and made durable.
-                self.backing.write_at(from, &vec![0; (end - from) as usize]).map_err(StoreError::io("write", from))?;
-                st.wrote(from, end - from);
+                self.write_zeros(st, from, end)?;
                 punched = true;
             } else if from < until && !self.is_zero(st, from, until)? {
                 self.punch(st, from, until - from)?;
@@ -213,6 +211,13 @@ impl Core {
             }
         }
         if punched { self.barrier(st) } else { Ok(()) }
+    }
+
+    /// Real zeros, where what reads as zeros may be what a failed barrier has lost.
+    pub fn write_zeros(&self, st: &mut State, from: u64, until: u64) -> Result<(), StoreError> {
+        self.backing.write_at(from, &vec![0; (until - from) as usize]).map_err(StoreError::io("write", from))?;
+        st.wrote(from, until - from);
+        Ok(())
     }
 
     fn is_zero(&self, st: &mut State, from: u64, until: u64) -> Result<bool, StoreError> {

@@ -189,8 +189,9 @@ impl File {
     /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
     pub fn barrier_failed(&self) {
         let mut st = self.state.write();
-        st.barrier_failed |= st.seq > st.covered;
-        st.zeros_unsure |= st.barrier_failed;
+        if st.seq > st.covered {
+            st.note_failed_barrier();
+        }
     }
 
     /// Commits, makes durable and settles, with a barrier of its own.

@@ -114,17 +114,35 @@ impl Core {
         let geo = *self.geo();
         let pages = geo.pages_per_segment();
         let mut segment = (len - 1) / geo.segment_len();
+        let mut is_first = true;
         loop {
             let start = segment * geo.segment_len();
             let end = len.min(start + geo.block_size());
             if let Some(at) = self.last_nonzero_page(start, end)? {
                 return Ok(segment * pages + (at - start) / PAGE_LEN as u64);
             }
+            if std::mem::take(&mut is_first) {
+                // A hole at the end, of whatever length a store makes up, is skipped in one search.
+                segment = segment.min(self.last_data(len)? / geo.segment_len() + 1);
+            }
             match segment.checked_sub(1) {
                 Some(earlier) => segment = earlier,
                 None => return Ok(0),
             }
         }
+    }
+
+    /// An offset at or behind which, within a segment, the last data of the backing file lies: bisected, since SEEK_DATA goes forward.
+    fn last_data(&self, len: u64) -> Result<u64, StoreError> {
+        let (mut low, mut high) = (0, len);
+        while high - low > self.geo().segment_len() {
+            let middle = low + (high - low) / 2;
+            match self.backing.seek_data(middle).map_err(StoreError::io("seek data", middle))? {
+                Some(data) => low = data.max(middle).min(high),
+                None => high = middle,
+            }
+        }
+        Ok(high)
     }
 
     /// Offset of the last page in `start..end` that is not all zeros, holes skipped.

@@ -101,6 +101,9 @@ impl Core {
             st.excess = true;
             return Ok(());
         }
+        if st.seq > st.covered {
+            self.barrier(st)?; // what page 0 tells with `cut` is a floor, too: every page below it is durable
+        }
         if last == 0 {
             self.write_last_page(st, size, true)?;
         } else {
@@ -144,7 +147,10 @@ impl Core {
         let from = geo.page_offset(last) + PAGE_LEN as u64;
         let until = (last / geo.pages_per_segment() * geo.segment_len() + geo.block_size()).min(st.len);
         if from < until {
-            self.punch(st, from, until - from)?;
+            match st.zeros_unsure {
+                true => self.write_zeros(st, from, until)?,
+                false => self.punch(st, from, until - from)?,
+            }
             st.drop_mark = st.seq;
         }
         Ok(())

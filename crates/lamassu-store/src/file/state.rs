@@ -129,6 +129,13 @@ pub(super) struct State {
 }
 
 impl State {
+    /// A barrier has failed: nothing since the last good one is known to be on disk, or ever to get there without being written again.
+    pub fn note_failed_barrier(&mut self) {
+        self.barrier_failed = true;
+        self.zeros_unsure = true;
+        self.cut_open |= self.cut; // the steps of a shrink are repeated
+    }
+
     /// Notes a write to the backing file.
     pub fn wrote(&mut self, offset: u64, len: u64) {
         let end = offset + len;
@@ -193,7 +200,7 @@ impl Core {
             self.write_uncovered_again(st)?;
         }
         if let Err(source) = self.backing.sync_data() {
-            (st.barrier_failed, st.zeros_unsure) = (true, true);
+            st.note_failed_barrier();
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
         st.covered = st.seq;
