@@ -84,7 +84,15 @@ impl Fixture {
 
     fn unmount(&mut self) {
         let mounted = self.mounted.take().unwrap();
-        mounted.unmounter().unmount(false).unwrap();
+        // A test beside this one that is just starting a process holds our open files for a moment.
+        let free = || mounted.unmounter().unmount(false).is_ok();
+        let done = (0..100).any(|_| {
+            free() || {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+                false
+            }
+        });
+        assert!(done, "busy for five seconds");
         mounted.wait().unwrap();
     }
 

@@ -57,7 +57,7 @@ fn what_is_written_is_there_after_a_remount() {
         fs::write(b.path("m/dir/big"), &big).unwrap();
         fs::write(b.path("m/small"), b"small").unwrap();
         std::os::unix::fs::symlink("dir/big", b.path("m/link")).unwrap();
-        b.run("umount m").ok();
+        b.unmount("m");
         assert!(!is_mounted(&b.path("m")));
         // The vault is closed: it can be read, checked and written at once.
         b.run("check v").ok();
@@ -66,7 +66,7 @@ fn what_is_written_is_there_after_a_remount() {
         b.run("mount v m").ok();
         assert!(fs::read(b.path("m/link")).unwrap() == big);
         assert_eq!(fs::read(b.path("m/added")).unwrap(), b"added");
-        b.run("umount m").ok();
+        b.unmount("m");
     }
 }
 
@@ -79,7 +79,7 @@ fn options_of_mount() {
     let line = table.lines().find(|l| l.split(' ').nth(4) == m.to_str()).unwrap();
     assert!(line.contains("noatime") && line.contains("noexec") && line.contains(" fuse.lamassu "), "{line}");
     assert!(line.contains(b.path("v").to_str().unwrap()), "the vault is the source: {line}");
-    b.run("umount m").ok();
+    b.unmount("m");
     for options in ["nosuch", "cache=fast", "integrity=none", "durability="] {
         b.run(&format!("mount -o {options} v m")).code(2);
     }
@@ -87,7 +87,7 @@ fn options_of_mount() {
     let c = bench("--suite blake3");
     c.run("mount --integrity metadata v m").code(28).says("--integrity full");
     c.run("mount --integrity full v m").ok();
-    c.run("umount m").ok();
+    c.unmount("m");
 }
 
 #[test]
@@ -128,9 +128,9 @@ fn a_second_writer_is_refused_and_readers_are_not() {
     b.run("mount --read-only v m2").ok();
     assert_eq!(fs::read(b.path("m2/f")).unwrap(), b"content");
     b.run("ls v").ok();
-    b.run("umount m2").ok();
+    b.unmount("m2");
     drop(wait);
-    b.run("umount m").ok();
+    b.unmount("m");
     b.run("check v").ok();
 }
 
@@ -145,7 +145,7 @@ fn read_only_mounts_change_nothing() {
         let refused = fs::write(b.path("m/f"), b"other").unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(30), "{refused}");
         assert!(fs::create_dir(b.path("m/d")).is_err());
-        b.run("umount m").ok();
+        b.unmount("m");
     }
     assert_eq!(fs::read(b.stored("v", "f")).unwrap(), before);
 }
@@ -180,7 +180,7 @@ fn a_killed_daemon_loses_nothing_synced() {
         }
         assert!(is_old || block == new, "block {i} is neither old nor new");
     }
-    b.run("umount m").ok();
+    b.unmount("m");
     b.run("check v").ok();
 }
 
@@ -248,7 +248,7 @@ fn freeze_and_thaw() {
     writer.join().unwrap();
     b.run("thaw m").code(1);
     b.run("freeze m").ok();
-    b.run("umount m").ok();
+    b.unmount("m");
     assert_eq!(b.run("cat v g").ok().text(), "after");
 }
 
@@ -262,17 +262,17 @@ fn every_slot_mounts() {
     for key in [&second, &third] {
         b.run(&format!("mount -k {key} v m")).ok();
         assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
-        b.run("umount m").ok();
+        b.unmount("m");
     }
     b.run("mount v m").code(12);
     // While it is mounted, too.
     b.run(&format!("mount -o key={second} v m")).ok();
     b.run(&format!("key remove -k {third} v 2")).ok();
     assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
-    b.run("umount m").ok();
+    b.unmount("m");
     b.run(&format!("mount -k {second} v m")).code(12);
     b.run(&format!("mount -k {third} v m")).ok();
-    b.run("umount m").ok();
+    b.unmount("m");
 }
 
 /// Blocks of 4096 bytes of the ciphertext of a file, without its pages.
@@ -301,7 +301,7 @@ fn equal_blocks_are_equal_within_a_zone_alone() {
         b.run(&format!("mount {vault} m")).ok();
         fs::copy(b.path("f"), b.path("m/f")).unwrap();
         fs::copy(b.path("small"), b.path("m/small")).unwrap();
-        b.run("umount m").ok();
+        b.unmount("m");
     }
     let one = data_blocks(&b, "one", "f");
     assert!(one.len() == 256);
@@ -332,7 +332,7 @@ fn damage_reaches_applications_and_the_log() {
     assert_eq!(error.raw_os_error(), Some(5));
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes[..4096], 10 * 4096).unwrap();
     drop(file);
-    b.run("umount m").ok();
+    b.unmount("m");
     let log = fs::read_to_string(b.path("log")).unwrap();
     let line = log.lines().find(|l| l.contains("ERROR")).expect("a line for the administrator");
     assert!(line.contains("block=2") && line.contains("segment=0"), "{line}");
@@ -348,7 +348,7 @@ fn as_mount_8_calls_it() {
     let ran = run(&[v.to_str().unwrap(), m.to_str().unwrap(), "-n", "-o", &words]);
     crate::support::Ran::from(ran).ok();
     assert!(is_mounted(&m));
-    b.run("umount m").ok();
+    b.unmount("m");
     crate::support::Ran::from(run(&["only-one"])).code(2);
 }
 
