@@ -79,6 +79,13 @@ impl StoreKind {
                 crate::text::bytes(block_size),
                 crate::text::bytes(unit).replace(" KiB", "K").replace(" MiB", "M"),
             )),
+            // A ZFS record is copied on write, whole; others overwrite in place, at best 4096 bytes at a time.
+            (unit, Note::None | Note::Remote) if block_size > 4096 && unit.is_none_or(|unit| unit == 4096) => {
+                Some(format!(
+                    "a crash can tear a block of {} while it is overwritten; such a block reads as an error afterwards: see docs/threat-model.md, Crashes",
+                    crate::text::bytes(block_size),
+                ))
+            }
             (_, Note::Volatile) => Some(format!("{} is lost when the machine stops", self.name)),
             (_, Note::Remote | Note::None) => None,
         }
@@ -110,11 +117,10 @@ mod tests {
     }
 
     #[test]
-    fn stores_of_4_kib_take_any_block_size() {
+    fn stores_of_4_kib_deduplicate_any_block_size_and_tear_large_blocks() {
         for magic in [0x9123_683e, 0x5846_5342] {
-            for size in [4096, 131_072] {
-                assert_eq!(classify(magic, 4096).advice(size), None);
-            }
+            assert_eq!(classify(magic, 4096).advice(4096), None);
+            assert!(classify(magic, 4096).advice(131_072).unwrap().contains("tear"));
         }
     }
 
