@@ -37,7 +37,7 @@ impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error here:
     /// the file opens, and what is damaged reads as an error. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let core = Core { ctx, backing, tag: tag.to_owned(), clock: AtomicU64::new(1) };
+        let core = Core { ctx, backing, tag: tag.to_owned(), clock: AtomicU64::new(1), reported: Default::default() };
         let state = core.open_state()?;
         Ok(File { core, state: RwLock::new(state) })
     }

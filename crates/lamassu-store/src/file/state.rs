@@ -8,12 +8,16 @@ use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
 use crate::backend::{BackendFile, SetTime, Time};
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::{Geometry, PAGE_LEN, Page};
-use std::collections::{BTreeMap, HashMap};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
 const CLEAN_PAGES_MAX: usize = 128;
+
+/// Damages reported per open file; a file with more is damaged enough.
+const REPORTED_MAX: usize = 1024;
 
 /// A buffered change of one block.
 pub(super) enum Dirty {
@@ -158,6 +162,8 @@ pub(super) struct Core {
     pub backing: Arc<dyn BackendFile>,
     pub tag: String,
     pub clock: AtomicU64,
+    /// Damage that was reported already.
+    pub reported: Mutex<HashSet<Damage>>,
 }
 
 impl Core {
@@ -168,7 +174,11 @@ impl Core {
     /// Makes a damage, tells the reporter, and returns the error for the caller.
     pub fn damaged(&self, kind: DamageKind, page: u64, block: Option<u64>) -> StoreError {
         let damage = self.damage(kind, page, block);
-        (self.ctx.report)(&self.tag, &damage);
+        let mut reported = self.reported.lock();
+        // Once for each open file: a reader tries again, in smaller pieces.
+        if reported.len() < REPORTED_MAX && reported.insert(damage) {
+            (self.ctx.report)(&self.tag, &damage);
+        }
         StoreError::Damaged(damage)
     }
 
