@@ -327,3 +327,29 @@ fn a_length_that_a_store_makes_up_costs_nothing() {
     let found = file.check(true, &mut |_| {}).expect("checks");
     assert_eq!((found.damage, found.excess > 0 || raw(&store).stat().expect("stats").len < 1 << 30), (vec![], true));
 }
+
+#[test]
+fn a_convergent_first_page_does_not_lend_its_empty_id() {
+    let setup = Setup::default();
+    let (store, data) = sample(&setup);
+    // The first page of a small file, which has no id, in place of ours; and a last page that tells nothing.
+    let small = MemoryBackend::new();
+    let file = File::create(setup.context(), create_in(&small), "small").expect("creates");
+    file.write_at(0, b"small").expect("writes");
+    file.settle_now().expect("settles");
+    raw(&store).write_at(0, &sector(&small, 0)).expect("writes");
+    flip(&store, 2 * (N + 1) * BLOCK + 100);
+    let found = survey_kinds(&open(&setup, &store), &data);
+    let page_one: Vec<_> = (N..2 * N).map(|b| found.get(&b).copied()).collect();
+    assert!(page_one.iter().all(|kind| *kind == Some(DamageKind::PageOfOtherFile)), "{page_one:?}");
+}
+
+/// Damage by block; what can be read is not compared (page 0 is another file's).
+fn survey_kinds(file: &File, data: &[u8]) -> std::collections::BTreeMap<u64, DamageKind> {
+    let blocks = (data.len() as u64).div_ceil(BLOCK);
+    let kind = |b: u64| match file.read_at(b * BLOCK, &mut vec![0; BLOCK as usize]) {
+        Err(StoreError::Damaged(damage)) => Some((b, damage.kind)),
+        _ => None,
+    };
+    (0..blocks).filter_map(kind).collect()
+}
