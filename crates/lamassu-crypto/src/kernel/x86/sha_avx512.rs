@@ -56,39 +56,60 @@ macro_rules! round {
     };
 }
 
+/// Sixteen rounds, spelt out: with the words in an array that a loop indexes, the compiler keeps them in memory. `$each` is done to `$w` and t after round t.
+macro_rules! sixteen_rounds {
+    ($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident $g:ident $h:ident, $w:ident, $k:expr, $each:ident) => {
+        sixteen_rounds!(@eight $a $b $c $d $e $f $g $h, $w, $k, $each, 0 1 2 3 4 5 6 7);
+        sixteen_rounds!(@eight $a $b $c $d $e $f $g $h, $w, $k, $each, 8 9 10 11 12 13 14 15);
+    };
+    (@eight $a:ident $b:ident $c:ident $d:ident $e:ident $f:ident $g:ident $h:ident, $w:ident, $k:expr, $each:ident,
+     $t0:literal $t1:literal $t2:literal $t3:literal $t4:literal $t5:literal $t6:literal $t7:literal) => {
+        round!($a $b $c $d $e $f $g $h, $w[$t0], $k[$t0]);
+        $each!($w, $t0);
+        round!($h $a $b $c $d $e $f $g, $w[$t1], $k[$t1]);
+        $each!($w, $t1);
+        round!($g $h $a $b $c $d $e $f, $w[$t2], $k[$t2]);
+        $each!($w, $t2);
+        round!($f $g $h $a $b $c $d $e, $w[$t3], $k[$t3]);
+        $each!($w, $t3);
+        round!($e $f $g $h $a $b $c $d, $w[$t4], $k[$t4]);
+        $each!($w, $t4);
+        round!($d $e $f $g $h $a $b $c, $w[$t5], $k[$t5]);
+        $each!($w, $t5);
+        round!($c $d $e $f $g $h $a $b, $w[$t6], $k[$t6]);
+        $each!($w, $t6);
+        round!($b $c $d $e $f $g $h $a, $w[$t7], $k[$t7]);
+        $each!($w, $t7);
+    };
+}
+
+/// Word t + 16 of the message schedule in the place of word t. Between the rounds, because it is mostly rotations, which one of the two ports takes:
+/// alone it would leave the other idle.
+macro_rules! extend {
+    ($w:ident, $t:literal) => {
+        let (x, y) = ($w[($t + 1) % 16], $w[($t + 14) % 16]);
+        let s0 = xor3(_mm512_ror_epi32::<7>(x), _mm512_ror_epi32::<18>(x), _mm512_srli_epi32::<3>(x));
+        let s1 = xor3(_mm512_ror_epi32::<17>(y), _mm512_ror_epi32::<19>(y), _mm512_srli_epi32::<10>(y));
+        $w[$t] = add(add($w[$t], s0), add($w[($t + 9) % 16], s1));
+    };
+}
+
+/// After the last rounds no words are needed.
+macro_rules! nothing {
+    ($w:ident, $t:literal) => {};
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn compress(state: &mut [__m512i; 8], mut w: [__m512i; LANES]) {
     let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
-    for (sixteen, k) in K.as_chunks::<16>().0.iter().enumerate() {
-        if sixteen > 0 {
-            extend(&mut w);
-        }
-        for (k, w) in k.as_chunks::<8>().0.iter().zip(w.as_chunks::<8>().0) {
-            round!(a b c d e f g h, w[0], k[0]);
-            round!(h a b c d e f g, w[1], k[1]);
-            round!(g h a b c d e f, w[2], k[2]);
-            round!(f g h a b c d e, w[3], k[3]);
-            round!(e f g h a b c d, w[4], k[4]);
-            round!(d e f g h a b c, w[5], k[5]);
-            round!(c d e f g h a b, w[6], k[6]);
-            round!(b c d e f g h a, w[7], k[7]);
-        }
+    let (k, _) = K.as_chunks::<16>();
+    for k in &k[..3] {
+        sixteen_rounds!(a b c d e f g h, w, k, extend);
     }
+    sixteen_rounds!(a b c d e f g h, w, k[3], nothing);
     let [sa, sb, sc, sd, se, sf, sg, sh] = *state;
     *state = [add(sa, a), add(sb, b), add(sc, c), add(sd, d), add(se, e), add(sf, f), add(sg, g), add(sh, h)];
-}
-
-/// The next sixteen words of the message schedule, in place.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn extend(w: &mut [__m512i; LANES]) {
-    for t in 0..LANES {
-        let (x, y) = (w[(t + 1) % 16], w[(t + 14) % 16]);
-        let s0 = xor3(_mm512_ror_epi32::<7>(x), _mm512_ror_epi32::<18>(x), _mm512_srli_epi32::<3>(x));
-        let s1 = xor3(_mm512_ror_epi32::<17>(y), _mm512_ror_epi32::<19>(y), _mm512_srli_epi32::<10>(y));
-        w[t] = add(add(w[t], s0), add(w[(t + 9) % 16], s1));
-    }
 }
 
 #[inline]
