@@ -94,11 +94,7 @@ impl InnerKey {
     pub(crate) fn hash_group(&self, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
         match &self.state {
             State::Aes { .. } | State::Paper { .. } => self.kernel.sha256(blocks, hashes),
-            State::Blake3 { hash, .. } => {
-                for (b, h) in blocks.iter().zip(hashes) {
-                    *h = blake3::keyed_hash(hash.expose(), b).into();
-                }
-            }
+            State::Blake3 { hash, .. } => self.kernel.keyed_blake3(hash.expose(), blocks, hashes),
         }
     }
 
@@ -112,8 +108,9 @@ impl InnerKey {
                 self.kernel.ecb_encrypt(kdf, halves);
             }
             State::Blake3 { key, .. } => {
-                for (h, k) in hashes.iter().zip(keys.iter_mut()) {
-                    *k = blake3::keyed_hash(key.expose(), h).into();
+                for (hashes, keys) in hashes.chunks(GROUP).zip(keys.chunks_mut(GROUP)) {
+                    let hashes = Group::of(hashes.iter().map(|h| &h[..]));
+                    self.kernel.keyed_blake3(key.expose(), hashes.as_slice(), keys);
                 }
             }
         }
