@@ -3,11 +3,20 @@
 use super::state::{Core, Dirty, Entry, State};
 use super::types::StoreError;
 use crate::backend::Time;
+use std::time::{Duration, Instant};
 
 /// Bytes buffered before a commit that needs no barrier: appends and filled holes.
 const APPEND_BUFFER_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
 const REPLACE_BUFFER_LEN: usize = 64 << 20;
+/// How long after the store refused a commit a large buffer grows no more, before all of it is sealed and tried again.
+const REFUSAL: Duration = Duration::from_secs(1);
+
+/// That the store refused a commit. Kept until one succeeds, or the file gives space back.
+pub(super) struct Refused {
+    at: Instant,
+    errno: i32,
+}
 
 impl Core {
     /// To be called before any change.
@@ -44,7 +53,12 @@ impl Core {
         self.prepare_write(st)?;
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
         let end = end.ok_or(StoreError::TooLarge)?;
-        if st.dirty.len() * self.ctx.block_len() >= REPLACE_BUFFER_LEN {
+        let buffered = st.dirty.len() * self.ctx.block_len();
+        let (grows, is_full) = (end > st.size && buffered >= APPEND_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
+        if let Some(errno) = refusal(st).filter(|_| grows || is_full) {
+            return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
+        }
+        if is_full {
             self.commit(st)?; // it failed before: nothing more is buffered until the store takes what is
         }
         if offset > st.size {
@@ -61,7 +75,12 @@ impl Core {
             st.size = st.size.max(at);
         }
         st.mtime = Some(Time::now());
-        self.commit_if_full(st)
+        match self.commit_if_full(st) {
+            // This write is in the buffer and stays there; an append that fails and happens would be made twice. The next one is
+            // refused, and flush and sync try again and tell.
+            Err(StoreError::Io { .. }) if st.refused.is_some() => Ok(()),
+            other => other,
+        }
     }
 
     fn patch_block(&self, st: &mut State, block: u64, from: usize, piece: &[u8]) -> Result<(), StoreError> {
@@ -89,7 +108,7 @@ impl Core {
 
     fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
         let buffered = st.dirty.len() * self.ctx.block_len();
-        if buffered < APPEND_BUFFER_LEN {
+        if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
             return Ok(());
         }
         let old_end = self.geo().blocks(st.disk_size);
@@ -121,6 +140,7 @@ impl Core {
     /// Makes `offset..offset + len` read as zeros, freeing whole blocks. Never changes the size.
     pub fn punch_range(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
         self.prepare_write(st)?;
+        st.refused = None;
         let end = offset.saturating_add(len).min(st.size);
         if offset >= end {
             return Ok(());
@@ -198,4 +218,20 @@ impl Core {
             g = (g + 1).max(segment * geo.pages_per_segment());
         }
     }
+}
+
+/// What the store said when it refused a commit a moment ago.
+fn refusal(st: &State) -> Option<i32> {
+    st.refused.as_ref().filter(|refused| refused.at.elapsed() < REFUSAL).map(|refused| refused.errno)
+}
+
+/// Notes how a commit ended.
+pub(super) fn note_commit(st: &mut State, done: &Result<(), StoreError>) {
+    st.refused = match done {
+        Err(StoreError::Io { source, .. }) => {
+            source.raw_os_error().map(|errno| Refused { at: Instant::now(), errno })
+        }
+        Ok(()) => None,
+        Err(_) => return,
+    };
 }
