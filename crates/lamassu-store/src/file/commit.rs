@@ -2,6 +2,7 @@
 
 use super::open::keep_bits;
 use super::plan::{Change, Goal, Round};
+use super::read::View;
 use super::state::{Core, Dirty, Entry, Held, State};
 use super::types::StoreError;
 use crate::backend::SetTime;
@@ -89,7 +90,7 @@ impl Core {
         let mut bytes = vec![0u8; self.ctx.block_len()];
         let buffered = st.dirty.remove(&block);
         let mut damaged = false;
-        let read = self.read_blocks(st, block, &mut bytes, lamassu_crypto::Verify::Full, &mut |_, _| {
+        let read = self.read_blocks(&View::of(st), block, &mut bytes, lamassu_crypto::Verify::Full, &mut |_, _| {
             damaged = true;
             Ok(())
         });

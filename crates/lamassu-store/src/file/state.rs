@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
 const CLEAN_PAGES_MAX: usize = 128;
 
+/// Pages that readers keep for one another per file.
+pub(super) const LOADED_PAGES_MAX: usize = 128;
+
 /// Damages reported per open file; a file with more is damaged enough.
 const REPORTED_MAX: usize = 1024;
 
@@ -73,6 +76,8 @@ pub(super) struct State {
     pub file_id: [u8; 16],
     /// Pages in memory. Void pages past the size are never kept.
     pub pages: HashMap<u64, Entry>,
+    /// Pages that readers loaded under the shared lock; as good as those in `pages`. Empty for who holds the lock alone ([`Core::take_loaded`]).
+    pub loaded: Mutex<HashMap<u64, Arc<Entry>>>,
     /// Pages read at open, not yet resolved or clipped.
     pub unresolved: BTreeMap<u64, Page>,
     /// Buffered blocks.
@@ -237,10 +242,30 @@ impl Core {
             st.pages.insert(g, entry);
         }
         let entry = &st.pages[&g];
+        self.touch(entry);
+        Ok(entry)
+    }
+
+    /// Notes that a page was used.
+    pub fn touch(&self, entry: &Entry) {
         if let Entry::Good(held) = entry {
             held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         }
-        Ok(entry)
+    }
+
+    /// Takes over what readers have loaded: to be called first by who gets the lock for itself alone.
+    pub fn take_loaded(&self, st: &mut State) {
+        let loaded = std::mem::take(st.loaded.get_mut());
+        if loaded.is_empty() {
+            return;
+        }
+        for (g, entry) in loaded {
+            // No reader is left, so nobody else holds it; and a page in `pages` was not looked for elsewhere.
+            if let Some(entry) = Arc::into_inner(entry) {
+                st.pages.entry(g).or_insert(entry);
+            }
+        }
+        self.evict(st);
     }
 
     /// The page if it is good, `None` if absent; a bad one is an error.
