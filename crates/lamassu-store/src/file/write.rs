@@ -228,9 +228,7 @@ fn refusal(st: &State) -> Option<i32> {
 /// Notes how a commit ended.
 pub(super) fn note_commit(st: &mut State, done: &Result<(), StoreError>) {
     st.refused = match done {
-        Err(StoreError::Io { source, .. }) => {
-            source.raw_os_error().map(|errno| Refused { at: Instant::now(), errno })
-        }
+        Err(StoreError::Io { source, .. }) => source.raw_os_error().map(|errno| Refused { at: Instant::now(), errno }),
         Ok(()) => None,
         Err(_) => return,
     };
