@@ -108,9 +108,8 @@ impl InnerKey {
                 self.kernel.ecb_encrypt(kdf, halves);
             }
             State::Blake3 { key, .. } => {
-                for (hashes, keys) in hashes.chunks(GROUP).zip(keys.chunks_mut(GROUP)) {
-                    let hashes = Group::of(hashes.iter().map(|h| &h[..]));
-                    self.kernel.keyed_blake3(key.expose(), hashes.as_slice(), keys);
+                for (h, k) in hashes.iter().zip(keys.iter_mut()) {
+                    *k = blake3::keyed_hash(key.expose(), h).into();
                 }
             }
         }

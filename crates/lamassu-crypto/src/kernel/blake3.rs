@@ -4,8 +4,8 @@
 //! chunks of many blocks go through the vectors together. The compression function is the crate's own, through its `platform` module, which
 //! it exports but does not promise to keep: hence its version is pinned, and the tests compare with `keyed_hash`.
 
-use ::blake3::platform::{Platform, le_bytes_from_words_32, words_from_le_bytes_32};
-use ::blake3::{BLOCK_LEN, CHUNK_LEN, IncrementCounter, KEY_LEN, OUT_LEN};
+use ::blake3::platform::{Platform, words_from_le_bytes_32};
+use ::blake3::{CHUNK_LEN, IncrementCounter, KEY_LEN, OUT_LEN};
 
 /// Messages at once.
 const LANES: usize = 16;
@@ -32,23 +32,10 @@ pub(super) fn keyed_hashes(key: &[u8; KEY_LEN], messages: &[&[u8]], out: &mut [[
             full_trees(platform, key, messages, chunks, out);
         } else {
             for (message, out) in messages.iter().zip(out) {
-                *out = match message.len() {
-                    0..=BLOCK_LEN => one_block(platform, key, message),
-                    _ => ::blake3::keyed_hash(key, message).into(),
-                };
+                *out = ::blake3::keyed_hash(key, message).into();
             }
         }
     }
-}
-
-/// A message of at most one block of the compression function, without the crate's bookkeeping: a key is derived from each hash.
-fn one_block(platform: Platform, key: &[u8; KEY_LEN], message: &[u8]) -> [u8; OUT_LEN] {
-    let mut block = [0; BLOCK_LEN];
-    block[..message.len()].copy_from_slice(message);
-    let mut words = words_from_le_bytes_32(key);
-    let flags = flag::KEYED_HASH | flag::CHUNK_START | flag::CHUNK_END | flag::ROOT;
-    platform.compress_in_place(&mut words, &block, message.len() as u8, 0, flags);
-    le_bytes_from_words_32(&words)
 }
 
 /// Messages of `chunks` whole chunks, a power of two.
