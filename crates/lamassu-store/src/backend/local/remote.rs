@@ -102,7 +102,7 @@ impl Handle {
     /// A barrier.
     pub(super) fn sync(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
         let was_unsynced = self.unsynced.swap(false, Ordering::AcqRel);
-        let mut done = self.call(call);
+        let mut done = self.call_with(call, was_unsynced);
         if self.gap.swap(false, Ordering::AcqRel) {
             done = done.and(Err(Errno::IO));
         }
@@ -112,12 +112,21 @@ impl Handle {
         done
     }
 
-    fn call<T>(&self, mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    fn call<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+        self.call_with(call, self.is_unsynced())
+    }
+
+    /// `unsynced`: whether a new open file would leave unsynced writes behind.
+    fn call_with<T>(
+        &self,
+        mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+        unsynced: bool,
+    ) -> rustix::io::Result<T> {
         if self.remote.is_none() {
             return retry(|| call(self.fd.as_fd()));
         }
         if self.stale.load(Ordering::Acquire) {
-            self.open_anew()?;
+            self.open_anew(unsynced)?;
         }
         let done = retry(|| call(self.fd.as_fd()));
         if let Err(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::BADF) = done {
@@ -127,10 +136,10 @@ impl Handle {
     }
 
     /// Puts a new open file behind the same descriptor, at once for all its users.
-    fn open_anew(&self) -> rustix::io::Result<()> {
+    fn open_anew(&self, unsynced: bool) -> rustix::io::Result<()> {
         let path = super::mode::proc_path(self.fd.as_fd());
         let fresh = retry(|| rustix::fs::open(&path, self.access | OFlags::CLOEXEC, Mode::empty()))?;
-        if self.is_unsynced() {
+        if unsynced {
             self.gap.store(true, Ordering::Release);
         }
         // SAFETY: both descriptors are open, and ours. The old one stays a valid descriptor throughout: dup3(2) replaces what
