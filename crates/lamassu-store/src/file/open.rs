@@ -213,11 +213,12 @@ impl Core {
         if page.pending == 0 {
             return Ok(Entry::Good(Box::new(Held::new(page, 0))));
         }
-        let mut lost = 0u128;
+        let (mut lost, mut found) = (0u128, 0u128);
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page)? {
                 Some(key) => {
                     page.keys[i] = key;
+                    found |= 1 << i;
                     st.recovered += 1;
                 }
                 None => lost |= 1 << i,
@@ -230,6 +231,8 @@ impl Core {
         }
         self.keeping_mtime(st, |core, st| {
             if !st.inherited_covered {
+                // The kernel takes what it once failed to write for clean, and shows it all the same: so it is written again.
+                core.write_found_again(st, g, &page, found)?;
                 core.barrier(st)?;
                 st.inherited_covered = true;
             }
@@ -239,6 +242,19 @@ impl Core {
             Ok(())
         })?;
         st.pages.remove(&g).ok_or(StoreError::ReadOnly)
+    }
+
+    /// Writes the blocks that recovery has found to where they are.
+    fn write_found_again(&self, st: &mut State, g: u64, page: &Page, found: u128) -> Result<(), StoreError> {
+        let keyed = |i: &usize| found >> i & 1 == 1 && page.keys[*i] != HOLE;
+        for i in (0..page.keys.len()).filter(keyed) {
+            let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+            let mut bytes = vec![0u8; self.ctx.block_len()];
+            self.read_padded(offset, &mut bytes)?;
+            self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
+            st.wrote(offset, bytes.len() as u64);
+        }
+        Ok(())
     }
 
     /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.

@@ -4,6 +4,7 @@
 mod files;
 mod golden;
 mod keys;
+mod model;
 mod mounts;
 mod support;
 mod usage;
