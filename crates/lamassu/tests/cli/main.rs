@@ -3,6 +3,7 @@
 
 mod files;
 mod golden;
+mod hardening;
 mod keys;
 mod model;
 mod mounts;

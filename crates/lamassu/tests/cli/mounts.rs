@@ -15,7 +15,7 @@ fn bench(init: &str) -> Bench {
     b
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub fn is_mounted(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().any(|l| l.split(' ').nth(4) == path.to_str())
 }
