@@ -1,5 +1,6 @@
 //! `lamassu mount`.
 
+use crate::confine;
 use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
 use crate::fault::Fault;
@@ -99,12 +100,14 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     let foreground = args.foreground;
     let plan = Plan::of(args)?;
     if foreground {
+        confine::drop_capabilities();
         signals::start();
         return serve(ui, plan, None);
     }
     match daemon::fork()? {
         Side::Parent(waiter) => waiter.wait(),
         Side::Child(ready) => {
+            confine::drop_capabilities();
             signals::start();
             serve(ui, plan, Some(ready))
         }
@@ -197,6 +200,7 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
     let mounted = lamassu_fuse::mount(vault.clone(), &plan.mountpoint, &options)?;
     unmount_on_signal(&mounted, vault);
+    confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         mounted.wait()?;

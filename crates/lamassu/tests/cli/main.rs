@@ -3,7 +3,9 @@
 
 mod files;
 mod golden;
+mod hardening;
 mod keys;
+mod model;
 mod mounts;
 mod support;
 mod usage;

@@ -15,13 +15,13 @@ fn bench(init: &str) -> Bench {
     b
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub fn is_mounted(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().any(|l| l.split(' ').nth(4) == path.to_str())
 }
 
 /// The process that serves a vault.
-fn daemon_of(b: &Bench) -> i32 {
+pub fn daemon_of(b: &Bench) -> i32 {
     let vault = b.path("m");
     let vault = vault.to_str().unwrap();
     let pids = fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse::<i32>().ok());
@@ -35,11 +35,11 @@ fn daemon_of(b: &Bench) -> i32 {
     panic!("no process serves {vault}");
 }
 
-fn kill(pid: i32, signal: &str) {
+pub fn kill(pid: i32, signal: &str) {
     assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
 }
 
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
