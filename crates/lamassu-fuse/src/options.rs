@@ -76,6 +76,9 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// Read-ahead of the mount in KiB, set where the system lets us; 0 keeps the kernel's 128.
     pub read_ahead_kib: u32,
+    /// Bytes of one read request at most, a multiple of 4096. What a request brings is decrypted and copied to the kernel while it is still in the
+    /// processor's cache; but no smaller than the blocks of the file system, which would be read several times.
+    pub max_read: u32,
 }
 
 impl Default for MountOptions {
@@ -97,6 +100,7 @@ impl Default for MountOptions {
             dirsync: false,
             nonempty: false,
             read_ahead_kib: 4096,
+            max_read: 512 << 10,
         }
     }
 }

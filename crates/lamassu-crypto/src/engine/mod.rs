@@ -1,10 +1,10 @@
 //! The cipher engine: batches of blocks over a bounded worker pool; the submitting thread works too.
 //!
 //! A batch is cut into chunks. The submitting thread takes chunks until none is left, and so do workers that are idle ([`pool`]): a submitter never waits
-//! for work that is not its own, nor for a worker that has not begun. A small batch never leaves its thread. A panic in a worker reaches the
-//! submitter as a panic.
+//! for work that is not its own, nor for a worker that has not begun. A small batch never leaves its thread. Where as many threads submit as the
+//! engine has, workers stay out of it: more threads than processors would only take turns. A panic in a worker reaches the submitter as a panic.
 //!
-//! The seam for another device is [`Engine::seal`] and [`Engine::open`] themselves: whole batches, in place, synchronous.
+//! The seam for another device is [`Engine::seal`] and [`Engine::open_fetched`] themselves: whole batches, in place, synchronous.
 
 mod pool;
 
@@ -12,7 +12,9 @@ use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
 use crate::{BlockKey, InnerKey, KeyRing};
 use parking_lot::Mutex;
-use pool::Pool;
+use pool::{Pool, Side};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use subtle::{Choice, ConstantTimeEq};
 use zeroize::Zeroizing;
 
@@ -31,6 +33,8 @@ const CHUNK_BYTES: usize = 64 << 10;
 pub struct Engine {
     pool: Pool,
     kernel: Kernel,
+    /// Threads at work now, submitters included.
+    busy: AtomicUsize,
 }
 
 impl Engine {
@@ -41,7 +45,7 @@ impl Engine {
 
     /// The same, opening with a kernel of choice. (Sealing uses the kernel of its key.)
     pub fn with_kernel(threads: usize, kernel: Kernel) -> Self {
-        Engine { pool: Pool::new(threads.max(1) - 1), kernel }
+        Engine { pool: Pool::new(threads.max(1) - 1), kernel, busy: AtomicUsize::new(0) }
     }
 
     /// Threads that work on one batch, the submitting thread included.
@@ -58,6 +62,22 @@ impl Engine {
         let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
         self.each(bytes, per_chunk * block_size, chunks, |(blocks, keys)| key.seal(blocks, block_size, keys));
+    }
+
+    /// [`Engine::seal`] of `plain` into `sealed`, of the same length. What is encrypted is what was hashed, whoever writes to `plain` meanwhile.
+    ///
+    /// # Panics
+    /// Unless both are `keys.len() * block_size` bytes.
+    pub fn seal_to(&self, key: &InnerKey, plain: &[u8], sealed: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
+        check_shape(plain.len(), block_size, keys.len());
+        check_shape(sealed.len(), block_size, keys.len());
+        let (bytes, per_chunk) = (plain.len(), blocks_per_chunk(block_size));
+        let places = sealed.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
+        let chunks = plain.chunks(per_chunk * block_size).zip(places);
+        self.each(bytes, per_chunk * block_size, chunks, |(plain, (sealed, keys))| {
+            sealed.copy_from_slice(plain);
+            key.seal(sealed, block_size, keys);
+        });
     }
 
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of blocks that failed, ascending;
@@ -78,6 +98,26 @@ impl Engine {
         self.open_as_told(ring, blocks, block_size, keys, verify)
     }
 
+    /// [`Engine::open`] of a batch that is still to come: `fetch` brings the ciphertext of some blocks, given the index of the first, into their
+    /// place, just before they are opened and on the thread that opens them, so that what it brings is still in that processor's cache. It need
+    /// not touch blocks whose key is all zero. If it fails, so does the batch, with the error of the lowest blocks that were tried, and what `blocks`
+    /// holds is undefined.
+    ///
+    /// # Panics
+    /// Unless `blocks.len() == keys.len() * block_size`.
+    pub fn open_fetched<E: Send>(
+        &self,
+        ring: &KeyRing,
+        blocks: &mut [u8],
+        block_size: usize,
+        keys: &[BlockKey],
+        verify: Verify,
+        fetch: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<Vec<usize>, E> {
+        let verify = if ring.suite().is_malleable() { Verify::Full } else { verify };
+        self.fetch_and_open(ring, blocks, block_size, keys, verify, fetch)
+    }
+
     /// [`Engine::open`], which a malleable suite does not keep from skipping verification: to measure decryption alone.
     pub(crate) fn open_as_told(
         &self,
@@ -87,22 +127,46 @@ impl Engine {
         keys: &[BlockKey],
         verify: Verify,
     ) -> Vec<usize> {
+        let Ok(failed) = self.fetch_and_open(ring, blocks, block_size, keys, verify, |_, _| Ok::<(), Infallible>(()));
+        failed
+    }
+
+    fn fetch_and_open<E: Send>(
+        &self,
+        ring: &KeyRing,
+        blocks: &mut [u8],
+        block_size: usize,
+        keys: &[BlockKey],
+        verify: Verify,
+        fetch: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
+    ) -> Result<Vec<usize>, E> {
         check_shape(blocks.len(), block_size, keys.len());
         let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk)).enumerate();
         let failed = Mutex::new(Vec::new());
+        let error: Mutex<Option<(usize, E)>> = Mutex::new(None);
         self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
+            if let Err(e) = fetch(n * per_chunk, blocks) {
+                let mut error = error.lock();
+                if error.as_ref().is_none_or(|(lowest, _)| n < *lowest) {
+                    *error = Some((n, e));
+                }
+                return;
+            }
             for (g, (blocks, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks(GROUP)).enumerate() {
                 let first = n * per_chunk + g * GROUP;
                 open_group(self.kernel, ring, blocks, block_size, keys, verify, |i| failed.lock().push(first + i));
             }
         });
+        if let Some((_, error)) = error.into_inner() {
+            return Err(error);
+        }
         let mut failed = failed.into_inner();
         failed.sort_unstable();
-        failed
+        Ok(failed)
     }
 
-    /// Does `work` for every chunk, on this thread and on the workers that are idle now.
+    /// Does `work` for every chunk, on this thread and on the workers that are idle now, as long as that makes no more threads than the engine has.
     fn each<T: Send>(
         &self,
         bytes: usize,
@@ -110,17 +174,39 @@ impl Engine {
         chunks: impl Iterator<Item = T> + Send,
         work: impl Fn(T) + Sync,
     ) {
+        let _busy = Busy::enter(&self.busy);
         let helpers = bytes.div_ceil(chunk_bytes).saturating_sub(1);
-        if helpers == 0 || self.pool.workers() == 0 {
+        let helpers = helpers.min(self.threads().saturating_sub(self.busy.load(Ordering::Relaxed)));
+        if helpers == 0 {
             return chunks.for_each(work);
         }
         let queue = Mutex::new(chunks);
-        self.pool.run(helpers, &|| {
+        self.pool.run(helpers, &|side| {
+            let _busy = (side == Side::Worker).then(|| Busy::enter(&self.busy));
             loop {
+                if side == Side::Worker && self.busy.load(Ordering::Relaxed) > self.threads() {
+                    break; // others have begun to submit
+                }
                 let Some(chunk) = queue.lock().next() else { break };
                 work(chunk);
             }
         });
+    }
+}
+
+/// A thread at work, counted while this lives.
+struct Busy<'a>(&'a AtomicUsize);
+
+impl<'a> Busy<'a> {
+    fn enter(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Busy(count)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -185,7 +271,7 @@ fn verify_blocks(
         inner.keys_of_hashes(&hashes[..live.len()], &mut derived[..live.len()]);
         let mut hit = Choice::from(0);
         for ((v, d), &i) in verified.iter_mut().zip(derived.iter()).zip(live) {
-            let equal = d[..].ct_eq(&keys[i][..]);
+            let equal = are_equal(d, &keys[i]);
             hit |= equal;
             *v |= equal;
         }
@@ -197,6 +283,13 @@ fn verify_blocks(
         }
     }
     verified
+}
+
+/// Compares in constant time, in words: byte by byte it shows in profiles.
+fn are_equal(a: &BlockKey, b: &BlockKey) -> Choice {
+    let word = |w: &[u8; 8]| u64::from_ne_bytes(*w);
+    let pairs = a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0);
+    pairs.fold(0, |difference, (a, b)| difference | (word(a) ^ word(b))).ct_eq(&0)
 }
 
 #[cfg(test)]

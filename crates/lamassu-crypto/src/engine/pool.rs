@@ -14,6 +14,14 @@ use std::thread::JoinHandle;
 
 type Panic = Box<dyn Any + Send>;
 
+/// Who does a share of the work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    /// The thread that called [`Pool::run`].
+    Submitter,
+    Worker,
+}
+
 pub(super) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -49,13 +57,13 @@ impl Pool {
         self.workers.len()
     }
 
-    /// Runs `work` here and on up to `helpers` idle workers, at once; returns when all that began it are done with it.
+    /// Runs `work` here and on up to `helpers` idle workers, at once, telling it where; returns when all that began it are done with it.
     /// `work` shares the batch out between its callers, so that it is done when they all have returned, be they one or many.
-    pub(super) fn run(&self, helpers: usize, work: &(dyn Fn() + Sync)) {
+    pub(super) fn run(&self, helpers: usize, work: &(dyn Fn(Side) + Sync)) {
         let job = Arc::new(Job::new(work));
         self.shared.offer(&job, helpers);
         // From here to `close` nothing may unwind: workers may be using `work`.
-        let here = catch_unwind(AssertUnwindSafe(work));
+        let here = catch_unwind(AssertUnwindSafe(|| work(Side::Submitter)));
         self.shared.withdraw(&job);
         let there = job.close();
         if let Err(panic) = here.and(there) {
@@ -115,7 +123,7 @@ impl Shared {
 /// One call of [`Pool::run`], as its workers see it.
 struct Job {
     /// The submitter's closure, its lifetime erased. May be used by who is counted in `State::inside`, and by nobody else.
-    work: *const (dyn Fn() + Sync),
+    work: *const (dyn Fn(Side) + Sync),
     state: Mutex<State>,
     left: Condvar,
 }
@@ -133,10 +141,11 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    fn new<'a>(work: &'a (dyn Fn() + Sync + 'a)) -> Job {
-        let work: *const (dyn Fn() + Sync + 'a) = work;
+    fn new<'a>(work: &'a (dyn Fn(Side) + Sync + 'a)) -> Job {
+        let work: *const (dyn Fn(Side) + Sync + 'a) = work;
         // SAFETY: the two types differ in a lifetime alone. The pointer is not used beyond it: see `help`.
-        let work = unsafe { std::mem::transmute::<*const (dyn Fn() + Sync + 'a), *const (dyn Fn() + Sync)>(work) };
+        let work =
+            unsafe { std::mem::transmute::<*const (dyn Fn(Side) + Sync + 'a), *const (dyn Fn(Side) + Sync)>(work) };
         Job { work, state: Mutex::new(State { closed: false, inside: 0, panic: None }), left: Condvar::new() }
     }
 
@@ -151,7 +160,7 @@ impl Job {
         }
         // SAFETY: we are counted in `inside`, entered before `closed`. Pool::run, which borrows the closure, neither returns nor unwinds before
         // `close` has seen `inside` at zero after closing; so the closure lives at least until we leave, below.
-        let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.work)() }));
+        let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.work)(Side::Worker) }));
         let mut state = self.state.lock();
         state.inside -= 1;
         if let Err(panic) = result {
@@ -194,7 +203,7 @@ mod tests {
         for _ in 0..50 {
             // Nobody gets past the barrier alone: all four are in it at once.
             let barrier = Barrier::new(4);
-            rested(&pool).run(3, &|| {
+            rested(&pool).run(3, &|_| {
                 barrier.wait();
             });
         }
@@ -206,7 +215,7 @@ mod tests {
         let (inside, release) = (Barrier::new(3), Barrier::new(3));
         std::thread::scope(|s| {
             s.spawn(|| {
-                pool.run(1, &|| {
+                pool.run(1, &|_| {
                     inside.wait();
                     release.wait();
                 });
@@ -214,7 +223,7 @@ mod tests {
             inside.wait();
             // The one worker is busy with the other batch.
             let calls = AtomicUsize::new(0);
-            pool.run(1, &|| {
+            pool.run(1, &|_| {
                 calls.fetch_add(1, Ordering::Relaxed);
             });
             assert_eq!(calls.load(Ordering::Relaxed), 1);
@@ -226,7 +235,7 @@ mod tests {
     fn offers_not_taken_up_are_withdrawn() {
         let pool = Pool::new(2);
         for _ in 0..2000 {
-            pool.run(2, &|| {});
+            pool.run(2, &|_| {});
         }
         assert!(rested(&pool).shared.queue.lock().offers.is_empty());
     }
@@ -238,17 +247,17 @@ mod tests {
         for _ in 0..20 {
             let barrier = Barrier::new(3);
             let run = AssertUnwindSafe(|| {
-                rested(&pool).run(2, &|| {
+                rested(&pool).run(2, &|_| {
                     barrier.wait();
                     assert!(std::thread::current().id() == here, "planned, in a worker");
                 })
             });
             assert!(catch_unwind(run).is_err());
         }
-        let run = AssertUnwindSafe(|| pool.run(2, &|| assert!(std::thread::current().id() != here, "planned, here")));
+        let run = AssertUnwindSafe(|| pool.run(2, &|_| assert!(std::thread::current().id() != here, "planned, here")));
         assert!(catch_unwind(run).is_err());
         let barrier = Barrier::new(3);
-        rested(&pool).run(2, &|| {
+        rested(&pool).run(2, &|_| {
             barrier.wait();
         });
     }
@@ -257,7 +266,7 @@ mod tests {
     fn dropping_ends_the_threads() {
         let pool = Pool::new(3);
         let shared = Arc::downgrade(&pool.shared);
-        pool.run(3, &|| {});
+        pool.run(3, &|_| {});
         drop(pool);
         assert!(shared.upgrade().is_none(), "each thread held one reference");
     }

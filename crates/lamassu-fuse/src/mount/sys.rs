@@ -47,11 +47,12 @@ fn attach_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
         .map_err(|e| MountError::NoFuse(e.into()))?;
     let root = rustix::fs::stat(path).map_err(|e| failed(e.into()))?;
     let mut data = format!(
-        "fd={},rootmode={:o},user_id={},group_id={},default_permissions",
+        "fd={},rootmode={:o},user_id={},group_id={},default_permissions,max_read={}",
         device.as_raw_fd(),
         FileType::Directory.as_raw_mode() | (root.st_mode & 0o7777),
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw(),
+        options.max_read,
     );
     if options.allow_other || options.allow_root {
         data.push_str(",allow_other");
@@ -107,6 +108,7 @@ fn helper_options(options: &MountOptions) -> String {
         format!("fsname={}", escape(&options.fsname)),
         format!("subtype={}", options.subtype),
         "default_permissions".into(),
+        format!("max_read={}", options.max_read),
     ];
     let switches = [
         (options.read_only, "ro"),

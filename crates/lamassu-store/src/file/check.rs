@@ -1,5 +1,6 @@
 //! Verifying a whole file.
 
+use super::read::View;
 use super::state::{Core, Entry, State};
 use super::types::{FileCheck, StoreError};
 use lamassu_crypto::Verify;
@@ -67,7 +68,7 @@ impl Core {
                 damage.push(self.damage(kind, g, Some(b)));
                 Ok(())
             };
-            self.read_blocks(st, block, &mut bytes, Verify::Full, &mut bad)?;
+            self.read_blocks(&View::of(st), block, &mut bytes, Verify::Full, &mut bad)?;
             found.blocks += count;
             progress(count * geo.block_size());
             block += count;

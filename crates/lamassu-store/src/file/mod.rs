@@ -8,6 +8,7 @@
 //! the page cache then is durable, and the clean state of a page means what it says.
 
 mod check;
+mod chunk;
 mod commit;
 mod open;
 mod plan;
@@ -22,15 +23,17 @@ mod write;
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Time};
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use state::{Core, State};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
     core: Core,
     state: RwLock<State>,
+    /// [`State::chunk_len`], without the lock.
+    chunk_len: Arc<AtomicUsize>,
 }
 
 impl File {
@@ -39,7 +42,7 @@ impl File {
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
         let core = Core { ctx, backing, tag: tag.to_owned(), clock: AtomicU64::new(1), reported: Default::default() };
         let state = core.open_state()?;
-        Ok(File { core, state: RwLock::new(state) })
+        Ok(File { core, chunk_len: state.chunk_len.clone(), state: RwLock::new(state) })
     }
 
     /// Takes a backing file just created: it gets its page even if it stays empty.
@@ -65,59 +68,63 @@ impl File {
 
     /// Reads; short only at the end. Holes read as zeros. A read that touches damage is an error as a whole.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        loop {
-            {
-                let st = self.state.read();
-                let want = st.size.saturating_sub(offset).min(buf.len() as u64);
-                if want == 0 {
-                    return Ok(0);
-                }
-                let size = self.core.geo().block_size();
-                if self.core.pages_ready(&st, offset / size, (offset + want - 1) / size) {
-                    return self.core.read_range(&st, offset, buf);
-                }
-            }
-            let mut st = self.state.write();
-            let want = st.size.saturating_sub(offset).min(buf.len() as u64);
-            if want == 0 {
-                return Ok(0);
-            }
-            let size = self.core.geo().block_size();
-            let (first, last) = (offset / size, (offset + want - 1) / size);
-            self.core.load_pages(&mut st, first, last)?;
-            if !self.core.pages_ready(&st, first, last) {
-                // Absent pages are not kept, and a large read may evict its own: read under this lock.
-                return self.core.read_range(&st, offset, buf);
+        let mut done = 0;
+        for piece in buf.chunks_mut(read::PIECE_LEN) {
+            let n = self.read_piece(offset + done as u64, piece)?;
+            done += n;
+            if n < piece.len() {
+                break;
             }
         }
+        Ok(done)
+    }
+
+    fn read_piece(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        if let Some(n) = self.core.read_shared(&self.state.read(), offset, buf)? {
+            return Ok(n);
+        }
+        self.core.read_alone(&mut self.alone(), offset, buf)
+    }
+
+    /// The state, for this caller alone.
+    fn alone(&self) -> RwLockWriteGuard<'_, State> {
+        let mut st = self.state.write();
+        self.core.take_loaded(&mut st);
+        st
     }
 
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
-        self.core.write_range(&mut self.state.write(), offset, data)
+        let mut at = offset;
+        for piece in data.chunks(write::PIECE_LEN) {
+            let ahead = self.core.seal_ahead(at, piece, &self.chunk_len)?;
+            self.core.write_range(&mut self.alone(), at, piece, &ahead)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
     }
 
     /// Appends atomically; returns the offset.
     pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> {
-        let mut st = self.state.write();
+        let mut st = self.alone();
         let offset = st.size;
-        self.core.write_range(&mut st, offset, data)?;
+        self.core.write_range(&mut st, offset, data, &chunk::Ahead::default())?;
         Ok(offset)
     }
 
     /// Shrinks or grows.
     pub fn truncate(&self, size: u64) -> Result<(), StoreError> {
-        self.core.set_size(&mut self.state.write(), size)
+        self.core.set_size(&mut self.alone(), size)
     }
 
     /// Makes a range a hole; never changes the size.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), StoreError> {
-        self.core.punch_range(&mut self.state.write(), offset, len)
+        self.core.punch_range(&mut self.alone(), offset, len)
     }
 
     /// Reserves backing space for a range; grows the file to its end unless `keep_size`.
     pub fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> {
-        let mut st = self.state.write();
+        let mut st = self.alone();
         self.core.prepare_write(&mut st)?;
         let geo = *self.core.geo();
         let end = offset.checked_add(len).filter(|end| *end <= geo.size_max()).ok_or(StoreError::TooLarge)?;
@@ -135,12 +142,12 @@ impl File {
 
     /// First data at or after `offset`, `None`: no data before the end.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        self.core.seek_data(&mut self.state.write(), offset)
+        self.core.seek_data(&mut self.alone(), offset)
     }
 
     /// First hole at or after `offset`; the end counts as one. `None` past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        self.core.seek_hole(&mut self.state.write(), offset)
+        self.core.seek_hole(&mut self.alone(), offset)
     }
 
     /// Hands buffered writes to the store, without making them durable.
@@ -148,7 +155,7 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        self.core.commit(&mut self.state.write())
+        self.core.commit(&mut self.alone())
     }
 
     /// Commits and makes durable.
@@ -156,7 +163,7 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        self.core.sync(&mut self.state.write())
+        self.core.sync(&mut self.alone())
     }
 
     /// Whether buffered writes wait.
@@ -165,9 +172,9 @@ impl File {
         self.core.needs_commit(&st) || st.mtime.is_some()
     }
 
-    /// Bytes of buffered blocks.
+    /// Bytes of memory that buffered blocks take.
     pub fn dirty_len(&self) -> u64 {
-        self.state.read().dirty.len() as u64 * self.core.geo().block_size()
+        self.core.buffered_len(&self.state.read()) as u64
     }
 
     /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be.
@@ -177,18 +184,18 @@ impl File {
 
     /// A token that names the writes so far, for [`File::settle`].
     pub fn covered_mark(&self) -> u64 {
-        self.core.mark(&mut self.state.write())
+        self.core.mark(&mut self.alone())
     }
 
     /// After a barrier that covered this file (a successful [`crate::Backend::sync`] between `covered_mark` and this call): clears
     /// pending bits, raises the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
     pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
-        self.core.settle(&mut self.state.write(), mark)
+        self.core.settle(&mut self.alone(), mark)
     }
 
     /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
     pub fn barrier_failed(&self) {
-        let mut st = self.state.write();
+        let mut st = self.alone();
         if st.seq > st.covered {
             st.note_failed_barrier();
         }
@@ -199,7 +206,7 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        let mut st = self.state.write();
+        let mut st = self.alone();
         self.core.commit(&mut st)?;
         self.core.settle_now(&mut st)
     }
@@ -211,7 +218,7 @@ impl File {
 
     /// Sets times now, and keeps commits of earlier writes from changing the modification time.
     pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<(), StoreError> {
-        let mut st = self.state.write();
+        let mut st = self.alone();
         if self.core.ctx.read_only {
             return Err(StoreError::ReadOnly);
         }
@@ -226,6 +233,6 @@ impl File {
 
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.
     pub fn check(&self, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
-        self.core.check(&mut self.state.write(), repair, progress)
+        self.core.check(&mut self.alone(), repair, progress)
     }
 }

@@ -5,7 +5,8 @@ use super::types::{DamageKind, StoreError};
 use lamassu_crypto::Verify;
 use lamassu_format::{BlockKey, PAGE_LEN, Page};
 
-const HOLE: BlockKey = [0; 32];
+/// The key slot of a hole.
+pub(super) const HOLE: BlockKey = [0; 32];
 
 impl Core {
     /// Reads page 0 and the last page, and decides what the size is. Damage is kept for the reads that meet it.
@@ -166,7 +167,6 @@ impl Core {
 
     /// Loads page `g` of an open file: absent, good with its interrupted commit resolved, or bad.
     pub fn load_page(&self, st: &mut State, g: u64) -> Result<Entry, StoreError> {
-        let geo = *self.geo();
         let entry = match st.unresolved.remove(&g) {
             Some(page) => Entry::Good(Box::new(Held::new(page, 0))),
             None if g == 0 && st.unsealed_empty => Entry::Absent,
@@ -178,20 +178,39 @@ impl Core {
         {
             st.file_id = held.page.file_id; // page 0 and the last one were unreadable
         }
-        Ok(match entry {
+        match self.place_page(st, g, entry) {
+            Entry::Good(held) if held.page.pending != 0 => self.resolve(st, g, held.page),
+            entry => Ok(entry),
+        }
+    }
+
+    /// The same where nothing has to change; `None` where it would have to.
+    pub fn load_clean_page(&self, st: &State, g: u64) -> Result<Option<Entry>, StoreError> {
+        if g == 0 || st.file_id == [0; 16] || st.unresolved.contains_key(&g) {
+            return Ok(None);
+        }
+        match self.place_page(st, g, self.read_page(g)?) {
+            Entry::Good(held) if held.page.pending != 0 => Ok(None),
+            entry => Ok(Some(entry)),
+        }
+    }
+
+    /// What a page read from disk is at its place in the file: slots past the size dropped, pages of other files refused.
+    fn place_page(&self, st: &State, g: u64, entry: Entry) -> Entry {
+        let geo = *self.geo();
+        match entry {
             Entry::Bad(kind) => Entry::Bad(kind),
             Entry::Absent => self.absent_page(st, g),
             // A file of several pages has an id; zero belongs to a convergent page, which is alone.
             Entry::Good(held) if g > 0 && (held.page.file_id != st.file_id || st.file_id == [0; 16]) => {
                 Entry::Bad(DamageKind::PageOfOtherFile)
             }
-            Entry::Good(held) => {
-                let mut page = held.page;
+            Entry::Good(mut held) => {
                 let blocks = geo.blocks(st.disk_size).saturating_sub(geo.first_block(g));
-                clip(&mut page, blocks.min(geo.blocks_per_page()) as usize, st.disk_size, &geo, g);
-                self.resolve(st, g, page)?
+                clip(&mut held.page, blocks.min(geo.blocks_per_page()) as usize, st.disk_size, &geo, g);
+                Entry::Good(held)
             }
-        })
+        }
     }
 
     fn absent_page(&self, st: &State, g: u64) -> Entry {
@@ -210,9 +229,6 @@ impl Core {
 
     /// Resolves the pending slots of a page found on disk (§12); a writer makes the result durable and writes it.
     fn resolve(&self, st: &mut State, g: u64, mut page: Page) -> Result<Entry, StoreError> {
-        if page.pending == 0 {
-            return Ok(Entry::Good(Box::new(Held::new(page, 0))));
-        }
         let mut lost = 0u128;
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page)? {

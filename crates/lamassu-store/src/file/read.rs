@@ -1,23 +1,110 @@
-//! Reading: runs of blocks that lie together are read, decrypted and verified together.
+//! Reading: the blocks of a request are fetched, decrypted and verified as one batch, by readers that do not wait for one another.
+//!
+//! Readers share the lock of the state. A clean page that is not in memory yet is loaded by the reader that needs it ([`View`]): taking the lock
+//! for itself alone it would wait for the batches of all others, and they for it. What has to change the state, such as an interrupted commit, is
+//! left to who holds the lock alone.
 
-use super::state::{Core, Dirty, Entry, State};
+use super::chunk::SealedBlock;
+use super::open::HOLE;
+use super::state::{Core, Dirty, Entry, LOADED_PAGES_MAX, State};
 use super::types::{DamageKind, Integrity, StoreError};
 use lamassu_crypto::Verify;
 use lamassu_format::BlockKey;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// Bytes read under one hold of the lock. Their pages must fit in memory together.
+pub(super) const PIECE_LEN: usize = 8 << 20;
 
 /// Where the plaintext of a block comes from.
 enum Source<'a> {
     Zeros,
     Bytes(&'a [u8]),
     Sealed(BlockKey),
+    Buffered(&'a SealedBlock),
     Bad(DamageKind),
 }
 
+/// The state as one reader sees it: with pages that it has loaded itself.
+pub(super) struct View<'a> {
+    st: &'a State,
+    loaded: Vec<(u64, Arc<Entry>)>,
+}
+
+impl<'a> View<'a> {
+    /// For blocks whose pages are all in memory.
+    pub fn of(st: &'a State) -> View<'a> {
+        View { st, loaded: Vec::new() }
+    }
+
+    fn entry(&self, g: u64) -> Option<&Entry> {
+        let own = || self.loaded.iter().find(|(own, _)| *own == g).map(|(_, entry)| &**entry);
+        self.st.pages.get(&g).or_else(own)
+    }
+}
+
+/// Blocks that are read together. Indices count from the first.
+struct Batch<'a> {
+    first: u64,
+    /// A key for each block that is sealed; all zero for the others.
+    keys: Vec<BlockKey>,
+    /// The sealed ones that are still in the buffer, ascending.
+    buffered: Vec<(usize, &'a SealedBlock)>,
+    /// What the others are, unless zeros.
+    others: Vec<(usize, Source<'a>)>,
+    /// Blocks that the backing file turned out to be too short for.
+    missing: Mutex<Vec<usize>>,
+}
+
+impl Batch<'_> {
+    fn buffered(&self, at: usize) -> Option<&SealedBlock> {
+        if self.buffered.is_empty() {
+            return None;
+        }
+        self.buffered.binary_search_by_key(&at, |(at, _)| *at).ok().map(|n| self.buffered[n].1)
+    }
+
+    /// Whether the block's ciphertext is to be read from the store.
+    fn is_stored(&self, at: usize) -> bool {
+        self.keys[at] != HOLE && self.buffered(at).is_none()
+    }
+}
+
 impl Core {
-    /// Whether every page that `first..=last` blocks need is in memory (or needs no I/O).
-    pub fn pages_ready(&self, st: &State, first: u64, last: u64) -> bool {
-        let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(last).0);
-        (from..=to).all(|g| st.pages.contains_key(&g) || !self.is_within(st, g))
+    /// A view with the pages that blocks `first..=last` need; `None` if one of them needs more than reading.
+    fn view<'a>(&self, st: &'a State, first: u64, last: u64) -> Result<Option<View<'a>>, StoreError> {
+        let mut view = View::of(st);
+        for g in self.geo().slot_of(first).0..=self.geo().slot_of(last).0 {
+            if st.pages.contains_key(&g) || !self.is_within(st, g) {
+                continue;
+            }
+            let known = st.loaded.lock().get(&g).cloned();
+            let entry = match known {
+                Some(entry) => entry,
+                None => match self.load_clean_page(st, g)? {
+                    Some(entry) => self.share(st, g, entry),
+                    None => return Ok(None),
+                },
+            };
+            view.loaded.push((g, entry));
+        }
+        Ok(Some(view))
+    }
+
+    /// Keeps a page for other readers, and for who next takes the lock alone.
+    fn share(&self, st: &State, g: u64, entry: Entry) -> Arc<Entry> {
+        self.touch(&entry);
+        let entry = Arc::new(entry);
+        let mut loaded = st.loaded.lock();
+        if loaded.len() >= LOADED_PAGES_MAX {
+            let mut keep = false;
+            loaded.retain(|_, _| {
+                keep = !keep;
+                keep
+            });
+        }
+        loaded.insert(g, entry.clone());
+        entry
     }
 
     /// Loads the pages that `first..=last` blocks need.
@@ -26,19 +113,48 @@ impl Core {
         (from..=to).try_for_each(|g| self.page(st, g).map(drop))
     }
 
-    fn source<'a>(&self, st: &'a State, b: u64) -> Source<'a> {
-        match st.dirty.get(&b) {
-            Some(Dirty::Data(bytes)) => return Source::Bytes(bytes),
-            Some(Dirty::Hole) => return Source::Zeros,
-            None => {}
+    /// Where blocks `first..first + count` come from.
+    fn sources<'v>(&self, view: &'v View<'_>, first: u64, count: usize) -> Batch<'v> {
+        let (mut keys, mut buffered, mut others) = (vec![HOLE; count], Vec::new(), Vec::new());
+        let mut page = None;
+        for (at, key) in keys.iter_mut().enumerate() {
+            let (g, i) = self.geo().slot_of(first + at as u64);
+            let entry = match page {
+                Some((same, entry)) if same == g => entry,
+                _ => view.entry(g),
+            };
+            page = Some((g, entry));
+            match self.source(view.st, entry, first + at as u64, i) {
+                Source::Sealed(sealed) => *key = sealed,
+                Source::Buffered(block) => {
+                    *key = block.key;
+                    buffered.push((at, block));
+                }
+                Source::Zeros => {}
+                other => others.push((at, other)),
+            }
         }
-        let (g, i) = self.geo().slot_of(b);
-        match st.pages.get(&g) {
+        Batch { first, keys, buffered, others, missing: Mutex::default() }
+    }
+
+    /// Where block `b` comes from, slot `i` of the page `entry`.
+    fn source<'v>(&self, st: &'v State, entry: Option<&'v Entry>, b: u64, i: usize) -> Source<'v> {
+        if !st.dirty.is_empty() {
+            match st.dirty.get(&b) {
+                Some(Dirty::Data(bytes)) => return Source::Bytes(bytes),
+                Some(Dirty::Sealed(block)) => return Source::Buffered(block),
+                Some(Dirty::Hole) => return Source::Zeros,
+                None => {}
+            }
+        }
+        match entry {
+            // Past the pages on disk, or a caller forgot to load it: then better an error than zeros.
+            None if self.is_within(st, self.geo().slot_of(b).0) => Source::Bad(DamageKind::PageMissing),
             None | Some(Entry::Absent) => Source::Zeros,
             Some(Entry::Bad(kind)) => Source::Bad(*kind),
             Some(Entry::Good(held)) if i < held.page.keys.len() => match held.page.keys[i] {
                 _ if held.lost >> i & 1 == 1 => Source::Bad(DamageKind::BlockPending),
-                key if key == [0; 32] => self.hole_or_lost(st, b),
+                HOLE => self.hole_or_lost(st, b),
                 key => Source::Sealed(key),
             },
             Some(Entry::Good(held)) if i == held.page.keys.len() && !held.page.tail.is_empty() => {
@@ -56,46 +172,68 @@ impl Core {
         }
     }
 
-    /// Plaintext of whole blocks `first..` into `out` (a whole number of blocks), unmasked. Pages must be in memory.
-    /// Damage is passed to `bad` and leaves zeros; if `bad` returns an error, that ends the read.
+    /// Plaintext of whole blocks `first..` into `out` (a whole number of blocks), unmasked. The view must have their pages.
+    /// Damage is passed to `bad`, in the order of blocks, and leaves zeros; if `bad` returns an error, that ends the read.
     pub fn read_blocks(
         &self,
-        st: &State,
+        view: &View<'_>,
         first: u64,
         out: &mut [u8],
         verify: Verify,
         bad: &mut dyn FnMut(u64, DamageKind) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
-        let count = out.len() / len;
-        let mut at = 0;
-        while at < count {
-            let block = first + at as u64;
-            let target = &mut out[at * len..(at + 1) * len];
-            match self.source(st, block) {
-                Source::Zeros => target.fill(0),
-                Source::Bytes(bytes) => {
-                    target[..bytes.len()].copy_from_slice(bytes);
-                    target[bytes.len()..].fill(0);
-                }
-                Source::Bad(kind) => {
-                    target.fill(0);
-                    bad(block, kind)?;
-                }
-                Source::Sealed(key) => {
-                    let mut keys = vec![key];
-                    while at + keys.len() < count && self.continues(block, keys.len() as u64) {
-                        match self.source(st, block + keys.len() as u64) {
-                            Source::Sealed(key) => keys.push(key),
-                            _ => break,
-                        }
-                    }
-                    self.read_run(block, &keys, &mut out[at * len..(at + keys.len()) * len], verify, bad)?;
-                    at += keys.len();
-                    continue;
-                }
+        let batch = self.sources(view, first, out.len() / len);
+        let fetch = |at: usize, bytes: &mut [u8]| self.fetch(&batch, at, bytes);
+        let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, &batch.keys, verify, fetch)?;
+        let missing = batch.missing.into_inner();
+        let kind = |at: &usize| match missing.contains(at) {
+            true => DamageKind::BlockMissing,
+            false => DamageKind::BlockHash,
+        };
+        let mut damage: Vec<(usize, DamageKind)> = failed.iter().map(|at| (*at, kind(at))).collect();
+        for at in missing.iter().filter(|at| !failed.contains(at)) {
+            // Only reachable without re-hashing: bytes that are not there decrypt to nonsense.
+            out[at * len..][..len].fill(0);
+            damage.push((*at, DamageKind::BlockMissing));
+        }
+        for (at, source) in batch.others {
+            match source {
+                Source::Bytes(bytes) => out[at * len..][..bytes.len()].copy_from_slice(bytes),
+                Source::Bad(kind) => damage.push((at, kind)),
+                Source::Sealed(_) | Source::Buffered(_) | Source::Zeros => {}
             }
-            at += 1;
+        }
+        damage.sort_unstable();
+        damage.into_iter().try_for_each(|(at, kind)| bad(first + at as u64, kind))
+    }
+
+    /// Brings the ciphertext of some blocks of a batch, those from index `at` on, to where they belong in it.
+    fn fetch(&self, batch: &Batch<'_>, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
+        let len = self.ctx.block_len();
+        let end = at + bytes.len() / len;
+        let mut from = at;
+        while from < end {
+            if batch.keys[from] == HOLE {
+                from += 1;
+                continue;
+            }
+            if let Some(block) = batch.buffered(from) {
+                bytes[(from - at) * len..][..len].copy_from_slice(block.bytes(len));
+                from += 1;
+                continue;
+            }
+            let block = batch.first + from as u64;
+            let mut to = from + 1;
+            while to < end && batch.is_stored(to) && self.continues(block, (to - from) as u64) {
+                to += 1;
+            }
+            let run = &mut bytes[(from - at) * len..(to - at) * len];
+            let got = self.read_padded(self.geo().block_offset(block), run)?;
+            if got < run.len() {
+                batch.missing.lock().extend(from + got / len..to);
+            }
+            from = to;
         }
         Ok(())
     }
@@ -103,30 +241,6 @@ impl Core {
     /// Whether block `first + n` lies right behind the `n` blocks from `first`.
     pub fn continues(&self, first: u64, n: u64) -> bool {
         self.geo().block_offset(first + n) == self.geo().block_offset(first) + n * self.geo().block_size()
-    }
-
-    fn read_run(
-        &self,
-        first: u64,
-        keys: &[BlockKey],
-        out: &mut [u8],
-        verify: Verify,
-        bad: &mut dyn FnMut(u64, DamageKind) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        let len = self.ctx.block_len();
-        let got = self.read_padded(self.geo().block_offset(first), out)?;
-        let failed = self.ctx.engine.open(&self.ctx.ring, out, len, keys, verify);
-        let whole = got / len;
-        for i in failed.iter().copied() {
-            let kind = if i < whole { DamageKind::BlockHash } else { DamageKind::BlockMissing };
-            bad(first + i as u64, kind)?;
-        }
-        for i in (whole..keys.len()).filter(|i| !failed.contains(i)) {
-            // Only reachable without re-hashing: bytes that are not there decrypt to nonsense.
-            out[i * len..(i + 1) * len].fill(0);
-            bad(first + i as u64, DamageKind::BlockMissing)?;
-        }
-        Ok(())
     }
 
     /// What reads of this mount check.
@@ -137,22 +251,41 @@ impl Core {
         }
     }
 
-    /// Reads up to `buf.len()` bytes at `offset`. Pages must be in memory.
-    pub fn read_range(&self, st: &State, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let want = st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
-        if want == 0 {
-            return Ok(0);
+    /// Reads up to `buf.len()` bytes at `offset` beside other readers; `None` if that takes the lock for oneself.
+    pub fn read_shared(&self, st: &State, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
+        let Some((first, last)) = self.touched(st, offset, buf.len()) else { return Ok(Some(0)) };
+        match self.view(st, first, last)? {
+            Some(view) => self.read_range(&view, offset, buf).map(Some),
+            None => Ok(None),
         }
+    }
+
+    /// Reads up to `buf.len()` bytes at `offset`, doing to the pages what has to be done first.
+    pub fn read_alone(&self, st: &mut State, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let Some((first, last)) = self.touched(st, offset, buf.len()) else { return Ok(0) };
+        self.load_pages(st, first, last)?;
+        self.read_range(&View::of(st), offset, buf)
+    }
+
+    /// The first and the last block that a read concerns.
+    fn touched(&self, st: &State, offset: u64, len: usize) -> Option<(u64, u64)> {
+        let want = st.size.saturating_sub(offset).min(len as u64);
+        let size = self.geo().block_size();
+        (want > 0).then(|| (offset / size, (offset + want - 1) / size))
+    }
+
+    fn read_range(&self, view: &View<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let want = view.st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..want];
         let size = self.geo().block_size();
         let (first, end) = (offset / size, (offset + want as u64).div_ceil(size));
         let mut bad = |block: u64, kind| Err(self.damaged(kind, self.geo().slot_of(block).0, Some(block)));
         if offset.is_multiple_of(size) && (want as u64).is_multiple_of(size) {
-            self.read_blocks(st, first, buf, self.verify(), &mut bad)?;
+            self.read_blocks(view, first, buf, self.verify(), &mut bad)?;
             return Ok(want);
         }
         let mut scratch = vec![0u8; ((end - first) * size) as usize];
-        self.read_blocks(st, first, &mut scratch, self.verify(), &mut bad)?;
+        self.read_blocks(view, first, &mut scratch, self.verify(), &mut bad)?;
         let from = (offset - first * size) as usize;
         buf.copy_from_slice(&scratch[from..from + want]);
         Ok(want)
@@ -165,7 +298,7 @@ impl Core {
         if start < st.size {
             self.load_pages(st, b, b)?;
             let mut bad = |block: u64, kind| Err(self.damaged(kind, self.geo().slot_of(block).0, Some(block)));
-            self.read_blocks(st, b, &mut bytes, self.verify(), &mut bad)?;
+            self.read_blocks(&View::of(st), b, &mut bytes, self.verify(), &mut bad)?;
             let inside = (st.size - start).min(bytes.len() as u64) as usize;
             bytes[inside..].fill(0);
         }

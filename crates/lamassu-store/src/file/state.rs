@@ -4,6 +4,7 @@
 //! everything durable. A page remembers the mark of its own last write and of the last data write it covers; its pending bits may be
 //! cleared once `data_mark <= covered` (I3).
 
+use super::chunk::SealedBlock;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
 use crate::backend::{BackendFile, SetTime, Time};
 use lamassu_crypto::ring::OpenError;
@@ -11,10 +12,13 @@ use lamassu_format::{Geometry, PAGE_LEN, Page};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
 const CLEAN_PAGES_MAX: usize = 128;
+
+/// Pages that readers keep for one another per file.
+pub(super) const LOADED_PAGES_MAX: usize = 128;
 
 /// Damages reported per open file; a file with more is damaged enough.
 const REPORTED_MAX: usize = 1024;
@@ -23,6 +27,8 @@ const REPORTED_MAX: usize = 1024;
 pub(super) enum Dirty {
     /// New content, one block long.
     Data(Box<[u8]>),
+    /// New content, sealed already.
+    Sealed(SealedBlock),
     /// A hole.
     Hole,
 }
@@ -73,10 +79,14 @@ pub(super) struct State {
     pub file_id: [u8; 16],
     /// Pages in memory. Void pages past the size are never kept.
     pub pages: HashMap<u64, Entry>,
+    /// Pages that readers loaded under the shared lock; as good as those in `pages`. Empty for who holds the lock alone ([`Core::take_loaded`]).
+    pub loaded: Mutex<HashMap<u64, Arc<Entry>>>,
     /// Pages read at open, not yet resolved or clipped.
     pub unresolved: BTreeMap<u64, Page>,
     /// Buffered blocks.
     pub dirty: BTreeMap<u64, Dirty>,
+    /// Bytes of the chunks that sealed blocks among them lie in; a chunk lives until the last of its blocks is gone.
+    pub chunk_len: Arc<AtomicUsize>,
     /// Mark of the last write.
     pub seq: u64,
     /// Everything up to this mark is durable.
@@ -235,10 +245,30 @@ impl Core {
             st.pages.insert(g, entry);
         }
         let entry = &st.pages[&g];
+        self.touch(entry);
+        Ok(entry)
+    }
+
+    /// Notes that a page was used.
+    pub fn touch(&self, entry: &Entry) {
         if let Entry::Good(held) = entry {
             held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         }
-        Ok(entry)
+    }
+
+    /// Takes over what readers have loaded: to be called first by who gets the lock for itself alone.
+    pub fn take_loaded(&self, st: &mut State) {
+        let loaded = std::mem::take(st.loaded.get_mut());
+        if loaded.is_empty() {
+            return;
+        }
+        for (g, entry) in loaded {
+            // No reader is left, so nobody else holds it; and a page in `pages` was not looked for elsewhere.
+            if let Some(entry) = Arc::into_inner(entry) {
+                st.pages.entry(g).or_insert(entry);
+            }
+        }
+        self.evict(st);
     }
 
     /// The page if it is good, `None` if absent; a bad one is an error.

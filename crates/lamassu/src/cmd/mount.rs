@@ -193,7 +193,9 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     let vault = unsealed.open(plan.vault)?;
     // A signal between here and the handler below must not leave a mount that nobody serves.
     signals::flag_only();
-    let mounted = lamassu_fuse::mount(vault.clone(), &plan.mountpoint, &plan.mount)?;
+    let mut options = plan.mount;
+    options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
+    let mounted = lamassu_fuse::mount(vault.clone(), &plan.mountpoint, &options)?;
     unmount_on_signal(&mounted, vault);
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
