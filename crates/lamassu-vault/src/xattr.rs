@@ -30,13 +30,15 @@ pub(crate) fn open_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> std::r
     ring.open_record(RecordKind::Xattr, context(stored), value)
 }
 
-/// The plain name of a stored attribute: `None` if it is not one of the format's.
+/// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would be two in a listing, counts as one
+/// that nobody sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
     let raw = stored.as_bytes();
     if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {
         return None;
     }
-    Some(parse_xattr_name(raw).ok_or(OpenError::Truncated).and_then(|sealed| ring.open_xattr_name(&sealed)))
+    let opened = parse_xattr_name(raw).ok_or(OpenError::Truncated).and_then(|sealed| ring.open_xattr_name(&sealed));
+    Some(opened.and_then(|name| if name.contains(&0) { Err(OpenError::Unauthentic) } else { Ok(name) }))
 }
 
 impl Vault {
