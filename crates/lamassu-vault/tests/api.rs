@@ -486,7 +486,7 @@ fn owners_are_set_where_we_may() {
     }
     everywhere(|recipe, backend| {
         let v = recipe.make(backend);
-        let them = Owner { uid: 1234, gid: 4321 };
+        let them = Owner { uid: 1234, gid: 4321, umask: 0 };
         let e = v.mkdir(ROOT, n("d"), 0o755, them).unwrap();
         assert_eq!((e.attr.uid, e.attr.gid), (1234, 4321));
         let (f, h) = v.create(e.attr.ino, n("f"), 0o4755, RW, them).unwrap();

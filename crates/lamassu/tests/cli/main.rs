@@ -3,6 +3,7 @@
 
 mod files;
 mod golden;
+mod helper;
 mod keys;
 mod mounts;
 mod support;
