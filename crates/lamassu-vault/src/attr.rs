@@ -99,7 +99,7 @@ impl Vault {
     /// stat.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] if the inode has no name and no open file any more; those of the store.
+    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody has open, the last state is told.
     pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         if let Some(handle) = handle
             && let Ok((open, _)) = self.handles.file(handle)
@@ -112,12 +112,22 @@ impl Vault {
     }
 
     pub(crate) fn getattr_locked(&self, ino: Ino) -> Result<Attr> {
-        let (target, st) = self.target(ino)?;
+        let (target, st) = match self.target(ino) {
+            // Somebody may still hold the directory open that was removed, or a handle that opened nothing (`O_PATH`).
+            Err(VaultError::Stale) => return self.attr_of_removed(ino).ok_or(VaultError::Stale),
+            found => found?,
+        };
         Ok(match target {
             Target::Open(open) => self.attr_of_open(ino, &open.file(), &st),
             Target::Entry { dir, name } => self.attr_of_entry(ino, &dir, &name, &st),
             Target::Root(_) => self.attr(ino, &st, st.len),
         })
+    }
+
+    fn attr_of_removed(&self, ino: Ino) -> Option<Attr> {
+        let st = self.nodes.lock().last_stat(ino)?;
+        let size = if st.kind == Kind::File { self.size_guess(st.len) } else { st.len };
+        Some(self.attr(ino, &st, size))
     }
 
     /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.

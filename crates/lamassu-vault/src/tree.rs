@@ -244,7 +244,7 @@ impl Vault {
         if last {
             self.unsynced.remove(id);
         }
-        let ino = self.nodes.lock().unlinked(id, dir.ino, stored, last);
+        let ino = self.nodes.lock().unlinked(st, dir.ino, stored, last);
         let Some(ino) = ino.filter(|_| last) else { return };
         match st.kind {
             Kind::Dir => self.dirs.drop_dir(ino),

@@ -308,8 +308,9 @@ fn unlinked_files_work_until_they_are_closed() {
         v.release(h).unwrap();
         v.release(hg).unwrap();
         for ino in [e.attr.ino, g.attr.ino] {
-            assert!(matches!(v.getattr(ino, None), Err(VaultError::Stale)));
+            assert_eq!(v.getattr(ino, None).unwrap().nlink, 0, "what was last known of it");
             v.forget(ino, 100);
+            assert!(matches!(v.getattr(ino, None), Err(VaultError::Stale)));
         }
         v.clean();
     });

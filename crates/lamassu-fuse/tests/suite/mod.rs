@@ -27,7 +27,7 @@ macro_rules! suite_tests {
             locks_between_handles, reads_through_a_write_only_open_s_pages, random_operations_match_a_model);
         $crate::suite_tests!(@ $with, tree:
             lists_5000_entries, deletes_while_listing, renames, rename_flags, hard_links, symbolic_links, special_files,
-            long_names, refusals, created_names_replace_remembered_absence, programs_run, deep_directories);
+            long_names, refusals, created_names_replace_remembered_absence, programs_run, deep_directories, removed_directories_live_on);
         $crate::suite_tests!(@ $with, attributes:
             modes_and_umask, times_to_the_nanosecond, sizes_and_times_follow_writes, xattrs, statfs_makes_sense,
             set_id_bits_fall_on_change_of_owner, set_id_bits_fall_on_writes_of_others, others_are_kept_out);

@@ -84,6 +84,16 @@ fn flags_of_mount_8() {
 }
 
 #[test]
+fn a_vault_that_is_just_being_closed_is_waited_for() {
+    let b = bench();
+    // umount(8) returns before the daemon has written everything and given the vault up.
+    let script = "for i in 1 2 3; do mount -t fuse.lamassu -o key=raw:file:$D/key v m; head -c 20000000 /dev/urandom > m/f$i; umount m; done; \
+        lamassu check -q -k raw:file:$D/key v; lamassu ls -k raw:file:$D/key v";
+    let Some(ran) = run(&b, script) else { return };
+    assert_eq!(ran.ok().text(), "f\nf1\nf2\nf3\n");
+}
+
+#[test]
 fn failures_reach_mount_8() {
     let b = bench();
     b.key("other");
