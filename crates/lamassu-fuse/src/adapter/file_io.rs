@@ -155,9 +155,10 @@ impl<F: FileSystem> Shared<F> {
         let direct = self.is_direct(open_flags) && !cached;
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_privileges(ino, Some(handle))?;
-            if direct && self.without_capability.lock().insert(handle.0) {
-                self.drop_capability(ino)?;
-            }
+        }
+        // Of whoever writes: unlike the bits, capabilities fall for root too.
+        if direct && self.without_capability.lock().insert(handle.0) {
+            self.drop_capability(ino)?;
         }
         let mut done = 0;
         while done < data.len() {
