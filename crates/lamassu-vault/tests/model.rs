@@ -497,7 +497,8 @@ fn adopt(model: &mut Model, real: &Real) {
         assert!(versions.iter().any(|v| v.len() >= found.len()), "{path}: {} bytes is too long", found.len());
         let size = real.recipe.block_size as usize;
         for (b, block) in found.chunks(size).enumerate() {
-            let is = |v: &&&Vec<u8>| block.iter().enumerate().all(|(i, x)| *x == v.get(b * size + i).copied().unwrap_or(0));
+            let is =
+                |v: &&&Vec<u8>| block.iter().enumerate().all(|(i, x)| *x == v.get(b * size + i).copied().unwrap_or(0));
             // Of a growth the size may be there and the data not yet.
             let fresh = versions.iter().any(|v| v.len() <= b * size) && block.iter().all(|x| *x == 0);
             assert!(fresh || versions.iter().find(is).is_some(), "{path}: block {b} is neither old nor new");

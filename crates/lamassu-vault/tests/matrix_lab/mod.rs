@@ -54,7 +54,11 @@ fn new_header() -> (VaultHeader, Unlocked) {
 
 /// Bytes that tell which file, which block and which state they belong to.
 fn content(len: usize, salt: u8) -> Vec<u8> {
-    (0..len).map(|i| (i / B) as u8 ^ salt.wrapping_mul(37) | 1).enumerate().map(|(i, b)| if i % B < 4 { salt } else { b }).collect()
+    (0..len)
+        .map(|i| (i / B) as u8 ^ salt.wrapping_mul(37) | 1)
+        .enumerate()
+        .map(|(i, b)| if i % B < 4 { salt } else { b })
+        .collect()
 }
 
 fn long(letter: &str) -> String {
@@ -127,9 +131,10 @@ impl Lab {
 
     /// Opens the vault as a program does: header, key, tree. A refusal is told in a word.
     pub fn open(&self) -> Result<Vault, &'static str> {
-        let Ok(bytes) = text_of(&*self.store, Path::new(HEADER)) else { return Err("not a vault") };
+        let Ok(bytes) = text_of(&self.store, Path::new(HEADER)) else { return Err("not a vault") };
         let header = VaultHeader::parse(&bytes).map_err(|_| "unreadable")?;
-        let unlocked = unlock(&header, &material()).map_err(|e| if e.is_wrong_key() { "wrong key" } else { "altered" })?;
+        let unlocked =
+            unlock(&header, &material()).map_err(|e| if e.is_wrong_key() { "wrong key" } else { "altered" })?;
         let backend: Arc<dyn Backend> = self.store.clone();
         Ok(Vault::open(backend, &header, unlocked.key_ring(header.suite()).unwrap(), options(false)).unwrap())
     }
@@ -178,11 +183,11 @@ impl Lab {
     }
 
     pub fn put_header(&self, bytes: Vec<u8>) {
-        put_file(&*self.store.root(), OsStr::new(HEADER), &bytes);
+        put_file(&self.store.root(), OsStr::new(HEADER), &bytes);
     }
 
     pub fn text(&self, at: &Path) -> Vec<u8> {
-        text_of(&*self.store, at).unwrap()
+        text_of(&self.store, at).unwrap()
     }
 
     pub fn older_text(&self, at: &Path) -> Vec<u8> {
@@ -191,7 +196,7 @@ impl Lab {
 
     /// As a link, where a link can hold it and there was one.
     pub fn put_text(&self, at: &Path, bytes: &[u8]) {
-        let (dir, name) = place(&*self.store, at);
+        let (dir, name) = place(&self.store, at);
         let was_link = dir.read_link(&name).is_ok();
         let _ = dir.unlink(&name);
         if !was_link || dir.make_symlink(&name, OsStr::from_bytes(bytes)).is_err() {
@@ -200,12 +205,12 @@ impl Lab {
     }
 
     pub fn delete(&self, at: &Path) {
-        let (dir, name) = place(&*self.store, at);
+        let (dir, name) = place(&self.store, at);
         dir.unlink(&name).unwrap();
     }
 
     fn file(&self, at: &Path) -> Arc<dyn lamassu_store::BackendFile> {
-        let (dir, name) = place(&*self.store, at);
+        let (dir, name) = place(&self.store, at);
         dir.open_file(&name, true).unwrap()
     }
 
@@ -433,7 +438,8 @@ impl Seen {
 
     /// In the words of the table.
     pub fn told(&self, found: &check::Report) -> String {
-        let kinds: BTreeSet<_> = found.problems.iter().filter(|p| !p.harmless).map(|p| format!("`{}`", p.kind)).collect();
+        let kinds: BTreeSet<_> =
+            found.problems.iter().filter(|p| !p.harmless).map(|p| format!("`{}`", p.kind)).collect();
         let mut parts = Vec::new();
         for blocks in self.bad.values() {
             parts.push(match blocks.len() {

@@ -339,20 +339,6 @@ fn damage_reaches_applications_and_the_log() {
 }
 
 #[test]
-fn as_mount_8_calls_it() {
-    let b = bench("");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lamassu"), b.path("mount.fuse.lamassu")).unwrap();
-    let words = format!("key=raw:file:{},noauto,ro", b.path("key").display());
-    let run = |args: &[&str]| Command::new(b.path("mount.fuse.lamassu")).args(args).env_clear().output().unwrap();
-    let (v, m) = (b.path("v"), b.path("m"));
-    let ran = run(&[v.to_str().unwrap(), m.to_str().unwrap(), "-n", "-o", &words]);
-    crate::support::Ran::from(ran).ok();
-    assert!(is_mounted(&m));
-    b.unmount("m");
-    crate::support::Ran::from(run(&["only-one"])).code(2);
-}
-
-#[test]
 fn without_fuse_is_19() {
     let b = bench("");
     let line = format!("mount --bind /dev/null /dev/fuse && exec {} mount v m", env!("CARGO_BIN_EXE_lamassu"));
