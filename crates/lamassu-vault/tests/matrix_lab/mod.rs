@@ -183,7 +183,7 @@ impl Lab {
     }
 
     pub fn put_header(&self, bytes: Vec<u8>) {
-        put_file(&self.store.root(), OsStr::new(HEADER), &bytes);
+        put_file(&*self.store.root(), OsStr::new(HEADER), &bytes);
     }
 
     pub fn text(&self, at: &Path) -> Vec<u8> {
