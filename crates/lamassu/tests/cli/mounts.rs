@@ -20,19 +20,19 @@ pub fn is_mounted(path: &Path) -> bool {
     table.lines().any(|l| l.split(' ').nth(4) == path.to_str())
 }
 
-/// The process that serves a vault.
+/// The process that serves the vault `v`: a mount that has it open.
 pub fn daemon_of(b: &Bench) -> i32 {
-    let vault = b.path("m");
-    let vault = vault.to_str().unwrap();
+    let vault = b.path("v");
     let pids = fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse::<i32>().ok());
-    for pid in pids {
+    let serves = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<_> = line.split(|c| *c == 0).map(String::from_utf8_lossy).collect();
-        if words.iter().any(|w| w == vault) && words.iter().any(|w| w == "mount") {
-            return pid;
-        }
-    }
-    panic!("no process serves {vault}");
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        line.split(|c| *c == 0).any(|word| word == b"mount")
+            && open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(&vault))
+    };
+    pids.filter(|pid| *pid != std::process::id() as i32)
+        .find(serves)
+        .unwrap_or_else(|| panic!("no process serves {}", vault.display()))
 }
 
 pub fn kill(pid: i32, signal: &str) {
