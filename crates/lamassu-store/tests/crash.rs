@@ -352,7 +352,8 @@ fn mistakes_in_the_commit_are_found() {
         let mut made = 0;
         trace.log = trace.log.edited(|records| made = make(mistake, &mut records[trace.start..]));
         assert!(made > 0, "{mistake:?}: the workload has no place for it");
-        let found = explore(&setup, &trace, 0, depth).expect_err(&format!("{mistake:?} was made {made} times, and missed"));
+        let found =
+            explore(&setup, &trace, 0, depth).expect_err(&format!("{mistake:?} was made {made} times, and missed"));
         println!("{mistake:?}, made {made} times: {found}");
         let random = |seed: &u64| {
             let mut trace = random_workload(&setup, *seed, 30, 20_000);

@@ -497,7 +497,8 @@ fn adopt(model: &mut Model, real: &Real) {
         assert!(versions.iter().any(|v| v.len() >= found.len()), "{path}: {} bytes is too long", found.len());
         let size = real.recipe.block_size as usize;
         for (b, block) in found.chunks(size).enumerate() {
-            let is = |v: &&&Vec<u8>| block.iter().enumerate().all(|(i, x)| *x == v.get(b * size + i).copied().unwrap_or(0));
+            let is =
+                |v: &&&Vec<u8>| block.iter().enumerate().all(|(i, x)| *x == v.get(b * size + i).copied().unwrap_or(0));
             // Of a growth the size may be there and the data not yet.
             let fresh = versions.iter().any(|v| v.len() <= b * size) && block.iter().all(|x| *x == 0);
             assert!(fresh || versions.iter().find(is).is_some(), "{path}: block {b} is neither old nor new");
@@ -541,6 +542,11 @@ fn compare(model: &Model, real: &Real, p: &str, ino: usize, names: &mut BTreeMap
     }
 }
 
+/// `LAMASSU_MODEL_SCALE`: how many times more is tried than by default.
+fn cases(default: u32) -> u32 {
+    std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|s| s.parse().ok()).map_or(default, |scale: u32| default * scale)
+}
+
 /// Plays operations in memory, where crashes can be had.
 fn run(recipe: Recipe, ops: &[Op]) {
     let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
@@ -563,7 +569,7 @@ fn play(recipe: Recipe, backend: Arc<dyn Backend>, crash: Option<Arc<CrashBacken
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(1000), ..ProptestConfig::default() })]
 
     #[test]
     fn the_vault_is_a_file_system(ops in prop::collection::vec(op(), 1..150)) {
@@ -577,7 +583,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
 
     #[test]
     fn so_it_is_with_large_blocks(ops in prop::collection::vec(op(), 1..60), block_size in prop::sample::select(&[65536, 1 << 20])) {

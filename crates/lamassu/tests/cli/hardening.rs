@@ -32,7 +32,8 @@ fn mask(status: &str, name: &str) -> u64 {
 
 fn no_core_dumps(pid: i32) {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-    let core: Vec<_> = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap().split_whitespace().collect();
+    let core: Vec<_> =
+        limits.lines().find(|l| l.starts_with("Max core file size")).unwrap().split_whitespace().collect();
     assert_eq!(core[4..6], ["0", "0"], "soft and hard");
     // What is not dumpable belongs to root in /proc, whoever runs it; so no other process of the user can trace it or read its memory.
     assert_eq!(fs::metadata(format!("/proc/{pid}/mem")).unwrap().uid(), 0);
@@ -144,7 +145,9 @@ fn an_ordinary_user_mounts_and_unmounts() {
         assert_eq!(field(&status, "Uid").split_whitespace().next(), Some("65534"));
         assert_eq!(mask(&status, "CapEff") | mask(&status, "CapPrm"), 0, "no capability at all");
         no_core_dumps(pid);
-        user.shell("echo hello > m/f && mkdir -p m/d && mv m/f m/d/f && ln -sf d/f m/l && chmod 400 m/d/f && cat m/l > copy");
+        user.shell(
+            "echo hello > m/f && mkdir -p m/d && mv m/f m/d/f && ln -sf d/f m/l && chmod 400 m/d/f && cat m/l > copy",
+        );
         assert_eq!(fs::read(user.bench.path("copy")).unwrap(), b"hello\n");
         assert_eq!(user.shell("stat -c %u:%a m/d/f"), "65534:400\n");
         // The mount is its owner's alone: not even root enters.

@@ -300,7 +300,9 @@ fn difference(plain: &BTreeMap<PathBuf, Node>, vault: &BTreeMap<PathBuf, Node>, 
     all.into_iter().find_map(|path| {
         let (a, b) = (plain.get(path), vault.get(path));
         let same = match (a, b) {
-            (Some(a), Some(b)) if !contents => Node { content: Vec::new(), ..a.clone() } == Node { content: Vec::new(), ..b.clone() },
+            (Some(a), Some(b)) if !contents => {
+                Node { content: Vec::new(), ..a.clone() } == Node { content: Vec::new(), ..b.clone() }
+            }
             _ => a == b,
         };
         let at = || a.zip(b).and_then(|(a, b)| a.content.iter().zip(&b.content).position(|(x, y)| x != y));
@@ -332,7 +334,9 @@ impl Lab {
 
     fn kill(&self, root: &Path, synced: bool) {
         if synced {
-            for path in tree(root).into_iter().filter(|(_, node)| node.mode & 0o170_000 == 0o100_000).map(|(path, _)| path) {
+            for path in
+                tree(root).into_iter().filter(|(_, node)| node.mode & 0o170_000 == 0o100_000).map(|(path, _)| path)
+            {
                 File::open(root.join(path)).unwrap().sync_all().unwrap();
             }
         }
@@ -345,7 +349,9 @@ impl Lab {
 
     /// The lock of a killed daemon is free when the kernel has ended it.
     fn mount_when_free(&self) {
-        super::mounts::wait_for("the vault stays locked", || self.bench.run(&format!("mount {} v m", self.options)).code == 0);
+        super::mounts::wait_for("the vault stays locked", || {
+            self.bench.run(&format!("mount {} v m", self.options)).code == 0
+        });
     }
 
     fn play(&self, ops: &[Op]) -> Result<(), TestCaseError> {
@@ -367,7 +373,8 @@ impl Lab {
                         _ => {
                             self.bench.unmount("m");
                             self.mount();
-                            difference(&tree(&plain.root), &tree(&vault.root), true).map_or(Ok(()), |d| Err(fail(d)))?;
+                            difference(&tree(&plain.root), &tree(&vault.root), true)
+                                .map_or(Ok(()), |d| Err(fail(d)))?;
                         }
                     }
                 }
@@ -415,7 +422,9 @@ fn compare(test: &str, init: &str, options: &'static str) {
             TestError::Fail(why, ops) => format!("{why}\nthe shortest sequence that fails: {ops:#?}"),
             TestError::Abort(why) => why.to_string(),
         };
-        panic!("{what}\nreproduce: LAMASSU_MODEL_SEED={seed} LAMASSU_MODEL_SEQUENCES={cases} cargo test -p lamassu --test cli -- --exact model::{test}");
+        panic!(
+            "{what}\nreproduce: LAMASSU_MODEL_SEED={seed} LAMASSU_MODEL_SEQUENCES={cases} cargo test -p lamassu --test cli -- --exact model::{test}"
+        );
     }
     println!("model::{test}: {} sequences", lab.sequence.get());
     lab.bench.unmount("m");
