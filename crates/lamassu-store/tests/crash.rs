@@ -102,7 +102,7 @@ fn large_blocks() {
 }
 
 /// A hand-made workload in every geometry, a stop after every write and barrier. Sizes are in blocks, so that it is the same in all.
-fn hand_made(name: &str, workload: impl Fn(&mut Recording)) {
+fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
     let geometries = [
         (Setup::default(), 24),
         (Setup { reserved: 1, ..Setup::default() }, 24),
@@ -123,7 +123,7 @@ fn hand_made(name: &str, workload: impl Fn(&mut Recording)) {
     tell(name, states, minimum(name));
 }
 
-fn overwriting(r: &mut Recording) {
+fn overwriting(r: &mut Recording<'_>) {
     let b = r.b();
     r.write(0, 5 * b);
     r.settle();

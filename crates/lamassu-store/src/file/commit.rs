@@ -89,7 +89,9 @@ impl Core {
     pub fn commit(&self, st: &mut State) -> Result<(), StoreError> {
         if self.needs_commit(st) {
             self.prepare_write(st)?;
-            self.keeping_mtime(st, Core::commit_buffered)?;
+            let done = self.keeping_mtime(st, Core::commit_buffered);
+            super::write::note_commit(st, &done);
+            done?;
         } else if let Some(mtime) = st.mtime {
             self.backing.set_times(SetTime::Keep, SetTime::At(mtime)).map_err(StoreError::io("set times", 0))?;
         }

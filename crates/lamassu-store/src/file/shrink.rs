@@ -16,6 +16,9 @@ impl Core {
             return self.empty(st);
         }
         self.prepare_write(st)?;
+        if size < st.size {
+            st.refused = None; // space comes back
+        }
         if size >= st.size {
             if size > st.size {
                 self.grow(st, size)?;
@@ -83,7 +86,7 @@ impl Core {
             st.file_id = [0; 16]; // of a page that is gone; one that stays keeps it
         }
         st.dirty.clear();
-        st.ragged = Some(false);
+        (st.ragged, st.refused) = (Some(false), None);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
         (st.sparse, st.cut, st.cut_open, st.prepared) = (false, false, false, true);
         st.wants_page = true;

@@ -128,6 +128,8 @@ pub(super) struct State {
     pub unsure_pages: BTreeSet<u64>,
     /// Mark of the last shortening of the backing file.
     pub shorten_mark: u64,
+    /// The store refused the last commit.
+    pub refused: Option<super::write::Refused>,
     /// Time of the last buffered write, to be set once it is committed.
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.

@@ -4,6 +4,7 @@
 mod files;
 mod golden;
 mod hardening;
+mod helper;
 mod keys;
 mod model;
 mod mounts;
