@@ -40,8 +40,9 @@ demo: setup build ## shows on real data that the ciphertext deduplicates (a few 
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
 
-torture: build ## random operations, killed daemons, power cuts, damage and full stores, in real mounts (10 minutes)
+torture: build ## random operations, killed daemons, power cuts, damage and full stores, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run
+	tests/torture/simulate
 
 lint: ## formatting, clippy, dependencies and licences
 	scripts/test lint

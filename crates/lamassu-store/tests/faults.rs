@@ -55,6 +55,7 @@ fn inject(store: &FaultBackend, crash: &CrashBackend, rng: &mut Rng, block_size:
         1 => (c.call == Call::Read && c.nth == reads).then_some(Fault::Errno(libc::EIO)),
         _ if !(c.call.is_change() || c.call.is_sync()) || c.changes < at || (c.changes > at && !for_good) => None,
         2 | 3 if c.call == Call::Write => Some(Fault::Short(part)),
+        4 if c.call == Call::Write => Some(Fault::After(libc::EIO)),
         _ => Some(Fault::Errno(if c.call == Call::Write { libc::ENOSPC } else { libc::EIO })),
     });
 }

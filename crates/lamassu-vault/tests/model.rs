@@ -542,6 +542,11 @@ fn compare(model: &Model, real: &Real, p: &str, ino: usize, names: &mut BTreeMap
     }
 }
 
+/// `LAMASSU_MODEL_SCALE`: how many times more is tried than by default.
+fn cases(default: u32) -> u32 {
+    std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|s| s.parse().ok()).map_or(default, |scale: u32| default * scale)
+}
+
 /// Plays operations in memory, where crashes can be had.
 fn run(recipe: Recipe, ops: &[Op]) {
     let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
@@ -564,7 +569,7 @@ fn play(recipe: Recipe, backend: Arc<dyn Backend>, crash: Option<Arc<CrashBacken
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(1000), ..ProptestConfig::default() })]
 
     #[test]
     fn the_vault_is_a_file_system(ops in prop::collection::vec(op(), 1..150)) {
@@ -578,7 +583,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
 
     #[test]
     fn so_it_is_with_large_blocks(ops in prop::collection::vec(op(), 1..60), block_size in prop::sample::select(&[65536, 1 << 20])) {

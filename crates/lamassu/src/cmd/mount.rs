@@ -207,6 +207,9 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     rustix::process::umask(rustix::fs::Mode::empty());
     let unsealed = Found::at(&plan.dir)?.unlock(ui, &plan.key)?;
     let vault = unsealed.open(plan.vault)?;
+    if !lamassu_crypto::secret::memory_is_locked() {
+        ui.warn(format_args!("keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"));
+    }
     // A signal between here and the handler below must not leave a mount that nobody serves.
     signals::flag_only();
     let mut options = plan.mount;
