@@ -130,3 +130,36 @@ fn large_blocks() {
         }
     }
 }
+
+/// Blocks of a large write are sealed together and share memory, which lives until the last of them is gone.
+#[test]
+fn overlapping_large_writes_take_bounded_memory() {
+    let store = MemoryBackend::new();
+    let setup = Setup::default();
+    let file = File::create(setup.context(), create_in(&store), "test").unwrap();
+    let mut rng = Rng(3);
+    let mut model = vec![0; 64 << 20];
+    for round in 0..4 {
+        // Each write leaves one block of the one before.
+        for first in 0..240 {
+            let offset = ((round * 16) << 20) + first * 4096;
+            let data = fill((256 - first) * 4096, &mut rng);
+            file.write_at(offset as u64, &data).unwrap();
+            model[offset..][..data.len()].copy_from_slice(&data);
+            assert!(file.dirty_len() < 80 << 20, "{}", file.dirty_len());
+        }
+        // What is still in the buffer is read from there, and can be changed in part.
+        let at = ((round * 16) << 20) + 100 * 4096 + 7;
+        file.write_at(at as u64, b"changed").unwrap();
+        model[at..][..7].copy_from_slice(b"changed");
+        let mut back = vec![0; 1 << 20];
+        let n = file.read_at(((round * 16) << 20) as u64, &mut back).unwrap();
+        assert!(n == back.len() && back == model[(round * 16) << 20..][..n]);
+    }
+    file.sync().unwrap();
+    let size = file.size() as usize;
+    let reopened = File::open(setup.context(), file.backing().clone(), "test").unwrap();
+    let mut back = vec![0; size];
+    assert_eq!(reopened.read_at(0, &mut back).unwrap(), size);
+    assert!(back == model[..size]);
+}

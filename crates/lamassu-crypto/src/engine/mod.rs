@@ -64,6 +64,22 @@ impl Engine {
         self.each(bytes, per_chunk * block_size, chunks, |(blocks, keys)| key.seal(blocks, block_size, keys));
     }
 
+    /// [`Engine::seal`] of `plain` into `sealed`, of the same length. What is encrypted is what was hashed, whoever writes to `plain` meanwhile.
+    ///
+    /// # Panics
+    /// Unless both are `keys.len() * block_size` bytes.
+    pub fn seal_to(&self, key: &InnerKey, plain: &[u8], sealed: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
+        check_shape(plain.len(), block_size, keys.len());
+        check_shape(sealed.len(), block_size, keys.len());
+        let (bytes, per_chunk) = (plain.len(), blocks_per_chunk(block_size));
+        let places = sealed.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
+        let chunks = plain.chunks(per_chunk * block_size).zip(places);
+        self.each(bytes, per_chunk * block_size, chunks, |(plain, (sealed, keys))| {
+            sealed.copy_from_slice(plain);
+            key.seal(sealed, block_size, keys);
+        });
+    }
+
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of blocks that failed, ascending;
     /// their bytes in `blocks` are zeroed. Blocks whose key is all zero are zeroed and never fail. A key that the suite cannot have given
     /// (its last bit is set, §10) fails. In a malleable suite every block is verified, whatever `verify` says.

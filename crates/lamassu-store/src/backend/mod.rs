@@ -165,6 +165,14 @@ pub trait BackendFile: Send + Sync {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
     /// Writes all of `data`.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+
+    /// The same for bytes that lie in several places: one write as far as the store can tell.
+    fn write_vectored_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        match parts {
+            [data] => self.write_at(offset, data),
+            _ => self.write_at(offset, &parts.concat()),
+        }
+    }
     /// fstat.
     fn stat(&self) -> io::Result<Stat>;
     /// ftruncate.

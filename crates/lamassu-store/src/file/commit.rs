@@ -1,5 +1,6 @@
 //! The multiphase commit (`docs/format.md` §13): page with new and previous keys, barrier, data, and later the page again.
 
+use super::chunk::SealedBlock;
 use super::open::keep_bits;
 use super::plan::{Change, Goal, Round};
 use super::read::View;
@@ -19,6 +20,60 @@ const SCRATCH_KEPT_MAX: usize = 8 << 20;
 thread_local! {
     /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096 bytes.
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The ciphertext of a round's data blocks.
+struct Ciphertext {
+    /// Bytes of a block.
+    len: usize,
+    keys: Vec<BlockKey>,
+    places: Vec<Place>,
+    scratch: Vec<u8>,
+}
+
+/// Where a block's ciphertext lies.
+enum Place {
+    /// In the scratch memory, from that byte on.
+    Scratch(usize),
+    Ahead(SealedBlock),
+}
+
+impl Ciphertext {
+    /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as it lies in.
+    fn parts(&self, n: usize, count: usize) -> Vec<&[u8]> {
+        let mut parts = Vec::new();
+        let mut at = n;
+        while at < n + count {
+            let from = at;
+            at += 1;
+            while at < n + count && self.places[at].follows(&self.places[at - 1], self.len) {
+                at += 1;
+            }
+            parts.push(match &self.places[from] {
+                Place::Scratch(start) => &self.scratch[*start..][..(at - from) * self.len],
+                Place::Ahead(block) => block.bytes((at - from) * self.len),
+            });
+        }
+        parts
+    }
+
+    /// Keeps the scratch memory for the thread's next round.
+    fn give_back(self) {
+        if self.scratch.capacity() <= SCRATCH_KEPT_MAX {
+            SCRATCH.set(self.scratch);
+        }
+    }
+}
+
+impl Place {
+    /// Whether a block of `len` bytes lies right behind another.
+    fn follows(&self, other: &Place, len: usize) -> bool {
+        match (self, other) {
+            (Place::Scratch(at), Place::Scratch(before)) => *at == before + len,
+            (Place::Ahead(block), Place::Ahead(before)) => block.follows(before, len),
+            _ => false,
+        }
+    }
 }
 
 impl Core {
@@ -132,20 +187,18 @@ impl Core {
         if st.drop_mark > st.covered && self.touches_given_up(st, &round) {
             self.barrier(st)?;
         }
-        let (sealed, keys) = self.seal(st, &round);
+        let sealed = self.seal(st, &round);
         let left = self.leave_tails(st, &mut round, &sealed)?;
         self.clear_holes(st, &round, &left)?;
         self.id_before_pages(st, &round)?;
-        self.key_pages(&mut round, &keys);
+        self.key_pages(&mut round, &sealed.keys);
         let since = st.seq;
         let done = self.write_pages(st, &mut round, goal).and_then(|()| self.write_content(st, &round, &sealed, &left));
         if let Err(error) = done {
             self.undo(st, since, &round);
             return Err(error);
         }
-        if sealed.capacity() <= SCRATCH_KEPT_MAX {
-            SCRATCH.set(sealed);
-        }
+        sealed.give_back();
         let done = round.data.iter().map(|(b, _)| b).chain(&round.punches).chain(&round.absorbed);
         for block in done {
             st.dirty.remove(block);
@@ -154,20 +207,33 @@ impl Core {
     }
 
     /// Ciphertext and keys of the round's data blocks, in their order.
-    fn seal(&self, st: &State, round: &Round) -> (Vec<u8>, Vec<BlockKey>) {
+    fn seal(&self, st: &State, round: &Round) -> Ciphertext {
         let len = self.ctx.block_len();
-        let mut sealed = SCRATCH.take();
-        sealed.clear();
-        sealed.reserve(round.data.len() * len);
-        for (block, _) in &round.data {
+        let mut scratch = SCRATCH.take();
+        scratch.clear();
+        let mut keys = vec![[0u8; 32]; round.data.len()];
+        let mut places = Vec::with_capacity(round.data.len());
+        let mut plain = Vec::new();
+        for (n, (block, _)) in round.data.iter().enumerate() {
             match &st.dirty[block] {
-                Dirty::Data(bytes) => sealed.extend_from_slice(bytes),
+                Dirty::Data(bytes) => {
+                    places.push(Place::Scratch(scratch.len()));
+                    scratch.extend_from_slice(bytes);
+                    plain.push(n);
+                }
+                Dirty::Sealed(block) => {
+                    places.push(Place::Ahead(block.clone()));
+                    keys[n] = block.key;
+                }
                 Dirty::Hole => unreachable!("holes are punched, not sealed"),
             }
         }
-        let mut keys = vec![[0u8; 32]; round.data.len()];
-        self.ctx.engine.seal(self.ctx.ring.inner(), &mut sealed, len, &mut keys);
-        (sealed, keys)
+        let mut new_keys = vec![[0u8; 32]; plain.len()];
+        self.ctx.engine.seal(self.ctx.ring.inner(), &mut scratch, len, &mut new_keys);
+        for (n, key) in plain.into_iter().zip(new_keys) {
+            keys[n] = key;
+        }
+        Ciphertext { len, keys, places, scratch }
     }
 
     /// Whether a round writes data, or anything past the end of the backing file.
@@ -178,13 +244,12 @@ impl Core {
 
     /// I7: what leaves the tail is durable in its block before the page without it is written. A tail that was never
     /// durable needs the order only, and its block stays pending. Returns the blocks written.
-    fn leave_tails(&self, st: &mut State, round: &mut Round, sealed: &[u8]) -> Result<BTreeSet<u64>, StoreError> {
-        let len = self.ctx.block_len();
+    fn leave_tails(&self, st: &mut State, round: &mut Round, sealed: &Ciphertext) -> Result<BTreeSet<u64>, StoreError> {
         let never_durable = st.born && st.covered <= st.born_mark;
         let (mut written, mut must_last) = (BTreeSet::new(), false);
         for (n, (block, change)) in round.data.iter_mut().enumerate() {
             if *change == Change::LeaveTail {
-                self.write_run(st, *block, &sealed[n * len..(n + 1) * len])?;
+                self.write_run(st, *block, &sealed.parts(n, 1))?;
                 written.insert(*block);
                 match never_durable {
                     true => *change = Change::Fill,
@@ -342,16 +407,15 @@ impl Core {
         &self,
         st: &mut State,
         round: &Round,
-        sealed: &[u8],
+        sealed: &Ciphertext,
         left: &BTreeSet<u64>,
     ) -> Result<(), StoreError> {
         let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
         if replaces || (st.unsure && !round.data.is_empty()) || (st.drop_mark > st.covered && !round.data.is_empty()) {
             self.barrier(st)?;
         }
-        let len = self.ctx.block_len();
         for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
-            self.write_run(st, first, &sealed[n * len..(n + count) * len])?;
+            self.write_run(st, first, &sealed.parts(n, count))?;
         }
         round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
     }
@@ -374,11 +438,12 @@ impl Core {
         runs
     }
 
-    fn write_run(&self, st: &mut State, first: u64, bytes: &[u8]) -> Result<(), StoreError> {
+    fn write_run(&self, st: &mut State, first: u64, parts: &[&[u8]]) -> Result<(), StoreError> {
         let offset = self.geo().block_offset(first);
-        self.backing.write_at(offset, bytes).map_err(StoreError::io("write", offset))?;
-        st.wrote(offset, bytes.len() as u64);
-        let count = bytes.len() as u64 / self.geo().block_size();
+        self.backing.write_vectored_at(offset, parts).map_err(StoreError::io("write", offset))?;
+        let written = parts.iter().map(|part| part.len() as u64).sum();
+        st.wrote(offset, written);
+        let count = written / self.geo().block_size();
         let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(first + count - 1).0);
         for g in from..=to {
             if let Some(Entry::Good(held)) = st.pages.get_mut(&g) {

@@ -8,6 +8,7 @@
 //! the page cache then is durable, and the clean state of a page means what it says.
 
 mod check;
+mod chunk;
 mod commit;
 mod open;
 mod plan;
@@ -25,12 +26,14 @@ use crate::backend::{BackendFile, SetTime, Time};
 use parking_lot::{RwLock, RwLockWriteGuard};
 use state::{Core, State};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
     core: Core,
     state: RwLock<State>,
+    /// [`State::chunk_len`], without the lock.
+    chunk_len: Arc<AtomicUsize>,
 }
 
 impl File {
@@ -39,7 +42,7 @@ impl File {
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
         let core = Core { ctx, backing, tag: tag.to_owned(), clock: AtomicU64::new(1), reported: Default::default() };
         let state = core.open_state()?;
-        Ok(File { core, state: RwLock::new(state) })
+        Ok(File { core, chunk_len: state.chunk_len.clone(), state: RwLock::new(state) })
     }
 
     /// Takes a backing file just created: it gets its page even if it stays empty.
@@ -92,14 +95,20 @@ impl File {
 
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
-        self.core.write_range(&mut self.alone(), offset, data)
+        let mut at = offset;
+        for piece in data.chunks(write::PIECE_LEN) {
+            let ahead = self.core.seal_ahead(at, piece, &self.chunk_len)?;
+            self.core.write_range(&mut self.alone(), at, piece, &ahead)?;
+            at += piece.len() as u64;
+        }
+        Ok(())
     }
 
     /// Appends atomically; returns the offset.
     pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> {
         let mut st = self.alone();
         let offset = st.size;
-        self.core.write_range(&mut st, offset, data)?;
+        self.core.write_range(&mut st, offset, data, &chunk::Ahead::default())?;
         Ok(offset)
     }
 
@@ -163,9 +172,9 @@ impl File {
         self.core.needs_commit(&st) || st.mtime.is_some()
     }
 
-    /// Bytes of buffered blocks.
+    /// Bytes of memory that buffered blocks take.
     pub fn dirty_len(&self) -> u64 {
-        self.state.read().dirty.len() as u64 * self.core.geo().block_size()
+        self.core.buffered_len(&self.state.read()) as u64
     }
 
     /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be.

@@ -80,6 +80,7 @@ impl Core {
             return Ok(None);
         }
         let block = st.size / geo.block_size();
+        self.unseal(st, block)?; // a tail is kept as it is
         let used = (block - geo.first_block(last)) as usize;
         let dirty: Vec<u64> = st.dirty.range(geo.first_block(last)..block).map(|(b, _)| *b).collect();
         let is_dirty = st.dirty.contains_key(&block);
@@ -189,9 +190,9 @@ impl Core {
                     continue;
                 }
                 _ if replaces && room == 0 => continue,
-                Dirty::Data(_) if *budget == 0 && !leaves => continue,
+                Dirty::Data(_) | Dirty::Sealed(_) if *budget == 0 && !leaves => continue,
                 Dirty::Hole => round.punches.push(*block),
-                Dirty::Data(_) => {
+                Dirty::Data(_) | Dirty::Sealed(_) => {
                     *budget = budget.saturating_sub(1);
                     let change = match (leaves, replaces) {
                         (true, _) => Change::LeaveTail,
@@ -219,6 +220,7 @@ impl Core {
                 match st.dirty.get(&block) {
                     Some(Dirty::Data(bytes)) => page.tail = bytes[..len].to_vec(),
                     Some(Dirty::Hole) => page.tail = vec![0; len],
+                    Some(Dirty::Sealed(_)) => unreachable!("`choose_tail` unseals it"),
                     None => page.tail.resize(len, 0), // the page's own
                 }
                 if st.dirty.contains_key(&block) {

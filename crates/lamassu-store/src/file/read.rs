@@ -4,6 +4,7 @@
 //! for itself alone it would wait for the batches of all others, and they for it. What has to change the state, such as an interrupted commit, is
 //! left to who holds the lock alone.
 
+use super::chunk::SealedBlock;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, LOADED_PAGES_MAX, State};
 use super::types::{DamageKind, Integrity, StoreError};
@@ -20,6 +21,7 @@ enum Source<'a> {
     Zeros,
     Bytes(&'a [u8]),
     Sealed(BlockKey),
+    Buffered(&'a SealedBlock),
     Bad(DamageKind),
 }
 
@@ -38,6 +40,33 @@ impl<'a> View<'a> {
     fn entry(&self, g: u64) -> Option<&Entry> {
         let own = || self.loaded.iter().find(|(own, _)| *own == g).map(|(_, entry)| &**entry);
         self.st.pages.get(&g).or_else(own)
+    }
+}
+
+/// Blocks that are read together. Indices count from the first.
+struct Batch<'a> {
+    first: u64,
+    /// A key for each block that is sealed; all zero for the others.
+    keys: Vec<BlockKey>,
+    /// The sealed ones that are still in the buffer, ascending.
+    buffered: Vec<(usize, &'a SealedBlock)>,
+    /// What the others are, unless zeros.
+    others: Vec<(usize, Source<'a>)>,
+    /// Blocks that the backing file turned out to be too short for.
+    missing: Mutex<Vec<usize>>,
+}
+
+impl Batch<'_> {
+    fn buffered(&self, at: usize) -> Option<&SealedBlock> {
+        if self.buffered.is_empty() {
+            return None;
+        }
+        self.buffered.binary_search_by_key(&at, |(at, _)| *at).ok().map(|n| self.buffered[n].1)
+    }
+
+    /// Whether the block's ciphertext is to be read from the store.
+    fn is_stored(&self, at: usize) -> bool {
+        self.keys[at] != HOLE && self.buffered(at).is_none()
     }
 }
 
@@ -84,10 +113,9 @@ impl Core {
         (from..=to).try_for_each(|g| self.page(st, g).map(drop))
     }
 
-    /// Where blocks `first..first + count` come from: a key for each that is sealed, and what the others are, unless zeros.
-    fn sources<'v>(&self, view: &'v View<'_>, first: u64, count: usize) -> (Vec<BlockKey>, Vec<(usize, Source<'v>)>) {
-        let mut keys = vec![HOLE; count];
-        let mut others = Vec::new();
+    /// Where blocks `first..first + count` come from.
+    fn sources<'v>(&self, view: &'v View<'_>, first: u64, count: usize) -> Batch<'v> {
+        let (mut keys, mut buffered, mut others) = (vec![HOLE; count], Vec::new(), Vec::new());
         let mut page = None;
         for (at, key) in keys.iter_mut().enumerate() {
             let (g, i) = self.geo().slot_of(first + at as u64);
@@ -98,11 +126,15 @@ impl Core {
             page = Some((g, entry));
             match self.source(view.st, entry, first + at as u64, i) {
                 Source::Sealed(sealed) => *key = sealed,
+                Source::Buffered(block) => {
+                    *key = block.key;
+                    buffered.push((at, block));
+                }
                 Source::Zeros => {}
                 other => others.push((at, other)),
             }
         }
-        (keys, others)
+        Batch { first, keys, buffered, others, missing: Mutex::default() }
     }
 
     /// Where block `b` comes from, slot `i` of the page `entry`.
@@ -110,6 +142,7 @@ impl Core {
         if !st.dirty.is_empty() {
             match st.dirty.get(&b) {
                 Some(Dirty::Data(bytes)) => return Source::Bytes(bytes),
+                Some(Dirty::Sealed(block)) => return Source::Buffered(block),
                 Some(Dirty::Hole) => return Source::Zeros,
                 None => {}
             }
@@ -150,11 +183,10 @@ impl Core {
         bad: &mut dyn FnMut(u64, DamageKind) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
-        let (keys, others) = self.sources(view, first, out.len() / len);
-        let missing = Mutex::new(Vec::new());
-        let fetch = |at: usize, bytes: &mut [u8]| self.fetch(first, &keys, at, bytes, &missing);
-        let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, &keys, verify, fetch)?;
-        let missing = missing.into_inner();
+        let batch = self.sources(view, first, out.len() / len);
+        let fetch = |at: usize, bytes: &mut [u8]| self.fetch(&batch, at, bytes);
+        let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, &batch.keys, verify, fetch)?;
+        let missing = batch.missing.into_inner();
         let kind = |at: &usize| match missing.contains(at) {
             true => DamageKind::BlockMissing,
             false => DamageKind::BlockHash,
@@ -165,44 +197,41 @@ impl Core {
             out[at * len..][..len].fill(0);
             damage.push((*at, DamageKind::BlockMissing));
         }
-        for (at, source) in others {
+        for (at, source) in batch.others {
             match source {
                 Source::Bytes(bytes) => out[at * len..][..bytes.len()].copy_from_slice(bytes),
                 Source::Bad(kind) => damage.push((at, kind)),
-                Source::Sealed(_) | Source::Zeros => {}
+                Source::Sealed(_) | Source::Buffered(_) | Source::Zeros => {}
             }
         }
         damage.sort_unstable();
         damage.into_iter().try_for_each(|(at, kind)| bad(first + at as u64, kind))
     }
 
-    /// Brings the ciphertext of some of the blocks `first..` of a batch, those from index `at` on, to where they belong in it. Blocks that the
-    /// backing file is too short for are noted in `missing`, by index.
-    fn fetch(
-        &self,
-        first: u64,
-        keys: &[BlockKey],
-        at: usize,
-        bytes: &mut [u8],
-        missing: &Mutex<Vec<usize>>,
-    ) -> Result<(), StoreError> {
+    /// Brings the ciphertext of some blocks of a batch, those from index `at` on, to where they belong in it.
+    fn fetch(&self, batch: &Batch<'_>, at: usize, bytes: &mut [u8]) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
         let end = at + bytes.len() / len;
         let mut from = at;
         while from < end {
-            if keys[from] == HOLE {
+            if batch.keys[from] == HOLE {
                 from += 1;
                 continue;
             }
-            let block = first + from as u64;
+            if let Some(block) = batch.buffered(from) {
+                bytes[(from - at) * len..][..len].copy_from_slice(block.bytes(len));
+                from += 1;
+                continue;
+            }
+            let block = batch.first + from as u64;
             let mut to = from + 1;
-            while to < end && keys[to] != HOLE && self.continues(block, (to - from) as u64) {
+            while to < end && batch.is_stored(to) && self.continues(block, (to - from) as u64) {
                 to += 1;
             }
             let run = &mut bytes[(from - at) * len..(to - at) * len];
             let got = self.read_padded(self.geo().block_offset(block), run)?;
             if got < run.len() {
-                missing.lock().extend(from + got / len..to);
+                batch.missing.lock().extend(from + got / len..to);
             }
             from = to;
         }

@@ -11,7 +11,7 @@ impl Core {
         }
         let size = self.geo().block_size();
         let start = offset / size;
-        let buffered = st.dirty.range(start..).find(|(_, d)| matches!(d, Dirty::Data(_))).map(|(b, _)| *b);
+        let buffered = st.dirty.range(start..).find(|(_, d)| !matches!(d, Dirty::Hole)).map(|(b, _)| *b);
         let limit = buffered.unwrap_or(self.geo().blocks(st.size));
         let mut block = start;
         while block < limit {
@@ -49,7 +49,7 @@ impl Core {
     /// Whether a block is data; its page must be in memory or absent.
     fn is_data(&self, st: &State, block: u64) -> bool {
         match st.dirty.get(&block) {
-            Some(Dirty::Data(_)) => return true,
+            Some(Dirty::Data(_) | Dirty::Sealed(_)) => return true,
             Some(Dirty::Hole) => return false,
             None => {}
         }

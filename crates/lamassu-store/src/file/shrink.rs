@@ -36,6 +36,7 @@ impl Core {
         }
         // Once page 0 says so the size rules, even if a later step failed and has to be repeated.
         let block_size = self.geo().block_size();
+        self.unseal(st, size / block_size)?;
         drop(st.dirty.split_off(&size.div_ceil(block_size)));
         if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&(size / block_size)) {
             bytes[(size % block_size) as usize..].fill(0);

@@ -4,6 +4,7 @@
 //! everything durable. A page remembers the mark of its own last write and of the last data write it covers; its pending bits may be
 //! cleared once `data_mark <= covered` (I3).
 
+use super::chunk::SealedBlock;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
 use crate::backend::{BackendFile, SetTime, Time};
 use lamassu_crypto::ring::OpenError;
@@ -11,7 +12,7 @@ use lamassu_format::{Geometry, PAGE_LEN, Page};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
 const CLEAN_PAGES_MAX: usize = 128;
@@ -26,6 +27,8 @@ const REPORTED_MAX: usize = 1024;
 pub(super) enum Dirty {
     /// New content, one block long.
     Data(Box<[u8]>),
+    /// New content, sealed already.
+    Sealed(SealedBlock),
     /// A hole.
     Hole,
 }
@@ -82,6 +85,8 @@ pub(super) struct State {
     pub unresolved: BTreeMap<u64, Page>,
     /// Buffered blocks.
     pub dirty: BTreeMap<u64, Dirty>,
+    /// Bytes of the chunks that sealed blocks among them lie in; a chunk lives until the last of its blocks is gone.
+    pub chunk_len: Arc<AtomicUsize>,
     /// Mark of the last write.
     pub seq: u64,
     /// Everything up to this mark is durable.

@@ -1,10 +1,15 @@
 //! Changing a file: everything goes into the buffer of dirty blocks first.
 
+use super::chunk::Ahead;
 use super::state::{Core, Dirty, Entry, State};
-use super::types::StoreError;
+use super::types::{DamageKind, StoreError};
 use crate::backend::Time;
+use lamassu_crypto::Verify;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// Bytes of a write that are buffered under one hold of the lock.
+pub(super) const PIECE_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that needs no barrier: appends and filled holes.
 const APPEND_BUFFER_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
@@ -26,7 +31,7 @@ impl Core {
         }
         if let Some(from) = st.lost_from {
             let page = self.geo().last_page(from);
-            return Err(self.damaged(super::types::DamageKind::Truncated, page, None));
+            return Err(self.damaged(DamageKind::Truncated, page, None));
         }
         if st.cut_open {
             self.keeping_mtime(st, |core, st| core.redo_cut(st))?;
@@ -45,15 +50,15 @@ impl Core {
         Ok(())
     }
 
-    /// Writes `data` at `offset` into the buffer.
-    pub fn write_range(&self, st: &mut State, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+    /// Writes `data` at `offset` into the buffer; the blocks in `ahead` are sealed already.
+    pub fn write_range(&self, st: &mut State, offset: u64, data: &[u8], ahead: &Ahead) -> Result<(), StoreError> {
         if data.is_empty() {
             return Ok(());
         }
         self.prepare_write(st)?;
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
         let end = end.ok_or(StoreError::TooLarge)?;
-        let buffered = st.dirty.len() * self.ctx.block_len();
+        let buffered = self.buffered_len(st);
         let (grows, is_full) = (end > st.size && buffered >= APPEND_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
         if let Some(errno) = refusal(st).filter(|_| grows || is_full) {
             return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
@@ -69,8 +74,13 @@ impl Core {
         while at < end {
             let (block, from) = (at / size, (at % size) as usize);
             let n = ((end - at).min(size - from as u64)) as usize;
-            let piece = &data[(at - offset) as usize..][..n];
-            self.patch_block(st, block, from, piece)?;
+            match ahead.block(block, size as usize) {
+                Some(sealed) => {
+                    self.good_page(st, self.geo().slot_of(block).0)?;
+                    st.dirty.insert(block, Dirty::Sealed(sealed));
+                }
+                None => self.patch_block(st, block, from, &data[(at - offset) as usize..][..n])?,
+            }
             at += n as u64;
             st.size = st.size.max(at);
         }
@@ -84,6 +94,9 @@ impl Core {
     }
 
     fn patch_block(&self, st: &mut State, block: u64, from: usize, piece: &[u8]) -> Result<(), StoreError> {
+        if piece.len() < self.ctx.block_len() {
+            self.unseal(st, block)?;
+        }
         if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&block) {
             bytes[from..from + piece.len()].copy_from_slice(piece);
             return Ok(());
@@ -106,8 +119,26 @@ impl Core {
         Ok(())
     }
 
+    /// Makes plaintext of a buffered block that was sealed ahead, so that it can be changed.
+    pub fn unseal(&self, st: &mut State, block: u64) -> Result<(), StoreError> {
+        let Some(Dirty::Sealed(sealed)) = st.dirty.get(&block) else { return Ok(()) };
+        let len = self.ctx.block_len();
+        let mut bytes: Box<[u8]> = sealed.bytes(len).into();
+        let keys = std::slice::from_ref(&sealed.key);
+        if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keys, Verify::Full).is_empty() {
+            return Err(self.damaged(DamageKind::BlockHash, self.geo().slot_of(block).0, Some(block)));
+        }
+        st.dirty.insert(block, Dirty::Data(bytes));
+        Ok(())
+    }
+
+    /// Bytes that the buffered blocks take.
+    pub fn buffered_len(&self, st: &State) -> usize {
+        (st.dirty.len() * self.ctx.block_len()).max(st.chunk_len.load(Ordering::Relaxed))
+    }
+
     fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
-        let buffered = st.dirty.len() * self.ctx.block_len();
+        let buffered = self.buffered_len(st);
         if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
             return Ok(());
         }

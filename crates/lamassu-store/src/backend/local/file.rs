@@ -8,8 +8,11 @@ use crate::backend::{BackendFile, SetTime, Stat};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
+
+/// Pieces of one vectored write: `IOV_MAX` of Linux.
+const SLICES_MAX: usize = 1024;
 
 pub(super) struct LocalFile {
     pub(super) handle: Arc<Handle>,
@@ -49,6 +52,22 @@ impl BackendFile for LocalFile {
                 0 => return Err(Errno::IO.into()),
                 n => done += n,
             }
+        }
+        Ok(())
+    }
+
+    fn write_vectored_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let mut at = offset;
+        let mut slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut left = &mut slices[..];
+        while !left.is_empty() {
+            let most = left.len().min(SLICES_MAX);
+            let n = match self.handle.write(|fd| rustix::io::pwritev(fd, &left[..most], at))? {
+                0 if left.iter().any(|slice| !slice.is_empty()) => return Err(Errno::IO.into()),
+                n => n,
+            };
+            IoSlice::advance_slices(&mut left, n);
+            at = at.checked_add(n as u64).ok_or(Errno::FBIG)?;
         }
         Ok(())
     }

@@ -1,0 +1,120 @@
+//! Blocks that are sealed on their way into the buffer, outside the lock of the file: whoever writes much seals beside other writers, and the
+//! commit finds ciphertext. Smaller writes are buffered as plaintext and sealed by the commit, since they may well be written again before it.
+
+use super::state::Core;
+use super::types::StoreError;
+use lamassu_format::BlockKey;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Bytes of whole blocks from which on a write is sealed ahead: what gives the cipher engine full lanes.
+const AHEAD_LEN_MIN: u64 = 64 << 10;
+
+/// Bytes of chunk memory kept for use again: fresh memory of that size costs a page fault for every 4096 bytes.
+const SPARE_LEN_MAX: usize = 16 << 20;
+
+/// Chunk memory that is not in use. It has held ciphertext, never plaintext alone.
+static SPARE: Mutex<Spare> = Mutex::new(Spare { memory: Vec::new(), len: 0 });
+
+struct Spare {
+    memory: Vec<Vec<u8>>,
+    /// Bytes in all.
+    len: usize,
+}
+
+/// Ciphertext of blocks that were written together.
+struct Chunk {
+    memory: Vec<u8>,
+    /// Bytes of chunks that live for the same file.
+    living: Arc<AtomicUsize>,
+}
+
+impl Chunk {
+    fn new(len: usize, living: &Arc<AtomicUsize>) -> Chunk {
+        let mut memory = SPARE.lock().take(len).unwrap_or_default();
+        if memory.len() < len {
+            memory.resize(len, 0);
+        }
+        living.fetch_add(memory.len(), Ordering::Relaxed);
+        Chunk { memory, living: living.clone() }
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.living.fetch_sub(self.memory.len(), Ordering::Relaxed);
+        SPARE.lock().put(std::mem::take(&mut self.memory));
+    }
+}
+
+impl Spare {
+    fn take(&mut self, len: usize) -> Option<Vec<u8>> {
+        let at = self.memory.iter().rposition(|m| m.len() >= len)?;
+        let memory = self.memory.swap_remove(at);
+        self.len -= memory.len();
+        Some(memory)
+    }
+
+    fn put(&mut self, memory: Vec<u8>) {
+        if self.len + memory.len() <= SPARE_LEN_MAX {
+            self.len += memory.len();
+            self.memory.push(memory);
+        }
+    }
+}
+
+/// A buffered block, sealed already.
+#[derive(Clone)]
+pub(super) struct SealedBlock {
+    chunk: Arc<Chunk>,
+    start: usize,
+    pub key: BlockKey,
+}
+
+impl SealedBlock {
+    /// Its ciphertext, and if `len` is more than a block that of those behind it in its chunk.
+    pub fn bytes(&self, len: usize) -> &[u8] {
+        &self.chunk.memory[self.start..][..len]
+    }
+
+    /// Whether it lies right behind another of `len` bytes.
+    pub fn follows(&self, other: &SealedBlock, len: usize) -> bool {
+        self.start == other.start + len && Arc::ptr_eq(&self.chunk, &other.chunk)
+    }
+}
+
+/// The whole blocks of one write, sealed.
+#[derive(Default)]
+pub(super) struct Ahead {
+    first: u64,
+    chunk: Option<Arc<Chunk>>,
+    keys: Vec<BlockKey>,
+}
+
+impl Ahead {
+    /// Block `b`, if it is among them. `len` is the block size.
+    pub fn block(&self, b: u64, len: usize) -> Option<SealedBlock> {
+        let n = usize::try_from(b.checked_sub(self.first)?).ok()?;
+        let chunk = self.chunk.as_ref()?;
+        self.keys.get(n).map(|key| SealedBlock { chunk: chunk.clone(), start: n * len, key: *key })
+    }
+}
+
+impl Core {
+    /// Seals the whole blocks of a write, if they are enough; needs no lock. `living` counts the bytes of chunks of the file.
+    pub fn seal_ahead(&self, offset: u64, data: &[u8], living: &Arc<AtomicUsize>) -> Result<Ahead, StoreError> {
+        let size = self.geo().block_size();
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
+        let (first, end) = (offset.div_ceil(size), end.ok_or(StoreError::TooLarge)? / size);
+        if self.ctx.read_only || end.saturating_sub(first) * size < AHEAD_LEN_MIN {
+            return Ok(Ahead::default());
+        }
+        let len = self.ctx.block_len();
+        let plain = &data[(first * size - offset) as usize..][..(end - first) as usize * len];
+        let mut keys = vec![[0; 32]; (end - first) as usize];
+        let mut chunk = Chunk::new(plain.len(), living);
+        self.ctx.engine.seal_to(self.ctx.ring.inner(), plain, &mut chunk.memory[..plain.len()], len, &mut keys);
+        Ok(Ahead { first, chunk: Some(Arc::new(chunk)), keys })
+    }
+}
