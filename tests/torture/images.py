@@ -48,7 +48,7 @@ def reads(model, units):
     units = [*units, None]
     for unit, following in zip(units, units[1:]):
         first = unit if first is None else first
-        if following is None or model.get(following, 0) != model.get(unit, 0):
+        if following != unit + 1 or model.get(following, 0) != model.get(unit, 0):
             lines.append(f"read -P {model.get(unit, 0)} {first * UNIT} {(unit + 1 - first) * UNIT}")
             first = None
     return lines
