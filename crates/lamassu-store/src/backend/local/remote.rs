@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. NFS and Ceph commit on syncfs(2).
@@ -48,7 +48,7 @@ impl Remote {
             false => Ok(()),
         };
         for file in files.iter().filter(|file| file.is_unsynced()) {
-            done = done.and(file.sync(|fd| rustix::fs::fdatasync(fd)));
+            done = done.and(file.sync_for_all());
         }
         done
     }
@@ -59,16 +59,18 @@ pub(super) struct Handle {
     fd: OwnedFd,
     access: OFlags,
     remote: Option<Arc<Remote>>,
-    /// Written since the last barrier.
-    unsynced: AtomicBool,
-    /// What was written before the file was opened anew may be lost.
+    /// Calls that wrote, and how many of them the last barrier covered.
+    writes: AtomicU64,
+    synced: AtomicU64,
+    /// What was written before the file was opened anew may be lost. Set before the new open file is in place, and taken back by the
+    /// file's own barrier alone: a barrier of the store must not hide it from an fsync that goes on beside it.
     gap: AtomicBool,
 }
 
 impl Handle {
     pub(super) fn new(fd: OwnedFd, access: OFlags, remote: Option<Arc<Remote>>) -> Arc<Handle> {
-        let flag = AtomicBool::default;
-        let handle = Arc::new(Handle { fd, access, remote, unsynced: flag(), gap: flag() });
+        let (writes, synced, gap) = Default::default();
+        let handle = Arc::new(Handle { fd, access, remote, writes, synced, gap });
         if let Some(remote) = handle.remote.as_ref().filter(|_| access.contains(OFlags::RDWR)) {
             remote.add(&handle);
         }
@@ -81,7 +83,7 @@ impl Handle {
     }
 
     fn is_unsynced(&self) -> bool {
-        self.unsynced.load(Ordering::Acquire)
+        self.writes.load(Ordering::Acquire) > self.synced.load(Ordering::Acquire)
     }
 
     /// A call that reads.
@@ -91,19 +93,34 @@ impl Handle {
 
     /// A call that writes.
     pub(super) fn write<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-        let was_unsynced = self.remote.is_some() && self.unsynced.swap(true, Ordering::AcqRel);
+        let was_unsynced = self.is_unsynced();
+        self.writes.fetch_add(1, Ordering::AcqRel);
         self.call(was_unsynced, call)
     }
 
     /// A barrier.
     pub(super) fn sync(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
-        let was_unsynced = self.unsynced.swap(false, Ordering::AcqRel);
-        let mut done = self.call(was_unsynced, call);
+        let writes = self.writes.load(Ordering::Acquire);
+        let done = self.call(self.is_unsynced(), call);
         if self.gap.swap(false, Ordering::AcqRel) {
-            done = done.and(Err(Errno::IO));
+            return done.and(Err(Errno::IO));
         }
-        if done.is_err() && was_unsynced {
-            self.unsynced.store(true, Ordering::Release);
+        self.covered(writes, done)
+    }
+
+    /// The file's part of a barrier of the store.
+    fn sync_for_all(&self) -> rustix::io::Result<()> {
+        let writes = self.writes.load(Ordering::Acquire);
+        let done = self.call(self.is_unsynced(), |fd| rustix::fs::fdatasync(fd));
+        if self.gap.load(Ordering::Acquire) {
+            return done.and(Err(Errno::IO));
+        }
+        self.covered(writes, done)
+    }
+
+    fn covered(&self, writes: u64, done: rustix::io::Result<()>) -> rustix::io::Result<()> {
+        if done.is_ok() {
+            self.synced.fetch_max(writes, Ordering::AcqRel);
         }
         done
     }
@@ -144,8 +161,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(remote) = &self.remote
-            && *self.unsynced.get_mut()
-            && rustix::fs::fdatasync(&self.fd).is_err()
+            && self.is_unsynced()
+            && (*self.gap.get_mut() || rustix::fs::fdatasync(&self.fd).is_err())
         {
             remote.lost.store(true, Ordering::Release);
         }
@@ -223,6 +240,8 @@ mod tests {
         put(&handle, "two").expect("writes");
         handle.read(once(|_| Ok(()))).expect("reads from the file opened anew");
         assert_eq!(store.sync(), Err(Errno::IO), "a file that was opened anew");
+        assert_eq!(store.sync(), Err(Errno::IO), "the file itself has not heard of it yet");
+        assert_eq!(handle.sync(|fd| rustix::fs::fdatasync(fd)), Err(Errno::IO));
         assert!(handle.is_unsynced());
         store.sync().expect("its content is to be written again by then");
         for _ in 0..100 {
