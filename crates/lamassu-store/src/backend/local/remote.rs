@@ -88,20 +88,19 @@ impl Handle {
 
     /// A call that reads.
     pub(super) fn read<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-        self.call(self.is_unsynced(), call)
+        self.call(0, call)
     }
 
     /// A call that writes.
     pub(super) fn write<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-        let was_unsynced = self.is_unsynced();
         self.writes.fetch_add(1, Ordering::AcqRel);
-        self.call(was_unsynced, call)
+        self.call(1, call)
     }
 
     /// A barrier.
     pub(super) fn sync(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
         let writes = self.writes.load(Ordering::Acquire);
-        let done = self.call(self.is_unsynced(), call);
+        let done = self.call(0, call);
         if self.gap.swap(false, Ordering::AcqRel) {
             return done.and(Err(Errno::IO));
         }
@@ -111,7 +110,7 @@ impl Handle {
     /// The file's part of a barrier of the store.
     fn sync_for_all(&self) -> rustix::io::Result<()> {
         let writes = self.writes.load(Ordering::Acquire);
-        let done = self.call(self.is_unsynced(), |fd| rustix::fs::fdatasync(fd));
+        let done = self.call(0, |fd| rustix::fs::fdatasync(fd));
         if self.gap.load(Ordering::Acquire) {
             return done.and(Err(Errno::IO));
         }
@@ -125,15 +124,16 @@ impl Handle {
         done
     }
 
+    /// `own`: writes that this call has counted, and that it makes again if the first try was in vain.
     fn call<T>(
         &self,
-        was_unsynced: bool,
+        own: u64,
         mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> rustix::io::Result<T> {
         let done = retry(|| call(self.fd()));
         match done {
             Err(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::BADF)
-                if self.remote.is_some() && self.open_anew(was_unsynced).is_ok() =>
+                if self.remote.is_some() && self.open_anew(own).is_ok() =>
             {
                 retry(|| call(self.fd()))
             }
@@ -142,10 +142,10 @@ impl Handle {
     }
 
     /// Puts a new open file behind the same descriptor, at once for all its users.
-    fn open_anew(&self, was_unsynced: bool) -> rustix::io::Result<()> {
+    fn open_anew(&self, own: u64) -> rustix::io::Result<()> {
         let path = super::mode::proc_path(self.fd());
         let fresh = retry(|| rustix::fs::open(&path, self.access | OFlags::CLOEXEC, Mode::empty()))?;
-        if was_unsynced {
+        if self.writes.load(Ordering::Acquire) - own > self.synced.load(Ordering::Acquire) {
             self.gap.store(true, Ordering::Release);
         }
         // SAFETY: both descriptors are open, and ours. The old one stays a valid descriptor throughout: dup3(2) replaces what
