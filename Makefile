@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo test torture lint bench-smoke clean
+.PHONY: help setup build install uninstall demo test torture soak lint bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,9 +40,12 @@ demo: setup build ## shows on real data that the ciphertext deduplicates (a few 
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
 
-torture: build ## random operations, killed daemons, power cuts, damage and full stores, in real mounts (10 minutes); then millions of simulated crashes
+torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run
 	tests/torture/simulate
+
+soak: build ## half an hour of mixed load, with the daemon's memory measured
+	tests/torture/run --seconds 1800 soak
 
 lint: ## formatting, clippy, dependencies and licences
 	scripts/test lint

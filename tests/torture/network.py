@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 
-from lab import ROOT, Failure, Lab, call, is_mounted
+from lab import COMMAND_SECONDS_MAX, ROOT, Failure, Lab, call, is_mounted
 
 # What one call of an application may take while the link is down, in seconds: longer is a hang. ssh gives up after 2 × 2 s.
-PATIENCE_SECONDS = 90
+PATIENCE_SECONDS = COMMAND_SECONDS_MAX
 
 SSHD = """
 Port 22

@@ -145,9 +145,11 @@ impl Vault {
         // Nothing starts any more; what is under way ends first.
         self.gate.open();
         self.gate.close();
+        let settle = || self.settle_all().and_then(|()| self.sync_store());
         let done = match self.options.read_only {
             true => Ok(()),
-            false => self.settle_all().and_then(|()| self.sync_store()),
+            // Twice: a store tells of a lost barrier once, and what that concerns is then written again.
+            false => settle().or_else(|_| settle()),
         };
         self.handles.clear();
         self.files.clear();

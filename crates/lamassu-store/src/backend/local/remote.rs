@@ -1,8 +1,8 @@
 //! Stores behind FUSE and network protocols: what the kernel's calls do not do for them.
 //!
 //! * syncfs(2) reaches only as far as this host there: a barrier of the whole store is one fdatasync(2) for each file that was written.
-//! * A connection that was lost and made again (sshfs with `reconnect`) leaves open files behind that fail for ever: they are opened
-//!   anew. What was written through the old descriptor may never have arrived, so the next barrier of such a file fails.
+//! * A connection that was lost and made again (sshfs with `reconnect`) leaves open files behind that fail for ever: a call that fails so is
+//!   made again on the file opened anew. What was written before and not synced may never have arrived, so the next barrier of such a file fails.
 //!
 //! Files of other stores pass through here untouched.
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. NFS and Ceph commit on syncfs(2).
@@ -48,7 +48,7 @@ impl Remote {
             false => Ok(()),
         };
         for file in files.iter().filter(|file| file.is_unsynced()) {
-            done = done.and(file.sync(|fd| rustix::fs::fdatasync(fd)));
+            done = done.and(file.sync_for_all());
         }
         done
     }
@@ -59,18 +59,18 @@ pub(super) struct Handle {
     fd: OwnedFd,
     access: OFlags,
     remote: Option<Arc<Remote>>,
-    /// Written since the last barrier.
-    unsynced: AtomicBool,
-    /// The last call failed as calls do whose connection is gone.
-    stale: AtomicBool,
-    /// What was written before the file was opened anew may be lost.
+    /// Calls that wrote, and how many of them the last barrier covered.
+    writes: AtomicU64,
+    synced: AtomicU64,
+    /// What was written before the file was opened anew may be lost. Set before the new open file is in place, and taken back by the
+    /// file's own barrier alone: a barrier of the store must not hide it from an fsync that goes on beside it.
     gap: AtomicBool,
 }
 
 impl Handle {
     pub(super) fn new(fd: OwnedFd, access: OFlags, remote: Option<Arc<Remote>>) -> Arc<Handle> {
-        let flag = AtomicBool::default;
-        let handle = Arc::new(Handle { fd, access, remote, unsynced: flag(), stale: flag(), gap: flag() });
+        let (writes, synced, gap) = Default::default();
+        let handle = Arc::new(Handle { fd, access, remote, writes, synced, gap });
         if let Some(remote) = handle.remote.as_ref().filter(|_| access.contains(OFlags::RDWR)) {
             remote.add(&handle);
         }
@@ -83,63 +83,69 @@ impl Handle {
     }
 
     fn is_unsynced(&self) -> bool {
-        self.unsynced.load(Ordering::Acquire)
+        self.writes.load(Ordering::Acquire) > self.synced.load(Ordering::Acquire)
     }
 
     /// A call that reads.
     pub(super) fn read<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-        self.call(call)
+        self.call(0, call)
     }
 
     /// A call that writes.
     pub(super) fn write<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-        if self.remote.is_some() {
-            self.unsynced.store(true, Ordering::Release);
-        }
-        self.call(call)
+        self.writes.fetch_add(1, Ordering::AcqRel);
+        self.call(1, call)
     }
 
     /// A barrier.
     pub(super) fn sync(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
-        let was_unsynced = self.unsynced.swap(false, Ordering::AcqRel);
-        let mut done = self.call_with(call, was_unsynced);
+        let writes = self.writes.load(Ordering::Acquire);
+        let done = self.call(0, call);
         if self.gap.swap(false, Ordering::AcqRel) {
-            done = done.and(Err(Errno::IO));
+            return done.and(Err(Errno::IO));
         }
-        if done.is_err() && was_unsynced {
-            self.unsynced.store(true, Ordering::Release);
+        self.covered(writes, done)
+    }
+
+    /// The file's part of a barrier of the store.
+    fn sync_for_all(&self) -> rustix::io::Result<()> {
+        let writes = self.writes.load(Ordering::Acquire);
+        let done = self.call(0, |fd| rustix::fs::fdatasync(fd));
+        if self.gap.load(Ordering::Acquire) {
+            return done.and(Err(Errno::IO));
+        }
+        self.covered(writes, done)
+    }
+
+    fn covered(&self, writes: u64, done: rustix::io::Result<()>) -> rustix::io::Result<()> {
+        if done.is_ok() {
+            self.synced.fetch_max(writes, Ordering::AcqRel);
         }
         done
     }
 
-    fn call<T>(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-        self.call_with(call, self.is_unsynced())
-    }
-
-    /// `unsynced`: whether a new open file would leave unsynced writes behind.
-    fn call_with<T>(
+    /// `own`: writes that this call has counted, and that it makes again if the first try was in vain.
+    fn call<T>(
         &self,
+        own: u64,
         mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
-        unsynced: bool,
     ) -> rustix::io::Result<T> {
-        if self.remote.is_none() {
-            return retry(|| call(self.fd.as_fd()));
+        let done = retry(|| call(self.fd()));
+        match done {
+            Err(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::BADF)
+                if self.remote.is_some() && self.open_anew(own).is_ok() =>
+            {
+                retry(|| call(self.fd()))
+            }
+            done => done,
         }
-        if self.stale.load(Ordering::Acquire) {
-            self.open_anew(unsynced)?;
-        }
-        let done = retry(|| call(self.fd.as_fd()));
-        if let Err(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::BADF) = done {
-            self.stale.store(true, Ordering::Release);
-        }
-        done
     }
 
     /// Puts a new open file behind the same descriptor, at once for all its users.
-    fn open_anew(&self, unsynced: bool) -> rustix::io::Result<()> {
-        let path = super::mode::proc_path(self.fd.as_fd());
+    fn open_anew(&self, own: u64) -> rustix::io::Result<()> {
+        let path = super::mode::proc_path(self.fd());
         let fresh = retry(|| rustix::fs::open(&path, self.access | OFlags::CLOEXEC, Mode::empty()))?;
-        if unsynced {
+        if self.writes.load(Ordering::Acquire) - own > self.synced.load(Ordering::Acquire) {
             self.gap.store(true, Ordering::Release);
         }
         // SAFETY: both descriptors are open, and ours. The old one stays a valid descriptor throughout: dup3(2) replaces what
@@ -148,7 +154,6 @@ impl Handle {
         if done < 0 {
             return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
         }
-        self.stale.store(false, Ordering::Release);
         Ok(())
     }
 }
@@ -156,8 +161,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(remote) = &self.remote
-            && *self.unsynced.get_mut()
-            && rustix::fs::fdatasync(&self.fd).is_err()
+            && self.is_unsynced()
+            && (*self.gap.get_mut() || rustix::fs::fdatasync(&self.fd).is_err())
         {
             remote.lost.store(true, Ordering::Release);
         }
@@ -180,14 +185,21 @@ mod tests {
         handle.write(|fd| rustix::io::pwrite(fd, text.as_bytes(), 0))
     }
 
+    /// The first call fails as over a lost connection, the next ones work.
+    fn once<T>(
+        mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
+    ) -> impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T> {
+        let mut failed = false;
+        move |fd| if std::mem::replace(&mut failed, true) { call(fd) } else { Err(Errno::IO) }
+    }
+
     #[test]
-    fn a_lost_connection_costs_one_error_and_the_next_barrier() {
+    fn a_lost_connection_costs_the_next_barrier() {
         let dir = tempfile::tempdir().expect("a directory");
         let remote = Remote::new(FUSE);
         let handle = file(dir.path(), &remote);
         put(&handle, "before").expect("writes");
-        assert_eq!(handle.read(|_| Err::<(), _>(Errno::IO)), Err(Errno::IO));
-        put(&handle, "after").expect("writes through the new open file");
+        handle.write(once(|fd| rustix::io::pwrite(fd, b"after", 0))).expect("writes through the new open file");
         assert_eq!(handle.sync(|fd| rustix::fs::fdatasync(fd)), Err(Errno::IO), "what was written before may be lost");
         put(&handle, "again").expect("writes");
         handle.sync(|fd| rustix::fs::fdatasync(fd)).expect("and now it is durable");
@@ -200,8 +212,19 @@ mod tests {
         let handle = file(dir.path(), &Remote::new(FUSE));
         put(&handle, "before").expect("writes");
         handle.sync(|fd| rustix::fs::fdatasync(fd)).expect("syncs");
+        handle.write(once(|fd| rustix::io::pwrite(fd, b"after", 0))).expect("writes through the new open file");
+        handle.sync(|fd| rustix::fs::fdatasync(fd)).expect("all that went before was durable");
+        handle.sync(once(|fd| rustix::fs::fdatasync(fd))).expect("and there is nothing to lose now");
+    }
+
+    #[test]
+    fn a_connection_that_stays_lost_is_an_error() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let handle = file(dir.path(), &Remote::new(FUSE));
+        put(&handle, "before").expect("writes");
         assert_eq!(handle.read(|_| Err::<(), _>(Errno::NOTCONN)), Err(Errno::NOTCONN));
-        handle.sync(|fd| rustix::fs::fdatasync(fd)).expect("all of it was durable before");
+        assert_eq!(handle.sync(|_| Err(Errno::IO)), Err(Errno::IO));
+        assert!(handle.is_unsynced());
     }
 
     #[test]
@@ -215,8 +238,10 @@ mod tests {
         store.sync().expect("syncs");
         assert!(!handle.is_unsynced());
         put(&handle, "two").expect("writes");
-        handle.stale.store(true, Ordering::Release);
+        handle.read(once(|_| Ok(()))).expect("reads from the file opened anew");
         assert_eq!(store.sync(), Err(Errno::IO), "a file that was opened anew");
+        assert_eq!(store.sync(), Err(Errno::IO), "the file itself has not heard of it yet");
+        assert_eq!(handle.sync(|fd| rustix::fs::fdatasync(fd)), Err(Errno::IO));
         assert!(handle.is_unsynced());
         store.sync().expect("its content is to be written again by then");
         for _ in 0..100 {
@@ -230,7 +255,12 @@ mod tests {
         assert!(Remote::new(0x5846_5342).is_none());
         let dir = tempfile::tempdir().expect("a directory");
         let handle = file(dir.path(), &None);
-        assert_eq!(handle.read(|_| Err::<(), _>(Errno::IO)), Err(Errno::IO));
-        assert!(!handle.stale.load(Ordering::Acquire));
+        let mut calls = 0;
+        let failing = |_: BorrowedFd<'_>| {
+            calls += 1;
+            Err::<(), _>(Errno::IO)
+        };
+        assert_eq!(handle.read(failing), Err(Errno::IO));
+        assert_eq!(calls, 1);
     }
 }
