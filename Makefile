@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test torture lint bench-smoke clean
+.PHONY: help setup build demo test torture fuzz lint bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ test: ## runs every check within its time budget, and sums up the counts
 
 torture: build ## random operations, killed daemons, power cuts, damage and full stores, in real mounts (10 minutes)
 	tests/torture/run
+
+fuzz: ## every decoder and the reader of backing files under a fuzzer, SECONDS each (60), JOBS at once (as many as processors)
+	fuzz/run --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),$(shell nproc))
 
 lint: ## formatting, clippy, dependencies and licences
 	scripts/test lint

@@ -152,7 +152,14 @@ fn texts(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
         seeds.entry("companion").or_default().push([&[3][..], name.as_bytes()].concat());
     }
     seeds.entry("companion").or_default().push([&[2][..], &[b'x'; 255]].concat());
-    let sources = ["passphrase:prompt", "passphrase:file:/root/key", "passphrase:env:NAME", "raw:file:k", "hex:file:/k", "raw:prompt"];
+    let sources = [
+        "passphrase:prompt",
+        "passphrase:file:/root/key",
+        "passphrase:env:NAME",
+        "raw:file:k",
+        "hex:file:/k",
+        "raw:prompt",
+    ];
     for source in sources {
         seeds.entry("source").or_default().push(source.as_bytes().to_vec());
     }

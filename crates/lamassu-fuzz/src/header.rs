@@ -3,7 +3,8 @@
 use crate::bytes::Bytes;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
-    Argon2Params, Header, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams, ZoneFile, ZoneParams,
+    Argon2Params, Header, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams, ZoneFile,
+    ZoneParams,
 };
 use lamassu_format::{Geometry, Suite};
 use lamassu_keys::unlock::{Unlocked, unlock};
@@ -85,8 +86,7 @@ fn open<H: Header + Clone + PartialEq + std::fmt::Debug>(mut header: H, material
     let secret = match &slot.argon2 {
         None => Secret::new(&mut KEY.clone()),
         Some(cost) => {
-            let cost =
-                wrap::Argon2Cost { memory_kib: cost.memory_kib(), passes: cost.passes(), lanes: cost.lanes() };
+            let cost = wrap::Argon2Cost { memory_kib: cost.memory_kib(), passes: cost.passes(), lanes: cost.lanes() };
             wrap::argon2id(b"correct horse", &slot.salt, cost).expect("a small cost")
         }
     };

@@ -11,19 +11,16 @@ use lamassu_format::name::{self, DIR_RECORD, RESERVED_PREFIX};
 use lamassu_format::{DirRecord, Geometry, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
-use lamassu_vault::{Access, Durability, Ino, Integrity, Kind, Options, Owner, ROOT, SetXattr, Vault, VaultError, check};
+use lamassu_vault::{
+    Access, Durability, Ino, Integrity, Kind, Options, Owner, ROOT, SetXattr, Vault, VaultError, check,
+};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::{Arc, OnceLock};
 
 const SUITE: Suite = Suite::Chacha;
-const KINDS: [RecordKind; 5] = [
-    RecordKind::Directory,
-    RecordKind::Symlink,
-    RecordKind::SymlinkHead,
-    RecordKind::SymlinkRest,
-    RecordKind::Xattr,
-];
+const KINDS: [RecordKind; 5] =
+    [RecordKind::Directory, RecordKind::Symlink, RecordKind::SymlinkHead, RecordKind::SymlinkRest, RecordKind::Xattr];
 const RW: Access = Access { read: true, write: true, truncate: false };
 
 /// The record of the root or of `dir`: any text, or any content behind a good seal.
@@ -171,7 +168,8 @@ impl Lab {
         let root_is_readable = vault.open_dir(ROOT).is_ok();
         if root_is_readable {
             // What `check --repair` could not put away is nothing that the tree shows.
-            let stays = twice.problems.iter().any(|p| [check::kind::FOREIGN, check::kind::RECORD].contains(&p.kind.as_str()));
+            let stays =
+                twice.problems.iter().any(|p| [check::kind::FOREIGN, check::kind::RECORD].contains(&p.kind.as_str()));
             let gone = remove_all(&vault, ROOT);
             assert!(gone || stays, "something cannot be removed: {:#?}", twice.problems);
             put(&vault, ROOT, "new", b"the vault goes on");
@@ -198,8 +196,7 @@ fn make() -> lamassu_vault::Result<MemoryBackend> {
 }
 
 fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
-    let options =
-        Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
+    let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }
 

@@ -49,7 +49,9 @@ fn mutate(input: &mut Vec<u8>, other: &[u8], rng: &mut Rng) {
                 let until = (from + rng.below(64)).min(other.len());
                 input.splice(at..at + len, other[from..until].iter().copied());
             }
-            _ if at < input.len() => input[at] = [0, 0xff, input[at] ^ 1, input[at] ^ 0x80, rng.below(256) as u8][rng.below(5)],
+            _ if at < input.len() => {
+                input[at] = [0, 0xff, input[at] ^ 1, input[at] ^ 0x80, rng.below(256) as u8][rng.below(5)]
+            }
             _ => input.push(rng.below(256) as u8),
         }
     }
