@@ -215,7 +215,7 @@ fn vault_header() -> VaultHeader {
 }
 
 fn me() -> Owner {
-    Owner { uid: 0, gid: 0 }
+    Owner { uid: 0, gid: 0, umask: 0 }
 }
 
 fn seal(ring: &KeyRing, kind: RecordKind, context: &[u8], content: &[u8]) -> Vec<u8> {

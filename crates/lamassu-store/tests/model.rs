@@ -142,19 +142,19 @@ fn overlapping_large_writes_take_bounded_memory() {
     for round in 0..4 {
         // Each write leaves one block of the one before.
         for first in 0..240 {
-            let offset = (round * 16 << 20) + first * 4096;
+            let offset = ((round * 16) << 20) + first * 4096;
             let data = fill((256 - first) * 4096, &mut rng);
             file.write_at(offset as u64, &data).unwrap();
             model[offset..][..data.len()].copy_from_slice(&data);
             assert!(file.dirty_len() < 80 << 20, "{}", file.dirty_len());
         }
         // What is still in the buffer is read from there, and can be changed in part.
-        let at = (round * 16 << 20) + 100 * 4096 + 7;
+        let at = ((round * 16) << 20) + 100 * 4096 + 7;
         file.write_at(at as u64, b"changed").unwrap();
         model[at..][..7].copy_from_slice(b"changed");
         let mut back = vec![0; 1 << 20];
-        let n = file.read_at((round * 16 << 20) as u64, &mut back).unwrap();
-        assert!(n == back.len() && back == model[round * 16 << 20..][..n]);
+        let n = file.read_at(((round * 16) << 20) as u64, &mut back).unwrap();
+        assert!(n == back.len() && back == model[(round * 16) << 20..][..n]);
     }
     file.sync().unwrap();
     let size = file.size() as usize;

@@ -10,7 +10,7 @@ use crate::backend::{BackendFile, SetTime, Time};
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::{Geometry, PAGE_LEN, Page};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -124,8 +124,12 @@ pub(super) struct State {
     pub zeros_unsure: bool,
     /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
     pub unsure: bool,
+    /// Pages whose last write failed: what is on disk in their place is not known, so they are written again, or made void past the end.
+    pub unsure_pages: BTreeSet<u64>,
     /// Mark of the last shortening of the backing file.
     pub shorten_mark: u64,
+    /// The store refused the last commit.
+    pub refused: Option<super::write::Refused>,
     /// Time of the last buffered write, to be set once it is committed.
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
@@ -368,9 +372,12 @@ impl Core {
             if let Some(Entry::Absent) = st.pages.get(&g) {
                 st.pages.remove(&g); // it may be there all the same
             }
+            st.unsure_pages.insert(g);
+            self.wrote_perhaps(st, offset, PAGE_LEN as u64);
             return Err(StoreError::Io { op: "write page", offset, source });
         }
         st.wrote(offset, PAGE_LEN as u64);
+        st.unsure_pages.remove(&g);
         if g == 0 {
             st.cut = page.cut;
             st.floor = if last > 0 { page.size } else { 0 };
@@ -392,6 +399,13 @@ impl Core {
         held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         st.pages.insert(g, Entry::Good(Box::new(held)));
         Ok(())
+    }
+
+    /// Notes a write that failed, and that the store may have done all the same, or in part.
+    pub fn wrote_perhaps(&self, st: &mut State, offset: u64, len: u64) {
+        let before = st.len;
+        st.wrote(offset, len);
+        st.len = self.backing.stat().map_or(st.len, |s| s.len.max(before));
     }
 
     /// Backing length that `size` and the last page's tail imply: everything in use ends there.

@@ -131,7 +131,7 @@ impl Lab {
 
     /// Opens the vault as a program does: header, key, tree. A refusal is told in a word.
     pub fn open(&self) -> Result<Vault, &'static str> {
-        let Ok(bytes) = text_of(&*self.store, Path::new(HEADER)) else { return Err("not a vault") };
+        let Ok(bytes) = text_of(&self.store, Path::new(HEADER)) else { return Err("not a vault") };
         let header = VaultHeader::parse(&bytes).map_err(|_| "unreadable")?;
         let unlocked =
             unlock(&header, &material()).map_err(|e| if e.is_wrong_key() { "wrong key" } else { "altered" })?;
@@ -187,7 +187,7 @@ impl Lab {
     }
 
     pub fn text(&self, at: &Path) -> Vec<u8> {
-        text_of(&*self.store, at).unwrap()
+        text_of(&self.store, at).unwrap()
     }
 
     pub fn older_text(&self, at: &Path) -> Vec<u8> {
@@ -196,7 +196,7 @@ impl Lab {
 
     /// As a link, where a link can hold it and there was one.
     pub fn put_text(&self, at: &Path, bytes: &[u8]) {
-        let (dir, name) = place(&*self.store, at);
+        let (dir, name) = place(&self.store, at);
         let was_link = dir.read_link(&name).is_ok();
         let _ = dir.unlink(&name);
         if !was_link || dir.make_symlink(&name, OsStr::from_bytes(bytes)).is_err() {
@@ -205,12 +205,12 @@ impl Lab {
     }
 
     pub fn delete(&self, at: &Path) {
-        let (dir, name) = place(&*self.store, at);
+        let (dir, name) = place(&self.store, at);
         dir.unlink(&name).unwrap();
     }
 
     fn file(&self, at: &Path) -> Arc<dyn lamassu_store::BackendFile> {
-        let (dir, name) = place(&*self.store, at);
+        let (dir, name) = place(&self.store, at);
         dir.open_file(&name, true).unwrap()
     }
 

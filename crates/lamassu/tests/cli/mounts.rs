@@ -15,13 +15,13 @@ fn bench(init: &str) -> Bench {
     b
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub fn is_mounted(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().any(|l| l.split(' ').nth(4) == path.to_str())
 }
 
 /// The process that serves a vault.
-fn daemon_of(b: &Bench) -> i32 {
+pub fn daemon_of(b: &Bench) -> i32 {
     let vault = b.path("m");
     let vault = vault.to_str().unwrap();
     let pids = fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse::<i32>().ok());
@@ -35,11 +35,11 @@ fn daemon_of(b: &Bench) -> i32 {
     panic!("no process serves {vault}");
 }
 
-fn kill(pid: i32, signal: &str) {
+pub fn kill(pid: i32, signal: &str) {
     assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
 }
 
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
@@ -336,20 +336,6 @@ fn damage_reaches_applications_and_the_log() {
     let log = fs::read_to_string(b.path("log")).unwrap();
     let line = log.lines().find(|l| l.contains("ERROR")).expect("a line for the administrator");
     assert!(line.contains("block=2") && line.contains("segment=0"), "{line}");
-}
-
-#[test]
-fn as_mount_8_calls_it() {
-    let b = bench("");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lamassu"), b.path("mount.fuse.lamassu")).unwrap();
-    let words = format!("key=raw:file:{},noauto,ro", b.path("key").display());
-    let run = |args: &[&str]| Command::new(b.path("mount.fuse.lamassu")).args(args).env_clear().output().unwrap();
-    let (v, m) = (b.path("v"), b.path("m"));
-    let ran = run(&[v.to_str().unwrap(), m.to_str().unwrap(), "-n", "-o", &words]);
-    crate::support::Ran::from(ran).ok();
-    assert!(is_mounted(&m));
-    b.unmount("m");
-    crate::support::Ran::from(run(&["only-one"])).code(2);
 }
 
 #[test]
