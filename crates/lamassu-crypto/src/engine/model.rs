@@ -8,7 +8,7 @@ use shuttle::{check_pct, check_random, thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-const SCHEDULES: usize = 4000;
+const SCHEDULES: usize = 2000;
 /// Preemptions that a schedule of the second kind has at most.
 const DEPTH: usize = 3;
 
