@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo test torture soak lint bench-smoke clean
+.PHONY: help setup build install uninstall demo test torture soak fuzz lint bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ torture: build ## random operations, killed daemons, power cuts, damage, failing
 
 soak: build ## half an hour of mixed load, with the daemon's memory measured
 	tests/torture/run --seconds 1800 soak
+
+fuzz: ## every decoder and the reader of backing files under a fuzzer, SECONDS each (60), JOBS at once (as many as processors)
+	fuzz/run --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),$(shell nproc))
 
 lint: ## formatting, clippy, dependencies and licences
 	scripts/test lint

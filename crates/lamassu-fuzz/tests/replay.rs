@@ -1,4 +1,6 @@
 //! Every seed, everything that a fuzzer ever found, and mutations of both, without a fuzzer: the same ones each time.
+//!
+//! `LAMASSU_FUZZ_TIMES=100 LAMASSU_FUZZ_SEED=7` makes a hundred times as many, and others.
 
 use lamassu_fuzz::{TARGETS, Target};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,8 +67,10 @@ fn replay(name: &str) {
         let done = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
         assert!(done.is_ok(), "{} fails: see above", path.display());
     }
-    let mut rng = Rng(name.len() as u64);
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let mut rng = Rng(number("LAMASSU_FUZZ_SEED").unwrap_or(0) << 8 | name.len() as u64);
     let count = if matches!(name, "file" | "keychain") { MUTATIONS_OF_FILES } else { MUTATIONS };
+    let count = count * number("LAMASSU_FUZZ_TIMES").unwrap_or(1);
     for i in 0..count {
         let mut input = inputs[rng.below(inputs.len())].1.clone();
         let other = &inputs[rng.below(inputs.len())].1;

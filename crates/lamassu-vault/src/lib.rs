@@ -11,6 +11,7 @@ mod dirs;
 mod error;
 mod gate;
 mod inode;
+mod nameless;
 mod names;
 mod open;
 mod path;
@@ -58,6 +59,7 @@ pub struct Vault {
     dirs: dirs::Dirs,
     files: open::OpenFiles,
     handles: open::Handles,
+    nameless: nameless::Nameless,
     idle_max: usize,
     gate: gate::Gate,
     /// Shared by what finds entries, exclusive for what changes where others find theirs (see `tree`).
@@ -114,6 +116,7 @@ impl Vault {
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, root), dirs_max),
             files: open::OpenFiles::default(),
             handles: open::Handles::default(),
+            nameless: nameless::Nameless::default(),
             idle_max: limit.clamp(HELD_MIN, IDLE_MAX),
             gate: gate::Gate::default(),
             tree: RwLock::new(()),
@@ -152,6 +155,7 @@ impl Vault {
             false => settle().or_else(|_| settle()),
         };
         self.handles.clear();
+        self.nameless.clear();
         self.files.clear();
         self.dirs.clear();
         *self.lock.lock() = None;

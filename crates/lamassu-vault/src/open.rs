@@ -1,7 +1,7 @@
 //! Open files: one [`File`] per inode, shared by its handles, and kept after the last close until its pages are settled.
 
-use crate::error::{errno, io};
-use crate::inode::CachedSize;
+use crate::error::{errno, io, is_not_found};
+use crate::inode::{CachedSize, StoreId};
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
 use lamassu_store::{BackendFile, File, StoreError};
 use parking_lot::{Mutex, RwLock};
@@ -228,21 +228,40 @@ impl Vault {
         if ino == ROOT {
             return Err(VaultError::IsDirectory);
         }
-        let (dir, name, st) = self.place(ino)?;
+        let (dir, name, st) = match self.place(ino) {
+            Err(VaultError::Stale) => return self.backing_without_name(ino, write),
+            other => other?,
+        };
         match st.kind {
             Kind::File => {
                 let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
-                if may_mend
-                    && !write
-                    && let Ok(file) = dir.handle.open_file(&name, true)
-                {
-                    return Ok((file, true));
+                let mended = if may_mend && !write { dir.handle.open_file(&name, true).ok() } else { None };
+                let opened = match mended {
+                    Some(file) => Ok((file, true)),
+                    None => dir.handle.open_file(&name, write).map(|file| (file, write)),
+                };
+                // Since `place` the name may have gone, or have been given to another file.
+                match opened {
+                    Ok((file, writable)) => match file.stat() {
+                        Ok(now) if StoreId::from(&now) == StoreId::from(&st) => Ok((file, writable)),
+                        _ => self.backing_without_name(ino, write),
+                    },
+                    Err(e) if is_not_found(&e) => self.backing_without_name(ino, write),
+                    Err(e) => Err(io("open")(e)),
                 }
-                dir.handle.open_file(&name, write).map(|file| (file, write)).map_err(io("open"))
             }
             Kind::Dir => Err(VaultError::IsDirectory),
             Kind::Symlink => Err(errno("open", libc::ELOOP)),
             Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Err(errno("open", libc::ENXIO)),
+        }
+    }
+
+    /// The backing file of what was found by a name that it lost before it was opened.
+    fn backing_without_name(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool)> {
+        match self.nameless.get(ino) {
+            Some((_, false)) if write => Err(errno("open", libc::EACCES)),
+            Some(kept) => Ok(kept),
+            None => Err(VaultError::Stale),
         }
     }
 
@@ -273,9 +292,12 @@ impl Vault {
             Ok(st) if !file.is_dirty() => Some(CachedSize::new(&st, file.size())),
             Ok(_) | Err(_) => None,
         };
-        let mut nodes = self.nodes.lock();
-        nodes.set_cached_size(open.ino, size);
-        nodes.unpin(open.ino);
+        {
+            let mut nodes = self.nodes.lock();
+            nodes.set_cached_size(open.ino, size);
+            nodes.unpin(open.ino);
+        }
+        self.forget_nameless(open.ino);
     }
 
     // --- the public calls

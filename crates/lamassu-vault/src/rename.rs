@@ -142,8 +142,10 @@ impl Vault {
             Some(companion) => companion.ensure(&*to.dir.handle)?,
             None => false,
         };
+        let kept = to.st.and_then(|st| self.keep_nameless(&*to.dir.handle, &to.stored.name, &st));
         let moved = self.prepare_arrival(from, to).and_then(|()| self.move_entry(from, to));
         if let Err(e) = moved {
+            kept.inspect(|ino| self.nameless.remove(*ino));
             // An entry that is there needs it, and lacked it.
             let is_needed = to.st.is_some() || matches!(e, VaultError::Exists);
             if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {

@@ -51,8 +51,14 @@ impl Vault {
             let st = dir.handle.stat().map_err(io("stat"))?;
             return Ok((Target::Root(dir), st));
         }
-        let (dir, name, st) = self.place(ino)?;
-        Ok((Target::Entry { dir, name }, st))
+        match self.place(ino) {
+            Err(VaultError::Stale) => {
+                let open = self.open_nameless(ino).ok_or(VaultError::Stale)?;
+                let st = open.file().backing().stat().map_err(io("stat"))?;
+                Ok((Target::Open(open), st))
+            }
+            other => other.map(|(dir, name, st)| (Target::Entry { dir, name }, st)),
+        }
     }
 }
 

@@ -55,6 +55,7 @@ impl Vault {
         if gone {
             self.dirs.drop_dir(ino);
         }
+        self.forget_nameless(ino);
     }
 
     /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if that failed.

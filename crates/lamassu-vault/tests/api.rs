@@ -306,11 +306,17 @@ fn unlinked_files_work_until_they_are_closed() {
         assert_eq!(v.read(hg, 0, &mut buf).unwrap(), 8);
         assert_eq!(v.get("g"), b"new");
         v.release(h).unwrap();
+        v.flush(hg).unwrap();
         v.release(hg).unwrap();
+        // An open that found the name before the rename still gets what it found.
+        let late = v.open_file(g.attr.ino, RW).unwrap();
+        assert_eq!(v.read(late, 0, &mut buf).unwrap(), 8);
+        v.release(late).unwrap();
         for ino in [e.attr.ino, g.attr.ino] {
             assert_eq!(v.getattr(ino, None).unwrap().nlink, 0, "what was last known of it");
             v.forget(ino, 100);
             assert!(matches!(v.getattr(ino, None), Err(VaultError::Stale)));
+            assert!(matches!(v.open_file(ino, RO), Err(VaultError::Stale)));
         }
         v.clean();
     });

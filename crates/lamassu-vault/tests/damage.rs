@@ -134,7 +134,7 @@ fn a_file_without_a_first_page_still_has_a_stat() {
 
 #[test]
 fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
-    for change in 0..4 {
+    for change in 0..5 {
         let lab = Lab::new();
         let record = lab.stored("a").join(DIR_RECORD);
         let other = lab.stored("b").join(DIR_RECORD);
@@ -142,6 +142,8 @@ fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
             0 => std::fs::remove_file(&record).unwrap(),
             1 => retarget(&record, flipped),
             2 => retarget(&record, |_| "not base64!".to_owned()),
+            // In the nonce: as if it were sealed under a key that is not loaded. The root's record opens, so that is not why.
+            4 => retarget(&record, |text| format!("{}{}", if text.starts_with('A') { 'B' } else { 'A' }, &text[1..])),
             _ => {
                 // The record of another directory opens, but no name does.
                 let target = std::fs::read_link(other).unwrap().into_os_string().into_string().unwrap();
@@ -150,7 +152,7 @@ fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
         }
         let v = lab.open();
         assert_eq!(v.find("a").unwrap().attr.kind, Kind::Dir);
-        if change < 3 {
+        if change != 3 {
             assert!(matches!(v.find("a/file"), Err(VaultError::Damaged { what: "directory record", .. })));
             assert!(matches!(v.open_dir(v.ino("a")), Err(VaultError::Damaged { .. })));
         } else {
@@ -160,14 +162,14 @@ fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
         }
         assert_eq!(v.get("top"), b"on top");
         drop(v);
-        if change < 3 {
+        if change != 3 {
             assert_eq!(lab.one_problem("directory-record").path.as_deref(), Some("a"));
         } else {
             assert!(lab.problems(false).iter().all(|p| p.kind == "name"));
         }
         lab.mend();
         let lost = std::fs::read_dir(lab.dir.path().join(LOST)).unwrap().count();
-        assert_eq!(lost, if change < 3 { 1 } else { 2 });
+        assert_eq!(lost, if change != 3 { 1 } else { 2 });
     }
 }
 
@@ -213,6 +215,35 @@ fn a_file_moved_by_hand_to_another_directory_has_no_name_there() {
     std::fs::rename(&file, lab.stored("b").join(file.file_name().unwrap())).unwrap();
     assert!(lab.open().list("b").is_empty());
     assert_eq!(lab.one_problem("name").path, None);
+}
+
+/// What is in `lamassu.lost`, sorted.
+fn lost(lab: &Lab) -> Vec<String> {
+    let entries = std::fs::read_dir(lab.dir.path().join(LOST)).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_put_away_takes_its_companions_along() {
+    // A directory's record is exchanged for another's: no name in it opens any more.
+    let lab = Lab::new();
+    let v = lab.open();
+    v.symlink(v.ino("a"), n("far"), &[b't'; 3000], me()).unwrap();
+    v.put(&format!("a/{}", "x".repeat(250)), b"long");
+    drop(v);
+    let before = std::fs::read_dir(lab.stored("a")).unwrap().count();
+    let theirs = std::fs::read_link(lab.stored("b").join(DIR_RECORD)).unwrap().into_os_string().into_string().unwrap();
+    retarget(&lab.stored("a").join(DIR_RECORD), |_| theirs);
+    // One repair is enough, and nothing is cleared away that the entries need.
+    lab.mend();
+    let lost = lost(&lab);
+    for prefix in ["lamassu.long.", "lamassu.name.", "lamassu.link."] {
+        assert_eq!(lost.iter().filter(|name| name.starts_with(prefix)).count(), 1, "{prefix}: {lost:?}");
+    }
+    assert_eq!(lost.len(), before - 1, "everything but the record");
+    assert!(lab.open().list("a").is_empty());
 }
 
 #[test]

@@ -6,7 +6,10 @@
 //!
 //! The seam for another device is [`Engine::seal`] and [`Engine::open_fetched`] themselves: whole batches, in place, synchronous.
 
+#[cfg(all(test, feature = "model"))]
+mod model;
 mod pool;
+mod sync;
 
 use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;

@@ -5,12 +5,12 @@
 //! scopes wait for every task spawned: with all processors busy a 1 MiB batch took 2.1 to 2.4 ms on average there, 1.3 to 1.8 ms here.) Nothing queues: no more is offered than there are idle workers. Workers that are gone (after
 //! fork(2)) are never waited for. A panic in a worker reaches the submitter; the worker lives on. Dropping the pool ends its threads.
 
-use parking_lot::{Condvar, Mutex};
+use super::sync::thread::{Builder, JoinHandle};
+use super::sync::{Condvar, Mutex};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 type Panic = Box<dyn Any + Send>;
 
@@ -46,7 +46,7 @@ impl Pool {
         let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
         let spawn = |i| {
             let shared = shared.clone();
-            std::thread::Builder::new().name(format!("cipher-{i}")).spawn(move || shared.work()).ok()
+            Builder::new().name(format!("cipher-{i}")).spawn(move || shared.work()).ok()
         };
         let workers: Vec<_> = (0..count).map_while(spawn).collect();
         shared.queue.lock().free = workers.len();
@@ -182,7 +182,7 @@ impl Job {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "model")))]
 mod tests {
     use super::*;
     use std::sync::Barrier;

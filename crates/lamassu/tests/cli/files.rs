@@ -259,9 +259,13 @@ fn a_check_changes_nothing_and_a_repair_mends() {
     std::fs::rename(&stored, stored.with_file_name(&name)).unwrap();
     b.run("check v").code(26);
     assert!(stored.with_file_name(&name).exists());
+    let content = b.run(&format!("cat --orphan v {}", stored.with_file_name(&name).display())).ok().out;
     let repaired = b.run("check --repair --json v").code(27).json();
     assert_eq!(repaired["status"], "repaired");
     b.run("check v").ok();
+    // There it can be found, and read.
+    assert!(repaired["problems"][0]["text"].as_str().unwrap().contains(&format!("lamassu.lost/{name}")));
+    assert!(b.run(&format!("cat --orphan v v/lamassu.lost/{name}")).ok().out == content && !content.is_empty());
 }
 
 #[test]

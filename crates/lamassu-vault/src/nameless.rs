@@ -1,0 +1,77 @@
+//! Files that a rename(2) took the last name from, but which the kernel still refers to.
+//!
+//! Between finding a name and opening what it leads to, the kernel may hand us somebody else's rename over it. On a local file system that open succeeds, since
+//! an inode lives as long as it is referred to; here the backing inode would be gone with its name. The kernel looks a second time after `ESTALE`, but under a
+//! program that replaces a file again and again the second time fails too. So the backing file is opened before the name goes, and kept until the kernel
+//! forgets the inode, which it does at once if nobody is about to open it. (After unlink(2) the second look finds nothing, which is right: nothing is kept.)
+
+use crate::inode::StoreId;
+use crate::open::OpenFile;
+use crate::{Ino, Kind, Vault};
+use lamassu_store::backend::Stat;
+use lamassu_store::{BackendDir, BackendFile, File};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// Most files kept; with more, the race is lost as it would be on NFS (`ESTALE`). Descriptors are dear.
+const KEPT_MAX: usize = 256;
+
+/// Backing files by inode number, and whether they may be written through.
+#[derive(Default)]
+pub(crate) struct Nameless {
+    kept: Mutex<HashMap<Ino, (Arc<dyn BackendFile>, bool)>>,
+}
+
+impl Nameless {
+    pub fn get(&self, ino: Ino) -> Option<(Arc<dyn BackendFile>, bool)> {
+        self.kept.lock().get(&ino).cloned()
+    }
+
+    pub fn remove(&self, ino: Ino) {
+        self.kept.lock().remove(&ino);
+    }
+
+    pub fn clear(&self) {
+        self.kept.lock().clear();
+    }
+}
+
+impl Vault {
+    /// To be called before another takes the name of the entry `name` with stat `st`: keeps its backing file if that is the last name of a file that the kernel
+    /// refers to. Returns its inode number then: if the name stays, give that to [`Nameless::remove`].
+    pub(crate) fn keep_nameless(&self, dir: &dyn BackendDir, name: &OsStr, st: &Stat) -> Option<Ino> {
+        if st.kind != Kind::File || st.nlink > 1 {
+            return None;
+        }
+        let ino = self.nodes.lock().find(StoreId::from(st))?;
+        let opened = dir.open_file(name, true).map(|file| (file, true));
+        let (file, writable) = opened.or_else(|_| dir.open_file(name, false).map(|file| (file, false))).ok()?;
+        let mut kept = self.nameless.kept.lock();
+        if kept.len() >= KEPT_MAX {
+            let nodes = self.nodes.lock();
+            kept.retain(|ino, _| nodes.kind(*ino).is_some());
+        }
+        if kept.len() >= KEPT_MAX {
+            return None;
+        }
+        kept.insert(ino, (file, writable));
+        Some(ino)
+    }
+
+    /// To be called when references were given back: the file goes with the last of them.
+    pub(crate) fn forget_nameless(&self, ino: Ino) {
+        let mut kept = self.nameless.kept.lock();
+        if kept.contains_key(&ino) && self.nodes.lock().kind(ino).is_none() {
+            kept.remove(&ino);
+        }
+    }
+
+    /// Such a file as something to stat, for a caller who will not write.
+    pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
+        let (backing, _) = self.nameless.get(ino)?;
+        let file = File::open(self.ctx_read.clone(), backing, &self.tag(ino)).ok()?;
+        Some(OpenFile::new(ino, file, false))
+    }
+}
