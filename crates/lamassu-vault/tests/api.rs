@@ -407,7 +407,7 @@ fn extended_attributes_are_kept_and_hidden() {
         let d = v.dir("d");
         let h = v.open_file(v.ino("f"), RW).unwrap();
         for ino in [v.ino("f"), d, ROOT] {
-            let names = ["user.comment", "system.posix_acl_access", "security.capability", "user.lamassu.x"];
+            let names = ["user.comment", "trusted.overlay.opaque", "security.capability", "user.lamassu.x"];
             for name in names {
                 v.set_xattr(ino, n(name), name.as_bytes(), SetXattr::Create).unwrap();
                 assert!(matches!(v.set_xattr(ino, n(name), b"", SetXattr::Create), Err(VaultError::Exists)));

@@ -99,6 +99,8 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
+    /// `direct`: the request is a read(2) past the page cache. If it came from the page cache instead, a short answer would be filled up with zeros,
+    /// and asking for pages would wait for the very page that this request is to fill.
     pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
         let writeback = self.cache == CacheMode::WriteBack;
         self.read_into_buffer(handle, at.clone(), direct, |result| match result {

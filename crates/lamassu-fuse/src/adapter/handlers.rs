@@ -300,11 +300,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         offset: u64,
         size: u32,
         flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
+        lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
         let at = offset..offset.saturating_add(size.into());
-        guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, self.0.is_direct(flags), reply));
+        // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
+        let direct = self.0.is_direct(flags) && lock_owner.is_some();
+        guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
     }
 
     fn write(

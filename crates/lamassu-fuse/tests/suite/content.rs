@@ -423,3 +423,25 @@ fn write_mapped(file: &File, at: usize, data: &[u8], size: usize) {
         munmap(map, size).unwrap();
     }
 }
+
+/// A map of a file that was opened for direct I/O goes through the page cache, as any map does.
+pub fn maps_of_a_directly_opened_file(dir: &Path) {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+    let path = dir.join("f");
+    let data = pattern(70_001, 5);
+    let file = File::options().read(true).write(true).create(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    file.write_all_at(&data, 0).unwrap();
+    // Some of it only in the page cache.
+    let cached = read_write(&path);
+    cached.write_all_at(&data[..9000], 60_000).unwrap();
+    // SAFETY: a fresh map at an address of the kernel's choice; it is only read, within its length, while it is there.
+    let found = unsafe {
+        let map = mmap(std::ptr::null_mut(), data.len(), ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
+        let found = std::slice::from_raw_parts(map.cast::<u8>(), data.len()).to_vec();
+        munmap(map, data.len()).unwrap();
+        found
+    };
+    assert!(
+        found[..60_000] == data[..60_000] && found[60_000..69_000] == data[..9000] && found[69_000..] == data[69_000..]
+    );
+}

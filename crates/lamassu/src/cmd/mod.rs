@@ -12,6 +12,7 @@ pub mod key;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod remount;
 pub mod speed;
 pub mod umount;
 pub mod zone;

@@ -1,5 +1,6 @@
 //! `lamassu mount`.
 
+use crate::cmd::remount;
 use crate::confine;
 use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
@@ -103,6 +104,11 @@ struct Plan {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
+    let words: Vec<String> = args.options.iter().flat_map(|o| split_options(o)).collect();
+    if remount::is_wanted(&words) {
+        remount::run(&args.mountpoint, &words, args.read_only)?;
+        return Ok(Code::Done);
+    }
     let (foreground, fake) = (args.foreground, args.fake);
     let plan = Plan::of(ui, args)?;
     if fake {

@@ -1,0 +1,55 @@
+//! `mount -o remount`: changes the flags of a mount that is there. What the daemon was started with (key, cache, …) stays.
+
+use crate::cmd::umount;
+use crate::fault::Fault;
+use rustix::mount::{MountFlags, mount_remount};
+use std::path::Path;
+
+/// Whether these options ask for a remount.
+pub fn is_wanted(words: &[String]) -> bool {
+    words.iter().any(|word| word == "remount")
+}
+
+/// Gives the mount the flags among `words`, as mount(2) does: those that are not named are off. Other words are of the first mount, which
+/// mount(8) repeats.
+pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), Fault> {
+    let (path, _) = umount::ours(mountpoint)?;
+    let mut flags = words.iter().fold(MountFlags::empty(), |flags, word| with(flags, word));
+    flags.set(MountFlags::RDONLY, flags.contains(MountFlags::RDONLY) || read_only);
+    mount_remount(&path, flags, "").map_err(|e| Fault::Local { op: "remount", path, source: e.into() })
+}
+
+fn with(mut flags: MountFlags, word: &str) -> MountFlags {
+    let (flag, on) = match word {
+        "ro" => (MountFlags::RDONLY, true),
+        "rw" => (MountFlags::RDONLY, false),
+        "nosuid" => (MountFlags::NOSUID, true),
+        "suid" => (MountFlags::NOSUID, false),
+        "nodev" => (MountFlags::NODEV, true),
+        "dev" => (MountFlags::NODEV, false),
+        "noexec" => (MountFlags::NOEXEC, true),
+        "exec" => (MountFlags::NOEXEC, false),
+        "noatime" => (MountFlags::NOATIME, true),
+        "nodiratime" => (MountFlags::NODIRATIME, true),
+        "relatime" => (MountFlags::RELATIME, true),
+        "sync" => (MountFlags::SYNCHRONOUS, true),
+        "async" => (MountFlags::SYNCHRONOUS, false),
+        "dirsync" => (MountFlags::DIRSYNC, true),
+        _ => return flags,
+    };
+    flags.set(flag, on);
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_words_win_and_others_are_passed_over() {
+        let words = ["rw", "nosuid", "allow_other", "noexec", "user_id=0", "remount", "exec", "ro"].map(String::from);
+        assert!(is_wanted(&words) && !is_wanted(&words[..5]));
+        let flags = words.iter().fold(MountFlags::empty(), |flags, word| with(flags, word));
+        assert_eq!(flags, MountFlags::NOSUID | MountFlags::RDONLY);
+    }
+}
