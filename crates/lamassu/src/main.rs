@@ -7,6 +7,7 @@
 mod args;
 mod cmd;
 mod daemon;
+mod distinct;
 mod exit;
 mod fault;
 mod fstab;
@@ -20,6 +21,7 @@ mod signals;
 mod store_kind;
 mod text;
 mod tree;
+mod used;
 
 use clap::Parser;
 use exit::Code;

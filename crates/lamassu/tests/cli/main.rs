@@ -3,7 +3,14 @@
 
 mod files;
 mod golden;
+#[path = "../../../lamassu-keys/tests/support/https_server.rs"]
+mod https_server;
 mod keys;
+mod leaks;
 mod mounts;
+mod recipes;
+mod slots;
+mod sources;
 mod support;
+mod tokens;
 mod usage;
