@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_format::header::{
-    Argon2Params, Header, HeaderError, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams,
-    ZoneFile, ZoneParams,
+    Argon2Params, Header, HeaderError, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed,
+    VaultHeader, VaultParams, ZoneFile, ZoneParams,
 };
 use lamassu_format::{Geometry, Suite};
 use proptest::prelude::*;
@@ -202,6 +202,28 @@ fn missing_unknown_and_duplicate_members_are_refused() {
     let mut slot_with_cost = vault();
     slot_with_cost["slots"][1]["argon2"] = slot_with_cost["slots"][0]["argon2"].clone();
     assert!(parse(&slot_with_cost).is_err(), "a raw slot has no argon2");
+    let token = |token: Value| {
+        let mut v = vault();
+        v["slots"][1]["kind"] = json!("pkcs11");
+        v["slots"][1]["token"] = token;
+        parse(&v)
+    };
+    assert!(token(json!({"mechanism": "aes-gcm", "sealed": "00".repeat(2048)})).is_ok());
+    for bad in [
+        json!(null),
+        json!(["aes-gcm", "00"]),
+        json!({"mechanism": "aes-gcm"}),
+        json!({"mechanism": "aes-gcm", "sealed": ""}),
+        json!({"mechanism": "aes-gcm", "sealed": "0G"}),
+        json!({"mechanism": "aes-gcm", "sealed": "00".repeat(2049)}),
+        json!({"mechanism": "rsa-pkcs1", "sealed": "00"}),
+        json!({"mechanism": "aes-gcm", "sealed": "00", "more": 1}),
+    ] {
+        assert!(token(bad.clone()).is_err(), "{bad}");
+    }
+    let mut without = vault();
+    without["slots"][1]["kind"] = json!("pkcs11");
+    assert!(parse(&without).is_err(), "a pkcs11 slot has a token");
 }
 
 #[test]
@@ -269,13 +291,18 @@ fn nothing_out_of_bounds_is_written() {
 fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
     let cost = (1u32..=16, 1u32..=64, 128u32..=4 << 20).prop_map(|(p, t, m)| Argon2Params::new(m, t, p));
     let label = "\\PC{0,60}".prop_filter("no control characters", |l| !l.chars().any(char::is_control));
-    let kinds = prop_oneof![Just(SlotKind::Raw), Just(SlotKind::Hex), Just(SlotKind::Passphrase)];
-    (kinds, label, any::<u64>(), any::<[u8; 32]>(), cost, any::<[u8; 24]>(), any::<[u8; 32]>(), any::<[u8; 16]>())
-        .prop_map(move |(kind, label, created, salt, cost, nonce, w1, w2)| {
+    let token = (0..TokenMechanism::ALL.len(), prop::collection::vec(any::<u8>(), 1..300))
+        .prop_map(|(m, sealed)| TokenSealed { mechanism: TokenMechanism::ALL[m], sealed });
+    let kinds = (0..SlotKind::ALL.len()).prop_map(|k| SlotKind::ALL[k]);
+    let bytes = (any::<[u8; 32]>(), any::<[u8; 24]>(), any::<[u8; 32]>(), any::<[u8; 16]>());
+    (kinds, label, any::<u64>(), cost, token, bytes).prop_map(
+        move |(kind, label, created, cost, token, (salt, nonce, w1, w2))| {
             let argon2 = if kind == SlotKind::Passphrase { cost } else { None };
+            let token = (kind == SlotKind::Pkcs11).then_some(token);
             let wrapped = [&w1[..], &w2[..]].concat().try_into().unwrap();
-            Slot { id, kind, label, created, salt, argon2, nonce, wrapped }
-        })
+            Slot { id, kind, label, created, salt, argon2, token, nonce, wrapped }
+        },
+    )
 }
 
 fn any_keys() -> impl Strategy<Value = KeyArea> {

@@ -136,7 +136,7 @@ fn a_key_slot_change_is_old_or_new() {
         let update = Update::begin(&point.join("zone")).unwrap();
         let mut header: ZoneFile = update.read().unwrap();
         let id = header.keys().slots[0].id;
-        unlock(&header, &raw(2)).unwrap().remove_slot(&mut header, id).unwrap();
+        let _removed = unlock(&header, &raw(2)).unwrap().remove_slot(&mut header, id).unwrap();
         update.replace(&header).unwrap();
     };
     let judge = |complete: usize, vault: &Vault| {

@@ -66,7 +66,7 @@ fn slot(bytes: &mut Bytes<'_>) -> Slot {
     let label = String::from_utf8_lossy(bytes.take(len)).into_owned();
     let cost = Argon2Params::new(8 + u32::from(bytes.u8()), 1 + u32::from(bytes.u8() & 1), 1);
     let argon2 = cost.filter(|_| kind == SlotKind::Passphrase);
-    Slot { id, kind, label, created: bytes.u64(), salt: [6; 32], argon2, nonce: [7; 24], wrapped: [0; 48] }
+    Slot { id, kind, label, created: bytes.u64(), salt: [6; 32], argon2, token: None, nonce: [7; 24], wrapped: [0; 48] }
 }
 
 fn material(kind: SlotKind) -> Material {
@@ -74,6 +74,7 @@ fn material(kind: SlotKind) -> Material {
         SlotKind::Passphrase => b"correct horse".to_vec(),
         SlotKind::Raw => KEY.to_vec(),
         SlotKind::Hex => KEY.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect(),
+        SlotKind::Recovery | SlotKind::Pkcs11 => unreachable!("`slot` makes none"),
     };
     Material::new(kind, SecretBytes::new(bytes)).expect("good material")
 }

@@ -4,19 +4,22 @@
 //! opens the keychain. What is unlocked here goes to `lamassu-crypto` as a key ring.
 //!
 //! Never: holds file data, writes a key anywhere but sealed, prints (but for the prompt a `prompt` source shows on the terminal).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod cost;
 pub mod create;
 mod error;
+pub mod fault;
 pub mod header_file;
 pub mod keychain;
 pub mod providers;
+pub mod recovery;
 pub mod source;
 pub mod unlock;
 
 pub use create::{NewVault, NewZone, Outer, Zone, create_vault, create_zone};
 pub use error::KeyError;
+pub use fault::{ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, SlotKind};

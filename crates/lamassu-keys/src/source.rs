@@ -1,12 +1,14 @@
 //! Key source URIs: `FORMAT:LOCATION`, e.g. `passphrase:file:/root/key`.
 //!
 //! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New locations are a row in
-//! [`crate::providers::LOCATIONS`]. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
+//! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`: what it unwraps is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
 
-use crate::providers::{LOCATIONS, Location};
+use crate::fault::{Cause, ServerFault, TokenFault};
+use crate::providers::{LOCATIONS, Location, form};
+use crate::recovery;
 use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_crypto::{Secret, SecretBytes};
-use lamassu_format::header::SlotKind;
+use lamassu_format::header::{SlotKind, TokenSealed};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -51,12 +53,39 @@ pub enum Purpose {
     Create,
 }
 
-/// Bytes from a provider.
-pub struct Fetched {
-    /// the bytes
-    pub bytes: SecretBytes,
-    /// what the user should be told
-    pub warnings: Vec<Warning>,
+/// What a provider gave.
+pub enum Fetched {
+    /// The secret's bytes.
+    Bytes {
+        /// the bytes
+        bytes: SecretBytes,
+        /// what the user should be told
+        warnings: Vec<Warning>,
+    },
+    /// A token that keeps its key to itself.
+    Token(Box<dyn Token>),
+}
+
+impl Fetched {
+    /// Bytes, and nothing to tell.
+    pub(crate) fn bytes(bytes: SecretBytes) -> Self {
+        Fetched::Bytes { bytes, warnings: Vec::new() }
+    }
+}
+
+/// A key inside a token, ready to be used.
+pub trait Token: Send {
+    /// Seals a slot's secret.
+    ///
+    /// # Errors
+    /// [`SourceError::Token`].
+    fn seal(&self, secret: &Secret<32>) -> Result<TokenSealed, SourceError>;
+
+    /// Unseals it inside the token; `None` where another key sealed it.
+    ///
+    /// # Errors
+    /// [`SourceError::Token`].
+    fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError>;
 }
 
 /// Something the user should know about a source that worked.
@@ -87,11 +116,13 @@ pub enum Material {
     Passphrase(SecretBytes),
     /// Goes into the wrapping key as it is.
     Key {
-        /// [`SlotKind::Raw`] or [`SlotKind::Hex`]: how it was written down
+        /// [`SlotKind::Raw`], [`SlotKind::Hex`] or [`SlotKind::Recovery`]: how it was written down
         kind: SlotKind,
         /// 32 bytes
         key: Secret<32>,
     },
+    /// Unseals what slots of kind [`SlotKind::Pkcs11`] hold.
+    Token(Box<dyn Token>),
 }
 
 impl std::fmt::Debug for Material {
@@ -104,7 +135,8 @@ impl Material {
     /// Material of the bytes of a source of `kind`.
     ///
     /// # Errors
-    /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`], [`SourceError::RawLength`], [`SourceError::Hex`].
+    /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`], [`SourceError::RawLength`], [`SourceError::Hex`],
+    /// [`SourceError::Recovery`], [`SourceError::Syntax`] for a kind that is no bytes.
     pub fn new(kind: SlotKind, bytes: SecretBytes) -> Result<Self, SourceError> {
         let b = bytes.expose();
         match kind {
@@ -125,6 +157,8 @@ impl Material {
                 }
                 Ok(Material::Key { kind, key: Secret::new(&mut key) })
             }
+            SlotKind::Recovery => Ok(Material::Key { kind, key: recovery::parse(b)? }),
+            SlotKind::Pkcs11 => Err(SourceError::Syntax),
         }
     }
 
@@ -133,6 +167,7 @@ impl Material {
         match self {
             Material::Passphrase(_) => SlotKind::Passphrase,
             Material::Key { kind, .. } => *kind,
+            Material::Token(_) => SlotKind::Pkcs11,
         }
     }
 }
@@ -152,12 +187,10 @@ pub enum SourceError {
         location: &'static str,
     },
     /// The user's: the location wants an argument, or takes none.
-    #[error("write {kind}:{usage}", kind = .kind.name())]
+    #[error("write {form}")]
     Argument {
-        /// the format
-        kind: SlotKind,
-        /// how the location is written
-        usage: &'static str,
+        /// how it is written
+        form: String,
     },
     /// The user's.
     #[error("the passphrase is empty")]
@@ -177,6 +210,9 @@ pub enum SourceError {
     /// The user's.
     #[error("a hex key is exactly 64 hex digits, with at most one line end after them")]
     Hex,
+    /// The user's: not as it was written down.
+    #[error(transparent)]
+    Recovery(#[from] recovery::RecoveryError),
     /// The user's: typed differently the second time.
     #[error("the two passphrases differ; nothing was changed")]
     Mismatch,
@@ -208,12 +244,53 @@ pub enum SourceError {
         /// why
         source: std::io::Error,
     },
-    /// Standard input failed or ended before the passphrase.
-    #[error("cannot read the passphrase from standard input: {source}")]
+    /// Standard input failed or ended before the key.
+    #[error("cannot read the key from standard input: {source}")]
     Stdin {
         /// why
         source: std::io::Error,
     },
+    /// The user's: what is typed there would be shown.
+    #[error("standard input is a terminal; use passphrase:prompt, or redirect standard input")]
+    StdinTerminal,
+    /// The user's: it holds one key.
+    #[error("standard input gives one key, to its end; take the other from another source, e.g. FORMAT:fd:3")]
+    StdinTaken,
+    /// The descriptor is not open, or not for reading.
+    #[error("cannot read a key from file descriptor {fd}: {source}")]
+    Descriptor {
+        /// its number
+        fd: i32,
+        /// why
+        source: std::io::Error,
+    },
+    /// The user's: not started by systemd, or without credentials.
+    #[error("there are no credentials: $CREDENTIALS_DIRECTORY is not set; give the service a LoadCredential=NAME:PATH")]
+    NoCredentials,
+    /// A file that a source needs besides the key.
+    #[error("{role} {path:?}: {source}")]
+    Auxiliary {
+        /// what it is for
+        role: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: Cause,
+    },
+    /// A key server gave no key.
+    #[error("key server {place}: {fault}")]
+    Server {
+        /// its address, without what is nobody else's business
+        place: String,
+        /// why
+        fault: ServerFault,
+    },
+    /// A token gave no key.
+    #[error("token: {0}")]
+    Token(#[from] TokenFault),
+    /// The system's.
+    #[error(transparent)]
+    NoRandom(#[from] lamassu_crypto::NoRandom),
 }
 
 impl KeySource {
@@ -227,13 +304,20 @@ impl KeySource {
         self.location.interactive
     }
 
+    /// Whether it reads standard input, so that nothing else can.
+    pub fn takes_stdin(&self) -> bool {
+        matches!((self.location.name, self.argument.as_deref()), ("stdin", _) | ("fd", Some("0")))
+    }
+
     /// Gets the secret.
     ///
     /// # Errors
     /// [`SourceError`].
     pub fn load(&self, ask: &Ask<'_>) -> Result<Loaded, SourceError> {
-        let Fetched { bytes, warnings } = self.provider.fetch(self.kind, ask)?;
-        Ok(Loaded { material: Material::new(self.kind, bytes)?, warnings })
+        Ok(match self.provider.fetch(self.kind, ask)? {
+            Fetched::Bytes { bytes, warnings } => Loaded { material: Material::new(self.kind, bytes)?, warnings },
+            Fetched::Token(token) => Loaded { material: Material::Token(token), warnings: Vec::new() },
+        })
     }
 }
 
@@ -244,6 +328,7 @@ impl std::str::FromStr for KeySource {
         let (kind, rest) = uri.split_once(':').ok_or(SourceError::Syntax)?;
         let kind = SlotKind::from_name(kind).ok_or(SourceError::Syntax)?;
         let (name, argument) = match rest.split_once(':') {
+            _ if kind == SlotKind::Pkcs11 => (kind.name(), Some(rest)),
             Some((name, argument)) => (name, Some(argument)),
             None => (rest, None),
         };
@@ -251,15 +336,23 @@ impl std::str::FromStr for KeySource {
         if !location.kinds.contains(&kind) {
             return Err(SourceError::Combination { kind, location: location.name });
         }
-        let provider = (location.provider)(argument).ok_or(SourceError::Argument { kind, usage: location.usage })?;
+        let provider = (location.provider)(argument).ok_or(SourceError::Argument { form: form(kind, location) })?;
         Ok(KeySource { kind, location, argument: argument.map(String::from), provider })
     }
 }
 
 impl std::fmt::Display for KeySource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.kind.name(), self.location.name)?;
-        match &self.argument {
+        f.write_str(self.kind.name())?;
+        if self.kind != SlotKind::Pkcs11 {
+            write!(f, ":{}", self.location.name)?;
+        }
+        match self.argument.as_deref() {
+            // A query may be a secret between the server and us.
+            Some(argument) if self.location.name == "https" => match argument.split_once('?') {
+                Some((address, _)) => write!(f, ":{address}?…"),
+                None => write!(f, ":{argument}"),
+            },
             Some(argument) => write!(f, ":{argument}"),
             None => Ok(()),
         }

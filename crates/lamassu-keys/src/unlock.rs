@@ -4,9 +4,12 @@
 //! and leaves with a new MAC.
 
 use crate::{KeyError, Keychain, Material, Tier};
-use lamassu_crypto::{KeyRing, Secret, wrap};
+use lamassu_crypto::{KeyRing, Secret, SecretBytes, wrap};
 use lamassu_format::Suite;
 use lamassu_format::header::{Argon2Params, Header, SLOTS_MAX, Slot, SlotKind, check_label};
+
+/// Binds a wrapping key to its use.
+const INFO: &[u8] = b"lamassu v1 slot";
 
 /// The keys of an unlocked header.
 pub struct Unlocked {
@@ -54,7 +57,8 @@ impl std::fmt::Display for Removed {
 
 /// Opens `header` with what a source gave: the first slot of that kind that opens, then the MAC, then the keychain.
 ///
-/// A passphrase is tried on each passphrase slot at the cost that slot names (each bounded to 4 GiB and 64 passes by the header's parser); a key on raw and hex slots alike.
+/// A passphrase is tried on each passphrase slot at the cost that slot names (each bounded to 4 GiB and 64 passes by the header's parser); a key on raw, hex and recovery slots alike; a token
+/// on the slots it sealed.
 ///
 /// # Errors
 /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`]; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify; [`KeyError::KeychainInvalid`];
@@ -216,46 +220,59 @@ impl Unlocked {
         let mut salt = [0u8; 32];
         lamassu_crypto::random(&mut salt)?;
         let kind = new.material.kind();
-        let argon2 = (kind == SlotKind::Passphrase).then_some(new.cost);
-        let key = wrapping_key(new.material, &salt, argon2)?.expect("a passphrase has a cost: set the line above");
+        let (mut argon2, mut token) = (None, None);
+        let key = match new.material {
+            Material::Passphrase(passphrase) => {
+                argon2 = Some(new.cost);
+                stretched(passphrase, &salt, new.cost)?
+            }
+            Material::Key { key, .. } => wrap::hkdf(key.expose(), &salt, INFO),
+            Material::Token(inside) => {
+                let secret = Secret::random()?;
+                token = Some(inside.seal(&secret)?);
+                wrap::hkdf(secret.expose(), &salt, INFO)
+            }
+        };
         let (nonce, sealed) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
         let wrapped = sealed.try_into().expect("a tag of 16 bytes and a file key of 32");
-        Ok(Slot { id, kind, label: new.label.into(), created: new.created, salt, argon2, nonce, wrapped })
+        Ok(Slot { id, kind, label: new.label.into(), created: new.created, salt, argon2, token, nonce, wrapped })
     }
 }
 
-/// Whether material can open slots of a kind: raw and hex are two ways to write down the same key.
+/// Whether material can open slots of a kind: raw, hex and recovery are three ways to write down the same key.
 fn opens(kind: SlotKind, material: &Material) -> bool {
     match material {
         Material::Passphrase(_) => kind == SlotKind::Passphrase,
-        Material::Key { .. } => matches!(kind, SlotKind::Raw | SlotKind::Hex),
+        Material::Key { .. } => matches!(kind, SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery),
+        Material::Token(_) => kind == SlotKind::Pkcs11,
     }
 }
 
 /// The file key, or `None` if this slot is not opened by this source.
 fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Secret<32>>, KeyError> {
-    let Some(key) = wrapping_key(material, &slot.salt, slot.argon2)? else { return Ok(None) };
+    let Some(key) = wrapping_key(material, slot)? else { return Ok(None) };
     let Ok(opened) = wrap::open(&key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped) else { return Ok(None) };
     Ok(Secret::from_slice(opened.expose()))
 }
 
-/// Steps 1 and 2 of opening a slot; `None` for a passphrase where there is no Argon2 cost.
-fn wrapping_key(
-    material: &Material,
-    salt: &[u8; 32],
-    argon2: Option<Argon2Params>,
-) -> Result<Option<Secret<32>>, KeyError> {
-    const INFO: &[u8] = b"lamassu v1 slot";
-    match (material, argon2) {
-        (Material::Key { key, .. }, _) => Ok(Some(wrap::hkdf(key.expose(), salt, INFO))),
-        (Material::Passphrase(_), None) => Ok(None),
-        (Material::Passphrase(passphrase), Some(params)) => {
-            let memory_kib = params.memory_kib();
-            let secret = wrap::argon2id(passphrase.expose(), salt, crate::cost::of(params))
-                .ok_or(KeyError::Argon2 { memory_kib })?;
-            Ok(Some(wrap::hkdf(secret.expose(), salt, INFO)))
+/// Steps 1 and 2 of opening a slot; `None` where the material is of another kind, or of another token.
+fn wrapping_key(material: &Material, slot: &Slot) -> Result<Option<Secret<32>>, KeyError> {
+    match (material, slot.argon2, &slot.token) {
+        (Material::Key { key, .. }, None, None) => Ok(Some(wrap::hkdf(key.expose(), &slot.salt, INFO))),
+        (Material::Passphrase(passphrase), Some(cost), None) => stretched(passphrase, &slot.salt, cost).map(Some),
+        (Material::Token(token), None, Some(sealed)) => {
+            Ok(token.unseal(sealed)?.map(|secret| wrap::hkdf(secret.expose(), &slot.salt, INFO)))
         }
+        (Material::Key { .. } | Material::Passphrase(_) | Material::Token(_), _, _) => Ok(None),
     }
+}
+
+/// The wrapping key of a passphrase.
+fn stretched(passphrase: &SecretBytes, salt: &[u8; 32], cost: Argon2Params) -> Result<Secret<32>, KeyError> {
+    let memory_kib = cost.memory_kib();
+    let secret =
+        wrap::argon2id(passphrase.expose(), salt, crate::cost::of(cost)).ok_or(KeyError::Argon2 { memory_kib })?;
+    Ok(wrap::hkdf(secret.expose(), salt, INFO))
 }
 
 fn slot_aad(id: &[u8; 16], slot: u32) -> Vec<u8> {

@@ -14,6 +14,15 @@ fn parse(uri: &str) -> Result<KeySource, SourceError> {
 }
 
 #[test]
+#[cfg(feature = "https")]
+fn a_query_is_nobody_elses_business() {
+    let source = parse("hex:https://h/key?token=hunter2#ca=x").unwrap();
+    assert_eq!(source.to_string(), "hex:https://h/key?…");
+    assert!(!format!("{source:?}").contains("hunter2"));
+    assert_ne!(source, parse("hex:https://h/key?token=hunter3#ca=x").unwrap());
+}
+
+#[test]
 fn valid_forms() {
     for (uri, kind, interactive) in [
         ("passphrase:prompt", SlotKind::Passphrase, true),
@@ -22,6 +31,11 @@ fn valid_forms() {
         ("raw:file:key", SlotKind::Raw, false),
         ("hex:file:./key with spaces", SlotKind::Hex, false),
         ("passphrase:env:VAULT_KEY1", SlotKind::Passphrase, false),
+        ("recovery:prompt", SlotKind::Recovery, true),
+        ("recovery:file:paper", SlotKind::Recovery, false),
+        ("raw:stdin", SlotKind::Raw, false),
+        ("hex:fd:3", SlotKind::Hex, false),
+        ("passphrase:credential:vault", SlotKind::Passphrase, false),
     ] {
         let source = parse(uri).unwrap();
         assert_eq!((source.kind(), source.is_interactive(), source.to_string().as_str()), (kind, interactive, uri));
@@ -52,7 +66,7 @@ fn nonsense_is_refused_with_the_valid_forms_and_never_repeated() {
     ] {
         let text = parse(uri).unwrap_err().to_string();
         assert!(
-            text.contains("passphrase:prompt, passphrase:file:PATH, raw:file:PATH, hex:file:PATH, passphrase:env:NAME"),
+            text.contains("passphrase|recovery:prompt, passphrase|raw|hex|recovery:file:PATH, passphrase:env:NAME,"),
             "{text}"
         );
         assert!(!text.contains("hunter2"), "{text}");
@@ -65,6 +79,10 @@ fn nonsense_is_refused_with_the_valid_forms_and_never_repeated() {
         ("passphrase:env:", "passphrase:env:NAME"),
         ("passphrase:env:my hunter2", "passphrase:env:NAME"),
         ("passphrase:env:1X", "passphrase:env:NAME"),
+        ("raw:stdin:0", "raw:stdin"),
+        ("hex:fd", "hex:fd:N"),
+        ("hex:fd:hunter2", "hex:fd:N"),
+        ("hex:credential:../key", "hex:credential:NAME"),
     ] {
         assert_eq!(parse(uri).unwrap_err().to_string(), format!("write {usage}"));
     }
@@ -83,6 +101,7 @@ fn secret(kind: &str, content: &[u8]) -> Result<Vec<u8>, SourceError> {
     Ok(match load(kind, content, 0o600)?.0 {
         Material::Passphrase(p) => p.expose().to_vec(),
         Material::Key { key, .. } => key.expose().to_vec(),
+        Material::Token(_) => panic!("a token"),
     })
 }
 
@@ -154,11 +173,13 @@ fn variables() {
 
 proptest! {
     #[test]
-    fn arbitrary_texts_never_panic(text in "\\PC{0,40}", kind in 0usize..3, location in 0usize..3) {
+    fn arbitrary_texts_never_panic(text in "\\PC{0,40}", kind in 0usize..5, location in 0usize..7) {
         let _ = parse(&text);
         let kind = SlotKind::ALL[kind].name();
-        let location = ["prompt", "file", "env"][location];
-        if let Ok(source) = parse(&format!("{kind}:{location}:{text}")) {
+        let location = ["prompt", "file", "env", "stdin", "fd", "credential", "https"][location];
+        if let Ok(source) = parse(&format!("{kind}:{location}:{text}")).map_err(|_| ())
+            && location != "https"
+        {
             prop_assert_eq!(source.to_string(), format!("{kind}:{location}:{text}"));
         }
     }

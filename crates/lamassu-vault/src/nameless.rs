@@ -18,14 +18,17 @@ use std::sync::Arc;
 /// Most files kept; with more, the race is lost as it would be on NFS (`ESTALE`). Descriptors are dear.
 const KEPT_MAX: usize = 256;
 
-/// Backing files by inode number, and whether they may be written through.
+/// A backing file, and whether it may be written through.
+type Kept = (Arc<dyn BackendFile>, bool);
+
+/// Backing files by inode number.
 #[derive(Default)]
 pub(crate) struct Nameless {
-    kept: Mutex<HashMap<Ino, (Arc<dyn BackendFile>, bool)>>,
+    kept: Mutex<HashMap<Ino, Kept>>,
 }
 
 impl Nameless {
-    pub fn get(&self, ino: Ino) -> Option<(Arc<dyn BackendFile>, bool)> {
+    pub fn get(&self, ino: Ino) -> Option<Kept> {
         self.kept.lock().get(&ino).cloned()
     }
 

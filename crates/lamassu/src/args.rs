@@ -83,6 +83,12 @@ pub enum Command {
     Thaw(cmd::freeze::Args),
     /// Measure the ciphers on this machine
     Speed(cmd::speed::Args),
+    /// Test every cipher against known answers, on every kernel that this processor has
+    Selftest(cmd::selftest::Args),
+    /// Tell what an observer of the store sees; needs no key
+    Leak(cmd::leak::Args),
+    /// Predict what deduplication saves, of plain data and of a vault that holds it
+    DedupEstimate(cmd::estimate::Args),
     /// Print a completion script for a shell
     Completions(cmd::completions::Args),
 }

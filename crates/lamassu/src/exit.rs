@@ -3,10 +3,11 @@
 //! A number keeps its meaning for ever. Every `match` here is exhaustive on purpose: a new kind of error must choose its number.
 
 use crate::fault::Fault;
+use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, KeyError, SourceError};
+use lamassu_keys::{FileError, KeyError, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
@@ -32,12 +33,19 @@ pub enum Code {
     Damaged = 26,
     Repaired = 27,
     Refused = 28,
+    KeyServerDown = 40,
+    KeyServerUntrusted = 41,
+    KeyDenied = 42,
+    KeyMissing = 43,
+    KeyAnswer = 44,
+    TokenLocked = 45,
+    SelfTest = 46,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 19] = [
+    pub const ALL: [Code; 26] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -56,6 +64,13 @@ impl Code {
         Code::Damaged,
         Code::Repaired,
         Code::Refused,
+        Code::KeyServerDown,
+        Code::KeyServerUntrusted,
+        Code::KeyDenied,
+        Code::KeyMissing,
+        Code::KeyAnswer,
+        Code::TokenLocked,
+        Code::SelfTest,
         Code::Internal,
     ];
 
@@ -75,7 +90,11 @@ impl Code {
             Code::KeySource => Some("`lamassu help init` explains key sources"),
             Code::Locked => Some("unmount it there, or use --read-only"),
             Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
-            Code::HeaderUnreadable => Some("put the copy of the file from a backup back"),
+            Code::HeaderUnreadable => Some("put the copy from a backup back: `lamassu key restore BACKUP DIR`"),
+            Code::KeyServerDown => {
+                Some("try again when the server is up; another slot's key opens the vault meanwhile")
+            }
+            Code::KeyServerUntrusted => Some("name the CA that signed the server's certificate: #ca=FILE"),
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
@@ -91,7 +110,12 @@ impl Code {
             | Code::EmptyPassphrase
             | Code::HeaderUnwritable
             | Code::Repaired
-            | Code::Refused => None,
+            | Code::Refused
+            | Code::KeyDenied
+            | Code::KeyMissing
+            | Code::KeyAnswer
+            | Code::TokenLocked
+            | Code::SelfTest => None,
         }
     }
 }
@@ -103,6 +127,7 @@ pub fn code_of(error: &anyhow::Error) -> Code {
 
 fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
     None.or_else(|| cause.downcast_ref().map(fault))
+        .or_else(|| cause.downcast_ref().map(|_: &SelfTestFailure| Code::SelfTest))
         .or_else(|| cause.downcast_ref().map(key))
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
@@ -124,7 +149,11 @@ fn fault(error: &Fault) -> Code {
         | Fault::NotAMount { .. }
         | Fault::MountBusy { .. } => Code::Mountpoint,
         Fault::Locked { .. } => Code::Locked,
-        Fault::NameMax { .. } | Fault::SuiteNeedsFull { .. } => Code::Refused,
+        Fault::NameMax { .. }
+        | Fault::SuiteNeedsFull { .. }
+        | Fault::OtherVault { .. }
+        | Fault::OtherId { .. }
+        | Fault::NewerKeys { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } => Code::Damaged,
@@ -167,7 +196,44 @@ fn source(error: &SourceError) -> Code {
         | SourceError::NoVariable { .. }
         | SourceError::File { .. }
         | SourceError::Terminal { .. }
-        | SourceError::Stdin { .. } => Code::KeySource,
+        | SourceError::Stdin { .. }
+        | SourceError::StdinTerminal
+        | SourceError::StdinTaken
+        | SourceError::Descriptor { .. }
+        | SourceError::NoCredentials
+        | SourceError::Recovery(_)
+        | SourceError::Auxiliary { .. } => Code::KeySource,
+        SourceError::Server { place: _, fault } => server(fault),
+        SourceError::Token(fault) => token(fault),
+        SourceError::NoRandom(_) => Code::Other,
+    }
+}
+
+fn server(fault: &ServerFault) -> Code {
+    match fault {
+        ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => Code::KeyServerDown,
+        ServerFault::Untrusted { .. } => Code::KeyServerUntrusted,
+        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } => Code::KeyDenied,
+        ServerFault::Missing { .. } => Code::KeyMissing,
+        ServerFault::Redirect { .. }
+        | ServerFault::Status { .. }
+        | ServerFault::TooLong { .. }
+        | ServerFault::Protocol { .. } => Code::KeyAnswer,
+    }
+}
+
+fn token(fault: &TokenFault) -> Code {
+    match fault {
+        TokenFault::NoModule
+        | TokenFault::Module { .. }
+        | TokenFault::ManyTokens { .. }
+        | TokenFault::ManyObjects { .. }
+        | TokenFault::Unsuitable
+        | TokenFault::NoPin => Code::KeySource,
+        TokenFault::NoToken | TokenFault::NoObject { .. } => Code::KeyMissing,
+        TokenFault::WrongPin { .. } => Code::KeyDenied,
+        TokenFault::PinLocked => Code::TokenLocked,
+        TokenFault::Failed { .. } => Code::KeyAnswer,
     }
 }
 

@@ -53,6 +53,19 @@ pub enum Fault {
         "suite {suite} needs --integrity full: its cipher is malleable, so without the re-hash a flipped bit would be read as data"
     )]
     SuiteNeedsFull { suite: &'static str },
+    /// The user's: a header that does not belong there.
+    #[error(
+        "the keys of {file:?} do not open the root directory of {dir:?}: it is another vault's header, or the directory is damaged; --force puts it there all the same"
+    )]
+    OtherVault { file: PathBuf, dir: PathBuf },
+    /// The user's: the header in place has another id.
+    #[error("{dir:?} has the header of another vault or zone than {file:?}; --force replaces it all the same")]
+    OtherId { file: PathBuf, dir: PathBuf },
+    /// The user's: what was written since the backup would be lost.
+    #[error(
+        "{dir:?} has keys that {file:?} lacks, made by a rotation since: what was written with them could not be read again; --force restores it all the same"
+    )]
+    NewerKeys { file: PathBuf, dir: PathBuf },
     /// SIGINT or SIGTERM.
     #[error("stopped before the work was done")]
     Interrupted,

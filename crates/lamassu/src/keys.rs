@@ -23,8 +23,16 @@ Key sources (SOURCE):
                          input (the default)
   passphrase:file:PATH   the file's content; one trailing line end is dropped
   passphrase:env:NAME    the value of an environment variable
-  raw:file:PATH          exactly 32 bytes, e.g. made by `head -c32 /dev/urandom`
+  raw:file:PATH          exactly 32 bytes: `lamassu key generate PATH` makes them
   hex:file:PATH          exactly 64 hex digits; one trailing line end is dropped
+  recovery:prompt        the 24 words of a recovery key; recovery:file:PATH reads them
+  FORMAT:stdin           passphrase, raw, hex or recovery: standard input, to its end
+  FORMAT:fd:N            the same from an inherited file descriptor
+  FORMAT:credential:NAME the same from a systemd credential, in $CREDENTIALS_DIRECTORY
+  FORMAT:https://HOST/PATH[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
+                         passphrase, raw or hex: what a web server answers
+  pkcs11:token=T;object=K?module-path=FILE&pin-source=file:FILE
+                         a key that stays inside a token and unwraps the slot there (RFC 7512)
 Passphrases go through Argon2id. A key is never an argument: other users see those.";
 
 /// A SOURCE as typed. Has no `Display`, and its `Debug` hides it.
@@ -100,7 +108,10 @@ pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path
         let material = load(ui, source, &subject.display().to_string(), Purpose::Unlock)?;
         ui.detail(format_args!("opening {} with {source}", subject.display()));
         match lamassu_keys::unlock(header, &material) {
-            Ok(unlocked) => return Ok(unlocked),
+            Ok(unlocked) => {
+                crate::used::note(&header.keys().id, unlocked.slot());
+                return Ok(unlocked);
+            }
             Err(KeyError::WrongKey { .. }) if attempt < attempts => {
                 attempt += 1;
                 ui.warn("wrong passphrase, try again");

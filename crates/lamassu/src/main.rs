@@ -8,6 +8,7 @@ mod args;
 mod cmd;
 mod confine;
 mod daemon;
+mod distinct;
 mod exit;
 mod fault;
 mod fstab;
@@ -21,6 +22,7 @@ mod signals;
 mod store_kind;
 mod text;
 mod tree;
+mod used;
 
 use clap::Parser;
 use exit::Code;

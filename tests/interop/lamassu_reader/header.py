@@ -19,7 +19,9 @@ from .errors import NoKey, Refused, Where, show
 
 LIMIT = 1 << 20
 PASSPHRASE_LIMIT = 4096
-KINDS = ("raw", "hex", "passphrase")
+SOURCE_KINDS = ("raw", "hex", "passphrase")
+KINDS = (*SOURCE_KINDS, "recovery", "pkcs11")
+TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
@@ -37,7 +39,7 @@ class KeySource:
     def parse(text: str) -> KeySource:
         """`raw:FILE`, `hex:FILE`, `passphrase:FILE`, or `FILE` to try it on every slot."""
         kind, colon, path = text.partition(":")
-        if not colon or kind not in KINDS:
+        if not colon or kind not in SOURCE_KINDS:
             kind, path = "", text
         with open(path, "rb") as f:
             return KeySource(f.read(LIMIT), kind or None)
@@ -83,7 +85,9 @@ class Slot:
     wrapped: bytes
 
     def _secrets(self, source: KeySource) -> Iterator[bytes]:
-        """What this source can be to this slot."""
+        """What this source can be to this slot. The secret of a token's slot is known to the token alone."""
+        if self.kind == "pkcs11":
+            return
         if self.argon2 is None:
             yield from source.keys()
             return
@@ -125,8 +129,10 @@ class Header:
 
 
 def _slot(value: Any, where: str) -> Slot:
-    passphrase = isinstance(value, dict) and value.get("kind") == "passphrase"
-    m = sj.members(value, _SLOT | ({"argon2"} if passphrase else set()), where)
+    of_kind = value.get("kind") if isinstance(value, dict) else None
+    passphrase = of_kind == "passphrase"
+    more = {"passphrase": {"argon2"}, "pkcs11": {"token"}}.get(of_kind, set()) if isinstance(of_kind, str) else set()
+    m = sj.members(value, _SLOT | more, where)
     kind = sj.string(m["kind"], f"{where}.kind")
     if kind not in KINDS:
         raise Refused(f"{where}.kind", f"unknown kind {kind!r}")
@@ -142,6 +148,13 @@ def _slot(value: Any, where: str) -> Slot:
             sj.integer(a["passes"], 1, 64, f"{where}.argon2.passes"),
             lanes,
         )
+    if kind == "pkcs11":
+        t = sj.members(m["token"], {"mechanism", "sealed"}, f"{where}.token")
+        if sj.string(t["mechanism"], f"{where}.token.mechanism") not in TOKEN_MECHANISMS:
+            raise Refused(f"{where}.token.mechanism", f"unknown mechanism {t['mechanism']!r}")
+        sealed = sj.string(t["sealed"], f"{where}.token.sealed")
+        if not re.fullmatch(r"([0-9a-f]{2}){1,2048}", sealed):
+            raise Refused(f"{where}.token.sealed", "not 1 to 2048 bytes in lower-case hex")
     sj.integer(m["created"], 0, sj.U64, f"{where}.created")
     return Slot(
         id=sj.integer(m["id"], 1, (1 << 32) - 2, f"{where}.id"),

@@ -12,7 +12,7 @@ mod zone;
 
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
-pub use slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, check_label};
+pub use slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label};
 pub use vault::{NameMode, VaultHeader, VaultParams};
 pub use zone::{ZoneFile, ZoneParams};
 

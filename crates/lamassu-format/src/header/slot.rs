@@ -11,11 +11,16 @@ pub enum SlotKind {
     Raw,
     /// 32 bytes as 64 hex digits.
     Hex,
+    /// 32 bytes as 24 words for people to write down (BIP-39, English).
+    Recovery,
+    /// 32 bytes that a PKCS #11 token unwraps; the slot holds them sealed by the token's key.
+    Pkcs11,
 }
 
 impl SlotKind {
     /// Every kind.
-    pub const ALL: [SlotKind; 3] = [SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex];
+    pub const ALL: [SlotKind; 5] =
+        [SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery, SlotKind::Pkcs11];
 
     /// Its name in headers and in source URIs.
     pub const fn name(self) -> &'static str {
@@ -23,6 +28,8 @@ impl SlotKind {
             SlotKind::Passphrase => "passphrase",
             SlotKind::Raw => "raw",
             SlotKind::Hex => "hex",
+            SlotKind::Recovery => "recovery",
+            SlotKind::Pkcs11 => "pkcs11",
         }
     }
 
@@ -78,6 +85,51 @@ impl Argon2Params {
     }
 }
 
+/// How a token's key sealed a slot's secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TokenMechanism {
+    /// RSA-OAEP (RFC 8017) with SHA-256 and MGF1 with SHA-256, empty label.
+    RsaOaepSha256,
+    /// RSA-OAEP with SHA-1 and MGF1 with SHA-1, empty label: for tokens that know no other. OAEP asks no collision resistance of its hash.
+    RsaOaepSha1,
+    /// AES-GCM: nonce of 12 bytes ‖ ciphertext ‖ tag of 16, no associated data.
+    AesGcm,
+}
+
+impl TokenMechanism {
+    /// Every mechanism, preferred first.
+    pub const ALL: [TokenMechanism; 3] =
+        [TokenMechanism::RsaOaepSha256, TokenMechanism::RsaOaepSha1, TokenMechanism::AesGcm];
+
+    /// Its name in headers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TokenMechanism::RsaOaepSha256 => "rsa-oaep-sha256",
+            TokenMechanism::RsaOaepSha1 => "rsa-oaep-sha1",
+            TokenMechanism::AesGcm => "aes-gcm",
+        }
+    }
+
+    /// The mechanism of a name, or `None`.
+    pub fn from_name(name: &str) -> Option<TokenMechanism> {
+        TokenMechanism::ALL.into_iter().find(|m| m.name() == name)
+    }
+}
+
+/// A slot's secret, sealed by a key that never leaves its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSealed {
+    /// how
+    pub mechanism: TokenMechanism,
+    /// what the token unseals: 1 to [`TokenSealed::MAX`] bytes
+    pub sealed: Vec<u8>,
+}
+
+impl TokenSealed {
+    /// Most bytes: RSA with 16384 bits.
+    pub const MAX: usize = 2048;
+}
+
 /// A key slot: the file key, wrapped by one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -93,6 +145,8 @@ pub struct Slot {
     pub salt: [u8; 32],
     /// present exactly for [`SlotKind::Passphrase`]
     pub argon2: Option<Argon2Params>,
+    /// present exactly for [`SlotKind::Pkcs11`]
+    pub token: Option<TokenSealed>,
     /// random
     pub nonce: [u8; 24],
     /// tag ‖ ciphertext of the file key

@@ -3,7 +3,7 @@
 //! Words and byte strings are strings here, so that there is one spelling of each: `serde`'s own enums would also take `{"aes": null}`, its structs also
 //! arrays, its options also `null`.
 
-use super::slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, check_label};
+use super::slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label};
 use super::{HEADER_MAX, HeaderError, SLOTS_MAX};
 use crate::Suite;
 use data_encoding::HEXLOWER;
@@ -86,6 +86,8 @@ pub struct WireSlot {
     salt: String,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     argon2: Option<Object<WireArgon2>>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    token: Option<Object<WireToken>>,
     nonce: String,
     wrapped: String,
 }
@@ -96,6 +98,13 @@ pub struct WireArgon2 {
     memory_kib: u64,
     passes: u64,
     lanes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireToken {
+    mechanism: String,
+    sealed: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -234,15 +243,16 @@ impl WireKeychain {
 
 impl WireSlot {
     fn parse(&self) -> Result<Slot, HeaderError> {
-        let kind = SlotKind::from_name(&self.kind)
-            .ok_or(HeaderError::Member { member: "kind", rule: "\"passphrase\", \"raw\" or \"hex\"" })?;
-        let argon2 = match (&self.argon2, kind) {
-            (Some(Object(wire)), SlotKind::Passphrase) => Some(wire.parse()?),
-            (None, SlotKind::Raw | SlotKind::Hex) => None,
-            (None, SlotKind::Passphrase) | (Some(_), SlotKind::Raw | SlotKind::Hex) => {
-                return Err(HeaderError::Member { member: "argon2", rule: "present for a passphrase and only there" });
-            }
-        };
+        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\" or \"pkcs11\"";
+        let kind = SlotKind::from_name(&self.kind).ok_or(HeaderError::Member { member: "kind", rule })?;
+        let argon2 = self.argon2.as_ref().map(|Object(wire)| wire.parse()).transpose()?;
+        if argon2.is_some() != (kind == SlotKind::Passphrase) {
+            return Err(HeaderError::Member { member: "argon2", rule: "present for a passphrase and only there" });
+        }
+        let token = self.token.as_ref().map(|Object(wire)| wire.parse()).transpose()?;
+        if token.is_some() != (kind == SlotKind::Pkcs11) {
+            return Err(HeaderError::Member { member: "token", rule: "present for pkcs11 and only there" });
+        }
         check_label(&self.label)?;
         Ok(Slot {
             id: positive(self.id, "slot id")?,
@@ -251,6 +261,7 @@ impl WireSlot {
             created: self.created,
             salt: bytes(&self.salt, "salt")?,
             argon2,
+            token,
             nonce: bytes(&self.nonce, "nonce")?,
             wrapped: bytes(&self.wrapped, "wrapped")?,
         })
@@ -271,9 +282,28 @@ impl WireSlot {
             created: slot.created,
             salt: hex(&slot.salt),
             argon2,
+            token: slot.token.as_ref().map(|t| Object(WireToken::of(t))),
             nonce: hex(&slot.nonce),
             wrapped: hex(&slot.wrapped),
         }
+    }
+}
+
+impl WireToken {
+    fn parse(&self) -> Result<TokenSealed, HeaderError> {
+        let rule = "\"rsa-oaep-sha256\", \"rsa-oaep-sha1\" or \"aes-gcm\"";
+        let mechanism = TokenMechanism::from_name(&self.mechanism)
+            .ok_or(HeaderError::Member { member: "token.mechanism", rule })?;
+        match HEXLOWER.decode(self.sealed.as_bytes()) {
+            Ok(sealed) if (1..=TokenSealed::MAX).contains(&sealed.len()) => Ok(TokenSealed { mechanism, sealed }),
+            Ok(_) | Err(_) => {
+                Err(HeaderError::Member { member: "token.sealed", rule: "1 to 2048 bytes in lower-case hex" })
+            }
+        }
+    }
+
+    fn of(token: &TokenSealed) -> Self {
+        WireToken { mechanism: token.mechanism.name().into(), sealed: hex(&token.sealed) }
     }
 }
 

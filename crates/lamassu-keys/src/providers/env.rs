@@ -32,6 +32,6 @@ struct Env {
 impl KeyProvider for Env {
     fn fetch(&self, _kind: SlotKind, _ask: &Ask<'_>) -> Result<Fetched, SourceError> {
         let value = std::env::var_os(&self.name).ok_or_else(|| SourceError::NoVariable { name: self.name.clone() })?;
-        Ok(Fetched { bytes: SecretBytes::new(value.into_vec()), warnings: Vec::new() })
+        Ok(Fetched::bytes(SecretBytes::new(value.into_vec())))
     }
 }

@@ -1,8 +1,15 @@
 //! The locations a key can come from: one provider each, listed in [`LOCATIONS`].
 
+mod bytes;
+mod credential;
 mod env;
 mod file;
+#[cfg(feature = "https")]
+mod https;
+#[cfg(feature = "pkcs11")]
+mod pkcs11;
 mod prompt;
+mod stdin;
 
 use crate::source::KeyProvider;
 use lamassu_format::header::SlotKind;
@@ -23,15 +30,35 @@ pub struct Location {
 }
 
 /// Every location.
-pub static LOCATIONS: &[Location] = &[prompt::LOCATION, file::LOCATION, env::LOCATION];
+pub static LOCATIONS: &[Location] = &[
+    prompt::LOCATION,
+    file::LOCATION,
+    env::LOCATION,
+    stdin::STDIN,
+    stdin::FD,
+    credential::LOCATION,
+    #[cfg(feature = "https")]
+    https::LOCATION,
+    #[cfg(feature = "pkcs11")]
+    pkcs11::LOCATION,
+];
+
+/// What can be read as bytes.
+const READABLE: &[SlotKind] = &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery];
+
+/// How a key of `kind` from `location` is written.
+pub(crate) fn form(kind: SlotKind, location: &Location) -> String {
+    match kind {
+        SlotKind::Pkcs11 => location.usage.into(),
+        _ => format!("{}:{}", kind.name(), location.usage),
+    }
+}
 
 /// Every valid form of a key source, for help and errors: `passphrase:prompt, …`.
 pub fn forms() -> String {
-    let mut forms = Vec::new();
-    for location in LOCATIONS {
-        for kind in location.kinds {
-            forms.push(format!("{}:{}", kind.name(), location.usage));
-        }
-    }
-    forms.join(", ")
+    let forms = LOCATIONS.iter().map(|location| match location.kinds {
+        [kind] => form(*kind, location),
+        kinds => format!("{}:{}", kinds.iter().map(|k| k.name()).collect::<Vec<_>>().join("|"), location.usage),
+    });
+    forms.collect::<Vec<_>>().join(", ")
 }

@@ -15,7 +15,7 @@ use zeroize::Zeroize;
 pub(super) const LOCATION: Location = Location {
     name: "prompt",
     usage: "prompt",
-    kinds: &[SlotKind::Passphrase],
+    kinds: &[SlotKind::Passphrase, SlotKind::Recovery],
     interactive: true,
     provider: |argument| match argument {
         None => Some(Arc::new(Prompt)),
@@ -29,7 +29,7 @@ impl KeyProvider for Prompt {
     fn fetch(&self, _kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError> {
         let bytes =
             if ask.stdin && !io::stdin().is_terminal() { stdin_line()? } else { typed(ask, &mut ask_terminal)? };
-        Ok(Fetched { bytes, warnings: Vec::new() })
+        Ok(Fetched::bytes(bytes))
     }
 }
 
@@ -49,6 +49,12 @@ fn typed(
             if wrap::equal(first.expose(), second.expose()) { Ok(first) } else { Err(SourceError::Mismatch) }
         }
     }
+}
+
+/// A secret asked for once, as a passphrase is: on the terminal, or the first line of standard input where that is none.
+#[cfg(feature = "pkcs11")]
+pub(super) fn secret(text: &str, ask: &Ask<'_>) -> Result<SecretBytes, SourceError> {
+    if ask.stdin && !io::stdin().is_terminal() { stdin_line() } else { ask_terminal(text) }
 }
 
 fn ask_terminal(text: &str) -> Result<SecretBytes, SourceError> {

@@ -86,6 +86,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
     let (target, sources) = split(rest)?;
     let job = Job::of(sources, target)?;
+    if job.sources.contains(&Place::Stdin) && args.key.source()?.takes_stdin() {
+        return Err(Fault::Usage("standard input is copied, so the key must come from elsewhere, e.g. raw:fd:3").into());
+    }
     let read_only = matches!(job.target, Place::Local(_));
     let vault = open::vault(ui, dir, &args.key, read_only)?;
     // A read of standard input may last for ever: a signal then ends the program, and the commit protocol keeps the vault whole.

@@ -51,6 +51,8 @@ pub struct DescribedSlot {
     pub label: String,
     pub created: u64,
     pub argon2: Option<DescribedCost>,
+    /// by this user on this host, in Unix seconds; null: not known
+    pub last_used_here: Option<u64>,
 }
 
 /// The cost of a passphrase slot.
@@ -84,11 +86,13 @@ impl Described {
 
 /// The slots of a header.
 pub fn slots(header: &impl Header) -> Vec<DescribedSlot> {
-    header.keys().slots.iter().map(DescribedSlot::of).collect()
+    let used = crate::used::of(&header.keys().id);
+    let described = |slot: &Slot| DescribedSlot::of(slot, used.get(&slot.id).copied());
+    header.keys().slots.iter().map(described).collect()
 }
 
 impl DescribedSlot {
-    fn of(slot: &Slot) -> DescribedSlot {
+    fn of(slot: &Slot, last_used_here: Option<u64>) -> DescribedSlot {
         DescribedSlot {
             id: slot.id,
             kind: slot.kind.name(),
@@ -99,19 +103,23 @@ impl DescribedSlot {
                 passes: c.passes(),
                 lanes: c.lanes(),
             }),
+            last_used_here,
         }
     }
 }
 
 /// The table of slots, for people.
 pub fn slot_table(slots: &[DescribedSlot]) -> String {
-    let mut out = String::from("slot  kind        created               cost                        label");
+    let time = |seconds: u64| text::time(i64::try_from(seconds).unwrap_or(i64::MAX / 2));
+    let mut out =
+        String::from("slot  kind        created               last used here        cost                        label");
     for slot in slots {
         let cost = slot.argon2.as_ref().map_or_else(String::new, |c| {
             format!("{}, {} passes, {} lanes", text::bytes(u64::from(c.memory_kib) * 1024), c.passes, c.lanes)
         });
-        let created = text::time(i64::try_from(slot.created).unwrap_or(i64::MAX / 2));
-        let _ = write!(out, "\n{:<4}  {:<10}  {created:<20}  {cost:<26}  {}", slot.id, slot.kind, slot.label);
+        let (created, used) = (time(slot.created), slot.last_used_here.map_or_else(|| "-".into(), time));
+        let (id, kind, label) = (slot.id, slot.kind, &slot.label);
+        let _ = write!(out, "\n{id:<4}  {kind:<10}  {created:<20}  {used:<20}  {cost:<26}  {label}");
     }
     out
 }

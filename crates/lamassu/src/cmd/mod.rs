@@ -4,15 +4,18 @@ pub mod cat;
 pub mod check;
 pub mod completions;
 pub mod cp;
+pub mod estimate;
 pub mod freeze;
 pub mod info;
 pub mod init;
 pub mod inspect;
 pub mod key;
+pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
 pub mod remount;
+pub mod selftest;
 pub mod speed;
 pub mod umount;
 pub mod zone;
@@ -45,6 +48,9 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Freeze(args) => freeze::freeze(ui, args),
         Command::Thaw(args) => freeze::thaw(ui, args),
         Command::Speed(args) => speed::run(ui, args),
+        Command::Selftest(args) => selftest::run(args),
+        Command::Leak(args) => leak::run(ui, args),
+        Command::DedupEstimate(args) => estimate::run(ui, args),
         Command::Completions(args) => completions::run(args),
     };
     done.map(|()| Code::Done)

@@ -5,8 +5,15 @@ mod files;
 mod golden;
 mod hardening;
 mod helper;
+#[path = "../../../lamassu-keys/tests/support/https_server.rs"]
+mod https_server;
 mod keys;
+mod leaks;
 mod model;
 mod mounts;
+mod recipes;
+mod slots;
+mod sources;
 mod support;
+mod tokens;
 mod usage;

@@ -70,6 +70,9 @@ fn help_explains_and_gives_examples() {
         "freeze",
         "thaw",
         "speed",
+        "selftest",
+        "leak",
+        "dedup-estimate",
         "completions",
     ] {
         assert!(top.contains(command), "{command}");

@@ -5,6 +5,8 @@
 //!
 //! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed. A zone file is the user's, and may be one.
 
+mod steps;
+
 use lamassu_format::header::{HEADER_MAX, Header, HeaderError};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -13,6 +15,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use steps::Steps;
 
 /// Permissions of a new header: it holds no key in the clear, yet lets whoever reads it guess at passphrases.
 const MODE_NEW: u32 = 0o600;
@@ -93,7 +96,11 @@ pub fn read<H: Header>(path: &Path) -> Result<H, FileError> {
     H::parse(&bytes).map_err(|source| FileError::Header { path: path.into(), source })
 }
 
-fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
+/// The bytes of a header file, at most one more than a header may have; not parsed.
+///
+/// # Errors
+/// [`FileError`].
+pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     // Without NONBLOCK a fifo put there by the store would hang the open.
     let mut flags = OFlags::NONBLOCK;
     flags.set(OFlags::NOFOLLOW, lies_in_the_store(path));
@@ -194,20 +201,61 @@ impl Update {
     fn put<H: Header>(mut self, header: &H, mode: u32) -> Result<(), FileError> {
         let json = header.to_json().map_err(|source| FileError::Header { path: self.path.clone(), source })?;
         let new = &self.new_path;
-        self.new_file.set_len(0).map_err(writing("truncate", new))?;
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
             .map_err(writing("set permissions of", new))?;
-        (&self.new_file).write_all(&json).map_err(writing("write", new))?;
-        self.new_file.sync_all().map_err(writing("sync", new))?;
-        std::fs::rename(new, &self.path).map_err(writing("rename", new))?;
-        self.committed = true;
-        let dir = match self.path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            Some(_) | None => Path::new("."),
-        };
-        File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
+        steps::replace(&mut self, &json)
     }
+}
+
+impl Steps for Update {
+    type Error = FileError;
+
+    fn truncate(&mut self) -> Result<(), FileError> {
+        self.new_file.set_len(0).map_err(writing("truncate", &self.new_path))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        (&self.new_file).write_all(bytes).map_err(writing("write", &self.new_path))
+    }
+
+    fn sync(&mut self) -> Result<(), FileError> {
+        self.new_file.sync_all().map_err(writing("sync", &self.new_path))
+    }
+
+    fn rename(&mut self) -> Result<(), FileError> {
+        std::fs::rename(&self.new_path, &self.path).map_err(writing("rename", &self.new_path))?;
+        self.committed = true;
+        Ok(())
+    }
+
+    fn sync_dir(&mut self) -> Result<(), FileError> {
+        sync_dir_of(&self.path)
+    }
+}
+
+fn sync_dir_of(path: &Path) -> Result<(), FileError> {
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        Some(_) | None => Path::new("."),
+    };
+    File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
+}
+
+/// Makes a file that holds a key or a header, for its owner alone (mode 0600), durable. Never overwrites: a key that is gone may have been the last.
+///
+/// # Errors
+/// [`FileError::Exists`], [`FileError::Write`]; nothing is then left behind.
+pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut file = match OpenOptions::new().write(true).create_new(true).mode(MODE_NEW).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(FileError::Exists { path: path.into() }),
+        Err(e) => return Err(writing("create", path)(e)),
+    };
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(writing("write", path));
+    written.and_then(|()| sync_dir_of(path)).inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })
 }
 
 impl Drop for Update {

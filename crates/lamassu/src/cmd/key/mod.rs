@@ -1,6 +1,9 @@
-//! `lamassu key list|add|remove|change`: the key slots of a vault, or of a zone where a file is given.
+//! `lamassu key list|add|remove|change|generate|backup|restore`: the key slots of a vault, or of a zone where a file is given.
 //!
 //! No data is touched. The header's update lock is held from before it is read until it is replaced.
+
+mod backup;
+mod generate;
 
 use super::info::{DescribedSlot, slot_table, slots};
 use crate::fault::Fault;
@@ -8,9 +11,13 @@ use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::{self, Ui};
 use anyhow::Result;
+use backup::backup as back_up;
+use lamassu_crypto::Secret;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::{KeyError, NewSlot, Purpose, Update, header_file, unix_now};
+use lamassu_keys::{
+    KeyError, KeySource, Material, NewSlot, Purpose, SlotKind, Update, header_file, recovery, unix_now,
+};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -22,7 +29,8 @@ Examples:
 const ADD_EXAMPLES: &str = "\
 Examples:
   lamassu key add --new-key raw:file:/root/backup.key --label backup /srv/store/vault
-  lamassu key add /srv/store/vault         a second passphrase: asks for an old one, then the new one";
+  lamassu key add /srv/store/vault         a second passphrase: asks for an old one, then the new one
+  lamassu key add --recovery /srv/store/vault                  prints 24 words to write down, once";
 
 const REMOVE_EXAMPLES: &str = "\
 Examples:
@@ -45,6 +53,12 @@ pub enum Key {
     Remove(Remove),
     /// Replace a slot by one for a new key
     Change(Change),
+    /// Make a key file
+    Generate(generate::Generate),
+    /// Copy the header: without it no key opens the vault
+    Backup(backup::Backup),
+    /// Put a copy of the header back, after proving that it opens the vault
+    Restore(backup::Restore),
 }
 
 /// Options of `key list`.
@@ -66,6 +80,9 @@ pub struct Add {
     key: KeyArg,
     #[command(flatten)]
     new: NewKeyArg,
+    /// Make a recovery key and print its 24 words, once: for paper, and for the day when every other key is gone
+    #[arg(long, conflicts_with = "new_key")]
+    recovery: bool,
     /// Label of the new slot, for people
     #[arg(short, long, default_value = "")]
     label: String,
@@ -154,6 +171,9 @@ pub fn run(ui: &Ui, command: Key) -> Result<()> {
         Key::Add(args) => on_target!(&args.dir, add(ui, &args)),
         Key::Remove(args) => on_target!(&args.dir, remove(ui, &args)),
         Key::Change(args) => on_target!(&args.dir, change(ui, &args)),
+        Key::Generate(args) => generate::run(ui, &args),
+        Key::Backup(args) => on_target!(&args.dir, back_up(ui, &args)),
+        Key::Restore(args) => backup::restore(ui, &args),
     }
 }
 
@@ -170,7 +190,11 @@ fn list<H: Header>(file: &Path, args: &List) -> Result<()> {
 
 fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     check_label(&args.label)?;
-    let (old, new) = (args.key.source()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
+    let old = args.key.source()?;
+    if args.recovery {
+        return add_recovery::<H>(file, ui, args, &old);
+    }
+    let new = keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?;
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
@@ -181,6 +205,25 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     update.replace(&header)?;
     ui.note(format_args!("added slot {id}"));
     Ok(())
+}
+
+/// The words are printed after the slot is there: words that open nothing would be worse than a slot that nobody can open.
+fn add_recovery<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource) -> Result<()> {
+    let label = if args.label.is_empty() { "recovery key" } else { args.label.as_str() };
+    let update = Update::begin(file)?;
+    let mut header: H = update.read()?;
+    let unlocked = keys::unlock(ui, &header, old, &args.dir)?;
+    let key = Secret::random()?;
+    let sheet = recovery::sheet(&key);
+    let material = Material::Key { kind: SlotKind::Recovery, key };
+    let cost = lamassu_keys::cost::FALLBACK;
+    let id = unlocked.add_slot(&mut header, &NewSlot { material: &material, cost, label, created: unix_now() })?;
+    update.replace(&header)?;
+    ui.note(format_args!(
+        "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\
+         `--key recovery:prompt` asks for them."
+    ));
+    output::print_bytes(sheet.expose())
 }
 
 fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {

@@ -1,0 +1,183 @@
+//! How a header is replaced: the order of writes that a crash at any point must not break, apart from what carries it out.
+//!
+//! Invariant: under the header's name there is, after a crash at any moment, the old header whole or the new one whole. The data is durable before the name
+//! can lead to it, and the name is durable before the change is reported.
+
+/// What replacing a file takes. `Update` does it on a file system; a model of one, in the tests, crashes between any two of them.
+pub(super) trait Steps {
+    type Error;
+    /// Empties the new file: a program that died may have left something in it.
+    fn truncate(&mut self) -> Result<(), Self::Error>;
+    /// Fills the new file.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Self::Error>;
+    /// Makes the new file's content durable.
+    fn sync(&mut self) -> Result<(), Self::Error>;
+    /// Puts the new file in the place of the old one.
+    fn rename(&mut self) -> Result<(), Self::Error>;
+    /// Makes the name durable.
+    fn sync_dir(&mut self) -> Result<(), Self::Error>;
+}
+
+/// Replaces the file by `bytes`.
+pub(super) fn replace<S: Steps>(steps: &mut S, bytes: &[u8]) -> Result<(), S::Error> {
+    steps.truncate()?;
+    steps.write(bytes)?;
+    steps.sync()?;
+    steps.rename()?;
+    steps.sync_dir()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Argon2Params, Material, NewSlot, NewZone, create_zone, unlock};
+    use lamassu_crypto::SecretBytes;
+    use lamassu_format::Suite;
+    use lamassu_format::header::{Header, SlotKind, ZoneFile};
+
+    /// A file system as POSIX allows it to be after a power cut. Content that was not synced may be there, be missing, be cut short or be zeros; so may any
+    /// rename that no sync of the directory covers, whether or not the content under the new name is there.
+    struct Disk {
+        /// Contents the new file can have after a crash; the last is what the program sees.
+        new: Vec<Vec<u8>>,
+        /// What the name can lead to: the old content, or the new file.
+        names: Vec<Name>,
+        old: Vec<u8>,
+        steps: usize,
+        /// Power fails before this step.
+        dies_before: usize,
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Name {
+        Old,
+        New,
+    }
+
+    #[derive(Debug)]
+    struct PowerCut;
+
+    impl Disk {
+        fn new(old: &[u8], dies_before: usize) -> Disk {
+            // The new file may hold what an earlier crash left.
+            Disk { new: vec![b"rubbish".to_vec()], names: vec![Name::Old], old: old.to_vec(), steps: 0, dies_before }
+        }
+
+        fn step(&mut self) -> Result<(), PowerCut> {
+            self.steps += 1;
+            if self.steps > self.dies_before { Err(PowerCut) } else { Ok(()) }
+        }
+
+        /// Every content the header's name can have after the crash.
+        fn after(&self) -> Vec<&[u8]> {
+            let mut found: Vec<&[u8]> = Vec::new();
+            for name in &self.names {
+                match name {
+                    Name::Old => found.push(&self.old),
+                    Name::New => found.extend(self.new.iter().map(Vec::as_slice)),
+                }
+            }
+            found
+        }
+    }
+
+    impl Steps for Disk {
+        type Error = PowerCut;
+
+        fn truncate(&mut self) -> Result<(), PowerCut> {
+            self.step()?;
+            self.new.push(Vec::new());
+            Ok(())
+        }
+
+        fn write(&mut self, bytes: &[u8]) -> Result<(), PowerCut> {
+            // A write cut short by the crash itself, at each byte's end, comes before it is done.
+            let start = self.new.last().cloned().unwrap_or_default();
+            for len in 0..bytes.len() {
+                self.new.push([&start[..], &bytes[..len]].concat());
+            }
+            self.new.push(vec![0; start.len() + bytes.len()]);
+            self.step()?;
+            self.new.push([&start[..], bytes].concat());
+            Ok(())
+        }
+
+        fn sync(&mut self) -> Result<(), PowerCut> {
+            self.step()?;
+            self.new.drain(..self.new.len() - 1);
+            Ok(())
+        }
+
+        fn rename(&mut self) -> Result<(), PowerCut> {
+            // It may be durable before it returns.
+            self.names.push(Name::New);
+            self.step()
+        }
+
+        fn sync_dir(&mut self) -> Result<(), PowerCut> {
+            self.step()?;
+            self.names.drain(..self.names.len() - 1);
+            Ok(())
+        }
+    }
+
+    fn raw(byte: u8) -> Material {
+        Material::new(SlotKind::Raw, SecretBytes::new(vec![byte; 32])).unwrap()
+    }
+
+    fn slot(material: &Material) -> NewSlot<'_> {
+        NewSlot { material, cost: Argon2Params::new(64, 1, 2).unwrap(), label: "", created: 0 }
+    }
+
+    /// A header that key 1 opens, and the same after a change to key 2.
+    fn headers() -> (Vec<u8>, Vec<u8>) {
+        let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+        let (mut header, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
+        let old = header.to_json().unwrap();
+        let _removed = keys.change_slot(&mut header, 1, &slot(&raw(2))).unwrap();
+        (old, header.to_json().unwrap())
+    }
+
+    /// Whether a content is a header that exactly one of the two keys opens; which.
+    fn opened_by(bytes: &[u8]) -> Option<u8> {
+        let header = ZoneFile::parse(bytes).ok()?;
+        let opens: Vec<u8> = [1, 2].into_iter().filter(|key| unlock(&header, &raw(*key)).is_ok()).collect();
+        match opens[..] {
+            [key] => Some(key),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_crash_at_any_write_leaves_the_old_key_or_the_new_one() {
+        let (old, new) = headers();
+        for dies_before in 0..=5 {
+            let mut disk = Disk::new(&old, dies_before);
+            let done = replace(&mut disk, &new);
+            assert_eq!(done.is_ok(), dies_before == 5);
+            let found: Vec<_> = disk.after().into_iter().map(|bytes| opened_by(bytes).unwrap()).collect();
+            match done {
+                Ok(()) => assert_eq!(found, [2], "a change that was reported is there"),
+                Err(PowerCut) => assert!(found.contains(&1) || found == [2], "{dies_before}: {found:?}"),
+            }
+        }
+    }
+
+    /// The model is not too kind: without either sync it finds a header that nobody can open, or a change that was reported and is lost.
+    #[test]
+    fn the_model_finds_a_missing_sync() {
+        let (old, new) = headers();
+        let mut disk = Disk::new(&old, 9);
+        disk.truncate().and_then(|()| disk.write(&new)).and_then(|()| disk.rename()).unwrap();
+        disk.sync_dir().unwrap();
+        assert!(disk.after().into_iter().any(|bytes| opened_by(bytes).is_none()));
+
+        let mut disk = Disk::new(&old, 9);
+        disk.truncate()
+            .and_then(|()| disk.write(&new))
+            .and_then(|()| disk.sync())
+            .and_then(|()| disk.rename())
+            .unwrap();
+        assert!(disk.after().into_iter().any(|bytes| opened_by(bytes) == Some(1)));
+    }
+}

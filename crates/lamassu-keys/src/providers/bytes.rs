@@ -1,0 +1,84 @@
+//! Reading a key's bytes: bounded, without a copy left behind, and without the line end a text file ends in.
+
+use crate::source::PASSPHRASE_MAX;
+use lamassu_crypto::SecretBytes;
+use lamassu_format::header::SlotKind;
+use std::io::{self, Read};
+use zeroize::Zeroize;
+
+/// Most bytes a key can have: the longest passphrase and a line end.
+pub(super) const KEY_MAX: usize = PASSPHRASE_MAX + 2;
+
+/// All of `reader` as a key of `kind`, or `None` if it is more than any key has.
+pub(super) fn read_key(reader: &mut impl Read, kind: SlotKind) -> io::Result<Option<SecretBytes>> {
+    let Some(mut bytes) = read_bounded(reader, KEY_MAX)? else { return Ok(None) };
+    if kind != SlotKind::Raw {
+        drop_line_end(&mut bytes);
+    }
+    Ok(Some(SecretBytes::new(bytes)))
+}
+
+/// All of `reader` if that is at most `max` bytes. The buffer never grows, so no copy of the secret is left behind by reallocation.
+pub(super) fn read_bounded(reader: &mut impl Read, max: usize) -> io::Result<Option<Vec<u8>>> {
+    let mut buf = vec![0u8; max + 1];
+    let mut len = 0;
+    let result = loop {
+        if len > max {
+            break Ok(());
+        }
+        match reader.read(&mut buf[len..]) {
+            Ok(0) => break Ok(()),
+            Ok(n) => len += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => break Err(e),
+        }
+    };
+    if result.is_err() || len > max {
+        buf.zeroize();
+        return result.map(|()| None);
+    }
+    buf.truncate(len);
+    Ok(Some(buf))
+}
+
+/// Drops one trailing `\n` or `\r\n`.
+fn drop_line_end(bytes: &mut Vec<u8>) {
+    if bytes.pop_if(|b| *b == b'\n').is_some() {
+        bytes.pop_if(|b| *b == b'\r');
+    }
+}
+
+/// What a provider fetched, for tests.
+#[cfg(test)]
+pub(super) fn exposed(fetched: crate::source::Fetched) -> Vec<u8> {
+    match fetched {
+        crate::source::Fetched::Bytes { bytes, warnings: _ } => bytes.expose().to_vec(),
+        crate::source::Fetched::Token(_) => panic!("a token"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_end_is_dropped() {
+        let dropped = |text: &str| {
+            let mut bytes = text.as_bytes().to_vec();
+            drop_line_end(&mut bytes);
+            String::from_utf8(bytes).unwrap()
+        };
+        for (text, expected) in
+            [("", ""), ("a", "a"), ("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a\r", "a\r"), ("\r\n", "")]
+        {
+            assert_eq!(dropped(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn reading_is_bounded() {
+        assert_eq!(read_bounded(&mut &b"12345"[..], 5).unwrap().as_deref(), Some(&b"12345"[..]));
+        assert_eq!(read_bounded(&mut &b"123456"[..], 5).unwrap(), None);
+        assert_eq!(read_bounded(&mut io::repeat(7), 5).unwrap(), None);
+    }
+}

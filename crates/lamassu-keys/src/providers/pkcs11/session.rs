@@ -1,0 +1,186 @@
+//! A key of a token, in a session that is logged in: sealing and unsealing 32 bytes with it.
+
+use super::failed;
+use super::uri::{Class, Uri};
+use crate::fault::TokenFault;
+use crate::source::{SourceError, Token};
+use cryptoki::error::{Error, RvError};
+use cryptoki::mechanism::aead::GcmParams;
+use cryptoki::mechanism::rsa::{PkcsMgfType, PkcsOaepParams, PkcsOaepSource};
+use cryptoki::mechanism::{Mechanism, MechanismType};
+use cryptoki::object::{Attribute, AttributeType, KeyType, ObjectClass, ObjectHandle};
+use cryptoki::session::Session;
+use lamassu_crypto::Secret;
+use lamassu_format::header::{TokenMechanism, TokenSealed};
+use zeroize::Zeroizing;
+
+const GCM_NONCE: usize = 12;
+const GCM_TAG_BITS: u64 = 128;
+
+/// A key that can be used.
+pub(super) struct TokenKey {
+    session: Session,
+    /// what unseals
+    key: ObjectHandle,
+    kind: Kind,
+    /// label and id, to find the public half by
+    named: Vec<Attribute>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Rsa,
+    Aes,
+}
+
+impl TokenKey {
+    /// The one key that the URI means.
+    pub(super) fn find(session: Session, uri: &Uri) -> Result<TokenKey, TokenFault> {
+        let mut named = Vec::new();
+        named.extend(uri.object.clone().map(Attribute::Label));
+        named.extend(uri.id.clone().map(Attribute::Id));
+        let mut suitable = Vec::new();
+        let mut seen = 0;
+        for (class, object) in [(Class::Private, ObjectClass::PRIVATE_KEY), (Class::Secret, ObjectClass::SECRET_KEY)] {
+            if uri.class.is_some_and(|wanted| wanted != class) {
+                continue;
+            }
+            let mut template = named.clone();
+            template.push(Attribute::Class(object));
+            for key in session.find_objects(&template).map_err(failed("list its keys"))? {
+                seen += 1;
+                suitable.extend(kind_of(&session, key).map(|kind| (key, kind)));
+            }
+        }
+        match suitable[..] {
+            [(key, kind)] => Ok(TokenKey { session, key, kind, named }),
+            [] if seen > 0 => Err(TokenFault::Unsuitable),
+            [] => Err(TokenFault::NoObject { wanted: "private or secret key" }),
+            _ => Err(TokenFault::ManyObjects { count: suitable.len() }),
+        }
+    }
+
+    /// What encrypts: the key itself, or the public half of the same name.
+    fn sealing_key(&self) -> Result<ObjectHandle, TokenFault> {
+        if self.kind == Kind::Aes {
+            return Ok(self.key);
+        }
+        let mut template = self.named.clone();
+        template.push(Attribute::Class(ObjectClass::PUBLIC_KEY));
+        template.push(Attribute::KeyType(KeyType::RSA));
+        let found = self.session.find_objects(&template).map_err(failed("list its keys"))?;
+        found.first().copied().ok_or(TokenFault::NoObject { wanted: "public key" })
+    }
+
+    fn encrypt(&self, mechanism: TokenMechanism, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {
+        let key = self.sealing_key()?;
+        let plain = secret.expose();
+        let sealed = match mechanism {
+            TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1 => {
+                self.session.encrypt(&oaep(mechanism), key, plain).map_err(failed("encrypt"))?
+            }
+            TokenMechanism::AesGcm => {
+                let mut nonce = [0; GCM_NONCE];
+                lamassu_crypto::random(&mut nonce)?;
+                let mut sealed = nonce.to_vec();
+                let params = GcmParams::new(&mut nonce, &[], GCM_TAG_BITS.into()).map_err(failed("encrypt"))?;
+                let ciphertext = self.session.encrypt(&Mechanism::AesGcm(params), key, plain);
+                sealed.extend(ciphertext.map_err(failed("encrypt"))?);
+                // A token may have put a nonce of its own in place of ours.
+                sealed[..GCM_NONCE].copy_from_slice(&nonce);
+                sealed
+            }
+        };
+        if sealed.len() > TokenSealed::MAX {
+            return Err(TokenFault::Unsuitable.into());
+        }
+        Ok(TokenSealed { mechanism, sealed })
+    }
+
+    /// The plaintext, or `None` where the ciphertext is another key's.
+    fn decrypt(&self, sealed: &TokenSealed) -> Result<Option<Zeroizing<Vec<u8>>>, TokenFault> {
+        let plain = match (sealed.mechanism, self.kind) {
+            (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, Kind::Rsa) => {
+                self.session.decrypt(&oaep(sealed.mechanism), self.key, &sealed.sealed)
+            }
+            (TokenMechanism::AesGcm, Kind::Aes) => {
+                let Some((nonce, ciphertext)) = sealed.sealed.split_first_chunk::<GCM_NONCE>() else { return Ok(None) };
+                let mut nonce = *nonce;
+                let params = GcmParams::new(&mut nonce, &[], GCM_TAG_BITS.into()).map_err(failed("decrypt"))?;
+                self.session.decrypt(&Mechanism::AesGcm(params), self.key, ciphertext)
+            }
+            (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, Kind::Aes)
+            | (TokenMechanism::AesGcm, Kind::Rsa) => return Ok(None),
+        };
+        match plain {
+            Ok(plain) => Ok(Some(Zeroizing::new(plain))),
+            Err(e) if is_anothers(&e) => Ok(None),
+            Err(e) => Err(failed("decrypt")(e)),
+        }
+    }
+}
+
+impl Token for TokenKey {
+    fn seal(&self, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {
+        let mechanisms: &[TokenMechanism] = match self.kind {
+            Kind::Rsa => &[TokenMechanism::RsaOaepSha256, TokenMechanism::RsaOaepSha1],
+            Kind::Aes => &[TokenMechanism::AesGcm],
+        };
+        let mut last = SourceError::Token(TokenFault::Unsuitable);
+        for &mechanism in mechanisms {
+            let sealed = match self.encrypt(mechanism, secret) {
+                Ok(sealed) => sealed,
+                Err(e) => {
+                    last = e;
+                    continue;
+                }
+            };
+            // Public keys are often used in software, where more mechanisms work than in the token; and a public key may be another pair's.
+            match self.unseal(&sealed) {
+                Ok(Some(opened)) if lamassu_crypto::wrap::equal(opened.expose(), secret.expose()) => return Ok(sealed),
+                Ok(_) => last = TokenFault::Unsuitable.into(),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
+        Ok(self.decrypt(sealed)?.and_then(|plain| Secret::from_slice(&plain)))
+    }
+}
+
+/// RSA or AES, where the key may decrypt.
+fn kind_of(session: &Session, key: ObjectHandle) -> Option<Kind> {
+    let attributes = session.get_attributes(key, &[AttributeType::KeyType, AttributeType::Decrypt]).ok()?;
+    attributes.contains(&Attribute::Decrypt(true)).then_some(())?;
+    attributes.into_iter().find_map(|a| match a {
+        Attribute::KeyType(KeyType::RSA) => Some(Kind::Rsa),
+        Attribute::KeyType(KeyType::AES) => Some(Kind::Aes),
+        _ => None,
+    })
+}
+
+fn oaep(mechanism: TokenMechanism) -> Mechanism<'static> {
+    let (hash, mgf) = match mechanism {
+        TokenMechanism::RsaOaepSha256 => (MechanismType::SHA256, PkcsMgfType::MGF1_SHA256),
+        TokenMechanism::RsaOaepSha1 | TokenMechanism::AesGcm => (MechanismType::SHA1, PkcsMgfType::MGF1_SHA1),
+    };
+    Mechanism::RsaPkcsOaep(PkcsOaepParams::new(hash, mgf, PkcsOaepSource::empty()))
+}
+
+/// Whether an error says that a ciphertext does not open, rather than that the token failed. Tokens do not agree on the code.
+fn is_anothers(e: &Error) -> bool {
+    matches!(
+        e,
+        Error::Pkcs11(
+            RvError::EncryptedDataInvalid
+                | RvError::EncryptedDataLenRange
+                | RvError::DataInvalid
+                | RvError::DataLenRange
+                | RvError::GeneralError
+                | RvError::FunctionFailed,
+            _
+        )
+    )
+}

@@ -1,0 +1,202 @@
+//! `lamassu key backup|restore`: copies of a header, which a vault cannot be read without.
+//!
+//! A restore puts nothing in place that has not been proven: the backup opens with the key, its MAC verifies, its keys open the vault's root directory, and
+//! no epoch is lost that the header in place is known to have.
+
+use crate::fault::Fault;
+use crate::keys::{self, KeyArg, SourceText};
+use crate::open;
+use crate::output::Ui;
+use crate::tree::vault::list;
+use anyhow::{Context, Result};
+use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+use lamassu_format::name;
+use lamassu_keys::{FileError, Material, Purpose, Unlocked, Update, header_file};
+use lamassu_vault::{ROOT, Vault, VaultError};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const BACKUP_EXAMPLES: &str = "\
+Examples:
+  lamassu key backup /srv/store/vault /mnt/usb/vault.header
+  lamassu key backup -k raw:file:/root/k /srv/store/vault vault.header      and verify it
+Whoever has the copy and a key of one of its slots can open the vault, also after the slot was removed.";
+
+const RESTORE_EXAMPLES: &str = "\
+Examples:
+  lamassu key restore /mnt/usb/vault.header /srv/store/vault
+Slots removed since the backup was made come back, and slots added since are gone.";
+
+/// Options of `key backup`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = BACKUP_EXAMPLES)]
+pub struct Backup {
+    /// Verify the header with this key before it is copied
+    #[arg(short, long, value_name = "SOURCE")]
+    key: Option<SourceText>,
+    /// The vault, or a zone file
+    pub(super) dir: PathBuf,
+    /// The file to make, readable by its owner alone; must not exist
+    file: PathBuf,
+}
+
+/// Options of `key restore`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = RESTORE_EXAMPLES, after_long_help = help())]
+pub struct Restore {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Replace a header of another vault, or one with newer keys, too
+    #[arg(long)]
+    force: bool,
+    /// What `key backup` made, or any copy of the header
+    file: PathBuf,
+    /// The vault, or the zone file to be put back
+    dir: PathBuf,
+}
+
+fn help() -> String {
+    super::help(RESTORE_EXAMPLES)
+}
+
+/// Copies a header that parses and, where a key is given, is authentic.
+pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
+    let bytes = header_file::read_bytes(file)?;
+    let header = H::parse(&bytes).map_err(|source| FileError::Header { path: file.into(), source })?;
+    match &args.key {
+        Some(source) => drop(keys::unlock(ui, &header, &source.parse("--key")?, &args.dir)?),
+        None => ui.detail("the header was parsed, not verified: give --key for that"),
+    }
+    header_file::write_new(&args.file, &bytes)?;
+    ui.note(format_args!(
+        "copied the header with {} key slots to {}; keep it apart from the vault, and make a new one after every change of slots",
+        header.keys().slots.len(),
+        args.file.display()
+    ));
+    Ok(())
+}
+
+/// Which kind of header the backup is decides what DIR is.
+pub fn restore(ui: &Ui, args: &Restore) -> Result<()> {
+    match header_file::read::<VaultHeader>(&args.file) {
+        Ok(header) => restore_vault(ui, args, &header),
+        Err(FileError::Header { source: lamassu_format::header::HeaderError::WrongFormat { .. }, path: _ }) => {
+            let header: ZoneFile = header_file::read(&args.file)?;
+            put(ui, args, &args.dir, &header, |_| Ok(()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
+    let backend = Arc::new(open::backend(&args.dir)?);
+    put(ui, args, &args.dir.join(name::HEADER), header, |keys| {
+        let ring = keys.key_ring(header.suite())?;
+        // The root directory's record is read when it is listed.
+        let opened = Vault::open(backend, header, ring, open::options(true));
+        match opened.and_then(|vault| list(&vault, ROOT, &mut |_, _| {})) {
+            Ok(()) => Ok(()),
+            Err(VaultError::Damaged { .. } | VaultError::NotFound) if args.force => {
+                ui.warn("the root directory does not open with this header's keys");
+                Ok(())
+            }
+            Err(VaultError::Damaged { .. } | VaultError::NotFound) => {
+                Err(Fault::OtherVault { file: args.file.clone(), dir: args.dir.clone() }.into())
+            }
+            Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", args.dir.display())),
+        }
+    })
+}
+
+fn put<H: Header>(
+    ui: &Ui,
+    args: &Restore,
+    place: &Path,
+    header: &H,
+    belongs: impl FnOnce(&Unlocked) -> Result<()>,
+) -> Result<()> {
+    let source = args.key.source()?;
+    let update = Update::begin(place)?;
+    let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
+    let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
+    belongs(&unlocked)?;
+    match update.read::<H>() {
+        Ok(now) => compare(ui, args, &now, header, &unlocked, &material)?,
+        // What cannot be read is what a restore is for.
+        Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let replaced = keep_replaced(place)?;
+    match replaced {
+        Some(_) => update.replace(header)?,
+        None => update.create(header)?,
+    }
+    ui.note(format_args!("restored the header of {}", args.dir.display()));
+    if let Some(kept) = replaced {
+        ui.note(format_args!("what was there is kept as {}; remove it when all is well", kept.display()));
+    }
+    Ok(())
+}
+
+/// The header in place and the one to be restored, where both can be read.
+fn compare<H: Header>(
+    ui: &Ui,
+    args: &Restore,
+    now: &H,
+    then: &H,
+    restored: &Unlocked,
+    material: &Material,
+) -> Result<()> {
+    if now.keys().id != then.keys().id {
+        if args.force {
+            return Ok(());
+        }
+        return Err(Fault::OtherId { file: args.file.clone(), dir: args.dir.clone() }.into());
+    }
+    match lamassu_keys::unlock(now, material) {
+        Ok(present) if !args.force && has_more(&present, restored) => {
+            return Err(Fault::NewerKeys { file: args.file.clone(), dir: args.dir.clone() }.into());
+        }
+        Ok(_) => {}
+        Err(error) => ui.warn(format_args!(
+            "the header in place does not open with this key ({error}), so keys it may have gained since the backup are not known"
+        )),
+    }
+    let ids = |header: &H| header.keys().slots.iter().map(|s| s.id).collect::<Vec<_>>();
+    let (now, then) = (ids(now), ids(then));
+    let listed = |ids: Vec<u32>| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+    let back: Vec<u32> = then.iter().filter(|id| !now.contains(id)).copied().collect();
+    let gone: Vec<u32> = now.iter().filter(|id| !then.contains(id)).copied().collect();
+    if !back.is_empty() {
+        ui.warn(format_args!("slots removed since the backup open the vault again: {}", listed(back)));
+    }
+    if !gone.is_empty() {
+        ui.warn(format_args!("slots added since the backup are gone: {}", listed(gone)));
+    }
+    Ok(())
+}
+
+/// Whether `present` has an epoch that `restored` lacks: data written under it could not be read again.
+fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
+    let lacks = |had: &[lamassu_keys::Epoch], has: &[lamassu_keys::Epoch]| {
+        had.iter().any(|e| !has.iter().any(|r| r.number() == e.number()))
+    };
+    let (p, r) = (present.keychain(), restored.keychain());
+    lacks(p.inner(), r.inner()) || lacks(p.outer(), r.outer())
+}
+
+/// A second name for what is about to be replaced, damaged or not. An earlier one is given up.
+fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
+    let place = std::fs::canonicalize(place).unwrap_or_else(|_| place.to_path_buf());
+    if place.symlink_metadata().is_err() {
+        return Ok(None);
+    }
+    let mut kept = place.clone().into_os_string();
+    kept.push(".replaced");
+    let kept = PathBuf::from(kept);
+    let _ = std::fs::remove_file(&kept);
+    let failed = |source| FileError::Write { op: "copy", path: place.clone(), source };
+    // A copy, where the store has no links: the damaged one may be all there is of some slot.
+    std::fs::hard_link(&place, &kept).or_else(|_| std::fs::copy(&place, &kept).map(drop)).map_err(failed)?;
+    Ok(Some(kept))
+}

@@ -1,0 +1,343 @@
+//! `lamassu leak`: what an observer of the backing store sees, computed from the store alone, without keys.
+//!
+//! It reads what the observer reads, and says what `docs/threat-model.md` says in general for this vault in numbers. Memory is bounded but for one entry
+//! for each directory still to be read.
+
+use crate::distinct::{Counted, Distinct, digest};
+use crate::fault::Fault;
+use crate::open::Found;
+use crate::output::{self, Ui};
+use crate::{signals, text};
+use anyhow::Result;
+use lamassu_format::Geometry;
+use lamassu_format::header::NameMode;
+use lamassu_format::name::{self, Stored};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu leak /srv/store/vault
+  lamassu leak --json /srv/store/vault | jq .equal_blocks";
+
+const PAGE: usize = 4096;
+
+/// Options of `leak`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Memory for comparing blocks, in MiB; what does not fit is sorted on disk
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    memory: u32,
+    /// Where to sort [default: the system's directory for temporary files]
+    #[arg(long, value_name = "DIR")]
+    temp_dir: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault's directory in the store
+    dir: PathBuf,
+}
+
+/// What `--json` prints. Numbers of things, bytes, or Unix seconds.
+#[derive(Serialize)]
+struct Leak {
+    vault: super::info::Described,
+    entries: Entries,
+    sizes: Sizes,
+    tree: Tree,
+    names: Names,
+    times: Times,
+    /// how many entries have this mode, in octal
+    modes: BTreeMap<String, u64>,
+    /// how many entries belong to uid:gid
+    owners: BTreeMap<String, u64>,
+    xattrs: u64,
+    equal_blocks: Equal,
+    /// pages of metadata that are equal: those of equal files of one page
+    equal_pages: Equal,
+    unreadable: u64,
+}
+
+#[derive(Default, Serialize)]
+struct Entries {
+    files: u64,
+    directories: u64,
+    symbolic_links: u64,
+    special: u64,
+    /// files with more than one name
+    hard_linked: u64,
+}
+
+#[derive(Default, Serialize)]
+struct Sizes {
+    bytes: u64,
+    /// what the store says it has allocated
+    allocated_bytes: u64,
+    /// how many files have at most this many bytes, and more than the one before
+    at_most: BTreeMap<u64, u64>,
+    /// bytes of holes: where a file has no blocks
+    hole_bytes: u64,
+}
+
+#[derive(Default, Serialize)]
+struct Tree {
+    depth_max: u64,
+    entries_max: u64,
+    /// how many directories lie at this depth
+    at_depth: BTreeMap<u64, u64>,
+}
+
+#[derive(Default, Serialize)]
+struct Names {
+    /// plain, if names are not encrypted: then the observer reads them
+    plain: bool,
+    /// how many names are this long, in bytes, as far as the store shows it
+    lengths: BTreeMap<u64, u64>,
+    /// names that appear under a hash; their companions show the length
+    long: u64,
+}
+
+#[derive(Serialize, Default)]
+struct Times {
+    oldest: Option<i64>,
+    newest: Option<i64>,
+}
+
+#[derive(Serialize)]
+struct Equal {
+    count: u64,
+    distinct: u64,
+    /// of the distinct ones, how many occur more than once
+    repeated: u64,
+    /// how often the most frequent one occurs
+    most: u64,
+}
+
+impl From<Counted> for Equal {
+    fn from(c: Counted) -> Equal {
+        Equal { count: c.count, distinct: c.distinct, repeated: c.repeated, most: c.most }
+    }
+}
+
+struct Observer {
+    geometry: Geometry,
+    mode: NameMode,
+    leak: Leak,
+    blocks: Distinct,
+    pages: Distinct,
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    signals::flag_only();
+    let header = Found::at(&args.dir)?.header;
+    let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
+    let memory = ((args.memory as usize) << 20) / 2;
+    let none = || Equal::from(Counted::default());
+    let leak = Leak {
+        vault: super::info::Described::of(&header),
+        entries: Entries::default(),
+        sizes: Sizes::default(),
+        tree: Tree::default(),
+        names: Names { plain: header.names() == NameMode::Plain, ..Names::default() },
+        times: Times::default(),
+        modes: BTreeMap::new(),
+        owners: BTreeMap::new(),
+        xattrs: 0,
+        equal_blocks: none(),
+        equal_pages: none(),
+        unreadable: 0,
+    };
+    let mut observer = Observer {
+        geometry: header.geometry(),
+        mode: header.names(),
+        leak,
+        blocks: Distinct::new(memory, &dir),
+        pages: Distinct::new(memory, &dir),
+    };
+    observer.walk(ui, &args.dir)?;
+    let leak = observer.finish()?;
+    if args.json { output::print_json(&leak) } else { print(&leak) }
+}
+
+impl Observer {
+    /// Without recursion: the depth of a tree is its maker's choice.
+    fn walk(&mut self, ui: &Ui, root: &Path) -> Result<()> {
+        let mut waiting = vec![(root.to_path_buf(), 0)];
+        while let Some((dir, depth)) = waiting.pop() {
+            let mut entries = 0;
+            let listed = std::fs::read_dir(&dir).map_err(|e| self.miss(ui, &dir, &e)).ok();
+            for entry in listed.into_iter().flatten() {
+                if signals::interrupted() {
+                    return Err(Fault::Interrupted.into());
+                }
+                let seen = entry.and_then(|e| Ok((e.path(), e.file_name(), e.path().symlink_metadata()?)));
+                let (path, name, meta) = match seen {
+                    Ok(seen) => seen,
+                    Err(e) => {
+                        self.miss(ui, &dir, &e);
+                        continue;
+                    }
+                };
+                if !self.name(name.as_bytes()) {
+                    continue;
+                }
+                entries += 1;
+                self.describe(&path, &meta);
+                if meta.is_dir() {
+                    waiting.push((path, depth + 1));
+                } else if meta.is_file() {
+                    self.file(ui, &path, &meta)?;
+                }
+            }
+            let tree = &mut self.leak.tree;
+            tree.depth_max = tree.depth_max.max(depth);
+            tree.entries_max = tree.entries_max.max(entries);
+            *tree.at_depth.entry(depth).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    fn miss(&mut self, ui: &Ui, path: &Path, e: &io::Error) {
+        self.leak.unreadable += 1;
+        ui.warn(format_args!("{}: {e}", path.display()));
+    }
+
+    /// Whether a name is that of an entry of the tree.
+    fn name(&mut self, name: &[u8]) -> bool {
+        let names = &mut self.leak.names;
+        match name::classify(self.mode, name) {
+            Stored::Root | Stored::DirRecord | Stored::Companion(_) | Stored::LinkRest(_) => return false,
+            Stored::Long(_) => names.long += 1,
+            Stored::Sealed(_) | Stored::Plain | Stored::Foreign => {
+                *names.lengths.entry(name.len() as u64).or_default() += 1;
+            }
+        }
+        true
+    }
+
+    fn describe(&mut self, path: &Path, meta: &Metadata) {
+        let leak = &mut self.leak;
+        let kind = meta.file_type();
+        let count = if kind.is_dir() {
+            &mut leak.entries.directories
+        } else if kind.is_symlink() {
+            &mut leak.entries.symbolic_links
+        } else if kind.is_file() {
+            &mut leak.entries.files
+        } else {
+            &mut leak.entries.special
+        };
+        *count += 1;
+        leak.entries.hard_linked += u64::from(!kind.is_dir() && meta.nlink() > 1);
+        leak.times.oldest = Some(leak.times.oldest.map_or(meta.mtime(), |t| t.min(meta.mtime())));
+        leak.times.newest = Some(leak.times.newest.map_or(meta.mtime(), |t| t.max(meta.mtime())));
+        *leak.modes.entry(format!("{:o}", meta.mode() & 0o7777)).or_default() += 1;
+        *leak.owners.entry(format!("{}:{}", meta.uid(), meta.gid())).or_default() += 1;
+        let mut list = vec![0u8; 64 << 10];
+        // A store without attributes shows none.
+        if let Ok(len) = rustix::fs::llistxattr(path, list.as_mut_slice()) {
+            let ours = |n: &&[u8]| n.starts_with(name::XATTR_PREFIX.as_bytes());
+            leak.xattrs += list[..len].split(|b| *b == 0).filter(ours).count() as u64;
+        }
+    }
+
+    fn file(&mut self, ui: &Ui, path: &Path, meta: &Metadata) -> Result<()> {
+        let sizes = &mut self.leak.sizes;
+        sizes.bytes += meta.len();
+        sizes.allocated_bytes += meta.blocks() * 512;
+        *sizes.at_most.entry(meta.len().max(1).next_power_of_two()).or_default() += 1;
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = match File::options().read(true).custom_flags(flags).open(path) {
+            Ok(file) => file,
+            Err(e) => {
+                self.miss(ui, path, &e);
+                return Ok(());
+            }
+        };
+        self.content(ui, path, &file, meta.len())
+    }
+
+    fn content(&mut self, ui: &Ui, path: &Path, file: &File, len: u64) -> Result<()> {
+        let size = self.geometry.block_size();
+        let mut buf = vec![0; size as usize];
+        let mut at = 0;
+        while at < len {
+            if signals::interrupted() {
+                return Err(Fault::Interrupted.into());
+            }
+            let block = &mut buf[..size.min(len - at) as usize];
+            if let Err(e) = file.read_exact_at(block, at) {
+                self.miss(ui, path, &e);
+                return Ok(());
+            }
+            // The first block of a segment holds its pages.
+            if at % self.geometry.segment_len() == 0 {
+                for page in block.chunks(PAGE).filter(|p| p.iter().any(|b| *b != 0)) {
+                    self.pages.add(digest(0, page), page.len() as u32)?;
+                }
+            } else if block.iter().all(|b| *b == 0) {
+                self.leak.sizes.hole_bytes += block.len() as u64;
+            } else {
+                self.blocks.add(digest(0, block), block.len() as u32)?;
+            }
+            at += size;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Leak> {
+        Ok(Leak { equal_blocks: self.blocks.count()?.into(), equal_pages: self.pages.count()?.into(), ..self.leak })
+    }
+}
+
+fn print(l: &Leak) -> Result<()> {
+    let time = |t: Option<i64>| t.map_or_else(|| "-".into(), text::time);
+    let (e, s, t, n) = (&l.entries, &l.sizes, &l.tree, &l.names);
+    let lengths = match (n.lengths.first_key_value(), n.lengths.last_key_value()) {
+        (Some((least, _)), Some((most, _))) => format!("of {least} to {most} bytes, {} under a hash", n.long),
+        _ => format!("{} under a hash", n.long),
+    };
+    let equal = |e: &Equal, what: &str| {
+        format!(
+            "{} {what}, {} different; {} occur more than once, one of them {} times",
+            e.count, e.distinct, e.repeated, e.most
+        )
+    };
+    let mut out = String::from("An observer of this store sees, without any key:\n");
+    for (name, value) in [
+        (
+            "entries",
+            format!(
+                "{} files ({} of them with several names), {} directories, {} symbolic links, {} special",
+                e.files, e.hard_linked, e.directories, e.symbolic_links, e.special
+            ),
+        ),
+        (
+            "sizes",
+            format!(
+                "{} in files, {} allocated, {} of holes",
+                text::bytes(s.bytes),
+                text::bytes(s.allocated_bytes),
+                text::bytes(s.hole_bytes)
+            ),
+        ),
+        ("tree", format!("{} levels below the root, at most {} entries in a directory", t.depth_max, t.entries_max)),
+        ("names", if n.plain { "in the clear".into() } else { lengths }),
+        ("times", format!("{} to {}", time(l.times.oldest), time(l.times.newest))),
+        ("modes", l.modes.iter().map(|(m, c)| format!("{m} ({c})")).collect::<Vec<_>>().join(", ")),
+        ("owners", l.owners.iter().map(|(o, c)| format!("{o} ({c})")).collect::<Vec<_>>().join(", ")),
+        ("attributes", l.xattrs.to_string()),
+        ("blocks", equal(&l.equal_blocks, "data blocks")),
+        ("small files", equal(&l.equal_pages, "pages of metadata")),
+    ] {
+        out.push_str(&format!("  {name:<12} {value}\n"));
+    }
+    out.push_str("docs/threat-model.md says what follows from each, and `lamassu info` what the header tells.");
+    output::print(out)
+}

@@ -1,0 +1,186 @@
+//! Counting distinct things exactly, however many there are: an external sort of their digests.
+//!
+//! Memory is bounded by the limit given, and a read buffer for each run on disk; the disk by 20 bytes for each thing. Digests are 128 bits of BLAKE3, so
+//! "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
+
+use crate::fault::Fault;
+use anyhow::Result;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+const RECORD: usize = 20;
+/// Read buffer of a run, in bytes.
+const RUN_BUFFER: usize = 64 << 10;
+
+/// A digest, and how many bytes the thing has.
+type Item = (u128, u32);
+
+/// A digest of bytes and of what they are: equal bytes of different `domain`s differ.
+pub fn digest(domain: u8, bytes: &[u8]) -> u128 {
+    let hash = blake3::Hasher::new().update(&[domain]).update(bytes).finalize();
+    let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+    u128::from_le_bytes(*first)
+}
+
+/// Things, to be counted.
+pub struct Distinct {
+    items: Vec<Item>,
+    items_max: usize,
+    runs: Vec<File>,
+    dir: PathBuf,
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// all
+    pub count: u64,
+    /// bytes of all
+    pub bytes: u64,
+    /// different ones
+    pub distinct: u64,
+    /// bytes of one of each
+    pub distinct_bytes: u64,
+    /// of these, how many occur more than once
+    pub repeated: u64,
+    /// how often the most frequent one occurs
+    pub most: u64,
+}
+
+impl Distinct {
+    /// Counts with `memory` bytes, and runs in files without a name in `dir`.
+    pub fn new(memory: usize, dir: &Path) -> Distinct {
+        let items_max = (memory / size_of::<Item>()).max(1);
+        Distinct { items: Vec::new(), items_max, runs: Vec::new(), dir: dir.into() }
+    }
+
+    /// One more thing.
+    pub fn add(&mut self, digest: u128, bytes: u32) -> Result<()> {
+        self.items.push((digest, bytes));
+        if self.items.len() >= self.items_max {
+            self.spill().map_err(|source| Fault::Local { op: "write to", path: self.dir.clone(), source })?;
+        }
+        Ok(())
+    }
+
+    fn spill(&mut self) -> io::Result<()> {
+        self.items.sort_unstable();
+        let mut run = BufWriter::new(unnamed(&self.dir)?);
+        for (digest, bytes) in self.items.drain(..) {
+            run.write_all(&digest.to_le_bytes())?;
+            run.write_all(&bytes.to_le_bytes())?;
+        }
+        let mut file = run.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.rewind()?;
+        self.runs.push(file);
+        Ok(())
+    }
+
+    /// Counts.
+    pub fn count(mut self) -> Result<Counted> {
+        self.items.sort_unstable();
+        let dir = self.dir.clone();
+        self.merge().map_err(|source| Fault::Local { op: "read from", path: dir, source }.into())
+    }
+
+    fn merge(self) -> io::Result<Counted> {
+        let mut runs: Vec<BufReader<File>> =
+            self.runs.into_iter().map(|f| BufReader::with_capacity(RUN_BUFFER, f)).collect();
+        let mut rest = self.items.into_iter();
+        let memory = runs.len();
+        let mut next = |run: usize| -> io::Result<Option<Item>> {
+            if run == memory { Ok(rest.next()) } else { read_item(&mut runs[run]) }
+        };
+        let mut heap = BinaryHeap::new();
+        for run in 0..=memory {
+            heap.extend(next(run)?.map(|item| Reverse((item, run))));
+        }
+        let mut counted = Counted::default();
+        let mut group: (Option<u128>, u64) = (None, 0);
+        while let Some(Reverse(((digest, bytes), run))) = heap.pop() {
+            heap.extend(next(run)?.map(|item| Reverse((item, run))));
+            counted.count += 1;
+            counted.bytes += u64::from(bytes);
+            if group.0 == Some(digest) {
+                group.1 += 1;
+                counted.repeated += u64::from(group.1 == 2);
+            } else {
+                counted.distinct += 1;
+                counted.distinct_bytes += u64::from(bytes);
+                group = (Some(digest), 1);
+            }
+            counted.most = counted.most.max(group.1);
+        }
+        Ok(counted)
+    }
+}
+
+fn read_item(run: &mut impl Read) -> io::Result<Option<Item>> {
+    let mut record = [0; RECORD];
+    match run.read_exact(&mut record) {
+        Ok(()) => {}
+        // Runs are whole records.
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        Err(e) => return Err(e),
+    }
+    let (digest, bytes) = record.split_at(16);
+    let digest = u128::from_le_bytes(digest.try_into().expect("16 of 20 bytes"));
+    Ok(Some((digest, u32::from_le_bytes(bytes.try_into().expect("4 of 20 bytes")))))
+}
+
+/// A file that is gone when it is closed.
+fn unnamed(dir: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, OFlags};
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    if let Ok(fd) = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR) {
+        return Ok(File::from(fd));
+    }
+    // Not every file system can: then a name for a moment.
+    let path = dir.join(format!(".lamassu-{}-{:x}", std::process::id(), rand_u64()?));
+    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    std::fs::remove_file(&path)?;
+    Ok(file)
+}
+
+fn rand_u64() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    lamassu_crypto::random(&mut bytes).map_err(io::Error::other)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(memory: usize, things: impl IntoIterator<Item = u64>) -> Counted {
+        let dir = tempfile::tempdir().unwrap();
+        let mut distinct = Distinct::new(memory, dir.path());
+        for thing in things {
+            distinct.add(digest(0, &thing.to_le_bytes()), 10).unwrap();
+        }
+        let counted = distinct.count().unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+        counted
+    }
+
+    #[test]
+    fn counts_are_exact_in_memory_and_on_disk() {
+        // 0 to 999, then 0 to 499 again, then 7 a hundred times.
+        let things = || (0..1000).chain(0..500).chain(std::iter::repeat_n(7, 100));
+        let expected =
+            Counted { count: 1600, bytes: 16000, distinct: 1000, distinct_bytes: 10000, repeated: 500, most: 102 };
+        for memory in [1 << 20, 32 * 100, 32 * 7, 1] {
+            assert_eq!(counted(memory, things()), expected, "with {memory} bytes");
+        }
+        assert_eq!(counted(1000, []), Counted::default());
+    }
+
+    #[test]
+    fn domains_are_apart() {
+        assert_ne!(digest(0, b"x"), digest(1, b"x"));
+        assert_eq!(digest(1, b"x"), digest(1, b"x"));
+    }
+}

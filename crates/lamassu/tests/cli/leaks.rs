@@ -1,0 +1,91 @@
+//! leak, dedup-estimate and selftest: what they say is so.
+
+use crate::support::{Bench, noise};
+use std::os::unix::fs::FileExt;
+
+#[test]
+fn leak_sees_what_the_store_shows() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("data/inner");
+    let blocks = noise(10 * 4096, 1);
+    b.file("data/a", &blocks);
+    b.file("data/b", &[&blocks[..], &blocks[..4096]].concat());
+    b.file("data/inner/small", b"equal");
+    b.file("data/inner/other", b"equal");
+    std::os::unix::fs::symlink("a", b.path("data/link")).unwrap();
+    b.run("cp -r v data vault:/").ok();
+    // Without a key, and from a copy: nothing but the store is read.
+    let copied = std::process::Command::new("cp").args(["-a", "v", "w"]).current_dir(b.path("")).status().unwrap();
+    assert!(copied.success());
+    let leak = b.command(["leak", "--json", "w"]).env_remove("LAMASSU_KEY").output().unwrap();
+    let leak = crate::support::Ran::from(leak).ok().json();
+    assert_eq!(leak["entries"]["files"], 4);
+    assert_eq!(leak["entries"]["directories"], 2);
+    assert_eq!(leak["entries"]["symbolic_links"], 1);
+    assert_eq!(leak["tree"]["depth_max"], 2);
+    let equal = &leak["equal_blocks"];
+    assert_eq!((&equal["count"], &equal["distinct"]), (&21.into(), &10.into()));
+    assert_eq!((&equal["repeated"], &equal["most"]), (&10.into(), &3.into()));
+    let pages = &leak["equal_pages"];
+    assert_eq!((&pages["count"], &pages["distinct"], &pages["most"]), (&4.into(), &3.into(), &2.into()));
+    assert_eq!(leak["names"]["plain"], false);
+    assert_eq!(leak["unreadable"], 0);
+    assert!(leak["times"]["oldest"].as_i64() <= leak["times"]["newest"].as_i64());
+    assert!(b.run("leak v").ok().text().contains("21 data blocks, 10 different"));
+    b.run("leak data").code(6);
+}
+
+/// What is predicted is what a vault then has: blocks and pages, all and different ones.
+#[test]
+fn an_estimate_is_what_the_vault_turns_out_to_be() {
+    let b = Bench::new();
+    b.dir("data/d");
+    let blocks = noise(300 * 4096, 2);
+    for (name, bytes) in [
+        ("twice", [&blocks[..], &blocks[..]].concat()),
+        ("long", [&blocks[..200 * 4096], &[7; 4096 * 50], b"tail"].concat()),
+        ("full-page", blocks[..116 * 4096].to_vec()),
+        ("tail-in-block", [&blocks[..100 * 4096], &blocks[..4000]].concat()),
+        ("d/small", blocks[..1000].to_vec()),
+        ("d/same", blocks[..1000].to_vec()),
+        ("d/empty", Vec::new()),
+    ] {
+        b.file(&format!("data/{name}"), &bytes);
+    }
+    let sparse = std::fs::File::create(b.path("data/sparse")).unwrap();
+    sparse.write_all_at(&blocks[..8192], 1 << 20).unwrap();
+    sparse.set_len(2 << 20).unwrap();
+    for size in ["4K", "16K"] {
+        let estimate = b.run(&format!("dedup-estimate --json -b {size} --memory 1 data")).ok().json();
+        assert_eq!(estimate["files"], 8);
+        let vault = &estimate["sizes"][0]["vault"];
+        b.run(&format!("init -b {size} v{size}")).ok();
+        b.run(&format!("cp -r v{size} data vault:/")).ok();
+        let leak = b.run(&format!("leak --json v{size}")).ok().json();
+        assert_eq!(vault["blocks"], leak["equal_blocks"]["count"], "{size}");
+        assert_eq!(vault["distinct_blocks"], leak["equal_blocks"]["distinct"], "{size}");
+        let block = estimate["sizes"][0]["block_size"].as_u64().unwrap();
+        let pages = leak["equal_pages"]["count"].as_u64().unwrap();
+        assert_eq!(vault["page_bytes"].as_u64().unwrap(), pages * 4096, "{size}");
+        assert_eq!(vault["bytes"].as_u64().unwrap(), vault["blocks"].as_u64().unwrap() * block + pages * 4096);
+        let distinct = leak["equal_pages"]["distinct"].as_u64().unwrap() * 4096
+            + leak["equal_blocks"]["distinct"].as_u64().unwrap() * block;
+        assert_eq!(vault["deduplicated_bytes"].as_u64().unwrap(), distinct, "{size}");
+    }
+    b.run("dedup-estimate nosuch").code(1);
+    b.run("dedup-estimate -b 5000 data").code(2);
+    assert!(b.run("dedup-estimate data").ok().text().contains("128 KiB"));
+}
+
+#[test]
+fn the_selftest_names_every_primitive() {
+    let b = Bench::new();
+    let rows = b.run("selftest --json").ok().json();
+    let rows = rows.as_array().unwrap();
+    assert!(rows.iter().all(|row| row["passed"] == true));
+    for name in ["SHA-256", "AES-256-CBC", "Argon2id", "XAES-256-GCM", "suite aes", "suite chacha", "getrandom"] {
+        assert!(rows.iter().any(|row| row["primitive"] == name), "{name}");
+    }
+    assert!(b.run("selftest").ok().text().contains("passed"));
+}

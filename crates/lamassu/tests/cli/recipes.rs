@@ -1,0 +1,69 @@
+//! Every command line of docs/keys.md works as it stands there.
+
+use crate::support::Bench;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The lines behind `$ ` of the `console` blocks of each section.
+fn recipes(page: &str) -> Vec<(&str, String)> {
+    let mut found: Vec<(&str, String)> = Vec::new();
+    let mut in_console = false;
+    for line in page.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            found.push((title, String::new()));
+        } else if line.starts_with("```") {
+            in_console = line == "```console";
+        } else if in_console {
+            let command = line.strip_prefix("$ ").unwrap_or_else(|| panic!("a line without a command: {line}"));
+            found.last_mut().unwrap().1 += &format!("{command}\n");
+        }
+    }
+    found.retain(|(_, script)| !script.is_empty());
+    found
+}
+
+#[test]
+fn every_recipe_of_the_page_on_keys_works() {
+    let recipes = recipes(include_str!("../../../../docs/keys.md"));
+    assert!(recipes.len() >= 7, "{}", recipes.len());
+    let program = Path::new(env!("CARGO_BIN_EXE_lamassu")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    std::thread::scope(|scope| {
+        for (title, script) in recipes {
+            let path = &path;
+            scope.spawn(move || run(title, &script, path));
+        }
+    });
+}
+
+fn run(title: &str, script: &str, path: &str) {
+    let b = Bench::new();
+    b.dir("tokens");
+    let conf = b.file("softhsm2.conf", format!("directories.tokendir = {}\n", b.path("tokens").display()).as_bytes());
+    // `!` hides a failure from -e, and its success too.
+    let script: String = script
+        .lines()
+        .map(|line| match line.strip_prefix("! ") {
+            Some(refused) => format!("if {refused}; then exit 99; fi\n"),
+            None => format!("{line}\n"),
+        })
+        .collect();
+    let mut shell = Command::new("bash")
+        .args(["-euxo", "pipefail", "-c", script.as_str()])
+        .current_dir(b.dir("work"))
+        .env_clear()
+        .env("PATH", path)
+        .env("SOFTHSM2_CONF", conf)
+        .env("MODULE", "/usr/lib/softhsm/libsofthsm2.so")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // What a person would type, each time that they are asked.
+    let _ = shell.stdin.take().unwrap().write_all("correct horse battery staple\n".repeat(9).as_bytes());
+    let out = shell.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{title}: {}\n{text}\n{}", out.status, String::from_utf8_lossy(&out.stdout));
+}

@@ -1,0 +1,204 @@
+//! key generate, add --recovery, backup, restore, and changes of a slot that are killed half way.
+
+use crate::support::{Bench, Ran, flip};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+fn mode(path: &Path) -> u32 {
+    std::fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn slots(b: &Bench, vault: &str) -> Vec<Value> {
+    b.run(&format!("key list --json {vault}")).ok().json()["slots"].as_array().unwrap().clone()
+}
+
+#[test]
+fn generated_keys_open_vaults_in_each_form() {
+    let b = Bench::new();
+    for (kind, len) in [("raw", Some(32)), ("hex", Some(65)), ("passphrase", None), ("recovery", None)] {
+        let made = b.run(&format!("key generate --kind {kind} {kind}.key")).ok();
+        assert_eq!(mode(&b.path(&format!("{kind}.key"))), 0o600);
+        let bytes = std::fs::read(b.path(&format!("{kind}.key"))).unwrap();
+        assert!(len.is_none_or(|len| bytes.len() == len));
+        assert!(made.out.is_empty() && made.err.contains(&format!("{kind}:file:{kind}.key")), "{}", made.err);
+        b.run(&format!("init -k {kind}:file:{kind}.key --argon2-ms 1 v-{kind}")).ok();
+        b.run(&format!("ls -k {kind}:file:{kind}.key v-{kind}")).ok();
+        assert_eq!(slots(&b, &format!("v-{kind}"))[0]["kind"], kind);
+
+        // Never overwritten; and another one is another key.
+        b.run(&format!("key generate --kind {kind} {kind}.key")).code(24).says("exists");
+        assert_eq!(std::fs::read(b.path(&format!("{kind}.key"))).unwrap(), bytes);
+        let other = b.run(&format!("key generate --kind {kind} -")).ok();
+        assert_ne!(other.out, bytes);
+        assert!(other.err.is_empty());
+    }
+    b.run("key generate no/such/dir").code(24);
+    b.run("key generate --kind morse x").code(2);
+}
+
+#[test]
+fn a_recovery_key_is_printed_once_and_opens() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let printed = b.run("key add --recovery v").ok().says("not shown again").text();
+    assert_eq!(printed.lines().count(), 6);
+    let slot = &slots(&b, "v")[1];
+    assert_eq!((&slot["kind"], &slot["label"]), (&"recovery".into(), &"recovery key".into()));
+    // As printed, typed by a person, and from four letters of each word.
+    b.secret("paper", printed.as_bytes());
+    b.run("ls -k recovery:file:paper v").ok();
+    let words: Vec<_> = printed.split_whitespace().filter(|w| !w.ends_with('.')).collect();
+    assert_eq!(words.len(), 24);
+    let line = words.iter().map(|w| &w[..w.len().min(4)]).collect::<Vec<_>>().join(" ").to_uppercase();
+    b.run_with("ls -k recovery:prompt v", format!("{line}\n").as_bytes()).ok();
+    b.run_with("ls -k recovery:stdin v", line.as_bytes()).ok();
+
+    // Mistakes are found before any slot is tried.
+    b.run_with("ls -k recovery:prompt v", words[..23].join(" ").as_bytes()).code(9).says("24 words");
+    b.run_with("ls -k recovery:prompt v", line.replace(&line[..4], "XYZW").as_bytes()).code(9).says("word 1");
+    let other = b.run("key generate --kind recovery -").ok();
+    b.run_with("ls -k recovery:stdin v", &other.out).code(12);
+    b.run("key add --recovery -n raw:file:key v").code(2);
+
+    // With every other key gone.
+    b.run("key remove -k recovery:file:paper v 1").ok();
+    b.run("ls v").code(12);
+    b.run("key change -k recovery:file:paper -n raw:file:key v").ok();
+    b.run("ls v").ok();
+    b.run("ls -k recovery:file:paper v").code(12);
+}
+
+#[test]
+fn the_last_use_is_known_on_this_host() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let with_home = |line: &str| -> Ran {
+        b.command(line.split(' ')).env("XDG_STATE_HOME", b.path("state")).output().unwrap().into()
+    };
+    assert!(with_home("key list --json v").ok().json()["slots"][0]["last_used_here"].is_null());
+    with_home("ls v").ok();
+    let listed = with_home("key list --json v").ok().json();
+    let slot = &listed["slots"][0];
+    assert!(slot["last_used_here"].as_u64().unwrap() >= slot["created"].as_u64().unwrap());
+    assert!(slots(&b, "v")[0]["last_used_here"].is_null(), "nowhere to note it, nothing noted");
+    // A place that cannot be written to is no failure.
+    b.file("blocked", b"");
+    let blocked = b.command(["ls", "v"]).env("XDG_STATE_HOME", b.path("blocked")).output().unwrap();
+    Ran::from(blocked).ok();
+}
+
+#[test]
+fn a_change_takes_a_fresh_salt() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let salt = || {
+        let header: Value = serde_json::from_slice(&std::fs::read(b.path("v/lamassu.vault")).unwrap()).unwrap();
+        header["slots"][0]["salt"].as_str().unwrap().to_string()
+    };
+    let first = salt();
+    b.run("key change -n raw:file:key v").ok();
+    let second = salt();
+    b.run("key change -n raw:file:key v").ok();
+    assert!(first != second && second != salt() && salt() != first, "the same key, three salts");
+}
+
+#[test]
+fn a_backup_brings_a_damaged_header_back() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.file("x", b"content");
+    b.run("cp v x vault:").ok();
+    let header = b.path("v/lamassu.vault");
+    b.run("key backup -k raw:file:key v copy").ok().says("apart");
+    assert_eq!(mode(&b.path("copy")), 0o600);
+    assert_eq!(std::fs::read(b.path("copy")).unwrap(), std::fs::read(&header).unwrap());
+    b.run("key backup v copy").code(24).says("exists");
+    let other = b.key("other");
+    b.run(&format!("key backup -k {other} v copy2")).code(12);
+    assert!(!b.path("copy2").exists());
+
+    let restored = |b: &Bench| {
+        b.run("key restore copy v").ok();
+        assert_eq!(b.run("cat v x").ok().out, b"content");
+        assert_eq!(std::fs::read(b.path("copy")).unwrap(), std::fs::read(b.path("v/lamassu.vault")).unwrap());
+    };
+    flip(&header, 900);
+    b.run("cat v x").code(23);
+    restored(&b);
+    assert!(b.path("v/lamassu.vault.replaced").exists());
+    std::fs::write(&header, b"").unwrap();
+    b.run("cat v x").code(23).says("key restore");
+    restored(&b);
+    std::fs::remove_file(&header).unwrap();
+    restored(&b);
+    b.run("check v").ok();
+
+    // A damaged backup, a wrong key, and one that is not there put nothing in place.
+    flip(&b.path("copy"), 900);
+    let before = std::fs::read(&header).unwrap();
+    b.run("key restore copy v").code(23);
+    flip(&b.path("copy"), 900);
+    b.run(&format!("key restore -k {other} copy v")).code(12);
+    b.run("key restore nosuch v").code(23);
+    assert_eq!(std::fs::read(&header).unwrap(), before);
+}
+
+#[test]
+fn a_restore_says_what_it_changes() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let (second, third) = (b.key("second"), b.key("third"));
+    b.run(&format!("key add -n {second} v")).ok();
+    b.run("key backup v copy").ok();
+    b.run("key remove v 2").ok();
+    b.run(&format!("key add -n {third} v")).ok();
+    b.run("key restore copy v").ok().says("open the vault again: 2").says("are gone: 3");
+    b.run(&format!("ls -k {second} v")).ok();
+    b.run(&format!("ls -k {third} v")).code(12);
+
+    // The header of another vault, where one is and where none is.
+    b.run("init w").ok();
+    b.run("key restore copy w").code(28).says("another vault");
+    std::fs::remove_file(b.path("w/lamassu.vault")).unwrap();
+    b.run("key restore copy w").code(28).says("another vault");
+    assert!(!b.path("w/lamassu.vault").exists());
+}
+
+#[test]
+fn zone_files_are_backed_up_too() {
+    let b = Bench::new();
+    b.run("zone create -k raw:file:key z").ok();
+    b.run("key backup z copy").ok();
+    b.run("key restore copy gone").ok();
+    b.run("zone show -k raw:file:key gone").ok();
+    std::fs::write(b.path("z"), b"{}").unwrap();
+    b.run("key restore copy z").ok();
+    b.run("zone show -k raw:file:key z").ok();
+    b.run("key backup z z").code(24);
+}
+
+/// Whenever the program is killed, the vault opens with the old key or the new one, and the next change goes through.
+#[test]
+fn killed_changes_leave_one_key_or_the_other() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let keys = ["raw:file:key".to_string(), b.key("other")];
+    let mut current = 0;
+    for round in 0..25u64 {
+        let (old, new) = (&keys[current], &keys[1 - current]);
+        let mut command = b.command(["key", "change", "-k", old.as_str(), "-n", new.as_str(), "v"]);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(round * 1733 % 16_000));
+        let _ = child.kill();
+        let done = child.wait().unwrap().success();
+        let opens: Vec<bool> = keys.iter().map(|key| b.run(&format!("ls -k {key} v")).code == 0).collect();
+        assert!(opens[0] != opens[1], "round {round}: {opens:?}");
+        assert!(!done || opens[1 - current], "round {round}: a change that was reported is there");
+        current = usize::from(opens[1]);
+    }
+    let ran: Ran = b.run(&format!("key change -k {} -n {} v", keys[current], keys[current]));
+    ran.ok();
+}
