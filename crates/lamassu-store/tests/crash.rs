@@ -15,19 +15,19 @@ use lamassu_store::file::Durability;
 
 /// The least number of crash states of each test below; together what one run promises.
 const MINIMA: [(&str, u64); 13] = [
-    ("small_files", 57_000),
+    ("small_files", 70_000),
     ("several_pages", 600),
     ("few_transient_slots", 3_000),
     ("random_small_files", 25_000),
     ("malleable_suite", 1_000),
     ("large_blocks", 80),
-    ("overwrite", 2_200),
-    ("append", 2_000),
-    ("sparse_fill", 2_000),
-    ("truncate_both_ways", 2_000),
-    ("inline_to_block_growth", 1_800),
-    ("punch_and_rewrite", 2_200),
-    ("page_border", 2_400),
+    ("overwrite", 300),
+    ("append", 300),
+    ("sparse_fill", 300),
+    ("truncate_both_ways", 300),
+    ("inline_to_block_growth", 300),
+    ("punch_and_rewrite", 300),
+    ("page_border", 300),
 ];
 
 const _: () = {
@@ -65,7 +65,7 @@ fn random(name: &str, setup: &Setup, plan: &Plan) {
 
 #[test]
 fn small_files() {
-    let plan = Plan { seeds: 0..240, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
+    let plan = Plan { seeds: 0..280, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
     random("small_files", &Setup::default(), &plan);
 }
 
@@ -104,21 +104,18 @@ fn large_blocks() {
 /// A hand-made workload in every geometry, a stop after every write and barrier. Sizes are in blocks, so that it is the same in all.
 fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
     let geometries = [
-        (Setup::default(), 24),
-        (Setup { reserved: 1, ..Setup::default() }, 24),
-        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 24),
-        (Setup { block_size: 65536, ..Setup::default() }, 4),
-        (Setup { block_size: 1 << 20, reserved: 8, ..Setup::default() }, 1),
+        (Setup::default(), 100),
+        (Setup { reserved: 1, ..Setup::default() }, 100),
+        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 100),
+        (Setup { block_size: 65536, ..Setup::default() }, 8),
+        (Setup { block_size: 1 << 20, reserved: 8, ..Setup::default() }, 2),
     ];
     let mut states = 0;
     for (setup, losses) in geometries {
         let mut recording = Recording::new(&setup, 1);
         workload(&mut recording);
-        let trace = recording.finish();
-        let seeds = if setup.block_size == 4096 { 8 * scale() } else { scale() };
-        for seed in chosen_seed().map_or(0..seeds, |seed| seed..seed + 1) {
-            states += must_survive(name, &setup, &trace, seed, Depth { losses, stride: 1 });
-        }
+        let depth = Depth { losses: losses * scale(), stride: 1 };
+        states += must_survive(name, &setup, &recording.finish(), chosen_seed().unwrap_or(1), depth);
     }
     tell(name, states, minimum(name));
 }
@@ -282,10 +279,8 @@ fn page_border() {
         r.settle();
         r.truncate(4096);
         r.settle();
-        let trace = r.finish();
-        for seed in chosen_seed().map_or(0..8 * scale(), |seed| seed..seed + 1) {
-            states += must_survive("page_border", &setup, &trace, seed, Depth { losses: 16, stride: 1 });
-        }
+        let depth = Depth { losses: 60 * scale(), stride: 1 };
+        states += must_survive("page_border", &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
     }
     tell("page_border", states, minimum("page_border"));
 }

@@ -87,7 +87,7 @@ fn power_cuts_lose_the_latest_operations_on_names_and_no_other() {
             let from = (0..=now).rev().find(|i| states[*i].2 && states[*i].0 <= at).unwrap();
             let point = sim.at(at);
             for (n, left) in
-                [point.least_state()].into_iter().chain((0..4).map(|seed| point.random_state(seed))).enumerate()
+                [point.least_state()].into_iter().chain((0..9).map(|seed| point.random_state(seed))).enumerate()
             {
                 let found = survive(&recipe, left, &format!("record {at}, cut {n}"));
                 let was = states[from..=now].iter().any(|(_, tree, _)| *tree == found);
