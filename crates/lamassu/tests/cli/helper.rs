@@ -31,7 +31,7 @@ fn run(b: &Bench, script: &str) -> Option<Ran> {
         .args(["--mount", "sh", "-euc", &script])
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .env("D", b.path(""))
+        .env("D", b.path("v").parent().unwrap())
         .output()
         .unwrap();
     let ran = Ran::from(out);
