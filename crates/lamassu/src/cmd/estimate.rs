@@ -204,9 +204,10 @@ impl Reader {
                 break;
             }
         }
-        let (first, _) = *whole.finalize().as_bytes().split_first_chunk::<16>().expect("a hash has 32 bytes");
+        let hash = whole.finalize();
+        let (first, _) = hash.as_bytes().split_first_chunk::<16>().expect("a hash has 32 bytes");
         for counter in &mut self.counters {
-            counter.end_of_file(at, u128::from_le_bytes(first))?;
+            counter.end_of_file(at, u128::from_le_bytes(*first))?;
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ fn run(title: &str, script: &str, path: &str) {
         })
         .collect();
     let mut shell = Command::new("bash")
-        .args(["-euxo", "pipefail", "-c", &script])
+        .args(["-euxo", "pipefail", "-c", script.as_str()])
         .current_dir(b.dir("work"))
         .env_clear()
         .env("PATH", path)

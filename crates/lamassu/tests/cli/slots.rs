@@ -189,7 +189,7 @@ fn killed_changes_leave_one_key_or_the_other() {
     let mut current = 0;
     for round in 0..25u64 {
         let (old, new) = (&keys[current], &keys[1 - current]);
-        let mut command = b.command(["key", "change", "-k", old, "-n", new, "v"]);
+        let mut command = b.command(["key", "change", "-k", old.as_str(), "-n", new.as_str(), "v"]);
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_micros(round * 1733 % 16_000));
         let _ = child.kill();

@@ -123,7 +123,7 @@ fn a_key_server_and_each_of_its_faults() {
     // A mount too, and at its most talkative without the key or a query.
     b.run(&format!("mount -o key=hex:https://localhost:{}/key#ca={} v m", open.port, b.path("ca.pem").display())).ok();
     b.unmount("m");
-    let said = b.command(["-vv", "ls", "-k", &format!("hex:https://localhost:{}/key#ca=ca.pem", open.port), "v"]);
-    let said: Ran = { said }.env("LAMASSU_LOG", "trace").output().unwrap().into();
+    let line = format!("-vv ls -k hex:https://localhost:{}/key#ca=ca.pem v", open.port);
+    let said: Ran = b.command(line.split(' ')).env("LAMASSU_LOG", "trace").output().unwrap().into();
     assert!(!said.ok().err.contains(&HEX[..16]));
 }

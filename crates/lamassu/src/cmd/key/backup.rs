@@ -35,7 +35,7 @@ pub struct Backup {
     #[arg(short, long, value_name = "SOURCE")]
     key: Option<SourceText>,
     /// The vault, or a zone file
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
     /// The file to make, readable by its owner alone; must not exist
     file: PathBuf,
 }
