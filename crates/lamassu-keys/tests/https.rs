@@ -25,7 +25,7 @@ fn answers(path: &str) -> Vec<u8> {
             format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{body}").into_bytes()
         }
         "/long" => ok(&[b'x'; 5000]),
-        "/endless" => b"HTTP/1.1 200 OK\r\n\r\n".iter().copied().chain([b'x'; 1 << 20]).collect(),
+        "/endless" => [b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), vec![b'x'; 1 << 20]].concat(),
         "/cut" => b"HTTP/1.1 200 OK\r\nContent-Length: 64\r\n\r\n0f0f0f".to_vec(),
         "/moved" => answer("302 Found", "Location: /raw\r\n", b""),
         "/401" => answer("401 Unauthorized", "", b"who are you"),
