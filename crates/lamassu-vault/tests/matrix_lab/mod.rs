@@ -392,9 +392,9 @@ impl Seen {
         }
         vault.release(handle).unwrap();
         // With its last page the exact size is lost: what lies past the one shown counts as unreadable with the block before it.
-        for b in (size as usize).div_ceil(B)..blocks.len() {
+        for (b, got) in blocks.iter_mut().enumerate().skip((size as usize).div_ceil(B)) {
             if self.bad.get(path).is_some_and(|bad| bad.contains(&(b - 1))) {
-                blocks[b] = None;
+                *got = None;
                 self.bad.get_mut(path).unwrap().insert(b);
             }
         }
