@@ -9,8 +9,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tracing::{Level, Metadata};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// Whether there is no terminal any more.
 static DETACHED: AtomicBool = AtomicBool::new(false);
@@ -36,16 +39,23 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
     };
     let file = file.map(open).transpose()?.map(Arc::new);
     let timed = file.is_some();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_target(ui.verbose > 1);
-    let log = Log { file };
-    let started = match timed {
-        true => builder.with_writer(log).try_init(),
+    let lines = fmt::layer().with_ansi(false).with_target(ui.verbose > 1).with_writer(Log { file });
+    let lines = match timed {
+        true => lines.boxed(),
         // syslog has its own clock, and a person at a terminal knows the time.
-        false => builder.without_time().with_writer(log).try_init(),
+        false => lines.without_time().boxed(),
     };
+    let started =
+        tracing_subscriber::registry().with(lines.with_filter(filter)).with(filter_fn(is_fit_for_a_log)).try_init();
     // A second start can only be a mistake of ours; the first then stays.
     debug_assert!(started.is_ok());
     Ok(())
+}
+
+/// Libraries log what passes through them when they are asked to say all: bodies of answers, which hold keys, and names of files. No filter that a user
+/// sets brings that out.
+fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
+    event.target().starts_with("lamassu") || *event.level() <= Level::INFO
 }
 
 /// From now on standard error leads nowhere.

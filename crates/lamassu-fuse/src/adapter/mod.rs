@@ -165,7 +165,7 @@ impl<F: FileSystem> Adapter<F> {
             CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::None => {}
         }
-        if self.0.fs.keeps_acls() && config.capabilities().contains(ACLS) {
+        if guarded("keeps_acls", || self.0.fs.keeps_acls()) == Some(true) && config.capabilities().contains(ACLS) {
             wanted |= ACLS;
             self.0.acls.store(true, Ordering::Relaxed);
         }

@@ -271,6 +271,9 @@ mod tests {
     fn helper_options_are_escaped() {
         let mut options = MountOptions { read_only: true, ..MountOptions::default() };
         options.fsname = r"/srv/a,suid\b".into();
-        assert_eq!(helper_options(&options), r"fsname=/srv/a\,suid\\b,subtype=lamassu,default_permissions,ro");
+        assert_eq!(
+            helper_options(&options),
+            r"fsname=/srv/a\,suid\\b,subtype=lamassu,default_permissions,max_read=524288,ro"
+        );
     }
 }
