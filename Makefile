@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test torture lint bench-smoke clean
+.PHONY: help setup build install uninstall demo test torture lint bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,14 +12,37 @@ setup: ## installs what is missing: Debian packages, the Rust toolchain, cargo-d
 build: ## builds the `lamassu` program, optimised
 	cargo build --locked --release --package lamassu
 
+# `make build` as the user, then `make install` as root. Packagers set DESTDIR, and PREFIX=/usr.
+PREFIX ?= /usr/local
+# The only directory in which mount(8) looks for helpers.
+SBINDIR ?= /sbin
+bindir = $(DESTDIR)$(PREFIX)/bin
+sharedir = $(DESTDIR)$(PREFIX)/share
+program = $(or $(CARGO_TARGET_DIR),target)/release/lamassu
+completions = bash-completion/completions/lamassu zsh/site-functions/_lamassu fish/vendor_completions.d/lamassu.fish
+
+install: ## installs the program, its links for mount(8) and shell completions (PREFIX=/usr/local DESTDIR=)
+	@test -x $(program) || { echo "there is no $(program): run make build first" >&2; exit 1; }
+	install -D -m 755 $(program) $(bindir)/lamassu
+	install -d $(DESTDIR)$(SBINDIR) $(addprefix $(sharedir)/,$(dir $(completions)))
+	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.fuse.lamassu
+	ln -sf $(PREFIX)/bin/lamassu $(DESTDIR)$(SBINDIR)/mount.lamassu
+	$(program) completions bash > $(sharedir)/$(word 1,$(completions))
+	$(program) completions zsh > $(sharedir)/$(word 2,$(completions))
+	$(program) completions fish > $(sharedir)/$(word 3,$(completions))
+
+uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
+	rm -f $(bindir)/lamassu $(addprefix $(DESTDIR)$(SBINDIR)/,mount.fuse.lamassu mount.lamassu) $(addprefix $(sharedir)/,$(completions))
+
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo
 
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
 
-torture: build ## random operations, killed daemons, power cuts, damage and full stores, in real mounts (10 minutes)
+torture: build ## random operations, killed daemons, power cuts, damage and full stores, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run
+	tests/torture/simulate
 
 lint: ## formatting, clippy, dependencies and licences
 	scripts/test lint

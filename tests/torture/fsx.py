@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random operations on one file, compared with a copy in memory after every read: fsx, in short.
 
-    fsx.py [--seed N] [--ops N | --seconds S] [--max-size BYTES] [--direct] [--shadow FILE] [--trace] FILE
+    fsx.py [--seed N] [--ops N | --seconds S] [--max-size BYTES] [--direct] [--without-allocate] [--shadow FILE] [--trace] FILE
 
 Overlapping writes and reads through three descriptors, truncation both ways, punched and zeroed ranges, allocation, shared maps,
 O_DIRECT, holes as lseek(2) sees them, fsync, dropped caches, reopening. One seed is one sequence of operations, whatever the time limit. With
@@ -44,6 +44,7 @@ class Fsx:
         self.shadow = bytearray()
         self.fds = []
         self.direct = None
+        self.weights = dict(self.WEIGHTS)
         self.wants_direct = direct
         self.pool = random.Random(seed ^ 0x5EED).randbytes(1 << 20)
 
@@ -271,7 +272,7 @@ class Fsx:
     }  # fmt: skip
 
     def step(self):
-        (name,) = self.rng.choices(list(self.WEIGHTS), self.WEIGHTS.values())
+        (name,) = self.rng.choices(list(self.weights), self.weights.values())
         getattr(self, f"op_{name}")()
 
 
@@ -282,11 +283,14 @@ def main():
     usage.add_argument("--seconds", type=float, default=10.0)
     usage.add_argument("--max-size", type=int, default=1 << 20)
     usage.add_argument("--direct", action="store_true", help="use O_DIRECT too")
+    usage.add_argument("--without-allocate", action="store_true", help="for stores that cannot reserve space")
     usage.add_argument("--shadow", help="keeps the expected content between runs")
     usage.add_argument("--trace", action="store_true", help="print every operation")
     usage.add_argument("file")
     args = usage.parse_args()
     fsx = Fsx(args.file, args.seed, args.max_size, args.direct, args.trace)
+    if args.without_allocate:
+        del fsx.weights["allocate"]
     until = time.monotonic() + args.seconds
     try:
         if args.shadow and os.path.exists(args.shadow):

@@ -22,6 +22,13 @@ COMMAND_SECONDS_MAX = 120
 
 CLEAN, DAMAGED, REPAIRED = 0, 26, 27  # exit codes of `lamassu check`, docs/cli.md
 
+# How a store in a loop device is made, and the options of its mount. ext4 here turns read-only at the first error, as most systems set it up.
+MAKE = {
+    "xfs": (("mkfs.xfs", "-q", "-m", "reflink=1"), "loop"),
+    "ext4": (("mkfs.ext4", "-q", "-F"), "loop,errors=remount-ro"),
+    "btrfs": (("mkfs.btrfs", "-q"), "loop"),
+}
+
 XFS_IOC_GOINGDOWN = 0x8004587D
 XFS_FSOP_GOING_FLAGS_NOLOGFLUSH = 2
 
@@ -67,11 +74,11 @@ class Lab:
         self.key.write_bytes(secrets.token_bytes(32))
         self.key.chmod(0o600)
         self.vaults = []
-        if store == "xfs":
+        if store in MAKE:
             self.image = self.path / "store.img"
             with open(self.image, "wb") as image:
                 image.truncate(megabytes << 20)
-            call("mkfs.xfs", "-q", "-m", "reflink=1", str(self.image))
+            call(*MAKE[store][0], str(self.image))
             self.attach()
 
     def __enter__(self):
@@ -94,8 +101,8 @@ class Lab:
         return copy
 
     def attach(self):
-        """Mounts the XFS image (its log is replayed)."""
-        call("mount", "-o", "loop", str(self.image), str(self.store))
+        """Mounts the image (its journal is replayed)."""
+        call("mount", "-o", MAKE[self.kind][1], str(self.image), str(self.store))
 
     def detach(self):
         while is_mounted(self.store):
@@ -129,9 +136,9 @@ class Vault:
     def __init__(self, lab, name):
         self.lab = lab
         self.dir = lab.store / name
-        self.mnt = lab.path / f"mnt-{name}"
+        self.mnt = lab.path / f"mnt-{self.dir.name}"
         self.mnt.mkdir()
-        self.log = lab.path / f"log-{name}"
+        self.log = lab.path / f"log-{self.dir.name}"
         self.daemon = None
 
     def mount(self, *options):

@@ -94,11 +94,7 @@ impl InnerKey {
     pub(crate) fn hash_group(&self, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
         match &self.state {
             State::Aes { .. } | State::Paper { .. } => self.kernel.sha256(blocks, hashes),
-            State::Blake3 { hash, .. } => {
-                for (b, h) in blocks.iter().zip(hashes) {
-                    *h = blake3::keyed_hash(hash.expose(), b).into();
-                }
-            }
+            State::Blake3 { hash, .. } => self.kernel.keyed_blake3(hash.expose(), blocks, hashes),
         }
     }
 

@@ -30,6 +30,8 @@ macro_rules! file_system {
 }
 
 file_system! {
+    /// Whether access control lists are kept, inherited and held in step with the mode, so that the kernel may enforce them.
+    fn keeps_acls(&self) -> bool;
     /// Ends the use of the file system; called once, after the last request.
     fn close(&self) -> Result<()>;
     /// Called every few seconds while mounted.

@@ -71,3 +71,20 @@ mod through {
 mod uncached {
     suite_tests!(|test, body| super::with(lamassu_fuse::CacheMode::None, test, body));
 }
+
+/// A file system that keeps no lists says so: to store them unenforced would promise what is not kept.
+#[test]
+fn access_lists_are_refused() {
+    if !fuse_is_there() {
+        return;
+    }
+    let mut fixture = Fixture::new(&options(CacheMode::WriteBack));
+    let path = fixture.root().join("f");
+    std::fs::write(&path, b"").unwrap();
+    let entry =
+        [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 4, 0, 4, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255];
+    let set = rustix::fs::setxattr(&path, "system.posix_acl_access", &entry, rustix::fs::XattrFlags::empty());
+    assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
+    std::fs::copy(&path, fixture.root().join("g")).unwrap();
+    fixture.end();
+}

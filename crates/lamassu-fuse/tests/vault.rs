@@ -13,7 +13,7 @@ use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
 use lamassu_vault::{Durability, Integrity, Options, Vault};
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use suite::support::{errno, pattern};
@@ -124,21 +124,47 @@ fn with(recipe: Recipe, test: &str, body: fn(&Path)) {
 }
 
 mod write_back_aes {
-    suite_tests!(|test, body| super::with(super::DEFAULT, test, body));
+    suite_tests!(with lists |test, body| super::with(super::DEFAULT, test, body));
 }
 mod through_chacha_plain_names {
     use super::{CacheMode, DEFAULT, NameMode, Recipe, Suite};
-    suite_tests!(|test, body| {
+    suite_tests!(with lists |test, body| {
         let recipe = Recipe { suite: Suite::Chacha, names: NameMode::Plain, cache: CacheMode::Through, ..DEFAULT };
         super::with(recipe, test, body);
     });
 }
 mod uncached_blake3_large_blocks {
     use super::{CacheMode, DEFAULT, Recipe, Suite};
-    suite_tests!(|test, body| {
+    suite_tests!(with lists |test, body| {
         let recipe = Recipe { suite: Suite::Blake3, block_size: 32_768, cache: CacheMode::None, ..DEFAULT };
         super::with(recipe, test, body);
     });
+}
+
+#[test]
+fn access_lists_are_sealed_and_survive_a_remount() {
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    let run = |name: &str, args: &[&str], path: &Path| {
+        let out = std::process::Command::new(name).args(args).arg(path).output().unwrap();
+        String::from_utf8([out.stdout, out.stderr].concat()).unwrap()
+    };
+    fs::write(f.path("f"), vec![7; 10_000]).unwrap();
+    assert_eq!(run("setfacl", &["-m", "u:1234:rw,m::r"], &f.path("f")), "");
+    let before = run("getfacl", &["-cnp"], &f.path("f"));
+    assert!(before.contains("user:1234:rw-\t#effective:r--"), "{before}");
+    let below = run("getfacl", &["-cnp"], &f.backing(8192));
+    assert!(!below.contains("1234"), "the store sees none: {below}");
+    assert_eq!(fs::metadata(f.backing(8192)).unwrap().mode() & 0o777, 0o644, "but the mode it goes with");
+    f.unmount();
+    f.mount(false);
+    assert_eq!(run("getfacl", &["-cnp"], &f.path("f")), before);
+    f.unmount();
+    // The mode is the truth of owner, mask and others: what the store makes of it shows.
+    fs::set_permissions(f.backing(8192), fs::Permissions::from_mode(0o600)).unwrap();
+    f.mount(false);
+    let after = run("getfacl", &["-cnp"], &f.path("f"));
+    assert!(after.contains("user:1234:rw-\t#effective:---"), "{after}");
+    f.unmount();
 }
 
 #[test]

@@ -2,8 +2,12 @@
 //!
 //! A file is replaced whole (§4): written to `PATH.new`, synced, renamed over, directory synced. `PATH.new` is also the lock of those who change the header:
 //! it is held by flock(2) from before the header is read until it is replaced, so no change is lost; the kernel drops the lock of a program that dies.
+//!
+//! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed. A zone file is the user's, and may be one.
 
 use lamassu_format::header::{HEADER_MAX, Header, HeaderError};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -91,9 +95,13 @@ pub fn read<H: Header>(path: &Path) -> Result<H, FileError> {
 
 fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     // Without NONBLOCK a fifo put there by the store would hang the open.
-    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+    let mut flags = OFlags::NONBLOCK;
+    flags.set(OFlags::NOFOLLOW, lies_in_the_store(path));
+    let file = match OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path) {
         Ok(file) => file,
+        Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) && lies_in_the_store(path) => {
+            return Err(FileError::NotAFile { path: path.into() });
+        }
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: path.into() }),
         Err(e) => return Err(reading("open", path)(e)),
     };
@@ -123,7 +131,10 @@ impl Update {
     pub fn begin(path: &Path) -> Result<Self, FileError> {
         const ATTEMPTS_MAX: usize = 16;
         // A zone file may be a symbolic link: what it points to is replaced, not the link.
-        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        let path = match lies_in_the_store(path) {
+            true => path.to_path_buf(),
+            false => std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()),
+        };
         let mut new_name = OsString::from(path.as_os_str());
         new_name.push(".new");
         let new_path = PathBuf::from(new_name);
@@ -168,7 +179,7 @@ impl Update {
     /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is then intact, unless only the last step, the
     /// sync of the directory, failed.
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
-        let old = match self.path.metadata() {
+        let old = match self.path.symlink_metadata() {
             Ok(old) => old,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(FileError::Missing { path: self.path.clone() });
@@ -208,8 +219,13 @@ impl Drop for Update {
     }
 }
 
+/// Whether this is a vault's header, by its name.
+fn lies_in_the_store(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == lamassu_format::name::HEADER)
+}
+
 fn open_new(path: &Path) -> Result<File, FileError> {
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = OpenOptions::new()
         .write(true)
         .create(true)

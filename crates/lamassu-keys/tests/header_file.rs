@@ -149,3 +149,20 @@ fn a_linked_zone_file_is_replaced_where_it_is() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(header_file::read::<ZoneFile>(&real).unwrap(), header);
 }
+
+#[test]
+fn a_link_in_place_of_a_vault_s_header_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (vault, elsewhere) = (dir.path().join("lamassu.vault"), dir.path().join("elsewhere"));
+    fs::write(&elsewhere, "precious").unwrap();
+    fs::write(dir.path().join("elsewhere.new"), "precious, too").unwrap();
+    symlink(&elsewhere, &vault).unwrap();
+    assert!(matches!(header_file::read::<VaultHeader>(&vault), Err(FileError::NotAFile { .. })));
+    let update = Update::begin(&vault).unwrap();
+    assert!(matches!(update.read::<VaultHeader>(), Err(FileError::NotAFile { .. })));
+    assert!(matches!(update.create(&zone().0), Err(FileError::Exists { .. })));
+    // Not even the lock file was made, or removed, where the link leads.
+    assert_eq!(names(dir.path()), ["elsewhere", "elsewhere.new", "lamassu.vault"]);
+    assert_eq!(fs::read(dir.path().join("elsewhere.new")).unwrap(), b"precious, too");
+    assert_eq!(fs::read(&elsewhere).unwrap(), b"precious");
+}

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use lamassu_store::backend::{Backend, BackendDir, LocalBackend};
+use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime};
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -145,4 +145,63 @@ fn opening_the_store_follows_the_users_own_link_only() {
     std::fs::write(dir.path().join("file"), b"").unwrap();
     assert_eq!(errno(LocalBackend::open(dir.path().join("file"))), Some(libc::ENOTDIR));
     assert_eq!(errno(LocalBackend::open(dir.path().join("none"))), Some(libc::ENOENT));
+}
+
+/// Somebody swaps a directory for a link to elsewhere, and back, as fast as they can. Nothing ever happens elsewhere.
+#[test]
+fn a_directory_swapped_for_a_link_leads_nowhere() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let (outside, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(outside.path().join("f"), b"untouched").unwrap();
+    std::fs::write(outside.path().join("g"), b"untouched").unwrap();
+    std::fs::create_dir(dir.path().join("d")).unwrap();
+    std::fs::write(dir.path().join("d/f"), b"inside").unwrap();
+    symlink(outside.path(), dir.path().join("link")).unwrap();
+    let seen = |name: &str| {
+        let meta = outside.path().join(name).metadata().unwrap();
+        (meta.mode(), meta.uid(), meta.ctime(), meta.ctime_nsec(), std::fs::read(outside.path().join(name)).unwrap())
+    };
+    let itself = || {
+        let meta = outside.path().metadata().unwrap();
+        (meta.mode(), meta.ctime(), meta.ctime_nsec())
+    };
+    let before = (seen("f"), seen("g"), itself());
+    let root = LocalBackend::open(dir.path()).unwrap().root();
+    let done = AtomicBool::new(false);
+    let (mut reached, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let top = rustix::fs::open(dir.path(), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+            while !done.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(&top, "d", &top, "link", rustix::fs::RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        while reached < 300 || refused < 300 {
+            match root.open_dir(name("d")) {
+                Err(_) => refused += 1,
+                Ok(d) => {
+                    reached += 1;
+                    // By now the name may lead elsewhere; the open directory does not.
+                    let f = d.open_file(name("f"), true).unwrap();
+                    let mut inside = [0; 6];
+                    assert_eq!((f.read_at(0, &mut inside).unwrap(), &inside), (6, b"inside"));
+                    f.write_at(0, b"inside").unwrap();
+                    d.set_mode_entry(name("f"), 0o600).unwrap();
+                    let _ = d.set_xattr(Some(name("f")), name("user.x"), b"x", 0);
+                    d.create_file(name("g"), 0o600).unwrap();
+                    d.rename(name("g"), &*d, name("h"), RenameMode::Replace).unwrap();
+                    d.unlink(name("h")).unwrap();
+                }
+            }
+            // These name the entry itself, whatever it is at that moment.
+            let _ = root.set_times_entry(name("d"), SetTime::Now, SetTime::Now);
+            let _ = root.set_mode_entry(name("d"), 0o755);
+            let _ = root.set_xattr(Some(name("d")), name("user.x"), b"x", 0);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!((seen("f"), seen("g"), itself()), before);
+    let mut left: Vec<_> = std::fs::read_dir(outside.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["f", "g"]);
 }

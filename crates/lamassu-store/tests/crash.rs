@@ -1,239 +1,378 @@
-//! Crash simulation of one file: every prefix of the writes, and random losses of whatever no barrier covered.
+//! Crash simulation of one file: a stop after every write and barrier, and random losses of whatever no barrier covered.
 //!
 //! After each crash the file must open, every block must be one of its versions since the last completed fsync, nothing may be
-//! damaged, and `check` must be clean. The last test proves the teeth: with barriers taken out the damage is found.
+//! damaged, and `check` must be clean. The last tests prove the teeth: with barriers taken out, or the phases of a commit in
+//! another order, the damage is found.
+//!
+//! `LAMASSU_CRASH_SCALE` multiplies the work (`make torture`), `LAMASSU_CRASH_SEED` chooses one workload; failures print both.
 
 mod common;
-use common::{Rng, Setup, create_in, fill, raw};
-use lamassu_store::Backend;
-use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
-use lamassu_store::backend::memory::MemoryBackend;
-use lamassu_store::file::{DamageKind, Durability, File};
+use common::Setup;
+use common::crash::{Depth, Recording, chosen_seed, explore, must_survive, random_workload, scale, tell};
+use lamassu_store::backend::crash::{Op, Record};
+use lamassu_store::backend::memory::Barrier;
+use lamassu_store::file::Durability;
 
-const BLOCK: usize = 4096;
+/// The least number of crash states of each test below; together what one run promises.
+const MINIMA: [(&str, u64); 13] = [
+    ("small_files", 57_000),
+    ("several_pages", 600),
+    ("few_transient_slots", 3_000),
+    ("random_small_files", 25_000),
+    ("malleable_suite", 1_000),
+    ("large_blocks", 80),
+    ("overwrite", 2_200),
+    ("append", 2_000),
+    ("sparse_fill", 2_000),
+    ("truncate_both_ways", 2_000),
+    ("inline_to_block_growth", 1_800),
+    ("punch_and_rewrite", 2_200),
+    ("page_border", 2_400),
+];
 
-/// A workload as it was recorded: the writes, and what the file held after each step.
-struct Trace {
-    log: CrashLog,
-    /// Length of the log before the first step.
-    start: usize,
-    /// Content after step i; step 0 is the empty file.
-    contents: Vec<Vec<u8>>,
-    /// Length of the log when step i was complete.
-    ends: Vec<usize>,
-    /// Steps that were a completed fsync.
-    synced: Vec<bool>,
+const _: () = {
+    let (mut sum, mut i) = (0, 0);
+    while i < MINIMA.len() {
+        sum += MINIMA[i].1;
+        i += 1;
+    }
+    assert!(sum >= 100_000, "a run tries at least 100,000 crash states");
+};
+
+fn minimum(name: &str) -> u64 {
+    MINIMA.iter().find(|(n, _)| *n == name).expect("every test has a minimum").1
 }
 
-fn record(setup: &Setup, seed: u64, steps: usize, size_max: u64) -> Trace {
-    let mut rng = Rng(seed);
-    let store = CrashBackend::with_granularity(u64::from(setup.block_size));
-    let mut file = File::create(setup.context(), create_in(&store), "test").expect("creates");
-    let mut model: Vec<u8> = Vec::new();
-    let start = store.position();
-    let mut trace = Trace { log: store.log(), start, contents: vec![vec![]], ends: vec![start], synced: vec![true] };
-    for _ in 0..steps {
-        let mut synced = false;
-        let offset = rng.below(size_max);
-        let offset = if rng.below(2) == 0 { offset / 4096 * 4096 } else { offset };
-        let len = [rng.below(300), rng.below(size_max / 3), 4096 * rng.below(30)][rng.below(3) as usize];
-        match rng.below(16) {
-            0..=4 => {
-                let data = fill(len as usize, &mut rng);
-                file.write_at(offset, &data).expect("writes");
-                if len > 0 {
-                    model.resize(model.len().max((offset + len) as usize), 0);
-                    model[offset as usize..(offset + len) as usize].copy_from_slice(&data);
-                }
-            }
-            5 => {
-                let data = fill(1 + len as usize % 5000, &mut rng);
-                file.append(&data).expect("appends");
-                model.extend_from_slice(&data);
-            }
-            6..=7 => {
-                let size = match rng.below(5) {
-                    0 => 0,
-                    1 => (model.len() as u64).saturating_sub(rng.below(9000)),
-                    _ => offset,
-                };
-                file.truncate(size).expect("truncates");
-                model.resize(size as usize, 0);
-            }
-            8 => {
-                file.punch(offset, len).expect("punches");
-                let end = (offset + len).min(model.len() as u64).max(offset.min(model.len() as u64));
-                model[offset.min(end) as usize..end as usize].fill(0);
-            }
-            9..=10 => file.flush().expect("flushes"),
-            11..=12 => {
-                file.sync().expect("syncs");
-                synced = true;
-            }
-            13 => {
-                file.settle_now().expect("settles");
-                synced = true;
-            }
-            14 => {
-                // As the vault does: one barrier for many files, and writes that come between.
-                file.flush().expect("flushes");
-                let mark = file.covered_mark();
-                store.sync().expect("syncs");
-                file.settle(mark).expect("settles");
-            }
-            _ => {
-                // A clean end and a new start: what mounting does first is a barrier.
-                file.flush().expect("flushes");
-                drop(file);
-                store.sync().expect("syncs");
-                file = File::open(setup.context(), raw(&store), "test").expect("opens");
-                synced = true;
-            }
-        }
-        trace.contents.push(model.clone());
-        trace.ends.push(store.position());
-        trace.synced.push(synced);
-    }
-    trace.log = store.log();
-    trace
-}
-
-/// What is wrong with a crashed file, if anything.
-fn judge(setup: &Setup, trace: &Trace, at: usize, store: &MemoryBackend) -> Result<(), String> {
-    // The step in progress, and the last fsync that was complete.
-    let step = trace.ends.iter().position(|end| *end >= at).unwrap_or(trace.ends.len() - 1);
-    let from = (0..=step).rev().find(|i| trace.synced[*i] && trace.ends[*i] <= at).unwrap_or(0);
-    let versions = &trace.contents[from..=step];
-    // Without its first page a file says nothing. Only one that no fsync has covered since it was created or emptied may be so.
-    let may_be_void = versions.iter().any(|v| v.is_empty());
-    let file = File::open(setup.context(), raw(store), "crashed").map_err(|e| format!("open: {e}"))?;
-    let first_page_is_lost = file
-        .check(false, &mut |_| {})
-        .is_ok_and(|c| c.damage.iter().any(|d| d.kind == DamageKind::PageMissing && d.page == 0));
-    if may_be_void && first_page_is_lost {
-        return file.truncate(0).map_err(|e| format!("empty: {e}"));
-    }
-    let size = file.size() as usize;
-    let sizes = versions.iter().map(|v| v.len());
-    let (min, max) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
-    if size < min || size > max {
-        return Err(format!("size {size} is none of {min}..={max}"));
-    }
-    let mut back = vec![0u8; size];
-    file.read_at(0, &mut back).map_err(|e| format!("read: {e}"))?;
-    for (b, block) in back.chunks(BLOCK).enumerate() {
-        let matches = |v: &Vec<u8>| (0..block.len()).all(|i| block[i] == v.get(b * BLOCK + i).copied().unwrap_or(0));
-        // A block of a partly committed growth may not have been written yet.
-        let fresh = versions.iter().any(|v| v.len() <= b * BLOCK) && block.iter().all(|x| *x == 0);
-        if !fresh && !versions.iter().any(matches) {
-            return Err(format!("block {b} of {size} bytes is neither old nor new"));
-        }
-    }
-    let found = file.check(true, &mut |_| {}).map_err(|e| format!("check: {e}"))?;
-    if !found.damage.is_empty() {
-        return Err(format!("damage {:?}", found.damage));
-    }
-    // Life goes on: a write and a settle, and it still reads back.
-    file.write_at(0, b"afterwards").map_err(|e| format!("write: {e}"))?;
-    file.settle_now().map_err(|e| format!("settle: {e}"))?;
-    drop(file);
-    let file = File::open(setup.context(), raw(store), "again").map_err(|e| format!("reopen: {e}"))?;
-    let found = file.check(false, &mut |_| {}).map_err(|e| format!("second check: {e}"))?;
-    if !found.damage.is_empty() || found.recovered != 0 {
-        return Err(format!("after recovery: {found:?}"));
-    }
-    let mut again = vec![0u8; size.max(10)];
-    file.read_at(0, &mut again).map_err(|e| format!("read again: {e}"))?;
-    match size <= 10 || again[10..size] == back[10..] {
-        true => Ok(()),
-        false => Err("recovered content changed".into()),
-    }
-}
-
-/// Crash states of one workload, every `stride`th of them; returns how many were tried, or the first that fails.
-fn torture(setup: &Setup, seed: u64, steps: usize, size_max: u64, losses: u64, stride: usize) -> Result<u64, String> {
-    let trace = record(setup, seed, steps, size_max);
-    let (start, end) = (trace.start, trace.log.records().len());
-    let sim = CrashSim::new(trace.log.clone());
-    let place = |at: usize, what: &str| format!("seed {seed}, after {at} of {end} changes, {what}");
-    let mut states = 0;
-    for (at, store) in sim.prefixes().filter(|(at, _)| *at >= start && (at % stride == 0 || *at == end)) {
-        judge(setup, &trace, at, &store).map_err(|e| format!("{}: {e}", place(at, "killed")))?;
-        let point = sim.at(at);
-        for n in 0..losses {
-            let lost = point.random_state(seed << 8 | n);
-            judge(setup, &trace, at, &lost).map_err(|e| format!("{}: {e}", place(at, "power lost")))?;
-        }
-        states += 1 + losses;
-    }
-    Ok(states)
-}
-
-fn scale() -> u64 {
-    std::env::var("LAMASSU_CRASH_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1)
-}
-
-fn run(
-    name: &str,
-    setup: &Setup,
+struct Plan {
     seeds: std::ops::Range<u64>,
     steps: usize,
     size_max: u64,
-    losses: u64,
-    stride: usize,
-) {
-    let first = std::env::var("LAMASSU_CRASH_SEED").ok().and_then(|s| s.parse().ok());
-    let seeds = match first {
+    depth: Depth,
+}
+
+/// Random workloads.
+fn random(name: &str, setup: &Setup, plan: &Plan) {
+    let seeds = match chosen_seed() {
         Some(seed) => seed..seed + 1,
-        None => seeds.start..seeds.start + (seeds.end - seeds.start) * scale(),
+        None => plan.seeds.start..plan.seeds.start + (plan.seeds.end - plan.seeds.start) * scale(),
     };
-    let mut states = 0;
-    for seed in seeds {
-        match torture(setup, seed, steps, size_max, losses, stride) {
-            Ok(n) => states += n,
-            Err(e) => panic!(
-                "{name}: {e}\nreproduce: LAMASSU_CRASH_SEED={seed} cargo test -p lamassu-store --test crash {name}"
-            ),
-        }
-    }
-    println!("{name}: {states} crash states");
+    let run = |seed| {
+        let trace = random_workload(setup, seed, plan.steps, plan.size_max);
+        must_survive(name, setup, &trace, seed, plan.depth)
+    };
+    tell(name, seeds.map(run).sum(), minimum(name));
 }
 
 #[test]
 fn small_files() {
-    run("small_files", &Setup::default(), 0..150, 30, 20_000, 3, 1);
+    let plan = Plan { seeds: 0..240, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
+    random("small_files", &Setup::default(), &plan);
 }
 
 #[test]
 fn several_pages() {
-    run("several_pages", &Setup::default(), 10_000..10_040, 16, 700_000, 2, 16);
+    let plan = Plan { seeds: 10_000..10_040, steps: 16, size_max: 700_000, depth: Depth { losses: 6, stride: 16 } };
+    random("several_pages", &Setup::default(), &plan);
 }
 
 #[test]
 fn few_transient_slots() {
-    run("few_transient_slots", &Setup { reserved: 2, ..Setup::default() }, 20_000..20_040, 20, 60_000, 3, 2);
+    let plan = Plan { seeds: 20_000..20_060, steps: 20, size_max: 60_000, depth: Depth { losses: 8, stride: 2 } };
+    random("few_transient_slots", &Setup { reserved: 2, ..Setup::default() }, &plan);
 }
 
 #[test]
 fn random_small_files() {
     let setup = Setup { reserved: 8, convergent: false, ..Setup::default() };
-    run("random_small_files", &setup, 30_000..30_040, 25, 30_000, 3, 1);
+    let plan = Plan { seeds: 30_000..30_100, steps: 25, size_max: 30_000, depth: Depth { losses: 12, stride: 1 } };
+    random("random_small_files", &setup, &plan);
 }
 
 #[test]
 fn malleable_suite() {
     let setup = Setup { suite: lamassu_format::Suite::Blake3, reserved: 8, ..Setup::default() };
-    run("malleable_suite", &setup, 40_000..40_020, 25, 60_000, 2, 2);
+    let plan = Plan { seeds: 40_000..40_030, steps: 25, size_max: 60_000, depth: Depth { losses: 6, stride: 2 } };
+    random("malleable_suite", &setup, &plan);
 }
 
 #[test]
 fn large_blocks() {
-    run("large_blocks", &Setup { block_size: 65536, ..Setup::default() }, 50_000..50_006, 14, 5_000_000, 1, 4);
+    let plan = Plan { seeds: 50_000..50_006, steps: 14, size_max: 5_000_000, depth: Depth { losses: 3, stride: 4 } };
+    random("large_blocks", &Setup { block_size: 65536, ..Setup::default() }, &plan);
+}
+
+/// A hand-made workload in every geometry, a stop after every write and barrier. Sizes are in blocks, so that it is the same in all.
+fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
+    let geometries = [
+        (Setup::default(), 24),
+        (Setup { reserved: 1, ..Setup::default() }, 24),
+        (Setup { reserved: 8, convergent: false, ..Setup::default() }, 24),
+        (Setup { block_size: 65536, ..Setup::default() }, 4),
+        (Setup { block_size: 1 << 20, reserved: 8, ..Setup::default() }, 1),
+    ];
+    let mut states = 0;
+    for (setup, losses) in geometries {
+        let mut recording = Recording::new(&setup, 1);
+        workload(&mut recording);
+        let trace = recording.finish();
+        let seeds = if setup.block_size == 4096 { 8 * scale() } else { scale() };
+        for seed in chosen_seed().map_or(0..seeds, |seed| seed..seed + 1) {
+            states += must_survive(name, &setup, &trace, seed, Depth { losses, stride: 1 });
+        }
+    }
+    tell(name, states, minimum(name));
+}
+
+fn overwriting(r: &mut Recording<'_>) {
+    let b = r.b();
+    r.write(0, 5 * b);
+    r.settle();
+    r.write(2 * b, b);
+    r.sync();
+    r.write(0, b);
+    r.write(4 * b, b);
+    r.flush();
+    r.write(b + 100, 3 * b);
+    r.flush();
+    r.write(2 * b, b); // what was never synced is replaced again
+    r.sync();
+    r.write(0, 5 * b);
+    r.settle();
 }
 
 #[test]
-fn the_simulator_has_teeth() {
+fn overwrite() {
+    hand_made("overwrite", overwriting);
+}
+
+#[test]
+fn append() {
+    hand_made("append", |r| {
+        let b = r.b();
+        for len in [b / 2, b / 2, b, b / 3, 2 * b] {
+            r.append(len);
+            r.flush();
+        }
+        r.sync();
+        r.append(b);
+        r.reopen();
+        r.append(10);
+        r.append(b);
+        r.settle_with_the_store();
+        r.append(2 * b);
+        r.settle();
+    });
+}
+
+#[test]
+fn sparse_fill() {
+    hand_made("sparse_fill", |r| {
+        let b = r.b();
+        r.write(6 * b, b);
+        r.settle();
+        r.write(2 * b, b);
+        r.flush();
+        r.write(4 * b, b / 2);
+        r.sync();
+        r.write(0, b);
+        r.write(3 * b, b);
+        r.reopen();
+        r.write(5 * b, 2 * b);
+        r.truncate(9 * b);
+        r.sync();
+        r.write(8 * b, b);
+        r.settle();
+    });
+}
+
+#[test]
+fn truncate_both_ways() {
+    hand_made("truncate_both_ways", |r| {
+        let b = r.b();
+        r.write(0, 5 * b);
+        r.settle();
+        r.truncate(3 * b + b / 2);
+        r.flush();
+        r.truncate(5 * b);
+        r.sync();
+        r.write(4 * b, b);
+        r.truncate(2 * b);
+        r.truncate(2 * b + 7);
+        r.settle();
+        r.truncate(b - 1);
+        r.write(3 * b, 5);
+        r.reopen();
+        r.truncate(0);
+        r.write(0, b + 1);
+        r.settle();
+        r.truncate(0);
+        r.sync();
+    });
+}
+
+#[test]
+fn inline_to_block_growth() {
+    hand_made("inline_to_block_growth", |r| {
+        let b = r.b();
+        let most = (124 * 32).min(b - 1);
+        r.append(100);
+        r.settle();
+        r.append(most / 2);
+        r.sync();
+        r.append(b);
+        r.flush();
+        r.append(b - 5);
+        r.settle();
+        r.truncate(b + 50);
+        r.sync();
+        r.append(most / 2);
+        r.append(2 * b);
+        r.reopen();
+        r.truncate(20);
+        r.settle();
+        r.write(b / 2, 10);
+        r.truncate(2 * b);
+        r.settle();
+    });
+}
+
+#[test]
+fn punch_and_rewrite() {
+    hand_made("punch_and_rewrite", |r| {
+        let b = r.b();
+        r.write(0, 5 * b);
+        r.settle();
+        r.punch(b, 2 * b);
+        r.flush();
+        r.write(b, b);
+        r.sync();
+        r.punch(0, 5 * b);
+        r.write(2 * b + 10, b);
+        r.flush();
+        r.punch(2 * b, b);
+        r.write(2 * b, b);
+        r.reopen();
+        r.punch(3 * b - 10, b);
+        r.settle();
+    });
+}
+
+#[test]
+fn page_border() {
+    // A page of these geometries covers 62 blocks, or 116; so only with blocks of 4096 bytes.
+    let mut states = 0;
+    for (reserved, border) in [(62, 62 * 4096), (8, 116 * 4096)] {
+        let setup = Setup { reserved, ..Setup::default() };
+        let mut r = Recording::new(&setup, 1);
+        r.write(border - 2 * 4096, 2 * 4096);
+        r.settle();
+        r.append(100);
+        r.flush();
+        r.append(4096);
+        r.sync();
+        r.write(border - 4096, 3 * 4096);
+        r.truncate(border + 1);
+        r.reopen();
+        r.truncate(border - 50);
+        r.sync();
+        r.write(border + 9 * 4096, 4096);
+        r.settle_with_the_store();
+        r.truncate(border);
+        r.append(5000);
+        r.settle();
+        r.truncate(4096);
+        r.settle();
+        let trace = r.finish();
+        for seed in chosen_seed().map_or(0..8 * scale(), |seed| seed..seed + 1) {
+            states += must_survive("page_border", &setup, &trace, seed, Depth { losses: 16, stride: 1 });
+        }
+    }
+    tell("page_border", states, minimum("page_border"));
+}
+
+/// How a commit could be wrong.
+#[derive(Clone, Copy, Debug)]
+enum Mistake {
+    /// No barrier between the page and the data it announces.
+    NoBarrier,
+    /// The data goes before the page that announces it.
+    DataFirst,
+    /// Pending bits are cleared before a barrier has covered the data.
+    ClearedEarly,
+}
+
+/// Makes the mistake wherever a recording has the place for it; how often.
+fn make(mistake: Mistake, records: &mut [Record]) -> usize {
+    let segment = 4096 * 63; // of the geometry with R = 62: a page and 62 blocks
+    let page = |r: &Record| matches!(&r.op, Op::Write { offset, .. } if offset.is_multiple_of(segment));
+    let data = |r: &Record| matches!(&r.op, Op::Write { .. }) && !page(r);
+    let (mut at, mut made) = (0, 0);
+    while at < records.len() {
+        let run = |from: usize, is: &dyn Fn(&Record) -> bool| records[from..].iter().take_while(|r| is(r)).count();
+        let attribute = |r: &Record| matches!(r.op, Op::Attribute(..));
+        let pages = run(at, &page);
+        let barrier = at + pages;
+        let is_barrier = records.get(barrier).is_some_and(|r| matches!(r.op, Op::Barrier(_)));
+        match mistake {
+            Mistake::NoBarrier | Mistake::DataFirst if pages > 0 && is_barrier => {
+                let blocks = run(barrier + 1, &data);
+                match mistake {
+                    Mistake::DataFirst => records[at..barrier + 1 + blocks].rotate_left(pages + 1),
+                    _ if blocks > 0 => records[barrier].op = Op::Barrier(Barrier::Data(u64::MAX)),
+                    _ => {}
+                }
+                made += usize::from(blocks > 0);
+                at = barrier + 1 + blocks;
+            }
+            Mistake::ClearedEarly if pages == 0 && is_barrier => {
+                let settled = run(at + 1, &|r| page(r) || attribute(r));
+                // What a barrier or data follows is the first page of a commit.
+                let is_commit = |r: &Record| matches!(r.op, Op::Barrier(_)) || data(r);
+                if settled > 0 && !records.get(at + 1 + settled).is_some_and(is_commit) {
+                    records[at..at + 1 + settled].rotate_left(1);
+                    made += 1;
+                }
+                at += 1 + settled;
+            }
+            _ => at += 1,
+        }
+    }
+    made
+}
+
+#[test]
+fn mistakes_in_the_commit_are_found() {
+    let setup = Setup::default();
+    for mistake in [Mistake::NoBarrier, Mistake::DataFirst, Mistake::ClearedEarly] {
+        let depth = Depth { losses: 24, stride: 1 };
+        let mut recording = Recording::new(&setup, 1);
+        overwriting(&mut recording);
+        let mut trace = recording.finish();
+        explore(&setup, &trace, 0, depth).expect("as it is, it is right");
+        let mut made = 0;
+        trace.log = trace.log.edited(|records| made = make(mistake, &mut records[trace.start..]));
+        assert!(made > 0, "{mistake:?}: the workload has no place for it");
+        let found =
+            explore(&setup, &trace, 0, depth).expect_err(&format!("{mistake:?} was made {made} times, and missed"));
+        println!("{mistake:?}, made {made} times: {found}");
+        let random = |seed: &u64| {
+            let mut trace = random_workload(&setup, *seed, 30, 20_000);
+            trace.log = trace.log.edited(|records| made = make(mistake, &mut records[trace.start..]));
+            made > 0 && explore(&setup, &trace, *seed, Depth { losses: 6, stride: 1 }).is_err()
+        };
+        let found = (0..30).filter(random).count();
+        println!("{mistake:?}: found in {found} of 30 random workloads");
+        assert!(found >= 5, "{mistake:?} was found in {found} of 30 random workloads");
+    }
+}
+
+#[test]
+fn without_barriers_damage_is_found() {
     let setup = Setup { reserved: 8, durability: Durability::Relaxed, ..Setup::default() };
-    let found = (0..40).filter(|seed| torture(&setup, 60_000 + seed, 30, 40_000, 4, 1).is_err()).count();
+    let damaged = |seed: &u64| {
+        let trace = random_workload(&setup, 60_000 + seed, 30, 40_000);
+        explore(&setup, &trace, *seed, Depth { losses: 4, stride: 1 }).is_err()
+    };
+    let found = (0..40).filter(damaged).count();
     assert!(found > 15, "without barriers only {found} of 40 workloads showed damage");
 }

@@ -55,6 +55,7 @@ fn inject(store: &FaultBackend, crash: &CrashBackend, rng: &mut Rng, block_size:
         1 => (c.call == Call::Read && c.nth == reads).then_some(Fault::Errno(libc::EIO)),
         _ if !(c.call.is_change() || c.call.is_sync()) || c.changes < at || (c.changes > at && !for_good) => None,
         2 | 3 if c.call == Call::Write => Some(Fault::Short(part)),
+        4 if c.call == Call::Write => Some(Fault::After(libc::EIO)),
         _ => Some(Fault::Errno(if c.call == Call::Write { libc::ENOSPC } else { libc::EIO })),
     });
 }
@@ -379,5 +380,51 @@ fn a_cut_is_not_cleared_before_its_steps_are_done() {
         let again = File::open(setup.context(), raw(store), "cut").expect("opens");
         assert_eq!(again.size(), 70 * BLOCK as u64, "{what}");
         assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, [], "{what}");
+    }
+}
+
+#[test]
+fn a_full_store_is_not_tried_again_at_every_write() {
+    const PIECE: usize = 1 << 20;
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let file = File::create(Setup::default().context(), create_in(&store), "full").expect("creates");
+    store.faults().fail_always(Call::Write, libc::ENOSPC);
+    let piece = fill(PIECE, &mut Rng(1));
+    let write = |n: usize| file.write_at((n * PIECE) as u64, &piece);
+    let taken = (0..).find(|n| write(*n).is_err()).expect("the store is full");
+    // The write that filled the buffer was taken, and is reported by the next ones and by sync.
+    assert!(taken * PIECE >= 4 << 20 && file.size() == (taken * PIECE) as u64);
+    assert!(matches!(file.flush(), Err(StoreError::Io { .. })));
+    let before = store.faults().calls(Call::Write);
+    for _ in 0..200 {
+        let Err(StoreError::Io { source, .. }) = write(taken) else { panic!("the store is still full") };
+        assert_eq!(source.raw_os_error(), Some(libc::ENOSPC));
+    }
+    assert!(store.faults().calls(Call::Write) - before < 20, "each write tries everything again");
+    assert_eq!(file.size(), (taken * PIECE) as u64, "a write that failed has made the file longer");
+    store.faults().clear_rules();
+    file.sync().expect("there is space again");
+    write(taken).expect("at once");
+    file.sync().expect("syncs");
+    for n in 0..=taken {
+        let mut back = vec![0; PIECE];
+        file.read_at((n * PIECE) as u64, &mut back).expect("reads");
+        assert_eq!(back, piece, "piece {n}");
+    }
+}
+
+#[test]
+fn a_file_that_gives_space_back_is_tried_again_at_once() {
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let file = File::create(Setup::default().context(), create_in(&store), "full").expect("creates");
+    store.faults().fail_always(Call::Write, libc::EDQUOT);
+    let piece = fill(5 << 20, &mut Rng(1));
+    for gives_back in [|f: &File| f.truncate(0), |f: &File| f.truncate(4 << 20), |f: &File| f.punch(0, 1 << 20)] {
+        while file.append(&piece).is_ok() {}
+        store.faults().clear_rules();
+        gives_back(&file).expect("space comes back");
+        file.append(&piece).expect("is taken");
+        file.sync().expect("syncs");
+        store.faults().fail_always(Call::Write, libc::EDQUOT);
     }
 }

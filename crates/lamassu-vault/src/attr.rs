@@ -1,5 +1,6 @@
 //! stat and its changes. Everything is the backing entry's own but the size, which is the plain one.
 
+use crate::acl::Inherited;
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::CachedSize;
@@ -98,7 +99,7 @@ impl Vault {
     /// stat.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] if the inode has no name and no open file any more; those of the store.
+    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody has open, the last state is told.
     pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         if let Some(handle) = handle
             && let Ok((open, _)) = self.handles.file(handle)
@@ -111,12 +112,22 @@ impl Vault {
     }
 
     pub(crate) fn getattr_locked(&self, ino: Ino) -> Result<Attr> {
-        let (target, st) = self.target(ino)?;
+        let (target, st) = match self.target(ino) {
+            // Somebody may still hold the directory open that was removed, or a handle that opened nothing (`O_PATH`).
+            Err(VaultError::Stale) => return self.attr_of_removed(ino).ok_or(VaultError::Stale),
+            found => found?,
+        };
         Ok(match target {
             Target::Open(open) => self.attr_of_open(ino, &open.file(), &st),
             Target::Entry { dir, name } => self.attr_of_entry(ino, &dir, &name, &st),
             Target::Root(_) => self.attr(ino, &st, st.len),
         })
+    }
+
+    fn attr_of_removed(&self, ino: Ino) -> Option<Attr> {
+        let st = self.nodes.lock().last_stat(ino)?;
+        let size = if st.kind == Kind::File { self.size_guess(st.len) } else { st.len };
+        Some(self.attr(ino, &st, size))
     }
 
     /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.
@@ -195,7 +206,8 @@ impl Vault {
             dir.handle.set_owner_entry(stored, uid, gid).map_err(io("set the owner"))?;
             changed = true;
         }
-        if let Some(mode) = wanted.mode
+        let set = |attr: &OsStr, value: &[u8]| dir.handle.set_xattr(Some(stored), attr, value, 0);
+        if let Some(mode) = self.store_inherited(wanted, set)?
             && (changed || st.mode != mode)
         {
             dir.handle.set_mode_entry(stored, mode).map_err(io("set the mode"))?;
@@ -204,28 +216,56 @@ impl Vault {
         if changed { dir.handle.stat_entry(stored).map_err(io("stat")) } else { Ok(st) }
     }
 
-    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid parent.
+    /// Gives a new entry the lists it inherits, by `set`. Returns its mode.
+    pub(crate) fn store_inherited(
+        &self,
+        wanted: &Wanted,
+        set: impl Fn(&OsStr, &[u8]) -> std::io::Result<()>,
+    ) -> Result<Option<u32>> {
+        match (wanted.mode, &wanted.inherited) {
+            (Some(mode), Some(inherited)) => inherited.store(self, mode, set).map(Some),
+            (mode, _) => Ok(mode),
+        }
+    }
+
+    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid parent; the parent's default access
+    /// control list decides with the mode, the caller's mask where there is none.
     pub(crate) fn wanted(&self, dir: &Arc<Dir>, kind: Kind, mode: u32, owner: crate::Owner) -> Result<Wanted> {
         let parent = dir.handle.stat().map_err(io("stat"))?;
         let inherits = parent.mode & libc::S_ISGID != 0;
+        let gid = if inherits { parent.gid } else { owner.gid };
+        if kind == Kind::Symlink {
+            return Ok(Wanted { uid: owner.uid, gid, mode: None, inherited: None });
+        }
+        let inherited = self.inherited(dir, kind)?;
         let mut mode = mode & 0o7777;
+        mode = inherited.as_ref().map_or(mode & !(owner.umask & 0o777), |i| i.mode(mode));
         if inherits && kind == Kind::Dir {
             mode |= libc::S_ISGID;
         }
-        let gid = if inherits { parent.gid } else { owner.gid };
-        Ok(Wanted { uid: owner.uid, gid, mode: (kind != Kind::Symlink).then_some(mode) })
+        Ok(Wanted { uid: owner.uid, gid, mode: Some(mode), inherited })
     }
 }
 
-/// Owner and mode of a new entry.
-#[derive(Clone, Copy, Debug)]
+/// Owner, mode and access control lists of a new entry.
+#[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub uid: u32,
     pub gid: u32,
     pub mode: Option<u32>,
+    pub inherited: Option<Inherited>,
 }
 
 impl Wanted {
+    /// The mode to make the entry with: no more than the final one gives without a list, and enough for us to set attributes.
+    pub fn first_mode(&self) -> u32 {
+        let mode = self.mode.unwrap_or(0o600);
+        match &self.inherited {
+            Some(inherited) if inherited.is_more_than_mode() => mode & !0o070 | 0o600,
+            Some(_) | None => mode,
+        }
+    }
+
     /// What has to be changed of an entry with stat `st`.
     pub fn owner_change(&self, st: &Stat) -> Option<(Option<u32>, Option<u32>)> {
         let uid = (st.uid != self.uid).then_some(self.uid);

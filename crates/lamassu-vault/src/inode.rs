@@ -77,6 +77,8 @@ struct Node {
     size: Option<CachedSize>,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
+    /// Of a zombie whose removal we saw: what stat said last, without links.
+    last: Option<Stat>,
 }
 
 /// See the module's head.
@@ -91,8 +93,17 @@ pub(crate) struct NodeTable {
 impl NodeTable {
     pub fn new(root: &Stat) -> Self {
         let id = StoreId::from(root);
-        let node =
-            Node { id, kind: Kind::Dir, links: Vec::new(), lookups: 1, pins: 0, generation: 0, size: None, live: true };
+        let node = Node {
+            id,
+            kind: Kind::Dir,
+            links: Vec::new(),
+            lookups: 1,
+            pins: 0,
+            generation: 0,
+            size: None,
+            live: true,
+            last: None,
+        };
         NodeTable {
             nodes: HashMap::from([(ROOT, node)]),
             by_store: HashMap::from([(id, ROOT)]),
@@ -122,6 +133,11 @@ impl NodeTable {
 
     pub fn is_live(&self, ino: Ino) -> bool {
         self.nodes.get(&ino).is_some_and(|n| n.live)
+    }
+
+    /// What is left to say of a zombie.
+    pub fn last_stat(&self, ino: Ino) -> Option<Stat> {
+        self.nodes.get(&ino)?.last
     }
 
     pub fn links(&self, ino: Ino) -> Vec<Link> {
@@ -172,7 +188,8 @@ impl NodeTable {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < ALTERNATIVE && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { self.alternative() };
         let generation = self.zombies_made;
-        let node = Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true };
+        let node =
+            Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true, last: None };
         self.nodes.insert(ino, node);
         self.by_store.insert(id, ino);
         ino
@@ -213,10 +230,13 @@ impl NodeTable {
         }
     }
 
-    /// The backing inode at (parent, name) lost that name; `last`: it was the last one.
-    pub fn unlinked(&mut self, id: StoreId, parent: Ino, name: &OsStr, last: bool) -> Option<Ino> {
-        let ino = self.find(id)?;
+    /// The backing inode at (parent, name), whose stat was `st`, lost that name; `last`: it was the last one.
+    pub fn unlinked(&mut self, st: &Stat, parent: Ino, name: &OsStr, last: bool) -> Option<Ino> {
+        let ino = self.find(StoreId::from(st))?;
         if last {
+            if let Some(node) = self.nodes.get_mut(&ino) {
+                node.last = Some(Stat { nlink: 0, ..*st });
+            }
             self.bury(ino);
         } else {
             self.remove_link(ino, parent, name);
@@ -375,7 +395,8 @@ mod tests {
         let mut t = table();
         let st = stat(40, Kind::File);
         let old = t.reference(ROOT, name("a"), &st);
-        t.unlinked(StoreId::from(&st), ROOT, name("a"), true);
+        t.unlinked(&st, ROOT, name("a"), true);
+        assert_eq!(t.last_stat(old.ino).map(|st| (st.ino, st.nlink)), Some((40, 0)));
         assert!(!t.is_live(old.ino));
         assert_eq!(t.stored_path(old.ino), None);
         let new = t.reference(ROOT, name("b"), &st);
@@ -422,7 +443,7 @@ mod tests {
         t.moved(id, (ROOT, name("f")), (d, name("h")));
         let names: Vec<_> = t.links(f).into_iter().map(|l| l.name).collect();
         assert_eq!(names, ["g", "h"]);
-        t.unlinked(id, d, name("g"), false);
+        t.unlinked(&st, d, name("g"), false);
         assert_eq!(t.stored_path(f), Some("d/h".into()));
         t.forget(f, 2);
         t.forget(d, 1);
@@ -437,7 +458,7 @@ mod tests {
         t.pin(f);
         t.forget(f, 99);
         assert!(t.is_live(f));
-        t.unlinked(StoreId::from(&st), ROOT, name("f"), true);
+        t.unlinked(&st, ROOT, name("f"), true);
         assert_eq!(t.kind(f), Some(Kind::File));
         t.unpin(f);
         assert_eq!(t.kind(f), None);

@@ -3,6 +3,7 @@
 //! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a local file system does, with the
 //! durability that `lamassu-store` gives each file; it never follows a symbolic link and never leaves the directory the vault lies in.
 
+mod acl;
 mod attr;
 pub mod check;
 mod dir;

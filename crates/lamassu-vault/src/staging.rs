@@ -145,7 +145,8 @@ impl Vault {
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             dir.set_owner(uid, gid).map_err(io("set the owner"))?;
         }
-        if let Some(mode) = wanted.mode {
+        let set = |attr: &OsStr, value: &[u8]| dir.set_xattr(None, attr, value, 0);
+        if let Some(mode) = self.store_inherited(wanted, set)? {
             dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
         }
         Ok(dir)

@@ -92,7 +92,7 @@ impl Vault {
     ) -> Result<(Arc<dyn BackendFile>, Stat)> {
         let wanted = self.wanted(dir, Kind::File, mode, owner)?;
         self.create_with(dir, stored, || {
-            let file = dir.handle.create_file(&stored.name, mode & 0o7777).map_err(io("create"))?;
+            let file = dir.handle.create_file(&stored.name, wanted.first_mode()).map_err(io("create"))?;
             let st = self.own_or_remove(dir, &stored.name, &wanted)?;
             Ok((file, st))
         })
@@ -144,7 +144,7 @@ impl Vault {
         }
         self.make(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, kind, mode, owner)?;
-            dir.handle.make_node(&stored.name, kind, mode & 0o7777, rdev).map_err(io("mknod"))?;
+            dir.handle.make_node(&stored.name, kind, wanted.first_mode(), rdev).map_err(io("mknod"))?;
             self.own_or_remove(dir, &stored.name, &wanted)
         })
     }
@@ -244,7 +244,7 @@ impl Vault {
         if last {
             self.unsynced.remove(id);
         }
-        let ino = self.nodes.lock().unlinked(id, dir.ino, stored, last);
+        let ino = self.nodes.lock().unlinked(st, dir.ino, stored, last);
         let Some(ino) = ino.filter(|_| last) else { return };
         match st.kind {
             Kind::Dir => self.dirs.drop_dir(ino),

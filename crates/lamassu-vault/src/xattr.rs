@@ -1,5 +1,7 @@
 //! Extended attributes (`docs/format.md` §7): names and values sealed, whatever their namespace; what the store itself keeps is not shown.
+//! Access control lists go through `acl`, which keeps them in step with the mode.
 
+use crate::acl::Which;
 use crate::error::{errno, io};
 use crate::target::Target;
 use crate::{Ino, Result, SetXattr, Vault, VaultError};
@@ -30,13 +32,15 @@ pub(crate) fn open_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> std::r
     ring.open_record(RecordKind::Xattr, context(stored), value)
 }
 
-/// The plain name of a stored attribute: `None` if it is not one of the format's.
+/// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would be two in a listing, counts as one
+/// that nobody sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
     let raw = stored.as_bytes();
     if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {
         return None;
     }
-    Some(parse_xattr_name(raw).ok_or(OpenError::Truncated).and_then(|sealed| ring.open_xattr_name(&sealed)))
+    let opened = parse_xattr_name(raw).ok_or(OpenError::Truncated).and_then(|sealed| ring.open_xattr_name(&sealed));
+    Some(opened.and_then(|name| if name.contains(&0) { Err(OpenError::Unauthentic) } else { Ok(name) }))
 }
 
 impl Vault {
@@ -59,13 +63,21 @@ impl Vault {
     /// # Errors
     /// [`VaultError::NoAttribute`], [`VaultError::Damaged`], those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
+        let _tree = self.tree.read();
+        if let Some(which) = Which::of(name) {
+            return self.get_acl(ino, which);
+        }
+        let (target, _) = self.target(ino)?;
+        self.sealed_attr(&target, ino, name)
+    }
+
+    /// The value of an attribute as it was set.
+    pub(crate) fn sealed_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let stored = match self.stored_attrs(name) {
             // Nothing so long can be there.
             Err(VaultError::NameTooLong) if name.len() <= NAME_MAX => return Err(VaultError::NoAttribute),
             other => other?,
         };
-        let _tree = self.tree.read();
-        let (target, _) = self.target(ino)?;
         for attr in &stored {
             match target.get_xattr(attr) {
                 Ok(value) => {
@@ -75,7 +87,7 @@ impl Vault {
                 // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {}
                 // An owner who is not root may list the attributes of a file of mode 000, but read none: what is not listed is not there.
-                Err(e) if e.raw_os_error() == Some(libc::EACCES) && !is_listed(&target, attr) => {}
+                Err(e) if e.raw_os_error() == Some(libc::EACCES) && !is_listed(target, attr) => {}
                 Err(e) => return Err(io("get an attribute")(e)),
             }
         }
@@ -92,15 +104,29 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of the store: what it refuses for
-    /// symbolic links and devices is refused here.
+    /// symbolic links and devices is refused here. [`VaultError::Invalid`] for an access control list that is none.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        if let Some(which) = Which::of(name) {
+            return self.set_acl(ino, which, value, mode);
+        }
+        let (target, _) = self.target(ino)?;
+        self.store_attr(&target, name, value, mode)
+    }
+
+    /// Name and value as they are stored.
+    pub(crate) fn seal_attr(&self, name: &OsStr, value: &[u8]) -> Result<(OsString, Vec<u8>)> {
+        let newest = self.stored_attrs(name)?.into_iter().next().ok_or(VaultError::NoAttribute)?;
+        let sealed = self.ctx.ring.outer().seal_record(RecordKind::Xattr, context(&newest), value)?;
+        Ok((newest, sealed))
+    }
+
+    pub(crate) fn store_attr(&self, target: &Target, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let stored = self.stored_attrs(name)?;
         if value.len() > VALUE_MAX {
             return Err(errno("set an attribute", libc::E2BIG));
         }
-        let _pass = self.change()?;
-        let _tree = self.tree.read();
-        let (target, _) = self.target(ino)?;
         let Some((newest, older)) = stored.split_first() else { return Err(VaultError::NoAttribute) };
         let is_older = older.iter().any(|attr| target.get_xattr(attr).is_ok());
         let flags = match (mode, is_older) {
@@ -113,7 +139,7 @@ impl Vault {
         target.set_xattr(newest, &sealed, flags).map_err(io("set an attribute"))?;
         if is_older {
             for attr in older {
-                remove_if_there(&target, attr)?;
+                remove_if_there(target, attr)?;
             }
         }
         Ok(())
@@ -146,17 +172,24 @@ impl Vault {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`], those of the store.
+    /// [`VaultError::NoAttribute`] (but for access control lists), those of the store.
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
-        let stored = self.stored_attrs(name)?;
         let _pass = self.change()?;
         let _tree = self.tree.read();
-        let (target, _) = self.target(ino)?;
-        let mut found = false;
-        for attr in &stored {
-            found |= remove_if_there(&target, attr)?;
+        if let Some(which) = Which::of(name) {
+            return self.remove_acl(ino, which);
         }
-        if found { Ok(()) } else { Err(VaultError::NoAttribute) }
+        let (target, _) = self.target(ino)?;
+        if self.drop_attr(&target, name)? { Ok(()) } else { Err(VaultError::NoAttribute) }
+    }
+
+    /// Whether there was one.
+    pub(crate) fn drop_attr(&self, target: &Target, name: &OsStr) -> Result<bool> {
+        let mut found = false;
+        for attr in &self.stored_attrs(name)? {
+            found |= remove_if_there(target, attr)?;
+        }
+        Ok(found)
     }
 }
 

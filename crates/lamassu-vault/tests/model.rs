@@ -6,6 +6,7 @@ mod common;
 
 use common::*;
 use lamassu_store::Backend;
+use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_vault::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -41,7 +42,12 @@ enum Op {
     SetXattr(Vec<usize>, u8, usize),
     RemoveXattr(Vec<usize>, u8),
     Chmod(Vec<usize>, u32),
+    Punch(Vec<usize>, u64, u64),
     Reopen,
+    /// The daemon is killed, and the vault opened again.
+    Kill,
+    /// Everything is synced; then the power goes, with a seed that says what else survives.
+    PowerCut(u64),
     Maintain,
 }
 
@@ -68,7 +74,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (place(), 0..3u8, 0..300usize).prop_map(|(p, n, l)| Op::SetXattr(p, n, l)),
         1 => (place(), 0..3u8).prop_map(|(p, n)| Op::RemoveXattr(p, n)),
         1 => (place(), 0..0o1000u32).prop_map(|(p, m)| Op::Chmod(p, m | 0o700)),
+        3 => (place(), 0..600_000u64, 0..100_000u64).prop_map(|(p, o, l)| Op::Punch(p, o, l)),
         1 => Just(Op::Reopen),
+        1 => Just(Op::Kill),
+        1 => any::<u64>().prop_map(Op::PowerCut),
         1 => Just(Op::Maintain),
     ]
 }
@@ -85,6 +94,8 @@ struct Inode {
     body: Body,
     xattrs: BTreeMap<String, Vec<u8>>,
     mode: Option<u32>,
+    /// What a file held since everything was last synced, but for what it holds now.
+    earlier: Vec<Vec<u8>>,
 }
 
 /// What a file system is: inodes, and names in directories. Inode 0 is the root.
@@ -127,8 +138,21 @@ impl Model {
     }
 
     fn add(&mut self, body: Body) -> usize {
-        self.inodes.push(Inode { body, xattrs: BTreeMap::new(), mode: None });
+        self.inodes.push(Inode { body, xattrs: BTreeMap::new(), mode: None, earlier: Vec::new() });
         self.inodes.len() - 1
+    }
+
+    /// Changes the content of a file, and remembers what it was.
+    fn change(&mut self, ino: usize, change: impl FnOnce(&mut Vec<u8>)) {
+        let Body::File(data) = &mut self.inodes[ino].body else { panic!("a file") };
+        let before = data.clone();
+        change(data);
+        self.inodes[ino].earlier.push(before);
+    }
+
+    /// From now on nothing older may come back.
+    fn synced(&mut self) {
+        self.inodes.iter_mut().for_each(|inode| inode.earlier.clear());
     }
 
     fn entries(&self, dir: usize) -> Result<&BTreeMap<String, usize>, No> {
@@ -233,10 +257,21 @@ impl Model {
 struct Real {
     recipe: Recipe,
     backend: Arc<dyn Backend>,
+    /// The backend, where it can crash.
+    crash: Option<Arc<CrashBackend>>,
     vault: Option<Vault>,
 }
 
 impl Real {
+    /// Goes on with what a crash left of the store.
+    fn crashed(&mut self, left: &MemoryBackend) {
+        let crash = Arc::new(CrashBackend::over(left, self.recipe.block_size.into()));
+        // What the vault writes at its end goes to the old store.
+        self.vault = None;
+        (self.backend, self.crash) = (crash.clone(), Some(crash));
+        self.vault = Some(self.recipe.open(&self.backend).unwrap());
+    }
+
     fn v(&self) -> &Vault {
         self.vault.as_ref().expect("open")
     }
@@ -304,9 +339,9 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
         Op::Truncate(p, size) => {
             let set = SetAttr { size: Some(*size), ..SetAttr::default() };
             let done = real.at(p).and_then(|i| real.v().setattr(i, None, &set).map_err(|e| why(&e)));
-            let expected = model.walk(p).and_then(|i| match &mut model.inodes[i].body {
-                Body::File(data) => {
-                    data.resize(*size as usize, 0);
+            let expected = model.walk(p).and_then(|i| match &model.inodes[i].body {
+                Body::File(_) => {
+                    model.change(i, |data| data.resize(*size as usize, 0));
                     Ok(())
                 }
                 Body::Dir(_) => Err(No::IsDir),
@@ -359,8 +394,40 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
             }
             return;
         }
-        Op::Reopen => return real.reopen(),
-        Op::Maintain => return real.v().sync_all().unwrap(),
+        Op::Punch(p, offset, len) => {
+            let Ok(i) = model.walk(p) else { return };
+            if matches!(model.inodes[i].body, Body::File(_)) && *len > 0 {
+                let v = real.v();
+                let handle = v.open_file(real.at(p).unwrap(), RW).unwrap();
+                v.fallocate(handle, Fallocate::Punch, *offset, *len).unwrap();
+                v.release(handle).unwrap();
+                model.change(i, |data| {
+                    let (from, to) = (data.len().min(*offset as usize), data.len().min((offset + len) as usize));
+                    data[from..to].fill(0);
+                });
+            }
+            return;
+        }
+        Op::Reopen => {
+            model.synced();
+            return real.reopen();
+        }
+        Op::Maintain => {
+            model.synced();
+            return real.v().sync_all().unwrap();
+        }
+        Op::Kill => {
+            let Some(crash) = real.crash.clone() else { return };
+            real.crashed(&crash.snapshot());
+            return adopt(model, real);
+        }
+        Op::PowerCut(seed) => {
+            let Some(crash) = real.crash.clone() else { return };
+            real.v().sync_all().unwrap();
+            model.synced();
+            let sim = CrashSim::new(crash.log());
+            return real.crashed(&sim.random_state(*seed, crash.position()));
+        }
     };
     assert_eq!(found, expected, "{op:?}");
 }
@@ -371,12 +438,14 @@ fn write(model: &mut Model, real: &Real, p: &[usize], offset: u64, data: &[u8]) 
         Err(No::Exists) => model.walk(p),
         other => other,
     };
-    let expected = expected.and_then(|i| match &mut model.inodes[i].body {
-        Body::File(content) => {
+    let expected = expected.and_then(|i| match &model.inodes[i].body {
+        Body::File(_) => {
             let end = offset as usize + data.len();
             if !data.is_empty() {
-                content.resize(content.len().max(end), 0);
-                content[offset as usize..end].copy_from_slice(data);
+                model.change(i, |content| {
+                    content.resize(content.len().max(end), 0);
+                    content[offset as usize..end].copy_from_slice(data);
+                });
             }
             Ok(())
         }
@@ -406,6 +475,38 @@ fn link(model: &mut Model, real: &Real, a: &[usize], b: &[usize]) -> (Result<(),
 }
 
 fn drop_entry(_: Entry) {}
+
+/// After a kill: every block of every file is one of those it had since the last sync, and from now on that is what the file holds.
+fn adopt(model: &mut Model, real: &Real) {
+    let mut files: BTreeMap<usize, String> = BTreeMap::new();
+    let mut todo = vec![(0, String::new())];
+    while let Some((dir, path)) = todo.pop() {
+        for (name, ino) in model.entries(dir).unwrap() {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}/{name}") };
+            match model.inodes[*ino].body {
+                Body::Dir(_) => todo.push((*ino, path)),
+                Body::File(_) => drop(files.insert(*ino, path)),
+                Body::Link(_) => {}
+            }
+        }
+    }
+    for (ino, path) in files {
+        let (found, inode) = (real.v().get(&path), &mut model.inodes[ino]);
+        let Body::File(now) = &mut inode.body else { panic!("a file") };
+        let versions: Vec<&Vec<u8>> = inode.earlier.iter().chain([&*now]).collect();
+        assert!(versions.iter().any(|v| v.len() >= found.len()), "{path}: {} bytes is too long", found.len());
+        let size = real.recipe.block_size as usize;
+        for (b, block) in found.chunks(size).enumerate() {
+            let is =
+                |v: &&&Vec<u8>| block.iter().enumerate().all(|(i, x)| *x == v.get(b * size + i).copied().unwrap_or(0));
+            // Of a growth the size may be there and the data not yet.
+            let fresh = versions.iter().any(|v| v.len() <= b * size) && block.iter().all(|x| *x == 0);
+            assert!(fresh || versions.iter().find(is).is_some(), "{path}: block {b} is neither old nor new");
+        }
+        *now = found;
+        inode.earlier.clear();
+    }
+}
 
 /// Compares everything below a directory.
 fn compare(model: &Model, real: &Real, p: &str, ino: usize, names: &mut BTreeMap<usize, Ino>) {
@@ -441,9 +542,21 @@ fn compare(model: &Model, real: &Real, p: &str, ino: usize, names: &mut BTreeMap
     }
 }
 
-fn run(recipe: Recipe, backend: Arc<dyn Backend>, ops: &[Op]) {
+/// `LAMASSU_MODEL_SCALE`: how many times more is tried than by default.
+fn cases(default: u32) -> u32 {
+    std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|s| s.parse().ok()).map_or(default, |scale: u32| default * scale)
+}
+
+/// Plays operations in memory, where crashes can be had.
+fn run(recipe: Recipe, ops: &[Op]) {
+    let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
+    play(recipe, crash.clone(), Some(crash), ops);
+}
+
+fn play(recipe: Recipe, backend: Arc<dyn Backend>, crash: Option<Arc<CrashBackend>>, ops: &[Op]) {
     let vault = Some(recipe.make(&backend));
-    let (mut model, mut real) = (Model::new(), Real { recipe, backend, vault });
+    backend.sync().unwrap();
+    let (mut model, mut real) = (Model::new(), Real { recipe, backend, crash, vault });
     for op in ops {
         apply(&mut model, &mut real, op);
     }
@@ -456,25 +569,30 @@ fn run(recipe: Recipe, backend: Arc<dyn Backend>, ops: &[Op]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(1000), ..ProptestConfig::default() })]
 
     #[test]
     fn the_vault_is_a_file_system(ops in prop::collection::vec(op(), 1..150)) {
-        run(Recipe { reserved: 2, ..Recipe::default() }, memory(), &ops);
+        run(Recipe { reserved: 2, ..Recipe::default() }, &ops);
     }
 
     #[test]
     fn so_it_is_with_plain_names_and_other_blocks(ops in prop::collection::vec(op(), 1..40)) {
-        run(Recipe { block_size: 16384, suite: lamassu_format::Suite::Chacha, ..Recipe::plain() }, memory(), &ops);
+        run(Recipe { block_size: 16384, suite: lamassu_format::Suite::Chacha, ..Recipe::plain() }, &ops);
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
+
+    #[test]
+    fn so_it_is_with_large_blocks(ops in prop::collection::vec(op(), 1..60), block_size in prop::sample::select(&[65536, 1 << 20])) {
+        run(Recipe { block_size, ..Recipe::default() }, &ops);
+    }
 
     #[test]
     fn and_over_a_directory_of_this_host(ops in prop::collection::vec(op(), 1..40)) {
         let (_dir, backend) = local();
-        run(Recipe { name_max: 143, ..Recipe::default() }, backend, &ops);
+        play(Recipe { name_max: 143, ..Recipe::default() }, backend, None, &ops);
     }
 }

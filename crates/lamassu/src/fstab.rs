@@ -1,15 +1,16 @@
-//! mount(8)'s view of this program: started as `mount.lamassu` or `mount.fuse.lamassu` it takes `SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]`, and so a line of fstab.
+//! mount(8)'s view of this program: started as `mount.fuse.lamassu` or `mount.lamassu` it takes `SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]`, and so a
+//! line of fstab. mount.fuse3(8), which serves types without a helper of their own, starts plain `lamassu` with the same words.
 
 use crate::fault::Fault;
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const NAMES: [&str; 3] = ["mount.lamassu", "mount.fuse.lamassu", "mount.fuse3.lamassu"];
 
 /// The command line of `lamassu mount`, if this is mount(8) calling; otherwise what was given.
 pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
-    let name = argv.first().and_then(|a| Path::new(a).file_name()).unwrap_or_default();
-    if !NAMES.iter().any(|n| name == *n) {
+    if !is_helper(&argv) {
         return Ok(argv);
     }
     let mut out: Vec<OsString> = ["lamassu", "mount"].map(OsString::from).into();
@@ -21,14 +22,12 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
                 let words = rest.next().ok_or(Fault::Usage("-o needs options after it"))?;
                 out.extend(["-o".into(), words]);
             }
-            Some("-v") => out.push("-v".into()),
-            // mount(8) keeps no mtab of FUSE mounts; unknown options are refused even when it is told to be sloppy.
-            Some("-n" | "-s") => {}
-            Some("-f") => return Err(Fault::Usage("a fake mount (-f) is not offered")),
             // The type, which we know.
             Some("-t" | "-N") => drop(rest.next()),
-            Some(option) if option.starts_with('-') && option.len() > 1 => {
-                return Err(Fault::Usage("mount helpers take: SOURCE MOUNTPOINT [-nsv] [-o OPTIONS]"));
+            Some(flags) if flags.len() > 1 && flags.starts_with('-') => {
+                for flag in flags.chars().skip(1) {
+                    out.extend(flag_of(flag)?.map(OsString::from));
+                }
             }
             Some(_) | None => places.push(arg),
         }
@@ -36,6 +35,24 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
     out.push("--".into());
     out.extend(places);
     Ok(out)
+}
+
+/// By its name; or, as mount.fuse3 calls, by an absolute path where else a command stands: no command begins with `/`.
+fn is_helper(argv: &[OsString]) -> bool {
+    let name = argv.first().and_then(|a| Path::new(a).file_name()).unwrap_or_default();
+    NAMES.iter().any(|n| name == *n) || argv.get(1).is_some_and(|a| a.as_bytes().starts_with(b"/"))
+}
+
+/// What a flag of mount(8) is here; `None` for one that changes nothing: FUSE mounts stand in no mtab (`-n`).
+fn flag_of(flag: char) -> Result<Option<&'static str>, Fault> {
+    match flag {
+        'v' => Ok(Some("-v")),
+        'r' => Ok(Some("--read-only")),
+        's' => Ok(Some("--sloppy")),
+        'f' => Ok(Some("--fake")),
+        'n' | 'w' => Ok(None),
+        _ => Err(Fault::Usage("mount helpers take: SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")),
+    }
 }
 
 #[cfg(test)]
@@ -54,7 +71,11 @@ mod tests {
             rewritten("/sbin/mount.fuse.lamassu /srv/v /mnt -n -o rw,key=raw:file:/k").unwrap(),
             "lamassu mount -o rw,key=raw:file:/k -- /srv/v /mnt"
         );
+        assert_eq!(rewritten("mount.lamassu /v /m -sfv").unwrap(), "lamassu mount --sloppy --fake -v -- /v /m");
+        // mount.fuse3 /srv/v /mnt -t fuse.lamassu
+        assert_eq!(rewritten("lamassu /srv/v /mnt -o rw").unwrap(), "lamassu mount -o rw -- /srv/v /mnt");
         assert_eq!(rewritten("lamassu mount -x").unwrap(), "lamassu mount -x");
+        assert_eq!(rewritten("lamassu").unwrap(), "lamassu");
         assert_eq!(rewritten("mount.lamassu a b -o"), None);
         assert_eq!(rewritten("mount.lamassu a b -x"), None);
     }

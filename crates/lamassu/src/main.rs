@@ -6,6 +6,7 @@
 
 mod args;
 mod cmd;
+mod confine;
 mod daemon;
 mod exit;
 mod fault;

@@ -14,6 +14,11 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a writer that is closing its vault is waited for, and how often it is looked for.
+const CLOSING: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_millis(20);
 
 /// A vault that was found, not opened yet. The header is not authenticated.
 pub struct Found {
@@ -66,12 +71,14 @@ impl Unsealed {
         if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
             return Err(Fault::SuiteNeedsFull { suite: header.suite().name() }.into());
         }
-        let ring = self.keys.key_ring(header.suite())?;
-        match Vault::open(Arc::new(backend(dir)?), header, ring, options) {
-            Ok(vault) => Ok(Arc::new(vault)),
-            Err(VaultError::Locked) => Err(locked(dir).into()),
-            Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", dir.display())),
-        }
+        once_closed(dir, || {
+            let ring = self.keys.key_ring(header.suite())?;
+            match Vault::open(Arc::new(backend(dir)?), header, ring, options.clone()) {
+                Ok(vault) => Ok(Arc::new(vault)),
+                Err(VaultError::Locked) => Err(locked(dir).into()),
+                Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", dir.display())),
+            }
+        })
     }
 }
 
@@ -126,6 +133,26 @@ pub fn lock_out_writers(dir: &Path) -> Result<Option<File>> {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(locked(dir).into()),
         Err(TryLockError::Error(source)) => Err(Fault::Backing { op: "lock", path, source }.into()),
+    }
+}
+
+/// Tries until the vault is free. umount(8) returns before the daemon has closed the vault, so a writer that has it mounted nowhere may be about to
+/// close it.
+///
+/// # Errors
+/// Those of `attempt`: [`Fault::Locked`] at once where it is mounted, otherwise after [`CLOSING`].
+pub fn once_closed<T>(dir: &Path, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let deadline = Instant::now() + CLOSING;
+    loop {
+        let error = match attempt() {
+            Err(error) if matches!(error.downcast_ref(), Some(Fault::Locked { .. })) => error,
+            done => return done,
+        };
+        if Instant::now() > deadline || crate::mounts::of_vault(dir).is_some() {
+            return Err(error);
+        }
+        crate::signals::check()?;
+        std::thread::sleep(POLL);
     }
 }
 

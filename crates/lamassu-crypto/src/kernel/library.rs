@@ -13,6 +13,12 @@ pub(super) fn sha256(messages: &[&[u8]], out: &mut [[u8; 32]]) {
     }
 }
 
+pub(super) fn keyed_blake3(key: &[u8; 32], messages: &[&[u8]], out: &mut [[u8; 32]]) {
+    for (m, o) in messages.iter().zip(out) {
+        *o = ::blake3::keyed_hash(key, m).into();
+    }
+}
+
 pub(super) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
     for (key, lane) in keys.iter().zip(lanes) {
         let (blocks, rest) = Array::slice_as_chunks_mut(lane);

@@ -4,6 +4,7 @@
 //! kernels give equal bytes: that is what the tests of this module show. Every kernel is constant in time.
 
 mod aes;
+mod blake3;
 mod cpu;
 mod library;
 mod portable;
@@ -137,6 +138,15 @@ impl Kernel {
                 portable::sha256::sha256(now, out_now);
             }
             (messages, out) = (later, out_later);
+        }
+    }
+
+    /// Keyed BLAKE3 of each message. As many outputs as messages. Messages of equal length are fastest.
+    pub fn keyed_blake3(&self, key: &[u8; 32], messages: &[&[u8]], out: &mut [[u8; 32]]) {
+        assert_eq!(messages.len(), out.len());
+        match self.sha {
+            ShaKernel::Library => library::keyed_blake3(key, messages, out),
+            _ => blake3::keyed_hashes(key, messages, out),
         }
     }
 

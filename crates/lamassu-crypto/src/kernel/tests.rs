@@ -77,6 +77,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
+    fn keyed_blake3_is_the_crates(key: [u8; 32], count in 0usize..40, len in prop_oneof![Just(1024usize), Just(2048), Just(4096), Just(8192), 0usize..70, 0usize..20_000], seed: u8) {
+        let data = data(count * len, seed);
+        let messages: Vec<&[u8]> = (0..count).map(|i| &data[i * len..][..len]).collect();
+        let expected: Vec<[u8; 32]> = messages.iter().map(|m| ::blake3::keyed_hash(&key, m).into()).collect();
+        for kernel in Kernel::available() {
+            let mut out = vec![[0; 32]; count];
+            kernel.keyed_blake3(&key, &messages, &mut out);
+            prop_assert!(out == expected, "{}", kernel);
+        }
+    }
+
+    #[test]
     fn kernels_agree_on_cbc(keys in proptest::collection::vec(any::<BlockKey>(), 0..40), blocks in 0usize..70, seed: u8) {
         let plain: Vec<Vec<u8>> = (0..keys.len()).map(|l| data(blocks * 16, seed ^ l as u8)).collect();
         let encrypt = |kernel: Kernel| {
@@ -158,6 +170,6 @@ fn kernels_are_named_and_distinct() {
 
 fn data(len: usize, seed: u8) -> Vec<u8> {
     let mut out = vec![0; len];
-    blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
+    ::blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
     out
 }

@@ -7,7 +7,7 @@
 use super::{CacheWrite, Shared, convert, failed};
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
-use fuser::{Errno, FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
+use fuser::{FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
 use lamassu_vault::{Access, Attr, Entry, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError};
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -155,9 +155,10 @@ impl<F: FileSystem> Shared<F> {
         let direct = self.is_direct(open_flags) && !cached;
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_privileges(ino, Some(handle))?;
-            if direct && self.without_capability.lock().insert(handle.0) {
-                self.drop_capability(ino)?;
-            }
+        }
+        // Of whoever writes: unlike the bits, capabilities fall for root too.
+        if direct && self.without_capability.lock().insert(handle.0) {
+            self.drop_capability(ino)?;
         }
         let mut done = 0;
         while done < data.len() {
@@ -201,14 +202,5 @@ impl<F: FileSystem> Shared<F> {
             }
         }
         self.fs.setattr(ino, handle, &set)
-    }
-
-    /// The kernel would store access control lists with us and not enforce them (that takes `FUSE_POSIX_ACL`, with which inheriting them is
-    /// the file system's work): refusing is the honest answer.
-    pub(super) fn refuse_acl(name: &OsStr) -> std::result::Result<(), Errno> {
-        if name == "system.posix_acl_access" || name == "system.posix_acl_default" {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        Ok(())
     }
 }

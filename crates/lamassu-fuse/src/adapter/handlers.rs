@@ -1,5 +1,6 @@
 //! The requests, one by one.
 
+use super::acl::Caller;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
 use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
@@ -11,9 +12,7 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, TimeOrNow, WriteFlags,
 };
-use lamassu_vault::{
-    Attr, DirEntry, Entry, HandleId, Ino, Owner, RenameMode, Result, SetAttr, SetXattr, VaultError, Whence,
-};
+use lamassu_vault::{Attr, DirEntry, Entry, HandleId, Ino, RenameMode, Result, SetAttr, SetXattr, VaultError, Whence};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -22,10 +21,6 @@ use std::time::{Duration, SystemTime};
 
 /// Entries fetched at a time for a listing with attributes: their lookups happen outside the listing.
 const BATCH: usize = 64;
-
-fn owner(req: &Request) -> Owner {
-    Owner { uid: req.uid(), gid: req.gid() }
-}
 
 fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
     match result {
@@ -194,27 +189,18 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         });
     }
 
-    // --- tree. The kernel has applied the umask already (no FUSE_DONT_MASK).
+    // --- tree
 
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let (name, owner) = (name.to_owned(), owner(req));
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry) {
+        let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
         let Some(kind) = node_kind(mode) else { return reply.error(Errno::EPERM) };
         self.0.change(parent.0, "mknod", move |s| {
             s.send_entry("mknod", s.fs.mknod(parent.0, &name, kind, mode & 0o7777, rdev.into(), owner), reply);
         });
     }
 
-    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
-        let (name, owner) = (name.to_owned(), owner(req));
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let (name, owner) = (name.to_owned(), self.0.owner(req, umask));
         self.0.change(parent.0, "mkdir", move |s| {
             s.send_entry("mkdir", s.fs.mkdir(parent.0, &name, mode & 0o7777, owner), reply);
         });
@@ -231,7 +217,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (name, target, owner) = (name.to_owned(), target.as_os_str().as_bytes().to_vec(), owner(req));
+        let (name, target, owner) = (name.to_owned(), target.as_os_str().as_bytes().to_vec(), self.0.owner(req, 0));
         self.0.change(parent.0, "symlink", move |s| {
             s.send_entry("symlink", s.fs.symlink(parent.0, &name, &target, owner), reply);
         });
@@ -272,11 +258,11 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (name, owner, flags) = (name.to_owned(), owner(req), OpenFlags(flags));
+        let (name, owner, flags) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags));
         self.0.change(parent.0, "create", move |s| {
             match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
                 Ok((entry, handle)) => {
@@ -484,7 +470,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn setxattr(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -492,7 +478,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        if let Err(errno) = Shared::<F>::refuse_acl(name) {
+        if let Err(errno) = self.0.refuse_acl(name) {
             return reply.error(errno);
         }
         let mode = match flags {
@@ -501,14 +487,14 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             libc::XATTR_REPLACE => SetXattr::Replace,
             _ => return reply.error(Errno::EINVAL),
         };
-        let (name, value) = (name.to_owned(), value.to_vec());
+        let (name, value, caller) = (name.to_owned(), value.to_vec(), Caller::of(req));
         self.0.change(ino.0, "setxattr", move |s| {
-            send_empty("setxattr", s.fs.set_xattr(ino.0, &name, &value, mode), reply);
+            send_empty("setxattr", s.set_xattr(ino.0, &name, &value, mode, caller), reply);
         });
     }
 
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if let Err(errno) = Shared::<F>::refuse_acl(name) {
+        if let Err(errno) = self.0.refuse_acl(name) {
             return reply.error(errno);
         }
         guarded("getxattr", || send_xattr("getxattr", self.0.fs.get_xattr(ino.0, name), size, reply));
@@ -529,7 +515,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        if let Err(errno) = Shared::<F>::refuse_acl(name) {
+        if let Err(errno) = self.0.refuse_acl(name) {
             return reply.error(errno);
         }
         let name = name.to_owned();

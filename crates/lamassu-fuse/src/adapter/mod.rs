@@ -1,8 +1,9 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
-//! `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `upkeep` has the threads that live as long as the mount.
+//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `upkeep` has the threads that live as long as the mount.
 
+mod acl;
 mod admin;
 mod convert;
 mod file_io;
@@ -19,7 +20,7 @@ use lamassu_vault::{Ino, VaultError};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use upkeep::Upkeep;
@@ -46,12 +47,17 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_HAS_IOCTL_DIR)
     .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
 
+/// The kernel enforces access control lists, and leaves the mask of the caller to us, since a default list takes its place.
+const ACLS: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
+
 /// What every request needs; also held by requests that wait for a thaw.
 pub(crate) struct Shared<F> {
     fs: Arc<F>,
     cache: CacheMode,
     /// The user who mounted.
     owner: u32,
+    /// Whether the kernel enforces access control lists.
+    acls: AtomicBool,
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
@@ -75,6 +81,7 @@ impl<F: FileSystem> Shared<F> {
             fs,
             cache,
             owner,
+            acls: AtomicBool::new(false),
             gate: Gate::default(),
             admin: Mutex::new(()),
             writers: Mutex::default(),
@@ -157,6 +164,10 @@ impl<F: FileSystem> Adapter<F> {
             CacheMode::WriteBack => wanted |= InitFlags::FUSE_WRITEBACK_CACHE | InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::Through => wanted |= InitFlags::FUSE_CACHE_SYMLINKS,
             CacheMode::None => {}
+        }
+        if self.0.fs.keeps_acls() && config.capabilities().contains(ACLS) {
+            wanted |= ACLS;
+            self.0.acls.store(true, Ordering::Relaxed);
         }
         let refused = config.add_capabilities(wanted & config.capabilities()).is_err();
         debug_assert!(!refused, "only offered capabilities are asked for");

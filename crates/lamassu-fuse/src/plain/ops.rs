@@ -101,6 +101,9 @@ impl PlainFs {
 }
 
 impl FileSystem for PlainFs {
+    fn keeps_acls(&self) -> bool {
+        false
+    }
     fn close(&self) -> Result<()> {
         Ok(())
     }

@@ -127,16 +127,6 @@ pub fn xattrs(dir: &Path) {
     }
 }
 
-pub fn acl_is_refused(dir: &Path) {
-    let path = dir.join("f");
-    fs::write(&path, b"").unwrap();
-    let entry =
-        [2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 4, 0, 4, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255];
-    let set = rustix::fs::setxattr(&path, "system.posix_acl_access", &entry, XattrFlags::empty());
-    assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
-    fs::copy(&path, dir.join("g")).unwrap();
-}
-
 pub fn statfs_makes_sense(dir: &Path) {
     let s = rustix::fs::statvfs(dir).unwrap();
     assert!(s.f_frsize >= 512 && s.f_blocks >= s.f_bfree && s.f_bfree >= s.f_bavail && s.f_bavail > 0);

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod acl;
 pub mod attributes;
 pub mod content;
 pub mod support;
@@ -11,6 +12,13 @@ pub mod tree;
 /// run in it by `support::in_child`.
 #[macro_export]
 macro_rules! suite_tests {
+    // What only a file system that keeps access control lists can do.
+    (with lists $with:expr) => {
+        $crate::suite_tests!($with);
+        $crate::suite_tests!(@ $with, acl:
+            access_lists_are_enforced, lists_of_directories_are_enforced, default_lists_are_inherited,
+            set_group_id_falls_when_outsiders_set_lists, capabilities_are_kept_and_cleared);
+    };
     ($with:expr) => {
         $crate::suite_tests!(@ $with, content:
             write_and_read_back, appends_interleave, truncates_both_ways, shared_maps, direct_io, synchronous_writes,
@@ -19,9 +27,9 @@ macro_rules! suite_tests {
             locks_between_handles, reads_through_a_write_only_open_s_pages, random_operations_match_a_model);
         $crate::suite_tests!(@ $with, tree:
             lists_5000_entries, deletes_while_listing, renames, rename_flags, hard_links, symbolic_links, special_files,
-            long_names, refusals, created_names_replace_remembered_absence, programs_run, deep_directories);
+            long_names, refusals, created_names_replace_remembered_absence, programs_run, deep_directories, removed_directories_live_on);
         $crate::suite_tests!(@ $with, attributes:
-            modes_and_umask, times_to_the_nanosecond, sizes_and_times_follow_writes, xattrs, acl_is_refused, statfs_makes_sense,
+            modes_and_umask, times_to_the_nanosecond, sizes_and_times_follow_writes, xattrs, statfs_makes_sense,
             set_id_bits_fall_on_change_of_owner, set_id_bits_fall_on_writes_of_others, others_are_kept_out);
     };
     (@ $with:expr, $module:ident: $($name:ident),* $(,)?) => {

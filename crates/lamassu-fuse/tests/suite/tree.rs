@@ -224,3 +224,30 @@ pub fn deep_directories(dir: &Path) {
     fs::remove_dir_all(dir.join("moved")).unwrap();
     assert_eq!(names(dir), BTreeSet::from(["level-00".to_string()]));
 }
+
+/// What is removed stays to be looked at through what is open.
+pub fn removed_directories_live_on(dir: &Path) {
+    for replaced in [false, true] {
+        let path = dir.join("d");
+        fs::create_dir(&path).unwrap();
+        let open = fs::File::open(&path).unwrap();
+        let ino = open.metadata().unwrap().ino();
+        if replaced {
+            fs::create_dir(dir.join("other")).unwrap();
+            fs::rename(dir.join("other"), &path).unwrap();
+        } else {
+            fs::remove_dir(&path).unwrap();
+        }
+        let meta = open.metadata().unwrap();
+        assert_eq!((meta.nlink(), meta.ino(), meta.is_dir()), (0, ino, true), "replaced: {replaced}");
+        if replaced {
+            fs::remove_dir(&path).unwrap();
+        }
+    }
+    std::os::unix::fs::symlink("target", dir.join("l")).unwrap();
+    let link =
+        fs::File::options().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(dir.join("l")).unwrap();
+    fs::remove_file(dir.join("l")).unwrap();
+    let meta = link.metadata().unwrap();
+    assert!(meta.nlink() == 0 && meta.is_symlink());
+}

@@ -81,6 +81,7 @@ impl Core {
     pub fn needs_commit(&self, st: &State) -> bool {
         !st.dirty.is_empty()
             || st.size != st.disk_size
+            || !st.unsure_pages.is_empty()
             || (st.wants_page && !matches!(st.pages.get(&0), Some(Entry::Good(_))))
     }
 
@@ -88,7 +89,9 @@ impl Core {
     pub fn commit(&self, st: &mut State) -> Result<(), StoreError> {
         if self.needs_commit(st) {
             self.prepare_write(st)?;
-            self.keeping_mtime(st, Core::commit_buffered)?;
+            let done = self.keeping_mtime(st, Core::commit_buffered);
+            super::write::note_commit(st, &done);
+            done?;
         } else if let Some(mtime) = st.mtime {
             self.backing.set_times(SetTime::Keep, SetTime::At(mtime)).map_err(StoreError::io("set times", 0))?;
         }
@@ -108,6 +111,7 @@ impl Core {
         }
         let grows = st.size > st.disk_size;
         self.rounds(st)?;
+        self.drop_stray_pages(st)?;
         if grows {
             st.ragged = Some(false); // a last block written here is padded with zeros
         }
@@ -128,7 +132,14 @@ impl Core {
                 st.unsure = false;
                 return Ok(());
             }
+            let left = (st.dirty.len(), goal.unwritten.len());
             self.run(st, round, &mut goal)?;
+            if (st.dirty.len(), goal.unwritten.len()) == left {
+                // A page without room for what must change under it. The planner never makes one; an error, then, and not a loop for ever.
+                debug_assert!(false, "a round of a commit changed nothing");
+                let source = std::io::Error::from_raw_os_error(libc::EIO);
+                return Err(StoreError::Io { op: "commit without progress", offset: 0, source });
+            }
         }
     }
 
@@ -438,8 +449,11 @@ impl Core {
 
     fn write_run(&self, st: &mut State, first: u64, parts: &[&[u8]]) -> Result<(), StoreError> {
         let offset = self.geo().block_offset(first);
-        self.backing.write_vectored_at(offset, parts).map_err(StoreError::io("write", offset))?;
         let written = parts.iter().map(|part| part.len() as u64).sum();
+        if let Err(source) = self.backing.write_vectored_at(offset, parts) {
+            self.wrote_perhaps(st, offset, written);
+            return Err(StoreError::Io { op: "write", offset, source });
+        }
         st.wrote(offset, written);
         let count = written / self.geo().block_size();
         let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(first + count - 1).0);

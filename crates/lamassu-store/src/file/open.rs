@@ -229,11 +229,12 @@ impl Core {
 
     /// Resolves the pending slots of a page found on disk (§12); a writer makes the result durable and writes it.
     fn resolve(&self, st: &mut State, g: u64, mut page: Page) -> Result<Entry, StoreError> {
-        let mut lost = 0u128;
+        let (mut lost, mut found) = (0u128, 0u128);
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
             match self.resolve_block(g, i, &page)? {
                 Some(key) => {
                     page.keys[i] = key;
+                    found |= 1 << i;
                     st.recovered += 1;
                 }
                 None => lost |= 1 << i,
@@ -245,7 +246,11 @@ impl Core {
             return Ok(Entry::Good(Box::new(Held::new(page, lost))));
         }
         self.keeping_mtime(st, |core, st| {
-            if !st.inherited_covered {
+            if !st.inherited_covered || st.zeros_unsure {
+                if st.zeros_unsure {
+                    // The kernel takes what it once failed to write for clean, and shows it all the same: so it is written again.
+                    core.write_found_again(st, g, &page, found)?;
+                }
                 core.barrier(st)?;
                 st.inherited_covered = true;
             }
@@ -255,6 +260,19 @@ impl Core {
             Ok(())
         })?;
         st.pages.remove(&g).ok_or(StoreError::ReadOnly)
+    }
+
+    /// Writes the blocks that recovery has found to where they are.
+    fn write_found_again(&self, st: &mut State, g: u64, page: &Page, found: u128) -> Result<(), StoreError> {
+        let keyed = |i: &usize| found >> i & 1 == 1 && page.keys[*i] != HOLE;
+        for i in (0..page.keys.len()).filter(keyed) {
+            let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+            let mut bytes = vec![0u8; self.ctx.block_len()];
+            self.read_padded(offset, &mut bytes)?;
+            self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
+            st.wrote(offset, bytes.len() as u64);
+        }
+        Ok(())
     }
 
     /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.

@@ -62,6 +62,7 @@ impl Core {
             pages.insert(last);
         }
         let zero_is_absent = matches!(self.page(st, 0)?, Entry::Absent);
+        pages.extend(st.unsure_pages.range(..=last));
         let skipped = (old_last + 1..last).any(|g| !pages.contains(&g));
         if zero_is_absent || st.cut || (skipped && !st.sparse) {
             pages.insert(0);

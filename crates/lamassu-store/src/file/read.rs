@@ -6,7 +6,7 @@
 
 use super::chunk::SealedBlock;
 use super::open::HOLE;
-use super::state::{Core, Dirty, Entry, LOADED_PAGES_MAX, State};
+use super::state::{Core, Dirty, Entry, State, are_too_many};
 use super::types::{DamageKind, Integrity, StoreError};
 use lamassu_crypto::Verify;
 use lamassu_format::BlockKey;
@@ -96,7 +96,7 @@ impl Core {
         self.touch(&entry);
         let entry = Arc::new(entry);
         let mut loaded = st.loaded.lock();
-        if loaded.len() >= LOADED_PAGES_MAX {
+        if are_too_many(loaded.len()) {
             let mut keep = false;
             loaded.retain(|_, _| {
                 keep = !keep;

@@ -16,6 +16,9 @@ impl Core {
             return self.empty(st);
         }
         self.prepare_write(st)?;
+        if size < st.size {
+            st.refused = None; // space comes back
+        }
         if size >= st.size {
             if size > st.size {
                 self.grow(st, size)?;
@@ -70,7 +73,7 @@ impl Core {
             return Err(StoreError::ReadOnly);
         }
         let was_one_page = st.len <= PAGE_LEN as u64;
-        if st.disk_size > 0 || !was_one_page {
+        if st.disk_size > 0 || !was_one_page || !st.unsure_pages.is_empty() {
             let mark = st.drop_mark;
             self.shorten(st, 0)?;
             if was_one_page {
@@ -79,10 +82,11 @@ impl Core {
             st.unsealed_empty = true;
             st.pages.clear();
             st.unresolved.clear();
+            st.unsure_pages.clear();
             st.file_id = [0; 16]; // of a page that is gone; one that stays keeps it
         }
         st.dirty.clear();
-        st.ragged = Some(false);
+        (st.ragged, st.refused) = (Some(false), None);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
         (st.sparse, st.cut, st.cut_open, st.prepared) = (false, false, false, true);
         st.wants_page = true;
@@ -139,6 +143,20 @@ impl Core {
             self.shorten(st, implied)?;
         }
         st.cut_open = false;
+        Ok(())
+    }
+
+    /// After a commit: a page past the last one that a failed write may have left would tell another size.
+    pub fn drop_stray_pages(&self, st: &mut State) -> Result<(), StoreError> {
+        let last = self.geo().last_page(st.disk_size);
+        if st.unsure_pages.iter().any(|g| *g > last) {
+            self.void_pages_after(st, last)?;
+            let implied = self.implied_len(st)?;
+            if st.len > implied {
+                self.shorten(st, implied)?;
+            }
+        }
+        st.unsure_pages.clear();
         Ok(())
     }
 

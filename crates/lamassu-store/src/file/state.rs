@@ -10,15 +10,42 @@ use crate::backend::{BackendFile, SetTime, Time};
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::{Geometry, PAGE_LEN, Page};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
-const CLEAN_PAGES_MAX: usize = 128;
+const CLEAN_PAGES_MAX: usize = 1024;
 
-/// Pages that readers keep for one another per file.
-pub(super) const LOADED_PAGES_MAX: usize = 128;
+/// The same once all files together hold [`ALL_PAGES_MAX`].
+const CLEAN_PAGES_SHARE: usize = 128;
+
+/// Pages in memory, of all files of this process, from which on each keeps its share alone: about 40 MiB.
+const ALL_PAGES_MAX: usize = 8192;
+
+/// Pages in memory, of all files of this process.
+static ALL_PAGES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether `count` clean pages are more than a file may keep now.
+pub(super) fn are_too_many(count: usize) -> bool {
+    count >= CLEAN_PAGES_MAX || (count >= CLEAN_PAGES_SHARE && ALL_PAGES.load(Ordering::Relaxed) >= ALL_PAGES_MAX)
+}
+
+/// A page in memory, counted while this lives.
+struct Counted;
+
+impl Counted {
+    fn new() -> Counted {
+        ALL_PAGES.fetch_add(1, Ordering::Relaxed);
+        Counted
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        ALL_PAGES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Damages reported per open file; a file with more is damaged enough.
 const REPORTED_MAX: usize = 1024;
@@ -44,11 +71,12 @@ pub(super) struct Held {
     /// Mark of the last write of the page itself; 0 if this process never wrote it.
     pub write_mark: u64,
     used_at: AtomicU64,
+    _counted: Counted,
 }
 
 impl Held {
     pub fn new(page: Page, lost: u128) -> Held {
-        Held { page, lost, data_mark: 0, write_mark: 0, used_at: AtomicU64::new(0) }
+        Held { page, lost, data_mark: 0, write_mark: 0, used_at: AtomicU64::new(0), _counted: Counted::new() }
     }
 
     /// Pending bits that a barrier has to cover before they may be cleared.
@@ -124,8 +152,12 @@ pub(super) struct State {
     pub zeros_unsure: bool,
     /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
     pub unsure: bool,
+    /// Pages whose last write failed: what is on disk in their place is not known, so they are written again, or made void past the end.
+    pub unsure_pages: BTreeSet<u64>,
     /// Mark of the last shortening of the backing file.
     pub shorten_mark: u64,
+    /// The store refused the last commit.
+    pub refused: Option<super::write::Refused>,
     /// Time of the last buffered write, to be set once it is committed.
     pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
@@ -281,7 +313,7 @@ impl Core {
     }
 
     fn evict(&self, st: &mut State) {
-        if st.pages.len() < CLEAN_PAGES_MAX {
+        if !are_too_many(st.pages.len()) {
             return;
         }
         let (covered, last) = (st.covered, self.geo().last_page(st.disk_size));
@@ -297,9 +329,9 @@ impl Core {
                 Entry::Bad(_) | Entry::Absent => Some((0, *g)),
             })
             .collect();
-        if clean.len() >= CLEAN_PAGES_MAX {
+        if are_too_many(clean.len()) {
             clean.sort_unstable();
-            for (_, g) in clean.iter().take(CLEAN_PAGES_MAX / 2) {
+            for (_, g) in clean.iter().take(clean.len() / 2) {
                 st.pages.remove(g);
             }
         }
@@ -368,9 +400,12 @@ impl Core {
             if let Some(Entry::Absent) = st.pages.get(&g) {
                 st.pages.remove(&g); // it may be there all the same
             }
+            st.unsure_pages.insert(g);
+            self.wrote_perhaps(st, offset, PAGE_LEN as u64);
             return Err(StoreError::Io { op: "write page", offset, source });
         }
         st.wrote(offset, PAGE_LEN as u64);
+        st.unsure_pages.remove(&g);
         if g == 0 {
             st.cut = page.cut;
             st.floor = if last > 0 { page.size } else { 0 };
@@ -392,6 +427,13 @@ impl Core {
         held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         st.pages.insert(g, Entry::Good(Box::new(held)));
         Ok(())
+    }
+
+    /// Notes a write that failed, and that the store may have done all the same, or in part.
+    pub fn wrote_perhaps(&self, st: &mut State, offset: u64, len: u64) {
+        let before = st.len;
+        st.wrote(offset, len);
+        st.len = self.backing.stat().map_or(st.len, |s| s.len.max(before));
     }
 
     /// Backing length that `size` and the last page's tail imply: everything in use ends there.

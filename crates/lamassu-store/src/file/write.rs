@@ -6,6 +6,7 @@ use super::types::{DamageKind, StoreError};
 use crate::backend::Time;
 use lamassu_crypto::Verify;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Bytes of a write that are buffered under one hold of the lock.
 pub(super) const PIECE_LEN: usize = 4 << 20;
@@ -13,6 +14,14 @@ pub(super) const PIECE_LEN: usize = 4 << 20;
 const APPEND_BUFFER_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
 const REPLACE_BUFFER_LEN: usize = 64 << 20;
+/// How long after the store refused a commit a large buffer grows no more, before all of it is sealed and tried again.
+const REFUSAL: Duration = Duration::from_secs(1);
+
+/// That the store refused a commit. Kept until one succeeds, or the file gives space back.
+pub(super) struct Refused {
+    at: Instant,
+    errno: i32,
+}
 
 impl Core {
     /// To be called before any change.
@@ -49,7 +58,12 @@ impl Core {
         self.prepare_write(st)?;
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
         let end = end.ok_or(StoreError::TooLarge)?;
-        if self.buffered_len(st) >= REPLACE_BUFFER_LEN {
+        let buffered = self.buffered_len(st);
+        let (grows, is_full) = (end > st.size && buffered >= APPEND_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
+        if let Some(errno) = refusal(st).filter(|_| grows || is_full) {
+            return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
+        }
+        if is_full {
             self.commit(st)?; // it failed before: nothing more is buffered until the store takes what is
         }
         if offset > st.size {
@@ -71,7 +85,12 @@ impl Core {
             st.size = st.size.max(at);
         }
         st.mtime = Some(Time::now());
-        self.commit_if_full(st)
+        match self.commit_if_full(st) {
+            // This write is in the buffer and stays there; an append that fails and happens would be made twice. The next one is
+            // refused, and flush and sync try again and tell.
+            Err(StoreError::Io { .. }) if st.refused.is_some() => Ok(()),
+            other => other,
+        }
     }
 
     fn patch_block(&self, st: &mut State, block: u64, from: usize, piece: &[u8]) -> Result<(), StoreError> {
@@ -120,7 +139,7 @@ impl Core {
 
     fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
         let buffered = self.buffered_len(st);
-        if buffered < APPEND_BUFFER_LEN {
+        if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
             return Ok(());
         }
         let old_end = self.geo().blocks(st.disk_size);
@@ -152,6 +171,7 @@ impl Core {
     /// Makes `offset..offset + len` read as zeros, freeing whole blocks. Never changes the size.
     pub fn punch_range(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
         self.prepare_write(st)?;
+        st.refused = None;
         let end = offset.saturating_add(len).min(st.size);
         if offset >= end {
             return Ok(());
@@ -229,4 +249,18 @@ impl Core {
             g = (g + 1).max(segment * geo.pages_per_segment());
         }
     }
+}
+
+/// What the store said when it refused a commit a moment ago.
+fn refusal(st: &State) -> Option<i32> {
+    st.refused.as_ref().filter(|refused| refused.at.elapsed() < REFUSAL).map(|refused| refused.errno)
+}
+
+/// Notes how a commit ended.
+pub(super) fn note_commit(st: &mut State, done: &Result<(), StoreError>) {
+    st.refused = match done {
+        Err(StoreError::Io { source, .. }) => source.raw_os_error().map(|errno| Refused { at: Instant::now(), errno }),
+        Ok(()) => None,
+        Err(_) => return,
+    };
 }

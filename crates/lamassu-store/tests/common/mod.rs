@@ -1,6 +1,8 @@
 //! What the tests of encrypted files share: a context, a seeded generator, a file in a store.
 #![allow(dead_code)]
 
+pub mod crash;
+
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Geometry, Suite};
 use lamassu_store::backend::{Backend, BackendFile};
@@ -63,7 +65,7 @@ impl Setup {
     }
 }
 
-fn name() -> &'static OsStr {
+pub fn name() -> &'static OsStr {
     OsStr::new("file")
 }
 

@@ -1,12 +1,15 @@
 //! What `--repair` does to the tree: clears leftovers, and takes what has no name any more out of it.
 
 use super::{Checker, Found, Place, Result};
-use crate::error::io;
+use crate::error::{io, is_not_found};
+use crate::names::read_text;
 use crate::staging::rename_no_replace;
-use lamassu_format::name::LOST;
+use crate::symlink;
+use lamassu_format::name::{LOST, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 /// Names tried for one thing in `lamassu.lost`.
@@ -20,9 +23,15 @@ impl Checker<'_> {
         self.note(at, kind, found, text.to_owned());
     }
 
-    /// Moves an entry to `lamassu.lost` and notes that. False: it stays, which is noted too.
+    /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays, which is noted too.
     pub(super) fn move_to_lost(&mut self, at: &Place, kind: &str, text: String) -> bool {
-        match self.lost().and_then(|lost| place_in(&*lost, at).map_err(io("move to lamassu.lost"))) {
+        let moved = self.lost().and_then(|lost| {
+            self.copy_link_rest(at, &*lost)?;
+            let name = place_in(&*lost, at).map_err(io("move to lamassu.lost"))?;
+            self.move_companion(at, &*lost);
+            Ok(name)
+        });
+        match moved {
             Ok(name) => {
                 let text = format!("{text}; moved to {LOST}/{}", name.to_string_lossy());
                 self.note(at, kind, Found::Mended, text);
@@ -31,6 +40,29 @@ impl Checker<'_> {
             Err(e) => {
                 self.note(at, kind, Found::Damage, format!("{text}; it could not be moved to {LOST}: {e}"));
                 false
+            }
+        }
+    }
+
+    /// The end of a long link target, copied: another name of the link may need the original, which otherwise is a leftover now.
+    fn copy_link_rest(&self, at: &Place, lost: &dyn BackendDir) -> Result<()> {
+        let ring = &self.vault.ctx.ring;
+        let rest = at.dir.stat_entry(&at.name).ok().and_then(|st| symlink::rest_of(ring, &*at.dir, &at.name, &st));
+        let Some(rest) = rest else { return Ok(()) };
+        let opens = read_text(&*at.dir, &at.name).is_ok_and(|text| symlink::open(ring, &*at.dir, &text).is_ok());
+        if opens { symlink::copy_rest(&rest, &*at.dir, lost) } else { Ok(()) }
+    }
+
+    /// The companion of a long name goes where its entry went, whatever is in it.
+    fn move_companion(&self, at: &Place, lost: &dyn BackendDir) {
+        if let Stored::Long(hash) = classify(self.vault.name_mode, at.name.as_bytes()) {
+            let name = OsString::from(companion_name(&hash));
+            let companion = Place { name, ..at.clone() };
+            match place_in(lost, &companion) {
+                Err(error) if !is_not_found(&error) => {
+                    tracing::warn!(%error, "the companion of what was moved to {LOST} stays behind");
+                }
+                _ => {}
             }
         }
     }

@@ -163,8 +163,10 @@ impl Checker<'_> {
         let gone = match fault {
             RecordFault::Unreadable(e) => is_not_found(e),
             RecordFault::Text => true,
-            // It may be a key that is not loaded.
-            RecordFault::Seal(OpenError::NoKey) | RecordFault::Content(_) => false,
+            // If the root's record opens, the keys are those of the vault.
+            RecordFault::Seal(OpenError::NoKey) => self.vault.read_names(&*self.root().dir).is_ok(),
+            // A newer program may have written it.
+            RecordFault::Content(_) => false,
             RecordFault::Seal(OpenError::Unauthentic | OpenError::Truncated) => true,
         };
         let at = &visit.at;

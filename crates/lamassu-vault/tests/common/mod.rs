@@ -100,7 +100,7 @@ pub fn local_fast() -> (tempfile::TempDir, Arc<dyn Backend>) {
 
 /// Us.
 pub fn me() -> Owner {
-    Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw() }
+    Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), umask: 0 }
 }
 
 pub fn n(name: &str) -> &OsStr {

@@ -54,7 +54,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let started = Instant::now();
     let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
     // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and still must not race a writer.
-    let lock = if args.repair { None } else { open::lock_out_writers(&args.dir)? };
+    let lock = if args.repair { None } else { open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))? };
     let vault = unsealed.open(open::options(!args.repair))?;
     let paths: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json };

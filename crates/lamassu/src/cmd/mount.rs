@@ -1,5 +1,6 @@
 //! `lamassu mount`.
 
+use crate::confine;
 use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
 use crate::fault::Fault;
@@ -23,8 +24,8 @@ Examples:
   lamassu mount /srv/store/vault ~/private
   lamassu mount -k raw:file:/root/vault.key --read-only /srv/store/vault /mnt
   lamassu mount -o allow_other,noatime,cache=through /srv/store/vault /mnt
-In /etc/fstab, where a link /sbin/mount.lamassu leads to this program:
-  /srv/store/vault  /mnt  lamassu  key=raw:file:/root/vault.key,allow_other  0 0
+In /etc/fstab, where a link /sbin/mount.fuse.lamassu leads to this program (`make install` makes it):
+  /srv/store/vault  /mnt  fuse.lamassu  key=raw:file:/root/vault.key,allow_other  0 0
 
 The command returns when the mount is usable. Integrity errors then go to syslog, or to --log-file.";
 
@@ -62,6 +63,12 @@ pub struct Args {
     /// durability= as above
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
+    /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s
+    #[arg(long, hide = true)]
+    sloppy: bool,
+    /// Do everything but the mount itself, as mount(8) wants it with -f
+    #[arg(long, hide = true)]
+    fake: bool,
     /// The vault
     dir: PathBuf,
     /// An empty directory
@@ -113,15 +120,23 @@ enum Below {
 const PLAIN_SUBTYPE: &str = "lamassu-passthrough";
 
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
-    let foreground = args.foreground;
-    let plan = Plan::of(args)?;
+    let (foreground, fake) = (args.foreground, args.fake);
+    let plan = Plan::of(ui, args)?;
+    if fake {
+        if matches!(plan.below, Below::Vault { .. }) {
+            Found::at(&plan.dir)?;
+        }
+        return Ok(Code::Done);
+    }
     if foreground {
+        confine::drop_capabilities();
         signals::start();
         return serve(ui, plan, None);
     }
     match daemon::fork()? {
         Side::Parent(waiter) => waiter.wait(),
         Side::Child(ready) => {
+            confine::drop_capabilities();
             signals::start();
             serve(ui, plan, Some(ready))
         }
@@ -129,7 +144,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
 }
 
 impl Plan {
-    fn of(args: Args) -> Result<Plan> {
+    fn of(ui: &Ui, args: Args) -> Result<Plan> {
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
         let before = (vault.integrity, vault.durability);
@@ -143,7 +158,10 @@ impl Plan {
                     Some(("durability", value)) => {
                         vault.durability = parse::<DurabilityArg>("durability", value)?.into()
                     }
-                    Some(_) | None => mount.apply(&word)?,
+                    Some(_) | None => match mount.apply(&word) {
+                        Err(error @ OptionError::Unknown(_)) if args.sloppy => ui.warn(error),
+                        done => done?,
+                    },
                 }
             }
         }
@@ -228,6 +246,7 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     // Modes are those applications ask for; their own masks were applied by the kernel.
     rustix::process::umask(rustix::fs::Mode::empty());
     let mounted = plan.attach(ui)?;
+    confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         mounted.wait()?;
@@ -250,6 +269,11 @@ impl Plan {
             Below::Vault { key, options: vault } => {
                 let unsealed = Found::at(&self.dir)?.unlock(ui, key)?;
                 let vault = unsealed.open(vault.clone())?;
+                if !lamassu_crypto::secret::memory_is_locked() {
+                    ui.warn(format_args!(
+                        "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
+                    ));
+                }
                 // A signal between here and the handler below must not leave a mount that nobody serves.
                 signals::flag_only();
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);

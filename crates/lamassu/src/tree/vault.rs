@@ -46,7 +46,7 @@ impl VaultTree {
     }
 
     fn owner() -> Owner {
-        Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() }
+        Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), umask: 0 }
     }
 
     fn done<T>(&self, op: &'static str, path: &Path, result: lamassu_vault::Result<T>) -> Result<T> {

@@ -3,7 +3,10 @@
 
 mod files;
 mod golden;
+mod hardening;
+mod helper;
 mod keys;
+mod model;
 mod mounts;
 mod support;
 mod usage;

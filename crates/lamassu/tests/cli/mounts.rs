@@ -15,31 +15,31 @@ fn bench(init: &str) -> Bench {
     b
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub fn is_mounted(path: &Path) -> bool {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     table.lines().any(|l| l.split(' ').nth(4) == path.to_str())
 }
 
-/// The process that serves a vault.
-fn daemon_of(b: &Bench) -> i32 {
-    let vault = b.path("m");
-    let vault = vault.to_str().unwrap();
+/// The process that serves the vault `v`: a mount that has it open.
+pub fn daemon_of(b: &Bench) -> i32 {
+    let vault = b.path("v");
     let pids = fs::read_dir("/proc").unwrap().filter_map(|e| e.unwrap().file_name().to_str()?.parse::<i32>().ok());
-    for pid in pids {
+    let serves = |pid: &i32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<_> = line.split(|c| *c == 0).map(String::from_utf8_lossy).collect();
-        if words.iter().any(|w| w == vault) && words.iter().any(|w| w == "mount") {
-            return pid;
-        }
-    }
-    panic!("no process serves {vault}");
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        line.split(|c| *c == 0).any(|word| word == b"mount")
+            && open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path.starts_with(&vault))
+    };
+    pids.filter(|pid| *pid != std::process::id() as i32)
+        .find(serves)
+        .unwrap_or_else(|| panic!("no process serves {}", vault.display()))
 }
 
-fn kill(pid: i32, signal: &str) {
+pub fn kill(pid: i32, signal: &str) {
     assert!(Command::new("kill").args([signal, &pid.to_string()]).status().unwrap().success());
 }
 
-fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
@@ -336,20 +336,6 @@ fn damage_reaches_applications_and_the_log() {
     let log = fs::read_to_string(b.path("log")).unwrap();
     let line = log.lines().find(|l| l.contains("ERROR")).expect("a line for the administrator");
     assert!(line.contains("block=2") && line.contains("segment=0"), "{line}");
-}
-
-#[test]
-fn as_mount_8_calls_it() {
-    let b = bench("");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_lamassu"), b.path("mount.fuse.lamassu")).unwrap();
-    let words = format!("key=raw:file:{},noauto,ro", b.path("key").display());
-    let run = |args: &[&str]| Command::new(b.path("mount.fuse.lamassu")).args(args).env_clear().output().unwrap();
-    let (v, m) = (b.path("v"), b.path("m"));
-    let ran = run(&[v.to_str().unwrap(), m.to_str().unwrap(), "-n", "-o", &words]);
-    crate::support::Ran::from(ran).ok();
-    assert!(is_mounted(&m));
-    b.unmount("m");
-    crate::support::Ran::from(run(&["only-one"])).code(2);
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub struct CrashSim {
     log: CrashLog,
     /// The state at every multiple of `stride`.
     checkpoints: Vec<Progress>,
+    /// At the same places, the store with every change done.
+    prefixes: Vec<Tree>,
     stride: usize,
 }
 
@@ -40,14 +42,17 @@ impl CrashSim {
             attributes: BTreeMap::new(),
             files: BTreeMap::new(),
         };
-        let mut checkpoints = vec![progress.clone()];
+        let (mut checkpoints, mut prefixes) = (vec![progress.clone()], vec![log.base.clone()]);
+        let mut tree = log.base.clone();
         for index in 0..log.records.len() {
             progress.advance(&log, index);
+            replay(&mut tree, &log.records[index]);
             if (index + 1).is_multiple_of(stride) {
                 checkpoints.push(progress.clone());
+                prefixes.push(tree.clone());
             }
         }
-        CrashSim { log, checkpoints, stride }
+        CrashSim { log, checkpoints, prefixes, stride }
     }
 
     /// The log.
@@ -65,6 +70,19 @@ impl CrashSim {
             replay(&mut tree, record);
             (index + 1, MemoryBackend::from_tree(tree.clone()))
         }))
+    }
+
+    /// The store after the first `index` records: what a kill or an atomic snapshot there leaves.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn prefix(&self, index: usize) -> MemoryBackend {
+        let checkpoint = (index / self.stride).min(self.checkpoints.len() - 1);
+        let mut tree = self.prefixes[checkpoint].clone();
+        for record in &self.log.records[checkpoint * self.stride..index] {
+            replay(&mut tree, record);
+        }
+        MemoryBackend::from_tree(tree)
     }
 
     /// The moment after the first `index` records.

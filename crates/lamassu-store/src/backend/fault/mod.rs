@@ -140,6 +140,8 @@ pub struct Context<'a> {
 pub enum Fault {
     /// It fails with this errno.
     Errno(i32),
+    /// A write is done whole, and then fails with this errno. Other calls do not know it, and go through.
+    After(i32),
     /// A read answers at most so many bytes; a write writes so many, then fails with `EIO`. Other calls do not know
     /// it, and go through.
     Short(usize),
@@ -250,7 +252,7 @@ impl Faults {
     fn pass(&self, call: Call, name: Option<&OsStr>, offset: u64, len: u64) -> io::Result<()> {
         match self.enter(call, name, offset, len) {
             Some(Fault::Errno(code)) => Err(errno(code)),
-            Some(Fault::Short(_)) | None => Ok(()),
+            Some(Fault::Short(_) | Fault::After(_)) | None => Ok(()),
         }
     }
 }

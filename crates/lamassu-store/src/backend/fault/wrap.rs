@@ -25,7 +25,7 @@ impl BackendFile for FaultFile {
                 let len = buf.len().min(most);
                 self.inner.read_at(offset, &mut buf[..len])
             }
-            None => self.inner.read_at(offset, buf),
+            Some(Fault::After(_)) | None => self.inner.read_at(offset, buf),
         }
     }
 
@@ -36,6 +36,7 @@ impl BackendFile for FaultFile {
                 self.inner.write_at(offset, &data[..most])?;
                 Err(errno(libc::EIO))
             }
+            Some(Fault::After(code)) => self.inner.write_at(offset, data).and(Err(errno(code))),
             Some(Fault::Short(_)) | None => self.inner.write_at(offset, data),
         }
     }

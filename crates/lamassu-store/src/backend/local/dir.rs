@@ -1,6 +1,7 @@
 //! An open directory of the local file system.
 
 use super::file::LocalFile;
+use super::remote::{Handle, Remote};
 use super::xattr::Target;
 use super::{kind_of, mode, owner, retry, stat_of, timestamps};
 use crate::backend::{BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name};
@@ -20,11 +21,12 @@ pub(super) struct LocalDir {
     fd: Arc<OwnedFd>,
     /// The root, for a barrier where `fd` cannot be synced.
     root: Arc<OwnedFd>,
+    remote: Option<Arc<Remote>>,
 }
 
 impl LocalDir {
-    pub(super) fn root(fd: Arc<OwnedFd>) -> LocalDir {
-        LocalDir { fd: fd.clone(), root: fd }
+    pub(super) fn root(fd: Arc<OwnedFd>, remote: Option<Arc<Remote>>) -> LocalDir {
+        LocalDir { fd: fd.clone(), root: fd, remote }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -55,7 +57,7 @@ impl BackendDir for LocalDir {
             Err(Errno::ACCESS) => open(OFlags::PATH)?,
             other => other?,
         };
-        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root: self.root.clone() }))
+        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root: self.root.clone(), remote: self.remote.clone() }))
     }
 
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
@@ -69,7 +71,7 @@ impl BackendDir for LocalDir {
             Err(Errno::ACCESS) => mode::open_lending(self.fd(), name, flags, needed)?,
             other => other?,
         };
-        let file = LocalFile { fd };
+        let file = LocalFile { handle: Handle::new(fd, access, self.remote.clone()) };
         refuse_irregular(file.stat()?.kind)?;
         Ok(Arc::new(file))
     }
@@ -78,7 +80,7 @@ impl BackendDir for LocalDir {
         check_name(name)?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, mode_bits(mode)))?;
-        Ok(Arc::new(LocalFile { fd }))
+        Ok(Arc::new(LocalFile { handle: Handle::new(fd, OFlags::RDWR, self.remote.clone()) }))
     }
 
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()> {
@@ -106,8 +108,19 @@ impl BackendDir for LocalDir {
     }
 
     fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
-        let to = local(to)?.fd();
-        Ok(rustix::fs::linkat(self.fd(), check_name(name)?, to, check_name(to_name)?, AtFlags::empty())?)
+        let (to, name, to_name) = (local(to)?.fd(), check_name(name)?, check_name(to_name)?);
+        rustix::fs::linkat(self.fd(), name, to, to_name, AtFlags::empty())?;
+        // A store that gives two names of one file two numbers (sshfs) would have it opened twice, and each would ruin the other's pages.
+        if self.remote.is_some() {
+            let number =
+                |dir, name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map(|s| (s.st_dev, s.st_ino));
+            let (old, new) = (number(self.fd(), name), number(to, to_name));
+            if old.is_err() || old != new {
+                rustix::fs::unlinkat(to, to_name, AtFlags::empty())?;
+                return Err(Errno::PERM.into());
+            }
+        }
+        Ok(())
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {

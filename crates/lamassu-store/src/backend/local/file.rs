@@ -1,26 +1,27 @@
 //! An open file of the local file system. Positions are always explicit, so calls from several threads do not disturb
 //! one another.
 
+use super::remote::Handle;
 use super::xattr::Target;
-use super::{mode, owner, retry, stat_of, timestamps};
+use super::{mode, owner, stat_of, timestamps};
 use crate::backend::{BackendFile, SetTime, Stat};
-use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 /// Pieces of one vectored write: `IOV_MAX` of Linux.
 const SLICES_MAX: usize = 1024;
 
 pub(super) struct LocalFile {
-    pub(super) fd: OwnedFd,
+    pub(super) handle: Arc<Handle>,
 }
 
 impl LocalFile {
     /// SEEK_DATA and SEEK_HOLE. Moves the descriptor's own position, which nothing here uses.
     fn seek(&self, to: SeekFrom, without_holes: impl FnOnce(u64) -> Option<u64>) -> io::Result<Option<u64>> {
-        match retry(|| rustix::fs::seek(&self.fd, to)) {
+        match self.handle.read(|fd| rustix::fs::seek(fd, to)) {
             Ok(at) => Ok(Some(at)),
             Err(Errno::NXIO) => Ok(None),
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOTTY) => Ok(without_holes(self.stat()?.len)),
@@ -34,7 +35,7 @@ impl BackendFile for LocalFile {
         let mut done = 0;
         while done < buf.len() {
             let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
-            match retry(|| rustix::io::pread(&self.fd, &mut buf[done..], at))? {
+            match self.handle.read(|fd| rustix::io::pread(fd, &mut buf[done..], at))? {
                 0 => break,
                 n => done += n,
             }
@@ -46,7 +47,7 @@ impl BackendFile for LocalFile {
         let mut done = 0;
         while done < data.len() {
             let at = offset.checked_add(done as u64).ok_or(Errno::FBIG)?;
-            match retry(|| rustix::io::pwrite(&self.fd, &data[done..], at))? {
+            match self.handle.write(|fd| rustix::io::pwrite(fd, &data[done..], at))? {
                 // Not allowed by POSIX for a non-empty write; a loop without end would be worse.
                 0 => return Err(Errno::IO.into()),
                 n => done += n,
@@ -61,7 +62,7 @@ impl BackendFile for LocalFile {
         let mut left = &mut slices[..];
         while !left.is_empty() {
             let most = left.len().min(SLICES_MAX);
-            let n = match retry(|| rustix::io::pwritev(&self.fd, &left[..most], at))? {
+            let n = match self.handle.write(|fd| rustix::io::pwritev(fd, &left[..most], at))? {
                 0 if left.iter().any(|slice| !slice.is_empty()) => return Err(Errno::IO.into()),
                 n => n,
             };
@@ -72,19 +73,19 @@ impl BackendFile for LocalFile {
     }
 
     fn stat(&self) -> io::Result<Stat> {
-        stat_of(&mode::steady(|| rustix::fs::fstat(&self.fd))?)
+        stat_of(&mode::steady(|| rustix::fs::fstat(self.handle.fd()))?)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        Ok(retry(|| rustix::fs::ftruncate(&self.fd, len))?)
+        Ok(self.handle.write(|fd| rustix::fs::ftruncate(fd, len))?)
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        Ok(retry(|| rustix::fs::fdatasync(&self.fd))?)
+        Ok(self.handle.sync(|fd| rustix::fs::fdatasync(fd))?)
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        Ok(retry(|| rustix::fs::fsync(&self.fd))?)
+        Ok(self.handle.sync(|fd| rustix::fs::fsync(fd))?)
     }
 
     fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -92,14 +93,14 @@ impl BackendFile for LocalFile {
             return Ok(());
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(retry(|| rustix::fs::fallocate(&self.fd, flags, offset, len))?)
+        Ok(self.handle.write(|fd| rustix::fs::fallocate(fd, flags, offset, len))?)
     }
 
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()> {
         if len == 0 {
             return Ok(());
         }
-        Ok(retry(|| rustix::fs::fallocate(&self.fd, FallocateFlags::KEEP_SIZE, offset, len))?)
+        Ok(self.handle.write(|fd| rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, offset, len))?)
     }
 
     fn seek_data(&self, offset: u64) -> io::Result<Option<u64>> {
@@ -111,31 +112,31 @@ impl BackendFile for LocalFile {
     }
 
     fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        Ok(rustix::fs::futimens(&self.fd, &timestamps(atime, mtime)?)?)
+        Ok(rustix::fs::futimens(self.handle.fd(), &timestamps(atime, mtime)?)?)
     }
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {
-        mode::chmod_fd(self.fd.as_fd(), mode)
+        mode::chmod_fd(self.handle.fd(), mode)
     }
 
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         let (uid, gid) = owner(uid, gid);
-        Ok(rustix::fs::fchown(&self.fd, uid, gid)?)
+        Ok(rustix::fs::fchown(self.handle.fd(), uid, gid)?)
     }
 
     fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
-        Target::Open(self.fd.as_fd()).get(name)
+        Target::Open(self.handle.fd()).get(name)
     }
 
     fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        Target::Open(self.fd.as_fd()).set(name, value, flags)
+        Target::Open(self.handle.fd()).set(name, value, flags)
     }
 
     fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        Target::Open(self.fd.as_fd()).list()
+        Target::Open(self.handle.fd()).list()
     }
 
     fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
-        Target::Open(self.fd.as_fd()).remove(name)
+        Target::Open(self.handle.fd()).remove(name)
     }
 }

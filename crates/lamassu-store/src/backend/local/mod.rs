@@ -12,10 +12,12 @@
 mod dir;
 mod file;
 mod mode;
+mod remote;
 mod xattr;
 
 use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;
+use remote::Remote;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
@@ -28,6 +30,8 @@ use std::sync::Arc;
 /// A directory of the local file system as a backing store.
 pub struct LocalBackend {
     root: Arc<OwnedFd>,
+    /// Of stores whose syncfs(2) is no barrier.
+    remote: Option<Arc<Remote>>,
 }
 
 impl LocalBackend {
@@ -36,13 +40,14 @@ impl LocalBackend {
     pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
-        Ok(LocalBackend { root: Arc::new(root) })
+        let remote = Remote::new(rustix::fs::fstatfs(&root)?.f_type as u64);
+        Ok(LocalBackend { root: Arc::new(root), remote })
     }
 }
 
 impl Backend for LocalBackend {
     fn root(&self) -> Arc<dyn BackendDir> {
-        Arc::new(LocalDir::root(self.root.clone()))
+        Arc::new(LocalDir::root(self.root.clone(), self.remote.clone()))
     }
 
     fn stat_fs(&self) -> io::Result<StatFs> {
@@ -62,6 +67,9 @@ impl Backend for LocalBackend {
     }
 
     fn sync(&self) -> io::Result<()> {
+        if let Some(remote) = &self.remote {
+            remote.sync()?;
+        }
         Ok(retry(|| rustix::fs::syncfs(&*self.root))?)
     }
 

@@ -1,0 +1,87 @@
+//! Access control lists, as the kernel's `fs/fuse/acl.c` divides the work under `FUSE_POSIX_ACL`: it checks who may set one and whether it is well formed,
+//! and enforces it; the file system keeps it, inherits it, and holds the mode in step (`lamassu-vault`). Here: refusing lists where nobody
+//! would enforce them, and the set-group-id bit, which falls when somebody outside the group sets an access list.
+//!
+//! The kernel says when in `FUSE_SETXATTR_ACL_KILL_SGID`, a member of the request's longer form (`FUSE_SETXATTR_EXT`) that `fuser` 0.18 does not decode. So
+//! the caller's groups are looked up.
+
+use super::Shared;
+use crate::fs::FileSystem;
+use fuser::{Errno, Request};
+use lamassu_vault::{Ino, Owner, Result, SetAttr, SetXattr};
+use std::ffi::OsStr;
+use std::sync::atomic::Ordering;
+
+const ACCESS: &str = "system.posix_acl_access";
+const DEFAULT: &str = "system.posix_acl_default";
+
+/// Who sends a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    uid: u32,
+    gid: u32,
+    pid: u32,
+}
+
+impl Caller {
+    pub fn of(req: &Request) -> Self {
+        Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() }
+    }
+
+    /// Whether the group's bits are theirs to keep. A caller whose groups cannot be read (of another process namespace, or gone) counts as outside.
+    fn is_in_group(self, group: u32) -> bool {
+        if self.uid == 0 || self.gid == group {
+            return true;
+        }
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        groups_of(&status).any(|g| g == group)
+    }
+}
+
+/// The supplementary groups in the text of /proc/PID/status.
+fn groups_of(status: &str) -> impl Iterator<Item = u32> {
+    let line = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|g| g.parse().ok())
+}
+
+impl<F: FileSystem> Shared<F> {
+    /// Without enforcement, to keep a list would promise what is not kept.
+    pub(super) fn refuse_acl(&self, name: &OsStr) -> std::result::Result<(), Errno> {
+        if (name == ACCESS || name == DEFAULT) && !self.acls.load(Ordering::Relaxed) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(())
+    }
+
+    /// The owner of a new entry. Where lists are not enforced the kernel has applied the mask already.
+    pub(super) fn owner(&self, req: &Request, umask: u32) -> Owner {
+        let umask = if self.acls.load(Ordering::Relaxed) { umask } else { 0 };
+        Owner { uid: req.uid(), gid: req.gid(), umask }
+    }
+
+    pub(super) fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr, caller: Caller) -> Result<()> {
+        if name == ACCESS {
+            let attr = self.fs.getattr(ino, None)?;
+            if attr.mode & libc::S_ISGID != 0 && !caller.is_in_group(attr.gid) {
+                let mode = Some(attr.mode & !libc::S_ISGID);
+                self.fs.setattr(ino, None, &SetAttr { mode, ..SetAttr::default() })?;
+            }
+        }
+        self.fs.set_xattr(ino, name, value, mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_read_from_status() {
+        let status = "Name:\tsh\nGid:\t7\t7\t7\t7\nFDSize:\t64\nGroups:\t4 24 1000 \nNStgid:\t1\n";
+        assert_eq!(groups_of(status).collect::<Vec<_>>(), [4, 24, 1000]);
+        assert_eq!(groups_of("Groups:\t \n").count(), 0);
+        assert_eq!(groups_of("").count(), 0);
+        let outsider = Caller { uid: 1, gid: 2, pid: 0 };
+        assert!(outsider.is_in_group(2) && !outsider.is_in_group(3));
+    }
+}

@@ -1,0 +1,192 @@
+//! Programs that save with care (write beside, fsync, rename over, fsync the directory), through real system calls on a mounted vault whose store
+//! crashes after every change: what is found afterwards is the old or the new, and the new once the program was told so. One of them is Lamassu itself, which
+//! replaces key slots so.
+
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use lamassu_crypto::{KeyRing, Secret, SecretBytes};
+use lamassu_format::header::{Header, KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneFile};
+use lamassu_format::{Geometry, Suite};
+use lamassu_fuse::{CacheMode, MountOptions};
+use lamassu_keys::header_file::Update;
+use lamassu_keys::{Argon2Params, Material, NewSlot, NewZone, SlotKind, create_zone, unlock};
+use lamassu_store::Backend;
+use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
+use lamassu_vault::{Access, Durability, Integrity, Options, Vault, VaultError};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+
+fn header(block_size: u32) -> VaultHeader {
+    let params = VaultParams {
+        zone: [1; 16],
+        suite: Suite::Aes,
+        geometry: Geometry::new(block_size, 8).unwrap(),
+        names: NameMode::Encrypted,
+        name_max: 255,
+        convergent_small_files: true,
+        created: 0,
+    };
+    let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
+    VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+}
+
+fn ring() -> KeyRing {
+    KeyRing::new(Suite::Aes, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])])
+}
+
+fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
+    let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
+    Vault::open(backend, &header(block_size), ring(), options).unwrap()
+}
+
+/// What a file of a crashed vault holds; `None` if there is none.
+fn content(vault: &Vault, path: &str) -> Option<Vec<u8>> {
+    let entry = match vault.resolve(OsStr::new(path)) {
+        Err(VaultError::NotFound) => return None,
+        found => found.unwrap(),
+    };
+    let handle = vault.open_file(entry.attr.ino, Access { read: true, write: false, truncate: false }).unwrap();
+    let mut data = vec![0; entry.attr.size as usize];
+    let read = vault.read(handle, 0, &mut data).unwrap();
+    vault.release(handle).unwrap();
+    data.truncate(read);
+    Some(data)
+}
+
+/// Does `steps` in a mount over a store that records. After each step the position it was complete at; the states are judged by `judge`, which
+/// gets the number of steps that were complete for certain, and the vault. Returns how many states there were.
+fn crash_everywhere(
+    cache: CacheMode,
+    block_size: u32,
+    steps: &[&dyn Fn(&Path)],
+    judge: &dyn Fn(usize, &Vault) -> Result<(), String>,
+) -> u64 {
+    let crash = Arc::new(CrashBackend::with_granularity(block_size.into()));
+    let backend: Arc<dyn Backend> = crash.clone();
+    Vault::make_tree(&*backend, &header(block_size), &ring()).unwrap();
+    backend.sync().unwrap();
+    let vault = Arc::new(open(backend, block_size));
+    let point = tempfile::tempdir().unwrap();
+    let options = MountOptions { cache, ..MountOptions::default() };
+    let mounted = lamassu_fuse::mount(vault, point.path(), &options).unwrap();
+    let mut ends = Vec::new();
+    for step in steps {
+        step(point.path());
+        ends.push(crash.position());
+    }
+    let log = crash.log();
+    mounted.unmounter().unmount(false).unwrap();
+    mounted.wait().unwrap();
+
+    let sim = CrashSim::new(log);
+    let mut states = 0;
+    for at in ends[0]..=ends[ends.len() - 1] {
+        let complete = ends.iter().filter(|end| **end <= at).count();
+        let point = sim.at(at);
+        let cuts = (0..8).map(|seed| point.random_state(seed));
+        let all: Vec<MemoryBackend> = [sim.prefix(at), point.least_state()].into_iter().chain(cuts).collect();
+        for (n, left) in all.into_iter().enumerate() {
+            let vault = open(Arc::new(left), block_size);
+            judge(complete, &vault).unwrap_or_else(|e| {
+                panic!(
+                    "blocks of {block_size}, {cache:?}: after {at} changes, {complete} steps complete, state {n}: {e}"
+                )
+            });
+            vault.close().unwrap();
+            states += 1;
+        }
+    }
+    states
+}
+
+fn fuse_is_there() -> bool {
+    let there = Path::new("/dev/fuse").exists();
+    if !there {
+        eprintln!("SKIPPED: there is no /dev/fuse on this machine");
+    }
+    there
+}
+
+fn raw(byte: u8) -> Material {
+    Material::new(SlotKind::Raw, SecretBytes::new(vec![byte; 32])).unwrap()
+}
+
+fn slot(material: &Material) -> NewSlot<'_> {
+    NewSlot { material, cost: Argon2Params::new(64, 1, 2).unwrap(), label: "", created: 0 }
+}
+
+/// The header's own code, on a file system that crashes: some key always opens it, the new one once the change was reported done.
+#[test]
+fn a_key_slot_change_is_old_or_new() {
+    if !fuse_is_there() {
+        return;
+    }
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+    let (first, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
+    let create = |point: &Path| Update::begin(&point.join("zone")).unwrap().create(&first).unwrap();
+    let add = |point: &Path| {
+        let update = Update::begin(&point.join("zone")).unwrap();
+        let mut header: ZoneFile = update.read().unwrap();
+        keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
+        update.replace(&header).unwrap();
+    };
+    let remove = |point: &Path| {
+        let update = Update::begin(&point.join("zone")).unwrap();
+        let mut header: ZoneFile = update.read().unwrap();
+        let id = header.keys().slots[0].id;
+        unlock(&header, &raw(2)).unwrap().remove_slot(&mut header, id).unwrap();
+        update.replace(&header).unwrap();
+    };
+    let judge = |complete: usize, vault: &Vault| {
+        let bytes = content(vault, "zone").ok_or("the header is gone")?;
+        let header = ZoneFile::parse(&bytes).map_err(|e| format!("{e}"))?;
+        let opens = |byte| unlock(&header, &raw(byte)).is_ok();
+        match (complete, opens(1), opens(2)) {
+            (1, true, _) | (2, _, true) | (3, false, true) => Ok(()),
+            (_, old, new) => Err(format!("the first key opens: {old}, the second: {new}")),
+        }
+    };
+    let states = crash_everywhere(CacheMode::WriteBack, 4096, &[&create, &add, &remove], &judge);
+    println!("a_key_slot_change_is_old_or_new: {states} crash states");
+    assert!(states > 200);
+}
+
+/// As editors save.
+fn save(dir: &Path, name: &str, data: &[u8]) {
+    let beside = dir.join(format!("{name}.tmp"));
+    fs::write(&beside, data).unwrap();
+    File::open(&beside).unwrap().sync_all().unwrap();
+    fs::rename(&beside, dir.join(name)).unwrap();
+    File::open(dir).unwrap().sync_all().unwrap();
+}
+
+#[test]
+fn a_careful_save_is_old_or_new() {
+    if !fuse_is_there() {
+        return;
+    }
+    for (cache, block_size) in [(CacheMode::WriteBack, 4096), (CacheMode::None, 4096), (CacheMode::WriteBack, 65536)] {
+        let (old, new) = (vec![1; 10_000], vec![2; 150_000]);
+        let first = |point: &Path| {
+            fs::create_dir(point.join("d")).unwrap();
+            save(&point.join("d"), "f", &old);
+            fs::hard_link(point.join("d/f"), point.join("kept")).unwrap();
+            File::open(point).unwrap().sync_all().unwrap();
+        };
+        let second = |point: &Path| save(&point.join("d"), "f", &new);
+        let judge = |complete: usize, vault: &Vault| {
+            let (found, kept) =
+                (content(vault, "d/f").ok_or("d/f is gone")?, content(vault, "kept").ok_or("kept is gone")?);
+            match (complete, found == old, found == new, kept == old) {
+                (1, true, _, true) | (1 | 2, _, true, true) => Ok(()),
+                (_, _, _, kept) => {
+                    Err(format!("{} bytes, of {:?}; the other name is whole: {kept}", found.len(), found.first()))
+                }
+            }
+        };
+        let states = crash_everywhere(cache, block_size, &[&first, &second], &judge);
+        println!("a_careful_save_is_old_or_new, {cache:?}, blocks of {block_size}: {states} crash states");
+    }
+}

@@ -1,0 +1,190 @@
+//! Writes `fuzz/seeds` from `testdata` and from the layouts that the targets read: `fuzz/make-seeds` calls it with the folder of seeds and a folder with the
+//! unpacked golden vaults.
+
+use data_encoding::HEXLOWER;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Seeds = BTreeMap<&'static str, Vec<Vec<u8>>>;
+
+fn main() -> Result<()> {
+    let mut args = std::env::args_os().skip(1).map(PathBuf::from);
+    let (Some(out), Some(testdata), Some(vaults)) = (args.next(), args.next(), args.next()) else {
+        return Err("usage: make-seeds SEEDS TESTDATA UNPACKED".into());
+    };
+    let mut seeds = Seeds::new();
+    headers(&mut seeds, &vaults)?;
+    keychains(&mut seeds);
+    pages(&mut seeds, &testdata)?;
+    records(&mut seeds, &testdata)?;
+    texts(&mut seeds, &testdata)?;
+    files(&mut seeds);
+    for (target, inputs) in seeds {
+        let dir = out.join(target);
+        std::fs::create_dir_all(&dir)?;
+        for (i, input) in inputs.iter().enumerate() {
+            std::fs::write(dir.join(format!("{i:03}")), input)?;
+        }
+    }
+    Ok(())
+}
+
+fn vectors(testdata: &Path, name: &str) -> Result<Vec<Value>> {
+    let text = std::fs::read(testdata.join("vectors").join(name))?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+fn hex(value: &Value) -> Vec<u8> {
+    value.as_str().and_then(|text| HEXLOWER.decode(text.as_bytes()).ok()).unwrap_or_default()
+}
+
+fn headers(seeds: &mut Seeds, vaults: &Path) -> Result<()> {
+    let mut vaults: Vec<_> = std::fs::read_dir(vaults)?.collect::<std::io::Result<_>>()?;
+    vaults.sort_by_key(|e| e.file_name());
+    for vault in vaults {
+        let header = std::fs::read(vault.path().join("lamassu.vault"))?;
+        let zone = String::from_utf8(header.clone())?.replace("lamassu-vault", "lamassu-zone");
+        let members = ["zone", "reserved_slots", "names", "name_max", "small_files"];
+        let mut zone: serde_json::Map<String, Value> = serde_json::from_str(&zone)?;
+        members.iter().for_each(|member| drop(zone.remove(*member)));
+        let inputs = seeds.entry("header").or_default();
+        inputs.push(header);
+        inputs.push(serde_json::to_vec(&zone)?);
+    }
+    Ok(())
+}
+
+/// What precedes the keychain: vault or zone, kind, id, label, cost, time.
+fn keychains(seeds: &mut Seeds) {
+    let epoch = |n: u32| format!("{{\"created\":1,\"epoch\":{n},\"key\":\"{}\"}}", "5a".repeat(32));
+    let chains = [
+        format!("{{\"inner\":[{}],\"outer\":[{}]}}", epoch(1), epoch(1)),
+        format!("{{\"inner\":[{},{}],\"outer\":[]}}", epoch(1), epoch(2)),
+        format!("{{\"inner\":[{}],\"outer\":[{}]}}", epoch(u32::MAX), epoch(7)),
+        format!("{{\"inner\":[{},{}],\"outer\":[]}}", epoch(2), epoch(2)),
+        "{\"inner\":[],\"outer\":[]}".to_owned(),
+    ];
+    for (i, chain) in chains.iter().enumerate() {
+        for kind in 0..3u8 {
+            let mut input = vec![i as u8 & 1, kind, 1, 0, 4, 0, b'n', b'o', b't', b'e'];
+            if kind == 2 {
+                input.push(8);
+            }
+            input.extend_from_slice(&[0; 10][..if kind == 2 { 9 } else { 10 }]);
+            input.extend_from_slice(chain.as_bytes());
+            seeds.entry("keychain").or_default().push(input);
+        }
+    }
+}
+
+/// Suite, block size, reserved slots, page number, content.
+fn pages(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
+    let inputs = seeds.entry("page").or_default();
+    for page in vectors(testdata, "pages.json")?.iter().take(4) {
+        inputs.push([&[0, 0, 7, 0][..], &hex(&page["content"])].concat());
+    }
+    let geometry = lamassu_format::Geometry::new(4096, 8).ok_or("a geometry")?;
+    let mut page = lamassu_format::Page::empty([3; 16]);
+    for (used, tail, pending, g) in [(0, 100, 0, 0), (5, 700, 0b10100, 0), (116, 0, 1, 1), (3, 0, 7, 2)] {
+        page.keys = vec![[6; 32]; used];
+        page.tail = vec![1; tail];
+        page.pending = pending;
+        page.replaced = pending & 0b100;
+        page.previous = vec![[8; 32]; page.replaced.count_ones() as usize];
+        page.size = (g * geometry.blocks_per_page() + used as u64) * 4096 + tail as u64;
+        page.generation = 4;
+        let built = page.build(&geometry, g);
+        inputs.push([&[0, 0, 7, g as u8][..], &built[lamassu_format::page::SEALED_AT..]].concat());
+    }
+    Ok(())
+}
+
+/// Contents of sealed records, for the targets that seal them; and sealed ones as texts.
+fn records(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
+    for record in vectors(testdata, "records.json")?.iter().take(10) {
+        let content = hex(&record["content"]);
+        let kind = record["kind"].as_u64().unwrap_or(1) as u8;
+        let text = lamassu_format::name::encode(&hex(&record["record"])).into_bytes();
+        match kind {
+            1 => {
+                // Mode: bit 0 the root, then raw, b64 or sealed; then the kind of record.
+                for mode in [0b100, 0b101, 0b1_0100, 0b1000_0100] {
+                    seeds.entry("dir_record").or_default().push([&[mode][..], &content].concat());
+                }
+                seeds.entry("dir_record").or_default().push([&[0][..], &text].concat());
+            }
+            2 => {
+                seeds.entry("symlink").or_default().push([&[1][..], &content].concat());
+                seeds.entry("symlink").or_default().push([&[0][..], &text].concat());
+            }
+            5 => seeds.entry("xattr").or_default().push([&[0, 9][..], b"user.note", &content].concat()),
+            _ => {}
+        }
+    }
+    let mut record = [0; lamassu_format::record::DIR_RECORD_LEN];
+    lamassu_format::DirRecord { id: [1; 16], secret: &[2; 32] }.encode_into(&mut record);
+    seeds.entry("dir_record").or_default().push([&[4][..], &record].concat());
+    let id = [9; 16];
+    for mode in [2u8, 2 | 0x40 | 0x20, 2 | 0x10, 2 | 0x80] {
+        let input = [&[mode][..], &id, &200u16.to_le_bytes(), &[b'r'; 200], &[b'f'; 680]].concat();
+        seeds.entry("symlink").or_default().push(input);
+    }
+    seeds.entry("xattr").or_default().push([&[1, 4][..], b"Zm9v", b"value"].concat());
+    seeds.entry("xattr").or_default().push([&[2, 9][..], b"user.note", b"value"].concat());
+    Ok(())
+}
+
+fn texts(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
+    for name in vectors(testdata, "names.json")?.iter().take(8) {
+        let plain = name["name"].as_str().unwrap_or_default().as_bytes();
+        for text in [name["entry"].as_str(), name["long"].as_str(), name["name"].as_str()].into_iter().flatten() {
+            seeds.entry("names").or_default().push(text.as_bytes().to_vec());
+        }
+        for mode in 0..4u8 {
+            seeds.entry("companion").or_default().push([&[mode][..], plain].concat());
+        }
+    }
+    for name in ["lamassu.dir", "lamassu.vault", "lamassu.link.CQkJCQkJCQkJCQkJCQkJCQ", ".", "..", "a/b"] {
+        seeds.entry("names").or_default().push(name.as_bytes().to_vec());
+        seeds.entry("companion").or_default().push([&[2][..], name.as_bytes()].concat());
+        seeds.entry("companion").or_default().push([&[3][..], name.as_bytes()].concat());
+    }
+    seeds.entry("companion").or_default().push([&[2][..], &[b'x'; 255]].concat());
+    let sources = [
+        "passphrase:prompt",
+        "passphrase:file:/root/key",
+        "passphrase:env:NAME",
+        "raw:file:k",
+        "hex:file:/k",
+        "raw:prompt",
+    ];
+    for source in sources {
+        seeds.entry("source").or_default().push(source.as_bytes().to_vec());
+    }
+    seeds.entry("source").or_default().push([b'a'; 64].to_vec());
+    for options in [
+        "rw,nosuid,nodev,noexec,allow_other,fsname=/srv/x,cache=through,noauto,x-systemd.automount,threads=3",
+        "ro,,suid,subtype=a-b,read_ahead_kb=1024",
+        "cache=none,direct_io,max_threads=64,defaults,_netdev,nofail,comment=x",
+    ] {
+        seeds.entry("options").or_default().push(options.as_bytes().to_vec());
+    }
+    Ok(())
+}
+
+/// Suite, block size, small files, shape, state; where and how much is written; then what the store does.
+fn files(seeds: &mut Seeds) {
+    for shape in 0..8u8 {
+        for state in 0..6u8 {
+            let mut input = vec![shape % 4, u8::from(shape == 2), 0, shape, state];
+            input.extend_from_slice(&(u64::from(shape) * 70_000 + 11).to_le_bytes());
+            input.extend_from_slice(&5000u16.to_le_bytes());
+            // One act: its kind, two sectors, what it needs besides.
+            let act = shape.wrapping_mul(7).wrapping_add(state) % 10;
+            input.extend_from_slice(&[act, shape * 9, 0, state, 0, 3, 1, 4, 0, 9]);
+            seeds.entry("file").or_default().push(input);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What the fuzz targets under `fuzz/` do with their input. Here, so that plain `cargo test` replays the seeds, every input that once failed, and
+//! mutations of them, without a fuzzer.
+//!
+//! Each target takes any bytes. It panics if what reads them does, or if an invariant that the target states does not hold: that is a finding.
+//! Keys are fixed: a fuzzer cannot forge a seal, so the targets seal what it makes up, and what lies behind the seal is reached.
+//!
+//! Never: part of the product; touches a disk or the network.
+
+mod bytes;
+mod file;
+mod header;
+mod model;
+mod page;
+mod tree;
+mod words;
+
+use lamassu_crypto::{KeyRing, Secret};
+use lamassu_format::Suite;
+
+/// A fuzz target.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Its name, also that of its folders of seeds and of its file in `fuzz/fuzz_targets`.
+    pub name: &'static str,
+    /// Takes one input; panics on a finding.
+    pub run: fn(&[u8]),
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    Target { name: "header", run: header::header },
+    Target { name: "keychain", run: header::keychain },
+    Target { name: "page", run: page::page },
+    Target { name: "names", run: words::names },
+    Target { name: "dir_record", run: tree::dir_record },
+    Target { name: "companion", run: tree::companion },
+    Target { name: "symlink", run: tree::symlink },
+    Target { name: "xattr", run: tree::xattr },
+    Target { name: "source", run: words::source },
+    Target { name: "options", run: words::options },
+    Target { name: "file", run: file::file },
+];
+
+/// Runs one target by its name.
+///
+/// # Panics
+/// On a finding, and for a name that no target has.
+pub fn run(name: &str, input: &[u8]) {
+    let target = TARGETS.iter().find(|t| t.name == name).expect("a target of this name");
+    (target.run)(input);
+}
+
+/// The keys of every target.
+fn ring(suite: Suite) -> KeyRing {
+    KeyRing::new(suite, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])])
+}
