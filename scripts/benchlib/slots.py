@@ -9,13 +9,13 @@ from demolib.shell import say
 from . import measure
 from .systems import Lamassu
 
-SLOTS = (1, 2, 4, 8, 16, 32, 48, 60)
+SLOTS = (1, 8, 32, 48, 60)
 WORKLOADS = {"seq-write": "write", "rand-write": "randwrite", "seq-read": "read", "rand-read": "randread"}
 
 
 def run_all(bench):
     size, samples = bench.size(256, 8), []
-    chosen = bench.size(SLOTS, (1, 8))
+    chosen = bench.size(SLOTS, (1, 48, 60))
     systems = {slots: Lamassu(bench.keys, bench.program, init=["--reserved-slots", slots], name=f"R{slots}") for slots in chosen}
     bench.systems = {system.name: system for system in systems.values()}
     stores = {slots: bench.fresh_store(system.name, bench.memory) for slots, system in systems.items()}

@@ -37,7 +37,7 @@ def run_all(bench):
     names = [n for n in ("lamassu", "encfs", "gocryptfs") if n in bench.systems]
     result = {"size_mib": size, "store": XfsStore.kind, "figure6": [], "table1": [], "figure11": []}
     with tempfile.TemporaryDirectory(dir=bench.work) as folder:
-        for percent in REDUNDANCY:
+        for percent in bench.size(REDUNDANCY, (10, 50)):
             path = os.path.join(folder, "synthetic")
             synthetic(path, size, percent, percent)
             for name in [None, *names]:
@@ -85,7 +85,7 @@ def deduplicated(bench, name, files):
 def efficiency(bench, path, percent):
     """Figure 11: distinct data blocks among all distinct blocks of the store, by the number of reserved slots."""
     plain = len(survey_of([path]))
-    for slots in SLOTS:
+    for slots in bench.size(SLOTS, (1, 60)):
         store = tempfile.mkdtemp(dir=bench.memory)
         system = Lamassu(bench.keys, bench.program, init=["--reserved-slots", slots])
         system.make(store)

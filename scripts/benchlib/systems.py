@@ -15,11 +15,9 @@ PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 class System:
-    """`name` in tables; `encrypts` says whether it counts as a peer; `package` is Debian's."""
+    """`name` in tables; `package` is Debian's."""
 
     name = command = package = ""
-    encrypts = True
-    version_of = ("--version",)
 
     def __init__(self, keys):
         self.keys = keys
@@ -28,9 +26,8 @@ class System:
         return have(self.command)
 
     def version(self):
-        said = run(self.command, *self.version_of, check=False)
-        lines = [line for line in (said.stdout + said.stderr).splitlines() if line.strip()]
-        return lines[0].strip() if lines else "?"
+        """Debian's, as not every peer knows its own."""
+        return run("dpkg-query", "-W", "-f", "${Version}", self.package, check=False).stdout.strip() or "not from Debian"
 
     def make(self, store):
         """Prepares an empty directory."""
@@ -72,6 +69,9 @@ class Lamassu(System):
     def there(self):
         return os.access(self.command, os.X_OK)
 
+    def version(self):
+        return run(self.command, "--version").stdout.strip().removeprefix("lamassu ")
+
     def key(self):
         path = os.path.join(self.keys, "lamassu.key")
         if not os.path.exists(path):
@@ -91,7 +91,7 @@ class Lamassu(System):
 class PlainFs(Lamassu):
     """The same front-end without encryption: what Lamassu's cryptography and format cost is the difference."""
 
-    name, encrypts = "plainfs", False
+    name = "plainfs"
 
     def make(self, store):
         pass
@@ -102,7 +102,6 @@ class PlainFs(Lamassu):
 
 class Bindfs(System):
     name = command = package = "bindfs"
-    encrypts = False
 
     def argv(self, store, mountpoint):
         return ["bindfs", "-f", store, mountpoint]
@@ -110,7 +109,6 @@ class Bindfs(System):
 
 class Gocryptfs(System):
     name = command = package = "gocryptfs"
-    version_of = ("-version",)
 
     def make(self, store):
         run("gocryptfs", "-init", "-q", "-scryptn", 10, "-passfile", self.passphrase(), store)
@@ -121,7 +119,6 @@ class Gocryptfs(System):
 
 class Securefs(System):
     name = command = package = "securefs"
-    version_of = ("version",)
 
     def make(self, store):
         run("securefs", "create", "--keyfile", self.passphrase(), "--pbkdf", "pkcs5-pbkdf2-hmac-sha256", "-r", 1000, store)
