@@ -19,13 +19,13 @@ def run_all(bench):
     with Undo() as undo:
         xfs = XfsStore(undo, bench.work, bench.size(12, 2) << 30)
         stores = {name: bench.fresh_store(name, xfs.path) for name in bench.systems}
-        for number, name in measure.alternating(list(bench.systems), bench.runs):
+        for number, name in measure.alternating(list(bench.systems), bench.runs, bench.minutes):
             found = [s | {"system": name, "run": number} for s in passes(bench, name, stores[name])]
             samples += found
             say(f"durable, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
     units = {"SQLite inserts": "transactions/s", "append 4K, fsync each": "writes/s", "overwrite 4K at random, fsync each": "writes/s",
              "overwrite 1M in sequence": "MB/s", "overwrite 4K at random": "MB/s"}
-    return {"runs": bench.runs, "size_mib": bench.size(1024, 8), "store": XfsStore.kind, "units": units, "samples": samples}
+    return {"runs": 1 + samples[-1]["run"], "size_mib": bench.size(1024, 8), "store": XfsStore.kind, "units": units, "samples": samples}
 
 
 def passes(bench, name, store):

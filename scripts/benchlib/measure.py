@@ -152,9 +152,12 @@ def seconds_of(*argv, **more):
     return time.monotonic() - begun
 
 
-def alternating(names, runs):
-    """(run, name): each run in another order, so that no system always has the machine's best minute."""
+def alternating(names, runs, minutes=None):
+    """(run, name): each run in another order, so that no system always has the machine's best minute. No run begins after `minutes`."""
+    begun = time.monotonic()
     for number in range(runs):
+        if number and minutes and time.monotonic() - begun > 60 * minutes:
+            return
         turned = names[number % len(names):] + names[: number % len(names)]
         for name in turned if number % 2 == 0 else reversed(turned):
             yield number, name

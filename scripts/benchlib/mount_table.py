@@ -26,12 +26,12 @@ def run_all(bench):
     size = bench.size(256, 8)
     stores = {name: bench.fresh_store(name, bench.memory) for name in bench.systems}
     samples = []
-    for number, name in measure.alternating(list(bench.systems), bench.runs):
+    for number, name in measure.alternating(list(bench.systems), bench.runs, bench.minutes):
         for workload in WORKLOADS:
             samples.append(one(bench, name, stores[name], workload, size) | {"run": number})
         say(f"mount table, run {number + 1} of {bench.runs}, {name}: " + ", ".join(
             f"{s['workload']} {s['read'] or s['write']:.0f}" for s in samples[-len(WORKLOADS):]))
-    return {"size_mib": size, "runs": bench.runs, "store": "tmpfs", "unit": "MB/s", "samples": samples}
+    return {"size_mib": size, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "unit": "MB/s", "samples": samples}
 
 
 def one(bench, name, store, workload, size):

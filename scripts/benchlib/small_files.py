@@ -42,13 +42,13 @@ def run_all(bench):
     say(f"small files: a tree of {files} files, {size / 1e6:.0f} MB")
     stores = {name: bench.fresh_store(name, bench.memory) for name in bench.systems}
     samples = []
-    for number, name in measure.alternating(list(bench.systems), bench.runs):
+    for number, name in measure.alternating(list(bench.systems), bench.runs, bench.minutes):
         found = list(passes(bench, name, stores[name], archive))
         samples += [s | {"system": name, "run": number} for s in found]
         say(f"small files, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
     os.unlink(archive)
     units = {"unpack": "s", "tar": "s", "find": "s", "rm -r": "s", "dbench": "MB/s", "Postmark": "s"}
-    return {"files": files, "bytes": size, "runs": bench.runs, "store": "tmpfs", "units": units, "samples": samples}
+    return {"files": files, "bytes": size, "runs": 1 + samples[-1]["run"], "store": "tmpfs", "units": units, "samples": samples}
 
 
 def passes(bench, name, store, archive):
