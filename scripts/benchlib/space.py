@@ -33,7 +33,7 @@ def synthetic(path, size_mib, percent, seed):
 
 
 def run_all(bench):
-    size = bench.size(256, 8)
+    size = bench.size(64, 8)
     names = [n for n in ("lamassu", "encfs", "gocryptfs") if n in bench.systems]
     result = {"size_mib": size, "store": XfsStore.kind, "figure6": [], "table1": [], "figure11": []}
     with tempfile.TemporaryDirectory(dir=bench.work) as folder:
@@ -52,7 +52,7 @@ def run_all(bench):
 
 def make_images(bench):
     """(title, paths) of disk images made of this machine's packages, one after another."""
-    for number, mega in enumerate(bench.size((40, 80, 160), (10,)), 1):
+    for number, mega in enumerate(bench.size((20, 40, 80), (10,)), 1):
         with tempfile.TemporaryDirectory(dir=bench.work) as folder:
             first, second = (os.path.join(f, "disk.img") for f in dataset.make_images(folder, mega * 10**6))
             yield f"image {number}, {mega} MB of packages", [first]

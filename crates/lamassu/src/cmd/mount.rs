@@ -129,14 +129,14 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
         return Ok(Code::Done);
     }
     if foreground {
-        confine::drop_capabilities();
+        plan.drop_capabilities();
         signals::start();
         return serve(ui, plan, None);
     }
     match daemon::fork()? {
         Side::Parent(waiter) => waiter.wait(),
         Side::Child(ready) => {
-            confine::drop_capabilities();
+            plan.drop_capabilities();
             signals::start();
             serve(ui, plan, Some(ready))
         }
@@ -262,6 +262,14 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
 }
 
 impl Plan {
+    /// Before any thread starts. A passthrough mount keeps a descriptor per inode, and raising that limit takes `SYS_RESOURCE`; it guards no keys.
+    fn drop_capabilities(&self) {
+        match self.below {
+            Below::Vault { .. } => confine::drop_capabilities(),
+            Below::Plain => {}
+        }
+    }
+
     /// Opens what is mounted, and mounts it; signals unmount it from then on.
     fn attach(&self, ui: &Ui) -> Result<Mounted> {
         let mut options = self.mount.clone();
