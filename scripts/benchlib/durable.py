@@ -50,7 +50,7 @@ def passes(bench, name, store):
             measure.fio(mount.path, "write", "1m", size)
     for workload, one in work.items():
         with measure.mounted(system, store, bench.work) as mount, bench.quiet():
-            measure.drop_caches()
+            measure.drop_caches(sync=True)
             value = one(mount.path)
         yield {"workload": workload, "value": round(value, 1), "cpu_s": round(mount.used.cpu_s, 3),
                "rss_peak_mib": round(mount.used.rss_peak_mib, 1)}
