@@ -379,25 +379,6 @@ fn passthrough_mounts_a_directory_as_it_is() {
     b.unmount("m");
 }
 
-/// It keeps a descriptor per inode; as root the limit it is started with does not bind it.
-#[test]
-fn passthrough_serves_more_files_than_the_limit_of_descriptors() {
-    if !rustix::process::geteuid().is_root() {
-        return;
-    }
-    let b = Bench::new();
-    b.dir("plain");
-    b.dir("m");
-    let args = ["--nofile=100:100", "--", env!("CARGO_BIN_EXE_lamassu"), "mount", "--passthrough", "plain", "m"];
-    let status = Command::new("prlimit").args(args).current_dir(b.path("")).stderr(Stdio::null()).status().unwrap();
-    assert!(status.success());
-    for i in 0..300 {
-        fs::write(b.path(&format!("m/{i}")), b"content").unwrap();
-    }
-    b.unmount("m");
-    assert_eq!(fs::read_dir(b.path("plain")).unwrap().count(), 300);
-}
-
 #[test]
 fn passthrough_is_refused_where_encryption_was_meant() {
     let b = bench("");
