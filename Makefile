@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo test torture soak fuzz lint bench-smoke clean
+.PHONY: help setup build install uninstall demo test torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,8 +53,17 @@ fuzz: ## every decoder and the reader of backing files under a fuzzer, SECONDS e
 lint: ## formatting, clippy, dependencies and licences
 	scripts/test lint
 
-bench-smoke: build ## sequential reads and writes beside gocryptfs, over tmpfs
-	scripts/bench-smoke
+setup-bench: ## installs what `bench` needs beside that: the peers, dbench, Postmark, matplotlib
+	scripts/setup --bench
+
+bench: build ## measures everything beside the peers; results and report in docs/benchmarks (an hour, an idle machine)
+	scripts/bench
+
+bench-paper: build ## the Lamassu paper's experiments alone
+	scripts/bench paper
+
+bench-smoke: build ## every experiment at toy size: only that each runs
+	scripts/bench --toy --out "$${CARGO_TARGET_DIR:-target}/bench-smoke"
 
 clean: ## removes what was built
 	cargo clean

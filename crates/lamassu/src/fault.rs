@@ -30,8 +30,11 @@ pub enum Fault {
     #[error("mount point {path:?}: {source}; make the directory first")]
     Mountpoint { path: PathBuf, source: std::io::Error },
     /// The user's: the mount would hide the store, or be a part of it.
-    #[error("mount point {path:?} and the vault's directory must not lie in one another")]
+    #[error("mount point {path:?} and the directory that is mounted must not lie in one another")]
     MountpointInVault { path: PathBuf },
+    /// The user's: ciphertext is no place to work in.
+    #[error("{dir:?} belongs to the vault {vault:?}: mount that without --passthrough")]
+    PassthroughOfVault { dir: PathBuf, vault: PathBuf },
     /// The user's: nothing of ours is mounted there.
     #[error("{path:?} is not the mount point of a Lamassu vault; `findmnt -t fuse.lamassu` lists those there are")]
     NotAMount { path: PathBuf },

@@ -72,6 +72,11 @@ impl KeyArg {
         source_or_prompt(self.key.as_ref(), "--key")
     }
 
+    /// Whether a key was named on the command line. One that LAMASSU_KEY says as well does not count: it may be meant for other commands.
+    pub fn is_typed(&self) -> bool {
+        self.key.as_ref().is_some_and(|key| std::env::var("LAMASSU_KEY").ok().as_ref() != Some(&key.0))
+    }
+
     /// A `key=` of `-o` counts where `--key` is not given.
     pub fn or(self, other: Option<SourceText>) -> KeyArg {
         // What stands on the command line was meant for this mount; LAMASSU_KEY may have been meant for another.

@@ -9,8 +9,10 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::Ui;
 use crate::signals;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::ValueEnum;
+use lamassu_format::name;
+use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_vault::{Durability, Integrity, Options, Vault};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -55,6 +57,9 @@ pub struct Args {
     /// Cipher threads, 0 for one per processor
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
+    /// NO ENCRYPTION: DIR, which must not be a vault, is mounted as it is. Only to compare with in benchmarks
+    #[arg(long, conflicts_with_all = ["integrity", "durability", "threads"])]
+    passthrough: bool,
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, and key=, integrity=, cache=,
     /// durability= as above
     #[arg(short, long, value_name = "A,B")]
@@ -98,10 +103,22 @@ enum DurabilityArg {
 struct Plan {
     dir: PathBuf,
     mountpoint: PathBuf,
-    key: KeyArg,
-    vault: Options,
+    below: Below,
     mount: MountOptions,
 }
+
+/// What is mounted.
+enum Below {
+    Vault {
+        key: KeyArg,
+        options: Options,
+    },
+    /// the directory itself, not encrypted
+    Plain,
+}
+
+/// The type a mount without encryption shows in mount(8): it must not pass for a vault.
+const PLAIN_SUBTYPE: &str = "lamassu-passthrough";
 
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     let words: Vec<String> = args.options.iter().flat_map(|o| split_options(o)).collect();
@@ -112,18 +129,20 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     let (foreground, fake) = (args.foreground, args.fake);
     let plan = Plan::of(ui, args)?;
     if fake {
-        Found::at(&plan.dir)?;
+        if matches!(plan.below, Below::Vault { .. }) {
+            Found::at(&plan.dir)?;
+        }
         return Ok(Code::Done);
     }
     if foreground {
-        confine::drop_capabilities();
+        plan.drop_capabilities();
         signals::start();
         return serve(ui, plan, None);
     }
     match daemon::fork()? {
         Side::Parent(waiter) => waiter.wait(),
         Side::Child(ready) => {
-            confine::drop_capabilities();
+            plan.drop_capabilities();
             signals::start();
             serve(ui, plan, Some(ready))
         }
@@ -134,6 +153,7 @@ impl Plan {
     fn of(ui: &Ui, args: Args) -> Result<Plan> {
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
+        let before = (vault.integrity, vault.durability);
         let mut mount = MountOptions::default();
         let mut key = None;
         for words in &args.options {
@@ -169,7 +189,27 @@ impl Plan {
         mount.allow_other |= args.allow_other;
         vault.read_only = mount.read_only;
         let mountpoint = mountpoint(&args.mountpoint, &dir)?;
-        Ok(Plan { dir, mountpoint, key: args.key.or(key), vault, mount })
+        if args.passthrough {
+            if key.is_some() || args.key.is_typed() || (vault.integrity, vault.durability) != before {
+                return Err(Fault::Usage(
+                    "--passthrough encrypts and verifies nothing: leave key, integrity and durability out",
+                )
+                .into());
+            }
+            refuse_vaults(&dir)?;
+            mount.subtype = PLAIN_SUBTYPE.into();
+            return Ok(Plan { dir, mountpoint, below: Below::Plain, mount });
+        }
+        let below = Below::Vault { key: args.key.or(key), options: vault };
+        Ok(Plan { dir, mountpoint, below, mount })
+    }
+}
+
+/// Neither a vault nor a part of one: through a passthrough mount its ciphertext would look like files to be edited.
+fn refuse_vaults(dir: &Path) -> Result<(), Fault> {
+    match dir.ancestors().find(|d| d.join(name::HEADER).symlink_metadata().is_ok()) {
+        Some(vault) => Err(Fault::PassthroughOfVault { dir: dir.into(), vault: vault.into() }),
+        None => Ok(()),
     }
 }
 
@@ -211,17 +251,7 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     raise_descriptor_limit();
     // Modes are those applications ask for; their own masks were applied by the kernel.
     rustix::process::umask(rustix::fs::Mode::empty());
-    let unsealed = Found::at(&plan.dir)?.unlock(ui, &plan.key)?;
-    let vault = unsealed.open(plan.vault)?;
-    if !lamassu_crypto::secret::memory_is_locked() {
-        ui.warn(format_args!("keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"));
-    }
-    // A signal between here and the handler below must not leave a mount that nobody serves.
-    signals::flag_only();
-    let mut options = plan.mount;
-    options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
-    let mounted = lamassu_fuse::mount(vault.clone(), &plan.mountpoint, &options)?;
-    unmount_on_signal(&mounted, vault);
+    let mounted = plan.attach(ui)?;
     confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
@@ -229,22 +259,63 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
         return Ok(Code::Done);
     };
     ready.tell()?;
-    tracing::info!(vault = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
+    tracing::info!(dir = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
     // Nobody reads our standard error any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
-    tracing::info!(vault = %plan.dir.display(), "unmounted");
+    tracing::info!(dir = %plan.dir.display(), "unmounted");
     ended?;
     Ok(Code::Done)
 }
 
-fn unmount_on_signal(mounted: &Mounted, vault: Arc<Vault>) {
+impl Plan {
+    /// Before any thread starts. A passthrough mount keeps a descriptor per inode, and raising that limit takes `SYS_RESOURCE`; it guards no keys.
+    fn drop_capabilities(&self) {
+        match self.below {
+            Below::Vault { .. } => confine::drop_capabilities(),
+            Below::Plain => {}
+        }
+    }
+
+    /// Opens what is mounted, and mounts it; signals unmount it from then on.
+    fn attach(&self, ui: &Ui) -> Result<Mounted> {
+        let mut options = self.mount.clone();
+        match &self.below {
+            Below::Vault { key, options: vault } => {
+                let unsealed = Found::at(&self.dir)?.unlock(ui, key)?;
+                let vault = unsealed.open(vault.clone())?;
+                if !lamassu_crypto::secret::memory_is_locked() {
+                    ui.warn(format_args!(
+                        "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
+                    ));
+                }
+                // A signal between here and the handler below must not leave a mount that nobody serves.
+                signals::flag_only();
+                options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
+                let mounted = lamassu_fuse::mount(vault.clone(), &self.mountpoint, &options)?;
+                unmount_on_signal(&mounted, Some(vault));
+                Ok(mounted)
+            }
+            Below::Plain => {
+                let files = PlainFs::open(&self.dir).context("cannot open the directory")?;
+                signals::flag_only();
+                let mounted = lamassu_fuse::mount(Arc::new(files), &self.mountpoint, &options)?;
+                unmount_on_signal(&mounted, None);
+                ui.note("NOT encrypted: what is written here is stored as it is");
+                Ok(mounted)
+            }
+        }
+    }
+}
+
+/// `vault`: to be made durable where the mount is in use and can only be detached.
+fn unmount_on_signal(mounted: &Mounted, vault: Option<Arc<Vault>>) {
     let unmounter = mounted.unmounter();
     let mountpoint = mounted.mountpoint().to_path_buf();
     let unmount = move || match unmounter.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy(_)) => {
             tracing::warn!(mountpoint = %mountpoint.display(), "busy: the mount point is free now, the vault is closed when the last file there is");
-            if let Err(error) = vault.sync_all() {
+            if let Some(Err(error)) = vault.as_ref().map(|v| v.sync_all()) {
                 tracing::error!(%error, "not everything could be made durable");
             }
             if let Err(error) = unmounter.unmount(true) {

@@ -359,3 +359,41 @@ fn without_fuse_is_19() {
     // Nothing holds the vault after that.
     b.run("check v").ok();
 }
+
+#[test]
+fn passthrough_mounts_a_directory_as_it_is() {
+    let b = Bench::new();
+    b.dir("plain/sub");
+    b.dir("m");
+    b.run("mount --passthrough plain m").ok().says("NOT encrypted");
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|l| l.split(' ').nth(4) == b.path("m").to_str()).unwrap();
+    assert!(line.contains(" fuse.lamassu-passthrough "), "it does not pass for a vault: {line}");
+    let content = noise(300_000, 3);
+    fs::write(b.path("m/sub/f"), &content).unwrap();
+    b.unmount("m");
+    assert!(fs::read(b.path("plain/sub/f")).unwrap() == content);
+    b.run("mount --passthrough --read-only plain m").ok();
+    assert!(fs::read(b.path("m/sub/f")).unwrap() == content);
+    assert!(fs::write(b.path("m/g"), b"").is_err());
+    b.unmount("m");
+}
+
+#[test]
+fn passthrough_is_refused_where_encryption_was_meant() {
+    let b = bench("");
+    b.dir("plain");
+    b.run_with("cp v - vault:f", b"content").ok();
+    b.run("mount --passthrough v m").code(6).says("belongs to the vault");
+    b.dir("v/inside");
+    b.run("mount --passthrough v/inside m").code(6).says("without --passthrough");
+    b.run("mount --passthrough plain plain").code(10);
+    b.run("mount --passthrough nosuch m").code(6);
+    for options in ["-k raw:file:other", "-o key=raw:file:key", "-o integrity=metadata", "-o durability=relaxed"] {
+        b.run(&format!("mount --passthrough {options} plain m")).code(2);
+    }
+    for options in ["--integrity full", "--durability ordered", "--threads 2"] {
+        b.run(&format!("mount --passthrough {options} plain m")).code(2);
+    }
+    assert!(!is_mounted(&b.path("m")));
+}

@@ -1,0 +1,1 @@
+"""Measures Lamassu beside other encrypting file systems: what `scripts/bench` and `make bench-smoke` run."""

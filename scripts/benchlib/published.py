@@ -1,0 +1,14 @@
+"""What the Lamassu paper (Shah and So, USENIX ATC 2015) reports, as far as its text gives numbers."""
+
+# Section 4.2, Figure 8, RAM disk: LamassuFS ÷ EncFS. "83.2% worse", "47% worse"; of writes "EncFS performs 26.8% to 27.5% better".
+FIGURE8_OF_ENCFS = {"seq-read 4K": 0.168, "rand-read 4K": 0.53, "seq-write 4K": 1 / 1.268, "rand-write 4K": 1 / 1.275}
+# The same, LamassuFS (meta-only) ÷ EncFS: "22.8% worse", "8.1% better".
+FIGURE8_METADATA_OF_ENCFS = {"seq-read 4K": 0.772, "rand-read 4K": 1.081}
+# The same, LamassuFS ÷ PlainFS: "16.70x over LamassuFS".
+FIGURE8_OF_PLAINFS = {"seq-read 4K": 1 / 16.70}
+# Section 4.1, Figure 6: space overhead over plain files after deduplication, percent, by the percentage of redundant blocks.
+FIGURE6_OVERHEAD = {10: 1.01, 20: 1.06, 30: 1.21, 40: 1.43, 50: 1.81}
+# Table 1: (PlainFS deduplicated %, LamassuFS deduplicated %, space overhead %) of five virtual machine images.
+TABLE1 = [(9.35, 9.18, 1.07), (15.40, 15.11, 1.35), (22.07, 21.95, 1.01), (36.73, 36.46, 1.83), (8.08, 7.87, 1.14)]
+# Section 4.3, Figure 10: the change from R = 1 to R = 48 (writes, the peak) and to R = 60 (reads).
+FIGURE10 = {"seq-write": (48, 1.60), "rand-write": (48, 1.57), "seq-read": (60, 1 - 0.0471), "rand-read": (60, 1 - 0.0440)}
