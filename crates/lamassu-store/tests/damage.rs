@@ -273,6 +273,35 @@ fn a_failed_barrier_fails_the_sync_and_everything_is_written_again() {
     assert!(back == data);
 }
 
+/// What was written before a failed barrier may be gone, whoever asked for the barrier: the next fsync says so, once.
+#[test]
+fn a_barrier_that_failed_unheard_fails_the_next_sync() {
+    let setup = Setup::default();
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let file = File::create(setup.context(), create_in(&store), "unheard").expect("creates");
+    let old = fill(64 << 20, &mut Rng(1));
+    file.write_at(0, &old).expect("writes");
+    file.sync().expect("syncs");
+    // In the middle of a write, whose commit needs several rounds.
+    let new = fill(64 << 20, &mut Rng(2));
+    store.faults().fail_next_sync(libc::EIO);
+    let refused = (0..64).filter(|i| file.write_at(i << 20, &new[(*i as usize) << 20..][..1 << 20]).is_err()).count();
+    assert!(store.faults().syncs() > 1 && refused < 2, "{refused} writes refused");
+    assert!(file.sync().is_err(), "a barrier within a write failed");
+    file.write_at(63 << 20, &new[63 << 20..]).expect("writes, whether or not it was refused");
+    file.sync().expect("once");
+    let mut back = vec![0; new.len()];
+    file.read_at(0, &mut back).expect("reads");
+    assert!(back == new);
+    // In the background.
+    file.write_at(5000, &old[..9000]).expect("writes");
+    file.flush().expect("commits");
+    file.barrier_failed();
+    file.settle_now().expect("a barrier of the background");
+    assert!(file.sync().is_err(), "a barrier of the whole store failed");
+    file.sync().expect("once");
+}
+
 #[test]
 fn read_only_contexts_never_write() {
     let setup = Setup::default();

@@ -134,10 +134,17 @@ impl Acl {
         self
     }
 
-    /// What the owning group alone may do.
-    fn group_mode(&self) -> u32 {
+    /// Group and other bits of a mode that gives nobody more than the list, although without it a named user counts as one of the owning group or of
+    /// the others, and a member of a named group as one of the others.
+    fn least_mode(&self) -> u32 {
         let mask = self.perm(MASK).unwrap_or(7);
-        (self.perm(GROUP_OBJ).unwrap_or_default() & mask) << 3
+        let least = |tags: &[u16]| {
+            let named = self.0.iter().filter(|e| tags.contains(&e.tag));
+            named.fold(7, |least, e| least & u32::from(e.perm) & mask)
+        };
+        let group = self.perm(GROUP_OBJ).unwrap_or_default() & mask & least(&[USER]);
+        let other = self.perm(OTHER).unwrap_or_default() & least(&[USER, GROUP]);
+        group << 3 | other
     }
 }
 
@@ -184,7 +191,7 @@ impl Inherited {
     }
 
     fn mode_alone(&self, mode: u32) -> u32 {
-        mode & (self.acl.group_mode() | !0o070)
+        mode & (self.acl.least_mode() | !0o077)
     }
 }
 
@@ -226,12 +233,15 @@ impl Vault {
     fn set_access(&self, ino: Ino, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
         let name = Which::Access.name();
         let before = match self.sealed_attr(target, ino, name) {
-            Ok(value) => Some(value),
-            Err(VaultError::NoAttribute | VaultError::Damaged { .. }) => None,
+            Ok(value) => Some(Some(value)),
+            Err(VaultError::NoAttribute) => Some(None),
+            Err(VaultError::Damaged { .. }) => None,
             Err(error) => return Err(error),
         };
         self.replace_access(target, old, acl, flags).inspect_err(|_| {
-            let undone = match &before {
+            // A damaged list cannot be put back, and keeps everyone out whom the mode does not name: without it nobody may get more.
+            let Some(before) = &before else { return };
+            let undone = match before {
                 Some(value) => self.store_attr(target, name, value, SetXattr::Any),
                 None => self.drop_attr(target, name).map(drop),
             };

@@ -261,7 +261,7 @@ impl Wanted {
     pub fn first_mode(&self) -> u32 {
         let mode = self.mode.unwrap_or(0o600);
         match &self.inherited {
-            Some(inherited) if inherited.is_more_than_mode() => mode & !0o070 | 0o600,
+            Some(inherited) if inherited.is_more_than_mode() => mode & !0o077 | 0o600,
             Some(_) | None => mode,
         }
     }

@@ -244,7 +244,8 @@ impl Vault {
                 match opened {
                     Ok((file, writable)) => match file.stat() {
                         Ok(now) if StoreId::from(&now) == StoreId::from(&st) => Ok((file, writable)),
-                        _ => self.backing_without_name(ino, write),
+                        Ok(_) => self.backing_without_name(ino, write),
+                        Err(e) => Err(io("stat")(e)),
                     },
                     Err(e) if is_not_found(&e) => self.backing_without_name(ino, write),
                     Err(e) => Err(io("open")(e)),

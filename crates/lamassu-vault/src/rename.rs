@@ -160,6 +160,9 @@ impl Vault {
         if let Some(st) = &to.st {
             self.entry_gone(&to.dir, &to.stored.name, st, to.rest.as_deref());
         }
+        if let Some(ino) = kept {
+            self.forget_nameless(ino); // the kernel may have forgotten it meanwhile
+        }
         if let Some(id) = from.id() {
             self.unsynced.add(id);
             self.nodes.lock().moved(id, from.place(), to.place());

@@ -9,7 +9,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 const RECORD: usize = 20;
 /// Read buffer of a run, in bytes.
@@ -18,11 +20,33 @@ const RUN_BUFFER: usize = 64 << 10;
 /// A digest, and how many bytes the thing has.
 type Item = (u128, u32);
 
-/// A digest of bytes and of what they are: equal bytes of different `domain`s differ.
-pub fn digest(domain: u8, bytes: &[u8]) -> u128 {
-    let hash = blake3::Hasher::new().update(&[domain]).update(bytes).finalize();
+/// A hash that is begun, of bytes and of what they are: equal bytes of different `domain`s differ. Keyed at random in each run of the program: digests of
+/// what is nowhere else in the clear go to a disk, where nobody shall confirm guesses by them.
+pub fn hasher(domain: u8) -> Result<blake3::Hasher> {
+    static KEY: OnceLock<[u8; 32]> = OnceLock::new();
+    let key = match KEY.get() {
+        Some(key) => key,
+        None => {
+            let mut key = [0; 32];
+            lamassu_crypto::random(&mut key)?;
+            KEY.get_or_init(|| key)
+        }
+    };
+    let mut hasher = blake3::Hasher::new_keyed(key);
+    hasher.update(&[domain]);
+    Ok(hasher)
+}
+
+/// The digest of what a hasher was given.
+pub fn finish(hasher: &blake3::Hasher) -> u128 {
+    let hash = hasher.finalize();
     let (first, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
     u128::from_le_bytes(*first)
+}
+
+/// A digest of bytes and of what they are.
+pub fn digest(domain: u8, bytes: &[u8]) -> Result<u128> {
+    Ok(finish(hasher(domain)?.update(bytes)))
 }
 
 /// Things, to be counted.
@@ -140,7 +164,7 @@ fn unnamed(dir: &Path) -> io::Result<File> {
     }
     // Not every file system can: then a name for a moment.
     let path = dir.join(format!(".lamassu-{}-{:x}", std::process::id(), rand_u64()?));
-    let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
 }
@@ -159,7 +183,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut distinct = Distinct::new(memory, dir.path());
         for thing in things {
-            distinct.add(digest(0, &thing.to_le_bytes()), 10).unwrap();
+            distinct.add(digest(0, &thing.to_le_bytes()).unwrap(), 10).unwrap();
         }
         let counted = distinct.count().unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
@@ -180,7 +204,7 @@ mod tests {
 
     #[test]
     fn domains_are_apart() {
-        assert_ne!(digest(0, b"x"), digest(1, b"x"));
-        assert_eq!(digest(1, b"x"), digest(1, b"x"));
+        assert_ne!(digest(0, b"x").unwrap(), digest(1, b"x").unwrap());
+        assert_eq!(digest(1, b"x").unwrap(), digest(1, b"x").unwrap());
     }
 }

@@ -23,7 +23,7 @@ static SYSLOG: OnceLock<Option<UnixDatagram>> = OnceLock::new();
 /// Starts logging. `LAMASSU_LOG` overrules `--verbose` with a filter in the syntax of `tracing_subscriber::EnvFilter`.
 pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
     let level = match (ui.quiet, ui.verbose) {
-        (true, _) => "error",
+        (true, _) => "warn",
         (false, 0) => "warn",
         (false, 1) => "info",
         (false, 2) => "debug",

@@ -60,6 +60,7 @@ impl<F: FileSystem> Shared<F> {
     }
 
     pub(super) fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr, caller: Caller) -> Result<()> {
+        self.fs.set_xattr(ino, name, value, mode)?;
         if name == ACCESS {
             let attr = self.fs.getattr(ino, None)?;
             if attr.mode & libc::S_ISGID != 0 && !caller.is_in_group(attr.gid) {
@@ -67,7 +68,7 @@ impl<F: FileSystem> Shared<F> {
                 self.fs.setattr(ino, None, &SetAttr { mode, ..SetAttr::default() })?;
             }
         }
-        self.fs.set_xattr(ino, name, value, mode)
+        Ok(())
     }
 }
 

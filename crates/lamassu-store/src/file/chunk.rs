@@ -50,14 +50,18 @@ impl Drop for Chunk {
 
 impl Spare {
     fn take(&mut self, len: usize) -> Option<Vec<u8>> {
-        let at = self.memory.iter().rposition(|m| m.len() >= len)?;
-        let memory = self.memory.swap_remove(at);
+        // Not much more than is needed: what a chunk lies in counts as buffered.
+        let at = self.memory.iter().rposition(|m| (len..=2 * len).contains(&m.len()))?;
+        let memory = self.memory.remove(at);
         self.len -= memory.len();
         Some(memory)
     }
 
     fn put(&mut self, memory: Vec<u8>) {
-        if self.len + memory.len() <= SPARE_LEN_MAX {
+        while !self.memory.is_empty() && self.len + memory.len() > SPARE_LEN_MAX {
+            self.len -= self.memory.remove(0).len();
+        }
+        if memory.len() <= SPARE_LEN_MAX {
             self.len += memory.len();
             self.memory.push(memory);
         }

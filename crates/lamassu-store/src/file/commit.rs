@@ -186,10 +186,16 @@ impl Core {
         done
     }
 
-    /// Commits and makes everything durable.
+    /// Commits and makes everything durable, for the application. Fails once if a barrier has failed since it last asked, in the middle of a write or in the
+    /// background: what was written before that may be gone, and what could be written again says nothing about the rest.
     pub fn sync(&self, st: &mut State) -> Result<(), StoreError> {
-        self.commit(st)?;
-        self.sync_data(st)
+        let done = self.commit(st).and_then(|()| self.sync_data(st));
+        let untold = std::mem::take(&mut st.untold);
+        done?;
+        match untold {
+            true => Err(StoreError::io("sync", 0)(std::io::Error::from_raw_os_error(libc::EIO))),
+            false => Ok(()),
+        }
     }
 
     fn run(&self, st: &mut State, mut round: Round, goal: &mut Goal) -> Result<(), StoreError> {

@@ -110,7 +110,18 @@ impl Core {
     /// Loads the pages that `first..=last` blocks need.
     pub fn load_pages(&self, st: &mut State, first: u64, last: u64) -> Result<(), StoreError> {
         let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(last).0);
-        (from..=to).try_for_each(|g| self.page(st, g).map(drop))
+        // Once, and not between the pages: they are needed together.
+        self.evict(st);
+        for g in from..=to {
+            if !st.pages.contains_key(&g) && self.is_within(st, g) {
+                let entry = self.load_page(st, g)?;
+                st.pages.insert(g, entry);
+            }
+            if let Some(entry) = st.pages.get(&g) {
+                self.touch(entry);
+            }
+        }
+        Ok(())
     }
 
     /// Where blocks `first..first + count` come from.

@@ -148,7 +148,7 @@ impl Core {
     }
 
     /// After a failed barrier the kernel may have dropped what it could not write: everything uncovered is read back,
-    /// verified and written again. What is gone falls back to its previous key, or is lost; the failed sync has said so.
+    /// verified and written again. What is gone falls back to its previous key, or is lost; the next fsync says so ([`State::untold`]).
     pub fn write_uncovered_again(&self, st: &mut State) -> Result<(), StoreError> {
         let covered = st.covered;
         if st.shorten_mark > covered {

@@ -148,6 +148,8 @@ pub(super) struct State {
     pub needs_id: bool,
     /// A barrier failed; everything uncovered must be written again before the next one counts.
     pub barrier_failed: bool,
+    /// A barrier failed since the application last heard how its data fares: the next fsync says so, whoever asked for that barrier.
+    pub untold: bool,
     /// A barrier has failed since open: that a hole reads as zeros no longer says that it is one on disk.
     pub zeros_unsure: bool,
     /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
@@ -178,6 +180,7 @@ impl State {
     /// A barrier has failed: nothing since the last good one is known to be on disk, or ever to get there without being written again.
     pub fn note_failed_barrier(&mut self) {
         self.barrier_failed = true;
+        self.untold = true;
         self.zeros_unsure = true;
         self.cut_open |= self.cut; // the steps of a shrink are repeated
     }
@@ -312,7 +315,8 @@ impl Core {
         }
     }
 
-    fn evict(&self, st: &mut State) {
+    /// Drops the clean pages used longest ago if there are too many.
+    pub fn evict(&self, st: &mut State) {
         if !are_too_many(st.pages.len()) {
             return;
         }

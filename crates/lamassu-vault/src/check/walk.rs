@@ -86,7 +86,9 @@ impl Checker<'_> {
                     Err(_) => continue,
                 },
             };
-            for e in opened.read_dir().map_err(listing)? {
+            // Noted when the directory is visited.
+            let Ok(entries) = opened.read_dir() else { continue };
+            for e in entries {
                 if !self.is_entry(&e.name) {
                     continue;
                 }

@@ -2,7 +2,7 @@
 //!
 //! Files are read once, in pieces; nothing is encrypted, since a block's ciphertext is equal exactly where the block is. Memory is bounded.
 
-use crate::distinct::{Counted, Distinct, digest};
+use crate::distinct::{self, Counted, Distinct, digest};
 use crate::fault::Fault;
 use crate::output::{self, Ui};
 use crate::{signals, text};
@@ -177,8 +177,7 @@ impl Reader {
 
     fn file(&mut self, ui: &Ui, path: &Path, file: &File) -> Result<()> {
         let mut piece = vec![0; PIECE as usize];
-        let mut whole = blake3::Hasher::new();
-        whole.update(&[FILE]);
+        let mut whole = distinct::hasher(FILE)?;
         let (mut at, mut data) = (0, Extent::default());
         self.files += 1;
         loop {
@@ -204,10 +203,9 @@ impl Reader {
                 break;
             }
         }
-        let hash = whole.finalize();
-        let (first, _) = hash.as_bytes().split_first_chunk::<16>().expect("a hash has 32 bytes");
+        let digest = distinct::finish(&whole);
         for counter in &mut self.counters {
-            counter.end_of_file(at, u128::from_le_bytes(*first))?;
+            counter.end_of_file(at, digest)?;
         }
         Ok(())
     }
@@ -268,18 +266,18 @@ impl Counter {
             }
             self.page_of(from / size);
             if u64::from(len) == size {
-                let digest = digest(FULL, block);
+                let digest = digest(FULL, block)?;
                 self.plain.add(digest, len)?;
                 self.vault.add(digest, len)?;
                 continue;
             }
-            self.plain.add(digest(PARTIAL, block), len)?;
+            self.plain.add(digest(PARTIAL, block)?, len)?;
             // Section 9 of the format: a tail that finds no room in its page is a block padded with zeros.
             let used = from / size % self.geometry.blocks_per_page();
             if used as usize + (len as usize).div_ceil(32) > lamassu_format::geometry::SLOTS {
                 let mut padded = block.to_vec();
                 padded.resize(size as usize, 0);
-                self.vault.add(digest(FULL, &padded), size as u32)?;
+                self.vault.add(digest(FULL, &padded)?, size as u32)?;
             }
         }
         Ok(())

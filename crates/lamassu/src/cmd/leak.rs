@@ -279,12 +279,12 @@ impl Observer {
             // The first block of a segment holds its pages.
             if at % self.geometry.segment_len() == 0 {
                 for page in block.chunks(PAGE).filter(|p| p.iter().any(|b| *b != 0)) {
-                    self.pages.add(digest(0, page), page.len() as u32)?;
+                    self.pages.add(digest(0, page)?, page.len() as u32)?;
                 }
             } else if block.iter().all(|b| *b == 0) {
                 self.leak.sizes.hole_bytes += block.len() as u64;
             } else {
-                self.blocks.add(digest(0, block), block.len() as u32)?;
+                self.blocks.add(digest(0, block)?, block.len() as u32)?;
             }
             at += size;
         }

@@ -249,8 +249,6 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
 fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     raise_descriptor_limit();
-    // Modes are those applications ask for; their own masks were applied by the kernel.
-    rustix::process::umask(rustix::fs::Mode::empty());
     let mounted = plan.attach(ui)?;
     confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
@@ -291,6 +289,7 @@ impl Plan {
                 // A signal between here and the handler below must not leave a mount that nobody serves.
                 signals::flag_only();
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
+                take_modes_as_they_come();
                 let mounted = lamassu_fuse::mount(vault.clone(), &self.mountpoint, &options)?;
                 unmount_on_signal(&mounted, Some(vault));
                 Ok(mounted)
@@ -298,6 +297,7 @@ impl Plan {
             Below::Plain => {
                 let files = PlainFs::open(&self.dir).context("cannot open the directory")?;
                 signals::flag_only();
+                take_modes_as_they_come();
                 let mounted = lamassu_fuse::mount(Arc::new(files), &self.mountpoint, &options)?;
                 unmount_on_signal(&mounted, None);
                 ui.note("NOT encrypted: what is written here is stored as it is");
@@ -305,6 +305,11 @@ impl Plan {
             }
         }
     }
+}
+
+/// Modes are those applications ask for; their own masks were applied by the kernel. Not before the keys are loaded: what that writes is not for all.
+fn take_modes_as_they_come() {
+    rustix::process::umask(rustix::fs::Mode::empty());
 }
 
 /// `vault`: to be made durable where the mount is in use and can only be detached.

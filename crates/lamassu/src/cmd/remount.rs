@@ -5,16 +5,19 @@ use crate::fault::Fault;
 use rustix::mount::{MountFlags, mount_remount};
 use std::path::Path;
 
+/// What a mount has unless an option says otherwise: modes, owners and device nodes are the store's word alone.
+const UNSAID: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
+
 /// Whether these options ask for a remount.
 pub fn is_wanted(words: &[String]) -> bool {
     words.iter().any(|word| word == "remount")
 }
 
-/// Gives the mount the flags among `words`, as mount(2) does: those that are not named are off. Other words are of the first mount, which
-/// mount(8) repeats.
+/// Gives the mount the flags among `words`: those that are not named are as in a first mount, `nosuid` and `nodev` on and the others off. Other words
+/// are of the first mount, which mount(8) repeats.
 pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), Fault> {
     let (path, _) = umount::ours(mountpoint)?;
-    let mut flags = words.iter().fold(MountFlags::empty(), |flags, word| with(flags, word));
+    let mut flags = words.iter().fold(UNSAID, |flags, word| with(flags, word));
     flags.set(MountFlags::RDONLY, flags.contains(MountFlags::RDONLY) || read_only);
     mount_remount(&path, flags, "").map_err(|e| Fault::Local { op: "remount", path, source: e.into() })
 }
@@ -51,5 +54,7 @@ mod tests {
         assert!(is_wanted(&words) && !is_wanted(&words[..5]));
         let flags = words.iter().fold(MountFlags::empty(), |flags, word| with(flags, word));
         assert_eq!(flags, MountFlags::NOSUID | MountFlags::RDONLY);
+        let words = ["suid", "rw"].map(String::from);
+        assert_eq!(words.iter().fold(UNSAID, |flags, word| with(flags, word)), MountFlags::NODEV);
     }
 }

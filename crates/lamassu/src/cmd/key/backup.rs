@@ -82,7 +82,9 @@ pub fn restore(ui: &Ui, args: &Restore) -> Result<()> {
         Ok(header) => restore_vault(ui, args, &header),
         Err(FileError::Header { source: lamassu_format::header::HeaderError::WrongFormat { .. }, path: _ }) => {
             let header: ZoneFile = header_file::read(&args.file)?;
-            put(ui, args, &args.dir, &header, |_| Ok(()))
+            // A zone file is the user's own: it may be a link to where it lies.
+            let place = std::fs::canonicalize(&args.dir).unwrap_or_else(|_| args.dir.clone());
+            put(ui, args, &place, &header, |_| Ok(()))
         }
         Err(error) => Err(error.into()),
     }
@@ -116,6 +118,9 @@ fn put<H: Header>(
     belongs: impl FnOnce(&Unlocked) -> Result<()>,
 ) -> Result<()> {
     let source = args.key.source()?;
+    if is_working_copy(&args.file, place) {
+        return Err(Fault::Usage("FILE is a working copy that the restore would overwrite: rename it first").into());
+    }
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
@@ -185,18 +190,38 @@ fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
     lacks(p.inner(), r.inner()) || lacks(p.outer(), r.outer())
 }
 
-/// A second name for what is about to be replaced, damaged or not. An earlier one is given up.
+fn beside(place: &Path, suffix: &str) -> PathBuf {
+    let mut name = place.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Whether `file` has the name under which the new header is made, or the one under which the old is kept on the way.
+fn is_working_copy(file: &Path, place: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
+    [".new", ".replacing"].iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
+}
+
+/// A second name for what is about to be replaced, damaged or not. It takes the place of an earlier one when it is there whole. No link is followed: the
+/// store below may put one in the way.
 fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
-    let place = std::fs::canonicalize(place).unwrap_or_else(|_| place.to_path_buf());
     if place.symlink_metadata().is_err() {
         return Ok(None);
     }
-    let mut kept = place.clone().into_os_string();
-    kept.push(".replaced");
-    let kept = PathBuf::from(kept);
-    let _ = std::fs::remove_file(&kept);
-    let failed = |source| FileError::Write { op: "copy", path: place.clone(), source };
+    let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
+    let _ = std::fs::remove_file(&making);
+    let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
     // A copy, where the store has no links: the damaged one may be all there is of some slot.
-    std::fs::hard_link(&place, &kept).or_else(|_| std::fs::copy(&place, &kept).map(drop)).map_err(failed)?;
+    std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)).map_err(failed)?;
+    std::fs::rename(&making, &kept).map_err(failed)?;
     Ok(Some(kept))
+}
+
+fn copy_anew(from: &Path, to: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut from = std::fs::File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(from)?;
+    let mut to = std::fs::File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    std::io::copy(&mut from, &mut to)?;
+    to.sync_all()
 }
