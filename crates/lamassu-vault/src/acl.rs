@@ -238,12 +238,12 @@ impl Vault {
             Err(VaultError::Damaged { .. }) => None,
             Err(error) => return Err(error),
         };
-        self.replace_access(target, old, acl, flags).inspect_err(|_| {
+        self.replace_access(ino, target, old, acl, flags).inspect_err(|_| {
             // A damaged list cannot be put back, and keeps everyone out whom the mode does not name: without it nobody may get more.
             let Some(before) = &before else { return };
             let undone = match before {
                 Some(value) => self.store_attr(target, name, value, SetXattr::Any),
-                None => self.drop_attr(target, name).map(drop),
+                None => self.drop_list(ino, target, Which::Access),
             };
             if let Err(error) = undone.and_then(|()| target.set_mode(old).map_err(io("set the mode"))) {
                 tracing::warn!(entry = self.tag(ino), %error, "an access control list could not be set, nor its mode put back: it may give less than before");
@@ -252,7 +252,7 @@ impl Vault {
     }
 
     /// In between, and so after a crash, nobody has more than either the old or the new list and mode give.
-    fn replace_access(&self, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
+    fn replace_access(&self, ino: Ino, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
         let set_mode = |mode| target.set_mode(mode).map_err(io("set the mode"));
         let new = old & !0o777 | acl.mode();
         let both = new & (old | !0o777);
@@ -260,7 +260,7 @@ impl Vault {
             set_mode(both)?;
         }
         if acl.is_minimal() {
-            self.drop_attr(target, Which::Access.name())?;
+            self.drop_list(ino, target, Which::Access)?;
         } else {
             self.store_attr(target, Which::Access.name(), &acl.to_bytes(), flags)?;
         }
@@ -270,7 +270,17 @@ impl Vault {
     /// Removes a list; that there is none is as good. The mode stays.
     pub(crate) fn remove_acl(&self, ino: Ino, which: Which) -> Result<()> {
         let (target, _) = self.target(ino)?;
-        self.drop_attr(&target, which.name()).map(drop)
+        self.drop_list(ino, &target, which)
+    }
+
+    fn drop_list(&self, ino: Ino, target: &Target, which: Which) -> Result<()> {
+        self.drop_attr(target, which.name()).map(drop).or_else(|error| {
+            match self.sealed_attr(target, ino, which.name()) {
+                // Fifos and devices have no attributes below, and neither has anything on some stores: any change is refused, also where nothing is to be done.
+                Err(VaultError::NoAttribute | VaultError::Unsupported) => Ok(()),
+                _ => Err(error),
+            }
+        })
     }
 
     /// What entries made in `dir` inherit.

@@ -201,15 +201,6 @@ fn remove_if_there(target: &Target, attr: &OsStr) -> Result<bool> {
     match target.remove_xattr(attr) {
         Ok(()) => Ok(true),
         Err(e) if is_absent(&e) => Ok(false),
-        // Fifos, devices and links have no such attributes, and neither has anything on some stores: any change is refused, also where nothing is to be done.
-        Err(e)
-            if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP))
-                && target
-                    .get_xattr(attr)
-                    .is_err_and(|e| is_absent(&e) || e.raw_os_error() == Some(libc::EOPNOTSUPP)) =>
-        {
-            Ok(false)
-        }
         Err(e) => Err(io("remove an attribute")(e)),
     }
 }
