@@ -43,7 +43,12 @@ impl Fixture {
 
     fn end(&mut self) {
         let mounted = self.mounted.take().unwrap();
-        mounted.unmounter().unmount(false).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        // A process that a test beside this one is just starting may hold our descriptors for a moment.
+        while let Err(error) = mounted.unmounter().unmount(false) {
+            assert!(std::time::Instant::now() < deadline, "{error}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         mounted.wait().unwrap();
     }
 }
