@@ -11,6 +11,8 @@ pub const HEADER: &str = "lamassu.vault";
 pub const HEADER_NEW: &str = "lamassu.vault.new";
 /// What a restored vault header replaced, in the root.
 pub const HEADER_REPLACED: &str = "lamassu.vault.replaced";
+/// The same while it is being made.
+pub const HEADER_REPLACING: &str = "lamassu.vault.replacing";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
 /// Directory record, in every directory of a vault with encrypted names.
@@ -36,7 +38,7 @@ pub const SIV_LEN: usize = 16;
 /// What a name found in the store stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// [`HEADER`], [`HEADER_NEW`], [`HEADER_REPLACED`], [`LOCK`], [`STAGING`] or [`LOST`]: the format's own, never shown. Only the root has them by right.
+    /// [`HEADER`], [`HEADER_NEW`], [`HEADER_REPLACED`], [`HEADER_REPLACING`], [`LOCK`], [`STAGING`] or [`LOST`]: the format's own, never shown. Only the root has them by right.
     Root,
     /// [`DIR_RECORD`].
     DirRecord,
@@ -69,7 +71,10 @@ pub fn classify(mode: NameMode, name: &[u8]) -> Stored {
 }
 
 fn classify_reserved(mode: NameMode, name: &[u8]) -> Stored {
-    if [HEADER, HEADER_NEW, HEADER_REPLACED, LOCK, STAGING, LOST].iter().any(|own| own.as_bytes() == name) {
+    if [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, LOCK, STAGING, LOST]
+        .iter()
+        .any(|own| own.as_bytes() == name)
+    {
         return Stored::Root;
     }
     if let Some(id) = parse_suffix(name, LINK_PREFIX) {
@@ -218,7 +223,7 @@ mod tests {
         let id = [9u8; 16];
         let sealed = vec![5u8; 17];
         let name = |text: &str| classify(NameMode::Encrypted, text.as_bytes());
-        for own in [HEADER, HEADER_NEW, HEADER_REPLACED, LOCK, STAGING, LOST] {
+        for own in [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, LOCK, STAGING, LOST] {
             assert_eq!(name(own), Stored::Root);
             assert_eq!(classify(NameMode::Plain, own.as_bytes()), Stored::Root);
         }

@@ -48,6 +48,24 @@ fn drop_line_end(bytes: &mut Vec<u8>) {
     }
 }
 
+/// The bytes that percent-encoded text stands for (RFC 3986 §2.1); `None` where a `%` begins no encoding.
+#[cfg(any(feature = "https", feature = "pkcs11"))]
+pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, tail) = tail.split_first_chunk::<2>()?;
+        bytes.extend(data_encoding::HEXLOWER_PERMISSIVE.decode(digits).ok()?);
+        rest = tail;
+    }
+    Some(bytes)
+}
+
 /// What a provider fetched, for tests.
 #[cfg(test)]
 pub(super) fn exposed(fetched: crate::source::Fetched) -> Vec<u8> {

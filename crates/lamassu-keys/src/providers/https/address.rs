@@ -3,6 +3,7 @@
 //! `//HOST[:PORT]/PATH[?QUERY][#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]`. Options stand in the fragment, which is never sent to a server; their values
 //! are percent-encoded where they hold `%`, `&` or `#`. A user name or password in the address is refused: arguments are seen by other users.
 
+use crate::providers::bytes::percent_decoded;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ impl Address {
         let (mut cert, mut key) = (None, None);
         for option in options.split('&').filter(|o| !o.is_empty()) {
             let (name, value) = option.split_once('=')?;
-            let value = decoded(value).filter(|v| !v.is_empty())?;
+            let value = percent_decoded(value).and_then(|v| String::from_utf8(v).ok()).filter(|v| !v.is_empty())?;
             match name {
                 "ca" => self.ca = Some(value.into()),
                 "cert" => cert = Some(PathBuf::from(value)),
@@ -77,23 +78,6 @@ impl Address {
         };
         Some(())
     }
-}
-
-/// Percent-decoded, or `None` where that is not UTF-8 or not an encoding.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, tail) = tail.split_first_chunk::<2>()?;
-        bytes.extend(data_encoding::HEXLOWER_PERMISSIVE.decode(digits).ok()?);
-        rest = tail;
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

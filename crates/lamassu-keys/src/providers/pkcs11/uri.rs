@@ -2,6 +2,7 @@
 //!
 //! `pin-value`, a PIN in the URI itself, is refused: process arguments are seen by other users. So is a `pin-source` that would run a program.
 
+use crate::providers::bytes::percent_decoded;
 use std::path::PathBuf;
 
 /// What a URI says. What it does not say matches everything.
@@ -36,7 +37,7 @@ impl Uri {
         let mut uri = Uri::default();
         for attribute in path.split(';').filter(|a| !a.is_empty()) {
             let (name, value) = attribute.split_once('=')?;
-            let bytes = decoded(value)?;
+            let bytes = percent_decoded(value)?;
             let text = || String::from_utf8(bytes.clone()).ok();
             match name {
                 "token" => set(&mut uri.token, text()?)?,
@@ -56,7 +57,7 @@ impl Uri {
         }
         for attribute in query.split('&').filter(|a| !a.is_empty()) {
             let (name, value) = attribute.split_once('=')?;
-            let value = String::from_utf8(decoded(value)?).ok().filter(|v| !v.is_empty())?;
+            let value = String::from_utf8(percent_decoded(value)?).ok().filter(|v| !v.is_empty())?;
             match name {
                 "module-path" => set(&mut uri.module, value.into())?,
                 "pin-source" if value.starts_with('|') => return None,
@@ -76,23 +77,6 @@ impl Uri {
 /// An attribute stands once.
 fn set<T>(place: &mut Option<T>, value: T) -> Option<()> {
     place.replace(value).is_none().then_some(())
-}
-
-/// Percent-decoded.
-fn decoded(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, tail) = tail.split_first_chunk::<2>()?;
-        bytes.extend(data_encoding::HEXLOWER_PERMISSIVE.decode(digits).ok()?);
-        rest = tail;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]
