@@ -40,12 +40,13 @@ pub enum Code {
     KeyAnswer = 44,
     TokenLocked = 45,
     SelfTest = 46,
+    AdminSignature = 50,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 26] = [
+    pub const ALL: [Code; 27] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -71,6 +72,7 @@ impl Code {
         Code::KeyAnswer,
         Code::TokenLocked,
         Code::SelfTest,
+        Code::AdminSignature,
         Code::Internal,
     ];
 
@@ -115,7 +117,8 @@ impl Code {
             | Code::KeyMissing
             | Code::KeyAnswer
             | Code::TokenLocked
-            | Code::SelfTest => None,
+            | Code::SelfTest
+            | Code::AdminSignature => None,
         }
     }
 }
@@ -160,6 +163,8 @@ fn fault(error: &Fault) -> Code {
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
+        Fault::Pins { .. } => Code::KeySource,
+        Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
@@ -177,8 +182,12 @@ fn key(error: &KeyError) -> Code {
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
+        | KeyError::NotAdministrator { .. }
+        | KeyError::LastAdministrator { .. }
+        | KeyError::NoAdministrator
+        | KeyError::HasAdministrator
         | KeyError::NoOuterKey => Code::Refused,
-        KeyError::NotAdministrator { .. } => Code::Refused,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
         KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
@@ -214,6 +223,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Descriptor { .. }
         | SourceError::NoCredentials
         | SourceError::Recovery(_)
+        | SourceError::Shares(_)
         | SourceError::Auxiliary { .. } => Code::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),
