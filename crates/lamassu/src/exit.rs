@@ -143,7 +143,6 @@ fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
-        Fault::PassthroughOfVault { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -154,7 +153,8 @@ fn fault(error: &Fault) -> Code {
         | Fault::SuiteNeedsFull { .. }
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
-        | Fault::NewerKeys { .. } => Code::Refused,
+        | Fault::NewerKeys { .. }
+        | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } => Code::Damaged,
