@@ -11,6 +11,7 @@ mod gate;
 mod handlers;
 mod upkeep;
 
+use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
@@ -70,13 +71,15 @@ pub(crate) struct Shared<F> {
     cache_writes_in_flight: AtomicU64,
     upkeep: Upkeep,
     closed: Mutex<Option<VaultError>>,
+    /// Who answers calls, if anybody does.
+    calls: Option<Calls>,
 }
 
 /// The `fuser` file system.
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32) -> Arc<Self> {
+    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32, calls: Option<Calls>) -> Arc<Self> {
         Arc::new(Shared {
             fs,
             cache,
@@ -91,6 +94,7 @@ impl<F: FileSystem> Shared<F> {
             cache_writes_in_flight: AtomicU64::new(0),
             upkeep: Upkeep::default(),
             closed: Mutex::new(None),
+            calls,
         })
     }
 
