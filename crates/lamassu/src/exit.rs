@@ -160,6 +160,8 @@ fn fault(error: &Fault) -> Code {
         Fault::DamageLeft { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        Fault::Told { code, message: _ } => Code::from_number((*code).into()),
+        Fault::GarbledAnswer { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -314,6 +316,7 @@ fn control(error: &ControlError) -> Code {
         ControlError::AlreadyFrozen
         | ControlError::NotFrozen
         | ControlError::NotPermitted
+        | ControlError::TooLong
         | ControlError::Io { .. } => Code::Other,
     }
 }

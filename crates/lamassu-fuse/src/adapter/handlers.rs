@@ -1,6 +1,7 @@
 //! The requests, one by one.
 
 use super::acl::Caller;
+use super::admin::IoctlRequest;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
 use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
@@ -552,13 +553,15 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _fh: FileHandle,
         flags: IoctlFlags,
         cmd: u32,
-        _in_data: &[u8],
+        in_data: &[u8],
         out_size: u32,
         reply: ReplyIoctl,
     ) {
         if !flags.contains(IoctlFlags::FUSE_IOCTL_DIR) {
             return reply.error(Errno::ENOTTY);
         }
-        guarded("ioctl", || self.0.ioctl(ino.0, req.uid(), cmd, out_size, reply));
+        let caller = crate::control::Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() };
+        let request = IoctlRequest { command: cmd, input: in_data, out_size };
+        guarded("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
     }
 }

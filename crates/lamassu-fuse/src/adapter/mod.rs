@@ -13,6 +13,7 @@ mod handlers;
 mod hot;
 mod upkeep;
 
+use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
@@ -74,13 +75,15 @@ pub(crate) struct Shared<F> {
     hot: Hot,
     upkeep: Upkeep,
     closed: Mutex<Option<VaultError>>,
+    /// Who answers calls, if anybody does.
+    calls: Option<Calls>,
 }
 
 /// The `fuser` file system.
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32) -> Arc<Self> {
+    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32, calls: Option<Calls>) -> Arc<Self> {
         Arc::new(Shared {
             fs,
             cache,
@@ -96,6 +99,7 @@ impl<F: FileSystem> Shared<F> {
             hot: Hot::default(),
             upkeep: Upkeep::default(),
             closed: Mutex::new(None),
+            calls,
         })
     }
 

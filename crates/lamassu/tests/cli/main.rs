@@ -12,6 +12,7 @@ mod leaks;
 mod model;
 mod mounts;
 mod recipes;
+mod served;
 mod slots;
 mod sources;
 mod support;
