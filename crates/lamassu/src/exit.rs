@@ -7,7 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
+use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
@@ -134,6 +134,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(key))
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
+        .or_else(|| cause.downcast_ref().map(history))
         .or_else(|| cause.downcast_ref().map(header))
         .or_else(|| cause.downcast_ref().map(vault))
         .or_else(|| cause.downcast_ref().map(store))
@@ -160,7 +161,7 @@ fn fault(error: &Fault) -> Code {
         | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
-        Fault::DamageLeft { .. } => Code::Damaged,
+        Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
@@ -182,10 +183,20 @@ fn key(error: &KeyError) -> Code {
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
         | KeyError::NoOuterKey => Code::Refused,
+        KeyError::NotAdministrator { .. } => Code::Refused,
+        KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),
+    }
+}
+
+fn history(error: &HistoryError) -> Code {
+    match error {
+        HistoryError::Io { .. } => Code::Store,
+        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Code::HeaderUnwritable,
+        HistoryError::Damaged { .. } => Code::Damaged,
     }
 }
 

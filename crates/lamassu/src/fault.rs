@@ -78,6 +78,9 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: usize },
+    /// The store's, or whoever can write it: the history was changed.
+    #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
+    HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },
     /// What a check found and mended.
     #[error("problems mended: {problems}; the vault is clean now")]
     Repaired { problems: usize },
