@@ -62,9 +62,7 @@ impl<F: FileSystem> Shared<F> {
             self.drop_privileges(ino, None)?;
         }
         let handle = self.fs.open_file(ino, access)?;
-        if access.write {
-            self.add_writer(ino);
-        }
+        self.add_use(ino, access.write, !self.is_direct(flags));
         Ok(handle)
     }
 
@@ -80,9 +78,7 @@ impl<F: FileSystem> Shared<F> {
         let access = self.access(flags);
         match self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner) {
             Ok((entry, handle)) => {
-                if access.write {
-                    self.add_writer(entry.attr.ino);
-                }
+                self.add_use(entry.attr.ino, access.write, !self.is_direct(flags));
                 Ok((entry, handle))
             }
             Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => {
@@ -108,7 +104,7 @@ impl<F: FileSystem> Shared<F> {
             // lie in pages that have not come to us yet: they are asked for first, or the caller would take this for the end.
             Ok(bytes) if direct && writeback && bytes.len() < (at.end - at.start) as usize && self.is_written(ino) => {
                 self.aside("read", move |shared| {
-                    shared.push_out(ino, at.start);
+                    shared.push_out(ino, at.start, 0);
                     shared.read_into_buffer(handle, at, direct, |result| send_data(result, reply));
                 });
             }
@@ -143,18 +139,36 @@ impl<F: FileSystem> Shared<F> {
         Ok(done)
     }
 
-    pub(super) fn write(&self, request: WriteRequest, data: &[u8], counted: Option<CacheWrite<F>>, reply: ReplyWrite) {
-        match self.write_all(request, data) {
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+    pub(super) fn write(
+        self: &Arc<Self>,
+        request: WriteRequest,
+        data: &[u8],
+        counted: Option<CacheWrite<F>>,
+        reply: ReplyWrite,
+    ) {
+        let done = self.write_all(request, data);
+        let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        match done {
+            // The kernel has dropped the pages of the range before it asked us, but not what was read into them since.
+            Ok(()) if self.is_direct_write(&request) && self.is_cached(request.ino) => {
+                self.aside("write", move |shared| {
+                    shared.push_out(request.ino, request.offset, written.into());
+                    reply.written(written);
+                });
+            }
+            Ok(()) => reply.written(written),
             Err(error) => reply.error(failed("write", &error)),
         }
         drop(counted);
     }
 
+    fn is_direct_write(&self, request: &WriteRequest) -> bool {
+        self.is_direct(request.open_flags) && !request.flags.contains(WriteFlags::FUSE_WRITE_CACHE)
+    }
+
     fn write_all(&self, request: WriteRequest, data: &[u8]) -> Result<()> {
         let WriteRequest { ino, handle, offset, flags, open_flags } = request;
-        let cached = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let direct = self.is_direct(open_flags) && !cached;
+        let direct = self.is_direct_write(&request);
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_privileges(ino, Some(handle))?;
         }
@@ -176,10 +190,11 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// Clears set-uid and set-gid bits where there are any.
+    /// Clears set-uid and set-gid bits where there are any. The kernel goes on believing in the mode it knows, in exec(2) too, until it is told.
     pub(super) fn drop_privileges(&self, ino: Ino, handle: Option<HandleId>) -> Result<()> {
         if let Some(mode) = convert::without_privileges(&self.fs.getattr(ino, handle)?) {
             self.fs.setattr(ino, handle, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+            self.forget_attributes(ino);
         }
         Ok(())
     }

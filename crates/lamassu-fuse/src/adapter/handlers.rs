@@ -306,6 +306,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let at = offset..offset.saturating_add(size.into());
         // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
         let direct = self.0.is_direct(flags) && lock_owner.is_some();
+        if !direct && self.0.is_direct(flags) {
+            self.0.note_cached(ino.0);
+        }
         guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
     }
 
@@ -348,9 +351,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyEmpty,
     ) {
         self.0.in_order(ino.0, "release", move |s| {
-            if s.access(flags).write {
-                s.drop_writer(ino.0);
-            }
+            s.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&fh.0);
             send_empty("release", s.fs.release(HandleId(fh.0)), reply);
         });
