@@ -18,6 +18,7 @@ mod mounts;
 mod open;
 mod output;
 mod progress;
+mod served;
 mod signals;
 mod store_kind;
 mod text;

@@ -1,7 +1,8 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
-//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `upkeep` has the threads that live as long as the mount.
+//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `upkeep` has the threads that
+//! live as long as the mount.
 
 mod acl;
 mod admin;
@@ -9,13 +10,16 @@ mod convert;
 mod file_io;
 mod gate;
 mod handlers;
+mod hot;
 mod upkeep;
 
+use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
+use hot::Hot;
 use lamassu_vault::{Ino, VaultError};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -50,7 +54,7 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
 /// The kernel enforces access control lists, and leaves the mask of the caller to us, since a default list takes its place.
 const ACLS: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
 
-/// The open handles of an inode.
+/// The open handles of an inode, and requests that change it or open it for writing.
 #[derive(Default)]
 struct Uses {
     handles: u32,
@@ -78,15 +82,18 @@ pub(crate) struct Shared<F> {
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
+    hot: Hot,
     upkeep: Upkeep,
     closed: Mutex<Option<VaultError>>,
+    /// Who answers calls, if anybody does.
+    calls: Option<Calls>,
 }
 
 /// The `fuser` file system.
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32) -> Arc<Self> {
+    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32, calls: Option<Calls>) -> Arc<Self> {
         Arc::new(Shared {
             fs,
             cache,
@@ -99,8 +106,10 @@ impl<F: FileSystem> Shared<F> {
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
+            hot: Hot::default(),
             upkeep: Upkeep::default(),
             closed: Mutex::new(None),
+            calls,
         })
     }
 

@@ -192,6 +192,14 @@ pub fn set_id_bits_fall_on_writes_of_others(dir: &Path) {
         as_user(65_534, || change(&path));
         assert_eq!(mode_alone(&path), 0o777, "{name}: the mode that the kernel remembers");
         assert_eq!(mode(&path), 0o777, "{name}");
+        // Where the group may not execute, the bit is the group's to keep.
+        for (group, left) in [(77, 0o666), (65_534, 0o2666)] {
+            let path = fresh(&format!("{name}, group {group}"));
+            chown(&path, None, Some(group)).unwrap();
+            chmod(&path, 0o6666);
+            as_user(65_534, || change(&path));
+            assert_eq!(mode_alone(&path), left, "{name} by one who is of the group 65534; the file's is {group}");
+        }
     }
 }
 

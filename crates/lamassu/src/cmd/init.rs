@@ -39,6 +39,9 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
+    /// Make the key that --key names first, at its KMIP server
+    #[arg(long)]
+    generate_key: bool,
     /// Ciphers and hashes; files of different suites do not deduplicate with one another [default: aes, or the zone's]
     #[arg(short, long, value_parser = text::suites())]
     suite: Option<Suite>,
@@ -118,6 +121,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let source = args.key.source()?;
     check_empty(&args.dir)?;
     let zone = load_zone(ui, &args)?;
+    if args.generate_key {
+        super::key::generate::at_server(ui, &source)?;
+    }
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
     let place = Place::prepare(&args.dir)?;
     let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;

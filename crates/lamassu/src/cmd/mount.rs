@@ -8,6 +8,7 @@ use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::Ui;
+use crate::served::serve::Served;
 use crate::signals;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -293,7 +294,9 @@ impl Plan {
                 signals::flag_only();
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
                 take_modes_as_they_come();
-                let mounted = lamassu_fuse::mount(vault.clone(), &self.mountpoint, &options)?;
+                let served = Served::new(self.dir.clone(), unsealed, vault.clone(), options.read_only);
+                let calls = Some(served.calls());
+                let mounted = lamassu_fuse::mount_answering(vault.clone(), &self.mountpoint, &options, calls)?;
                 unmount_on_signal(&mounted, Some(vault));
                 Ok(mounted)
             }

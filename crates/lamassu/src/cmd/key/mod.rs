@@ -3,7 +3,7 @@
 //! No data is touched. The header's update lock is held from before it is read until it is replaced.
 
 mod backup;
-mod generate;
+pub mod generate;
 
 use super::info::{DescribedSlot, slot_table, slots};
 use crate::fault::Fault;
