@@ -189,9 +189,11 @@ fn key(error: &KeyError) -> Code {
 
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } | SourceError::NotMade => {
-            Code::Usage
-        }
+        SourceError::Syntax
+        | SourceError::Combination { .. }
+        | SourceError::Argument { .. }
+        | SourceError::NotMade
+        | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
