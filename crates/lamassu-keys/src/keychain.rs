@@ -52,6 +52,16 @@ pub enum Tier {
     Outer,
 }
 
+impl Tier {
+    /// Its name in headers and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tier::Inner => "inner",
+            Tier::Outer => "outer",
+        }
+    }
+}
+
 /// Every epoch of K_in and K_out of a vault or zone.
 #[derive(Debug)]
 pub struct Keychain {

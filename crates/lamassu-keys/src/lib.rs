@@ -11,6 +11,7 @@ pub mod create;
 mod error;
 pub mod fault;
 pub mod header_file;
+pub mod history;
 pub mod keychain;
 pub mod providers;
 pub mod recovery;
@@ -21,6 +22,7 @@ pub use create::{NewVault, NewZone, Outer, Zone, copy_zone, create_vault, create
 pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
+pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, SlotKind};
 pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};

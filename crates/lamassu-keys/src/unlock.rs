@@ -6,7 +6,7 @@
 use crate::{KeyError, Keychain, Material, Tier};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{Argon2Params, Header, SLOTS_MAX, Slot, SlotKind, check_label};
+use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
 
 /// Binds a wrapping key to its use.
 const INFO: &[u8] = b"lamassu v1 slot";
@@ -170,6 +170,29 @@ impl Unlocked {
         Ok(number)
     }
 
+    /// Id of the header.
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    /// What the history is sealed under.
+    pub(crate) fn history_key(&self) -> Secret<32> {
+        wrap::hkdf(self.file_key.expose(), b"", b"lamassu v1 history")
+    }
+
+    /// Whether these keys may change `header`.
+    pub(crate) fn may_change<H: Header>(&self, header: &H) -> Result<(), KeyError> {
+        self.owns(header)
+    }
+
+    /// Notes in the header how far the history goes.
+    pub(crate) fn set_mark<H: Header + Clone>(&self, header: &mut H, mark: HistoryMark) -> Result<(), KeyError> {
+        self.edit(header, |next| {
+            next.keys_mut().history = Some(mark);
+            Ok(())
+        })
+    }
+
     /// Changes a copy of an authentic header and gives it a new MAC; `header` becomes that only if all went well.
     fn edit<H: Header + Clone, T>(
         &self,
@@ -233,9 +256,9 @@ impl Unlocked {
                 wrap::hkdf(secret.expose(), &salt, INFO)
             }
         };
-        let (nonce, sealed) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
-        let wrapped = sealed.try_into().expect("a tag of 16 bytes and a file key of 32");
-        Ok(Slot { id, kind, label: new.label.into(), created: new.created, salt, argon2, token, nonce, wrapped })
+        let (nonce, wrapped) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
+        let (role, label, created) = (Role::Administrator, new.label.into(), new.created);
+        Ok(Slot { id, kind, label, created, salt, argon2, token, role, expires: None, nonce, wrapped })
     }
 }
 

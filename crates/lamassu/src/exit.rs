@@ -7,7 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
+use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
@@ -134,6 +134,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(key))
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
+        .or_else(|| cause.downcast_ref().map(history))
         .or_else(|| cause.downcast_ref().map(header))
         .or_else(|| cause.downcast_ref().map(vault))
         .or_else(|| cause.downcast_ref().map(store))
@@ -146,7 +147,6 @@ fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
-        Fault::PassthroughOfVault { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -157,12 +157,15 @@ fn fault(error: &Fault) -> Code {
         | Fault::SuiteNeedsFull { .. }
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
-        | Fault::NewerKeys { .. } => Code::Refused,
+        | Fault::NewerKeys { .. }
+        | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
-        Fault::DamageLeft { .. } => Code::Damaged,
+        Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        Fault::Told { code, message: _ } => Code::from_number((*code).into()),
+        Fault::GarbledAnswer { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -180,10 +183,20 @@ fn key(error: &KeyError) -> Code {
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
         | KeyError::NoOuterKey => Code::Refused,
+        KeyError::NotAdministrator { .. } => Code::Refused,
+        KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),
+    }
+}
+
+fn history(error: &HistoryError) -> Code {
+    match error {
+        HistoryError::Io { .. } => Code::Store,
+        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Code::HeaderUnwritable,
+        HistoryError::Damaged { .. } => Code::Damaged,
     }
 }
 
@@ -339,6 +352,7 @@ fn control(error: &ControlError) -> Code {
         ControlError::AlreadyFrozen
         | ControlError::NotFrozen
         | ControlError::NotPermitted
+        | ControlError::TooLong
         | ControlError::Io { .. } => Code::Other,
     }
 }

@@ -1,6 +1,7 @@
 //! The requests, one by one.
 
 use super::acl::Caller;
+use super::admin::IoctlRequest;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
 use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
@@ -175,10 +176,19 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), req.uid());
         // Callers cannot set it: it comes with the times that the kernel kept while it gathered writes.
         let from_cache = ctime.is_some();
-        self.0.change(ino.0, "setattr", move |s| match s.setattr(ino.0, handle, set, caller) {
+        let job = move |s: &Shared<F>| match s.setattr(ino.0, handle, set, caller) {
             // Nobody is left to see them; but an error here would be the next sync's.
             Err(VaultError::Stale) if from_cache => reply.attr(&Duration::ZERO, &removed_attr(ino)),
             result => s.send_attr("setattr", result, reply),
+        };
+        if size.is_none() {
+            return self.0.change(ino.0, "setattr", job);
+        }
+        self.0.unstored(ino.0, "setattr", move |shared, claim| {
+            shared.change(ino.0, "setattr", move |s| {
+                job(s);
+                drop(claim);
+            });
         });
     }
 
@@ -263,17 +273,17 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyCreate,
     ) {
         let (name, owner, flags) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags));
-        self.0.change(parent.0, "create", move |s| {
-            match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
-                Ok((entry, handle)) => {
-                    let attr = file_attr(&entry.attr);
-                    let how = s.open_reply_flags(flags);
-                    // One TTL for name and attributes: the lesser.
-                    let ttl = s.ttl(entry.attr.ino);
-                    reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
-                }
-                Err(error) => reply.error(failed("create", &error)),
-            }
+        let shared = self.0.clone();
+        self.0.change(parent.0, "create", move |s| match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
+            // Another caller may have been quicker, and have created and read it: then it may be hot.
+            Ok((entry, handle)) => shared.after_store(entry.attr.ino, "create", move |s| {
+                let attr = file_attr(&entry.attr);
+                let how = s.open_reply_flags(flags);
+                // One TTL for name and attributes: the lesser.
+                let ttl = s.ttl(entry.attr.ino);
+                reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
+            }),
+            Err(error) => reply.error(failed("create", &error)),
         });
     }
 
@@ -286,7 +296,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let access = self.0.access(flags);
         if access.write || access.truncate {
             // Opening for writing may already have to mend the file.
-            self.0.change(ino.0, "open", job);
+            self.0.unstored(ino.0, "open", move |shared, claim| {
+                shared.change(ino.0, "open", move |s| {
+                    job(s);
+                    drop(claim);
+                });
+            });
         } else {
             guarded("open", || job(&self.0));
         }
@@ -538,13 +553,15 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _fh: FileHandle,
         flags: IoctlFlags,
         cmd: u32,
-        _in_data: &[u8],
+        in_data: &[u8],
         out_size: u32,
         reply: ReplyIoctl,
     ) {
         if !flags.contains(IoctlFlags::FUSE_IOCTL_DIR) {
             return reply.error(Errno::ENOTTY);
         }
-        guarded("ioctl", || self.0.ioctl(ino.0, req.uid(), cmd, out_size, reply));
+        let caller = crate::control::Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() };
+        let request = IoctlRequest { command: cmd, input: in_data, out_size };
+        guarded("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
     }
 }

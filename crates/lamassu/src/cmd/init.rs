@@ -12,8 +12,9 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, ZoneFile};
 use lamassu_format::{Geometry, Suite, name};
+use lamassu_keys::history::Kind;
 use lamassu_keys::{
-    KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
+    Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
     header_file, unix_now,
 };
 use lamassu_store::Backend;
@@ -194,7 +195,7 @@ impl Place {
 
     /// Only what this program puts there; the directory was empty.
     fn take_back(&self) {
-        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::LOCK] {
+        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::HISTORY, name::LOCK] {
             let _ = fs::remove_file(self.dir.join(file));
         }
         let _ = fs::remove_dir(self.dir.join(name::STAGING));
@@ -215,10 +216,15 @@ impl Place {
         let created = unix_now();
         let new = new_vault(args, zone, name_max, created)?;
         let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
-        let (header, unlocked) = create_vault(&new, &slot)?;
+        let (mut header, unlocked) = create_vault(&new, &slot)?;
         let ring = unlocked.key_ring(header.suite())?;
         Vault::make_tree(&backend, &header, &ring).context("cannot make the root directory of the vault")?;
-        Update::begin(&self.dir.join(name::HEADER))?.create(&header)?;
+        let update = Update::begin(&self.dir.join(name::HEADER))?;
+        let made = Event::new(Kind::Created)
+            .slot(unlocked.slot())
+            .detail("kind", material.kind().name())
+            .detail("suite", header.suite().name());
+        update.create_recorded(&mut header, &unlocked, &[made])?;
         Ok(header)
     }
 

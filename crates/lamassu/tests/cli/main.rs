@@ -17,6 +17,7 @@ mod mounts;
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod recipes;
+mod served;
 mod slots;
 mod sources;
 mod support;

@@ -15,8 +15,9 @@ use backup::backup as back_up;
 use lamassu_crypto::Secret;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
+use lamassu_keys::history::Kind;
 use lamassu_keys::{
-    KeyError, KeySource, Material, NewSlot, Purpose, SlotKind, Update, header_file, recovery, unix_now,
+    Event, KeyError, KeySource, Material, NewSlot, Purpose, SlotKind, Update, header_file, recovery, unix_now,
 };
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -188,6 +189,15 @@ fn list<H: Header>(file: &Path, args: &List) -> Result<()> {
     if args.json { output::print_json(&Listed { slots }) } else { output::print(slot_table(&slots)) }
 }
 
+/// What the history says of a slot.
+fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
+    let event = Event::new(kind).slot(id);
+    match header.keys().slot(id) {
+        Some(slot) => event.detail("kind", slot.kind.name()).detail("label", &slot.label),
+        None => event,
+    }
+}
+
 fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     check_label(&args.label)?;
     let old = args.key.source()?;
@@ -202,7 +212,8 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created: unix_now() };
     let id = unlocked.add_slot(&mut header, &slot)?;
-    update.replace(&header)?;
+    let event = about(Kind::SlotAdded, id, &header);
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("added slot {id}"));
     Ok(())
 }
@@ -218,7 +229,8 @@ fn add_recovery<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySo
     let material = Material::Key { kind: SlotKind::Recovery, key };
     let cost = lamassu_keys::cost::FALLBACK;
     let id = unlocked.add_slot(&mut header, &NewSlot { material: &material, cost, label, created: unix_now() })?;
-    update.replace(&header)?;
+    let event = about(Kind::SlotAdded, id, &header);
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!(
         "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\
          `--key recovery:prompt` asks for them."
@@ -231,8 +243,9 @@ fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> 
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let event = about(Kind::SlotRemoved, args.slot, &header);
     let removed = unlocked.remove_slot(&mut header, args.slot)?;
-    update.replace(&header)?;
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(removed);
     Ok(())
 }
@@ -253,7 +266,8 @@ fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> 
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
     let (new_id, removed) = unlocked.change_slot(&mut header, id, &slot)?;
-    update.replace(&header)?;
+    let event = about(Kind::SlotChanged, new_id, &header).detail("instead_of", id);
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("slot {new_id} takes the place of slot {id}"));
     ui.note(removed);
     Ok(())
