@@ -133,10 +133,10 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     super::key::check_label(&args.label)?;
     let source = args.key.source()?;
     check_empty(&args.dir)?;
-    let zone = load_zone(ui, &args)?;
     if args.generate_key {
         super::key::generate::at_server(ui, &source)?;
     }
+    let zone = load_zone(ui, &args)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
     let place = Place::prepare(&args.dir)?;
     let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;

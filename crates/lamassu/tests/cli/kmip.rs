@@ -88,9 +88,8 @@ fn a_zone_whose_keys_the_server_keeps() {
     let kms = kms(&b);
     let zone = kms.uri("?zone=7");
     b.run(&format!("init -k {zone} --zone {zone} v")).code(43);
-    b.run(&format!("key generate {zone}")).ok();
+    b.run(&format!("init --generate-key -k {zone} --zone {zone} --outer shared v")).ok();
     b.run(&format!("key generate {zone}")).code(28);
-    b.run(&format!("init -k {zone} --zone {zone} --outer shared v")).ok();
     b.run(&format!("init -k {zone} --zone {zone} --outer shared w")).ok();
     b.run(&format!("init --zone {zone} own")).ok();
     let other = kms.uri("?zone=eight");
