@@ -18,14 +18,14 @@ pub mod recovery;
 pub mod source;
 pub mod unlock;
 
-pub use create::{NewVault, NewZone, Outer, Zone, create_vault, create_zone};
+pub use create::{NewVault, NewZone, Outer, Zone, copy_zone, create_vault, create_zone};
 pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
 pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, SlotKind};
-pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning};
+pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
 pub use unlock::{NewSlot, Removed, Unlocked, unlock};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.

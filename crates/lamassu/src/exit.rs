@@ -202,9 +202,11 @@ fn history(error: &HistoryError) -> Code {
 
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } | SourceError::NotMade => {
-            Code::Usage
-        }
+        SourceError::Syntax
+        | SourceError::Combination { .. }
+        | SourceError::Argument { .. }
+        | SourceError::NotMade
+        | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
