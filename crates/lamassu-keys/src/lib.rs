@@ -20,14 +20,14 @@ pub mod shares;
 pub mod source;
 pub mod unlock;
 
-pub use create::{NewVault, NewZone, Outer, Zone, create_vault, create_zone};
+pub use create::{NewVault, NewZone, Outer, Zone, copy_zone, create_vault, create_zone};
 pub use error::KeyError;
-pub use fault::{ServerFault, TokenFault};
+pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
 pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, Role, SlotKind};
-pub use source::{Ask, KeySource, Loaded, Material, Purpose, SourceError, Warning};
+pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
 pub use unlock::{NewSlot, Removed, Terms, Unlocked, unlock};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.

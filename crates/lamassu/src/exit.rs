@@ -7,7 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, HistoryError, KeyError, ServerFault, SourceError, TokenFault};
+use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
@@ -40,13 +40,14 @@ pub enum Code {
     KeyAnswer = 44,
     TokenLocked = 45,
     SelfTest = 46,
+    KeyRevoked = 47,
     AdminSignature = 50,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 27] = [
+    pub const ALL: [Code; 28] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -72,6 +73,7 @@ impl Code {
         Code::KeyAnswer,
         Code::TokenLocked,
         Code::SelfTest,
+        Code::KeyRevoked,
         Code::AdminSignature,
         Code::Internal,
     ];
@@ -100,6 +102,7 @@ impl Code {
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
+            Code::KeyRevoked => Some("another slot's key may open the vault: `lamassu key list DIR` lists the slots"),
             Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -147,7 +150,6 @@ fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
-        Fault::PassthroughOfVault { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -158,7 +160,8 @@ fn fault(error: &Fault) -> Code {
         | Fault::SuiteNeedsFull { .. }
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
-        | Fault::NewerKeys { .. } => Code::Refused,
+        | Fault::NewerKeys { .. }
+        | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
@@ -166,6 +169,8 @@ fn fault(error: &Fault) -> Code {
         Fault::Pins { .. } => Code::KeySource,
         Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        Fault::Told { code, message: _ } => Code::from_number((*code).into()),
+        Fault::GarbledAnswer { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -206,7 +211,11 @@ fn history(error: &HistoryError) -> Code {
 
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } => Code::Usage,
+        SourceError::Syntax
+        | SourceError::Combination { .. }
+        | SourceError::Argument { .. }
+        | SourceError::NotMade
+        | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
@@ -235,12 +244,30 @@ fn server(fault: &ServerFault) -> Code {
     match fault {
         ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => Code::KeyServerDown,
         ServerFault::Untrusted { .. } => Code::KeyServerUntrusted,
-        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } => Code::KeyDenied,
-        ServerFault::Missing { .. } => Code::KeyMissing,
+        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
+            Code::KeyDenied
+        }
+        ServerFault::Missing { .. } | ServerFault::NoObject => Code::KeyMissing,
+        ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => Code::KeySource,
+        ServerFault::NameTaken => Code::Refused,
+        ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
+        | ServerFault::NoState
+        | ServerFault::NotAKey { .. }
+        | ServerFault::KeyFormat { .. }
+        | ServerFault::KeyLength { .. }
+        | ServerFault::Failed { .. }
         | ServerFault::TooLong { .. }
         | ServerFault::Protocol { .. } => Code::KeyAnswer,
+    }
+}
+
+fn key_state(state: KeyState) -> Code {
+    match state {
+        KeyState::PreActive => Code::KeyDenied,
+        KeyState::Deactivated | KeyState::Compromised | KeyState::Destroyed => Code::KeyRevoked,
+        KeyState::Active | KeyState::Unknown(_) => Code::KeyAnswer,
     }
 }
 
@@ -335,6 +362,7 @@ fn control(error: &ControlError) -> Code {
         ControlError::AlreadyFrozen
         | ControlError::NotFrozen
         | ControlError::NotPermitted
+        | ControlError::TooLong
         | ControlError::Io { .. } => Code::Other,
     }
 }

@@ -101,6 +101,16 @@ pub enum Fault {
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
+    /// The daemon of a mount did not do what it was asked to; its own words.
+    #[error("{message}")]
+    Told {
+        /// exit code
+        code: u8,
+        message: String,
+    },
+    /// The daemon's answer makes no sense.
+    #[error("the process that serves {path:?} gave an answer that makes no sense: it is of another version")]
+    GarbledAnswer { path: PathBuf },
     /// Some of several files failed; each was named when it did.
     #[error("{failed} of {all} could not be done")]
     SomeFailed { failed: usize, all: usize },

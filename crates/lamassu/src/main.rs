@@ -19,6 +19,7 @@ mod open;
 mod output;
 mod pins;
 mod progress;
+mod served;
 mod signals;
 mod store_kind;
 mod text;

@@ -1,7 +1,7 @@
 //! `lamassu info`: what the header says. No key, so nothing here is authenticated.
 
 use crate::open::Found;
-use crate::{output, text};
+use crate::{output, served, text};
 use anyhow::Result;
 use lamassu_format::header::{Header, Role, Slot, VaultHeader};
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub struct Args {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The vault
+    /// The vault, or where it is mounted
     dir: PathBuf,
 }
 
@@ -145,7 +145,7 @@ pub fn slot_table(slots: &[DescribedSlot]) -> String {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let header = Found::at(&args.dir)?.header;
+    let header = Found::at(&served::dir_of(&args.dir)?)?.header;
     let d = Described::of(&header);
     if args.json {
         return output::print_json(&d);

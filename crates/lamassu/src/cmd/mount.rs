@@ -8,6 +8,7 @@ use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::Ui;
+use crate::served::serve::Served;
 use crate::signals;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -282,7 +283,10 @@ impl Plan {
         match &self.below {
             Below::Vault { key, options: vault } => {
                 let unsealed = Found::at(&self.dir)?.unlock(ui, key)?;
-                let vault = unsealed.open(vault.clone())?;
+                let vault = match options.noatime {
+                    true => unsealed.open_without_access_times(vault.clone())?,
+                    false => unsealed.open(vault.clone())?,
+                };
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(
                         "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
@@ -292,10 +296,12 @@ impl Plan {
                 signals::flag_only();
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
                 take_modes_as_they_come();
-                let mounted = lamassu_fuse::mount(vault.clone(), &self.mountpoint, &options)?;
                 if !options.read_only {
                     self.write_down(ui, &unsealed.keys, &vault);
                 }
+                let served = Served::new(self.dir.clone(), unsealed, vault.clone(), options.read_only);
+                let calls = Some(served.calls());
+                let mounted = lamassu_fuse::mount_answering(vault.clone(), &self.mountpoint, &options, calls)?;
                 unmount_on_signal(&mounted, Some(vault));
                 Ok(mounted)
             }

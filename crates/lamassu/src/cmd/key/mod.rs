@@ -4,7 +4,7 @@
 
 pub mod admin;
 mod backup;
-mod generate;
+pub mod generate;
 mod recovery;
 
 use super::info::{DescribedSlot, slot_table, slots};
