@@ -138,6 +138,9 @@ impl History {
             bytes.extend_from_slice(&entry);
             link = next;
         }
+        if scanned.len == 0 {
+            self.give_to_owner(file);
+        }
         let mut to = file;
         // What an interrupted append has left goes first: an entry behind it would never be found.
         let written = file
@@ -147,10 +150,21 @@ impl History {
             .and_then(|()| file.sync_all());
         written.map_err(self.failed("append to"))?;
         if scanned.len == 0 {
-            let dir = self.path.parent().unwrap_or(Path::new("."));
-            File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))?;
+            let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty());
+            File::open(dir.unwrap_or(Path::new(".")))
+                .and_then(|d| d.sync_all())
+                .map_err(self.failed("sync the directory of"))?;
         }
         Ok(link.mark)
+    }
+
+    /// A history that root begins in somebody else's vault is theirs, as its header is. Only root can give files away.
+    fn give_to_owner(&self, file: &File) {
+        let header = self.path.with_file_name(name::HEADER);
+        let dir = self.path.parent().unwrap_or(Path::new("."));
+        if let Ok(owner) = header.symlink_metadata().or_else(|_| dir.metadata()) {
+            let _ = std::os::unix::fs::fchown(file, Some(owner.uid()), Some(owner.gid()));
+        }
     }
 
     fn scan(

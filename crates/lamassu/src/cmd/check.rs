@@ -62,7 +62,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json };
     let mut report = vault.check(&paths, args.repair, &shown)?;
     if paths.is_empty() {
-        for problem in history(&unsealed)? {
+        if let Some(problem) = history(&unsealed)? {
             shown.problem(&problem);
             report.problems.push(problem);
         }
