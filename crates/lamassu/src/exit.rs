@@ -7,7 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
+use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
@@ -41,12 +41,13 @@ pub enum Code {
     TokenLocked = 45,
     SelfTest = 46,
     KeyRevoked = 47,
+    AdminSignature = 50,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 27] = [
+    pub const ALL: [Code; 28] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -73,6 +74,7 @@ impl Code {
         Code::TokenLocked,
         Code::SelfTest,
         Code::KeyRevoked,
+        Code::AdminSignature,
         Code::Internal,
     ];
 
@@ -118,7 +120,8 @@ impl Code {
             | Code::KeyMissing
             | Code::KeyAnswer
             | Code::TokenLocked
-            | Code::SelfTest => None,
+            | Code::SelfTest
+            | Code::AdminSignature => None,
         }
     }
 }
@@ -134,6 +137,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(key))
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
+        .or_else(|| cause.downcast_ref().map(history))
         .or_else(|| cause.downcast_ref().map(header))
         .or_else(|| cause.downcast_ref().map(vault))
         .or_else(|| cause.downcast_ref().map(store))
@@ -160,8 +164,10 @@ fn fault(error: &Fault) -> Code {
         | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
-        Fault::DamageLeft { .. } => Code::Damaged,
+        Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
+        Fault::Pins { .. } => Code::KeySource,
+        Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
         Fault::GarbledAnswer { .. } => Code::Other,
@@ -181,7 +187,13 @@ fn key(error: &KeyError) -> Code {
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
+        | KeyError::NotAdministrator { .. }
+        | KeyError::LastAdministrator { .. }
+        | KeyError::NoAdministrator
+        | KeyError::HasAdministrator
         | KeyError::NoOuterKey => Code::Refused,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
+        KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
@@ -189,11 +201,21 @@ fn key(error: &KeyError) -> Code {
     }
 }
 
+fn history(error: &HistoryError) -> Code {
+    match error {
+        HistoryError::Io { .. } => Code::Store,
+        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Code::HeaderUnwritable,
+        HistoryError::Damaged { .. } => Code::Damaged,
+    }
+}
+
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } | SourceError::NotMade => {
-            Code::Usage
-        }
+        SourceError::Syntax
+        | SourceError::Combination { .. }
+        | SourceError::Argument { .. }
+        | SourceError::NotMade
+        | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
@@ -210,6 +232,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Descriptor { .. }
         | SourceError::NoCredentials
         | SourceError::Recovery(_)
+        | SourceError::Shares(_)
         | SourceError::Auxiliary { .. } => Code::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),
