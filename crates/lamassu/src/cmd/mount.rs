@@ -283,7 +283,10 @@ impl Plan {
         match &self.below {
             Below::Vault { key, options: vault } => {
                 let unsealed = Found::at(&self.dir)?.unlock(ui, key)?;
-                let vault = unsealed.open(vault.clone())?;
+                let vault = match options.noatime {
+                    true => unsealed.open_without_access_times(vault.clone())?,
+                    false => unsealed.open(vault.clone())?,
+                };
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(
                         "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
