@@ -94,11 +94,11 @@ impl ZoneKeys {
     }
 }
 
-/// A key was made where a source is.
+/// Keys were made where a source is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// what it is called there, besides a name that was asked for
-    pub id: String,
+    /// what each is called there, besides a name that was asked for; at least one
+    pub ids: Vec<String>,
 }
 
 /// What a provider needs to know where a person is asked.

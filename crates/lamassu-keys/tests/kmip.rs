@@ -25,7 +25,7 @@ fn load(uri: &str) -> Result<[u8; 32], SourceError> {
 }
 
 fn generate(uri: &str) -> Result<String, SourceError> {
-    uri.parse::<KeySource>().unwrap().generate().map(|made| made.id)
+    uri.parse::<KeySource>().unwrap().generate().map(|made| made.ids.join(" and "))
 }
 
 #[track_caller]
