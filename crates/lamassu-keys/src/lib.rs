@@ -14,6 +14,7 @@ pub mod header_file;
 pub mod keychain;
 pub mod providers;
 pub mod recovery;
+mod rotate;
 pub mod source;
 pub mod unlock;
 

@@ -107,7 +107,24 @@ impl Unlocked {
         }
         let inner = self.keychain.newest_first(Tier::Inner);
         let outer = self.keychain.newest_first(Tier::Outer);
-        Ok(KeyRing::new(suite, &inner, &outer))
+        Ok(KeyRing::of_epochs(suite, &inner, &outer))
+    }
+
+    /// Gives a ring that is in use the epochs of these keys. Those of a zone that shares K_in alone change nothing.
+    pub fn update_ring(&self, ring: &KeyRing) {
+        if !self.keychain.outer().is_empty() {
+            ring.replace(&self.keychain.newest_first(Tier::Inner), &self.keychain.newest_first(Tier::Outer));
+        }
+    }
+
+    /// The same keys for the header as it is now: somebody else may have changed it since it was opened.
+    ///
+    /// # Errors
+    /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::KeychainInvalid`].
+    pub fn reopen<H: Header>(&self, header: &H) -> Result<Unlocked, KeyError> {
+        self.owns(header)?;
+        let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
+        Ok(Unlocked { id: self.id, file_key: self.file_key.duplicate(), keychain, slot: self.slot })
     }
 
     /// Adds a slot; returns its id.
@@ -159,15 +176,23 @@ impl Unlocked {
     /// # Errors
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both are then unchanged.
     pub fn rotate<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        self.edit_keychain(header, |keychain, _| keychain.append(tier, created))
+    }
+
+    /// Changes the keychain, and what else of the header goes with it: all or nothing.
+    pub(crate) fn edit_keychain<H: Header + Clone, T>(
+        &mut self,
+        header: &mut H,
+        change: impl FnOnce(&mut Keychain, &mut H) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
         let mut keychain = self.keychain.duplicate();
-        let number = keychain.append(tier, created)?;
-        let sealed = keychain.seal(&self.file_key, &self.id)?;
-        self.edit(header, |next| {
-            next.keys_mut().keychain = sealed;
-            Ok(())
+        let done = self.edit(header, |next| {
+            let done = change(&mut keychain, next)?;
+            next.keys_mut().keychain = keychain.seal(&self.file_key, &self.id)?;
+            Ok(done)
         })?;
         self.keychain = keychain;
-        Ok(number)
+        Ok(done)
     }
 
     /// Changes a copy of an authentic header and gives it a new MAC; `header` becomes that only if all went well.
