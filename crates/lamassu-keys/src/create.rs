@@ -117,7 +117,8 @@ fn assemble<H: Header>(
     let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT)?;
     let slots = vec![unlocked.make_slot(FIRST_SLOT, slot)?];
     let keychain = unlocked.seal_keychain()?;
-    let mut header = build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, mac: [0; 32] });
+    let mut header =
+        build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, admin: None, history: None, mac: [0; 32] });
     unlocked.sign(&mut header);
     header.to_json()?;
     Ok((header, unlocked))

@@ -1,6 +1,6 @@
 //! What can go wrong with keys. No variant holds a secret.
 
-use crate::{FileError, SourceError, Tier};
+use crate::{FileError, HistoryError, SourceError, Tier};
 use lamassu_crypto::NoRandom;
 use lamassu_format::Suite;
 use lamassu_format::header::{HeaderError, SlotKind};
@@ -121,6 +121,17 @@ pub enum KeyError {
     /// The header's file could not be read or written.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The user's: this slot opens the vault and may change nothing.
+    #[error(
+        "slot {slot} is use-only: it opens the vault, but its header is changed with an administrator's slot alone; give --key the source of one of those (`lamassu key list` shows them)"
+    )]
+    NotAdministrator {
+        /// the slot that opened
+        slot: u32,
+    },
+    /// The history could not be read or written.
+    #[error(transparent)]
+    History(#[from] HistoryError),
     /// The kernel's.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),

@@ -54,7 +54,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// `inner` or `outer`.
+    /// `inner` or `outer`: its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Tier::Inner => "inner",

@@ -11,6 +11,7 @@ pub mod create;
 mod error;
 pub mod fault;
 pub mod header_file;
+pub mod history;
 pub mod keychain;
 pub mod providers;
 pub mod recovery;
@@ -20,11 +21,12 @@ pub mod unlock;
 
 pub use create::{NewVault, NewZone, Outer, Zone, create_vault, create_zone};
 pub use error::KeyError;
-pub use fault::{ServerFault, TokenFault};
+pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
+pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, SlotKind};
-pub use source::{Ask, KeySource, Loaded, Material, Purpose, SourceError, Warning};
+pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning};
 pub use unlock::{NewSlot, Removed, Unlocked, unlock};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.

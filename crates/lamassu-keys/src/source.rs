@@ -1,7 +1,7 @@
 //! Key source URIs: `FORMAT:LOCATION`, e.g. `passphrase:file:/root/key`.
 //!
 //! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New locations are a row in
-//! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`: what it unwraps is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
+//! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, and a key at a KMIP server `kmip://…`: what those give is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
 
 use crate::fault::{Cause, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
@@ -22,6 +22,7 @@ pub struct KeySource {
     location: &'static Location,
     argument: Option<String>,
     provider: Arc<dyn KeyProvider>,
+    leaves_stdin: bool,
 }
 
 /// Gets the bytes of one location.
@@ -31,6 +32,21 @@ pub trait KeyProvider: Send + Sync {
     /// # Errors
     /// [`SourceError`], without any of the bytes.
     fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError>;
+
+    /// Makes a key there; `None` where keys are made elsewhere.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    fn generate(&self) -> Option<Result<Generated, SourceError>> {
+        None
+    }
+}
+
+/// A key was made where a source is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// what it is called there, besides a name that was asked for
+    pub id: String,
 }
 
 /// What a provider needs to know where a person is asked.
@@ -192,6 +208,11 @@ pub enum SourceError {
         /// how it is written
         form: String,
     },
+    /// The user's: a file, say.
+    #[error(
+        "only at a key server (kmip:…) is a key made by its SOURCE; `lamassu key generate FILE` makes one in a file"
+    )]
+    NotMade,
     /// The user's.
     #[error("the passphrase is empty")]
     EmptyPassphrase,
@@ -309,11 +330,25 @@ impl KeySource {
         matches!((self.location.name, self.argument.as_deref()), ("stdin", _) | ("fd", Some("0")))
     }
 
+    /// The same, for a program whose standard input is data: a person is asked on the terminal or not at all.
+    pub fn leaving_stdin(self) -> KeySource {
+        KeySource { leaves_stdin: true, ..self }
+    }
+
+    /// Makes a key there, for `load` to get.
+    ///
+    /// # Errors
+    /// [`SourceError::NotMade`] where keys are made elsewhere, and those of the place.
+    pub fn generate(&self) -> Result<Generated, SourceError> {
+        self.provider.generate().ok_or(SourceError::NotMade)?
+    }
+
     /// Gets the secret.
     ///
     /// # Errors
     /// [`SourceError`].
     pub fn load(&self, ask: &Ask<'_>) -> Result<Loaded, SourceError> {
+        let ask = &Ask { stdin: ask.stdin && !self.leaves_stdin, ..*ask };
         Ok(match self.provider.fetch(self.kind, ask)? {
             Fetched::Bytes { bytes, warnings } => Loaded { material: Material::new(self.kind, bytes)?, warnings },
             Fetched::Token(token) => Loaded { material: Material::Token(token), warnings: Vec::new() },
@@ -325,28 +360,33 @@ impl std::str::FromStr for KeySource {
     type Err = SourceError;
 
     fn from_str(uri: &str) -> Result<Self, SourceError> {
-        let (kind, rest) = uri.split_once(':').ok_or(SourceError::Syntax)?;
-        let kind = SlotKind::from_name(kind).ok_or(SourceError::Syntax)?;
-        let (name, argument) = match rest.split_once(':') {
-            _ if kind == SlotKind::Pkcs11 => (kind.name(), Some(rest)),
-            Some((name, argument)) => (name, Some(argument)),
-            None => (rest, None),
+        let (first, rest) = uri.split_once(':').ok_or(SourceError::Syntax)?;
+        let scheme =
+            LOCATIONS.iter().find_map(|l| Some((l, *l.kinds.first().filter(|_| l.is_scheme && l.name == first)?)));
+        let (kind, location, argument) = match scheme {
+            Some((location, kind)) => (kind, location, Some(rest)),
+            None => {
+                let kind = SlotKind::from_name(first).ok_or(SourceError::Syntax)?;
+                let (name, argument) =
+                    rest.split_once(':').map_or((rest, None), |(name, argument)| (name, Some(argument)));
+                let location = LOCATIONS.iter().find(|l| l.name == name && !l.is_scheme).ok_or(SourceError::Syntax)?;
+                (kind, location, argument)
+            }
         };
-        let location = LOCATIONS.iter().find(|l| l.name == name).ok_or(SourceError::Syntax)?;
         if !location.kinds.contains(&kind) {
             return Err(SourceError::Combination { kind, location: location.name });
         }
         let provider = (location.provider)(argument).ok_or(SourceError::Argument { form: form(kind, location) })?;
-        Ok(KeySource { kind, location, argument: argument.map(String::from), provider })
+        Ok(KeySource { kind, location, argument: argument.map(String::from), provider, leaves_stdin: false })
     }
 }
 
 impl std::fmt::Display for KeySource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.kind.name())?;
-        if self.kind != SlotKind::Pkcs11 {
-            write!(f, ":{}", self.location.name)?;
+        if !self.location.is_scheme {
+            write!(f, "{}:", self.kind.name())?;
         }
+        f.write_str(self.location.name)?;
         match self.argument.as_deref() {
             // A query may be a secret between the server and us.
             Some(argument) if self.location.name == "https" => match argument.split_once('?') {

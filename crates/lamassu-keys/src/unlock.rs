@@ -6,7 +6,7 @@
 use crate::{KeyError, Keychain, Material, Tier};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{Argon2Params, Header, SLOTS_MAX, Slot, SlotKind, check_label};
+use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
 
 /// Binds a wrapping key to its use.
 const INFO: &[u8] = b"lamassu v1 slot";
@@ -171,6 +171,28 @@ impl Unlocked {
         })
     }
 
+    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as everybody does who had a slot and a copy of the header,
+    /// opens the headers made from now on no more. Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under
+    /// the file key: the next entry begins a new one, and the old is set aside.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`]. Both are then unchanged.
+    pub fn renew<H: Header + Clone>(&mut self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
+        self.owns(header)?;
+        let mut fresh = self.reopen(header)?;
+        fresh.file_key = Secret::random()?;
+        let mut next = header.clone();
+        next.keys_mut().slots.clear();
+        fresh.slot = fresh.push_slot(&mut next, new)?;
+        next.keys_mut().keychain = fresh.seal_keychain()?;
+        next.keys_mut().history = None;
+        fresh.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        *self = fresh;
+        Ok(self.slot)
+    }
+
     /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. Returns its number.
     ///
     /// # Errors
@@ -193,6 +215,29 @@ impl Unlocked {
         })?;
         self.keychain = keychain;
         Ok(done)
+    }
+
+    /// Id of the header.
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    /// What the history is sealed under.
+    pub(crate) fn history_key(&self) -> Secret<32> {
+        wrap::hkdf(self.file_key.expose(), b"", b"lamassu v1 history")
+    }
+
+    /// Whether these keys may change `header`.
+    pub(crate) fn may_change<H: Header>(&self, header: &H) -> Result<(), KeyError> {
+        self.owns(header)
+    }
+
+    /// Notes in the header how far the history goes.
+    pub(crate) fn set_mark<H: Header + Clone>(&self, header: &mut H, mark: HistoryMark) -> Result<(), KeyError> {
+        self.edit(header, |next| {
+            next.keys_mut().history = Some(mark);
+            Ok(())
+        })
     }
 
     /// Changes a copy of an authentic header and gives it a new MAC; `header` becomes that only if all went well.
@@ -258,9 +303,9 @@ impl Unlocked {
                 wrap::hkdf(secret.expose(), &salt, INFO)
             }
         };
-        let (nonce, sealed) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
-        let wrapped = sealed.try_into().expect("a tag of 16 bytes and a file key of 32");
-        Ok(Slot { id, kind, label: new.label.into(), created: new.created, salt, argon2, token, nonce, wrapped })
+        let (nonce, wrapped) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
+        let (role, label, created) = (Role::Administrator, new.label.into(), new.created);
+        Ok(Slot { id, kind, label, created, salt, argon2, token, role, expires: None, nonce, wrapped })
     }
 }
 

@@ -69,6 +69,22 @@ fn a_rotated_header_opens_with_both_epochs_until_one_is_retired() {
 }
 
 #[test]
+fn a_renewed_header_is_closed_to_who_knew_its_file_key() {
+    let (mut header, mut keys) = create_vault(&new(Zone::Private), &slot(&raw(2))).unwrap();
+    keys.add_slot(&mut header, &slot(&raw(3))).unwrap();
+    let theirs = unlock(&header, &raw(3)).unwrap();
+    let _removed = keys.remove_slot(&mut header, 2).unwrap();
+    assert!(theirs.reopen(&header).is_ok(), "removal of a slot alone does not shut them out");
+    let inner = *keys.keychain().inner()[0].key().expose();
+    assert_eq!(keys.renew(&mut header, &slot(&raw(2))).unwrap(), 3, "a new id");
+    assert!(matches!(theirs.reopen(&header), Err(KeyError::HeaderAltered)));
+    let again = unlock(&header, &raw(2)).unwrap();
+    assert_eq!(*again.keychain().inner()[0].key().expose(), inner, "the keys of data stay");
+    assert!(unlock(&header, &raw(3)).is_err());
+    keys.rotate_vault(&mut header, Tier::Outer, false, 300).unwrap();
+}
+
+#[test]
 fn a_shared_key_is_rotated_by_its_zone_or_left() {
     let mut z = zone();
     let (mut header, mut keys) = member(&z, Outer::Shared);

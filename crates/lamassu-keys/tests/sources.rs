@@ -36,6 +36,8 @@ fn valid_forms() {
         ("raw:stdin", SlotKind::Raw, false),
         ("hex:fd:3", SlotKind::Hex, false),
         ("passphrase:credential:vault", SlotKind::Passphrase, false),
+        #[cfg(feature = "kmip")]
+        ("kmip://h/7#ca=x", SlotKind::Raw, false),
     ] {
         let source = parse(uri).unwrap();
         assert_eq!((source.kind(), source.is_interactive(), source.to_string().as_str()), (kind, interactive, uri));

@@ -7,7 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, KeyError, ServerFault, SourceError, TokenFault};
+use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_vault::VaultError;
 
@@ -40,12 +40,13 @@ pub enum Code {
     KeyAnswer = 44,
     TokenLocked = 45,
     SelfTest = 46,
+    KeyRevoked = 47,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 26] = [
+    pub const ALL: [Code; 27] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -71,6 +72,7 @@ impl Code {
         Code::KeyAnswer,
         Code::TokenLocked,
         Code::SelfTest,
+        Code::KeyRevoked,
         Code::Internal,
     ];
 
@@ -98,6 +100,7 @@ impl Code {
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
+            Code::KeyRevoked => Some("another slot's key may open the vault: `lamassu key list DIR` lists the slots"),
             Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -131,6 +134,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(key))
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
+        .or_else(|| cause.downcast_ref().map(history))
         .or_else(|| cause.downcast_ref().map(header))
         .or_else(|| cause.downcast_ref().map(vault))
         .or_else(|| cause.downcast_ref().map(store))
@@ -143,7 +147,6 @@ fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
-        Fault::PassthroughOfVault { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -154,14 +157,22 @@ fn fault(error: &Fault) -> Code {
         | Fault::SuiteNeedsFull { .. }
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
-        | Fault::NewerKeys { .. } => Code::Refused,
+        | Fault::NewerKeys { .. }
+        | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
-        Fault::DamageLeft { .. } => Code::Damaged,
+        Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
-        Fault::GarbledAnswer { .. } => Code::Other,
+        Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
+        Fault::ReadOnlyMount
+        | Fault::Frozen
+        | Fault::ZoneNotAhead
+        | Fault::LostNotEmpty { .. }
+        | Fault::EpochNeeded { .. } => Code::Refused,
+        Fault::NotRekeyed { .. } => Code::Damaged,
+        Fault::RetireMounted { .. } => Code::Locked,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -172,13 +183,19 @@ fn key(error: &KeyError) -> Code {
         KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Code::WrongKey,
         KeyError::HeaderAltered | KeyError::KeychainInvalid => Code::HeaderUnreadable,
         KeyError::Header(e) => header(e),
-        KeyError::NoSlot { .. } => Code::Usage,
+        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => Code::Usage,
         KeyError::LastSlot { .. }
         | KeyError::SlotsFull { .. }
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
-        | KeyError::NoOuterKey => Code::Refused,
+        | KeyError::NoOuterKey
+        | KeyError::NewestEpoch { .. }
+        | KeyError::OtherEpochs { .. }
+        | KeyError::OtherZone
+        | KeyError::SharedKey { .. } => Code::Refused,
+        KeyError::NotAdministrator { .. } => Code::Refused,
+        KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
@@ -186,9 +203,19 @@ fn key(error: &KeyError) -> Code {
     }
 }
 
+fn history(error: &HistoryError) -> Code {
+    match error {
+        HistoryError::Io { .. } => Code::Store,
+        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Code::HeaderUnwritable,
+        HistoryError::Damaged { .. } => Code::Damaged,
+    }
+}
+
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } => Code::Usage,
+        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } | SourceError::NotMade => {
+            Code::Usage
+        }
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
@@ -216,12 +243,30 @@ fn server(fault: &ServerFault) -> Code {
     match fault {
         ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => Code::KeyServerDown,
         ServerFault::Untrusted { .. } => Code::KeyServerUntrusted,
-        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } => Code::KeyDenied,
-        ServerFault::Missing { .. } => Code::KeyMissing,
+        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
+            Code::KeyDenied
+        }
+        ServerFault::Missing { .. } | ServerFault::NoObject => Code::KeyMissing,
+        ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => Code::KeySource,
+        ServerFault::NameTaken => Code::Refused,
+        ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
+        | ServerFault::NoState
+        | ServerFault::NotAKey { .. }
+        | ServerFault::KeyFormat { .. }
+        | ServerFault::KeyLength { .. }
+        | ServerFault::Failed { .. }
         | ServerFault::TooLong { .. }
         | ServerFault::Protocol { .. } => Code::KeyAnswer,
+    }
+}
+
+fn key_state(state: KeyState) -> Code {
+    match state {
+        KeyState::PreActive => Code::KeyDenied,
+        KeyState::Deactivated | KeyState::Compromised | KeyState::Destroyed => Code::KeyRevoked,
+        KeyState::Active | KeyState::Unknown(_) => Code::KeyAnswer,
     }
 }
 

@@ -31,6 +31,8 @@ Key sources (SOURCE):
   FORMAT:credential:NAME the same from a systemd credential, in $CREDENTIALS_DIRECTORY
   FORMAT:https://HOST/PATH[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
                          passphrase, raw or hex: what a web server answers
+  kmip://HOST/ID, kmip://HOST/?name=NAME[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
+                         an AES-256 key of a KMIP server; `lamassu key generate kmip:…` makes one
   pkcs11:token=T;object=K?module-path=FILE&pin-source=file:FILE
                          a key that stays inside a token and unwraps the slot there (RFC 7512)
 Passphrases go through Argon2id. A key is never an argument: other users see those.";
@@ -64,12 +66,21 @@ pub struct KeyArg {
     /// What opens the vault [default: passphrase:prompt]
     #[arg(short = 'k', long, value_name = "SOURCE", env = "LAMASSU_KEY", hide_env_values = true)]
     key: Option<SourceText>,
+    /// Whether standard input is read as data, so that nobody is asked there.
+    #[arg(skip)]
+    stdin_is_data: bool,
 }
 
 impl KeyArg {
     /// The source given, or a prompt.
     pub fn source(&self) -> Result<KeySource> {
-        source_or_prompt(self.key.as_ref(), "--key")
+        let source = source_or_prompt(self.key.as_ref(), "--key")?;
+        Ok(if self.stdin_is_data { source.leaving_stdin() } else { source })
+    }
+
+    /// The same, of a command that reads standard input itself.
+    pub fn leaving_stdin(self) -> KeyArg {
+        KeyArg { stdin_is_data: true, ..self }
     }
 
     /// Whether a key was named on the command line. One that LAMASSU_KEY says as well does not count: it may be meant for other commands.
@@ -80,7 +91,7 @@ impl KeyArg {
     /// A `key=` of `-o` counts where `--key` is not given.
     pub fn or(self, other: Option<SourceText>) -> KeyArg {
         // What stands on the command line was meant for this mount; LAMASSU_KEY may have been meant for another.
-        KeyArg { key: other.or(self.key) }
+        KeyArg { key: other.or(self.key), ..self }
     }
 }
 

@@ -66,7 +66,8 @@ fn failed(error: &anyhow::Error) -> Code {
     let code = exit::code_of(error);
     if code != Code::Done {
         output::say_error(error);
-        let says_it_itself = matches!(error.downcast_ref(), Some(fault::Fault::DamageLeft { .. }));
+        let says_it_itself =
+            matches!(error.downcast_ref(), Some(fault::Fault::DamageLeft { .. } | fault::Fault::HistoryDamaged { .. }));
         if let Some(hint) = code.hint().filter(|_| !says_it_itself) {
             output::say(format_args!("hint: {hint}"));
         }

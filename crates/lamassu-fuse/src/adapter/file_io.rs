@@ -103,6 +103,7 @@ impl<F: FileSystem> Shared<F> {
     /// and asking for pages would wait for the very page that this request is to fill.
     pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
         let writeback = self.cache == CacheMode::WriteBack;
+        self.note_read(ino, &at, direct);
         self.read_into_buffer(handle, at.clone(), direct, |result| match result {
             // Before a direct read the kernel writes back the pages of its range alone. Where the file seems to end within the range, its end may
             // lie in pages that have not come to us yet: they are asked for first, or the caller would take this for the end.
@@ -129,7 +130,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file, and fills up with zeros:
     /// so what cannot be read must be an error for the whole request. (It then asks again page by page.)
-    fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
+    pub(super) fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
             match self.fs.read(handle, offset + done as u64, &mut buffer[done..]) {

@@ -176,10 +176,19 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), req.uid());
         // Callers cannot set it: it comes with the times that the kernel kept while it gathered writes.
         let from_cache = ctime.is_some();
-        self.0.change(ino.0, "setattr", move |s| match s.setattr(ino.0, handle, set, caller) {
+        let job = move |s: &Shared<F>| match s.setattr(ino.0, handle, set, caller) {
             // Nobody is left to see them; but an error here would be the next sync's.
             Err(VaultError::Stale) if from_cache => reply.attr(&Duration::ZERO, &removed_attr(ino)),
             result => s.send_attr("setattr", result, reply),
+        };
+        if size.is_none() {
+            return self.0.change(ino.0, "setattr", job);
+        }
+        self.0.unstored(ino.0, "setattr", move |shared, claim| {
+            shared.change(ino.0, "setattr", move |s| {
+                job(s);
+                drop(claim);
+            });
         });
     }
 
@@ -264,17 +273,17 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyCreate,
     ) {
         let (name, owner, flags) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags));
-        self.0.change(parent.0, "create", move |s| {
-            match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
-                Ok((entry, handle)) => {
-                    let attr = file_attr(&entry.attr);
-                    let how = s.open_reply_flags(flags);
-                    // One TTL for name and attributes: the lesser.
-                    let ttl = s.ttl(entry.attr.ino);
-                    reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
-                }
-                Err(error) => reply.error(failed("create", &error)),
-            }
+        let shared = self.0.clone();
+        self.0.change(parent.0, "create", move |s| match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
+            // Another caller may have been quicker, and have created and read it: then it may be hot.
+            Ok((entry, handle)) => shared.after_store(entry.attr.ino, "create", move |s| {
+                let attr = file_attr(&entry.attr);
+                let how = s.open_reply_flags(flags);
+                // One TTL for name and attributes: the lesser.
+                let ttl = s.ttl(entry.attr.ino);
+                reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
+            }),
+            Err(error) => reply.error(failed("create", &error)),
         });
     }
 
@@ -287,7 +296,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let access = self.0.access(flags);
         if access.write || access.truncate {
             // Opening for writing may already have to mend the file.
-            self.0.change(ino.0, "open", job);
+            self.0.unstored(ino.0, "open", move |shared, claim| {
+                shared.change(ino.0, "open", move |s| {
+                    job(s);
+                    drop(claim);
+                });
+            });
         } else {
             guarded("open", || job(&self.0));
         }

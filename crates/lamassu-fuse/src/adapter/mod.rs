@@ -1,7 +1,8 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
-//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `upkeep` has the threads that live as long as the mount.
+//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `upkeep` has the threads that
+//! live as long as the mount.
 
 mod acl;
 mod admin;
@@ -9,6 +10,7 @@ mod convert;
 mod file_io;
 mod gate;
 mod handlers;
+mod hot;
 mod upkeep;
 
 use crate::control::Calls;
@@ -17,6 +19,7 @@ use crate::fs::FileSystem;
 use crate::options::CacheMode;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
+use hot::Hot;
 use lamassu_vault::{Ino, VaultError};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -62,13 +65,14 @@ pub(crate) struct Shared<F> {
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
-    /// Open handles for writing per inode: only with one of these can the kernel hold data that the file system below has not seen.
+    /// Open handles for writing per inode, and requests that open one: only with one of these can the kernel hold data that the file system below has not seen.
     writers: Mutex<HashMap<Ino, u32>>,
     /// Direct handles through which file capabilities were taken away already.
     without_capability: Mutex<HashSet<u64>>,
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
+    hot: Hot,
     upkeep: Upkeep,
     closed: Mutex<Option<VaultError>>,
     /// Who answers calls, if anybody does.
@@ -92,6 +96,7 @@ impl<F: FileSystem> Shared<F> {
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
+            hot: Hot::default(),
             upkeep: Upkeep::default(),
             closed: Mutex::new(None),
             calls,

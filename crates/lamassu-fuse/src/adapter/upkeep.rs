@@ -1,4 +1,4 @@
-//! The two threads that live as long as the mount (periodic commits, changes that waited for a thaw), and the end of it all.
+//! The threads that live as long as the mount (periodic commits, changes that waited for a thaw, windows read ahead), and the end of it all.
 
 use super::{Shared, guarded};
 use crate::fs::FileSystem;
@@ -35,6 +35,8 @@ impl<F: FileSystem> Shared<F> {
         state.threads.push(spawn("lamassu-thawed", Box::new(move || deferred.gate.run_deferred()))?);
         let rounds = self.clone();
         state.threads.push(spawn("lamassu-upkeep", Box::new(move || rounds.run_rounds()))?);
+        let hot = self.clone();
+        state.threads.push(spawn("lamassu-ahead", Box::new(move || hot.run_hot()))?);
         state.live = true;
         Ok(())
     }
@@ -65,6 +67,7 @@ impl<F: FileSystem> Shared<F> {
     pub(super) fn finish(&self) {
         self.thaw_for_unmount();
         self.gate.stop();
+        self.hot.stop();
         let (threads, live) = {
             let mut state = self.upkeep.state.lock();
             state.stopping = true;

@@ -49,7 +49,7 @@ fn drop_line_end(bytes: &mut Vec<u8>) {
 }
 
 /// The bytes that percent-encoded text stands for (RFC 3986 §2.1); `None` where a `%` begins no encoding.
-#[cfg(any(feature = "https", feature = "pkcs11"))]
+#[cfg(any(feature = "https", feature = "pkcs11", feature = "kmip"))]
 pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -14,6 +14,7 @@ use zeroize::Zeroize;
 
 pub(super) const LOCATION: Location = Location {
     name: "prompt",
+    is_scheme: false,
     usage: "prompt",
     kinds: &[SlotKind::Passphrase, SlotKind::Recovery],
     interactive: true,

@@ -121,7 +121,7 @@ impl Run<'_> {
             let (moves, changed) = (self.vault.moves.load(Ordering::Acquire), self.done.changed());
             self.done.failed = 0;
             self.seen.clear();
-            self.progress.total(self.bytes_ahead()?);
+            self.progress.total(self.bytes_ahead());
             let mut todo = vec![ROOT];
             let walked = self.walk(&mut todo);
             todo.into_iter().for_each(|ino| self.leave(ino));
@@ -251,7 +251,7 @@ impl Run<'_> {
     }
 
     fn file(&mut self, ino: Ino, st: &Stat) -> Result<()> {
-        let share = stored_bytes(st);
+        let share = bytes_of(st);
         if st.len == 0 && !self.vault.files.get(ino).is_some_and(|open| open.file().is_dirty()) {
             return Ok(());
         }
@@ -310,39 +310,49 @@ impl Run<'_> {
     }
 
     /// Bytes of all files that lie ahead.
-    fn bytes_ahead(&self) -> Result<u64> {
-        let mut bytes = 0;
-        let mut dirs: Vec<(Arc<dyn BackendDir>, Option<OsString>)> =
-            vec![(self.vault.dirs.root().handle.clone(), None)];
-        while let Some((dir, name)) = dirs.pop() {
-            let dir = match name {
-                None => dir,
-                Some(name) => match dir.open_dir(&name) {
-                    Ok(dir) => dir,
-                    Err(_) => continue, // the walk says so
-                },
-            };
-            for e in dir.read_dir().unwrap_or_default() {
-                if !self.is_entry(&e.name) {
-                    continue;
-                }
-                match dir.stat_entry(&e.name) {
-                    Ok(st) if st.kind == Kind::Dir => dirs.push((dir.clone(), Some(e.name))),
-                    Ok(st) if st.kind == Kind::File => bytes += stored_bytes(&st),
-                    Ok(_) | Err(_) => {}
-                }
-            }
-            if self.progress.is_cancelled() {
-                break;
-            }
-        }
-        Ok(bytes)
+    fn bytes_ahead(&self) -> u64 {
+        let root = self.vault.dirs.root().handle.clone();
+        bytes_below(root, &|name| self.is_entry(name), &|| self.progress.is_cancelled())
     }
 }
 
 /// What of a file has to be gone through.
-fn stored_bytes(st: &Stat) -> u64 {
+fn bytes_of(st: &Stat) -> u64 {
     st.len.min(st.blocks.saturating_mul(512).max(4096))
+}
+
+/// Bytes of all files of the vault in a directory, as they are stored.
+///
+/// # Errors
+/// Those of the store, for the directory itself; what cannot be looked into counts nothing.
+pub fn stored_bytes(dir: &std::path::Path) -> Result<u64> {
+    let root = lamassu_store::backend::LocalBackend::open(dir).map_err(io("open"))?;
+    Ok(bytes_below(lamassu_store::Backend::root(&root), &|_| true, &|| false))
+}
+
+fn bytes_below(root: Arc<dyn BackendDir>, counts: &dyn Fn(&OsStr) -> bool, stop: &dyn Fn() -> bool) -> u64 {
+    let mut bytes = 0;
+    let mut dirs: Vec<(Arc<dyn BackendDir>, Option<OsString>)> = vec![(root, None)];
+    while let Some((dir, name)) = dirs.pop() {
+        let dir = match name {
+            None => dir,
+            Some(name) => match dir.open_dir(&name) {
+                Ok(dir) => dir,
+                Err(_) => continue, // the walk says so
+            },
+        };
+        for e in dir.read_dir().unwrap_or_default().into_iter().filter(|e| counts(&e.name)) {
+            match dir.stat_entry(&e.name) {
+                Ok(st) if st.kind == Kind::Dir => dirs.push((dir.clone(), Some(e.name))),
+                Ok(st) if st.kind == Kind::File => bytes += bytes_of(&st),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        if stop() {
+            break;
+        }
+    }
+    bytes
 }
 
 impl Vault {

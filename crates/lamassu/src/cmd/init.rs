@@ -12,8 +12,9 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, ZoneFile};
 use lamassu_format::{Geometry, Suite, name};
+use lamassu_keys::history::Kind;
 use lamassu_keys::{
-    Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, create_vault, header_file, unix_now,
+    Event, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, create_vault, header_file, unix_now,
 };
 use lamassu_store::Backend;
 use lamassu_vault::Vault;
@@ -39,6 +40,9 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
+    /// Make the key that --key names first, at its KMIP server
+    #[arg(long)]
+    generate_key: bool,
     /// Ciphers and hashes; files of different suites do not deduplicate with one another [default: aes, or the zone's]
     #[arg(short, long, value_parser = text::suites())]
     suite: Option<Suite>,
@@ -118,6 +122,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let source = args.key.source()?;
     check_empty(&args.dir)?;
     let zone = load_zone(ui, &args)?;
+    if args.generate_key {
+        super::key::generate::at_server(ui, &source)?;
+    }
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
     let place = Place::prepare(&args.dir)?;
     let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
@@ -172,7 +179,7 @@ impl Place {
 
     /// Only what this program puts there; the directory was empty.
     fn take_back(&self) {
-        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::LOCK] {
+        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::HISTORY, name::LOCK] {
             let _ = fs::remove_file(self.dir.join(file));
         }
         let _ = fs::remove_dir(self.dir.join(name::STAGING));
@@ -193,10 +200,15 @@ impl Place {
         let created = unix_now();
         let new = new_vault(args, zone, name_max, created)?;
         let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
-        let (header, unlocked) = create_vault(&new, &slot)?;
+        let (mut header, unlocked) = create_vault(&new, &slot)?;
         let ring = unlocked.key_ring(header.suite())?;
         Vault::make_tree(&backend, &header, &ring).context("cannot make the root directory of the vault")?;
-        Update::begin(&self.dir.join(name::HEADER))?.create(&header)?;
+        let update = Update::begin(&self.dir.join(name::HEADER))?;
+        let made = Event::new(Kind::Created)
+            .slot(unlocked.slot())
+            .detail("kind", material.kind().name())
+            .detail("suite", header.suite().name());
+        update.create_recorded(&mut header, &unlocked, &[made])?;
         Ok(header)
     }
 

@@ -205,7 +205,7 @@ impl Observer {
 
     fn miss(&mut self, ui: &Ui, path: &Path, e: &io::Error) {
         self.leak.unreadable += 1;
-        ui.warn(format_args!("{}: {e}", path.display()));
+        ui.warn(format_args!("{}: {e}", crate::text::printable(&path.to_string_lossy())));
     }
 
     /// Whether a name is that of an entry of the tree.

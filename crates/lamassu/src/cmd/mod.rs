@@ -6,6 +6,7 @@ pub mod completions;
 pub mod cp;
 pub mod estimate;
 pub mod freeze;
+pub mod history;
 pub mod info;
 pub mod init;
 pub mod inspect;
@@ -14,6 +15,7 @@ pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod rekey;
 pub mod remount;
 pub mod selftest;
 pub mod speed;
@@ -38,6 +40,8 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Mount(args) => return mount::run(ui, args),
         Command::Umount(args) => umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
+        Command::History(args) => history::run(ui, &args),
+        Command::Rekey(args) => rekey::run(ui, &args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(ui, args),
         Command::Inspect(args) => inspect::run(ui, args),

@@ -8,10 +8,16 @@ mod helper;
 #[path = "../../../lamassu-keys/tests/support/https_server.rs"]
 mod https_server;
 mod keys;
+#[cfg(feature = "kmip")]
+mod kmip;
 mod leaks;
 mod model;
 mod mounts;
+#[path = "../../../lamassu-keys/tests/support/pykmip.rs"]
+#[cfg(feature = "kmip")]
+mod pykmip;
 mod recipes;
+mod rekey;
 mod served;
 mod slots;
 mod sources;

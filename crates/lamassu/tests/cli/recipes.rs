@@ -41,6 +41,8 @@ fn run(title: &str, script: &str, path: &str) {
     let b = Bench::new();
     b.dir("tokens");
     let conf = b.file("softhsm2.conf", format!("directories.tokendir = {}\n", b.path("tokens").display()).as_bytes());
+    // For a server that a recipe starts. Ports that the system gives out come round again late.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     // `!` hides a failure from -e, and its success too.
     let script: String = script
         .lines()
@@ -56,6 +58,7 @@ fn run(title: &str, script: &str, path: &str) {
         .env("PATH", path)
         .env("SOFTHSM2_CONF", conf)
         .env("MODULE", "/usr/lib/softhsm/libsofthsm2.so")
+        .env("PORT", port.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

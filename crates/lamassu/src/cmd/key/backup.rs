@@ -11,7 +11,8 @@ use crate::tree::vault::list;
 use anyhow::{Context, Result};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::{FileError, Material, Purpose, Unlocked, Update, header_file};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, FileError, Material, Purpose, Unlocked, Update, header_file};
 use lamassu_vault::{ROOT, Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,17 +64,36 @@ fn help() -> String {
 pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     let bytes = header_file::read_bytes(file)?;
     let header = H::parse(&bytes).map_err(|source| FileError::Header { path: file.into(), source })?;
-    match &args.key {
-        Some(source) => drop(keys::unlock(ui, &header, &source.parse("--key")?, &args.dir)?),
-        None => ui.detail("the header was parsed, not verified: give --key for that"),
-    }
+    let unlocked = match &args.key {
+        Some(source) => Some(keys::unlock(ui, &header, &source.parse("--key")?, &args.dir)?),
+        None => {
+            ui.detail("the header was parsed, not verified: give --key for that");
+            None
+        }
+    };
     header_file::write_new(&args.file, &bytes)?;
+    match unlocked {
+        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, &bytes),
+        Some(_) => {}
+        None if H::IS_VAULT => ui.note("without --key the copy is not on record in the vault's history"),
+        None => {}
+    }
     ui.note(format_args!(
         "copied the header with {} key slots to {}; keep it apart from the vault, and make a new one after every change of slots",
         header.keys().slots.len(),
         args.file.display()
     ));
     Ok(())
+}
+
+/// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the copy no worse.
+fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, bytes: &[u8]) {
+    let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
+    let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
+    let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
+    if let Err(error) = keys.history(&args.dir).note(event) {
+        ui.warn(format_args!("the copy is not on record: {error}"));
+    }
 }
 
 /// Which kind of header the backup is decides what DIR is.
@@ -110,7 +130,7 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     })
 }
 
-fn put<H: Header>(
+fn put<H: Header + Clone>(
     ui: &Ui,
     args: &Restore,
     place: &Path,
@@ -132,9 +152,11 @@ fn put<H: Header>(
         Err(error) => return Err(error.into()),
     }
     let replaced = keep_replaced(place)?;
+    let mut header = header.clone();
+    let event = Event::new(Kind::Restored).detail("from", args.file.display());
     match replaced {
-        Some(_) => update.replace(header)?,
-        None => update.create(header)?,
+        Some(_) => update.record(&mut header, &unlocked, &[event])?,
+        None => update.create_recorded(&mut header, &unlocked, &[event])?,
     }
     ui.note(format_args!("restored the header of {}", args.dir.display()));
     if let Some(kept) = replaced {

@@ -3,20 +3,24 @@
 //! No data is touched. The header's update lock is held from before it is read until it is replaced.
 
 mod backup;
-mod generate;
+pub mod generate;
+mod mounted;
+pub mod rotate;
 
 use super::info::{DescribedSlot, slot_table, slots};
 use crate::fault::Fault;
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::{self, Ui};
+use crate::served;
 use anyhow::Result;
 use backup::backup as back_up;
 use lamassu_crypto::Secret;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
+use lamassu_keys::history::Kind;
 use lamassu_keys::{
-    KeyError, KeySource, Material, NewSlot, Purpose, SlotKind, Update, header_file, recovery, unix_now,
+    Event, KeyError, KeySource, Material, NewSlot, Purpose, SlotKind, Update, header_file, recovery, unix_now,
 };
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -57,6 +61,14 @@ pub enum Key {
     Generate(generate::Generate),
     /// Copy the header: without it no key opens the vault
     Backup(backup::Backup),
+    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key alone
+    Renew(rotate::Renew),
+    /// Start an epoch of the inner or the outer key, which new writes use
+    Rotate(rotate::Rotate),
+    /// Take an old epoch out of the keychain, after proving that nothing needs it
+    Retire(rotate::Retire),
+    /// List the epochs of the inner and the outer key
+    Epochs(rotate::ShowEpochs),
     /// Put a copy of the header back, after proving that it opens the vault
     Restore(backup::Restore),
 }
@@ -68,7 +80,7 @@ pub struct List {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -86,7 +98,7 @@ pub struct Add {
     /// Label of the new slot, for people
     #[arg(short, long, default_value = "")]
     label: String,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -96,7 +108,7 @@ pub struct Add {
 pub struct Remove {
     #[command(flatten)]
     key: KeyArg,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
     /// Number of the slot, as `key list` shows it
     slot: u32,
@@ -116,7 +128,7 @@ pub struct Change {
     /// Label of the new slot [default: that of the old one]
     #[arg(short, long)]
     label: Option<String>,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -166,14 +178,31 @@ macro_rules! on_target {
 }
 
 pub fn run(ui: &Ui, command: Key) -> Result<()> {
+    if let Some(done) = on_mount(ui, &command) {
+        return done;
+    }
     match command {
-        Key::List(args) => on_target!(&args.dir, list(&args)),
+        Key::List(args) => on_target!(&served::dir_of(&args.dir)?, list(&args)),
         Key::Add(args) => on_target!(&args.dir, add(ui, &args)),
         Key::Remove(args) => on_target!(&args.dir, remove(ui, &args)),
         Key::Change(args) => on_target!(&args.dir, change(ui, &args)),
+        Key::Renew(args) => rotate::renew(ui, &args),
+        Key::Rotate(args) => rotate::rotate(ui, &args),
+        Key::Retire(args) => rotate::retire(ui, &args),
+        Key::Epochs(args) => rotate::show_epochs(ui, &args),
         Key::Generate(args) => generate::run(ui, &args),
         Key::Backup(args) => on_target!(&args.dir, back_up(ui, &args)),
         Key::Restore(args) => backup::restore(ui, &args),
+    }
+}
+
+/// Changes of slots where a vault is mounted: its daemon makes them.
+fn on_mount(ui: &Ui, command: &Key) -> Option<Result<()>> {
+    match command {
+        Key::Add(args) => served::at(&args.dir).map(|at| mounted::add(ui, &at, args)),
+        Key::Remove(args) => served::at(&args.dir).map(|at| mounted::remove(ui, &at, args)),
+        Key::Change(args) => served::at(&args.dir).map(|at| mounted::change(ui, &at, args)),
+        _ => None,
     }
 }
 
@@ -186,6 +215,15 @@ fn list<H: Header>(file: &Path, args: &List) -> Result<()> {
     let header: H = header_file::read(file)?;
     let slots = slots(&header);
     if args.json { output::print_json(&Listed { slots }) } else { output::print(slot_table(&slots)) }
+}
+
+/// What the history says of a slot.
+pub fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
+    let event = Event::new(kind).slot(id);
+    match header.keys().slot(id) {
+        Some(slot) => event.detail("kind", slot.kind.name()).detail("label", &slot.label),
+        None => event,
+    }
 }
 
 fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
@@ -202,7 +240,8 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created: unix_now() };
     let id = unlocked.add_slot(&mut header, &slot)?;
-    update.replace(&header)?;
+    let event = about(Kind::SlotAdded, id, &header);
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("added slot {id}"));
     Ok(())
 }
@@ -218,12 +257,17 @@ fn add_recovery<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySo
     let material = Material::Key { kind: SlotKind::Recovery, key };
     let cost = lamassu_keys::cost::FALLBACK;
     let id = unlocked.add_slot(&mut header, &NewSlot { material: &material, cost, label, created: unix_now() })?;
-    update.replace(&header)?;
+    let event = about(Kind::SlotAdded, id, &header);
+    update.record(&mut header, &unlocked, &[event])?;
+    say_words(ui, id);
+    output::print_bytes(sheet.expose())
+}
+
+fn say_words(ui: &Ui, id: u32) {
     ui.note(format_args!(
         "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\
          `--key recovery:prompt` asks for them."
     ));
-    output::print_bytes(sheet.expose())
 }
 
 fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {
@@ -231,8 +275,9 @@ fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> 
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let event = about(Kind::SlotRemoved, args.slot, &header);
     let removed = unlocked.remove_slot(&mut header, args.slot)?;
-    update.replace(&header)?;
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(removed);
     Ok(())
 }
@@ -253,7 +298,8 @@ fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> 
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
     let (new_id, removed) = unlocked.change_slot(&mut header, id, &slot)?;
-    update.replace(&header)?;
+    let event = about(Kind::SlotChanged, new_id, &header).detail("instead_of", id);
+    update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("slot {new_id} takes the place of slot {id}"));
     ui.note(removed);
     Ok(())
