@@ -165,7 +165,7 @@ fn it_can_be_broken_off_and_goes_on_with_what_is_left() {
     rotate(&v, &recipe, &[2, 1], &[2, 1]);
     let (mut runs, mut blocks) = (0, 0);
     loop {
-        let done = v.rekey(Rekey::Full, None, &Watch::new(200_000)).unwrap();
+        let done = v.rekey(Rekey::Full, None, &Watch::new(200_000 * (runs + 1))).unwrap();
         blocks += done.blocks;
         runs += 1;
         if done.complete {

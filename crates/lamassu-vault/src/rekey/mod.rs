@@ -243,6 +243,7 @@ impl Run<'_> {
             };
         }
         if st.nlink > 1 && !self.seen.insert(StoreId::from(st)) {
+            self.progress.advance(if st.kind == Kind::File { bytes_of(st) } else { 0 });
             return Ok(());
         }
         let resealed = self.attributes(ino);
