@@ -129,6 +129,34 @@ pub enum KeyError {
         /// the slot that opened
         slot: u32,
     },
+    /// Whoever has the file key and no administrator's slot, or damage: the MAC is right and the signature is not.
+    #[error(
+        "the administrator's signature over the header does not verify: somebody with a use-only slot changed it, or it is damaged; restore it from a backup copy"
+    )]
+    SignatureInvalid,
+    /// Whoever has the file key: another administrator's signature than the one that is pinned, or none.
+    #[error(
+        "the header is not signed by the administrator that is pinned for this vault ({}); if the administrator did change, correct the pin, otherwise restore the header from a backup copy",
+        .found.as_ref().map_or("it has no signature".into(), |key| format!("it is signed by {key}"))
+    )]
+    OtherAdministrator {
+        /// the key that did sign it, in hex
+        found: Option<String>,
+    },
+    /// The user's: no slot would be left that can change the header.
+    #[error("slot {id} is the last administrator's; make another one first")]
+    LastAdministrator {
+        /// the id asked for
+        id: u32,
+    },
+    /// The user's: use-only means that somebody else may do more.
+    #[error(
+        "this header has no administrator, so no slot can be use-only; `lamassu key admin init` makes you its administrator"
+    )]
+    NoAdministrator,
+    /// The user's: there is one already.
+    #[error("this header has an administrator already")]
+    HasAdministrator,
     /// The history could not be read or written.
     #[error(transparent)]
     History(#[from] HistoryError),

@@ -80,6 +80,12 @@ impl Keychain {
         Ok(Keychain { inner: first()?, outer: if outer { first()? } else { Vec::new() } })
     }
 
+    /// Keys that somebody else made: epoch 1 of K_in and, if given, of K_out.
+    pub(crate) fn of(inner: &Secret<32>, outer: Option<&Secret<32>>, created: u64) -> Self {
+        let first = |key: &Secret<32>| Epoch { number: 1, created, key: key.duplicate() };
+        Keychain { inner: vec![first(inner)], outer: outer.map(first).into_iter().collect() }
+    }
+
     /// Epochs of K_in, ascending; at least one.
     pub fn inner(&self) -> &[Epoch] {
         &self.inner

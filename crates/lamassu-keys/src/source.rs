@@ -5,9 +5,9 @@
 
 use crate::fault::{Cause, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
-use crate::recovery;
+use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
-use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{SlotKind, TokenSealed};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,13 +40,65 @@ pub trait KeyProvider: Send + Sync {
     fn generate(&self) -> Option<Result<Generated, SourceError>> {
         None
     }
+
+    /// The keys of the isolation zone that it names; `None` where it names none.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    fn zone(&self) -> Option<Result<ZoneKeys, SourceError>> {
+        None
+    }
 }
 
-/// A key was made where a source is.
+/// K_in and K_out of an isolation zone that a key server keeps (`docs/format.md` §4).
+pub struct ZoneKeys {
+    inner: Secret<32>,
+    outer: Secret<32>,
+}
+
+impl std::fmt::Debug for ZoneKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ZoneKeys")
+    }
+}
+
+impl ZoneKeys {
+    /// Of keys that were fetched.
+    pub fn new(inner: Secret<32>, outer: Secret<32>) -> Self {
+        ZoneKeys { inner, outer }
+    }
+
+    /// K_in.
+    pub fn inner(&self) -> &Secret<32> {
+        &self.inner
+    }
+
+    /// K_out.
+    pub fn outer(&self) -> &Secret<32> {
+        &self.outer
+    }
+
+    /// The zone's id: the same for everyone who gets these keys.
+    pub fn id(&self) -> [u8; 16] {
+        let derived = wrap::hkdf(self.inner.expose(), b"", b"lamassu v1 kmip zone id");
+        let (id, _) = derived.expose().split_first_chunk().expect("16 of 32 bytes");
+        *id
+    }
+
+    /// What a slot is opened with by whoever has both keys, and so could read everything anyway.
+    pub(crate) fn secret(&self) -> Secret<32> {
+        let mut both = zeroize::Zeroizing::new([0; 64]);
+        both[..32].copy_from_slice(self.inner.expose());
+        both[32..].copy_from_slice(self.outer.expose());
+        wrap::hkdf(&*both, b"", b"lamassu v1 kmip zone")
+    }
+}
+
+/// Keys were made where a source is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// what it is called there, besides a name that was asked for
-    pub id: String,
+    /// what each is called there, besides a name that was asked for; at least one
+    pub ids: Vec<String>,
 }
 
 /// What a provider needs to know where a person is asked.
@@ -132,7 +184,7 @@ pub enum Material {
     Passphrase(SecretBytes),
     /// Goes into the wrapping key as it is.
     Key {
-        /// [`SlotKind::Raw`], [`SlotKind::Hex`] or [`SlotKind::Recovery`]: how it was written down
+        /// [`SlotKind::Raw`], [`SlotKind::Hex`], [`SlotKind::Recovery`] or [`SlotKind::RecoveryShares`]: how it was written down
         kind: SlotKind,
         /// 32 bytes
         key: Secret<32>,
@@ -152,7 +204,7 @@ impl Material {
     ///
     /// # Errors
     /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`], [`SourceError::RawLength`], [`SourceError::Hex`],
-    /// [`SourceError::Recovery`], [`SourceError::Syntax`] for a kind that is no bytes.
+    /// [`SourceError::Recovery`], [`SourceError::Shares`], [`SourceError::Syntax`] for a kind that is no bytes.
     pub fn new(kind: SlotKind, bytes: SecretBytes) -> Result<Self, SourceError> {
         let b = bytes.expose();
         match kind {
@@ -174,6 +226,7 @@ impl Material {
                 Ok(Material::Key { kind, key: Secret::new(&mut key) })
             }
             SlotKind::Recovery => Ok(Material::Key { kind, key: recovery::parse(b)? }),
+            SlotKind::RecoveryShares => Ok(Material::Key { kind, key: shares::join(b)? }),
             SlotKind::Pkcs11 => Err(SourceError::Syntax),
         }
     }
@@ -213,6 +266,9 @@ pub enum SourceError {
         "only at a key server (kmip:…) is a key made by its SOURCE; `lamassu key generate FILE` makes one in a file"
     )]
     NotMade,
+    /// The user's: a zone at a key server is meant.
+    #[error("this names no isolation zone; write kmip://HOST/?zone=ZONE")]
+    NotAZone,
     /// The user's.
     #[error("the passphrase is empty")]
     EmptyPassphrase,
@@ -234,6 +290,9 @@ pub enum SourceError {
     /// The user's: not as it was written down.
     #[error(transparent)]
     Recovery(#[from] recovery::RecoveryError),
+    /// The user's: shares that are not as they were written down, or do not go together.
+    #[error(transparent)]
+    Shares(#[from] shares::ShareError),
     /// The user's: typed differently the second time.
     #[error("the two passphrases differ; nothing was changed")]
     Mismatch,
@@ -341,6 +400,14 @@ impl KeySource {
     /// [`SourceError::NotMade`] where keys are made elsewhere, and those of the place.
     pub fn generate(&self) -> Result<Generated, SourceError> {
         self.provider.generate().ok_or(SourceError::NotMade)?
+    }
+
+    /// The keys of the isolation zone that it names.
+    ///
+    /// # Errors
+    /// [`SourceError::NotAZone`], and those of the place.
+    pub fn zone_keys(&self) -> Result<ZoneKeys, SourceError> {
+        self.provider.zone().ok_or(SourceError::NotAZone)?
     }
 
     /// Gets the secret.

@@ -25,7 +25,7 @@ fn load(uri: &str) -> Result<[u8; 32], SourceError> {
 }
 
 fn generate(uri: &str) -> Result<String, SourceError> {
-    uri.parse::<KeySource>().unwrap().generate().map(|made| made.id)
+    uri.parse::<KeySource>().unwrap().generate().map(|made| made.ids.join(" and "))
 }
 
 #[track_caller]
@@ -86,6 +86,44 @@ fn keys_are_made_found_and_refused() {
     assert!(matches!(fault(load(&kms.uri(&other))), ServerFault::KeyState(KeyState::Compromised)));
     kms.admin(&["destroy", &id]);
     assert!(matches!(fault(load(&by_name)), ServerFault::NoObject));
+}
+
+#[test]
+fn a_zone_of_two_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let kms = PyKmip::start(dir.path());
+    let zone = |uri: &str| uri.parse::<KeySource>().unwrap().zone_keys();
+    let (seven, eight) = (kms.uri("?zone=7"), kms.uri("?zone=floor%20eight"));
+    assert!(matches!(fault(zone(&seven)), ServerFault::NoObject));
+    let made = generate(&seven).unwrap();
+    assert_eq!(made.split(" and ").count(), 2, "{made}");
+    generate(&eight).unwrap();
+    assert!(matches!(fault(generate(&seven)), ServerFault::NameTaken));
+    let (a, b, other) = (zone(&seven).unwrap(), zone(&seven).unwrap(), zone(&eight).unwrap());
+    assert_eq!((a.inner().expose(), a.outer().expose(), a.id()), (b.inner().expose(), b.outer().expose(), b.id()));
+    assert_ne!(a.inner().expose(), a.outer().expose());
+    assert_ne!((a.inner().expose(), a.id()), (other.inner().expose(), other.id()));
+    // As a key it is neither of the two.
+    let secret = load(&seven).unwrap();
+    assert!(&secret != a.inner().expose() && &secret != a.outer().expose());
+    assert_eq!(load(&seven).unwrap(), secret);
+    // The keys are ordinary ones with names; a name alone is no zone.
+    assert_eq!(&load(&kms.uri("?name=lamassu%2F7%2Finner")).unwrap(), a.inner().expose());
+    assert!(matches!(zone(&kms.uri("?name=x")), Err(SourceError::NotAZone)));
+    assert!(matches!(zone("raw:stdin"), Err(SourceError::NotAZone)));
+
+    // What was made by half is finished; what is there stays.
+    let (inner, outer) = made.split_once(" and ").unwrap();
+    kms.admin(&["compromise", outer]);
+    assert!(matches!(fault(zone(&seven)), ServerFault::KeyState(KeyState::Compromised)));
+    assert!(matches!(fault(load(&seven)), ServerFault::KeyState(KeyState::Compromised)));
+    kms.admin(&["destroy", outer]);
+    assert!(matches!(fault(zone(&seven)), ServerFault::NoObject));
+    assert_ne!(generate(&seven).unwrap(), outer);
+    let mended = zone(&seven).unwrap();
+    assert_eq!(mended.inner().expose(), a.inner().expose());
+    assert_ne!(mended.outer().expose(), a.outer().expose());
+    assert_ne!(inner, outer);
 }
 
 #[test]

@@ -41,12 +41,13 @@ pub enum Code {
     TokenLocked = 45,
     SelfTest = 46,
     KeyRevoked = 47,
+    AdminSignature = 50,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 27] = [
+    pub const ALL: [Code; 28] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -73,6 +74,7 @@ impl Code {
         Code::TokenLocked,
         Code::SelfTest,
         Code::KeyRevoked,
+        Code::AdminSignature,
         Code::Internal,
     ];
 
@@ -118,7 +120,8 @@ impl Code {
             | Code::KeyMissing
             | Code::KeyAnswer
             | Code::TokenLocked
-            | Code::SelfTest => None,
+            | Code::SelfTest
+            | Code::AdminSignature => None,
         }
     }
 }
@@ -163,7 +166,11 @@ fn fault(error: &Fault) -> Code {
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
+        Fault::Pins { .. } => Code::KeySource,
+        Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        // A failure that calls itself success is one all the same.
+        Fault::Told { code: 0, message: _ } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
         Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
         Fault::ReadOnlyMount
@@ -189,12 +196,16 @@ fn key(error: &KeyError) -> Code {
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
+        | KeyError::NotAdministrator { .. }
+        | KeyError::LastAdministrator { .. }
+        | KeyError::NoAdministrator
+        | KeyError::HasAdministrator
         | KeyError::NoOuterKey
         | KeyError::NewestEpoch { .. }
         | KeyError::OtherEpochs { .. }
         | KeyError::OtherZone
         | KeyError::SharedKey { .. } => Code::Refused,
-        KeyError::NotAdministrator { .. } => Code::Refused,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
         KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
@@ -213,9 +224,11 @@ fn history(error: &HistoryError) -> Code {
 
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } | SourceError::NotMade => {
-            Code::Usage
-        }
+        SourceError::Syntax
+        | SourceError::Combination { .. }
+        | SourceError::Argument { .. }
+        | SourceError::NotMade
+        | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
@@ -232,6 +245,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Descriptor { .. }
         | SourceError::NoCredentials
         | SourceError::Recovery(_)
+        | SourceError::Shares(_)
         | SourceError::Auxiliary { .. } => Code::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),

@@ -69,6 +69,14 @@ pub enum Fault {
         "{dir:?} has keys that {file:?} lacks, made by a rotation since: what was written with them could not be read again; --force restores it all the same"
     )]
     NewerKeys { file: PathBuf, dir: PathBuf },
+    /// The user's: a line that names no vault and key.
+    #[error(
+        "{path:?}, line {line}: a line is the id of a vault and the key of its administrator, both in hex; correct it"
+    )]
+    Pins { path: PathBuf, line: usize },
+    /// Standard output did not take a secret that is shown once.
+    #[error("the key could not be printed ({reason}), {undone}")]
+    Unprinted { reason: String, undone: String },
     /// SIGINT or SIGTERM.
     #[error("stopped before the work was done")]
     Interrupted,

@@ -122,15 +122,25 @@ impl<F: FileSystem> Shared<F> {
             return;
         }
         self.aside("lseek", move |shared| {
-            shared.push_out(ino, offset);
+            shared.push_out(ino, offset, 0);
             answer(shared);
         });
     }
 
-    /// Has the kernel write back and drop its pages from `offset` on. Waits for requests of this mount: never to be called on a request thread.
-    pub(super) fn push_out(&self, ino: Ino, offset: u64) {
+    /// Has the kernel ask for the attributes before it uses them again. Takes none of its locks on the inode or on pages, so any thread may call it.
+    pub(super) fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0)
+            && let Err(error) = notifier.inval_inode(INodeNo(ino), -1, 0)
+        {
+            tracing::debug!(%error, ino, "attributes could not be invalidated");
+        }
+    }
+
+    /// Has the kernel write back and drop `len` bytes of its pages from `offset` on, 0: all of them. Waits for requests of this mount: never to be
+    /// called on a request thread.
+    pub(super) fn push_out(&self, ino: Ino, offset: u64, len: u64) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, len as i64)
         {
             tracing::debug!(%error, ino, "pages could not be pushed out");
         }

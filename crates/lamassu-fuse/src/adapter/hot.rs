@@ -122,14 +122,14 @@ pub(super) struct Claim<F: FileSystem>(Arc<Shared<F>>, Ino);
 
 impl<F: FileSystem> Claim<F> {
     fn new(shared: &Arc<Shared<F>>, ino: Ino) -> Self {
-        shared.add_writer(ino);
+        shared.add_use(ino, true, false);
         Claim(shared.clone(), ino)
     }
 }
 
 impl<F: FileSystem> Drop for Claim<F> {
     fn drop(&mut self) {
-        self.0.drop_writer(self.1);
+        self.0.drop_use(self.1, true);
     }
 }
 

@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// Time between calls of `FileSystem::maintain`.
 const ROUND: Duration = Duration::from_secs(2);
+/// After so many rounds memory that was freed is given back.
+const TRIM_EVERY: u32 = 15;
 
 #[derive(Default)]
 struct State {
@@ -43,12 +45,17 @@ impl<F: FileSystem> Shared<F> {
 
     fn run_rounds(&self) {
         let mut state = self.upkeep.state.lock();
+        let mut rounds = 0_u32;
         while !state.stopping {
             if !self.upkeep.stop.wait_for(&mut state, ROUND).timed_out() {
                 continue;
             }
             drop(state);
             self.maintain();
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(TRIM_EVERY) {
+                give_memory_back();
+            }
             state = self.upkeep.state.lock();
         }
     }
@@ -88,5 +95,14 @@ impl<F: FileSystem> Shared<F> {
             tracing::error!(%error, "closing failed");
             *self.closed.lock() = Some(error);
         }
+    }
+}
+
+/// What buffers took at their largest would otherwise stay with the process: the C library returns memory by itself only where it ends.
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: releases pages that no allocation uses; safe to call from any thread at any time (malloc_trim(3)).
+    unsafe {
+        libc::malloc_trim(0);
     }
 }

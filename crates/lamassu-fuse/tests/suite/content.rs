@@ -183,6 +183,36 @@ pub fn direct_io(dir: &Path) {
     assert!(block.0 == [0; 65_536]);
 }
 
+/// What cached reads bring in while a direct write is on its way must not outlive it.
+pub fn direct_writes_beside_cached_readers(dir: &Path) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const LEN: usize = 640 << 10;
+    let path = dir.join("d");
+    std::fs::write(&path, vec![0; LEN]).unwrap();
+    let direct = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let cached = read_write(&path);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file = read_write(&path);
+                let mut buffer = vec![0; LEN];
+                while !done.load(Ordering::Relaxed) {
+                    file.read_exact_at(&mut buffer, 0).unwrap();
+                }
+            });
+        }
+        let mut buffer = vec![0; LEN];
+        let stale = (1..200u8).find(|&round| {
+            direct.write_all_at(&vec![round; LEN], 0).unwrap();
+            cached.read_exact_at(&mut buffer, 0).unwrap();
+            buffer.iter().any(|&byte| byte != round)
+        });
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(stale, None, "the write after which older contents were read");
+    });
+}
+
 pub fn synchronous_writes(dir: &Path) {
     for (name, flags) in [("s", libc::O_SYNC), ("ds", libc::O_DSYNC), ("dd", libc::O_DSYNC | libc::O_DIRECT)] {
         let path = dir.join(name);

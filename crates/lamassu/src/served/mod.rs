@@ -24,9 +24,9 @@ use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there.
+/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there, if root or this user has mounted it.
 pub fn at(path: &Path) -> Option<PathBuf> {
-    umount::ours(path).ok().map(|(path, _)| path)
+    umount::ours(path).ok().filter(|(_, mount)| mount.is_trusted()).map(|(path, _)| path)
 }
 
 /// The same, or where the vault in that directory is mounted for writing: for what a daemon must know of.
@@ -59,7 +59,9 @@ fn told<'a, T: Deserialize<'a>>(mountpoint: &Path, answer: &'a [u8]) -> Result<T
     // Not the parser's error: it may quote what must not be shown.
     match serde_json::from_slice(answer).map_err(|_| garbled(mountpoint))? {
         Answer::Done(value) => Ok(value),
-        Answer::Failed(failed) => Err(Fault::Told { code: failed.code, message: failed.message }.into()),
+        Answer::Failed(failed) => {
+            Err(Fault::Told { code: failed.code, message: crate::text::printable(&failed.message) }.into())
+        }
     }
 }
 

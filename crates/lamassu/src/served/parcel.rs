@@ -80,7 +80,7 @@ impl Channels {
         let kind = SlotKind::ALL.into_iter().find(|k| k.name() == parcel.kind)?;
         let material = match kind {
             SlotKind::Passphrase => Material::new(kind, content).ok()?,
-            SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery => {
+            SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery | SlotKind::RecoveryShares => {
                 Material::Key { kind, key: Secret::from_slice(content.expose())? }
             }
             SlotKind::Pkcs11 => return None,

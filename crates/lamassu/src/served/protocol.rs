@@ -15,9 +15,9 @@ pub enum Request {
     /// A key for one parcel: a [`Channel`].
     Channel {},
     /// One slot more; its id.
-    AddSlot { secret: Parcel, label: String },
+    AddSlot { secret: Parcel, label: String, use_only: bool, expires: Option<u64> },
     /// One slot in the place of another: a [`Changed`].
-    ChangeSlot { secret: Parcel, slot: u32, label: Option<String> },
+    ChangeSlot { secret: Parcel, slot: u32, label: Option<String>, use_only: bool, expires: Option<u64> },
     /// One slot less; what to tell of it.
     RemoveSlot { slot: u32 },
     /// The epochs of its keychain: [`Epochs`].

@@ -14,7 +14,7 @@ use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_fuse::control::{Caller, Calls};
 use lamassu_keys::history::Kind;
-use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Tier, Unlocked, Update, unix_now};
+use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Role, Terms, Tier, Unlocked, Update, unix_now};
 use lamassu_vault::Vault;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -67,8 +67,14 @@ impl Served {
                 let key = std::str::from_utf8(&*digits).unwrap_or_default();
                 done(&Channel { number, key })
             }
-            Request::AddSlot { secret, label } => done(&self.add_slot(caller, &secret, &label)?),
-            Request::ChangeSlot { secret, slot, label } => done(&self.change_slot(caller, &secret, slot, label)?),
+            Request::AddSlot { secret, label, use_only, expires } => {
+                let role = if use_only { Role::Use } else { Role::Administrator };
+                done(&self.add_slot(caller, &secret, &label, Terms { role, expires })?)
+            }
+            Request::ChangeSlot { secret, slot, label, use_only, expires } => {
+                let role = use_only.then_some(Role::Use);
+                done(&self.change_slot(caller, &secret, slot, label, (role, expires))?)
+            }
             Request::RemoveSlot { slot } => done(&self.change(caller, |keys, header| {
                 let event = about(Kind::SlotRemoved, slot, header);
                 Ok((keys.remove_slot(header, slot)?.to_string(), event))
@@ -125,23 +131,33 @@ impl Served {
         Ok(done)
     }
 
-    fn add_slot(&self, caller: &Caller, secret: &Parcel, label: &str) -> Result<u32> {
+    fn add_slot(&self, caller: &Caller, secret: &Parcel, label: &str, terms: Terms) -> Result<u32> {
         check_label(label)?;
         let (material, cost) = self.channels.unpack(secret)?;
         self.change(caller, |keys, header| {
-            let id = keys.add_slot(header, &NewSlot { material: &material, cost, label, created: unix_now() })?;
+            let new = NewSlot { material: &material, cost, label, created: unix_now() };
+            let id = keys.add_slot_on(header, &new, terms)?;
             Ok((id, about(Kind::SlotAdded, id, header)))
         })
     }
 
-    fn change_slot(&self, caller: &Caller, secret: &Parcel, slot: u32, label: Option<String>) -> Result<Changed> {
+    fn change_slot(
+        &self,
+        caller: &Caller,
+        secret: &Parcel,
+        slot: u32,
+        label: Option<String>,
+        (role, expires): (Option<Role>, Option<u64>),
+    ) -> Result<Changed> {
         label.as_deref().map_or(Ok(()), check_label)?;
         let (material, cost) = self.channels.unpack(secret)?;
         self.change(caller, |keys, header| {
             let old = header.keys().slot(slot).map(|s| s.label.clone());
             let label = label.or(old).ok_or(KeyError::NoSlot { id: slot })?;
             let new = NewSlot { material: &material, cost, label: &label, created: unix_now() };
-            let (id, removed) = keys.change_slot(header, slot, &new)?;
+            let kept = header.keys().slot(slot).map_or(Role::Administrator, |s| s.role);
+            let role = role.unwrap_or(kept);
+            let (id, removed) = keys.change_slot_on(header, slot, &new, Terms { role, expires })?;
             let event = about(Kind::SlotChanged, id, header).detail("instead_of", slot);
             Ok((Changed { id, removed: removed.to_string() }, event))
         })

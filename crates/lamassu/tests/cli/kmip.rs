@@ -36,7 +36,6 @@ fn a_vault_is_opened_by_a_key_of_the_server() {
     kms.stop();
     assert_eq!(std::fs::read(b.path("m/x")).unwrap(), b"content");
     std::fs::write(b.path("m/y"), "written without a server").unwrap();
-    b.run(&format!("mount -k {key} v m")).code(10);
     b.unmount("m");
     b.run(&format!("mount -k {key} v m")).code(40).says("cannot be reached").says("another slot");
     b.run("ls v").ok();
@@ -79,4 +78,55 @@ fn each_fault_of_a_kmip_server_is_its_own() {
     ls(&key).code(43);
     kms.stop();
     ls(&key).code(40);
+}
+
+/// As in the paper: the server keeps K_in and K_out, and hosts that get them deduplicate with one another without a file between them.
+#[test]
+fn a_zone_whose_keys_the_server_keeps() {
+    let b = Bench::new();
+    let kms = kms(&b);
+    let zone = kms.uri("?zone=7");
+    b.run(&format!("init -k {zone} --zone {zone} v")).code(43);
+    b.run(&format!("init --generate-key -k {zone} --zone {zone} --outer shared v")).ok();
+    b.run(&format!("key generate {zone}")).code(28);
+    b.run(&format!("init -k {zone} --zone {zone} --outer shared w")).ok();
+    b.run(&format!("init --zone {zone} own")).ok();
+    let other = kms.uri("?zone=eight");
+    b.run(&format!("key generate {other}")).ok();
+    b.run(&format!("init --zone {other} other")).ok();
+
+    let id = |vault: &str| b.run(&format!("info --json {vault}")).ok().json()["zone"].clone();
+    assert!(id("v") == id("w") && id("v") == id("own") && id("v") != id("other"));
+    assert_eq!(b.run("info --json v").ok().json()["private_zone"], false);
+    b.file("x", &crate::support::noise(50_000, 7));
+    b.file("small", b"one page");
+    for (vault, key) in [("v", zone.as_str()), ("w", &zone), ("own", "raw:file:key"), ("other", "raw:file:key")] {
+        b.run(&format!("cp -k {key} {vault} x small vault:")).ok();
+    }
+    let stored = |vault: &str, key: &str, name: &str| {
+        let path = b.run(&format!("path -k {key} {vault} {name}")).ok().text();
+        std::fs::read(b.path(vault).join(path.trim_end())).unwrap()
+    };
+    let v = stored("v", &zone, "x");
+    assert_eq!(v[4096..], stored("w", &zone, "x")[4096..]);
+    assert_eq!(v[4096..], stored("own", "raw:file:key", "x")[4096..]);
+    assert_ne!(v[4096..], stored("other", "raw:file:key", "x")[4096..]);
+    let small = stored("v", &zone, "small");
+    assert_eq!(small, stored("w", &zone, "small"));
+    assert_ne!(small, stored("own", "raw:file:key", "small"));
+
+    // For a host that does not reach the server.
+    b.run(&format!("zone create -k raw:file:key --from {zone} office.zone")).ok();
+    assert_eq!(b.run("zone show --json office.zone").ok().json()["id"], id("v"));
+    b.run("init --zone office.zone --zone-key raw:file:key --outer shared offline").ok();
+    assert_eq!(id("offline"), id("v"));
+    b.run("cp offline small vault:").ok();
+    assert_eq!(small, stored("offline", "raw:file:key", "small"));
+    b.run(&format!("zone create -k raw:file:key --from {} z", kms.uri("?name=x"))).code(2).says("zone=ZONE");
+    b.run(&format!("init --zone {} z", kms.uri("1"))).code(2).says("zone=ZONE");
+
+    // Taken away there, the vault opens no more; what has a slot of its own does.
+    kms.admin(&["revoke", "1"]);
+    b.run(&format!("ls -k {zone} v")).code(47).says("revoked");
+    b.run("ls own").ok();
 }

@@ -1,7 +1,9 @@
 //! Every command line of docs/keys.md works as it stands there.
 
 use crate::support::Bench;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -51,6 +53,8 @@ fn run(title: &str, script: &str, path: &str) {
             None => format!("{line}\n"),
         })
         .collect();
+    // To files: a server that a recipe starts would hold a pipe open.
+    let (out, err) = (b.path("out"), b.path("err"));
     let mut shell = Command::new("bash")
         .args(["-euxo", "pipefail", "-c", script.as_str()])
         .current_dir(b.dir("work"))
@@ -60,13 +64,18 @@ fn run(title: &str, script: &str, path: &str) {
         .env("MODULE", "/usr/lib/softhsm/libsofthsm2.so")
         .env("PORT", port.to_string())
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdout(std::fs::File::create(&out).unwrap())
+        .stderr(std::fs::File::create(&err).unwrap())
+        .process_group(0)
         .spawn()
         .unwrap();
     // What a person would type, each time that they are asked.
     let _ = shell.stdin.take().unwrap().write_all("correct horse battery staple\n".repeat(9).as_bytes());
-    let out = shell.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{title}: {}\n{text}\n{}", out.status, String::from_utf8_lossy(&out.stdout));
+    // Before the shell is reaped its group cannot be another's: then what it started ends with it.
+    let group = Pid::from_child(&shell);
+    waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = shell.wait().unwrap();
+    let text = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+    assert!(status.success(), "{title}: {status}\n{}\n{}", text(&err), text(&out));
 }

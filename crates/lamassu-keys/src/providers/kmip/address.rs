@@ -11,6 +11,8 @@ use rustls::pki_types::ServerName;
 const PORT: u16 = 5696;
 /// Longest identifier, name or zone, in bytes.
 const TEXT_MAX: usize = 255;
+/// Longest zone, in bytes: names are made of it.
+const ZONE_MAX: usize = 128;
 
 /// What is asked, and how.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,7 +38,9 @@ pub(super) enum Wanted {
     Id(String),
     /// By its Name attribute.
     Name(String),
-    /// Neither: one that is to be made.
+    /// K_in and K_out of an isolation zone.
+    Zone(String),
+    /// None of these: one that is to be made.
     Nameless,
 }
 
@@ -52,6 +56,7 @@ impl Address {
             None => Wanted::Id(decoded(path)?),
             Some(("", query)) => match query.split_once('=')? {
                 ("name", name) => Wanted::Name(decoded(name)?),
+                ("zone", zone) => Wanted::Zone(decoded(zone).filter(|zone| zone.len() <= ZONE_MAX)?),
                 _ => return None,
             },
             Some(_) => return None,
@@ -100,6 +105,8 @@ mod tests {
         assert_eq!(by_name.shown, "kmip://[::1]:5697/?name=a%26b%20%C3%A4");
         assert_eq!(by_name.options.ca, Some("x.pem".into()));
         assert_eq!(Address::parse("//10.0.0.1/").unwrap().wanted, Wanted::Nameless);
+        assert_eq!(Address::parse("//h/?zone=7").unwrap().wanted, Wanted::Zone("7".into()));
+        assert_eq!(Address::parse(&format!("//h/?zone={}", "7".repeat(129))), None);
         assert_eq!(Address::parse("//h/a/b").unwrap().wanted, Wanted::Id("a/b".into()));
     }
 

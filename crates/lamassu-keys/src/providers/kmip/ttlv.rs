@@ -188,6 +188,7 @@ impl<'a> Item<'a> {
     }
 
     /// An Integer's value.
+    #[cfg(test)]
     pub(super) fn integer(&self) -> Result<i32, Malformed> {
         Ok(i32::from_be_bytes(self.four(INTEGER)?))
     }
