@@ -321,13 +321,15 @@ prop_compose! {
     fn any_vault()(
         keys in any_keys(), zone in any::<[u8; 16]>(), suite in 0usize..4, log in 12u32..=20, reserved in 1u16..=62,
         plain in any::<bool>(), name_max in 64u8..=255, convergent in any::<bool>(), created in any::<u64>(),
+        snapshot in any::<bool>(),
     ) -> VaultHeader {
         let params = VaultParams {
             zone, suite: Suite::ALL[suite], geometry: Geometry::new(1 << log, reserved).unwrap(),
             names: if plain { NameMode::Plain } else { NameMode::Encrypted }, name_max,
             convergent_small_files: convergent, created,
         };
-        VaultHeader::new(params, keys)
+        let header = VaultHeader::new(params, keys);
+        if snapshot { header.into_snapshot() } else { header }
     }
 }
 

@@ -17,7 +17,7 @@ pub mod recovery;
 pub mod source;
 pub mod unlock;
 
-pub use create::{NewVault, NewZone, Outer, Zone, create_vault, create_zone};
+pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, create_vault, create_zone};
 pub use error::KeyError;
 pub use fault::{ServerFault, TokenFault};
 pub use header_file::{FileError, Update};

@@ -193,7 +193,10 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     is_zone = form == "lamassu-zone"
     if sj.integer(obj.get("version"), 0, sj.U64, f"{w}: version") != 1:
         raise Refused(f"{w}: version", f"version {obj['version']}, this reader knows 1")
-    m = sj.members(obj, _ZONE if is_zone else _VAULT, w)
+    optional = {"read_only"} & obj.keys() if not is_zone else set()
+    m = sj.members(obj, _ZONE if is_zone else _VAULT | optional, w)
+    if m.get("read_only", True) is not True:
+        raise Refused(f"{w}: read_only", "neither true nor left out")
     for feature in sj.array(m["features"], f"{w}: features"):
         raise Refused(f"{w}: features", f"unknown feature {sj.string(feature, f'{w}: features')!r}")
 

@@ -39,6 +39,8 @@ pub struct Described {
     names: &'static str,
     name_max: usize,
     small_files: &'static str,
+    /// a snapshot
+    read_only: bool,
     created: u64,
     slots: Vec<DescribedSlot>,
 }
@@ -78,6 +80,7 @@ impl Described {
             names: header.names().name(),
             name_max: header.name_max(),
             small_files: if header.convergent_small_files() { "convergent" } else { "random" },
+            read_only: header.is_snapshot(),
             created: header.created(),
             slots: slots(header),
         }
@@ -142,6 +145,7 @@ pub fn run(args: Args) -> Result<()> {
         ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
         ("small files", d.small_files.into()),
         ("created", created),
+        ("kind", if d.read_only { "snapshot, read-only" } else { "vault" }.into()),
     ];
     let mut out = String::new();
     for (name, value) in rows {

@@ -279,8 +279,14 @@ impl Plan {
         let mut options = self.mount.clone();
         match &self.below {
             Below::Vault { key, options: vault } => {
-                let unsealed = Found::at(&self.dir)?.unlock(ui, key)?;
-                let vault = unsealed.open(vault.clone())?;
+                let found = Found::at(&self.dir)?;
+                let mut vault = vault.clone();
+                if found.header.is_snapshot() && !vault.read_only {
+                    ui.note("a snapshot: mounted read-only");
+                    (vault.read_only, options.read_only) = (true, true);
+                }
+                let unsealed = found.unlock(ui, key)?;
+                let vault = unsealed.open(vault)?;
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(
                         "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
