@@ -5,7 +5,7 @@ use crate::xaes::Xaes;
 use crate::{NoRandom, Unauthentic, random};
 use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 pub use crate::argon::{Argon2Cost, argon2id, calibrate};
@@ -35,6 +35,11 @@ pub(crate) fn hmac_of(key: &Secret<32>, parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("HMAC takes keys of any length");
     parts.iter().for_each(|p| mac.update(p));
     mac.finalize().into_bytes().into()
+}
+
+/// SHA-256.
+pub fn sha256(data: &[u8]) -> [u8; 32] {
+    Sha256::digest(data).into()
 }
 
 /// Constant-time comparison. Lengths are public.

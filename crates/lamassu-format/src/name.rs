@@ -13,8 +13,15 @@ pub const HEADER_NEW: &str = "lamassu.vault.new";
 pub const HEADER_REPLACED: &str = "lamassu.vault.replaced";
 /// The same while it is being made.
 pub const HEADER_REPLACING: &str = "lamassu.vault.replacing";
+/// The history of the vault's keys, in the root.
+pub const HISTORY: &str = "lamassu.history";
+/// A history that did not verify, set aside when the next one was begun, in the root.
+pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
+/// The names that only the root has by right.
+const ROOT_NAMES: [&str; 9] =
+    [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, HISTORY, HISTORY_BROKEN, LOCK, STAGING, LOST];
 /// Directory record, in every directory of a vault with encrypted names.
 pub const DIR_RECORD: &str = "lamassu.dir";
 /// Directories being created or removed, in the root.
@@ -38,7 +45,7 @@ pub const SIV_LEN: usize = 16;
 /// What a name found in the store stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// [`HEADER`], [`HEADER_NEW`], [`HEADER_REPLACED`], [`HEADER_REPLACING`], [`LOCK`], [`STAGING`] or [`LOST`]: the format's own, never shown. Only the root has them by right.
+    /// [`HEADER`], [`HEADER_NEW`], [`HEADER_REPLACED`], [`HEADER_REPLACING`], [`HISTORY`], [`HISTORY_BROKEN`], [`LOCK`], [`STAGING`] or [`LOST`]: the format's own, never shown. Only the root has them by right.
     Root,
     /// [`DIR_RECORD`].
     DirRecord,
@@ -71,10 +78,7 @@ pub fn classify(mode: NameMode, name: &[u8]) -> Stored {
 }
 
 fn classify_reserved(mode: NameMode, name: &[u8]) -> Stored {
-    if [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, LOCK, STAGING, LOST]
-        .iter()
-        .any(|own| own.as_bytes() == name)
-    {
+    if ROOT_NAMES.iter().any(|own| own.as_bytes() == name) {
         return Stored::Root;
     }
     if let Some(id) = parse_suffix(name, LINK_PREFIX) {
@@ -223,7 +227,7 @@ mod tests {
         let id = [9u8; 16];
         let sealed = vec![5u8; 17];
         let name = |text: &str| classify(NameMode::Encrypted, text.as_bytes());
-        for own in [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, LOCK, STAGING, LOST] {
+        for own in ROOT_NAMES {
             assert_eq!(name(own), Stored::Root);
             assert_eq!(classify(NameMode::Plain, own.as_bytes()), Stored::Root);
         }

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_format::header::{
-    Argon2Params, Header, HeaderError, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed,
-    VaultHeader, VaultParams, ZoneFile, ZoneParams,
+    Admin, Argon2Params, Header, HeaderError, HistoryMark, KeyArea, NameMode, Role, SealedKeychain, Slot, SlotKind,
+    TokenMechanism, TokenSealed, VaultHeader, VaultParams, ZoneFile, ZoneParams,
 };
 use lamassu_format::{Geometry, Suite};
 use proptest::prelude::*;
@@ -74,6 +74,79 @@ fn a_good_header_parses() {
     let z = ZoneFile::parse(zone().to_string().as_bytes()).unwrap();
     assert_eq!((z.suite(), z.block_size(), z.id()), (Suite::Aes, 4096, [0x77; 16]));
     assert_eq!(z.keys(), keys);
+}
+
+#[test]
+fn a_snapshot_says_so_and_others_say_nothing() {
+    let mut value = vault();
+    assert!(!parse(&value).unwrap().is_snapshot());
+    let before = parse(&value).unwrap().mac_input();
+    value["read_only"] = json!(true);
+    let snapshot = parse(&value).unwrap();
+    assert!(snapshot.is_snapshot() && snapshot.mac_input() != before);
+    assert_eq!(parse(&vault()).unwrap().into_snapshot(), snapshot);
+    for bad in [json!(false), json!(null), json!(1), json!("true")] {
+        value["read_only"] = bad;
+        assert!(parse(&value).is_err(), "{value}");
+    }
+    let mut of_zone = zone();
+    of_zone["read_only"] = json!(true);
+    assert!(ZoneFile::parse(of_zone.to_string().as_bytes()).is_err());
+}
+
+/// The sample with an administrator: slot 3 has the signing seed, slot 5 is for use alone.
+fn with_admin() -> Value {
+    let mut value = vault();
+    value["admin"] = json!({"public": "cc".repeat(32), "signature": "dd".repeat(64)});
+    value["history"] = json!({"count": 7, "head": "ee".repeat(32)});
+    value["slots"][0]["wrapped"] = json!("33".repeat(80));
+    value["slots"][0]["expires"] = json!(1800000000u64);
+    value["slots"][1]["role"] = json!("use");
+    value
+}
+
+#[test]
+fn an_administrator_and_a_history_are_optional() {
+    let h = parse(&with_admin()).unwrap();
+    let keys = h.keys();
+    assert_eq!(keys.admin, Some(Admin { public: [0xcc; 32], signature: [0xdd; 64] }));
+    assert_eq!(keys.history, Some(HistoryMark { count: 7, head: [0xee; 32] }));
+    assert_eq!((keys.slots[0].role, keys.slots[1].role), (Role::Administrator, Role::Use));
+    assert_eq!((keys.slots[0].expires, keys.slots[1].expires), (Some(1_800_000_000), None));
+    // The signature covers all but itself and the MAC; the MAC covers the signature too.
+    let (signed, macd) = (h.signature_input(), h.mac_input());
+    let text = String::from_utf8(signed.clone()).unwrap();
+    assert!(text.contains(&format!(r#""admin":{{"public":"{}"}}"#, "cc".repeat(32))) && !text.contains("dddd"));
+    let mut other = h.clone();
+    other.keys_mut().admin.as_mut().unwrap().signature = [1; 64];
+    assert!(other.signature_input() == signed && other.mac_input() != macd);
+    other.keys_mut().history.as_mut().unwrap().count = 8;
+    assert_ne!(other.signature_input(), signed);
+
+    for (pointer, bad) in [
+        ("/admin", json!(null)),
+        ("/admin/public", json!("cc".repeat(31))),
+        ("/admin/signature", json!("dd".repeat(63))),
+        ("/history/count", json!(0)),
+        ("/history/head", json!("")),
+        ("/slots/0/wrapped", json!("33".repeat(48))),
+        ("/slots/0/expires", json!(-1)),
+        ("/slots/1/wrapped", json!("33".repeat(80))),
+        ("/slots/1/role", json!("admin")),
+        ("/slots/1/role", json!(null)),
+    ] {
+        let mut value = with_admin();
+        *value.pointer_mut(pointer).unwrap() = bad.clone();
+        assert!(parse(&value).is_err(), "{pointer} {bad}");
+    }
+    let mut value = with_admin();
+    value.as_object_mut().unwrap().remove("admin");
+    assert!(parse(&value).is_err(), "a role and no administrator");
+    for member in ["admin", "history"] {
+        let mut value = zone();
+        value[member] = with_admin()[member].clone();
+        assert!(ZoneFile::parse(value.to_string().as_bytes()).is_err(), "a zone has no {member}");
+    }
 }
 
 /// Printed by Python: `json.dumps(sample without mac, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`, with runs of one byte shortened here.
@@ -299,8 +372,9 @@ fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
         move |(kind, label, created, cost, token, (salt, nonce, w1, w2))| {
             let argon2 = if kind == SlotKind::Passphrase { cost } else { None };
             let token = (kind == SlotKind::Pkcs11).then_some(token);
-            let wrapped = [&w1[..], &w2[..]].concat().try_into().unwrap();
-            Slot { id, kind, label, created, salt, argon2, token, nonce, wrapped }
+            let expires = w1[0].is_multiple_of(2).then_some(created);
+            let wrapped = [&w1[..], &w2[..]].concat();
+            Slot { id, kind, label, created, salt, argon2, token, role: Role::Administrator, expires, nonce, wrapped }
         },
     )
 }
@@ -312,9 +386,26 @@ fn any_keys() -> impl Strategy<Value = KeyArea> {
     (any::<[u8; 16]>(), slots, any::<[u8; 24]>(), sealed, any::<[u8; 32]>()).prop_map(
         |(id, slots, nonce, sealed, mac)| {
             let next_slot = slots.iter().map(|s| s.id).max().unwrap() + 1;
-            KeyArea { id, next_slot, slots, keychain: SealedKeychain { nonce, sealed }, mac }
+            let keychain = SealedKeychain { nonce, sealed };
+            KeyArea { id, next_slot, slots, keychain, admin: None, history: None, mac }
         },
     )
+}
+
+/// With an administrator, a use slot and a mark of the history, for three of four values of `by`.
+fn signed(mut keys: KeyArea, by: u64) -> KeyArea {
+    keys.history = (by & 1 == 1).then_some(HistoryMark { count: 1 + (by >> 8), head: [by as u8; 32] });
+    if by & 2 == 2 {
+        keys.admin = Some(Admin { public: keys.mac, signature: [by as u8; 64] });
+        for (i, slot) in keys.slots.iter_mut().enumerate() {
+            if i > 0 && by >> i & 1 == 1 {
+                slot.role = Role::Use;
+            } else {
+                slot.wrapped.resize(80, 1);
+            }
+        }
+    }
+    keys
 }
 
 prop_compose! {
@@ -328,7 +419,7 @@ prop_compose! {
             names: if plain { NameMode::Plain } else { NameMode::Encrypted }, name_max,
             convergent_small_files: convergent, created,
         };
-        let header = VaultHeader::new(params, keys);
+        let header = VaultHeader::new(params, signed(keys, created));
         if snapshot { header.into_snapshot() } else { header }
     }
 }

@@ -1,13 +1,18 @@
-//! Freezing and thawing a mounted file system from another process, by ioctl(2) on the mount's root directory.
+//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory.
 //!
-//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]. They are for root and for the user who mounted.
+//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and its answer back. They are for
+//! root and for the user who mounted.
+//!
+//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
 
 const MAGIC: u32 = 0xF5;
 /// `_IO(0xF5, 0x4c)`
@@ -17,7 +22,15 @@ pub const LAMASSU_IOC_THAW: u32 = MAGIC << 8 | 0x4d;
 /// `_IOR(0xF5, 0x4e, u64[4])`
 pub const LAMASSU_IOC_STATUS: u32 = 2 << 30 | (STATUS_BYTES as u32) << 16 | MAGIC << 8 | 0x4e;
 
+/// `_IOWR(0xF5, 0x50, u8[16383])`: u32 length in native order, then that many bytes, then zeros; both ways.
+pub const LAMASSU_IOC_CALL: u32 = 3 << 30 | (CALL_BYTES as u32) << 16 | MAGIC << 8 | 0x50;
+
 const STATUS_BYTES: usize = 32;
+/// The most that the size field of an ioctl number tells.
+pub(crate) const CALL_BYTES: usize = (1 << 14) - 1;
+const LENGTH_BYTES: usize = 4;
+/// The longest call and the longest answer, bytes.
+pub const CALL_LEN_MAX: usize = CALL_BYTES - LENGTH_BYTES;
 /// How long [`freeze`] waits for the kernel's own queue to run dry before it freezes anyway.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
@@ -50,6 +63,38 @@ impl Status {
     }
 }
 
+/// Who calls. Their permission to was checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Process; 0 where the daemon cannot see it.
+    pub pid: u32,
+}
+
+/// Answers calls, each on a thread of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as `EIO`.
+/// It may wait, also for requests of the mount itself.
+pub type Calls = Arc<dyn Fn(&Caller, &[u8]) -> Zeroizing<Vec<u8>> + Send + Sync>;
+
+/// A call or answer as the ioctl carries it; `None` if it is too long. Wiped when dropped.
+pub(crate) fn frame(bytes: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    if bytes.len() > CALL_LEN_MAX {
+        return None;
+    }
+    let mut framed = Zeroizing::new(vec![0; CALL_BYTES]);
+    framed[..LENGTH_BYTES].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
+    framed[LENGTH_BYTES..][..bytes.len()].copy_from_slice(bytes);
+    Some(framed)
+}
+
+/// What a frame carries; `None` where it makes no sense.
+pub(crate) fn framed(frame: &[u8]) -> Option<&[u8]> {
+    let (len, rest) = frame.split_first_chunk::<LENGTH_BYTES>()?;
+    rest.get(..u32::from_ne_bytes(*len) as usize)
+}
+
 /// Why a mount could not be controlled.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -63,8 +108,11 @@ pub enum ControlError {
     #[error("not frozen")]
     NotFrozen,
     /// The user's: only root and the user who mounted may do this.
-    #[error("only root and the user who mounted may freeze and thaw")]
+    #[error("only root and the user who mounted may do this")]
     NotPermitted,
+    /// The program's: a call or an answer that one ioctl cannot carry.
+    #[error("a call or its answer is longer than {CALL_LEN_MAX} bytes")]
+    TooLong,
     /// The system's.
     #[error("{op}: {source}")]
     Io {
@@ -84,17 +132,30 @@ pub fn freeze(mountpoint: &Path) -> Result<(), ControlError> {
     }
     rustix::fs::syncfs(&root).map_err(|e| ControlError::Io { op: "syncfs", source: e.into() })?;
     drain(&root, mountpoint)?;
-    call(&root, LAMASSU_IOC_FREEZE, mountpoint, "freeze")
+    plain_call(&root, LAMASSU_IOC_FREEZE, mountpoint, "freeze")
 }
 
 /// Ends a freeze.
 pub fn thaw(mountpoint: &Path) -> Result<(), ControlError> {
-    call(&open(mountpoint)?, LAMASSU_IOC_THAW, mountpoint, "thaw")
+    plain_call(&open(mountpoint)?, LAMASSU_IOC_THAW, mountpoint, "thaw")
 }
 
 /// Whether the mount is frozen, and what waits.
 pub fn status(mountpoint: &Path) -> Result<Status, ControlError> {
     status_of(&open(mountpoint)?, mountpoint)
+}
+
+/// Asks the program that serves the mount, and waits for its answer. The memory of both the frame and the answer is wiped when dropped.
+pub fn call(mountpoint: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
+    let root = open(mountpoint)?;
+    let mut frame = frame(request).ok_or(ControlError::TooLong)?;
+    // SAFETY: the descriptor is open; the request's size field says CALL_BYTES, and `frame` is that long.
+    let rc = unsafe { libc::ioctl(root.as_raw_fd(), LAMASSU_IOC_CALL as libc::Ioctl, frame.as_mut_ptr()) };
+    if rc < 0 {
+        return Err(failed(mountpoint, "call"));
+    }
+    let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(mountpoint.into()))?;
+    Ok(Zeroizing::new(answer.to_vec()))
 }
 
 /// On FUSE, syncfs(2) starts write-back but does not wait for the daemon's answers. The kernel's queue is first in, first out and lets at most
@@ -128,7 +189,7 @@ fn status_of(root: &File, mountpoint: &Path) -> Result<Status, ControlError> {
     if rc < 0 { Err(failed(mountpoint, "status")) } else { Ok(Status::from_words(words)) }
 }
 
-fn call(root: &File, request: u32, mountpoint: &Path, op: &'static str) -> Result<(), ControlError> {
+fn plain_call(root: &File, request: u32, mountpoint: &Path, op: &'static str) -> Result<(), ControlError> {
     // SAFETY: the descriptor is open; the request carries no argument.
     let rc = unsafe { libc::ioctl(root.as_raw_fd(), request as libc::Ioctl, 0) };
     if rc < 0 { Err(failed(mountpoint, op)) } else { Ok(()) }
@@ -141,6 +202,31 @@ fn failed(mountpoint: &Path, op: &'static str) -> ControlError {
         Some(libc::EBUSY) => ControlError::AlreadyFrozen,
         Some(libc::EINVAL) => ControlError::NotFrozen,
         Some(libc::EPERM | libc::EACCES) => ControlError::NotPermitted,
+        Some(libc::EMSGSIZE) => ControlError::TooLong,
         _ => ControlError::Io { op, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_carry_what_they_were_given_and_nothing_else() {
+        for len in [0, 1, CALL_LEN_MAX] {
+            let bytes = vec![7; len];
+            let frame = frame(&bytes).unwrap();
+            assert_eq!(frame.len(), CALL_BYTES);
+            assert_eq!(framed(&frame), Some(&bytes[..]));
+            assert!(frame[LENGTH_BYTES + len..].iter().all(|b| *b == 0));
+        }
+        assert!(frame(&vec![7; CALL_LEN_MAX + 1]).is_none());
+        assert_eq!((framed(&[1, 0, 0]), framed(&[1, 0, 0, 0]), framed(&[255; 4])), (None, None, None));
+    }
+
+    /// The size of an ioctl's argument is 14 bits: one more byte and the number would be another.
+    #[test]
+    fn the_number_says_its_size_and_both_directions() {
+        assert_eq!(LAMASSU_IOC_CALL, 0xffff_f550);
     }
 }

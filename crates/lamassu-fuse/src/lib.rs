@@ -17,5 +17,5 @@ pub mod plain;
 
 pub use errno::errno_of;
 pub use fs::FileSystem;
-pub use mount::{MountError, Mounted, Unmounter, mount};
+pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering};
 pub use options::{CacheMode, MountOptions, OptionError};

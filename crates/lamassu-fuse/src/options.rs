@@ -122,9 +122,10 @@ impl MountOptions {
             "rw" => self.read_only = false,
             "allow_other" => self.allow_other = true,
             "allow_root" => self.allow_root = true,
-            "dev" => self.dev = true,
+            // mount(8) keeps `dev` and `suid` to itself, as the defaults of other file systems: the longer words reach us from fstab too.
+            "dev" | "allow_dev" => self.dev = true,
             "nodev" => self.dev = false,
-            "suid" => self.suid = true,
+            "suid" | "allow_suid" => self.suid = true,
             "nosuid" => self.suid = false,
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
@@ -189,6 +190,10 @@ mod tests {
         o.apply("ro,,suid").unwrap();
         assert!(o.read_only && o.allow_other && o.suid && !o.dev && !o.exec);
         assert_eq!((o.fsname.as_str(), o.cache, o.threads), ("/srv/x", CacheMode::Through, 3));
+        o.apply("nosuid,allow_dev").unwrap();
+        assert!(o.dev && !o.suid);
+        o.apply("nodev,allow_suid").unwrap();
+        assert!(!o.dev && o.suid);
     }
 
     #[test]

@@ -29,7 +29,10 @@ fn header(block_size: u32) -> VaultHeader {
         created: 0,
     };
     let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
-    VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+    VaultHeader::new(
+        params,
+        KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, history: None, admin: None, mac: [0; 32] },
+    )
 }
 
 fn ring() -> KeyRing {

@@ -42,7 +42,18 @@ impl Recipe {
             created: 0,
         };
         let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
-        VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+        VaultHeader::new(
+            params,
+            KeyArea {
+                id: [1; 16],
+                next_slot: 2,
+                slots: Vec::new(),
+                keychain,
+                history: None,
+                admin: None,
+                mac: [0; 32],
+            },
+        )
     }
 
     fn ring(&self) -> KeyRing {
@@ -285,4 +296,50 @@ fn a_second_writer_is_refused_while_mounted() {
     assert!(matches!(open(&f), Err(lamassu_vault::VaultError::Locked)));
     f.unmount();
     open(&f).unwrap().close().unwrap();
+}
+
+/// How many pages of a file are in the page cache.
+fn resident(file: &fs::File) -> usize {
+    let len = file.metadata().unwrap().len() as usize;
+    let mut pages = vec![0_u8; len.div_ceil(4096)];
+    // SAFETY: a fresh shared map of the whole file, never touched; `pages` has a byte for each of its pages.
+    unsafe {
+        use std::os::fd::AsRawFd;
+        let map = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(map, libc::MAP_FAILED);
+        assert_eq!(libc::mincore(map, len, pages.as_mut_ptr()), 0);
+        libc::munmap(map, len);
+    }
+    pages.iter().filter(|page| **page & 1 != 0).count()
+}
+
+/// A window of 512 KiB that random reads keep coming to is read whole; the rest of the file, and what is open for writing, is not.
+#[test]
+fn hot_windows_are_read_ahead() {
+    let Some(mut fixture) = Fixture::new(DEFAULT) else { return };
+    let path = fixture.point.path().join("f");
+    let data = pattern(3 << 20, 5);
+    fs::write(&path, &data).unwrap();
+    let mut read = |writer: bool| {
+        fixture.unmount();
+        fixture.mount(false);
+        let file = fs::File::open(&path).unwrap();
+        let _writer = writer.then(|| fs::File::options().write(true).open(&path).unwrap());
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
+        let mut buffer = [0; 4096];
+        for n in [3, 99, 41, 7, 120, 64, 77, 12_u64] {
+            let at = (1 << 20) + n * 4096;
+            file.read_exact_at(&mut buffer, at).unwrap();
+            assert!(buffer[..] == data[at as usize..][..4096]);
+        }
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(if writer { 1 } else { 20 });
+        while resident(&file) < 128 && std::time::Instant::now() < deadline {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let found = resident(&file);
+        assert!(fs::read(&path).unwrap() == data);
+        found
+    };
+    assert_eq!(read(false), 128);
+    assert_eq!(read(true), 8);
 }

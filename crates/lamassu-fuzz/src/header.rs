@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
-    Argon2Params, Header, KeyArea, NameMode, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams, ZoneFile,
+    Argon2Params, Header, KeyArea, NameMode, Role, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams, ZoneFile,
     ZoneParams,
 };
 use lamassu_format::{Geometry, Suite};
@@ -39,6 +39,8 @@ pub fn keychain(input: &[u8]) {
         next_slot: slot.id.saturating_add(1),
         slots: vec![slot],
         keychain: SealedKeychain { nonce: [5; 24], sealed: Vec::new() },
+        admin: None,
+        history: None,
         mac: [0; 32],
     };
     if is_zone {
@@ -66,7 +68,9 @@ fn slot(bytes: &mut Bytes<'_>) -> Slot {
     let label = String::from_utf8_lossy(bytes.take(len)).into_owned();
     let cost = Argon2Params::new(8 + u32::from(bytes.u8()), 1 + u32::from(bytes.u8() & 1), 1);
     let argon2 = cost.filter(|_| kind == SlotKind::Passphrase);
-    Slot { id, kind, label, created: bytes.u64(), salt: [6; 32], argon2, token: None, nonce: [7; 24], wrapped: [0; 48] }
+    let (role, wrapped) = (Role::Administrator, vec![0; 48]);
+    let created = bytes.u64();
+    Slot { id, kind, label, created, salt: [6; 32], argon2, token: None, role, expires: None, nonce: [7; 24], wrapped }
 }
 
 fn material(kind: SlotKind) -> Material {
@@ -74,7 +78,7 @@ fn material(kind: SlotKind) -> Material {
         SlotKind::Passphrase => b"correct horse".to_vec(),
         SlotKind::Raw => KEY.to_vec(),
         SlotKind::Hex => KEY.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect(),
-        SlotKind::Recovery | SlotKind::Pkcs11 => unreachable!("`slot` makes none"),
+        SlotKind::Recovery | SlotKind::RecoveryShares | SlotKind::Pkcs11 => unreachable!("`slot` makes none"),
     };
     Material::new(kind, SecretBytes::new(bytes)).expect("good material")
 }
@@ -94,7 +98,7 @@ fn open<H: Header + Clone + PartialEq + std::fmt::Debug>(mut header: H, material
     let wrapping = wrap::hkdf(secret.expose(), &slot.salt, b"lamassu v1 slot");
     let aad = [&b"lamassu v1 slot"[..], &id, &slot.id.to_le_bytes()].concat();
     let wrapped = wrap::seal_with(&wrapping, &slot.nonce, &aad, file_key.expose());
-    header.keys_mut().slots[0].wrapped = wrapped.try_into().expect("a tag and a key");
+    header.keys_mut().slots[0].wrapped = wrapped;
     let chain_key = wrap::hkdf(file_key.expose(), b"", b"lamassu v1 keychain");
     let aad = [&b"lamassu v1 keychain"[..], &id].concat();
     header.keys_mut().keychain.sealed = wrap::seal_with(&chain_key, &[5; 24], &aad, json);

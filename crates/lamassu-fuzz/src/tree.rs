@@ -211,7 +211,8 @@ fn vault_header() -> VaultHeader {
         created: 0,
     };
     let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
-    VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+    let (slots, mac) = (Vec::new(), [0; 32]);
+    VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots, keychain, history: None, admin: None, mac })
 }
 
 fn me() -> Owner {

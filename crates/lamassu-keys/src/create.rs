@@ -1,7 +1,7 @@
 //! Making vault headers and zone files, each with its first slot.
 
-use crate::{KeyError, Keychain, NewSlot, Tier, Unlocked};
-use lamassu_format::header::{Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
+use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
+use lamassu_format::header::{Admin, Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
 use lamassu_format::{Geometry, Suite};
 
 /// A vault to be made.
@@ -34,6 +34,13 @@ pub enum Zone<'a> {
         file: &'a ZoneFile,
         /// its keys
         keys: &'a Unlocked,
+        /// whose K_out
+        outer: Outer,
+    },
+    /// Those of a zone that a key server keeps.
+    Server {
+        /// its keys
+        keys: &'a ZoneKeys,
         /// whose K_out
         outer: Outer,
     },
@@ -70,6 +77,7 @@ pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHead
     let id = random_id()?;
     let (zone, keychain) = match new.zone {
         Zone::Private => (id, Keychain::generate(true, new.created)?),
+        Zone::Server { keys, outer } => (keys.id(), server_keychain(new, keys, outer)?),
         Zone::Member { file, keys, outer } => (file.id(), member_keychain(new, file, keys, outer)?),
     };
     let params = VaultParams {
@@ -82,6 +90,14 @@ pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHead
         created: new.created,
     };
     assemble(id, keychain, slot, |keys| VaultHeader::new(params, keys))
+}
+
+fn server_keychain(new: &NewVault<'_>, keys: &ZoneKeys, outer: Outer) -> Result<Keychain, KeyError> {
+    let shared = Keychain::of(keys.inner(), Some(keys.outer()), new.created);
+    match outer {
+        Outer::Own => Ok(shared.with_outer_of(Keychain::generate(true, new.created)?)),
+        Outer::Shared => Ok(shared),
+    }
 }
 
 fn member_keychain(new: &NewVault<'_>, file: &ZoneFile, keys: &Unlocked, outer: Outer) -> Result<Keychain, KeyError> {
@@ -139,9 +155,26 @@ pub fn clone_vault(
 /// # Errors
 /// [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn create_zone(new: &NewZone, slot: &NewSlot<'_>) -> Result<(ZoneFile, Unlocked), KeyError> {
-    let keychain = Keychain::generate(new.outer, new.created)?;
+    zone_of(new, random_id()?, Keychain::generate(new.outer, new.created)?, slot)
+}
+
+/// Makes a zone file with the keys of a zone that a key server keeps.
+///
+/// # Errors
+/// As [`create_zone`].
+pub fn copy_zone(new: &NewZone, keys: &ZoneKeys, slot: &NewSlot<'_>) -> Result<(ZoneFile, Unlocked), KeyError> {
+    let outer = new.outer.then_some(keys.outer());
+    zone_of(new, keys.id(), Keychain::of(keys.inner(), outer, new.created), slot)
+}
+
+fn zone_of(
+    new: &NewZone,
+    id: [u8; 16],
+    keychain: Keychain,
+    slot: &NewSlot<'_>,
+) -> Result<(ZoneFile, Unlocked), KeyError> {
     let params = ZoneParams { suite: new.suite, block_size: new.block_size, created: new.created };
-    assemble(random_id()?, keychain, slot, |keys| ZoneFile::new(params, keys))
+    assemble(id, keychain, slot, |keys| ZoneFile::new(params, keys))
 }
 
 fn assemble<H: Header>(
@@ -151,10 +184,13 @@ fn assemble<H: Header>(
     build: impl FnOnce(KeyArea) -> H,
 ) -> Result<(H, Unlocked), KeyError> {
     const FIRST_SLOT: u32 = 1;
-    let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT)?;
-    let slots = vec![unlocked.make_slot(FIRST_SLOT, slot)?];
+    let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT, H::IS_VAULT)?;
+    let slots = vec![unlocked.make_slot(FIRST_SLOT, slot, Terms::default())?];
+    // Whose key it is, signing fills in.
+    let admin = H::IS_VAULT.then_some(Admin { public: [0; 32], signature: [0; 64] });
     let keychain = unlocked.seal_keychain()?;
-    let mut header = build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, mac: [0; 32] });
+    let mut header =
+        build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, admin, history: None, mac: [0; 32] });
     unlocked.sign(&mut header);
     header.to_json()?;
     Ok((header, unlocked))

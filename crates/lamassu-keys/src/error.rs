@@ -1,6 +1,6 @@
 //! What can go wrong with keys. No variant holds a secret.
 
-use crate::{FileError, SourceError};
+use crate::{FileError, HistoryError, SourceError};
 use lamassu_crypto::NoRandom;
 use lamassu_format::Suite;
 use lamassu_format::header::{HeaderError, SlotKind};
@@ -83,6 +83,45 @@ pub enum KeyError {
     /// The header's file could not be read or written.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The user's: this slot opens the vault and may change nothing.
+    #[error(
+        "slot {slot} is use-only: it opens the vault, but its header is changed with an administrator's slot alone; give --key the source of one of those (`lamassu key list` shows them)"
+    )]
+    NotAdministrator {
+        /// the slot that opened
+        slot: u32,
+    },
+    /// Whoever has the file key and no administrator's slot, or damage: the MAC is right and the signature is not.
+    #[error(
+        "the administrator's signature over the header does not verify: somebody with a use-only slot changed it, or it is damaged; restore it from a backup copy"
+    )]
+    SignatureInvalid,
+    /// Whoever has the file key: another administrator's signature than the one that is pinned, or none.
+    #[error(
+        "the header is not signed by the administrator that is pinned for this vault ({}); if the administrator did change, correct the pin, otherwise restore the header from a backup copy",
+        .found.as_ref().map_or("it has no signature".into(), |key| format!("it is signed by {key}"))
+    )]
+    OtherAdministrator {
+        /// the key that did sign it, in hex
+        found: Option<String>,
+    },
+    /// The user's: no slot would be left that can change the header.
+    #[error("slot {id} is the last administrator's; make another one first")]
+    LastAdministrator {
+        /// the id asked for
+        id: u32,
+    },
+    /// The user's: use-only means that somebody else may do more.
+    #[error(
+        "this header has no administrator, so no slot can be use-only; `lamassu key admin init` makes you its administrator"
+    )]
+    NoAdministrator,
+    /// The user's: there is one already.
+    #[error("this header has an administrator already")]
+    HasAdministrator,
+    /// The history could not be read or written.
+    #[error(transparent)]
+    History(#[from] HistoryError),
     /// The kernel's.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),

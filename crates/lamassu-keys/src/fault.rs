@@ -57,6 +57,59 @@ pub enum ServerFault {
         /// the status
         status: u16,
     },
+    /// It knows us, and does not permit an operation (KMIP).
+    #[error("it does not permit us to {op}")]
+    NotPermitted {
+        /// what was asked
+        op: &'static str,
+    },
+    /// It has no such object, or shows it to others only (KMIP).
+    #[error("it has no such key, or does not show it to us")]
+    NoObject,
+    /// The user's, or whoever named them: a name is not enough (KMIP).
+    #[error("it has more than one key of that name; give the key's identifier: kmip://HOST/ID")]
+    ManyObjects,
+    /// The user's: a key to be made has the name of one that is there (KMIP).
+    #[error("it has a key of that name already; nothing was made")]
+    NameTaken,
+    /// The user's: an address without a key (KMIP).
+    #[error("the address names no key: kmip://HOST/ID or kmip://HOST/?name=NAME")]
+    Unnamed,
+    /// The user's: identifiers are the server's to give (KMIP).
+    #[error("the server gives a new key its identifier itself; write kmip://HOST/?name=NAME, or kmip://HOST/")]
+    IdGiven,
+    /// The key is there, and is not one to be used (KMIP).
+    #[error("{0}")]
+    KeyState(KeyState),
+    /// The object has no State attribute (KMIP).
+    #[error("it tells no state of the object: not a key")]
+    NoState,
+    /// Another kind of object (KMIP).
+    #[error("the object is of type {object_type}, not a symmetric key")]
+    NotAKey {
+        /// the number of KMIP's Object Type
+        object_type: u32,
+    },
+    /// A key that is wrapped, or in a form of its own (KMIP).
+    #[error("the key comes wrapped, or in a form (key format type {format}) that cannot be used")]
+    KeyFormat {
+        /// the number of KMIP's Key Format Type
+        format: u32,
+    },
+    /// A shorter or longer key (KMIP).
+    #[error("the key has {found} bytes; one of 32 (256 bits) is needed")]
+    KeyLength {
+        /// its bytes
+        found: usize,
+    },
+    /// It failed, for a reason of its own (KMIP).
+    #[error("it could not {op}: {reason}")]
+    Failed {
+        /// what was asked
+        op: &'static str,
+        /// what it says
+        reason: KmipReason,
+    },
     /// Something else than a key.
     #[error("its answer is longer than {max} bytes: not a key")]
     TooLong {
@@ -69,6 +122,78 @@ pub enum ServerFault {
         /// what was wrong
         source: Cause,
     },
+}
+
+/// Where a key stands in its life, as its KMIP server says (KMIP 1.2 §3.22).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyState {
+    /// Made, and not to be used yet.
+    PreActive,
+    /// To be used.
+    Active,
+    /// Revoked, or its time is over.
+    Deactivated,
+    /// Revoked: somebody else may know it.
+    Compromised,
+    /// Gone.
+    Destroyed,
+    /// Another number.
+    Unknown(u32),
+}
+
+impl KeyState {
+    /// The state of a number of KMIP's.
+    pub fn of(number: u32) -> KeyState {
+        match number {
+            1 => KeyState::PreActive,
+            2 => KeyState::Active,
+            3 => KeyState::Deactivated,
+            4 => KeyState::Compromised,
+            5 | 6 => KeyState::Destroyed,
+            other => KeyState::Unknown(other),
+        }
+    }
+}
+
+impl std::fmt::Display for KeyState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            KeyState::PreActive => f.write_str("the key is not active yet; have it activated at the server"),
+            KeyState::Active => f.write_str("the key is active"),
+            KeyState::Deactivated => f.write_str("the key was revoked (it is deactivated)"),
+            KeyState::Compromised => f.write_str("the key was revoked as compromised"),
+            KeyState::Destroyed => f.write_str("the key was destroyed; nothing brings it back"),
+            KeyState::Unknown(number) => write!(f, "the key is in a state ({number}) that this program does not know"),
+        }
+    }
+}
+
+/// What a KMIP server gave as the reason of a failure: a number, and words that are cut and escaped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KmipReason {
+    number: u32,
+    said: String,
+}
+
+impl KmipReason {
+    /// Of the number of KMIP's Result Reason, and its Result Message.
+    #[cfg(feature = "kmip")]
+    pub(crate) fn new(number: u32, said: &str) -> Self {
+        const SAID_MAX: usize = 200;
+        KmipReason { number, said: said.escape_debug().take(SAID_MAX).collect() }
+    }
+}
+
+impl std::fmt::Display for KmipReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (reason {:#x})", if self.said.is_empty() { "it says no more" } else { &self.said }, self.number)
+    }
+}
+
+impl std::fmt::Debug for KmipReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KmipReason({self})")
+    }
 }
 
 /// Why a token gave no key.

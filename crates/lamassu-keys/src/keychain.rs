@@ -52,6 +52,16 @@ pub enum Tier {
     Outer,
 }
 
+impl Tier {
+    /// Its name in headers and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Tier::Inner => "inner",
+            Tier::Outer => "outer",
+        }
+    }
+}
+
 /// Every epoch of K_in and K_out of a vault or zone.
 #[derive(Debug)]
 pub struct Keychain {
@@ -67,6 +77,12 @@ impl Keychain {
     pub fn generate(outer: bool, created: u64) -> Result<Self, KeyError> {
         let first = || Ok::<_, KeyError>(vec![Epoch { number: 1, created, key: Secret::random()? }]);
         Ok(Keychain { inner: first()?, outer: if outer { first()? } else { Vec::new() } })
+    }
+
+    /// Keys that somebody else made: epoch 1 of K_in and, if given, of K_out.
+    pub(crate) fn of(inner: &Secret<32>, outer: Option<&Secret<32>>, created: u64) -> Self {
+        let first = |key: &Secret<32>| Epoch { number: 1, created, key: key.duplicate() };
+        Keychain { inner: vec![first(inner)], outer: outer.map(first).into_iter().collect() }
     }
 
     /// Epochs of K_in, ascending; at least one.

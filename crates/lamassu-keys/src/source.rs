@@ -1,13 +1,13 @@
 //! Key source URIs: `FORMAT:LOCATION`, e.g. `passphrase:file:/root/key`.
 //!
 //! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New locations are a row in
-//! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`: what it unwraps is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
+//! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, and a key at a KMIP server `kmip://…`: what those give is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
 
 use crate::fault::{Cause, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
-use crate::recovery;
+use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
-use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{SlotKind, TokenSealed};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +22,7 @@ pub struct KeySource {
     location: &'static Location,
     argument: Option<String>,
     provider: Arc<dyn KeyProvider>,
+    leaves_stdin: bool,
 }
 
 /// Gets the bytes of one location.
@@ -31,6 +32,73 @@ pub trait KeyProvider: Send + Sync {
     /// # Errors
     /// [`SourceError`], without any of the bytes.
     fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError>;
+
+    /// Makes a key there; `None` where keys are made elsewhere.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    fn generate(&self) -> Option<Result<Generated, SourceError>> {
+        None
+    }
+
+    /// The keys of the isolation zone that it names; `None` where it names none.
+    ///
+    /// # Errors
+    /// [`SourceError`].
+    fn zone(&self) -> Option<Result<ZoneKeys, SourceError>> {
+        None
+    }
+}
+
+/// K_in and K_out of an isolation zone that a key server keeps (`docs/format.md` §4).
+pub struct ZoneKeys {
+    inner: Secret<32>,
+    outer: Secret<32>,
+}
+
+impl std::fmt::Debug for ZoneKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ZoneKeys")
+    }
+}
+
+impl ZoneKeys {
+    /// Of keys that were fetched.
+    pub fn new(inner: Secret<32>, outer: Secret<32>) -> Self {
+        ZoneKeys { inner, outer }
+    }
+
+    /// K_in.
+    pub fn inner(&self) -> &Secret<32> {
+        &self.inner
+    }
+
+    /// K_out.
+    pub fn outer(&self) -> &Secret<32> {
+        &self.outer
+    }
+
+    /// The zone's id: the same for everyone who gets these keys.
+    pub fn id(&self) -> [u8; 16] {
+        let derived = wrap::hkdf(self.inner.expose(), b"", b"lamassu v1 kmip zone id");
+        let (id, _) = derived.expose().split_first_chunk().expect("16 of 32 bytes");
+        *id
+    }
+
+    /// What a slot is opened with by whoever has both keys, and so could read everything anyway.
+    pub(crate) fn secret(&self) -> Secret<32> {
+        let mut both = zeroize::Zeroizing::new([0; 64]);
+        both[..32].copy_from_slice(self.inner.expose());
+        both[32..].copy_from_slice(self.outer.expose());
+        wrap::hkdf(&*both, b"", b"lamassu v1 kmip zone")
+    }
+}
+
+/// A key was made where a source is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// what it is called there, besides a name that was asked for
+    pub id: String,
 }
 
 /// What a provider needs to know where a person is asked.
@@ -116,7 +184,7 @@ pub enum Material {
     Passphrase(SecretBytes),
     /// Goes into the wrapping key as it is.
     Key {
-        /// [`SlotKind::Raw`], [`SlotKind::Hex`] or [`SlotKind::Recovery`]: how it was written down
+        /// [`SlotKind::Raw`], [`SlotKind::Hex`], [`SlotKind::Recovery`] or [`SlotKind::RecoveryShares`]: how it was written down
         kind: SlotKind,
         /// 32 bytes
         key: Secret<32>,
@@ -136,7 +204,7 @@ impl Material {
     ///
     /// # Errors
     /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`], [`SourceError::RawLength`], [`SourceError::Hex`],
-    /// [`SourceError::Recovery`], [`SourceError::Syntax`] for a kind that is no bytes.
+    /// [`SourceError::Recovery`], [`SourceError::Shares`], [`SourceError::Syntax`] for a kind that is no bytes.
     pub fn new(kind: SlotKind, bytes: SecretBytes) -> Result<Self, SourceError> {
         let b = bytes.expose();
         match kind {
@@ -158,6 +226,7 @@ impl Material {
                 Ok(Material::Key { kind, key: Secret::new(&mut key) })
             }
             SlotKind::Recovery => Ok(Material::Key { kind, key: recovery::parse(b)? }),
+            SlotKind::RecoveryShares => Ok(Material::Key { kind, key: shares::join(b)? }),
             SlotKind::Pkcs11 => Err(SourceError::Syntax),
         }
     }
@@ -192,6 +261,14 @@ pub enum SourceError {
         /// how it is written
         form: String,
     },
+    /// The user's: a file, say.
+    #[error(
+        "only at a key server (kmip:…) is a key made by its SOURCE; `lamassu key generate FILE` makes one in a file"
+    )]
+    NotMade,
+    /// The user's: a zone at a key server is meant.
+    #[error("this names no isolation zone; write kmip://HOST/?zone=ZONE")]
+    NotAZone,
     /// The user's.
     #[error("the passphrase is empty")]
     EmptyPassphrase,
@@ -213,6 +290,9 @@ pub enum SourceError {
     /// The user's: not as it was written down.
     #[error(transparent)]
     Recovery(#[from] recovery::RecoveryError),
+    /// The user's: shares that are not as they were written down, or do not go together.
+    #[error(transparent)]
+    Shares(#[from] shares::ShareError),
     /// The user's: typed differently the second time.
     #[error("the two passphrases differ; nothing was changed")]
     Mismatch,
@@ -309,11 +389,33 @@ impl KeySource {
         matches!((self.location.name, self.argument.as_deref()), ("stdin", _) | ("fd", Some("0")))
     }
 
+    /// The same, for a program whose standard input is data: a person is asked on the terminal or not at all.
+    pub fn leaving_stdin(self) -> KeySource {
+        KeySource { leaves_stdin: true, ..self }
+    }
+
+    /// Makes a key there, for `load` to get.
+    ///
+    /// # Errors
+    /// [`SourceError::NotMade`] where keys are made elsewhere, and those of the place.
+    pub fn generate(&self) -> Result<Generated, SourceError> {
+        self.provider.generate().ok_or(SourceError::NotMade)?
+    }
+
+    /// The keys of the isolation zone that it names.
+    ///
+    /// # Errors
+    /// [`SourceError::NotAZone`], and those of the place.
+    pub fn zone_keys(&self) -> Result<ZoneKeys, SourceError> {
+        self.provider.zone().ok_or(SourceError::NotAZone)?
+    }
+
     /// Gets the secret.
     ///
     /// # Errors
     /// [`SourceError`].
     pub fn load(&self, ask: &Ask<'_>) -> Result<Loaded, SourceError> {
+        let ask = &Ask { stdin: ask.stdin && !self.leaves_stdin, ..*ask };
         Ok(match self.provider.fetch(self.kind, ask)? {
             Fetched::Bytes { bytes, warnings } => Loaded { material: Material::new(self.kind, bytes)?, warnings },
             Fetched::Token(token) => Loaded { material: Material::Token(token), warnings: Vec::new() },
@@ -325,28 +427,33 @@ impl std::str::FromStr for KeySource {
     type Err = SourceError;
 
     fn from_str(uri: &str) -> Result<Self, SourceError> {
-        let (kind, rest) = uri.split_once(':').ok_or(SourceError::Syntax)?;
-        let kind = SlotKind::from_name(kind).ok_or(SourceError::Syntax)?;
-        let (name, argument) = match rest.split_once(':') {
-            _ if kind == SlotKind::Pkcs11 => (kind.name(), Some(rest)),
-            Some((name, argument)) => (name, Some(argument)),
-            None => (rest, None),
+        let (first, rest) = uri.split_once(':').ok_or(SourceError::Syntax)?;
+        let scheme =
+            LOCATIONS.iter().find_map(|l| Some((l, *l.kinds.first().filter(|_| l.is_scheme && l.name == first)?)));
+        let (kind, location, argument) = match scheme {
+            Some((location, kind)) => (kind, location, Some(rest)),
+            None => {
+                let kind = SlotKind::from_name(first).ok_or(SourceError::Syntax)?;
+                let (name, argument) =
+                    rest.split_once(':').map_or((rest, None), |(name, argument)| (name, Some(argument)));
+                let location = LOCATIONS.iter().find(|l| l.name == name && !l.is_scheme).ok_or(SourceError::Syntax)?;
+                (kind, location, argument)
+            }
         };
-        let location = LOCATIONS.iter().find(|l| l.name == name).ok_or(SourceError::Syntax)?;
         if !location.kinds.contains(&kind) {
             return Err(SourceError::Combination { kind, location: location.name });
         }
         let provider = (location.provider)(argument).ok_or(SourceError::Argument { form: form(kind, location) })?;
-        Ok(KeySource { kind, location, argument: argument.map(String::from), provider })
+        Ok(KeySource { kind, location, argument: argument.map(String::from), provider, leaves_stdin: false })
     }
 }
 
 impl std::fmt::Display for KeySource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.kind.name())?;
-        if self.kind != SlotKind::Pkcs11 {
-            write!(f, ":{}", self.location.name)?;
+        if !self.location.is_scheme {
+            write!(f, "{}:", self.kind.name())?;
         }
+        f.write_str(self.location.name)?;
         match self.argument.as_deref() {
             // A query may be a secret between the server and us.
             Some(argument) if self.location.name == "https" => match argument.split_once('?') {

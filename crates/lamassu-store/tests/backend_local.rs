@@ -147,6 +147,25 @@ fn opening_the_store_follows_the_users_own_link_only() {
     assert_eq!(errno(LocalBackend::open(dir.path().join("none"))), Some(libc::ENOENT));
 }
 
+#[test]
+fn access_times_can_be_left_alone() {
+    use lamassu_store::backend::SetTime;
+    let dir = tempfile::tempdir().unwrap();
+    let root = LocalBackend::open(dir.path()).unwrap().without_access_times().root();
+    root.make_dir(name("d"), 0o700).unwrap();
+    let d = root.open_dir(name("d")).unwrap();
+    d.create_file(name("f"), 0o600).unwrap().write_at(0, b"x").unwrap();
+    let long_ago = SetTime::At(lamassu_store::backend::Time { seconds: 1000, nanos: 0 });
+    let atimes = || (d.stat().unwrap().atime.seconds, d.stat_entry(name("f")).unwrap().atime.seconds);
+    for write in [false, true] {
+        d.set_times(long_ago, SetTime::Keep).unwrap();
+        d.set_times_entry(name("f"), long_ago, SetTime::Keep).unwrap();
+        assert_eq!(d.open_file(name("f"), write).unwrap().read_at(0, &mut [0; 9]).unwrap(), 1);
+        assert_eq!(root.open_dir(name("d")).unwrap().read_dir().unwrap().len(), 1);
+        assert_eq!(atimes(), (1000, 1000));
+    }
+}
+
 /// Somebody swaps a directory for a link to elsewhere, and back, as fast as they can. Nothing ever happens elsewhere.
 #[test]
 fn a_directory_swapped_for_a_link_leads_nowhere() {

@@ -184,12 +184,20 @@ impl Vault {
         Ok(done?)
     }
 
-    /// statfs: what the store has, in its own units. Names are 255 bytes at most, plain ones as long as the store takes.
+    /// statfs: what the store has, in its own units, less the share that pages take of it: what is said to be free can be filled with contents.
+    /// Names are 255 bytes at most, plain ones as long as the store takes.
     ///
     /// # Errors
     /// Those of the store.
     pub fn statfs(&self) -> Result<StatFs> {
         let mut st = self.backend.stat_fs().map_err(io("statfs"))?;
+        let span = self.ctx.geometry.page_span();
+        let contents = |blocks: u64| {
+            let share = u128::from(blocks) * u128::from(span) / u128::from(span + PAGE_LEN as u64);
+            u64::try_from(share).unwrap_or(blocks)
+        };
+        (st.blocks, st.blocks_free) = (contents(st.blocks), contents(st.blocks_free));
+        st.blocks_available = contents(st.blocks_available);
         let longest = match self.name_mode {
             NameMode::Encrypted => NAME_LEN_MAX,
             NameMode::Plain => self.name_max,

@@ -1,4 +1,4 @@
-//! Listings: a snapshot of the stored names when the directory is opened or rewound; names open as they are handed out.
+//! Listings: a snapshot of the stored names when a listing starts, at first or after a rewind; names open as they are handed out.
 
 use crate::dirs::Dir;
 use crate::error::io;
@@ -15,39 +15,34 @@ const FIRST: u64 = 2;
 pub(crate) struct OpenDir {
     pub dir: Arc<Dir>,
     parent: Ino,
-    entries: Mutex<Arc<Vec<Listed>>>,
-    /// Whether the snapshot is the one made at open and was not handed out yet.
-    fresh: std::sync::atomic::AtomicBool,
+    /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3) belong to it.
+    entries: Mutex<Option<Arc<Vec<Listed>>>>,
 }
 
 impl OpenDir {
-    /// The snapshot, taken anew at a rewind.
+    /// The snapshot, taken anew at the start and at a rewind.
     fn entries(&self, cookie: u64) -> Result<Arc<Vec<Listed>>> {
-        let fresh = self.fresh.swap(false, std::sync::atomic::Ordering::Relaxed);
-        if cookie == 0 && !fresh {
-            let entries = Arc::new(self.dir.handle.read_dir().map_err(io("list a directory"))?);
-            *self.entries.lock() = entries;
+        if cookie > 0
+            && let Some(entries) = &*self.entries.lock()
+        {
+            return Ok(entries.clone());
         }
-        Ok(self.entries.lock().clone())
+        let entries = Arc::new(self.dir.handle.read_dir().map_err(io("list a directory"))?);
+        *self.entries.lock() = Some(entries.clone());
+        Ok(entries)
     }
 }
 
 impl Vault {
-    /// Opens a directory and takes the snapshot of its listing.
+    /// Opens a directory for listing.
     ///
     /// # Errors
     /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those of the store.
     pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
         let dir = self.dir(ino)?;
         self.names(&dir)?;
-        let entries = dir.handle.read_dir().map_err(io("list a directory"))?;
         let parent = self.nodes.lock().parent(ino).unwrap_or(ROOT);
-        let open = OpenDir {
-            dir,
-            parent,
-            entries: Mutex::new(Arc::new(entries)),
-            fresh: std::sync::atomic::AtomicBool::new(true),
-        };
+        let open = OpenDir { dir, parent, entries: Mutex::new(None) };
         self.nodes.lock().pin(ino);
         Ok(self.handles.add(Handle::Dir(Arc::new(open))))
     }

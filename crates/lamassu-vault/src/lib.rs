@@ -73,7 +73,11 @@ pub struct Vault {
     started: Instant,
     closed: AtomicBool,
     lock: Mutex<Option<Box<dyn Any + Send + Sync>>>,
+    parting: Mutex<Option<Parting>>,
 }
+
+/// What is called at the end.
+type Parting = Box<dyn FnOnce() + Send>;
 
 impl Vault {
     /// Makes the tree of a new vault below `backend`: the root's record and the staging directory. The header is the caller's to write, last: without it
@@ -133,6 +137,7 @@ impl Vault {
             started: Instant::now(),
             closed: AtomicBool::new(false),
             lock: Mutex::new(lock),
+            parting: Mutex::new(None),
         };
         if !vault.options.read_only {
             // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
@@ -140,6 +145,11 @@ impl Vault {
             vault.clear_staging()?;
         }
         Ok(vault)
+    }
+
+    /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened the vault yet.
+    pub fn at_close(&self, parting: impl FnOnce() + Send + 'static) {
+        *self.parting.lock() = Some(Box::new(parting));
     }
 
     /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does nothing.
@@ -163,6 +173,10 @@ impl Vault {
         self.nameless.clear();
         self.files.clear();
         self.dirs.clear();
+        let parting = self.parting.lock().take();
+        if let Some(parting) = parting {
+            parting();
+        }
         *self.lock.lock() = None;
         self.gate.open();
         done

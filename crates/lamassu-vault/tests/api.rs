@@ -119,6 +119,18 @@ fn a_listing_has_dots_numbers_and_cookies_that_go_on() {
             let e = v.lookup(d, n(name)).unwrap();
             assert_eq!((e.attr.ino, e.attr.kind), (*ino, *kind));
         }
+        // So does a listing that starts long after opendir.
+        let early = v.open_dir(d).unwrap();
+        v.put("d/late", b"");
+        let mut names = Vec::new();
+        v.read_dir(early, 0, &mut |e, _| {
+            names.push(e.name.clone());
+            true
+        })
+        .unwrap();
+        assert!(names.len() == 53 && names.iter().any(|name| name == "late"));
+        v.release_dir(early).unwrap();
+        v.unlink(d, n("late")).unwrap();
         // A rewind shows what is there now.
         v.unlink(d, n("7")).unwrap();
         let mut count = 0;

@@ -1,6 +1,7 @@
 //! Counting distinct things exactly, however many there are: an external sort of their digests.
 //!
-//! Memory is bounded by the limit given, and a read buffer for each run on disk; the disk by 20 bytes for each thing. Digests are 128 bits of BLAKE3, so
+//! Memory is bounded by the limit given and by the read buffers of the runs on disk; the disk by 40 bytes for each thing. Runs are merged in tiers, so that their
+//! number, and that of open files, grows with the logarithm of what is counted. Digests are 128 bits of BLAKE3, so
 //! "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
 
 use crate::fault::Fault;
@@ -16,6 +17,8 @@ use std::sync::OnceLock;
 const RECORD: usize = 20;
 /// Read buffer of a run, in bytes.
 const RUN_BUFFER: usize = 64 << 10;
+/// As many runs of one tier are merged into one of the next.
+const FAN_IN: usize = 16;
 
 /// A digest, and how many bytes the thing has.
 type Item = (u128, u32);
@@ -53,7 +56,8 @@ pub fn digest(domain: u8, bytes: &[u8]) -> Result<u128> {
 pub struct Distinct {
     items: Vec<Item>,
     items_max: usize,
-    runs: Vec<File>,
+    /// Sorted runs by tier: a run holds FAN_IN times as much as one of the tier before.
+    tiers: Vec<Vec<File>>,
     dir: PathBuf,
 }
 
@@ -78,7 +82,7 @@ impl Distinct {
     /// Counts with `memory` bytes, and runs in files without a name in `dir`.
     pub fn new(memory: usize, dir: &Path) -> Distinct {
         let items_max = (memory / size_of::<Item>()).max(1);
-        Distinct { items: Vec::new(), items_max, runs: Vec::new(), dir: dir.into() }
+        Distinct { items: Vec::new(), items_max, tiers: Vec::new(), dir: dir.into() }
     }
 
     /// One more thing.
@@ -92,40 +96,33 @@ impl Distinct {
 
     fn spill(&mut self) -> io::Result<()> {
         self.items.sort_unstable();
-        let mut run = BufWriter::new(unnamed(&self.dir)?);
-        for (digest, bytes) in self.items.drain(..) {
-            run.write_all(&digest.to_le_bytes())?;
-            run.write_all(&bytes.to_le_bytes())?;
+        let mut run = RunWriter::new(&self.dir)?;
+        for item in self.items.drain(..) {
+            run.put(item)?;
         }
-        let mut file = run.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.rewind()?;
-        self.runs.push(file);
+        let mut run = run.finish()?;
+        for tier in 0.. {
+            if self.tiers.len() == tier {
+                self.tiers.push(Vec::new());
+            }
+            self.tiers[tier].push(run);
+            if self.tiers[tier].len() < FAN_IN {
+                break;
+            }
+            let mut merged = RunWriter::new(&self.dir)?;
+            merge(std::mem::take(&mut self.tiers[tier]), Vec::new(), |item| merged.put(item))?;
+            run = merged.finish()?;
+        }
         Ok(())
     }
 
     /// Counts.
     pub fn count(mut self) -> Result<Counted> {
         self.items.sort_unstable();
-        let dir = self.dir.clone();
-        self.merge().map_err(|source| Fault::Local { op: "read from", path: dir, source }.into())
-    }
-
-    fn merge(self) -> io::Result<Counted> {
-        let mut runs: Vec<BufReader<File>> =
-            self.runs.into_iter().map(|f| BufReader::with_capacity(RUN_BUFFER, f)).collect();
-        let mut rest = self.items.into_iter();
-        let memory = runs.len();
-        let mut next = |run: usize| -> io::Result<Option<Item>> {
-            if run == memory { Ok(rest.next()) } else { read_item(&mut runs[run]) }
-        };
-        let mut heap = BinaryHeap::new();
-        for run in 0..=memory {
-            heap.extend(next(run)?.map(|item| Reverse((item, run))));
-        }
         let mut counted = Counted::default();
         let mut group: (Option<u128>, u64) = (None, 0);
-        while let Some(Reverse(((digest, bytes), run))) = heap.pop() {
-            heap.extend(next(run)?.map(|item| Reverse((item, run))));
+        let runs = self.tiers.into_iter().flatten().collect();
+        let merged = merge(runs, self.items, |(digest, bytes)| {
             counted.count += 1;
             counted.bytes += u64::from(bytes);
             if group.0 == Some(digest) {
@@ -137,8 +134,49 @@ impl Distinct {
                 group = (Some(digest), 1);
             }
             counted.most = counted.most.max(group.1);
-        }
+            Ok(())
+        });
+        merged.map_err(|source| Fault::Local { op: "read from", path: self.dir, source })?;
         Ok(counted)
+    }
+}
+
+/// Gives the items of sorted runs and of sorted memory in order.
+fn merge(runs: Vec<File>, items: Vec<Item>, mut each: impl FnMut(Item) -> io::Result<()>) -> io::Result<()> {
+    let mut runs: Vec<BufReader<File>> = runs.into_iter().map(|f| BufReader::with_capacity(RUN_BUFFER, f)).collect();
+    let mut rest = items.into_iter();
+    let memory = runs.len();
+    let mut next = |run: usize| -> io::Result<Option<Item>> {
+        if run == memory { Ok(rest.next()) } else { read_item(&mut runs[run]) }
+    };
+    let mut heap = BinaryHeap::new();
+    for run in 0..=memory {
+        heap.extend(next(run)?.map(|item| Reverse((item, run))));
+    }
+    while let Some(Reverse((item, run))) = heap.pop() {
+        heap.extend(next(run)?.map(|item| Reverse((item, run))));
+        each(item)?;
+    }
+    Ok(())
+}
+
+/// A run being written.
+struct RunWriter(BufWriter<File>);
+
+impl RunWriter {
+    fn new(dir: &Path) -> io::Result<RunWriter> {
+        Ok(RunWriter(BufWriter::new(unnamed(dir)?)))
+    }
+
+    fn put(&mut self, (digest, bytes): Item) -> io::Result<()> {
+        self.0.write_all(&digest.to_le_bytes())?;
+        self.0.write_all(&bytes.to_le_bytes())
+    }
+
+    fn finish(self) -> io::Result<File> {
+        let mut file = self.0.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.rewind()?;
+        Ok(file)
     }
 }
 
@@ -200,6 +238,18 @@ mod tests {
             assert_eq!(counted(memory, things()), expected, "with {memory} bytes");
         }
         assert_eq!(counted(1000, []), Counted::default());
+    }
+
+    #[test]
+    fn open_files_grow_with_the_logarithm() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut distinct = Distinct::new(1, dir.path());
+        for thing in 0..1000_u64 {
+            distinct.add(digest(0, &thing.to_le_bytes()).unwrap(), 1).unwrap();
+        }
+        // 1000 = 3 * 256 + 14 * 16 + 8
+        assert_eq!(distinct.tiers.iter().map(Vec::len).collect::<Vec<_>>(), [8, 14, 3]);
+        assert_eq!(distinct.count().unwrap().distinct, 1000);
     }
 
     #[test]

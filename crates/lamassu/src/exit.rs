@@ -7,7 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::{FileError, KeyError, ServerFault, SourceError, TokenFault};
+use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
@@ -41,12 +41,14 @@ pub enum Code {
     KeyAnswer = 44,
     TokenLocked = 45,
     SelfTest = 46,
+    KeyRevoked = 47,
+    AdminSignature = 50,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 26] = [
+    pub const ALL: [Code; 28] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -72,6 +74,8 @@ impl Code {
         Code::KeyAnswer,
         Code::TokenLocked,
         Code::SelfTest,
+        Code::KeyRevoked,
+        Code::AdminSignature,
         Code::Internal,
     ];
 
@@ -99,6 +103,7 @@ impl Code {
             Code::NoFuse => {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
+            Code::KeyRevoked => Some("another slot's key may open the vault: `lamassu key list DIR` lists the slots"),
             Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -116,7 +121,8 @@ impl Code {
             | Code::KeyMissing
             | Code::KeyAnswer
             | Code::TokenLocked
-            | Code::SelfTest => None,
+            | Code::SelfTest
+            | Code::AdminSignature => None,
         }
     }
 }
@@ -132,6 +138,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(key))
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
+        .or_else(|| cause.downcast_ref().map(history))
         .or_else(|| cause.downcast_ref().map(header))
         .or_else(|| cause.downcast_ref().map(vault))
         .or_else(|| cause.downcast_ref().map(store))
@@ -145,7 +152,7 @@ fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
-        Fault::PassthroughOfVault { .. } | Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
+        Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -156,12 +163,17 @@ fn fault(error: &Fault) -> Code {
         | Fault::SuiteNeedsFull { .. }
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
-        | Fault::NewerKeys { .. } => Code::Refused,
+        | Fault::NewerKeys { .. }
+        | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
-        Fault::DamageLeft { .. } => Code::Damaged,
+        Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
+        Fault::Pins { .. } => Code::KeySource,
+        Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        Fault::Told { code, message: _ } => Code::from_number((*code).into()),
+        Fault::GarbledAnswer { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -178,7 +190,13 @@ fn key(error: &KeyError) -> Code {
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
+        | KeyError::NotAdministrator { .. }
+        | KeyError::LastAdministrator { .. }
+        | KeyError::NoAdministrator
+        | KeyError::HasAdministrator
         | KeyError::NoOuterKey => Code::Refused,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
+        KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
@@ -186,9 +204,21 @@ fn key(error: &KeyError) -> Code {
     }
 }
 
+fn history(error: &HistoryError) -> Code {
+    match error {
+        HistoryError::Io { .. } => Code::Store,
+        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Code::HeaderUnwritable,
+        HistoryError::Damaged { .. } => Code::Damaged,
+    }
+}
+
 fn source(error: &SourceError) -> Code {
     match error {
-        SourceError::Syntax | SourceError::Combination { .. } | SourceError::Argument { .. } => Code::Usage,
+        SourceError::Syntax
+        | SourceError::Combination { .. }
+        | SourceError::Argument { .. }
+        | SourceError::NotMade
+        | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
@@ -205,6 +235,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Descriptor { .. }
         | SourceError::NoCredentials
         | SourceError::Recovery(_)
+        | SourceError::Shares(_)
         | SourceError::Auxiliary { .. } => Code::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),
@@ -216,12 +247,30 @@ fn server(fault: &ServerFault) -> Code {
     match fault {
         ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => Code::KeyServerDown,
         ServerFault::Untrusted { .. } => Code::KeyServerUntrusted,
-        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } => Code::KeyDenied,
-        ServerFault::Missing { .. } => Code::KeyMissing,
+        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
+            Code::KeyDenied
+        }
+        ServerFault::Missing { .. } | ServerFault::NoObject => Code::KeyMissing,
+        ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => Code::KeySource,
+        ServerFault::NameTaken => Code::Refused,
+        ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
+        | ServerFault::NoState
+        | ServerFault::NotAKey { .. }
+        | ServerFault::KeyFormat { .. }
+        | ServerFault::KeyLength { .. }
+        | ServerFault::Failed { .. }
         | ServerFault::TooLong { .. }
         | ServerFault::Protocol { .. } => Code::KeyAnswer,
+    }
+}
+
+fn key_state(state: KeyState) -> Code {
+    match state {
+        KeyState::PreActive => Code::KeyDenied,
+        KeyState::Deactivated | KeyState::Compromised | KeyState::Destroyed => Code::KeyRevoked,
+        KeyState::Active | KeyState::Unknown(_) => Code::KeyAnswer,
     }
 }
 
@@ -316,6 +365,7 @@ fn control(error: &ControlError) -> Code {
         ControlError::AlreadyFrozen
         | ControlError::NotFrozen
         | ControlError::NotPermitted
+        | ControlError::TooLong
         | ControlError::Io { .. } => Code::Other,
     }
 }

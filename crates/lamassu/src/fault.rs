@@ -75,6 +75,14 @@ pub enum Fault {
         "{dir:?} has keys that {file:?} lacks, made by a rotation since: what was written with them could not be read again; --force restores it all the same"
     )]
     NewerKeys { file: PathBuf, dir: PathBuf },
+    /// The user's: a line that names no vault and key.
+    #[error(
+        "{path:?}, line {line}: a line is the id of a vault and the key of its administrator, both in hex; correct it"
+    )]
+    Pins { path: PathBuf, line: usize },
+    /// Standard output did not take a secret that is shown once.
+    #[error("the key could not be printed ({reason}), {undone}")]
+    Unprinted { reason: String, undone: String },
     /// SIGINT or SIGTERM.
     #[error("stopped before the work was done")]
     Interrupted,
@@ -84,6 +92,9 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: usize },
+    /// The store's, or whoever can write it: the history was changed.
+    #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
+    HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },
     /// What a check found and mended.
     #[error("problems mended: {problems}; the vault is clean now")]
     Repaired { problems: usize },
@@ -96,6 +107,16 @@ pub enum Fault {
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
+    /// The daemon of a mount did not do what it was asked to; its own words.
+    #[error("{message}")]
+    Told {
+        /// exit code
+        code: u8,
+        message: String,
+    },
+    /// The daemon's answer makes no sense.
+    #[error("the process that serves {path:?} gave an answer that makes no sense: it is of another version")]
+    GarbledAnswer { path: PathBuf },
     /// Some of several files failed; each was named when it did.
     #[error("{failed} of {all} could not be done")]
     SomeFailed { failed: usize, all: usize },

@@ -4,9 +4,12 @@
 
 use crate::fault::Fault;
 use crate::output::Ui;
+use crate::text;
 use anyhow::{Context, Result};
 use lamassu_format::header::Header;
-use lamassu_keys::{Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost};
+use lamassu_keys::{
+    Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, unix_now,
+};
 use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
@@ -26,11 +29,15 @@ Key sources (SOURCE):
   raw:file:PATH          exactly 32 bytes: `lamassu key generate PATH` makes them
   hex:file:PATH          exactly 64 hex digits; one trailing line end is dropped
   recovery:prompt        the 24 words of a recovery key; recovery:file:PATH reads them
-  FORMAT:stdin           passphrase, raw, hex or recovery: standard input, to its end
+  recovery-shares:prompt the shares of one, 30 words each, one after another; recovery-shares:file:PATH
+                         reads as many as it takes from one file
+  FORMAT:stdin           any of these: standard input, to its end
   FORMAT:fd:N            the same from an inherited file descriptor
   FORMAT:credential:NAME the same from a systemd credential, in $CREDENTIALS_DIRECTORY
   FORMAT:https://HOST/PATH[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
                          passphrase, raw or hex: what a web server answers
+  kmip://HOST/ID, kmip://HOST/?name=NAME[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
+                         an AES-256 key of a KMIP server; `lamassu key generate kmip:…` makes one
   pkcs11:token=T;object=K?module-path=FILE&pin-source=file:FILE
                          a key that stays inside a token and unwraps the slot there (RFC 7512)
 Passphrases go through Argon2id. A key is never an argument: other users see those.";
@@ -64,12 +71,21 @@ pub struct KeyArg {
     /// What opens the vault [default: passphrase:prompt]
     #[arg(short = 'k', long, value_name = "SOURCE", env = "LAMASSU_KEY", hide_env_values = true)]
     key: Option<SourceText>,
+    /// Whether standard input is read as data, so that nobody is asked there.
+    #[arg(skip)]
+    stdin_is_data: bool,
 }
 
 impl KeyArg {
     /// The source given, or a prompt.
     pub fn source(&self) -> Result<KeySource> {
-        source_or_prompt(self.key.as_ref(), "--key")
+        let source = source_or_prompt(self.key.as_ref(), "--key")?;
+        Ok(if self.stdin_is_data { source.leaving_stdin() } else { source })
+    }
+
+    /// The same, of a command that reads standard input itself.
+    pub fn leaving_stdin(self) -> KeyArg {
+        KeyArg { stdin_is_data: true, ..self }
     }
 
     /// Whether a key was named on the command line. One that LAMASSU_KEY says as well does not count: it may be meant for other commands.
@@ -80,7 +96,7 @@ impl KeyArg {
     /// A `key=` of `-o` counts where `--key` is not given.
     pub fn or(self, other: Option<SourceText>) -> KeyArg {
         // What stands on the command line was meant for this mount; LAMASSU_KEY may have been meant for another.
-        KeyArg { key: other.or(self.key) }
+        KeyArg { key: other.or(self.key), ..self }
     }
 }
 
@@ -124,7 +140,14 @@ pub fn unlock_and_keep<H: Header>(
         ui.detail(format_args!("opening {} with {source}", subject.display()));
         match lamassu_keys::unlock(header, &material) {
             Ok(unlocked) => {
+                check_pinned(header).with_context(|| format!("{}", subject.display()))?;
                 crate::used::note(&header.keys().id, unlocked.slot());
+                header
+                    .keys()
+                    .slot(unlocked.slot())
+                    .and_then(|s| text::expiry_warning(s, unix_now()))
+                    .iter()
+                    .for_each(|w| ui.warn(w));
                 return Ok((unlocked, material));
             }
             Err(KeyError::WrongKey { .. }) if attempt < attempts => {
@@ -134,6 +157,14 @@ pub fn unlock_and_keep<H: Header>(
             Err(error) => return Err(error).with_context(|| format!("{}", subject.display())),
         }
     }
+}
+
+/// Refuses a vault's header that somebody else has signed than who is pinned. Zones have no administrator.
+pub fn check_pinned<H: Header>(header: &H) -> Result<()> {
+    if H::IS_VAULT {
+        lamassu_keys::admin::check_pinned(header, &crate::pins::of(&header.keys().id)?)?;
+    }
+    Ok(())
 }
 
 /// How much a guess at a passphrase shall cost.

@@ -1,4 +1,5 @@
-//! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors reach the administrator.
+//! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors reach the administrator. Key events
+//! (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names another socket than /dev/log.
 
 use crate::output::Ui;
 use anyhow::Result;
@@ -9,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tracing::{Level, Metadata};
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::fmt::{self, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -45,8 +46,12 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
         // syslog has its own clock, and a person at a terminal knows the time.
         false => lines.without_time().boxed(),
     };
-    let started =
-        tracing_subscriber::registry().with(lines.with_filter(filter)).with(filter_fn(is_fit_for_a_log)).try_init();
+    // Key events go to syslog whatever else is logged.
+    let keys =
+        fmt::layer().with_ansi(false).with_target(false).without_time().with_writer(|| Line::Syslog(Level::INFO));
+    let keys = keys.with_filter(filter_fn(is_key_event).with_max_level_hint(LevelFilter::INFO));
+    let lines = lines.with_filter(filter);
+    let started = tracing_subscriber::registry().with(lines).with(keys).with(filter_fn(is_fit_for_a_log)).try_init();
     // A second start can only be a mistake of ours; the first then stays.
     debug_assert!(started.is_ok());
     Ok(())
@@ -56,6 +61,11 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
 /// sets brings that out.
 fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
     event.target().starts_with("lamassu") || *event.level() <= Level::INFO
+}
+
+/// What was done to keys: see `lamassu_keys::history`.
+fn is_key_event(event: &Metadata<'_>) -> bool {
+    event.target() == "lamassu::key" && *event.level() <= Level::INFO
 }
 
 /// From now on standard error leads nowhere.
@@ -72,6 +82,8 @@ enum Line {
     File(Arc<File>),
     Stderr,
     Syslog(Level),
+    /// syslog has it already
+    Nowhere,
 }
 
 impl<'a> MakeWriter<'a> for Log {
@@ -82,7 +94,10 @@ impl<'a> MakeWriter<'a> for Log {
     }
 
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
-        self.line(*meta.level())
+        match self.line(*meta.level()) {
+            Line::Syslog(_) if is_key_event(meta) => Line::Nowhere,
+            line => line,
+        }
     }
 }
 
@@ -102,6 +117,7 @@ impl Write for Line {
             Line::File(file) => (&**file).write_all(text)?,
             Line::Stderr => io::stderr().write_all(text)?,
             Line::Syslog(level) => to_syslog(*level, text),
+            Line::Nowhere => {}
         }
         Ok(text.len())
     }
@@ -115,8 +131,9 @@ impl Write for Line {
 fn to_syslog(level: Level, text: &[u8]) {
     const FACILITY_DAEMON: u8 = 3 << 3;
     let socket = SYSLOG.get_or_init(|| {
+        let place = std::env::var_os("LAMASSU_SYSLOG").unwrap_or_else(|| "/dev/log".into());
         let socket = UnixDatagram::unbound().ok()?;
-        socket.connect("/dev/log").ok()?;
+        socket.connect(place).ok()?;
         // A full log must not stop the file system.
         socket.set_nonblocking(true).ok()?;
         Some(socket)

@@ -17,7 +17,9 @@ mod log;
 mod mounts;
 mod open;
 mod output;
+mod pins;
 mod progress;
+mod served;
 mod signals;
 mod store_kind;
 mod text;
@@ -54,6 +56,7 @@ fn run(argv: Vec<OsString>) -> Code {
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
     }
+    pins::given(cli.global.admin_key());
     let done = log::start(&ui, cli.global.log_file()).and_then(|()| cmd::run(&ui, cli.command));
     match done {
         Ok(code) => code,
@@ -65,7 +68,8 @@ fn failed(error: &anyhow::Error) -> Code {
     let code = exit::code_of(error);
     if code != Code::Done {
         output::say_error(error);
-        let says_it_itself = matches!(error.downcast_ref(), Some(fault::Fault::DamageLeft { .. }));
+        let says_it_itself =
+            matches!(error.downcast_ref(), Some(fault::Fault::DamageLeft { .. } | fault::Fault::HistoryDamaged { .. }));
         if let Some(hint) = code.hint().filter(|_| !says_it_itself) {
             output::say(format_args!("hint: {hint}"));
         }

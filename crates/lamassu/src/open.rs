@@ -67,6 +67,15 @@ impl Found {
 impl Unsealed {
     /// Opens the tree.
     pub fn open(&self, options: Options) -> Result<Arc<Vault>> {
+        self.open_over(options, backend)
+    }
+
+    /// Opens the tree; reading it leaves the access times of the stored files alone.
+    pub fn open_without_access_times(&self, options: Options) -> Result<Arc<Vault>> {
+        self.open_over(options, |dir| Ok(backend(dir)?.without_access_times()))
+    }
+
+    fn open_over(&self, options: Options, backend: impl Fn(&Path) -> Result<LocalBackend>) -> Result<Arc<Vault>> {
         let Found { dir, header } = &self.found;
         if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
             return Err(Fault::SuiteNeedsFull { suite: header.suite().name() }.into());

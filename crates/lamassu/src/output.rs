@@ -40,8 +40,13 @@ pub fn say(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// The message of a failed command: its chain of causes, each once (many texts already quote their source).
+/// The message of a failed command.
 pub fn say_error(error: &anyhow::Error) {
+    say(format_args!("lamassu: {}", message(error)));
+}
+
+/// An error's chain of causes, each once (many texts already quote their source).
+pub fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         let part = cause.to_string();
@@ -52,7 +57,7 @@ pub fn say_error(error: &anyhow::Error) {
             text.push_str(&part);
         }
     }
-    say(format_args!("lamassu: {text}"));
+    text
 }
 
 /// A text to standard output.

@@ -12,7 +12,10 @@ mod zone;
 
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
-pub use slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label};
+pub use slot::{
+    Admin, Argon2Params, HistoryMark, KeyArea, Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed,
+    check_label,
+};
 pub use vault::{NameMode, VaultHeader, VaultParams};
 pub use zone::{ZoneFile, ZoneParams};
 
@@ -33,6 +36,8 @@ pub trait Header: Sized {
     const FORMAT: &'static str;
     /// Whether the keychain must have an epoch of K_out (a zone may share K_in alone).
     const OUTER_REQUIRED: bool;
+    /// Whether it has a history and an administrator's signature: vaults do, zones do not.
+    const IS_VAULT: bool;
 
     /// Parses the bytes of a file, not yet authenticated.
     ///
@@ -48,6 +53,9 @@ pub trait Header: Sized {
 
     /// C of §4: the canonical form without `mac`.
     fn mac_input(&self) -> Vec<u8>;
+
+    /// S of §4: the canonical form without `mac` and without the signature in `admin`.
+    fn signature_input(&self) -> Vec<u8>;
 
     /// Slots, keychain and MAC.
     fn keys(&self) -> &KeyArea;

@@ -13,14 +13,22 @@ pub enum SlotKind {
     Hex,
     /// 32 bytes as 24 words for people to write down (BIP-39, English).
     Recovery,
+    /// The same 32 bytes as shares of several people (§4b).
+    RecoveryShares,
     /// 32 bytes that a PKCS #11 token unwraps; the slot holds them sealed by the token's key.
     Pkcs11,
 }
 
 impl SlotKind {
     /// Every kind.
-    pub const ALL: [SlotKind; 5] =
-        [SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery, SlotKind::Pkcs11];
+    pub const ALL: [SlotKind; 6] = [
+        SlotKind::Passphrase,
+        SlotKind::Raw,
+        SlotKind::Hex,
+        SlotKind::Recovery,
+        SlotKind::RecoveryShares,
+        SlotKind::Pkcs11,
+    ];
 
     /// Its name in headers and in source URIs.
     pub const fn name(self) -> &'static str {
@@ -29,6 +37,7 @@ impl SlotKind {
             SlotKind::Raw => "raw",
             SlotKind::Hex => "hex",
             SlotKind::Recovery => "recovery",
+            SlotKind::RecoveryShares => "recovery-shares",
             SlotKind::Pkcs11 => "pkcs11",
         }
     }
@@ -147,10 +156,41 @@ pub struct Slot {
     pub argon2: Option<Argon2Params>,
     /// present exactly for [`SlotKind::Pkcs11`]
     pub token: Option<TokenSealed>,
+    /// what whoever opens it may do; [`Role::Administrator`] where the header has no `admin`
+    pub role: Role,
+    /// Unix seconds from which its owner wanted to have replaced it: warns, refuses nothing
+    pub expires: Option<u64>,
     /// random
     pub nonce: [u8; 24],
-    /// tag ‖ ciphertext of the file key
-    pub wrapped: [u8; 48],
+    /// tag ‖ ciphertext of the file key, and behind it the signing seed exactly in an administrator's slot of a header with `admin`: 48 or 80 bytes
+    pub wrapped: Vec<u8>,
+}
+
+/// What whoever opens a slot may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Open the vault and change its header.
+    Administrator,
+    /// Open the vault.
+    Use,
+}
+
+/// The administrator's key, and its signature over the header. Not verified until `lamassu-keys` has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// Ed25519 public key
+    pub public: [u8; 32],
+    /// over [`super::Header::signature_input`]
+    pub signature: [u8; 64],
+}
+
+/// How far the history went when the header was last changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HistoryMark {
+    /// entries; at least one
+    pub count: u64,
+    /// SHA-256 of the last of them
+    pub head: [u8; 32],
 }
 
 /// The keychain under the file key.
@@ -173,6 +213,10 @@ pub struct KeyArea {
     pub slots: Vec<Slot>,
     /// the keychain
     pub keychain: SealedKeychain,
+    /// who may change the header; only vaults have it
+    pub admin: Option<Admin>,
+    /// how far the history went; only vaults have it
+    pub history: Option<HistoryMark>,
     /// over all the rest
     pub mac: [u8; 32],
 }

@@ -1,6 +1,6 @@
 //! The vault header.
 
-use super::wire::{self, WireKeychain, WireKeys, WireSlot, WireVault};
+use super::wire::{self, WireAdmin, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
 use super::{Header, HeaderError, KeyArea, NAME_MAX};
 use crate::{Geometry, Suite};
 
@@ -136,6 +136,8 @@ impl VaultHeader {
             next_slot: self.keys.next_slot.into(),
             slots: WireSlot::all(&self.keys.slots),
             keychain: WireKeychain::of(&self.keys.keychain),
+            admin: self.keys.admin.as_ref().map(WireAdmin::of),
+            history: self.keys.history.as_ref().map(WireHistory::of),
             mac: wire::hex(&self.keys.mac),
         }
     }
@@ -144,11 +146,13 @@ impl VaultHeader {
 impl Header for VaultHeader {
     const FORMAT: &'static str = "lamassu-vault";
     const OUTER_REQUIRED: bool = true;
+    const IS_VAULT: bool = true;
 
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let w: WireVault = wire::from_slice(Self::FORMAT, bytes)?;
-        let keys =
-            WireKeys { id: &w.id, next_slot: w.next_slot, slots: &w.slots, keychain: &w.keychain.0, mac: &w.mac };
+        let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
+        let (admin, history) = (w.admin.as_ref().map(|a| &a.0), w.history.as_ref().map(|h| &h.0));
+        let keys = WireKeys { id, next_slot, slots, keychain: &w.keychain.0, admin, history, mac };
         let member = |member, rule| HeaderError::Member { member, rule };
         let size =
             geometry(w.block_size, 1).ok_or(member("block_size", "a power of two from 4096 to 1048576"))?.block_size();
@@ -185,6 +189,10 @@ impl Header for VaultHeader {
 
     fn mac_input(&self) -> Vec<u8> {
         wire::mac_input(&self.wire())
+    }
+
+    fn signature_input(&self) -> Vec<u8> {
+        wire::signature_input(&self.wire())
     }
 
     fn keys(&self) -> &KeyArea {

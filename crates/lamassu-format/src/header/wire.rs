@@ -3,7 +3,10 @@
 //! Words and byte strings are strings here, so that there is one spelling of each: `serde`'s own enums would also take `{"aes": null}`, its structs also
 //! arrays, its options also `null`.
 
-use super::slot::{Argon2Params, KeyArea, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label};
+use super::slot::{
+    Admin, Argon2Params, HistoryMark, KeyArea, Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed,
+    check_label,
+};
 use super::{HEADER_MAX, HeaderError, SLOTS_MAX};
 use crate::Suite;
 use data_encoding::HEXLOWER;
@@ -59,6 +62,10 @@ pub struct WireVault {
     pub next_slot: u64,
     pub slots: Vec<Object<WireSlot>>,
     pub keychain: Object<WireKeychain>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub admin: Option<Object<WireAdmin>>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub history: Option<Object<WireHistory>>,
     pub mac: String,
 }
 
@@ -90,6 +97,10 @@ pub struct WireSlot {
     argon2: Option<Object<WireArgon2>>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     token: Option<Object<WireToken>>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    expires: Option<u64>,
     nonce: String,
     wrapped: String,
 }
@@ -114,6 +125,20 @@ pub struct WireToken {
 pub struct WireKeychain {
     nonce: String,
     sealed: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireAdmin {
+    public: String,
+    signature: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireHistory {
+    count: u64,
+    head: String,
 }
 
 /// What tells whether this program can read the rest; other members are not looked at.
@@ -160,6 +185,18 @@ pub fn mac_input<T: Serialize>(wire: &T) -> Vec<u8> {
     super::canonical(&value)
 }
 
+/// S of §4.
+pub fn signature_input<T: Serialize>(wire: &T) -> Vec<u8> {
+    let mut value = serde_json::to_value(wire).expect("structs of strings and integers always serialise");
+    if let Some(object) = value.as_object_mut() {
+        object.remove("mac");
+        if let Some(admin) = object.get_mut("admin").and_then(|a| a.as_object_mut()) {
+            admin.remove("signature");
+        }
+    }
+    super::canonical(&value)
+}
+
 pub fn hex(bytes: &[u8]) -> String {
     HEXLOWER.encode(bytes)
 }
@@ -170,7 +207,7 @@ pub fn bytes<const N: usize>(text: &str, member: &'static str) -> Result<[u8; N]
         16 => "16 bytes in lower-case hex",
         24 => "24 bytes in lower-case hex",
         32 => "32 bytes in lower-case hex",
-        48 => "48 bytes in lower-case hex",
+        64 => "64 bytes in lower-case hex",
         _ => "lower-case hex of the right length",
     };
     let fail = HeaderError::Member { member, rule };
@@ -201,6 +238,8 @@ pub struct WireKeys<'a> {
     pub next_slot: u64,
     pub slots: &'a [Object<WireSlot>],
     pub keychain: &'a WireKeychain,
+    pub admin: Option<&'a WireAdmin>,
+    pub history: Option<&'a WireHistory>,
     pub mac: &'a str,
 }
 
@@ -213,7 +252,7 @@ impl WireKeys<'_> {
         let mut seen = HashSet::new();
         let mut slots = Vec::with_capacity(self.slots.len());
         for Object(wire) in self.slots {
-            let slot = wire.parse()?;
+            let slot = wire.parse(self.admin.is_some())?;
             if !seen.insert(slot.id) {
                 return Err(HeaderError::DuplicateSlot { id: slot.id });
             }
@@ -223,7 +262,10 @@ impl WireKeys<'_> {
             slots.push(slot);
         }
         let keychain = self.keychain.parse()?;
-        Ok(KeyArea { id: bytes(self.id, "id")?, next_slot, slots, keychain, mac: bytes(self.mac, "mac")? })
+        let admin = self.admin.map(WireAdmin::parse).transpose()?;
+        let history = self.history.map(WireHistory::parse).transpose()?;
+        let mac = bytes(self.mac, "mac")?;
+        Ok(KeyArea { id: bytes(self.id, "id")?, next_slot, slots, keychain, admin, history, mac })
     }
 }
 
@@ -243,9 +285,36 @@ impl WireKeychain {
     }
 }
 
+impl WireAdmin {
+    fn parse(&self) -> Result<Admin, HeaderError> {
+        Ok(Admin {
+            public: bytes(&self.public, "admin.public")?,
+            signature: bytes(&self.signature, "admin.signature")?,
+        })
+    }
+
+    pub fn of(admin: &Admin) -> Object<Self> {
+        Object(WireAdmin { public: hex(&admin.public), signature: hex(&admin.signature) })
+    }
+}
+
+impl WireHistory {
+    fn parse(&self) -> Result<HistoryMark, HeaderError> {
+        if self.count == 0 {
+            return Err(HeaderError::Member { member: "history.count", rule: "at least 1" });
+        }
+        Ok(HistoryMark { count: self.count, head: bytes(&self.head, "history.head")? })
+    }
+
+    pub fn of(mark: &HistoryMark) -> Object<Self> {
+        Object(WireHistory { count: mark.count, head: hex(&mark.head) })
+    }
+}
+
 impl WireSlot {
-    fn parse(&self) -> Result<Slot, HeaderError> {
-        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\" or \"pkcs11\"";
+    /// `signed`: whether the header has an administrator.
+    fn parse(&self, signed: bool) -> Result<Slot, HeaderError> {
+        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\", \"recovery-shares\" or \"pkcs11\"";
         let kind = SlotKind::from_name(&self.kind).ok_or(HeaderError::Member { member: "kind", rule })?;
         let argon2 = self.argon2.as_ref().map(|Object(wire)| wire.parse()).transpose()?;
         if argon2.is_some() != (kind == SlotKind::Passphrase) {
@@ -256,6 +325,16 @@ impl WireSlot {
             return Err(HeaderError::Member { member: "token", rule: "present for pkcs11 and only there" });
         }
         check_label(&self.label)?;
+        let role = match self.role.as_deref() {
+            None => Role::Administrator,
+            Some("use") if signed => Role::Use,
+            Some(_) => {
+                return Err(HeaderError::Member {
+                    member: "role",
+                    rule: "\"use\", where the header has an administrator",
+                });
+            }
+        };
         Ok(Slot {
             id: positive(self.id, "slot id")?,
             kind,
@@ -264,8 +343,10 @@ impl WireSlot {
             salt: bytes(&self.salt, "salt")?,
             argon2,
             token,
+            role,
+            expires: self.expires,
             nonce: bytes(&self.nonce, "nonce")?,
-            wrapped: bytes(&self.wrapped, "wrapped")?,
+            wrapped: wrapped(&self.wrapped, signed && role == Role::Administrator)?,
         })
     }
 
@@ -285,9 +366,23 @@ impl WireSlot {
             salt: hex(&slot.salt),
             argon2,
             token: slot.token.as_ref().map(|t| Object(WireToken::of(t))),
+            role: (slot.role == Role::Use).then(|| "use".into()),
+            expires: slot.expires,
             nonce: hex(&slot.nonce),
             wrapped: hex(&slot.wrapped),
         }
+    }
+}
+
+/// What a slot wraps: the file key, and with it the signing seed in an administrator's slot.
+fn wrapped(text: &str, with_seed: bool) -> Result<Vec<u8>, HeaderError> {
+    let (len, rule) = match with_seed {
+        false => (48, "48 bytes in lower-case hex"),
+        true => (80, "80 bytes in lower-case hex in an administrator's slot"),
+    };
+    match HEXLOWER.decode(text.as_bytes()) {
+        Ok(bytes) if bytes.len() == len => Ok(bytes),
+        Ok(_) | Err(_) => Err(HeaderError::Member { member: "wrapped", rule }),
     }
 }
 

@@ -74,11 +74,12 @@ impl ZoneFile {
 impl Header for ZoneFile {
     const FORMAT: &'static str = "lamassu-zone";
     const OUTER_REQUIRED: bool = false;
+    const IS_VAULT: bool = false;
 
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let w: WireZone = wire::from_slice(Self::FORMAT, bytes)?;
-        let keys =
-            WireKeys { id: &w.id, next_slot: w.next_slot, slots: &w.slots, keychain: &w.keychain.0, mac: &w.mac };
+        let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
+        let keys = WireKeys { id, next_slot, slots, keychain: &w.keychain.0, admin: None, history: None, mac };
         let rule = "a power of two from 4096 to 1048576";
         let size = geometry(w.block_size, 1).ok_or(HeaderError::Member { member: "block_size", rule })?.block_size();
         let block_size = u32::try_from(size).expect("a block size is at most 2^20");
@@ -95,6 +96,10 @@ impl Header for ZoneFile {
 
     fn mac_input(&self) -> Vec<u8> {
         wire::mac_input(&self.wire())
+    }
+
+    fn signature_input(&self) -> Vec<u8> {
+        wire::signature_input(&self.wire())
     }
 
     fn keys(&self) -> &KeyArea {

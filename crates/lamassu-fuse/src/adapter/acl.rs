@@ -28,9 +28,13 @@ impl Caller {
         Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() }
     }
 
+    pub fn is_root(self) -> bool {
+        self.uid == 0
+    }
+
     /// Whether the group's bits are theirs to keep. A caller whose groups cannot be read (of another process namespace, or gone) counts as outside.
-    fn is_in_group(self, group: u32) -> bool {
-        if self.uid == 0 || self.gid == group {
+    pub fn is_in_group(self, group: u32) -> bool {
+        if self.is_root() || self.gid == group {
             return true;
         }
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();

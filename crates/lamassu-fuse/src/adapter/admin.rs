@@ -1,33 +1,65 @@
-//! Freeze, thaw and status; and seeking for data and holes, which first needs what the kernel still holds.
+//! Freeze, thaw, status and calls; and seeking for data and holes, which first needs what the kernel still holds.
 //!
 //! All of these may wait for other requests of the same mount, so they run on threads of their own and never on a request thread.
 
 use super::{Shared, errno_of, failed, guarded};
-use crate::control::{LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, Status};
+use crate::control::{
+    self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, Status,
+};
 use crate::fs::FileSystem;
 use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek};
 use lamassu_vault::{HandleId, Ino, ROOT, Whence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use zeroize::Zeroizing;
+
+/// What an ioctl carries.
+pub(super) struct IoctlRequest<'a> {
+    pub command: u32,
+    pub input: &'a [u8],
+    /// Bytes there is room for in the answer.
+    pub out_size: u32,
+}
 
 impl<F: FileSystem> Shared<F> {
-    pub(super) fn ioctl(self: &Arc<Self>, ino: Ino, uid: u32, command: u32, out_size: u32, reply: ReplyIoctl) {
-        let known = matches!(command, LAMASSU_IOC_FREEZE | LAMASSU_IOC_THAW | LAMASSU_IOC_STATUS);
+    pub(super) fn ioctl(self: &Arc<Self>, ino: Ino, caller: Caller, request: IoctlRequest<'_>, reply: ReplyIoctl) {
+        let IoctlRequest { command, input, out_size } = request;
+        let known = match command {
+            LAMASSU_IOC_FREEZE | LAMASSU_IOC_THAW | LAMASSU_IOC_STATUS => true,
+            LAMASSU_IOC_CALL => self.calls.is_some(),
+            _ => false,
+        };
         if ino != ROOT || !known {
             return reply.error(Errno::ENOTTY);
         }
-        if uid != 0 && uid != self.owner {
+        if caller.uid != 0 && caller.uid != self.owner {
             return reply.error(Errno::EPERM);
         }
-        if command == LAMASSU_IOC_STATUS {
-            let bytes = self.status().to_bytes();
-            return reply.ioctl(0, &bytes[..bytes.len().min(out_size as usize)]);
+        match command {
+            LAMASSU_IOC_STATUS => {
+                let bytes = self.status().to_bytes();
+                reply.ioctl(0, &bytes[..bytes.len().min(out_size as usize)]);
+            }
+            LAMASSU_IOC_CALL => self.call(caller, input, out_size, reply),
+            _ => self.aside("freeze", move |shared| {
+                let result = if command == LAMASSU_IOC_FREEZE { shared.freeze() } else { shared.thaw() };
+                match result {
+                    Ok(()) => reply.ioctl(0, &[]),
+                    Err(errno) => reply.error(Errno::from_i32(errno)),
+                }
+            }),
         }
-        self.aside("freeze", move |shared| {
-            let result = if command == LAMASSU_IOC_FREEZE { shared.freeze() } else { shared.thaw() };
-            match result {
-                Ok(()) => reply.ioctl(0, &[]),
-                Err(errno) => reply.error(Errno::from_i32(errno)),
+    }
+
+    /// Hands a call on, and its answer back.
+    fn call(self: &Arc<Self>, caller: Caller, input: &[u8], out_size: u32, reply: ReplyIoctl) {
+        let Some(calls) = self.calls.clone() else { return reply.error(Errno::ENOTTY) };
+        let Some(request) = control::framed(input) else { return reply.error(Errno::EINVAL) };
+        let request = Zeroizing::new(request.to_vec());
+        self.aside("call", move |_| {
+            match control::frame(&calls(&caller, &request)).filter(|frame| frame.len() <= out_size as usize) {
+                Some(frame) => reply.ioctl(0, &frame),
+                None => reply.error(Errno::EMSGSIZE),
             }
         });
     }
@@ -90,15 +122,25 @@ impl<F: FileSystem> Shared<F> {
             return;
         }
         self.aside("lseek", move |shared| {
-            shared.push_out(ino, offset);
+            shared.push_out(ino, offset, 0);
             answer(shared);
         });
     }
 
-    /// Has the kernel write back and drop its pages from `offset` on. Waits for requests of this mount: never to be called on a request thread.
-    pub(super) fn push_out(&self, ino: Ino, offset: u64) {
+    /// Has the kernel ask for the attributes before it uses them again. Takes none of its locks on the inode or on pages, so any thread may call it.
+    pub(super) fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get()
-            && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, 0)
+            && let Err(error) = notifier.inval_inode(INodeNo(ino), -1, 0)
+        {
+            tracing::debug!(%error, ino, "attributes could not be invalidated");
+        }
+    }
+
+    /// Has the kernel write back and drop `len` bytes of its pages from `offset` on, 0: all of them. Waits for requests of this mount: never to be
+    /// called on a request thread.
+    pub(super) fn push_out(&self, ino: Ino, offset: u64, len: u64) {
+        if let Some(notifier) = self.notifier.get()
+            && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, len as i64)
         {
             tracing::debug!(%error, ino, "pages could not be pushed out");
         }

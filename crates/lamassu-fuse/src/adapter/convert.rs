@@ -128,11 +128,11 @@ pub(super) fn fallocate(mode: i32) -> Option<Fallocate> {
     }
 }
 
-/// The mode without what a change by an ordinary user takes away: set-uid, and set-gid where the group may execute (without that, the
-/// bit means mandatory locking). `None`: nothing to take.
-pub(super) fn without_privileges(attr: &Attr) -> Option<u32> {
+/// The mode without what a change by an ordinary user takes away: set-uid; set-gid where the group may execute, or where the user is not of the
+/// group (as `setattr_should_drop_sgid` in Linux' fs/attr.c). `None`: nothing to take.
+pub(super) fn without_privileges(attr: &Attr, is_in_group: impl FnOnce(u32) -> bool) -> Option<u32> {
     let mut mode = attr.mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 {
+    if mode & libc::S_ISGID != 0 && (mode & libc::S_IXGRP != 0 || !is_in_group(attr.gid)) {
         mode &= !libc::S_ISGID;
     }
     (attr.kind == Kind::File && mode != attr.mode).then_some(mode)
@@ -195,9 +195,14 @@ mod tests {
             mtime: t,
             ctime: t,
         };
-        assert_eq!(without_privileges(&file(0o6755)), Some(0o755));
-        assert_eq!(without_privileges(&file(0o2745)), None);
-        assert_eq!(without_privileges(&file(0o4700)), Some(0o700));
-        assert_eq!(without_privileges(&file(0o644)), None);
+        for (mode, of_the_group, of_others) in [
+            (0o6755, Some(0o755), Some(0o755)),
+            (0o2745, None, Some(0o745)),
+            (0o4700, Some(0o700), Some(0o700)),
+            (0o644, None, None),
+        ] {
+            assert_eq!(without_privileges(&file(mode), |_| true), of_the_group, "{mode:o}");
+            assert_eq!(without_privileges(&file(mode), |_| false), of_others, "{mode:o}");
+        }
     }
 }

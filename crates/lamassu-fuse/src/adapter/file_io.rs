@@ -4,6 +4,7 @@
 //! `fuser` 0.18 does not pass that flag on (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there, callers other than root count as lacking
 //! `CAP_FSETID`. On chown they always go.
 
+use super::acl::Caller;
 use super::{CacheWrite, Shared, convert, failed};
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
@@ -28,6 +29,7 @@ pub(super) struct WriteRequest {
     pub(super) offset: u64,
     pub(super) flags: WriteFlags,
     pub(super) open_flags: OpenFlags,
+    pub(super) caller: Caller,
 }
 
 fn send_data(result: Result<&[u8]>, reply: ReplyData) {
@@ -55,16 +57,13 @@ impl<F: FileSystem> Shared<F> {
         convert::access(flags, self.cache == CacheMode::WriteBack)
     }
 
-    /// Opens; `uid` is the caller's.
-    pub(super) fn open(&self, ino: Ino, flags: OpenFlags, uid: u32) -> Result<HandleId> {
+    pub(super) fn open(&self, ino: Ino, flags: OpenFlags, caller: Caller) -> Result<HandleId> {
         let access = self.access(flags);
-        if access.truncate && uid != 0 {
-            self.drop_privileges(ino, None)?;
+        if access.truncate && !caller.is_root() {
+            self.drop_privileges(ino, None, caller)?;
         }
         let handle = self.fs.open_file(ino, access)?;
-        if access.write {
-            self.add_writer(ino);
-        }
+        self.add_use(ino, access.write, !self.is_direct(flags));
         Ok(handle)
     }
 
@@ -76,18 +75,17 @@ impl<F: FileSystem> Shared<F> {
         mode: u32,
         flags: OpenFlags,
         owner: Owner,
+        caller: Caller,
     ) -> Result<(Entry, HandleId)> {
         let access = self.access(flags);
         match self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner) {
             Ok((entry, handle)) => {
-                if access.write {
-                    self.add_writer(entry.attr.ino);
-                }
+                self.add_use(entry.attr.ino, access.write, !self.is_direct(flags));
                 Ok((entry, handle))
             }
             Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => {
                 let entry = self.fs.lookup(parent, name)?;
-                match self.open(entry.attr.ino, flags, owner.uid) {
+                match self.open(entry.attr.ino, flags, caller) {
                     Ok(handle) => Ok((entry, handle)),
                     Err(error) => {
                         self.fs.forget(entry.attr.ino, 1);
@@ -103,12 +101,13 @@ impl<F: FileSystem> Shared<F> {
     /// and asking for pages would wait for the very page that this request is to fill.
     pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
         let writeback = self.cache == CacheMode::WriteBack;
+        self.note_read(ino, &at, direct);
         self.read_into_buffer(handle, at.clone(), direct, |result| match result {
             // Before a direct read the kernel writes back the pages of its range alone. Where the file seems to end within the range, its end may
             // lie in pages that have not come to us yet: they are asked for first, or the caller would take this for the end.
             Ok(bytes) if direct && writeback && bytes.len() < (at.end - at.start) as usize && self.is_written(ino) => {
                 self.aside("read", move |shared| {
-                    shared.push_out(ino, at.start);
+                    shared.push_out(ino, at.start, 0);
                     shared.read_into_buffer(handle, at, direct, |result| send_data(result, reply));
                 });
             }
@@ -129,7 +128,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file, and fills up with zeros:
     /// so what cannot be read must be an error for the whole request. (It then asks again page by page.)
-    fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
+    pub(super) fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
             match self.fs.read(handle, offset + done as u64, &mut buffer[done..]) {
@@ -143,20 +142,38 @@ impl<F: FileSystem> Shared<F> {
         Ok(done)
     }
 
-    pub(super) fn write(&self, request: WriteRequest, data: &[u8], counted: Option<CacheWrite<F>>, reply: ReplyWrite) {
-        match self.write_all(request, data) {
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+    pub(super) fn write(
+        self: &Arc<Self>,
+        request: WriteRequest,
+        data: &[u8],
+        counted: Option<CacheWrite<F>>,
+        reply: ReplyWrite,
+    ) {
+        let done = self.write_all(request, data);
+        let written = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        match done {
+            // The kernel has dropped the pages of the range before it asked us, but not what was read into them since.
+            Ok(()) if self.is_direct_write(&request) && self.is_cached(request.ino) => {
+                self.aside("write", move |shared| {
+                    shared.push_out(request.ino, request.offset, written.into());
+                    reply.written(written);
+                });
+            }
+            Ok(()) => reply.written(written),
             Err(error) => reply.error(failed("write", &error)),
         }
         drop(counted);
     }
 
+    fn is_direct_write(&self, request: &WriteRequest) -> bool {
+        self.is_direct(request.open_flags) && !request.flags.contains(WriteFlags::FUSE_WRITE_CACHE)
+    }
+
     fn write_all(&self, request: WriteRequest, data: &[u8]) -> Result<()> {
-        let WriteRequest { ino, handle, offset, flags, open_flags } = request;
-        let cached = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
-        let direct = self.is_direct(open_flags) && !cached;
+        let WriteRequest { ino, handle, offset, flags, open_flags, caller } = request;
+        let direct = self.is_direct_write(&request);
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-            self.drop_privileges(ino, Some(handle))?;
+            self.drop_privileges(ino, Some(handle), caller)?;
         }
         // Of whoever writes: unlike the bits, capabilities fall for root too.
         if direct && self.without_capability.lock().insert(handle.0) {
@@ -176,10 +193,12 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// Clears set-uid and set-gid bits where there are any.
-    pub(super) fn drop_privileges(&self, ino: Ino, handle: Option<HandleId>) -> Result<()> {
-        if let Some(mode) = convert::without_privileges(&self.fs.getattr(ino, handle)?) {
+    /// Clears set-uid and set-gid bits where there are any. The kernel goes on believing in the mode it knows, in exec(2) too, until it is told.
+    pub(super) fn drop_privileges(&self, ino: Ino, handle: Option<HandleId>, caller: Caller) -> Result<()> {
+        let attr = self.fs.getattr(ino, handle)?;
+        if let Some(mode) = convert::without_privileges(&attr, |group| caller.is_in_group(group)) {
             self.fs.setattr(ino, handle, &SetAttr { mode: Some(mode), ..SetAttr::default() })?;
+            self.forget_attributes(ino);
         }
         Ok(())
     }
@@ -195,12 +214,12 @@ impl<F: FileSystem> Shared<F> {
     }
 
     /// setattr, and the loss of privileges that truncation and change of owner bring.
-    pub(super) fn setattr(&self, ino: Ino, handle: Option<HandleId>, mut set: SetAttr, uid: u32) -> Result<Attr> {
+    pub(super) fn setattr(&self, ino: Ino, handle: Option<HandleId>, mut set: SetAttr, caller: Caller) -> Result<Attr> {
         let chown = set.uid.is_some() || set.gid.is_some();
-        if set.mode.is_none() && (chown || (set.size.is_some() && uid != 0)) {
+        if set.mode.is_none() && (chown || (set.size.is_some() && !caller.is_root())) {
             let attr = self.fs.getattr(ino, handle)?;
             if attr.kind != Kind::Dir {
-                set.mode = convert::without_privileges(&attr);
+                set.mode = convert::without_privileges(&attr, |group| caller.is_in_group(group));
             }
         }
         self.fs.setattr(ino, handle, &set)

@@ -1,6 +1,7 @@
 //! The requests, one by one.
 
 use super::acl::Caller;
+use super::admin::IoctlRequest;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
 use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
@@ -175,13 +176,22 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     ) {
         let mode = mode.map(|m| m & 0o7777);
         let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
-        let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), req.uid());
+        let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), Caller::of(req));
         // Callers cannot set it: it comes with the times that the kernel kept while it gathered writes.
         let from_cache = ctime.is_some();
-        self.0.change(ino.0, "setattr", move |s| match s.setattr(ino.0, handle, set, caller) {
+        let job = move |s: &Shared<F>| match s.setattr(ino.0, handle, set, caller) {
             // Nobody is left to see them; but an error here would be the next sync's.
             Err(VaultError::Stale) if from_cache => reply.attr(&Duration::ZERO, &removed_attr(ino)),
             result => s.send_attr("setattr", result, reply),
+        };
+        if size.is_none() {
+            return self.0.change(ino.0, "setattr", job);
+        }
+        self.0.unstored(ino.0, "setattr", move |shared, claim| {
+            shared.change(ino.0, "setattr", move |s| {
+                job(s);
+                drop(claim);
+            });
         });
     }
 
@@ -266,22 +276,24 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyCreate,
     ) {
         let (name, owner, flags) = (name.to_owned(), self.0.owner(req, umask), OpenFlags(flags));
+        let (shared, caller) = (self.0.clone(), Caller::of(req));
         self.0.change(parent.0, "create", move |s| {
-            match s.create(parent.0, &name, mode & 0o7777, flags, owner) {
-                Ok((entry, handle)) => {
+            match s.create(parent.0, &name, mode & 0o7777, flags, owner, caller) {
+                // Another caller may have been quicker, and have created and read it: then it may be hot.
+                Ok((entry, handle)) => shared.after_store(entry.attr.ino, "create", move |s| {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(flags);
                     // One TTL for name and attributes: the lesser.
                     let ttl = s.ttl(entry.attr.ino);
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
-                }
+                }),
                 Err(error) => reply.error(failed("create", &error)),
             }
         });
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let caller = req.uid();
+        let caller = Caller::of(req);
         let job = move |s: &Shared<F>| match s.open(ino.0, flags, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), s.open_reply_flags(flags)),
             Err(error) => reply.error(failed("open", &error)),
@@ -289,7 +301,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let access = self.0.access(flags);
         if access.write || access.truncate {
             // Opening for writing may already have to mend the file.
-            self.0.change(ino.0, "open", job);
+            self.0.unstored(ino.0, "open", move |shared, claim| {
+                shared.change(ino.0, "open", move |s| {
+                    job(s);
+                    drop(claim);
+                });
+            });
         } else {
             guarded("open", || job(&self.0));
         }
@@ -309,12 +326,15 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let at = offset..offset.saturating_add(size.into());
         // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
         let direct = self.0.is_direct(flags) && lock_owner.is_some();
+        if !direct && self.0.is_direct(flags) {
+            self.0.note_cached(ino.0);
+        }
         guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
     }
 
     fn write(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -324,8 +344,14 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let request =
-            WriteRequest { ino: ino.0, handle: HandleId(fh.0), offset, flags: write_flags, open_flags: flags };
+        let request = WriteRequest {
+            ino: ino.0,
+            handle: HandleId(fh.0),
+            offset,
+            flags: write_flags,
+            open_flags: flags,
+            caller: Caller::of(req),
+        };
         let counted = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| CacheWrite::new(&self.0));
         if let Some(_pass) = self.0.gate.enter() {
             guarded("write", || self.0.write(request, data, counted, reply));
@@ -351,9 +377,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyEmpty,
     ) {
         self.0.in_order(ino.0, "release", move |s| {
-            if s.access(flags).write {
-                s.drop_writer(ino.0);
-            }
+            s.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&fh.0);
             send_empty("release", s.fs.release(HandleId(fh.0)), reply);
         });
@@ -374,9 +398,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         reply: ReplyEmpty,
     ) {
         let Some(mode) = convert::fallocate(mode) else { return reply.error(Errno::EOPNOTSUPP) };
-        let (handle, caller) = (HandleId(fh.0), req.uid());
+        let (handle, caller) = (HandleId(fh.0), Caller::of(req));
         self.0.change(ino.0, "fallocate", move |s| {
-            let privileges = if caller == 0 { Ok(()) } else { s.drop_privileges(ino.0, Some(handle)) };
+            let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino.0, Some(handle), caller) };
             send_empty("fallocate", privileges.and_then(|()| s.fs.fallocate(handle, mode, offset, length)), reply);
         });
     }
@@ -550,13 +574,15 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _fh: FileHandle,
         flags: IoctlFlags,
         cmd: u32,
-        _in_data: &[u8],
+        in_data: &[u8],
         out_size: u32,
         reply: ReplyIoctl,
     ) {
         if !flags.contains(IoctlFlags::FUSE_IOCTL_DIR) {
             return reply.error(Errno::ENOTTY);
         }
-        guarded("ioctl", || self.0.ioctl(ino.0, req.uid(), cmd, out_size, reply));
+        let caller = crate::control::Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() };
+        let request = IoctlRequest { command: cmd, input: in_data, out_size };
+        guarded("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
     }
 }

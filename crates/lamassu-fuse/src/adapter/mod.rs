@@ -1,7 +1,8 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
-//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `upkeep` has the threads that live as long as the mount.
+//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `upkeep` has the threads that
+//! live as long as the mount.
 
 mod acl;
 mod admin;
@@ -9,13 +10,16 @@ mod convert;
 mod file_io;
 mod gate;
 mod handlers;
+mod hot;
 mod upkeep;
 
+use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
+use hot::Hot;
 use lamassu_vault::{Ino, VaultError};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -35,20 +39,30 @@ const MAX_WRITE: u32 = 1 << 20;
 /// Requests the kernel may have under way in the background (read-ahead, write-back).
 const MAX_BACKGROUND: u16 = 64;
 
-/// Capabilities wanted in every cache mode, where the kernel has them.
+/// Capabilities wanted in every cache mode, where the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it the kernel has a running program emptied by
+/// an open with `O_RDONLY | O_TRUNC`, and only then finds that it must refuse that (`ETXTBSY`).
 const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
     .union(InitFlags::FUSE_DO_READDIRPLUS)
     .union(InitFlags::FUSE_READDIRPLUS_AUTO)
     .union(InitFlags::FUSE_ASYNC_DIO)
     .union(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP)
-    .union(InitFlags::FUSE_ATOMIC_O_TRUNC)
     .union(InitFlags::FUSE_HANDLE_KILLPRIV_V2)
     .union(InitFlags::FUSE_HAS_IOCTL_DIR)
     .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
 
 /// The kernel enforces access control lists, and leaves the mask of the caller to us, since a default list takes its place.
 const ACLS: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
+
+/// The open handles of an inode, and requests that change it or open it for writing.
+#[derive(Default)]
+struct Uses {
+    handles: u32,
+    /// Those for writing: only with one of these can the kernel hold data that the file system below has not seen.
+    writers: u32,
+    /// One of them, since the first was opened, could bring contents into the page cache.
+    cached: bool,
+}
 
 /// What every request needs; also held by requests that wait for a thaw.
 pub(crate) struct Shared<F> {
@@ -61,22 +75,25 @@ pub(crate) struct Shared<F> {
     gate: Gate,
     /// Serialises freeze and thaw.
     admin: Mutex<()>,
-    /// Open handles for writing per inode: only with one of these can the kernel hold data that the file system below has not seen.
-    writers: Mutex<HashMap<Ino, u32>>,
+    /// What is open.
+    uses: Mutex<HashMap<Ino, Uses>>,
     /// Direct handles through which file capabilities were taken away already.
     without_capability: Mutex<HashSet<u64>>,
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
+    hot: Hot,
     upkeep: Upkeep,
     closed: Mutex<Option<VaultError>>,
+    /// Who answers calls, if anybody does.
+    calls: Option<Calls>,
 }
 
 /// The `fuser` file system.
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32) -> Arc<Self> {
+    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32, calls: Option<Calls>) -> Arc<Self> {
         Arc::new(Shared {
             fs,
             cache,
@@ -84,13 +101,15 @@ impl<F: FileSystem> Shared<F> {
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             admin: Mutex::new(()),
-            writers: Mutex::default(),
+            uses: Mutex::default(),
             without_capability: Mutex::default(),
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
+            hot: Hot::default(),
             upkeep: Upkeep::default(),
             closed: Mutex::new(None),
+            calls,
         })
     }
 
@@ -127,7 +146,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// How long the attributes of an inode hold.
     fn ttl(&self, ino: Ino) -> Duration {
-        if !self.writers.lock().contains_key(&ino) {
+        if !self.is_written(ino) {
             TTL
         } else if self.cache == CacheMode::WriteBack {
             TTL_WRITE_BACK
@@ -138,19 +157,36 @@ impl<F: FileSystem> Shared<F> {
 
     /// Whether the kernel may hold data of this file that has not come here yet.
     fn is_written(&self, ino: Ino) -> bool {
-        self.writers.lock().contains_key(&ino)
+        self.uses.lock().get(&ino).is_some_and(|uses| uses.writers > 0)
     }
 
-    fn add_writer(&self, ino: Ino) {
-        *self.writers.lock().entry(ino).or_insert(0) += 1;
+    /// Whether the kernel may hold contents of this file that came from here since it was opened.
+    fn is_cached(&self, ino: Ino) -> bool {
+        self.uses.lock().get(&ino).is_some_and(|uses| uses.cached)
     }
 
-    fn drop_writer(&self, ino: Ino) {
-        let mut writers = self.writers.lock();
-        if let Some(count) = writers.get_mut(&ino) {
-            *count -= 1;
-            if *count == 0 {
-                writers.remove(&ino);
+    fn add_use(&self, ino: Ino, writes: bool, cached: bool) {
+        let mut all = self.uses.lock();
+        let uses = all.entry(ino).or_default();
+        uses.handles += 1;
+        uses.writers += u32::from(writes);
+        uses.cached |= cached;
+    }
+
+    /// A handle that is not for the page cache is used by it nevertheless: the file is mapped.
+    fn note_cached(&self, ino: Ino) {
+        if let Some(uses) = self.uses.lock().get_mut(&ino) {
+            uses.cached = true;
+        }
+    }
+
+    fn drop_use(&self, ino: Ino, writes: bool) {
+        let mut all = self.uses.lock();
+        if let Some(uses) = all.get_mut(&ino) {
+            uses.handles -= 1;
+            uses.writers -= u32::from(writes);
+            if uses.handles == 0 {
+                all.remove(&ino);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The two threads that live as long as the mount (periodic commits, changes that waited for a thaw), and the end of it all.
+//! The threads that live as long as the mount (periodic commits, changes that waited for a thaw, windows read ahead), and the end of it all.
 
 use super::{Shared, guarded};
 use crate::fs::FileSystem;
@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// Time between calls of `FileSystem::maintain`.
 const ROUND: Duration = Duration::from_secs(2);
+/// After so many rounds memory that was freed is given back.
+const TRIM_EVERY: u32 = 15;
 
 #[derive(Default)]
 struct State {
@@ -35,18 +37,25 @@ impl<F: FileSystem> Shared<F> {
         state.threads.push(spawn("lamassu-thawed", Box::new(move || deferred.gate.run_deferred()))?);
         let rounds = self.clone();
         state.threads.push(spawn("lamassu-upkeep", Box::new(move || rounds.run_rounds()))?);
+        let hot = self.clone();
+        state.threads.push(spawn("lamassu-ahead", Box::new(move || hot.run_hot()))?);
         state.live = true;
         Ok(())
     }
 
     fn run_rounds(&self) {
         let mut state = self.upkeep.state.lock();
+        let mut rounds = 0_u32;
         while !state.stopping {
             if !self.upkeep.stop.wait_for(&mut state, ROUND).timed_out() {
                 continue;
             }
             drop(state);
             self.maintain();
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(TRIM_EVERY) {
+                give_memory_back();
+            }
             state = self.upkeep.state.lock();
         }
     }
@@ -65,6 +74,7 @@ impl<F: FileSystem> Shared<F> {
     pub(super) fn finish(&self) {
         self.thaw_for_unmount();
         self.gate.stop();
+        self.hot.stop();
         let (threads, live) = {
             let mut state = self.upkeep.state.lock();
             state.stopping = true;
@@ -85,5 +95,14 @@ impl<F: FileSystem> Shared<F> {
             tracing::error!(%error, "closing failed");
             *self.closed.lock() = Some(error);
         }
+    }
+}
+
+/// What buffers took at their largest would otherwise stay with the process: the C library returns memory by itself only where it ends.
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: releases pages that no allocation uses; safe to call from any thread at any time (malloc_trim(3)).
+    unsafe {
+        libc::malloc_trim(0);
     }
 }

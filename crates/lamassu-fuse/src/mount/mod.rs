@@ -8,6 +8,7 @@ mod sys;
 mod tests;
 
 use crate::adapter::{Adapter, Shared};
+use crate::control::Calls;
 use crate::fs::FileSystem;
 use crate::options::MountOptions;
 use fuser::{BackgroundSession, Config, Session, SessionACL};
@@ -76,9 +77,19 @@ pub struct Unmounter {
 /// Mounts a file system on an existing directory. Returns when the mount is usable. The file system is closed at the end of the mount,
 /// but not if this function fails.
 pub fn mount<F: FileSystem>(fs: Arc<F>, mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
+    mount_answering(fs, mountpoint, options, None)
+}
+
+/// The same, with who answers [`crate::control::call`]. Without anybody, calls fail as those to a mount of another kind do.
+pub fn mount_answering<F: FileSystem>(
+    fs: Arc<F>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    calls: Option<Calls>,
+) -> Result<Mounted, MountError> {
     let path = check_mountpoint(mountpoint, options)?;
     let owner = rustix::process::geteuid().as_raw();
-    let shared = Shared::new(fs, options.cache, owner);
+    let shared = Shared::new(fs, options.cache, owner, calls);
     let device = sys::attach(&path, options)?;
     let started = start(&shared, device, options);
     let session = started.map_err(|source| {

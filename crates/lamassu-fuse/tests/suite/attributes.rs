@@ -1,7 +1,7 @@
 //! Modes, owners, times, extended attributes.
 
 use super::support::{as_user, errno, is_root, read_write};
-use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags, utimensat};
+use rustix::fs::{AtFlags, CWD, FallocateFlags, StatxFlags, Timespec, Timestamps, XattrFlags, utimensat};
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::Path;
@@ -9,6 +9,12 @@ use std::process::Command;
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+/// Asked for without times and sizes, which a write makes the kernel ask the daemon for: so it may answer from what it remembers.
+fn mode_alone(path: &Path) -> u32 {
+    let found = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MODE).unwrap();
+    u32::from(found.stx_mode) & 0o7777
 }
 
 fn chmod(path: &Path, mode: u32) {
@@ -165,7 +171,7 @@ pub fn set_id_bits_fall_on_writes_of_others(dir: &Path) {
         path
     };
     type Change = fn(&Path);
-    let changes: [(&str, Change); 4] = [
+    let changes: [(&str, Change); 5] = [
         ("written", |p| read_write(p).write_all_at(b"x", 0).unwrap()),
         ("direct", |p| {
             let file = File::options().write(true).custom_flags(libc::O_DIRECT).open(p).unwrap();
@@ -173,6 +179,10 @@ pub fn set_id_bits_fall_on_writes_of_others(dir: &Path) {
             file.write_all_at(b"x", 0).unwrap();
         }),
         ("cut", |p| read_write(p).set_len(5).unwrap()),
+        ("punched", |p| {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(read_write(p), mode, 0, 4096).unwrap();
+        }),
         ("emptied", |p| drop(File::options().write(true).truncate(true).open(p).unwrap())),
     ];
     for (name, change) in changes {
@@ -180,7 +190,16 @@ pub fn set_id_bits_fall_on_writes_of_others(dir: &Path) {
         change(&path);
         assert_eq!(mode(&path), 0o6777, "root's {name} keeps them");
         as_user(65_534, || change(&path));
+        assert_eq!(mode_alone(&path), 0o777, "{name}: the mode that the kernel remembers");
         assert_eq!(mode(&path), 0o777, "{name}");
+        // Where the group may not execute, the bit is the group's to keep.
+        for (group, left) in [(77, 0o666), (65_534, 0o2666)] {
+            let path = fresh(&format!("{name}, group {group}"));
+            chown(&path, None, Some(group)).unwrap();
+            chmod(&path, 0o6666);
+            as_user(65_534, || change(&path));
+            assert_eq!(mode_alone(&path), left, "{name} by one who is of the group 65534; the file's is {group}");
+        }
     }
 }
 

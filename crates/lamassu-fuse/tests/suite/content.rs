@@ -19,6 +19,14 @@ fn allocate(file: &File, mode: FallocateFlags, offset: u64, len: u64) -> std::io
     Ok(rustix::fs::fallocate(file, mode, offset, len)?)
 }
 
+/// truncate(2), which opens nothing.
+fn truncate(path: &Path, len: i64) {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+    // SAFETY: a text that ends with NUL, and lives until the call returns.
+    assert_eq!(unsafe { libc::truncate(path.as_ptr(), len) }, 0, "{}", std::io::Error::last_os_error());
+}
+
 /// Makes the kernel read the file again.
 fn evict(file: &File) {
     file.sync_all().unwrap();
@@ -173,6 +181,36 @@ pub fn direct_io(dir: &Path) {
     cached.write_all_at(&[3; 100], 2 * 65_536).unwrap();
     assert_eq!(direct.read_at(&mut block.0, 65_536).unwrap(), 65_536, "a hole before a cached end");
     assert!(block.0 == [0; 65_536]);
+}
+
+/// What cached reads bring in while a direct write is on its way must not outlive it.
+pub fn direct_writes_beside_cached_readers(dir: &Path) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const LEN: usize = 640 << 10;
+    let path = dir.join("d");
+    std::fs::write(&path, vec![0; LEN]).unwrap();
+    let direct = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
+    let cached = read_write(&path);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file = read_write(&path);
+                let mut buffer = vec![0; LEN];
+                while !done.load(Ordering::Relaxed) {
+                    file.read_exact_at(&mut buffer, 0).unwrap();
+                }
+            });
+        }
+        let mut buffer = vec![0; LEN];
+        let stale = (1..200u8).find(|&round| {
+            direct.write_all_at(&vec![round; LEN], 0).unwrap();
+            cached.read_exact_at(&mut buffer, 0).unwrap();
+            buffer.iter().any(|&byte| byte != round)
+        });
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(stale, None, "the write after which older contents were read");
+    });
 }
 
 pub fn synchronous_writes(dir: &Path) {
@@ -444,4 +482,67 @@ pub fn maps_of_a_directly_opened_file(dir: &Path) {
     assert!(
         found[..60_000] == data[..60_000] && found[60_000..69_000] == data[..9000] && found[69_000..] == data[69_000..]
     );
+}
+
+/// Random reads have whole windows put into the page cache; writers that come and go in between must never find their bytes undone.
+pub fn random_readers_never_see_old_bytes(dir: &Path) {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    const BLOCKS: usize = 256;
+    const FILES: usize = 30;
+    const ROUNDS: u64 = 12;
+    let block = |version: u64| version.to_ne_bytes().repeat(512);
+    for n in 0..FILES {
+        let path = dir.join(format!("f{n}"));
+        std::fs::write(&path, vec![0; BLOCKS * 4096]).unwrap();
+        let written: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
+        let ended = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for reader in 0..2_u64 {
+                let (path, written, ended) = (&path, &written, &ended);
+                scope.spawn(move || {
+                    let file = File::open(path).unwrap();
+                    rustix::fs::fadvise(&file, 0, None, Advice::Random).unwrap();
+                    let mut state = n as u64 * 2 + reader + 1;
+                    let mut buffer = [0; 4096];
+                    for i in 0.. {
+                        if ended.load(Ordering::Acquire) != 0 {
+                            break;
+                        }
+                        if i % 40 == 0 {
+                            rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+                        }
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        let at = (state >> 33) as usize % BLOCKS;
+                        let least = written[at].load(Ordering::Acquire);
+                        // Shorter for a moment where the writer cuts and grows the file.
+                        if file.read_at(&mut buffer, at as u64 * 4096).unwrap() == 4096 {
+                            let seen = u64::from_ne_bytes(buffer[..8].try_into().unwrap());
+                            assert!(seen >= least, "block {at}: {seen} after {least} was written");
+                        }
+                    }
+                });
+            }
+            for version in 1..=ROUNDS {
+                let at = (version as usize * 97 + n) % BLOCKS;
+                if version % 4 == 0 {
+                    // By path: no handle tells of this change. What lies past the cut is written anew before anybody may rely on it.
+                    let cut = BLOCKS / 2;
+                    written[cut..].iter().for_each(|w| w.store(0, Ordering::Release));
+                    truncate(&path, cut as i64 * 4096);
+                    truncate(&path, BLOCKS as i64 * 4096);
+                }
+                read_write(&path).write_all_at(&block(version), at as u64 * 4096).unwrap();
+                written[at].store(version, Ordering::Release);
+                std::thread::sleep(std::time::Duration::from_millis(version % 5));
+            }
+            ended.store(1, Ordering::Release);
+        });
+        // What was cut off may not be back.
+        let found = std::fs::read(&path).unwrap();
+        for (at, version) in written.iter().enumerate() {
+            let version = version.load(Ordering::Acquire);
+            let seen = u64::from_ne_bytes(found[at * 4096..][..8].try_into().unwrap());
+            assert_eq!(seen, version, "block {at}");
+        }
+    }
 }

@@ -21,13 +21,13 @@ macro_rules! suite_tests {
     };
     ($with:expr) => {
         $crate::suite_tests!(@ $with, content:
-            write_and_read_back, appends_interleave, truncates_both_ways, shared_maps, direct_io, synchronous_writes,
-            holes_are_found, data_only_in_the_page_cache_is_found, fallocate_modes, offsets_past_4_gib,
+            write_and_read_back, appends_interleave, truncates_both_ways, shared_maps, direct_io, direct_writes_beside_cached_readers,
+            synchronous_writes, holes_are_found, data_only_in_the_page_cache_is_found, fallocate_modes, offsets_past_4_gib,
             unlinked_files_live_on, syncs_after_files_were_replaced, concurrent_writers, large_file_survives_eviction, copies_by_copy_file_range,
-            locks_between_handles, reads_through_a_write_only_open_s_pages, maps_of_a_directly_opened_file, random_operations_match_a_model);
+            locks_between_handles, random_readers_never_see_old_bytes, reads_through_a_write_only_open_s_pages, maps_of_a_directly_opened_file, random_operations_match_a_model);
         $crate::suite_tests!(@ $with, tree:
             lists_5000_entries, deletes_while_listing, renames, rename_flags, hard_links, symbolic_links, special_files,
-            long_names, refusals, created_names_replace_remembered_absence, programs_run, deep_directories, removed_directories_live_on);
+            long_names, refusals, created_names_replace_remembered_absence, programs_run, running_programs_are_not_written, deep_directories, removed_directories_live_on);
         $crate::suite_tests!(@ $with, attributes:
             modes_and_umask, times_to_the_nanosecond, sizes_and_times_follow_writes, xattrs, statfs_makes_sense,
             set_id_bits_fall_on_change_of_owner, set_id_bits_fall_on_writes_of_others, others_are_kept_out);

@@ -210,6 +210,24 @@ pub fn programs_run(dir: &Path) {
     assert!(std::process::Command::new(&program).status().unwrap().success());
 }
 
+pub fn running_programs_are_not_written(dir: &Path) {
+    let program = dir.join("sleep");
+    fs::copy("/bin/sleep", &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut running = std::process::Command::new(&program).arg("600").spawn().unwrap();
+    for flags in [libc::O_WRONLY, libc::O_RDWR, libc::O_RDONLY | libc::O_TRUNC] {
+        let flags = rustix::fs::OFlags::from_bits_retain(flags as u32);
+        let opened = rustix::fs::open(&program, flags, rustix::fs::Mode::empty());
+        assert_eq!(opened.map(drop), Err(rustix::io::Errno::TXTBSY), "{flags:?}");
+    }
+    assert_eq!(errno(File::options().write(true).truncate(true).open(&program)), libc::ETXTBSY);
+    assert!(fs::read(&program).unwrap() == fs::read("/bin/sleep").unwrap());
+    running.kill().unwrap();
+    running.wait().unwrap();
+    File::options().write(true).truncate(true).open(&program).unwrap();
+    assert_eq!(fs::metadata(&program).unwrap().len(), 0);
+}
+
 pub fn deep_directories(dir: &Path) {
     let mut path = dir.to_path_buf();
     for i in 0..60 {

@@ -160,6 +160,11 @@ impl Update {
         Err(FileError::Busy { path })
     }
 
+    /// The header's file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The header as it is now.
     ///
     /// # Errors

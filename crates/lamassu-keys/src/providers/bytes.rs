@@ -11,7 +11,10 @@ pub(super) const KEY_MAX: usize = PASSPHRASE_MAX + 2;
 
 /// All of `reader` as a key of `kind`, or `None` if it is more than any key has.
 pub(super) fn read_key(reader: &mut impl Read, kind: SlotKind) -> io::Result<Option<SecretBytes>> {
-    let Some(mut bytes) = read_bounded(reader, KEY_MAX)? else { return Ok(None) };
+    // Fifteen shares on their sheets.
+    const SHARES_LEN_MAX: usize = 16 << 10;
+    let max = if kind == SlotKind::RecoveryShares { SHARES_LEN_MAX } else { KEY_MAX };
+    let Some(mut bytes) = read_bounded(reader, max)? else { return Ok(None) };
     if kind != SlotKind::Raw {
         drop_line_end(&mut bytes);
     }
@@ -49,7 +52,7 @@ fn drop_line_end(bytes: &mut Vec<u8>) {
 }
 
 /// The bytes that percent-encoded text stands for (RFC 3986 §2.1); `None` where a `%` begins no encoding.
-#[cfg(any(feature = "https", feature = "pkcs11"))]
+#[cfg(any(feature = "https", feature = "pkcs11", feature = "kmip"))]
 pub(super) fn percent_decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

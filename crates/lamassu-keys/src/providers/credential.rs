@@ -13,6 +13,7 @@ const VARIABLE: &str = "CREDENTIALS_DIRECTORY";
 
 pub(super) const LOCATION: Location = Location {
     name: "credential",
+    is_scheme: false,
     usage: "credential:NAME",
     kinds: super::READABLE,
     interactive: false,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 pub(super) const LOCATION: Location = Location {
     name: "env",
+    is_scheme: false,
     usage: "env:NAME",
     kinds: &[SlotKind::Passphrase],
     interactive: false,

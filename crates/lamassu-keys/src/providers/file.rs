@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 pub(super) const LOCATION: Location = Location {
     name: "file",
+    is_scheme: false,
     usage: "file:PATH",
     kinds: super::READABLE,
     interactive: false,

@@ -6,10 +6,14 @@ mod env;
 mod file;
 #[cfg(feature = "https")]
 mod https;
+#[cfg(feature = "kmip")]
+mod kmip;
 #[cfg(feature = "pkcs11")]
 mod pkcs11;
 mod prompt;
 mod stdin;
+#[cfg(any(feature = "https", feature = "kmip"))]
+mod tls;
 
 use crate::source::KeyProvider;
 use lamassu_format::header::SlotKind;
@@ -19,6 +23,8 @@ use std::sync::Arc;
 pub struct Location {
     /// its word in a URI
     pub name: &'static str,
+    /// whether that word begins the URI, since one format alone comes from there: `pkcs11:…`, not `FORMAT:pkcs11:…`
+    pub is_scheme: bool,
     /// how it is written
     pub usage: &'static str,
     /// the formats that can come from there
@@ -39,19 +45,19 @@ pub static LOCATIONS: &[Location] = &[
     credential::LOCATION,
     #[cfg(feature = "https")]
     https::LOCATION,
+    #[cfg(feature = "kmip")]
+    kmip::LOCATION,
     #[cfg(feature = "pkcs11")]
     pkcs11::LOCATION,
 ];
 
 /// What can be read as bytes.
-const READABLE: &[SlotKind] = &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery];
+const READABLE: &[SlotKind] =
+    &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery, SlotKind::RecoveryShares];
 
 /// How a key of `kind` from `location` is written.
 pub(crate) fn form(kind: SlotKind, location: &Location) -> String {
-    match kind {
-        SlotKind::Pkcs11 => location.usage.into(),
-        _ => format!("{}:{}", kind.name(), location.usage),
-    }
+    if location.is_scheme { location.usage.into() } else { format!("{}:{}", kind.name(), location.usage) }
 }
 
 /// Every valid form of a key source, for help and errors: `passphrase:prompt, …`.

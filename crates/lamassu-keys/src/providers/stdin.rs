@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(super) const STDIN: Location = Location {
     name: "stdin",
+    is_scheme: false,
     usage: "stdin",
     kinds: super::READABLE,
     interactive: false,
@@ -26,6 +27,7 @@ pub(super) const STDIN: Location = Location {
 
 pub(super) const FD: Location = Location {
     name: "fd",
+    is_scheme: false,
     usage: "fd:N",
     kinds: super::READABLE,
     interactive: false,

@@ -23,6 +23,13 @@ pub struct Identity {
     der: (rustls::pki_types::CertificateDer<'static>, Vec<u8>),
 }
 
+impl Identity {
+    /// Both in one file.
+    pub fn both(&self) -> String {
+        format!("{}{}", self.cert, self.key)
+    }
+}
+
 impl Ca {
     pub fn new() -> Ca {
         static COUNT: AtomicU64 = AtomicU64::new(1);
@@ -45,6 +52,13 @@ impl Ca {
 
     pub fn client(&self) -> Identity {
         self.issue("client.example", ExtendedKeyUsagePurpose::ClientAuth, |_| {})
+    }
+
+    /// A client that a server tells from others by its common name.
+    pub fn client_called(&self, name: &str) -> Identity {
+        self.issue(name, ExtendedKeyUsagePurpose::ClientAuth, |params| {
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        })
     }
 
     /// A server's certificate that has run out.
@@ -104,7 +118,8 @@ impl Server {
     }
 }
 
-fn config(identity: &Identity, clients: Option<&Ca>) -> ServerConfig {
+/// A server's side of TLS.
+pub fn config(identity: &Identity, clients: Option<&Ca>) -> ServerConfig {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions().unwrap();
     let builder = match clients {

@@ -49,7 +49,18 @@ impl Recipe {
             created: 0,
         };
         let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };
-        VaultHeader::new(params, KeyArea { id: [1; 16], next_slot: 2, slots: Vec::new(), keychain, mac: [0; 32] })
+        VaultHeader::new(
+            params,
+            KeyArea {
+                id: [1; 16],
+                next_slot: 2,
+                slots: Vec::new(),
+                keychain,
+                admin: None,
+                history: None,
+                mac: [0; 32],
+            },
+        )
     }
 
     pub fn ring(&self) -> KeyRing {

@@ -13,7 +13,8 @@ use anyhow::{Context, Result};
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_fuse::control;
-use lamassu_keys::{Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
 use lamassu_store::Backend;
 use lamassu_store::backend::{Copied, LocalBackend, Watch};
 use serde::Serialize;
@@ -179,21 +180,33 @@ impl Original {
         let newer = match header == self.header {
             true => None,
             false => {
-                Some(lamassu_keys::unlock(&header, &self.material).with_context(|| format!("{}", self.dir.display()))?)
+                keys::check_pinned(&header)?;
+                let again = lamassu_keys::unlock(&header, &self.material);
+                Some(again.with_context(|| format!("{}", self.dir.display()))?)
             }
         };
         let keys = newer.as_ref().unwrap_or(&self.keys);
         let cost = common.cost.measure(ui, &self.material);
         let slot = NewSlot { material: &self.material, cost, label: &common.label, created: new.created };
-        let (header, unlocked) = clone_vault(&header, keys, new, &slot)?;
+        let (mut header, unlocked) = clone_vault(&header, keys, new, &slot)?;
         fs::create_dir(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
         let made = self.fill(ui, place).and_then(|copied| {
             drop(quiet);
-            Update::begin(&place.join(name::HEADER))?.create(&header)?;
+            let begun = Event::new(Kind::Created)
+                .slot(unlocked.slot())
+                .detail("kind", self.material.kind().name())
+                .detail(if new.snapshot { "snapshot-of" } else { "clone-of" }, text::hex(&self.header.id()));
+            Update::begin(&place.join(name::HEADER))?.create_recorded(&mut header, &unlocked, &[begun])?;
             Ok(copied)
         });
         let copied = made.inspect_err(|_| take_back(ui, place))?;
+        let word = if new.snapshot { "snapshot" } else { "clone" };
+        let noted = Event::new(Kind::Cloned).detail(word, text::hex(&header.id()));
+        if let Err(error) = keys.history(&self.dir).note(noted) {
+            ui.warn(format_args!("the history of {} does not say so: {error}", self.dir.display()));
+        }
         tell(ui, place, &header, &copied);
+        super::key::admin::tell(ui, &header, place);
         let dir = place.canonicalize().map_err(|source| Fault::NotADirectory { dir: place.into(), source })?;
         let done = DoneCopy::of(place, &header, &unlocked, &copied);
         let material = self.material.clone();
@@ -272,8 +285,15 @@ struct Shown {
 }
 
 /// Names in the root that are the original's alone. The copy has its own.
-const NOT_COPIED: [&str; 5] =
-    [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING, name::LOCK];
+const NOT_COPIED: [&str; 7] = [
+    name::HEADER,
+    name::HEADER_NEW,
+    name::HEADER_REPLACED,
+    name::HEADER_REPLACING,
+    name::HISTORY,
+    name::HISTORY_BROKEN,
+    name::LOCK,
+];
 
 impl Watch for Shown {
     fn wants(&mut self, dir: &Path, name: &OsStr) -> bool {

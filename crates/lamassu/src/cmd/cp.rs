@@ -86,11 +86,17 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
     let (target, sources) = split(rest)?;
     let job = Job::of(sources, target)?;
-    if job.sources.contains(&Place::Stdin) && args.key.source()?.takes_stdin() {
-        return Err(Fault::Usage("standard input is copied, so the key must come from elsewhere, e.g. raw:fd:3").into());
+    let mut key = args.key.clone();
+    if job.sources.contains(&Place::Stdin) {
+        if key.source()?.takes_stdin() {
+            let words = "standard input is copied, so the key must come from elsewhere, e.g. raw:fd:3";
+            return Err(Fault::Usage(words).into());
+        }
+        // A passphrase or PIN is asked for on the terminal, or not at all: the first line of the data is none.
+        key = key.leaving_stdin();
     }
     let read_only = matches!(job.target, Place::Local(_));
-    let vault = open::vault(ui, dir, &args.key, read_only)?;
+    let vault = open::vault(ui, dir, &key, read_only)?;
     // A read of standard input may last for ever: a signal then ends the program, and the commit protocol keeps the vault whole.
     if !job.sources.contains(&Place::Stdin) {
         signals::flag_only();

@@ -172,7 +172,7 @@ impl Reader {
 
     fn miss(&mut self, ui: &Ui, path: &Path, e: &io::Error) {
         self.unreadable += 1;
-        ui.warn(format_args!("{}: {e}", path.display()));
+        ui.warn(format_args!("{}: {e}", crate::text::printable(&path.to_string_lossy())));
     }
 
     fn file(&mut self, ui: &Ui, path: &Path, file: &File) -> Result<()> {

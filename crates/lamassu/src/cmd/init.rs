@@ -12,8 +12,10 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, ZoneFile};
 use lamassu_format::{Geometry, Suite, name};
+use lamassu_keys::history::Kind;
 use lamassu_keys::{
-    Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, create_vault, header_file, unix_now,
+    Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
+    header_file, unix_now,
 };
 use lamassu_store::Backend;
 use lamassu_vault::Vault;
@@ -31,7 +33,9 @@ Examples:
   lamassu init /srv/store/vault                              asks for a passphrase
   lamassu init -k raw:file:/root/vault.key -b 128K /tank/v   a key file; ZFS records of 128 KiB
   lamassu init --zone office.zone --zone-key hex:file:zone.hex --outer shared /srv/store/v2
-      deduplicates with other vaults of the zone, and those that share its outer key can read it";
+      deduplicates with other vaults of the zone, and those that share its outer key can read it
+  lamassu init -k kmip://kms/?zone=7 --zone kmip://kms/?zone=7 --outer shared /srv/store/v3
+      the same where a KMIP server keeps the zone's keys; the vault opens as long as it gives them";
 
 /// Options of `init`.
 #[derive(clap::Args, Debug)]
@@ -39,6 +43,9 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
+    /// Make the key that --key names first, at its KMIP server
+    #[arg(long)]
+    generate_key: bool,
     /// Ciphers and hashes; files of different suites do not deduplicate with one another [default: aes, or the zone's]
     #[arg(short, long, value_parser = text::suites())]
     suite: Option<Suite>,
@@ -54,7 +61,7 @@ pub struct Args {
     /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate
     #[arg(long, value_enum, default_value_t = SmallFiles::Convergent)]
     small_files: SmallFiles,
-    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults
+    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or kmip://HOST/?zone=ZONE, a zone whose keys a KMIP server keeps
     #[arg(short, long, value_name = "FILE")]
     zone: Option<PathBuf>,
     /// What opens the zone file [default: passphrase:prompt]
@@ -107,16 +114,28 @@ struct Made {
     warnings: Vec<String>,
 }
 
-/// A zone's file and keys.
-struct LoadedZone {
-    file: ZoneFile,
-    keys: Unlocked,
+/// A zone's keys, and the file they lay in.
+enum LoadedZone {
+    File { file: ZoneFile, keys: Unlocked },
+    Server(ZoneKeys),
+}
+
+impl LoadedZone {
+    fn file(&self) -> Option<&ZoneFile> {
+        match self {
+            LoadedZone::File { file, keys: _ } => Some(file),
+            LoadedZone::Server(_) => None,
+        }
+    }
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     super::key::check_label(&args.label)?;
     let source = args.key.source()?;
     check_empty(&args.dir)?;
+    if args.generate_key {
+        super::key::generate::at_server(ui, &source)?;
+    }
     let zone = load_zone(ui, &args)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
     let place = Place::prepare(&args.dir)?;
@@ -134,10 +153,14 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
             _ => Ok(None),
         };
     };
+    if let Some(server) = path.to_str().filter(|text| text.starts_with("kmip:")) {
+        let keys = server.parse::<KeySource>().context("--zone")?.zone_keys()?;
+        return Ok(Some(LoadedZone::Server(keys)));
+    }
     let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
     let file: ZoneFile = header_file::read(path)?;
     let keys = keys::unlock(ui, &file, &source, path)?;
-    Ok(Some(LoadedZone { file, keys }))
+    Ok(Some(LoadedZone::File { file, keys }))
 }
 
 /// Before anything is asked for or made.
@@ -172,7 +195,7 @@ impl Place {
 
     /// Only what this program puts there; the directory was empty.
     fn take_back(&self) {
-        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::LOCK] {
+        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::HISTORY, name::LOCK] {
             let _ = fs::remove_file(self.dir.join(file));
         }
         let _ = fs::remove_dir(self.dir.join(name::STAGING));
@@ -193,10 +216,15 @@ impl Place {
         let created = unix_now();
         let new = new_vault(args, zone, name_max, created)?;
         let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
-        let (header, unlocked) = create_vault(&new, &slot)?;
+        let (mut header, unlocked) = create_vault(&new, &slot)?;
         let ring = unlocked.key_ring(header.suite())?;
         Vault::make_tree(&backend, &header, &ring).context("cannot make the root directory of the vault")?;
-        Update::begin(&self.dir.join(name::HEADER))?.create(&header)?;
+        let update = Update::begin(&self.dir.join(name::HEADER))?;
+        let made = Event::new(Kind::Created)
+            .slot(unlocked.slot())
+            .detail("kind", material.kind().name())
+            .detail("suite", header.suite().name());
+        update.create_recorded(&mut header, &unlocked, &[made])?;
         Ok(header)
     }
 
@@ -211,20 +239,19 @@ impl Place {
 }
 
 fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, created: u64) -> Result<NewVault<'a>> {
-    let suite = args.suite.or(zone.map(|z| z.file.suite())).unwrap_or(Suite::Aes);
-    let block_size = args.block_size.or(zone.map(|z| z.file.block_size())).unwrap_or(BLOCK_SIZE_DEFAULT);
+    let file = zone.and_then(LoadedZone::file);
+    let suite = args.suite.or(file.map(ZoneFile::suite)).unwrap_or(Suite::Aes);
+    let block_size = args.block_size.or(file.map(ZoneFile::block_size)).unwrap_or(BLOCK_SIZE_DEFAULT);
     let geometry = Geometry::new(block_size, args.reserved_slots)
         .ok_or(Fault::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
+    let outer = match args.outer {
+        Some(OuterArg::Shared) => Outer::Shared,
+        Some(OuterArg::Own) | None => Outer::Own,
+    };
     let zone = match zone {
         None => Zone::Private,
-        Some(LoadedZone { file, keys }) => Zone::Member {
-            file,
-            keys,
-            outer: match args.outer {
-                Some(OuterArg::Shared) => Outer::Shared,
-                Some(OuterArg::Own) | None => Outer::Own,
-            },
-        },
+        Some(LoadedZone::File { file, keys }) => Zone::Member { file, keys, outer },
+        Some(LoadedZone::Server(keys)) => Zone::Server { keys, outer },
     };
     Ok(NewVault {
         suite,
@@ -250,6 +277,7 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
     }
     let vault = Described::of(&header);
     if args.json {
+        super::key::admin::tell(&Ui { quiet: true, ..*ui }, &header, &args.dir);
         return output::print_json(&Made { vault, store, warnings });
     }
     ui.note(format_args!(
@@ -260,6 +288,7 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
         text::bytes(u64::from(block_size)),
         header.names().name()
     ));
+    super::key::admin::tell(ui, &header, &args.dir);
     ui.note(
         "keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again",
     );

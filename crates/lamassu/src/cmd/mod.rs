@@ -7,6 +7,7 @@ pub mod completions;
 pub mod cp;
 pub mod estimate;
 pub mod freeze;
+pub mod history;
 pub mod info;
 pub mod init;
 pub mod inspect;
@@ -39,6 +40,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Mount(args) => return mount::run(ui, args),
         Command::Umount(args) => umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
+        Command::History(args) => history::run(ui, &args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(ui, args),
         Command::Inspect(args) => inspect::run(ui, args),

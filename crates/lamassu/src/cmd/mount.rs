@@ -8,12 +8,15 @@ use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::Ui;
+use crate::served::serve::Served;
 use crate::signals;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_format::name;
 use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, Unlocked};
 use lamassu_vault::{Durability, Integrity, Options, Vault};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
@@ -286,7 +289,10 @@ impl Plan {
                     (vault.read_only, options.read_only) = (true, true);
                 }
                 let unsealed = found.unlock(ui, key)?;
-                let vault = unsealed.open(vault)?;
+                let vault = match options.noatime {
+                    true => unsealed.open_without_access_times(vault)?,
+                    false => unsealed.open(vault)?,
+                };
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(
                         "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
@@ -296,7 +302,12 @@ impl Plan {
                 signals::flag_only();
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
                 take_modes_as_they_come();
-                let mounted = lamassu_fuse::mount(vault.clone(), &self.mountpoint, &options)?;
+                if !options.read_only {
+                    self.write_down(ui, &unsealed.keys, &vault);
+                }
+                let served = Served::new(self.dir.clone(), unsealed, vault.clone(), options.read_only);
+                let calls = Some(served.calls());
+                let mounted = lamassu_fuse::mount_answering(vault.clone(), &self.mountpoint, &options, calls)?;
                 unmount_on_signal(&mounted, Some(vault));
                 Ok(mounted)
             }
@@ -310,6 +321,24 @@ impl Plan {
                 Ok(mounted)
             }
         }
+    }
+}
+
+impl Plan {
+    /// In the vault's history: that it is loaded now, and at the end that it no longer is. Where that cannot be written the mount is none the worse.
+    fn write_down(&self, ui: &Ui, keys: &Unlocked, vault: &Vault) {
+        let history = keys.history(&self.dir);
+        let slot = keys.slot();
+        let loaded = Event::new(Kind::Loaded).slot(slot).detail("mountpoint", self.mountpoint.display());
+        if let Err(error) = history.note(loaded) {
+            ui.warn(format_args!("the mount is not written down: {error}"));
+            return;
+        }
+        vault.at_close(move || {
+            if let Err(error) = history.note(Event::new(Kind::Unloaded).slot(slot)) {
+                tracing::warn!(%error, "the end of the mount is not written down");
+            }
+        });
     }
 }
 

@@ -27,9 +27,9 @@ fn with(mut flags: MountFlags, word: &str) -> MountFlags {
         "ro" => (MountFlags::RDONLY, true),
         "rw" => (MountFlags::RDONLY, false),
         "nosuid" => (MountFlags::NOSUID, true),
-        "suid" => (MountFlags::NOSUID, false),
+        "suid" | "allow_suid" => (MountFlags::NOSUID, false),
         "nodev" => (MountFlags::NODEV, true),
-        "dev" => (MountFlags::NODEV, false),
+        "dev" | "allow_dev" => (MountFlags::NODEV, false),
         "noexec" => (MountFlags::NOEXEC, true),
         "exec" => (MountFlags::NOEXEC, false),
         "noatime" => (MountFlags::NOATIME, true),
@@ -54,7 +54,7 @@ mod tests {
         assert!(is_wanted(&words) && !is_wanted(&words[..5]));
         let flags = words.iter().fold(MountFlags::empty(), |flags, word| with(flags, word));
         assert_eq!(flags, MountFlags::NOSUID | MountFlags::RDONLY);
-        let words = ["suid", "rw"].map(String::from);
+        let words = ["allow_suid", "rw"].map(String::from);
         assert_eq!(words.iter().fold(UNSAID, |flags, word| with(flags, word)), MountFlags::NODEV);
     }
 }

@@ -7,7 +7,7 @@ use crate::text;
 use anyhow::Result;
 use lamassu_format::Suite;
 use lamassu_format::header::{Header, ZoneFile};
-use lamassu_keys::{NewSlot, NewZone, Purpose, Update, create_zone, header_file, unix_now};
+use lamassu_keys::{NewSlot, NewZone, Purpose, Update, copy_zone, create_zone, header_file, unix_now};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -50,6 +50,9 @@ pub struct Create {
     inner_only: bool,
     #[command(flatten)]
     cost: CostArg,
+    /// Take the keys of this isolation zone of a KMIP server, kmip://HOST/?zone=ZONE, instead of fresh ones: for hosts that do not reach the server
+    #[arg(long, value_name = "SOURCE")]
+    from: Option<SourceText>,
     /// Label of the first key slot, for people
     #[arg(short, long, default_value = "zone create")]
     label: String,
@@ -127,6 +130,7 @@ pub fn run(ui: &Ui, command: Zone) -> Result<()> {
 fn create(ui: &Ui, args: &Create) -> Result<()> {
     super::key::check_label(&args.label)?;
     let source = keys::source_or_prompt(args.key.as_ref(), "--key")?;
+    let server = args.from.as_ref().map(|from| anyhow::Ok(from.parse("--from")?.zone_keys()?)).transpose()?;
     let update = Update::begin(&args.file)?;
     if args.file.symlink_metadata().is_ok() {
         // Before the passphrase is asked for; `Update::create` looks again.
@@ -137,7 +141,10 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     let cost = args.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created };
     let new = NewZone { suite: args.suite, block_size: args.block_size, outer: !args.inner_only, created };
-    let (zone, keys) = create_zone(&new, &slot)?;
+    let (zone, keys) = match &server {
+        Some(server) => copy_zone(&new, server, &slot)?,
+        None => create_zone(&new, &slot)?,
+    };
     update.create(&zone)?;
     if args.json {
         return output::print_json(&Described::of(&zone, Some(&keys)));

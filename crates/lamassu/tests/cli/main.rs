@@ -1,18 +1,27 @@
 //! The program as users run it: every command, every exit code of docs/cli.md that can be provoked, JSON shapes, and real mounts.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod admin;
 mod clones;
 mod files;
 mod golden;
 mod hardening;
 mod helper;
+mod history;
 #[path = "../../../lamassu-keys/tests/support/https_server.rs"]
 mod https_server;
 mod keys;
+#[cfg(feature = "kmip")]
+mod kmip;
 mod leaks;
 mod model;
 mod mounts;
+#[path = "../../../lamassu-keys/tests/support/pykmip.rs"]
+#[cfg(feature = "kmip")]
+mod pykmip;
 mod recipes;
+mod served;
+mod shares;
 mod slots;
 mod sources;
 mod support;

@@ -1,7 +1,9 @@
 //! Every command line of docs/keys.md works as it stands there.
 
 use crate::support::Bench;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -41,6 +43,8 @@ fn run(title: &str, script: &str, path: &str) {
     let b = Bench::new();
     b.dir("tokens");
     let conf = b.file("softhsm2.conf", format!("directories.tokendir = {}\n", b.path("tokens").display()).as_bytes());
+    // For a server that a recipe starts. Ports that the system gives out come round again late.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     // `!` hides a failure from -e, and its success too.
     let script: String = script
         .lines()
@@ -49,6 +53,8 @@ fn run(title: &str, script: &str, path: &str) {
             None => format!("{line}\n"),
         })
         .collect();
+    // To files: a server that a recipe starts would hold a pipe open.
+    let (out, err) = (b.path("out"), b.path("err"));
     let mut shell = Command::new("bash")
         .args(["-euxo", "pipefail", "-c", script.as_str()])
         .current_dir(b.dir("work"))
@@ -56,14 +62,20 @@ fn run(title: &str, script: &str, path: &str) {
         .env("PATH", path)
         .env("SOFTHSM2_CONF", conf)
         .env("MODULE", "/usr/lib/softhsm/libsofthsm2.so")
+        .env("PORT", port.to_string())
         .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdout(std::fs::File::create(&out).unwrap())
+        .stderr(std::fs::File::create(&err).unwrap())
+        .process_group(0)
         .spawn()
         .unwrap();
     // What a person would type, each time that they are asked.
     let _ = shell.stdin.take().unwrap().write_all("correct horse battery staple\n".repeat(9).as_bytes());
-    let out = shell.wait_with_output().unwrap();
-    let text = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{title}: {}\n{text}\n{}", out.status, String::from_utf8_lossy(&out.stdout));
+    // Before the shell is reaped its group cannot be another's: then what it started ends with it.
+    let group = Pid::from_child(&shell);
+    waitid(WaitId::Pid(group), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = shell.wait().unwrap();
+    let text = |path: &Path| String::from_utf8_lossy(&std::fs::read(path).unwrap()).into_owned();
+    assert!(status.success(), "{title}: {status}\n{}\n{}", text(&err), text(&out));
 }

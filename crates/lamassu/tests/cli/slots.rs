@@ -123,7 +123,13 @@ fn a_backup_brings_a_damaged_header_back() {
     let restored = |b: &Bench| {
         b.run("key restore copy v").ok();
         assert_eq!(b.run("cat v x").ok().out, b"content");
-        assert_eq!(std::fs::read(b.path("copy")).unwrap(), std::fs::read(b.path("v/lamassu.vault")).unwrap());
+        // But for what the history counts, and so the signature and the MAC over it.
+        let read = |name: &str| -> Value { serde_json::from_slice(&std::fs::read(b.path(name)).unwrap()).unwrap() };
+        let (copy, header) = (read("copy"), read("v/lamassu.vault"));
+        for member in ["id", "slots", "keychain", "next_slot"] {
+            assert_eq!(copy[member], header[member], "{member}");
+        }
+        b.run("history v").ok();
     };
     flip(&header, 900);
     b.run("cat v x").code(23);

@@ -29,6 +29,30 @@ fn standard_input_gives_one_key() {
     b.run_with("ls -k passphrase:stdin w", b"two\nlines").ok();
 }
 
+/// Its first line is data, not a passphrase: nobody is asked there. `setsid` takes the terminal away where the tests have one.
+#[test]
+fn copying_standard_input_leaves_it_to_the_data() {
+    let b = Bench::new();
+    b.secret("pass", b"correct horse");
+    b.run("init -k passphrase:file:pass --argon2-ms 1 v").ok();
+    let cp = |source: &str| -> Ran {
+        let mut child = Command::new("setsid")
+            .args(["--wait", env!("CARGO_BIN_EXE_lamassu"), "cp", "-k", source, "v", "-", "vault:x"])
+            .current_dir(b.path(""))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let _ = child.stdin.take().unwrap().write_all(b"correct horse\nsecond line\n");
+        child.wait_with_output().unwrap().into()
+    };
+    cp("passphrase:prompt").code(9).says("terminal").says("passphrase:file:PATH");
+    b.run("cat -k passphrase:file:pass v x").code(3);
+    cp("passphrase:file:pass").ok();
+    assert_eq!(b.run("cat -k passphrase:file:pass v x").ok().text(), "correct horse\nsecond line\n");
+}
+
 #[test]
 fn a_descriptor_is_inherited() {
     let b = Bench::new();

@@ -7,22 +7,20 @@
 
 mod address;
 
-use super::Location;
 use super::bytes::{KEY_MAX, read_key};
+use super::{Location, tls};
 use crate::fault::{Cause, ServerFault};
 use crate::source::{Ask, Fetched, KeyProvider, SourceError};
 use address::Address;
 use lamassu_format::header::SlotKind;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject};
-use rustls::{AlertDescription, ClientConfig, RootCertStore};
+use rustls::pki_types::CertificateDer;
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
-use zeroize::Zeroizing;
 
 pub(super) const LOCATION: Location = Location {
     name: "https",
+    is_scheme: false,
     usage: "https://HOST[:PORT]/PATH[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]",
     kinds: &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex],
     interactive: false,
@@ -70,40 +68,44 @@ impl Https {
             .proxy(None)
             .user_agent(concat!("lamassu/", env!("CARGO_PKG_VERSION")))
             .max_response_header_size(HEADERS_MAX)
-            .timeout_global(Some(self.address.timeout))
+            .timeout_global(Some(self.address.options.timeout))
             .tls_config(self.tls()?)
             .build();
         Ok(config.into())
     }
 
     fn tls(&self) -> Result<TlsConfig, SourceError> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let roots = match &self.address.ca {
-            Some(path) => pinned(path)?,
-            None => rustls_native_certs::load_native_certs().certs,
+        let options = &self.address.options;
+        let certificates = |chain: &[CertificateDer<'_>]| -> Vec<_> {
+            chain.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
         };
+        let roots = certificates(&options.roots()?);
         let mut client = None;
-        if let Some((cert, key)) = &self.address.client {
-            client = Some(identity(cert, key, &provider)?);
+        if let Some(ours) = options.identity()? {
+            let unusable = |e: ureq::Error| {
+                let source = Box::new(e) as Cause;
+                SourceError::Auxiliary { role: "client key", path: ours.key_path.clone(), source }
+            };
+            let key = PrivateKey::from_pem(&ours.pem).map_err(unusable)?;
+            client = Some(ClientCert::new_with_certs(&certificates(&ours.chain), key));
         }
-        let roots: Vec<_> = roots.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
         Ok(TlsConfig::builder()
             .provider(TlsProvider::Rustls)
             .root_certs(RootCerts::Specific(Arc::new(roots)))
             .client_cert(client)
-            .unversioned_rustls_crypto_provider(provider)
+            .unversioned_rustls_crypto_provider(tls::provider())
             .build())
     }
 
     fn fault(&self, error: ureq::Error) -> ServerFault {
         match error {
-            ureq::Error::Timeout(_) => ServerFault::Timeout { seconds: self.address.timeout.as_secs() },
+            ureq::Error::Timeout(_) => ServerFault::Timeout { seconds: self.address.options.timeout.as_secs() },
             ureq::Error::HostNotFound => {
                 let source = io::Error::new(io::ErrorKind::NotFound, "no such host");
                 ServerFault::Unreachable { source }
             }
             ureq::Error::Io(e) => self.io_fault(e),
-            ureq::Error::Rustls(e) => tls_fault(e),
+            ureq::Error::Rustls(e) => tls::fault(e),
             ureq::Error::ConnectionFailed => ServerFault::Unreachable { source: io::ErrorKind::NotConnected.into() },
             other => ServerFault::Protocol { source: Box::new(other) },
         }
@@ -116,7 +118,7 @@ impl Https {
         {
             let inner = error.into_inner().expect("there is one: it was looked at");
             return match inner.downcast::<rustls::Error>() {
-                Ok(e) => tls_fault(*e),
+                Ok(e) => tls::fault(*e),
                 Err(inner) => match inner.downcast::<ureq::Error>() {
                     Ok(e) => self.fault(*e),
                     Err(other) => ServerFault::Protocol { source: other },
@@ -124,72 +126,9 @@ impl Https {
             };
         }
         match error.kind() {
-            io::ErrorKind::TimedOut => ServerFault::Timeout { seconds: self.address.timeout.as_secs() },
+            io::ErrorKind::TimedOut => ServerFault::Timeout { seconds: self.address.options.timeout.as_secs() },
             io::ErrorKind::InvalidData => ServerFault::Protocol { source: Box::new(error) },
             _ => ServerFault::Unreachable { source: error },
         }
     }
-}
-
-fn tls_fault(error: rustls::Error) -> ServerFault {
-    match error {
-        rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
-            ServerFault::Untrusted { source: Box::new(error) }
-        }
-        rustls::Error::AlertReceived(
-            AlertDescription::CertificateRequired
-            | AlertDescription::NoCertificate
-            | AlertDescription::BadCertificate
-            | AlertDescription::UnsupportedCertificate
-            | AlertDescription::CertificateRevoked
-            | AlertDescription::CertificateExpired
-            | AlertDescription::CertificateUnknown
-            | AlertDescription::UnknownCA
-            | AlertDescription::AccessDenied,
-        ) => ServerFault::Unwelcome { source: Box::new(error) },
-        other => ServerFault::Protocol { source: Box::new(other) },
-    }
-}
-
-fn auxiliary(role: &'static str, path: &Path) -> impl FnOnce(pem::Error) -> SourceError {
-    let path = path.to_path_buf();
-    move |source| SourceError::Auxiliary { role, path, source: Box::new(source) }
-}
-
-/// The certificates of a CA file; every one must be usable.
-fn pinned(path: &Path) -> Result<Vec<CertificateDer<'static>>, SourceError> {
-    let certs = certificates("CA file", path)?;
-    let mut store = RootCertStore::empty();
-    for cert in &certs {
-        let source =
-            |e: rustls::Error| SourceError::Auxiliary { role: "CA file", path: path.into(), source: Box::new(e) };
-        store.add(cert.clone()).map_err(source)?;
-    }
-    Ok(certs)
-}
-
-fn certificates(role: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SourceError> {
-    let certs: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let certs = certs.map_err(auxiliary(role, path))?;
-    if certs.is_empty() { Err(auxiliary(role, path)(pem::Error::NoItemsFound)) } else { Ok(certs) }
-}
-
-/// Our certificate and its key, which must belong together.
-fn identity(
-    cert_path: &Path,
-    key_path: &Path,
-    provider: &Arc<rustls::crypto::CryptoProvider>,
-) -> Result<ClientCert, SourceError> {
-    let chain = certificates("client certificate", cert_path)?;
-    let unusable = |source: Cause| SourceError::Auxiliary { role: "client key", path: key_path.into(), source };
-    let text = Zeroizing::new(std::fs::read(key_path).map_err(|e| unusable(e.into()))?);
-    let key = PrivateKeyDer::from_pem_slice(&text).map_err(|e| unusable(e.into()))?;
-    // The client library takes for granted what is tried here.
-    ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .and_then(|b| b.with_root_certificates(RootCertStore::empty()).with_client_auth_cert(chain.clone(), key))
-        .map_err(|e| unusable(e.into()))?;
-    let chain: Vec<_> = chain.iter().map(|der| Certificate::from_der(der).to_owned()).collect();
-    let key = PrivateKey::from_pem(&text).map_err(|e| unusable(e.into()))?;
-    Ok(ClientCert::new_with_certs(&chain, key))
 }

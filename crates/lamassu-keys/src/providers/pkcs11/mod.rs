@@ -28,6 +28,7 @@ use uri::Uri;
 
 pub(super) const LOCATION: Location = Location {
     name: "pkcs11",
+    is_scheme: true,
     usage: "pkcs11:token=LABEL;object=LABEL?module-path=FILE&pin-source=file:FILE",
     kinds: &[SlotKind::Pkcs11],
     interactive: false,

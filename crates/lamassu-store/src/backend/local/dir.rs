@@ -22,11 +22,22 @@ pub(super) struct LocalDir {
     /// The root, for a barrier where `fd` cannot be synced.
     root: Arc<OwnedFd>,
     remote: Option<Arc<Remote>>,
+    /// Reading leaves access times alone.
+    quiet: bool,
 }
 
 impl LocalDir {
-    pub(super) fn root(fd: Arc<OwnedFd>, remote: Option<Arc<Remote>>) -> LocalDir {
-        LocalDir { fd: fd.clone(), root: fd, remote }
+    pub(super) fn root(fd: Arc<OwnedFd>, remote: Option<Arc<Remote>>, quiet: bool) -> LocalDir {
+        LocalDir { fd: fd.clone(), root: fd, remote, quiet }
+    }
+
+    /// Opens an entry for reading, or for reading and writing. Access times of what belongs to others can be left alone by root only.
+    fn open(&self, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let open = |flags| retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty()));
+        match open(if self.quiet { flags | OFlags::NOATIME } else { flags }) {
+            Err(Errno::PERM) if self.quiet => open(flags),
+            done => done,
+        }
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -52,12 +63,12 @@ impl BackendDir for LocalDir {
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
         check_name(name)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = |access| retry(|| rustix::fs::openat(self.fd(), name, flags | access, Mode::empty()));
-        let fd = match open(OFlags::RDONLY) {
-            Err(Errno::ACCESS) => open(OFlags::PATH)?,
+        let fd = match self.open(name, flags | OFlags::RDONLY) {
+            Err(Errno::ACCESS) => retry(|| rustix::fs::openat(self.fd(), name, flags | OFlags::PATH, Mode::empty()))?,
             other => other?,
         };
-        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root: self.root.clone(), remote: self.remote.clone() }))
+        let (root, remote, quiet) = (self.root.clone(), self.remote.clone(), self.quiet);
+        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root, remote, quiet }))
     }
 
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
@@ -67,7 +78,7 @@ impl BackendDir for LocalDir {
         let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let (access, needed) = if write { (OFlags::RDWR, 0o600) } else { (OFlags::RDONLY, 0o400) };
         let flags = common | access;
-        let fd = match retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty())) {
+        let fd = match self.open(name, flags) {
             Err(Errno::ACCESS) => mode::open_lending(self.fd(), name, flags, needed)?,
             other => other?,
         };
@@ -78,7 +89,9 @@ impl BackendDir for LocalDir {
 
     fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
         check_name(name)?;
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // Nobody else's: it is being made.
+        flags.set(OFlags::NOATIME, self.quiet);
         let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, mode_bits(mode)))?;
         Ok(Arc::new(LocalFile { handle: Handle::new(fd, OFlags::RDWR, self.remote.clone()) }))
     }
@@ -165,7 +178,7 @@ impl BackendDir for LocalDir {
     fn read_dir(&self) -> io::Result<Vec<Entry>> {
         // A descriptor of its own: the position of a listing belongs to the open file description.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty()))?;
+        let fd = self.open(OsStr::new("."), flags)?;
         Ok(list(&fd)?)
     }
 

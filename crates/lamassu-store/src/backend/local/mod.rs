@@ -35,6 +35,7 @@ pub struct LocalBackend {
     root: Arc<OwnedFd>,
     /// Of stores whose syncfs(2) is no barrier.
     remote: Option<Arc<Remote>>,
+    quiet: bool,
 }
 
 impl LocalBackend {
@@ -44,13 +45,19 @@ impl LocalBackend {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
         let remote = Remote::new(rustix::fs::fstatfs(&root)?.f_type as u64);
-        Ok(LocalBackend { root: Arc::new(root), remote })
+        Ok(LocalBackend { root: Arc::new(root), remote, quiet: false })
+    }
+
+    /// Reading files and directories leaves their access times alone, as far as the system lets us (`O_NOATIME`: one's own, or as root).
+    #[must_use]
+    pub fn without_access_times(self) -> LocalBackend {
+        LocalBackend { quiet: true, ..self }
     }
 }
 
 impl Backend for LocalBackend {
     fn root(&self) -> Arc<dyn BackendDir> {
-        Arc::new(LocalDir::root(self.root.clone(), self.remote.clone()))
+        Arc::new(LocalDir::root(self.root.clone(), self.remote.clone(), self.quiet))
     }
 
     fn stat_fs(&self) -> io::Result<StatFs> {

@@ -11,7 +11,8 @@ use crate::tree::vault::list;
 use anyhow::{Context, Result};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::{FileError, Material, Purpose, Unlocked, Update, header_file};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, FileError, KeyError, Material, Purpose, Unlocked, Update, header_file};
 use lamassu_vault::{ROOT, Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,17 +64,36 @@ fn help() -> String {
 pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     let bytes = header_file::read_bytes(file)?;
     let header = H::parse(&bytes).map_err(|source| FileError::Header { path: file.into(), source })?;
-    match &args.key {
-        Some(source) => drop(keys::unlock(ui, &header, &source.parse("--key")?, &args.dir)?),
-        None => ui.detail("the header was parsed, not verified: give --key for that"),
-    }
+    let unlocked = match &args.key {
+        Some(source) => Some(keys::unlock(ui, &header, &source.parse("--key")?, &args.dir)?),
+        None => {
+            ui.detail("the header was parsed, not verified: give --key for that");
+            None
+        }
+    };
     header_file::write_new(&args.file, &bytes)?;
+    match unlocked {
+        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, &bytes),
+        Some(_) => {}
+        None if H::IS_VAULT => ui.note("without --key the copy is not on record in the vault's history"),
+        None => {}
+    }
     ui.note(format_args!(
         "copied the header with {} key slots to {}; keep it apart from the vault, and make a new one after every change of slots",
         header.keys().slots.len(),
         args.file.display()
     ));
     Ok(())
+}
+
+/// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the copy no worse.
+fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, bytes: &[u8]) {
+    let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
+    let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
+    let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
+    if let Err(error) = keys.history(&args.dir).note(event) {
+        ui.warn(format_args!("the copy is not on record: {error}"));
+    }
 }
 
 /// Which kind of header the backup is decides what DIR is.
@@ -110,7 +130,7 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     })
 }
 
-fn put<H: Header>(
+fn put<H: Header + Clone>(
     ui: &Ui,
     args: &Restore,
     place: &Path,
@@ -124,17 +144,44 @@ fn put<H: Header>(
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
+    keys::check_pinned(header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
     match update.read::<H>() {
         Ok(now) => compare(ui, args, &now, header, &unlocked, &material)?,
         // What cannot be read is what a restore is for.
         Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
-        Err(error) => return Err(error.into()),
+        // Nor may a block that the store cannot read any more keep the good copy out.
+        Err(error @ FileError::Read { .. }) => {
+            ui.warn(format_args!("{error}; keys the header in place may have gained since the backup are not known"));
+        }
+        Err(
+            error @ (FileError::Exists { .. }
+            | FileError::NotAFile { .. }
+            | FileError::Busy { .. }
+            | FileError::Write { .. }),
+        ) => {
+            return Err(error.into());
+        }
     }
     let replaced = keep_replaced(place)?;
-    match replaced {
-        Some(_) => update.replace(header)?,
-        None => update.create(header)?,
+    let mut header = header.clone();
+    let event = Event::new(Kind::Restored).detail("from", args.file.display());
+    let there = place.symlink_metadata().is_ok();
+    match unlocked.may_change(&header) {
+        Ok(()) if there => update.record(&mut header, &unlocked, &[event])?,
+        Ok(()) => update.create_recorded(&mut header, &unlocked, &[event])?,
+        // A use-only slot cannot sign, and need not: the backup is put back as it was signed.
+        Err(KeyError::NotAdministrator { slot }) => {
+            if there {
+                update.replace(&header)?
+            } else {
+                update.create(&header)?
+            }
+            if let Err(error) = unlocked.history(&args.dir).note(event.detail("with_use_only_slot", slot)) {
+                ui.warn(format_args!("the restore is not written down: {error}"));
+            }
+        }
+        Err(error) => return Err(error.into()),
     }
     ui.note(format_args!("restored the header of {}", args.dir.display()));
     if let Some(kept) = replaced {
@@ -162,7 +209,8 @@ fn compare<H: Header>(
         Ok(present) if !args.force && has_more(&present, restored) => {
             return Err(Fault::NewerKeys { file: args.file.clone(), dir: args.dir.clone() }.into());
         }
-        Ok(_) => {}
+        // Slots that were removed would come back, and that is an administrator's to decide while the header in place is whole.
+        Ok(present) => present.may_change(now)?,
         Err(error) => ui.warn(format_args!(
             "the header in place does not open with this key ({error}), so keys it may have gained since the backup are not known"
         )),
@@ -181,11 +229,14 @@ fn compare<H: Header>(
     Ok(())
 }
 
-/// Whether `present` has an epoch that `restored` lacks: data written under it could not be read again.
+/// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of one backup give epochs of the same
+/// number and other keys, so keys are compared, not numbers.
 fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
-    let lacks = |had: &[lamassu_keys::Epoch], has: &[lamassu_keys::Epoch]| {
-        had.iter().any(|e| !has.iter().any(|r| r.number() == e.number()))
+    let same = |a: &lamassu_keys::Epoch, b: &lamassu_keys::Epoch| {
+        lamassu_crypto::wrap::equal(a.key().expose(), b.key().expose())
     };
+    let lacks =
+        |had: &[lamassu_keys::Epoch], has: &[lamassu_keys::Epoch]| had.iter().any(|e| !has.iter().any(|r| same(e, r)));
     let (p, r) = (present.keychain(), restored.keychain());
     lacks(p.inner(), r.inner()) || lacks(p.outer(), r.outer())
 }
@@ -212,8 +263,11 @@ fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
     let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
     let _ = std::fs::remove_file(&making);
     let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
-    // A copy, where the store has no links: the damaged one may be all there is of some slot.
-    std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)).map_err(failed)?;
+    // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is not copied.
+    match std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
+        done => done.map_err(failed)?,
+    }
     std::fs::rename(&making, &kept).map_err(failed)?;
     Ok(Some(kept))
 }

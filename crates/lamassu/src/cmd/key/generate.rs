@@ -5,7 +5,7 @@ use crate::output::{self, Ui};
 use anyhow::Result;
 use clap::ValueEnum;
 use lamassu_crypto::{Secret, SecretBytes};
-use lamassu_keys::{SlotKind, header_file, recovery};
+use lamassu_keys::{KeySource, SlotKind, header_file, recovery};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,7 @@ Examples:
   lamassu key generate /root/vault.key
   lamassu key generate --kind hex office.hex
   lamassu key generate --kind recovery -            24 words for paper, on the terminal
+  lamassu key generate 'kmip://kms.example/?name=vault#cert=/etc/me.pem'   an AES-256 key at that server
   lamassu key generate - | systemd-creds encrypt --name=vault - /etc/credstore.encrypted/vault";
 
 /// Options of `key generate`.
@@ -23,7 +24,7 @@ pub struct Generate {
     /// How the key is written; all hold 256 random bits but `passphrase`, which is ten words with 110
     #[arg(long, value_enum, default_value_t = Kind::Raw)]
     kind: Kind,
-    /// The file to make, readable by its owner alone; must not exist. `-` is standard output
+    /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… makes the key at a KMIP server, which keeps it
     file: PathBuf,
 }
 
@@ -36,6 +37,12 @@ enum Kind {
 }
 
 pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
+    if let Some(source) = args.file.to_str().filter(|text| text.starts_with("kmip:")) {
+        if args.kind != Kind::Raw {
+            return Err(Fault::Usage("a key server makes keys of one kind; leave --kind out").into());
+        }
+        return at_server(ui, &source.parse()?);
+    }
     let to_stdout = args.file == Path::new("-");
     if to_stdout && args.kind == Kind::Raw && std::io::stdout().is_terminal() {
         return Err(
@@ -48,6 +55,13 @@ pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
     }
     header_file::write_new(&args.file, text.expose())?;
     ui.note(format_args!("made a key; use it as {}:file:{}", slot_kind(args.kind).name(), args.file.display()));
+    Ok(())
+}
+
+/// A fresh key where a source is.
+pub fn at_server(ui: &Ui, source: &KeySource) -> Result<()> {
+    let made = source.generate()?;
+    ui.note(format_args!("made a key, active, with the identifier {} for {source}", made.id));
     Ok(())
 }
 

@@ -1,0 +1,194 @@
+//! Entries and their chain (§4a): bytes in, bytes out.
+
+use super::event::{self, Event};
+use crate::KeyError;
+use lamassu_crypto::{Secret, wrap};
+use lamassu_format::header::HistoryMark;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Read;
+
+/// Length field, nonce, tag.
+const HEAD_LEN: usize = 4 + 24 + 16;
+/// Contents are filled up to a multiple of this, so that their lengths tell nothing of what happened.
+const UNIT: usize = 256;
+/// Longest content.
+const CONTENT_MAX: usize = 64 << 10;
+/// Longest entry.
+pub(super) const ENTRY_MAX: usize = HEAD_LEN + CONTENT_MAX;
+
+/// Something that was done to the vault's keys.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// from 1
+    #[serde(skip)]
+    pub sequence: u64,
+    /// Unix seconds
+    pub time: u64,
+    /// what was done: [`super::Kind::name`], or a word that a later program wrote
+    pub event: String,
+    /// who did it, on `host`
+    pub uid: u32,
+    /// the name of that user, where it was known
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// where
+    pub host: String,
+    /// the slot it was about
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
+    /// `inner` or `outer`
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<String>,
+    /// the epoch it was about
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u32>,
+    /// more to know
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub details: BTreeMap<String, String>,
+}
+
+/// How a history does not verify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// It, or one before it, was changed, removed, inserted, or put in another place.
+    #[error(
+        "entry {sequence} does not verify: it was changed, or entries before it were removed, inserted or reordered"
+    )]
+    Broken {
+        /// the first that does not open
+        sequence: u64,
+    },
+    /// Entries that the header has seen are gone.
+    #[error("the history was cut off: the header has seen {seen} entries, {found} are there")]
+    CutOff {
+        /// how many there were
+        seen: u64,
+        /// how many are there
+        found: u64,
+    },
+    /// Whole chains were exchanged.
+    #[error("entry {sequence} is another one than the header has seen")]
+    OtherHead {
+        /// the header's last entry
+        sequence: u64,
+    },
+}
+
+/// What was found in a history.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// those that verify, in order
+    pub entries: Vec<Entry>,
+    /// why there are no more, or not those there should be
+    pub fault: Option<Fault>,
+    /// bytes behind the last entry, of an append that was interrupted
+    pub torn_bytes: u64,
+}
+
+/// Where a chain ends, and what the next entry is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) mark: HistoryMark,
+}
+
+impl Link {
+    pub(super) const START: Link = Link { mark: HistoryMark { count: 0, head: [0; 32] } };
+
+    fn aad(&self, id: &[u8; 16]) -> Vec<u8> {
+        let sequence = self.mark.count + 1;
+        [&b"lamassu v1 history"[..], id, &sequence.to_le_bytes(), &self.mark.head].concat()
+    }
+
+    fn then(&self, entry: &[u8]) -> Link {
+        Link { mark: HistoryMark { count: self.mark.count + 1, head: wrap::sha256(entry) } }
+    }
+
+    /// The bytes of the next entry, and the link behind it.
+    pub(super) fn seal(&self, key: &Secret<32>, id: &[u8; 16], entry: &Entry) -> Result<(Vec<u8>, Link), KeyError> {
+        let json = |entry: &Entry| serde_json::to_vec(entry).expect("strings and integers always serialise");
+        let mut content = json(entry);
+        if content.len() > CONTENT_MAX {
+            content = json(&Entry { details: BTreeMap::new(), ..entry.clone() });
+        }
+        content.resize(content.len().next_multiple_of(UNIT), b' ');
+        let (nonce, sealed) = wrap::seal(key, &self.aad(id), &content)?;
+        let len = u32::try_from(content.len()).expect("at most 64 KiB");
+        let bytes = [&len.to_le_bytes()[..], &nonce, &sealed].concat();
+        let next = self.then(&bytes);
+        Ok((bytes, next))
+    }
+
+    /// Opens the bytes of the next entry; `None` if they are not that.
+    fn open(&self, key: &Secret<32>, id: &[u8; 16], bytes: &[u8]) -> Option<(Entry, Link)> {
+        let (head, _) = bytes.split_at_checked(HEAD_LEN)?;
+        let nonce = head[4..28].try_into().expect("24 bytes");
+        let content = wrap::open(key, nonce, &self.aad(id), &bytes[28..]).ok()?;
+        let mut entry: Entry = serde_json::from_slice(content.expose()).ok()?;
+        entry.sequence = self.mark.count + 1;
+        Some((entry, self.then(bytes)))
+    }
+}
+
+impl Entry {
+    /// What an event becomes, now and here.
+    pub(super) fn of(event: &Event) -> Entry {
+        let Event { kind, slot, epoch, uid, details } = event;
+        Entry {
+            sequence: 0,
+            time: crate::unix_now(),
+            event: kind.name().into(),
+            uid: *uid,
+            user: event::user_name(*uid),
+            host: event::host_name(),
+            slot: *slot,
+            tier: epoch.map(|(tier, _)| tier.name().into()),
+            epoch: epoch.map(|(_, number)| number),
+            details: details.iter().map(|(k, v)| ((*k).into(), v.clone())).collect(),
+        }
+    }
+}
+
+/// What is found at the end of those entries that verify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// nothing
+    Clean,
+    /// an append that was interrupted: this many bytes that were never an entry
+    Torn(u64),
+    /// something that is no entry of this chain
+    Broken,
+}
+
+/// Reads a chain. `input` gives the bytes in order; entries go to `each`.
+pub(super) fn walk(
+    mut input: impl Read,
+    key: &Secret<32>,
+    id: &[u8; 16],
+    mut each: impl FnMut(Entry, Link),
+) -> std::io::Result<(Link, u64, End)> {
+    let (mut link, mut good) = (Link::START, 0u64);
+    let mut bytes = Vec::with_capacity(4096);
+    loop {
+        bytes.clear();
+        input.by_ref().take(4).read_to_end(&mut bytes)?;
+        if bytes.is_empty() {
+            return Ok((link, good, End::Clean));
+        }
+        let len = bytes.first_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize);
+        let plausible = len > 0 && len <= CONTENT_MAX && len.is_multiple_of(UNIT);
+        let rest = if plausible { HEAD_LEN - 4 + len } else { ENTRY_MAX };
+        input.by_ref().take(rest as u64).read_to_end(&mut bytes)?;
+        let opened = if plausible { link.open(key, id, &bytes) } else { None };
+        if let Some((entry, next)) = opened {
+            each(entry, next);
+            (link, good) = (next, good + bytes.len() as u64);
+            continue;
+        }
+        // A power cut leaves a part of one entry, or zeros in its place, and nothing behind it.
+        let mut more = [0u8];
+        let is_last = input.read(&mut more)? == 0;
+        let torn = is_last && (plausible || bytes.len() < 4 || bytes[..4] == [0; 4]);
+        return Ok((link, good, if torn { End::Torn(bytes.len() as u64) } else { End::Broken }));
+    }
+}

@@ -1,0 +1,221 @@
+//! The file a history lives in: locked while it is read or appended to, never followed through a link.
+
+use super::chain::{self, End, Entry, Fault, Link, Report};
+use super::event::{Event, Kind};
+use crate::KeyError;
+use lamassu_crypto::Secret;
+use lamassu_format::header::HistoryMark;
+use lamassu_format::name;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long another program's append is waited for; it takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(5);
+
+/// A history cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum HistoryError {
+    /// The store failed, is full, or does not let this user.
+    #[error("cannot {op} the history {path:?}: {source}")]
+    Io {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+    /// A directory, link, device or fifo in its place.
+    #[error("the history {path:?} is no regular file; look at it, and move it away")]
+    NotAFile {
+        /// the file
+        path: PathBuf,
+    },
+    /// Another program holds it.
+    #[error("another program holds the history {path:?}; try again when it is done")]
+    Busy {
+        /// the file
+        path: PathBuf,
+    },
+    /// It does not verify, and an entry behind what does not would say nothing.
+    #[error("the history {path:?} does not verify: {fault}; `lamassu history` shows what is left of it")]
+    Damaged {
+        /// the file
+        path: PathBuf,
+        /// how
+        fault: Fault,
+    },
+}
+
+/// The history of one vault, and the key it is sealed under. Cheap to keep while the vault is mounted: it opens nothing else.
+#[derive(Debug)]
+pub struct History {
+    path: PathBuf,
+    id: [u8; 16],
+    key: Secret<32>,
+}
+
+/// A scanned file.
+struct Scanned {
+    link: Link,
+    len: u64,
+    end: End,
+    fault: Option<Fault>,
+}
+
+impl History {
+    pub(super) fn new(path: PathBuf, id: [u8; 16], key: Secret<32>) -> History {
+        History { path, id, key }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Everything that verifies, and what does not. `mark` is that of the header, read before. A history that is not there has no entries.
+    ///
+    /// # Errors
+    /// [`HistoryError::Io`], [`HistoryError::NotAFile`], [`HistoryError::Busy`].
+    pub fn read(&self, mark: Option<&HistoryMark>) -> Result<Report, HistoryError> {
+        let mut report = Report::default();
+        let Some(file) = self.open(false)? else {
+            report.fault = mark.map(|m| Fault::CutOff { seen: m.count, found: 0 });
+            return Ok(report);
+        };
+        // Who may read and not write still gets a lock: flock(2) asks for no right.
+        let scanned = self.scan(&file, mark, |entry| report.entries.push(entry))?;
+        report.fault = scanned.fault;
+        if let End::Torn(bytes) = scanned.end {
+            report.torn_bytes = bytes;
+        }
+        Ok(report)
+    }
+
+    /// Appends what does not change the header: that the vault was mounted, that its header was copied.
+    ///
+    /// # Errors
+    /// [`HistoryError::Damaged`]: nothing is appended to a history that does not verify; and [`HistoryError::Io`], [`HistoryError::NotAFile`],
+    /// [`HistoryError::Busy`], in a [`KeyError::History`].
+    pub fn note(&self, event: Event) -> Result<(), KeyError> {
+        let file = self.open(true)?.expect("it is made where it is not there");
+        let scanned = self.scan(&file, None, drop)?;
+        if let Some(fault) = scanned.fault {
+            return Err(HistoryError::Damaged { path: self.path.clone(), fault }.into());
+        }
+        self.extend(&file, &scanned, std::slice::from_ref(&event))?;
+        event.announce(&self.path);
+        Ok(())
+    }
+
+    /// Appends, and gives the mark for the header. What does not verify is set aside, so that nobody can keep keys from being changed by damaging a log.
+    pub(super) fn append(&self, mark: Option<&HistoryMark>, events: &[Event]) -> Result<HistoryMark, KeyError> {
+        let file = self.open(true)?.expect("it is made where it is not there");
+        let scanned = self.scan(&file, mark, drop)?;
+        let Some(fault) = scanned.fault else { return self.extend(&file, &scanned, events) };
+        let kept = self.path.with_file_name(name::HISTORY_BROKEN);
+        if scanned.len > 0 || scanned.end != End::Clean {
+            std::fs::rename(&self.path, &kept).map_err(self.failed("set aside"))?;
+            drop(file);
+        }
+        let file = self.open(true)?.expect("it is made where it is not there");
+        let fresh = self.scan(&file, None, drop)?;
+        let said = Event::new(Kind::Restarted).detail("fault", fault).detail("kept_as", name::HISTORY_BROKEN);
+        said.announce(&self.path);
+        let all: Vec<Event> = std::iter::once(said).chain(events.iter().cloned()).collect();
+        self.extend(&file, &fresh, &all)
+    }
+
+    fn extend(&self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
+        let (mut bytes, mut link) = (Vec::new(), scanned.link);
+        for event in events {
+            let (entry, next) = link.seal(&self.key, &self.id, &Entry::of(event))?;
+            bytes.extend_from_slice(&entry);
+            link = next;
+        }
+        let mut to = file;
+        // What an interrupted append has left goes first: an entry behind it would never be found.
+        let written = file
+            .set_len(scanned.len)
+            .and_then(|()| to.seek(SeekFrom::Start(scanned.len)))
+            .and_then(|_| to.write_all(&bytes))
+            .and_then(|()| file.sync_all());
+        written.map_err(self.failed("append to"))?;
+        if scanned.len == 0 {
+            let dir = self.path.parent().unwrap_or(Path::new("."));
+            File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))?;
+        }
+        Ok(link.mark)
+    }
+
+    fn scan(
+        &self,
+        file: &File,
+        mark: Option<&HistoryMark>,
+        mut each: impl FnMut(Entry),
+    ) -> Result<Scanned, HistoryError> {
+        let mut seen = None;
+        let mut input = BufReader::new(file);
+        input.rewind().map_err(self.failed("read"))?;
+        let walked = chain::walk(input, &self.key, &self.id, |entry, link| {
+            if mark.is_some_and(|m| m.count == link.mark.count) {
+                seen = Some(link.mark);
+            }
+            each(entry);
+        });
+        let (link, len, end) = walked.map_err(self.failed("read"))?;
+        let found = link.mark.count;
+        let fault = match (mark, seen) {
+            _ if end == End::Broken => Some(Fault::Broken { sequence: found + 1 }),
+            (Some(mark), Some(seen)) if seen != *mark => Some(Fault::OtherHead { sequence: mark.count }),
+            (Some(_), Some(_)) | (None, _) => None,
+            // An append is durable before the header counts it: what is torn was never counted.
+            (Some(mark), None) if end == End::Clean => Some(Fault::CutOff { seen: mark.count, found }),
+            (Some(_), None) => Some(Fault::Broken { sequence: found + 1 }),
+        };
+        Ok(Scanned { link, len, end, fault })
+    }
+
+    /// Opens and locks; `None` where it is not there and is not to be made.
+    fn open(&self, write: bool) -> Result<Option<File>, HistoryError> {
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut options = OpenOptions::new();
+            options.read(true).write(write).create(write).truncate(false).mode(0o600).custom_flags(flags);
+            let file = match options.open(&self.path) {
+                Ok(file) => file,
+                Err(e) if e.kind() == io::ErrorKind::NotFound && !write => return Ok(None),
+                Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+                    return Err(HistoryError::NotAFile { path: self.path.clone() });
+                }
+                Err(e) => return Err(self.failed("open")(e)),
+            };
+            let meta = file.metadata().map_err(self.failed("stat"))?;
+            if !meta.is_file() {
+                return Err(HistoryError::NotAFile { path: self.path.clone() });
+            }
+            match file.try_lock() {
+                // Set aside between open and lock: the lock is on a file that is no longer the history.
+                Ok(()) if self.is_at(&meta) => return Ok(Some(file)),
+                Ok(()) | Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(POLL),
+                Ok(()) | Err(TryLockError::WouldBlock) => return Err(HistoryError::Busy { path: self.path.clone() }),
+                Err(TryLockError::Error(e)) => return Err(self.failed("lock")(e)),
+            }
+        }
+    }
+
+    fn is_at(&self, meta: &std::fs::Metadata) -> bool {
+        self.path.symlink_metadata().is_ok_and(|m| m.dev() == meta.dev() && m.ino() == meta.ino())
+    }
+
+    fn failed(&self, op: &'static str) -> impl FnOnce(io::Error) -> HistoryError {
+        let path = self.path.clone();
+        move |source| HistoryError::Io { op, path, source }
+    }
+}

@@ -1,0 +1,112 @@
+//! `kmip:`: a key from a KMIP server, by TLS 1.2 or 1.3 and, as a rule, a client certificate.
+//!
+//! The server keeps an AES key of 256 bits, which is taken as the 32 bytes of a `raw` key; it is made there on request. Only a key that the server calls active is
+//! used: one that was revoked or destroyed opens nothing any more. Every question has a deadline and every answer a limit; see [`client`].
+
+mod address;
+mod client;
+mod operations;
+mod ttlv;
+mod zone;
+
+use super::Location;
+use crate::fault::{KeyState, ServerFault};
+use crate::source::{Ask, Fetched, Generated, KeyProvider, SourceError, ZoneKeys};
+use address::{Address, Wanted};
+use client::Session;
+use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_format::header::SlotKind;
+use operations::{Attribute, Usage};
+use std::sync::Arc;
+
+pub(super) const LOCATION: Location = Location {
+    name: "kmip",
+    is_scheme: true,
+    usage: "kmip://HOST[:PORT]/ID|?name=NAME|?zone=ZONE[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]",
+    kinds: &[SlotKind::Raw],
+    interactive: false,
+    provider: |argument| argument.and_then(Address::parse).map(|address| Arc::new(Kmip { address }) as _),
+};
+
+struct Kmip {
+    address: Address,
+}
+
+impl KeyProvider for Kmip {
+    fn fetch(&self, _kind: SlotKind, _ask: &Ask<'_>) -> Result<Fetched, SourceError> {
+        let key = self.session(|session| match &self.address.wanted {
+            Wanted::Id(id) => usable(session, id),
+            Wanted::Name(name) => named(session, &[Attribute::Name(name)]),
+            Wanted::Zone(zone) => zone::keys(session, zone).map(|keys| keys.secret()),
+            Wanted::Nameless => Err(ServerFault::Unnamed),
+        })?;
+        Ok(Fetched::bytes(SecretBytes::new(key.expose().to_vec())))
+    }
+
+    fn generate(&self) -> Option<Result<Generated, SourceError>> {
+        Some(
+            self.session(|session| match &self.address.wanted {
+                Wanted::Name(name) => make(session, Usage::Wrap, &[Attribute::Name(name)]),
+                Wanted::Nameless => make(session, Usage::Wrap, &[]),
+                Wanted::Zone(zone) => zone::make_missing(session, zone),
+                Wanted::Id(_) => Err(ServerFault::IdGiven),
+            })
+            .map(|id| Generated { id }),
+        )
+    }
+
+    fn zone(&self) -> Option<Result<ZoneKeys, SourceError>> {
+        match &self.address.wanted {
+            Wanted::Zone(zone) => Some(self.session(|session| zone::keys(session, zone))),
+            Wanted::Id(_) | Wanted::Name(_) | Wanted::Nameless => None,
+        }
+    }
+}
+
+impl Kmip {
+    /// Does something with the server; what goes wrong is its.
+    fn session<T>(&self, work: impl FnOnce(&mut Session) -> Result<T, ServerFault>) -> Result<T, SourceError> {
+        let mut session = Session::open(&self.address)?;
+        work(&mut session).map_err(|fault| SourceError::Server { place: self.address.shown.clone(), fault })
+    }
+}
+
+/// The one key with these attributes.
+fn named(session: &mut Session, attributes: &[Attribute<'_>]) -> Result<Secret<32>, ServerFault> {
+    let id = session.locate(attributes)?;
+    usable(session, &id)
+}
+
+/// A key, if it is one that may be used.
+fn usable(session: &mut Session, id: &str) -> Result<Secret<32>, ServerFault> {
+    match session.state(id)? {
+        KeyState::Active => session.get(id),
+        other => Err(ServerFault::KeyState(other)),
+    }
+}
+
+/// Lets the server make a key that nothing there is mistaken for; returns its identifier. It can be used then.
+fn make(session: &mut Session, usage: Usage, attributes: &[Attribute<'_>]) -> Result<String, ServerFault> {
+    let found_by = named_by(attributes);
+    // Names should be unique there, and not every server sees to it.
+    if !found_by.is_empty() {
+        match session.locate(&found_by) {
+            Err(ServerFault::NoObject) => {}
+            Ok(_) | Err(ServerFault::ManyObjects) => return Err(ServerFault::NameTaken),
+            Err(e) => return Err(e),
+        }
+    }
+    let id = session.create(usage, attributes)?;
+    session.activate(&id)?;
+    // Before anything is sealed with it: whether it can be used, and whether somebody else made one of that name meanwhile.
+    if !found_by.is_empty() {
+        session.locate(&found_by)?;
+    }
+    usable(session, &id)?;
+    Ok(id)
+}
+
+/// Those of a key's attributes that it is found by.
+fn named_by<'a>(attributes: &[Attribute<'a>]) -> Vec<Attribute<'a>> {
+    attributes.iter().copied().filter(|a| matches!(a, Attribute::Name(_) | Attribute::Group(_))).collect()
+}
