@@ -2,6 +2,7 @@
 
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
+use crate::inode::StoreId;
 use crate::names::{self, read_text};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_crypto::KeyRing;
@@ -151,6 +152,19 @@ pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir
     match names::write_file(to, rest, text) {
         Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(io("create a companion")(e)),
         _ => Ok(()),
+    }
+}
+
+/// Whether a directory has a name of this symbolic link; to be asked while no name can come. If that cannot be told it has one, so that nothing
+/// is removed that is needed.
+pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
+    let is_it = |name: &OsStr| match dir.stat_entry(name) {
+        Ok(st) => StoreId::from(&st) == StoreId::from(link),
+        Err(e) => !is_not_found(&e),
+    };
+    match dir.read_dir() {
+        Ok(entries) => entries.iter().any(|e| e.kind.is_none_or(|kind| kind == Kind::Symlink) && is_it(&e.name)),
+        Err(_) => true,
     }
 }
 

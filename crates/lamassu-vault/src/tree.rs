@@ -238,7 +238,9 @@ impl Vault {
     /// table hears of it.
     pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, rest: Option<&OsStr>) {
         let last = st.kind == Kind::Dir || st.nlink <= 1;
-        if let (Some(rest), true) = (rest, last) {
+        if let Some(rest) = rest
+            && (last || !symlink::is_named_in(&*dir.handle, st))
+        {
             remove_companion(&*dir.handle, rest);
         }
         let id = StoreId::from(st);

@@ -16,9 +16,9 @@ use protocol::{Answer, Request, Status};
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 
-/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there.
+/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there, if root or this user has mounted it.
 pub fn at(path: &Path) -> Option<PathBuf> {
-    umount::ours(path).ok().map(|(path, _)| path)
+    umount::ours(path).ok().filter(|(_, mount)| mount.is_trusted()).map(|(path, _)| path)
 }
 
 /// The directory of the vault that a path names: itself, or that of the vault mounted there.
@@ -39,6 +39,6 @@ pub fn ask<T: DeserializeOwned>(mountpoint: &Path, request: &Request) -> Result<
     let garbled = || Fault::GarbledAnswer { path: mountpoint.into() };
     match serde_json::from_slice(&answer).map_err(|_| garbled())? {
         Answer::Done(value) => Ok(value),
-        Answer::Failed { code, message } => Err(Fault::Told { code, message }.into()),
+        Answer::Failed { code, message } => Err(Fault::Told { code, message: crate::text::printable(&message) }.into()),
     }
 }
