@@ -287,7 +287,7 @@ fn suite(kernel: Kernel, suite: Suite) -> bool {
     let [mut k_in, k, digest] = zeros(suite);
     let k_in = [Secret::new(&mut k_in)];
     let ring = KeyRing::with_kernel(suite, &k_in, &[Secret::new(&mut [0; 32])], kernel);
-    let inner: &InnerKey = ring.inner();
+    let inner: &InnerKey = &ring.inner();
     let (mut blocks, mut keys) = (vec![0; 19 * 4096], [[0; 32]; 19]);
     inner.seal(&mut blocks, 4096, &mut keys);
     let mut digests = [[0; 32]; 19];

@@ -9,6 +9,7 @@ use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
+use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
 
 /// How the program ends.
@@ -144,12 +145,14 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(mount))
         .or_else(|| cause.downcast_ref().map(option))
         .or_else(|| cause.downcast_ref().map(control))
+        .or_else(|| cause.downcast_ref().map(copy))
 }
 
 fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
+        Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -172,7 +175,14 @@ fn fault(error: &Fault) -> Code {
         // A failure that calls itself success is one all the same.
         Fault::Told { code: 0, message: _ } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
-        Fault::GarbledAnswer { .. } => Code::Other,
+        Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
+        Fault::ReadOnlyMount
+        | Fault::Frozen
+        | Fault::ZoneNotAhead
+        | Fault::LostNotEmpty { .. }
+        | Fault::EpochNeeded { .. } => Code::Refused,
+        Fault::NotRekeyed { .. } => Code::Damaged,
+        Fault::RetireMounted { .. } => Code::Locked,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -183,7 +193,7 @@ fn key(error: &KeyError) -> Code {
         KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Code::WrongKey,
         KeyError::HeaderAltered | KeyError::KeychainInvalid => Code::HeaderUnreadable,
         KeyError::Header(e) => header(e),
-        KeyError::NoSlot { .. } => Code::Usage,
+        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => Code::Usage,
         KeyError::LastSlot { .. }
         | KeyError::SlotsFull { .. }
         | KeyError::SlotIdsUsedUp
@@ -193,7 +203,11 @@ fn key(error: &KeyError) -> Code {
         | KeyError::LastAdministrator { .. }
         | KeyError::NoAdministrator
         | KeyError::HasAdministrator
-        | KeyError::NoOuterKey => Code::Refused,
+        | KeyError::NoOuterKey
+        | KeyError::NewestEpoch { .. }
+        | KeyError::OtherEpochs { .. }
+        | KeyError::OtherZone
+        | KeyError::SharedKey { .. } => Code::Refused,
         KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
         KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
@@ -366,6 +380,13 @@ fn control(error: &ControlError) -> Code {
         | ControlError::NotPermitted
         | ControlError::TooLong
         | ControlError::Io { .. } => Code::Other,
+    }
+}
+
+fn copy(error: &CopyError) -> Code {
+    match error {
+        CopyError::Io { .. } => Code::Store,
+        CopyError::Stopped => Code::Interrupted,
     }
 }
 

@@ -10,9 +10,11 @@
 mod check;
 mod chunk;
 mod commit;
+mod copy;
 mod open;
 mod plan;
 mod read;
+mod rekey;
 mod seek;
 mod settle;
 mod shrink;
@@ -20,6 +22,7 @@ mod state;
 mod types;
 mod write;
 
+pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Time};
@@ -110,6 +113,13 @@ impl File {
         let offset = st.size;
         self.core.write_range(&mut st, offset, data, &chunk::Ahead::default())?;
         Ok(offset)
+    }
+
+    /// Copies whole blocks of another file without decrypting them: keys into the pages, ciphertext from store to store, which may share it. The blocks are
+    /// committed like any others. Fewer bytes than asked for are copied where a block's content is no ciphertext, or a tail follows; `None`: none, and the
+    /// caller copies as usual. Both files must be of one vault and of one deduplication domain that does not depend on the file.
+    pub fn copy_from(&self, from: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
+        copy::copy(from, self, from_offset, offset, len)
     }
 
     /// Shrinks or grows.
@@ -229,6 +239,16 @@ impl File {
             });
         }
         self.core.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))
+    }
+
+    /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys, from page `from` on (0 first) as many as a step holds; call it again with
+    /// [`RekeyStep::next`] until that is `None`. What is there already is not written. Damage is counted and stays as it is. Nothing is made durable but what
+    /// the commit protocol asks for.
+    ///
+    /// # Errors
+    /// Those of the store; [`StoreError::Damaged`] where the file cannot be written at all; [`StoreError::ReadOnly`].
+    pub fn rekey(&self, work: Rekey, from: u64) -> Result<RekeyStep, StoreError> {
+        self.core.rekey(&mut self.alone(), work, from)
     }
 
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.

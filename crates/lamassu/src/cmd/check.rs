@@ -142,9 +142,10 @@ fn damaged(report: &Report) -> usize {
 }
 
 /// Shows a check as it goes.
-struct Shown {
-    meter: Meter,
-    json: bool,
+pub struct Shown {
+    pub meter: Meter,
+    /// Print no lines.
+    pub json: bool,
 }
 
 impl Progress for Shown {

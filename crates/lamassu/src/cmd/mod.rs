@@ -2,6 +2,7 @@
 
 pub mod cat;
 pub mod check;
+pub mod clone;
 pub mod completions;
 pub mod cp;
 pub mod estimate;
@@ -15,6 +16,7 @@ pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod rekey;
 pub mod remount;
 pub mod selftest;
 pub mod speed;
@@ -40,12 +42,15 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Umount(args) => umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
         Command::History(args) => history::run(ui, &args),
+        Command::Rekey(args) => rekey::run(ui, &args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(ui, args),
         Command::Inspect(args) => inspect::run(ui, args),
         Command::Ls(args) => ls::run(ui, args),
         Command::Cat(args) => cat::run(ui, args),
         Command::Cp(args) => cp::run(ui, args),
+        Command::Clone(args) => clone::run(ui, args),
+        Command::Snapshot(args) => clone::snapshot(ui, args),
         Command::Path(args) => path::run(ui, args),
         Command::Freeze(args) => freeze::freeze(ui, args),
         Command::Thaw(args) => freeze::thaw(ui, args),

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;
+mod clones;
 mod files;
 mod golden;
 mod hardening;
@@ -19,6 +20,7 @@ mod mounts;
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod recipes;
+mod rekey;
 mod served;
 mod shares;
 mod slots;
