@@ -75,9 +75,9 @@ pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<Vec<Stri
     if let Ok(number) = zone.parse() {
         for id in &made {
             // For people and other programs. A server that takes no such attribute has the zone in three others.
-            match session.add(id, Attribute::Custom(CUSTOM, number)) {
-                Err(e @ (ServerFault::Unreachable { .. } | ServerFault::Timeout { .. })) => return Err(e),
-                Ok(()) | Err(_) => {}
+            let added = session.add(id, Attribute::Custom(CUSTOM, number));
+            if let Err(e @ (ServerFault::Unreachable { .. } | ServerFault::Timeout { .. })) = added {
+                return Err(e);
             }
         }
     }
