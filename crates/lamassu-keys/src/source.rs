@@ -86,6 +86,7 @@ impl ZoneKeys {
     }
 
     /// What a slot is opened with by whoever has both keys, and so could read everything anyway.
+    #[cfg(feature = "kmip")]
     pub(crate) fn secret(&self) -> Secret<32> {
         let mut both = zeroize::Zeroizing::new([0; 64]);
         both[..32].copy_from_slice(self.inner.expose());

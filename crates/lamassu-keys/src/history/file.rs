@@ -181,7 +181,7 @@ impl History {
         written.map_err(self.failed("append to"))?;
         if scanned.len == 0 {
             self.give_to_owner(file);
-            let dir = self.path.parent().unwrap_or(Path::new("."));
+            let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))?;
         }
         Ok(link.mark)

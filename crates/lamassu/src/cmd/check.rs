@@ -61,11 +61,11 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let paths: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json };
     let mut report = vault.check(&paths, args.repair, &shown)?;
-    if paths.is_empty() {
-        for problem in history(&unsealed)? {
-            shown.problem(&problem);
-            report.problems.push(problem);
-        }
+    if paths.is_empty()
+        && let Some(problem) = history(&unsealed)?
+    {
+        shown.problem(&problem);
+        report.problems.push(problem);
     }
     drop(shown);
     vault.close()?;
