@@ -384,9 +384,9 @@ fn passthrough_is_refused_where_encryption_was_meant() {
     let b = bench("");
     b.dir("plain");
     b.run_with("cp v - vault:f", b"content").ok();
-    b.run("mount --passthrough v m").code(6).says("belongs to the vault");
+    b.run("mount --passthrough v m").code(28).says("belongs to the vault");
     b.dir("v/inside");
-    b.run("mount --passthrough v/inside m").code(6).says("without --passthrough");
+    b.run("mount --passthrough v/inside m").code(28).says("without --passthrough");
     b.run("mount --passthrough plain plain").code(10);
     b.run("mount --passthrough nosuch m").code(6);
     for options in ["-k raw:file:other", "-o key=raw:file:key", "-o integrity=metadata", "-o durability=relaxed"] {

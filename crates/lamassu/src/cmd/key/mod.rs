@@ -101,7 +101,7 @@ pub struct Add {
     #[arg(long, conflicts_with = "new_key")]
     recovery: bool,
     /// Print the recovery key as N shares, of which any M together are the key
-    #[arg(long, value_name = "M-of-N", requires = "recovery")]
+    #[arg(long, value_name = "M-of-N", requires = "recovery", conflicts_with = "new_key")]
     shares: Option<Scheme>,
     #[command(flatten)]
     terms: TermsArg,
