@@ -16,6 +16,7 @@ from typing import Any
 
 from argon2 import Type
 from argon2.low_level import hash_secret_raw
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lamassu_reader.crypto import SUITES, InnerKeys, OuterKeys, b64, hkdf, outer, prf, siv_seal, xaes_seal
 
@@ -111,6 +112,7 @@ class Writer:
         self.outer_raw = [self.rand(32) for _ in range(outer_epochs)]
         self.epoch = outer_epochs - 1
         self.secrets: dict[Path, tuple[bytes, bytes]] = {}
+        self.seed: bytes | None = None  # of the administrator
         self.header: dict[str, Any] = {
             "format": "lamassu-vault",
             "version": 1,
@@ -145,7 +147,7 @@ class Writer:
         """The keys of the newest K_in."""
         return self.suite.inner(self.inner_raw[-1])
 
-    def slot(self, kind: str, source: bytes, label: str = "") -> None:
+    def slot(self, kind: str, source: bytes, label: str = "", use_only: bool = False) -> None:
         """Add a key slot; `source` as the secret itself (32 bytes), or a passphrase."""
         number, salt, nonce = len(self.header["slots"]) + 1, self.rand(32), self.rand(24)
         slot: dict[str, Any] = {
@@ -161,10 +163,31 @@ class Writer:
             slot["argon2"] = {"memory_kib": 64, "passes": 1, "lanes": 2}
             secret = hash_secret_raw(source, salt, 1, 64, 2, 32, Type.ID, 0x13)
         wrapping = hkdf(secret, b"lamassu v1 slot", salt=salt)
-        tag, cipher = xaes_seal(wrapping, nonce, self.file_key, b"lamassu v1 slot" + self.id + le(number, 4))
+        content = self.file_key
+        if use_only:
+            slot["role"] = "use"
+        elif self.seed is not None:
+            content += self.seed
+        tag, cipher = xaes_seal(wrapping, nonce, content, b"lamassu v1 slot" + self.id + le(number, 4))
         slot["wrapped"] = (tag + cipher).hex()
         self.header["slots"].append(slot)
         self.header["next_slot"] = number + 1
+
+    def history(self, *events: str, mark: bool = True) -> list[bytes]:
+        """Write a history of these events; its entries."""
+        key, head, entries = hkdf(self.file_key, b"lamassu v1 history"), bytes(32), []
+        for sequence, event in enumerate(events, 1):
+            content = json.dumps({"time": 1700000000, "event": event, "uid": 0, "host": "h"}).encode()
+            content = content.ljust(-(-len(content) // 256) * 256)
+            nonce = self.rand(24)
+            aad = b"lamassu v1 history" + self.id + le(sequence, 8) + head
+            tag, cipher = xaes_seal(key, nonce, content, aad)
+            entries.append(le(len(content), 4) + nonce + tag + cipher)
+            head = hashlib.sha256(entries[-1]).digest()
+        (self.dir / "lamassu.history").write_bytes(b"".join(entries))
+        if mark:
+            self.header["history"] = {"count": len(entries), "head": head.hex()}
+        return entries
 
     def chain(self) -> dict[str, Any]:
         """The keychain object."""
@@ -181,7 +204,17 @@ class Writer:
         plain = json.dumps(self.chain(), sort_keys=True, separators=(",", ":")).encode() if chain is None else chain
         tag, cipher = xaes_seal(key, nonce, plain, b"lamassu v1 keychain" + self.id)
         body = dict(self.header) | {"keychain": {"nonce": nonce.hex(), "sealed": (tag + cipher).hex()}}
-        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+        def canonical_of(value: dict[str, Any]) -> bytes:
+            return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+        if self.seed is not None:
+            key_pair = Ed25519PrivateKey.from_private_bytes(self.seed)
+            body["admin"] = {"public": key_pair.public_key().public_bytes_raw().hex()}
+            signature = key_pair.sign(b"lamassu v1 admin" + canonical_of(body))
+            body["admin"] = body["admin"] | {"signature": signature.hex()}
+        canonical = canonical_of(body)
         body["mac"] = prf(hkdf(self.file_key, b"lamassu v1 header"), canonical).hex()
         return (json.dumps(body, indent=2) + "\n").encode()
 

@@ -974,6 +974,76 @@ class Tree(Temp):
             self.assertEqual(vault.verify(self.fail, notes.append), 1)
             self.assertEqual(len(notes), 2)
 
+    def test_history(self) -> None:
+        """Entries that verify are read; every change of the chain is found."""
+        w = self.writer()
+        entries = w.history("created", "loaded", "slot-added")
+        w.finish()
+        path = w.dir / "lamassu.history"
+
+        def events() -> list[str]:
+            return [e["event"] for e in lr.Vault(str(w.dir), KEY).history().entries]
+
+        self.assertEqual(events(), ["created", "loaded", "slot-added"])
+        for order, words in (
+            ((1, 2), "entry 1"),
+            ((0, 2), "entry 2"),
+            ((1, 0, 2), "entry 1"),
+            ((0, 0, 1, 2), "entry 2"),
+            ((0, 1), "cut off"),
+            ((), "cut off"),
+        ):
+            path.write_bytes(b"".join(entries[i] for i in order))
+            with self.assertRaisesRegex(lr.Damage, words):
+                events()
+            self.assertRegex(self.problems(w)[0], words)
+        good = b"".join(entries)
+        for at in range(0, len(good), 11):
+            path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            with self.assertRaises(lr.Damage):
+                events()
+        path.unlink()
+        with self.assertRaisesRegex(lr.Damage, "cut off"):
+            events()
+        # Behind the mark: what an append leaves that was interrupted.
+        w.history("created", "loaded")
+        w.finish()
+        for tail in (entries[2][:3], entries[2][:70], bytes(300), entries[2]):
+            path.write_bytes(b"".join(w.history("created", "loaded")) + tail)
+            w.finish()
+            self.assertEqual(lr.Vault(str(w.dir), KEY).history().torn, len(tail))
+        del w.header["history"]
+        w.history("created", mark=False)
+        w.finish()
+        self.assertEqual(events(), ["created"])
+
+    def test_administrator(self) -> None:
+        """A use slot opens a signed header; nothing in it can be changed without the seed."""
+        seed, other = bytes(range(32)), bytes(range(1, 33))
+        w = Writer(self.tmp / "signed", "aes")
+        w.seed = seed
+        w.slot("raw", RAW, "admin")
+        w.slot("raw", other, "job", use_only=True)
+        w.header["slots"][1]["expires"] = 1800000000
+        w.finish()
+        for key in (KEY, KeySource(other, "raw")):
+            header = load(w.dir / "lamassu.vault", key)
+            self.assertEqual([s.use_only for s in header.slots], [False, True])
+            self.assertEqual(header.slots[1].expires, 1800000000)
+        w.seed = bytes(32)  # who has the file key signs with a key of their own
+        w.finish()
+        with self.assertRaisesRegex(lr.Refused, "another key"):
+            load(w.dir / "lamassu.vault", KEY)
+        w.seed = seed
+        body = json.loads(w.header_bytes())
+        body["created"] += 1
+        del body["mac"]
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        body["mac"] = crypto.prf(crypto.hkdf(w.file_key, b"lamassu v1 header"), canonical).hex()
+        (w.dir / "lamassu.vault").write_text(json.dumps(body))
+        with self.assertRaisesRegex(lr.Refused, "signature does not verify"):
+            load(w.dir / "lamassu.vault", KeySource(other, "raw"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -17,6 +17,7 @@ pub mod outer;
 pub mod ring;
 pub mod secret;
 pub mod selftest;
+pub mod sign;
 pub mod speed;
 pub mod wrap;
 mod xaes;

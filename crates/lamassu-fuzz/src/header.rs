@@ -78,7 +78,7 @@ fn material(kind: SlotKind) -> Material {
         SlotKind::Passphrase => b"correct horse".to_vec(),
         SlotKind::Raw => KEY.to_vec(),
         SlotKind::Hex => KEY.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect(),
-        SlotKind::Recovery | SlotKind::Pkcs11 => unreachable!("`slot` makes none"),
+        SlotKind::Recovery | SlotKind::RecoveryShares | SlotKind::Pkcs11 => unreachable!("`slot` makes none"),
     };
     Material::new(kind, SecretBytes::new(bytes)).expect("good material")
 }

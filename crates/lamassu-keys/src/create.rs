@@ -1,7 +1,7 @@
 //! Making vault headers and zone files, each with its first slot.
 
-use crate::{KeyError, Keychain, NewSlot, Unlocked, ZoneKeys};
-use lamassu_format::header::{Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
+use crate::{KeyError, Keychain, NewSlot, Terms, Unlocked, ZoneKeys};
+use lamassu_format::header::{Admin, Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
 use lamassu_format::{Geometry, Suite};
 
 /// A vault to be made.
@@ -147,11 +147,13 @@ fn assemble<H: Header>(
     build: impl FnOnce(KeyArea) -> H,
 ) -> Result<(H, Unlocked), KeyError> {
     const FIRST_SLOT: u32 = 1;
-    let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT)?;
-    let slots = vec![unlocked.make_slot(FIRST_SLOT, slot)?];
+    let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT, H::IS_VAULT)?;
+    let slots = vec![unlocked.make_slot(FIRST_SLOT, slot, Terms::default())?];
+    // Whose key it is, signing fills in.
+    let admin = H::IS_VAULT.then_some(Admin { public: [0; 32], signature: [0; 64] });
     let keychain = unlocked.seal_keychain()?;
     let mut header =
-        build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, admin: None, history: None, mac: [0; 32] });
+        build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, admin, history: None, mac: [0; 32] });
     unlocked.sign(&mut header);
     header.to_json()?;
     Ok((header, unlocked))

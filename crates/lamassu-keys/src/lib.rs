@@ -6,6 +6,7 @@
 //! Never: holds file data, writes a key anywhere but sealed, prints (but for the prompt a `prompt` source shows on the terminal).
 #![deny(unsafe_code)]
 
+pub mod admin;
 pub mod cost;
 pub mod create;
 mod error;
@@ -15,6 +16,8 @@ pub mod history;
 pub mod keychain;
 pub mod providers;
 pub mod recovery;
+mod rotate;
+pub mod shares;
 pub mod source;
 pub mod unlock;
 
@@ -24,9 +27,9 @@ pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};
 pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
-pub use lamassu_format::header::{Argon2Params, SlotKind};
+pub use lamassu_format::header::{Argon2Params, Role, SlotKind};
 pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
-pub use unlock::{NewSlot, Removed, Unlocked, unlock};
+pub use unlock::{NewSlot, Removed, Terms, Unlocked, unlock};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.
 pub fn unix_now() -> u64 {

@@ -119,7 +119,7 @@ pub fn parse(text: &[u8]) -> Result<Secret<32>, RecoveryError> {
 }
 
 /// The word of the list that a word is, or that its four letters begin.
-fn whole(word: &str) -> Option<&'static str> {
+pub(crate) fn whole(word: &str) -> Option<&'static str> {
     const TOLD_APART: usize = 4;
     let language = bip39::Language::English;
     if let Some(i) = language.find_word(word) {

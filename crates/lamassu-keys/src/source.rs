@@ -5,7 +5,7 @@
 
 use crate::fault::{Cause, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
-use crate::recovery;
+use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
 use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{SlotKind, TokenSealed};
@@ -185,7 +185,7 @@ pub enum Material {
     Passphrase(SecretBytes),
     /// Goes into the wrapping key as it is.
     Key {
-        /// [`SlotKind::Raw`], [`SlotKind::Hex`] or [`SlotKind::Recovery`]: how it was written down
+        /// [`SlotKind::Raw`], [`SlotKind::Hex`], [`SlotKind::Recovery`] or [`SlotKind::RecoveryShares`]: how it was written down
         kind: SlotKind,
         /// 32 bytes
         key: Secret<32>,
@@ -205,7 +205,7 @@ impl Material {
     ///
     /// # Errors
     /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`], [`SourceError::RawLength`], [`SourceError::Hex`],
-    /// [`SourceError::Recovery`], [`SourceError::Syntax`] for a kind that is no bytes.
+    /// [`SourceError::Recovery`], [`SourceError::Shares`], [`SourceError::Syntax`] for a kind that is no bytes.
     pub fn new(kind: SlotKind, bytes: SecretBytes) -> Result<Self, SourceError> {
         let b = bytes.expose();
         match kind {
@@ -227,6 +227,7 @@ impl Material {
                 Ok(Material::Key { kind, key: Secret::new(&mut key) })
             }
             SlotKind::Recovery => Ok(Material::Key { kind, key: recovery::parse(b)? }),
+            SlotKind::RecoveryShares => Ok(Material::Key { kind, key: shares::join(b)? }),
             SlotKind::Pkcs11 => Err(SourceError::Syntax),
         }
     }
@@ -290,6 +291,9 @@ pub enum SourceError {
     /// The user's: not as it was written down.
     #[error(transparent)]
     Recovery(#[from] recovery::RecoveryError),
+    /// The user's: shares that are not as they were written down, or do not go together.
+    #[error(transparent)]
+    Shares(#[from] shares::ShareError),
     /// The user's: typed differently the second time.
     #[error("the two passphrases differ; nothing was changed")]
     Mismatch,

@@ -3,10 +3,10 @@
 //! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was verified again, whole or not at all,
 //! and leaves with a new MAC.
 
-use crate::{KeyError, Keychain, Material, Tier};
-use lamassu_crypto::{KeyRing, Secret, SecretBytes, wrap};
+use crate::{KeyError, Keychain, Material, Tier, admin};
+use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
+use lamassu_format::header::{Admin, Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
 
 /// Binds a wrapping key to its use.
 const INFO: &[u8] = b"lamassu v1 slot";
@@ -15,6 +15,8 @@ const INFO: &[u8] = b"lamassu v1 slot";
 pub struct Unlocked {
     id: [u8; 16],
     file_key: Secret<32>,
+    /// what signs the header: from an administrator's slot, of a header that has an administrator
+    seed: Option<Secret<32>>,
     keychain: Keychain,
     slot: u32,
 }
@@ -36,6 +38,21 @@ pub struct NewSlot<'a> {
     pub label: &'a str,
     /// Unix seconds
     pub created: u64,
+}
+
+/// On what terms a slot is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// whether its holder may change the header; in a header without an administrator's key everybody may
+    pub role: Role,
+    /// Unix seconds from which on it warns that it should be replaced
+    pub expires: Option<u64>,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Terms { role: Role::Administrator, expires: None }
+    }
 }
 
 /// A slot was removed. Tell the user what this shows: it is the only sign that removal is not revocation.
@@ -61,17 +78,29 @@ impl std::fmt::Display for Removed {
 /// on the slots it sealed.
 ///
 /// # Errors
-/// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`]; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify; [`KeyError::KeychainInvalid`];
-/// [`KeyError::Argon2`].
+/// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`]; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify;
+/// [`KeyError::SignatureInvalid`] where the administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`].
 pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, KeyError> {
     let keys = header.keys();
-    let mut tried = 0;
+    let (mut tried, mut failed) = (0, None);
     for slot in keys.slots.iter().filter(|s| opens(s.kind, material)) {
         tried += 1;
-        let Some(file_key) = open_slot(&keys.id, slot, material)? else { continue };
+        let Opened { file_key, seed } = match open_slot(&keys.id, slot, material) {
+            Ok(Some(opened)) => opened,
+            Ok(None) => continue,
+            // A token that stumbles over one slot, e.g. another token's, may open the next.
+            Err(error) => {
+                failed.get_or_insert(error);
+                continue;
+            }
+        };
         verify(header, &file_key)?;
+        admin::verify(header, seed.as_ref())?;
         let keychain = Keychain::open(&file_key, &keys.id, &keys.keychain, H::OUTER_REQUIRED)?;
-        return Ok(Unlocked { id: keys.id, file_key, keychain, slot: slot.id });
+        return Ok(Unlocked { id: keys.id, file_key, seed, keychain, slot: slot.id });
+    }
+    if let Some(error) = failed {
+        return Err(error);
     }
     let kind = material.kind();
     if tried > 0 {
@@ -83,8 +112,14 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
 
 impl Unlocked {
     /// A fresh file key for a header that is being made.
-    pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32) -> Result<Self, KeyError> {
-        Ok(Unlocked { id, file_key: Secret::random()?, keychain, slot })
+    pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32, signed: bool) -> Result<Self, KeyError> {
+        let seed = if signed { Some(sign::seed()?) } else { None };
+        Ok(Unlocked { id, file_key: Secret::random()?, seed, keychain, slot })
+    }
+
+    /// Whether the slot that opened may change a header that has an administrator.
+    pub fn is_administrator(&self) -> bool {
+        self.seed.is_some()
     }
 
     /// The keychain.
@@ -107,22 +142,53 @@ impl Unlocked {
         }
         let inner = self.keychain.newest_first(Tier::Inner);
         let outer = self.keychain.newest_first(Tier::Outer);
-        Ok(KeyRing::new(suite, &inner, &outer))
+        Ok(KeyRing::of_epochs(suite, &inner, &outer))
+    }
+
+    /// Gives a ring that is in use the epochs of these keys. Those of a zone that shares K_in alone change nothing.
+    pub fn update_ring(&self, ring: &KeyRing) {
+        if !self.keychain.outer().is_empty() {
+            ring.replace(&self.keychain.newest_first(Tier::Inner), &self.keychain.newest_first(Tier::Outer));
+        }
+    }
+
+    /// The same keys for the header as it is now: somebody else may have changed it since it was opened.
+    ///
+    /// # Errors
+    /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::KeychainInvalid`]; [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
+    pub fn reopen<H: Header>(&self, header: &H) -> Result<Unlocked, KeyError> {
+        self.owns(header)?;
+        let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
+        let (file_key, seed) = (self.file_key.duplicate(), self.seed.as_ref().map(Secret::duplicate));
+        Ok(Unlocked { id: self.id, file_key, seed, keychain, slot: self.slot })
     }
 
     /// Adds a slot; returns its id.
     ///
     /// # Errors
-    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::SlotsFull`], [`KeyError::SlotIdsUsedUp`], [`KeyError::Header`] for a bad label,
+    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::SlotsFull`], [`KeyError::SlotIdsUsedUp`], [`KeyError::Header`] for a bad label,
     /// [`KeyError::Argon2`], [`KeyError::NoRandom`]. `header` is then unchanged.
     pub fn add_slot<H: Header + Clone>(&self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
-        self.edit(header, |next| self.push_slot(next, new))
+        self.add_slot_on(header, new, Terms::default())
+    }
+
+    /// The same, on terms.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`]; [`KeyError::NoAdministrator`] for a use-only slot where there is nobody it could be told from.
+    pub fn add_slot_on<H: Header + Clone>(
+        &self,
+        header: &mut H,
+        new: &NewSlot<'_>,
+        terms: Terms,
+    ) -> Result<u32, KeyError> {
+        self.edit(header, |next| self.push_slot(next, new, terms))
     }
 
     /// Removes a slot. Old copies of the header still open with it: see [`Removed`].
     ///
     /// # Errors
-    /// [`KeyError::NoSlot`], [`KeyError::LastSlot`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then unchanged.
+    /// [`KeyError::NoSlot`], [`KeyError::LastSlot`], [`KeyError::LastAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then unchanged.
     pub fn remove_slot<H: Header + Clone>(&self, header: &mut H, id: u32) -> Result<Removed, KeyError> {
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
@@ -131,6 +197,7 @@ impl Unlocked {
                 return Err(KeyError::LastSlot { id });
             }
             let slot = slots.remove(at);
+            admin::is_left(next, id)?;
             Ok(Removed { id, label: slot.label })
         })
     }
@@ -145,13 +212,91 @@ impl Unlocked {
         id: u32,
         new: &NewSlot<'_>,
     ) -> Result<(u32, Removed), KeyError> {
+        let kept = header.keys().slot(id).map(|s| Terms { role: s.role, expires: None });
+        self.change_slot_on(header, id, new, kept.unwrap_or_default())
+    }
+
+    /// The same, on terms; [`Unlocked::change_slot`] keeps the role and sets no expiry.
+    ///
+    /// # Errors
+    /// As [`Unlocked::change_slot`]; [`KeyError::LastAdministrator`].
+    pub fn change_slot_on<H: Header + Clone>(
+        &self,
+        header: &mut H,
+        id: u32,
+        new: &NewSlot<'_>,
+        terms: Terms,
+    ) -> Result<(u32, Removed), KeyError> {
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
             let at = slots.iter().position(|s| s.id == id).ok_or(KeyError::NoSlot { id })?;
             let old = slots.remove(at);
-            let new_id = self.push_slot(next, new)?;
+            let new_id = self.push_slot(next, new, terms)?;
+            admin::is_left(next, id)?;
             Ok((new_id, Removed { id, label: old.label }))
         })
+    }
+
+    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as everybody does who had a slot and a copy of the header,
+    /// opens the headers made from now on no more. Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under
+    /// the file key: the next entry begins a new one, and the old is set aside.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`]. Both are then unchanged.
+    pub fn renew<H: Header + Clone>(&mut self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
+        self.may_change(header)?;
+        let mut fresh = self.reopen(header)?;
+        fresh.file_key = Secret::random()?;
+        let mut next = header.clone();
+        next.keys_mut().slots.clear();
+        fresh.slot = fresh.push_slot(&mut next, new, Terms::default())?;
+        next.keys_mut().keychain = fresh.seal_keychain()?;
+        next.keys_mut().history = None;
+        fresh.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        *self = fresh;
+        Ok(self.slot)
+    }
+
+    /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the administrator's, and every other is for
+    /// use alone until it is changed.
+    ///
+    /// # Errors
+    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
+    pub fn make_administrator<H: Header + Clone>(
+        &mut self,
+        header: &mut H,
+        material: &Material,
+    ) -> Result<[u8; 32], KeyError> {
+        self.owns(header)?;
+        if header.keys().admin.is_some() {
+            return Err(KeyError::HasAdministrator);
+        }
+        let mut next = header.clone();
+        let keys = next.keys_mut();
+        let at = keys.slots.iter().position(|s| s.id == self.slot).ok_or(KeyError::NoSlot { id: self.slot })?;
+        keys.slots.iter_mut().for_each(|s| s.role = Role::Use);
+        let old = keys.slots[at].clone();
+        let cost = old.argon2.unwrap_or(crate::cost::FALLBACK);
+        let again = NewSlot { material, cost, label: &old.label, created: old.created };
+        let seed = sign::seed()?;
+        let public = sign::public(&seed);
+        keys.admin = Some(Admin { public, signature: [0; 64] });
+        let signing = Unlocked {
+            id: self.id,
+            file_key: self.file_key.duplicate(),
+            seed: Some(seed),
+            keychain: self.keychain.duplicate(),
+            slot: self.slot,
+        };
+        keys.slots[at] =
+            signing.make_slot(old.id, &again, Terms { role: Role::Administrator, expires: old.expires })?;
+        signing.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        *self = signing;
+        Ok(public)
     }
 
     /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. Returns its number.
@@ -159,15 +304,23 @@ impl Unlocked {
     /// # Errors
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both are then unchanged.
     pub fn rotate<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        self.edit_keychain(header, |keychain, _| keychain.append(tier, created))
+    }
+
+    /// Changes the keychain, and what else of the header goes with it: all or nothing.
+    pub(crate) fn edit_keychain<H: Header + Clone, T>(
+        &mut self,
+        header: &mut H,
+        change: impl FnOnce(&mut Keychain, &mut H) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
         let mut keychain = self.keychain.duplicate();
-        let number = keychain.append(tier, created)?;
-        let sealed = keychain.seal(&self.file_key, &self.id)?;
-        self.edit(header, |next| {
-            next.keys_mut().keychain = sealed;
-            Ok(())
+        let done = self.edit(header, |next| {
+            let done = change(&mut keychain, next)?;
+            next.keys_mut().keychain = keychain.seal(&self.file_key, &self.id)?;
+            Ok(done)
         })?;
         self.keychain = keychain;
-        Ok(number)
+        Ok(done)
     }
 
     /// Id of the header.
@@ -181,8 +334,15 @@ impl Unlocked {
     }
 
     /// Whether these keys may change `header`.
-    pub(crate) fn may_change<H: Header>(&self, header: &H) -> Result<(), KeyError> {
-        self.owns(header)
+    ///
+    /// # Errors
+    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`].
+    pub fn may_change<H: Header>(&self, header: &H) -> Result<(), KeyError> {
+        self.owns(header)?;
+        match (&header.keys().admin, &self.seed) {
+            (Some(_), None) => Err(KeyError::NotAdministrator { slot: self.slot }),
+            (Some(_), Some(_)) | (None, _) => Ok(()),
+        }
     }
 
     /// Notes in the header how far the history goes.
@@ -199,7 +359,7 @@ impl Unlocked {
         header: &mut H,
         change: impl FnOnce(&mut H) -> Result<T, KeyError>,
     ) -> Result<T, KeyError> {
-        self.owns(header)?;
+        self.may_change(header)?;
         let mut next = header.clone();
         let done = change(&mut next)?;
         self.sign(&mut next);
@@ -213,10 +373,15 @@ impl Unlocked {
         if header.keys().id != self.id {
             return Err(KeyError::OtherHeader);
         }
-        verify(header, &self.file_key)
+        verify(header, &self.file_key)?;
+        admin::verify(header, self.seed.as_ref())
     }
 
+    /// The administrator's signature, where there is one, then the MAC, which covers it.
     pub(crate) fn sign<H: Header>(&self, header: &mut H) {
+        if let Some(seed) = &self.seed {
+            admin::sign(header, seed);
+        }
         let mac = mac(header, &self.file_key);
         header.keys_mut().mac = mac;
     }
@@ -225,20 +390,23 @@ impl Unlocked {
         self.keychain.seal(&self.file_key, &self.id)
     }
 
-    fn push_slot<H: Header>(&self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
+    fn push_slot<H: Header>(&self, header: &mut H, new: &NewSlot<'_>, terms: Terms) -> Result<u32, KeyError> {
         let keys = header.keys_mut();
         if keys.slots.len() >= SLOTS_MAX {
             return Err(KeyError::SlotsFull { max: SLOTS_MAX });
         }
         let id = keys.next_slot;
         let next_slot = id.checked_add(1).ok_or(KeyError::SlotIdsUsedUp)?;
-        keys.slots.push(self.make_slot(id, new)?);
+        if terms.role == Role::Use && keys.admin.is_none() {
+            return Err(KeyError::NoAdministrator);
+        }
+        keys.slots.push(self.make_slot(id, new, terms)?);
         keys.next_slot = next_slot;
         Ok(id)
     }
 
-    /// A slot that holds the file key.
-    pub(crate) fn make_slot(&self, id: u32, new: &NewSlot<'_>) -> Result<Slot, KeyError> {
+    /// A slot that holds the file key and, if it is an administrator's, the signing seed.
+    pub(crate) fn make_slot(&self, id: u32, new: &NewSlot<'_>, terms: Terms) -> Result<Slot, KeyError> {
         check_label(new.label)?;
         let mut salt = [0u8; 32];
         lamassu_crypto::random(&mut salt)?;
@@ -256,26 +424,44 @@ impl Unlocked {
                 wrap::hkdf(secret.expose(), &salt, INFO)
             }
         };
-        let (nonce, wrapped) = wrap::seal(&key, &slot_aad(&self.id, id), self.file_key.expose())?;
-        let (role, label, created) = (Role::Administrator, new.label.into(), new.created);
-        Ok(Slot { id, kind, label, created, salt, argon2, token, role, expires: None, nonce, wrapped })
+        let seed = self.seed.as_ref().filter(|_| terms.role == Role::Administrator);
+        let content = SecretBytes::filled_by(if seed.is_some() { 64 } else { 32 }, |content| {
+            content[..32].copy_from_slice(self.file_key.expose());
+            if let Some(seed) = seed {
+                content[32..].copy_from_slice(seed.expose());
+            }
+        });
+        let (nonce, wrapped) = wrap::seal(&key, &slot_aad(&self.id, id), content.expose())?;
+        let (label, created) = (new.label.into(), new.created);
+        let Terms { role, expires } = terms;
+        Ok(Slot { id, kind, label, created, salt, argon2, token, role, expires, nonce, wrapped })
     }
 }
 
-/// Whether material can open slots of a kind: raw, hex and recovery are three ways to write down the same key.
+/// What a slot holds.
+struct Opened {
+    file_key: Secret<32>,
+    seed: Option<Secret<32>>,
+}
+
+/// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same key.
 fn opens(kind: SlotKind, material: &Material) -> bool {
     match material {
         Material::Passphrase(_) => kind == SlotKind::Passphrase,
-        Material::Key { .. } => matches!(kind, SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery),
+        Material::Key { .. } => {
+            matches!(kind, SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery | SlotKind::RecoveryShares)
+        }
         Material::Token(_) => kind == SlotKind::Pkcs11,
     }
 }
 
-/// The file key, or `None` if this slot is not opened by this source.
-fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Secret<32>>, KeyError> {
+/// What the slot holds, or `None` if it is not opened by this source.
+fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Opened>, KeyError> {
     let Some(key) = wrapping_key(material, slot)? else { return Ok(None) };
     let Ok(opened) = wrap::open(&key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped) else { return Ok(None) };
-    Ok(Secret::from_slice(opened.expose()))
+    let Some((file_key, seed)) = opened.expose().split_at_checked(32) else { return Ok(None) };
+    let Some(file_key) = Secret::from_slice(file_key) else { return Ok(None) };
+    Ok(Some(Opened { file_key, seed: Secret::from_slice(seed) }))
 }
 
 /// Steps 1 and 2 of opening a slot; `None` where the material is of another kind, or of another token.

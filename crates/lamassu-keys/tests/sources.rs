@@ -33,6 +33,8 @@ fn valid_forms() {
         ("passphrase:env:VAULT_KEY1", SlotKind::Passphrase, false),
         ("recovery:prompt", SlotKind::Recovery, true),
         ("recovery:file:paper", SlotKind::Recovery, false),
+        ("recovery-shares:prompt", SlotKind::RecoveryShares, true),
+        ("recovery-shares:stdin", SlotKind::RecoveryShares, false),
         ("raw:stdin", SlotKind::Raw, false),
         ("hex:fd:3", SlotKind::Hex, false),
         ("passphrase:credential:vault", SlotKind::Passphrase, false),
@@ -68,7 +70,7 @@ fn nonsense_is_refused_with_the_valid_forms_and_never_repeated() {
     ] {
         let text = parse(uri).unwrap_err().to_string();
         assert!(
-            text.contains("passphrase|recovery:prompt, passphrase|raw|hex|recovery:file:PATH, passphrase:env:NAME,"),
+            text.contains("passphrase|recovery|recovery-shares:prompt, passphrase|raw|hex|recovery|recovery-shares:file:PATH, passphrase:env:NAME,"),
             "{text}"
         );
         assert!(!text.contains("hunter2"), "{text}");

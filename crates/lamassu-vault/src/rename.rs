@@ -33,9 +33,9 @@ impl End {
         (self.dir.ino, &self.stored.name)
     }
 
-    /// Whether this is the only name of what is there.
-    fn is_last_name(&self) -> bool {
-        self.st.is_some_and(|st| st.kind == Kind::Dir || st.nlink <= 1)
+    /// Whether what was there has another name in this directory; asked after it has gone.
+    fn is_left_behind(&self) -> bool {
+        self.st.is_some_and(|st| st.nlink > 1 && symlink::is_named_in(&*self.dir.handle, &st))
     }
 }
 
@@ -48,6 +48,7 @@ impl Vault {
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.write();
+        self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         let from = self.end(parent, name)?;
         let to = self.end(to_parent, to_name)?;
         if from.st.is_none() || (mode == RenameMode::Exchange && to.st.is_none()) {
@@ -108,7 +109,7 @@ impl Vault {
     fn finish_departure(&self, from: &End, to: &End) {
         if let Some(rest) = &from.rest
             && from.dir.ino != to.dir.ino
-            && from.is_last_name()
+            && !from.is_left_behind()
         {
             remove_companion(&*from.dir.handle, rest);
         }

@@ -199,6 +199,7 @@ impl Vault {
     /// As [`Vault::create`]; `EPERM` for a directory, [`VaultError::Stale`] for a file without a name.
     pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
         self.make(parent, name, |dir, stored| {
+            self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
             let (from, from_name, st) = self.place(ino)?;
             staging::is_directory("link", st.kind)?;
             if let Some(rest) = symlink::rest_of(&self.ctx.ring, &*from.handle, &from_name, &st)
@@ -238,7 +239,9 @@ impl Vault {
     /// table hears of it.
     pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, rest: Option<&OsStr>) {
         let last = st.kind == Kind::Dir || st.nlink <= 1;
-        if let (Some(rest), true) = (rest, last) {
+        if let Some(rest) = rest
+            && (last || !symlink::is_named_in(&*dir.handle, st))
+        {
             remove_companion(&*dir.handle, rest);
         }
         let id = StoreId::from(st);

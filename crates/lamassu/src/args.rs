@@ -34,11 +34,18 @@ pub struct Global {
     /// Append logs to FILE, with times, instead of standard error and (for a mount in the background) syslog
     #[arg(long, global = true, value_name = "FILE", help_heading = "Common options")]
     log_file: Option<PathBuf>,
+    /// Refuse a vault whose header the administrator with this public key has not signed, whatever known-vaults says; `lamassu key admin show` prints it
+    #[arg(long, global = true, value_name = "HEX", value_parser = crate::pins::parse_key, help_heading = "Common options")]
+    admin_key: Option<[u8; 32]>,
 }
 
 impl Global {
     pub fn ui(&self) -> Ui {
         Ui { quiet: self.quiet, verbose: self.verbose }
+    }
+
+    pub fn admin_key(&self) -> Option<[u8; 32]> {
+        self.admin_key
     }
 
     pub fn log_file(&self) -> Option<&Path> {
@@ -64,6 +71,8 @@ pub enum Command {
     Key(cmd::key::Key),
     /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
     History(cmd::history::Args),
+    /// Bring what is stored to the newest keys, after `key rotate`
+    Rekey(cmd::rekey::Args),
     /// Describe a vault; needs no key
     Info(cmd::info::Args),
     /// Verify every seal, key and block of a vault that is not mounted

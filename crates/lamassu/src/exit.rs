@@ -41,12 +41,13 @@ pub enum Code {
     TokenLocked = 45,
     SelfTest = 46,
     KeyRevoked = 47,
+    AdminSignature = 50,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 27] = [
+    pub const ALL: [Code; 28] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -73,6 +74,7 @@ impl Code {
         Code::TokenLocked,
         Code::SelfTest,
         Code::KeyRevoked,
+        Code::AdminSignature,
         Code::Internal,
     ];
 
@@ -118,7 +120,8 @@ impl Code {
             | Code::KeyMissing
             | Code::KeyAnswer
             | Code::TokenLocked
-            | Code::SelfTest => None,
+            | Code::SelfTest
+            | Code::AdminSignature => None,
         }
     }
 }
@@ -163,9 +166,20 @@ fn fault(error: &Fault) -> Code {
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
+        Fault::Pins { .. } => Code::KeySource,
+        Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        // A failure that calls itself success is one all the same.
+        Fault::Told { code: 0, message: _ } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
-        Fault::GarbledAnswer { .. } => Code::Other,
+        Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
+        Fault::ReadOnlyMount
+        | Fault::Frozen
+        | Fault::ZoneNotAhead
+        | Fault::LostNotEmpty { .. }
+        | Fault::EpochNeeded { .. } => Code::Refused,
+        Fault::NotRekeyed { .. } => Code::Damaged,
+        Fault::RetireMounted { .. } => Code::Locked,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -176,14 +190,22 @@ fn key(error: &KeyError) -> Code {
         KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Code::WrongKey,
         KeyError::HeaderAltered | KeyError::KeychainInvalid => Code::HeaderUnreadable,
         KeyError::Header(e) => header(e),
-        KeyError::NoSlot { .. } => Code::Usage,
+        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => Code::Usage,
         KeyError::LastSlot { .. }
         | KeyError::SlotsFull { .. }
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
-        | KeyError::NoOuterKey => Code::Refused,
-        KeyError::NotAdministrator { .. } => Code::Refused,
+        | KeyError::NotAdministrator { .. }
+        | KeyError::LastAdministrator { .. }
+        | KeyError::NoAdministrator
+        | KeyError::HasAdministrator
+        | KeyError::NoOuterKey
+        | KeyError::NewestEpoch { .. }
+        | KeyError::OtherEpochs { .. }
+        | KeyError::OtherZone
+        | KeyError::SharedKey { .. } => Code::Refused,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
         KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
@@ -223,6 +245,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Descriptor { .. }
         | SourceError::NoCredentials
         | SourceError::Recovery(_)
+        | SourceError::Shares(_)
         | SourceError::Auxiliary { .. } => Code::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),

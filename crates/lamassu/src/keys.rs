@@ -4,9 +4,12 @@
 
 use crate::fault::Fault;
 use crate::output::Ui;
+use crate::text;
 use anyhow::{Context, Result};
 use lamassu_format::header::Header;
-use lamassu_keys::{Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost};
+use lamassu_keys::{
+    Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, unix_now,
+};
 use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
@@ -26,7 +29,9 @@ Key sources (SOURCE):
   raw:file:PATH          exactly 32 bytes: `lamassu key generate PATH` makes them
   hex:file:PATH          exactly 64 hex digits; one trailing line end is dropped
   recovery:prompt        the 24 words of a recovery key; recovery:file:PATH reads them
-  FORMAT:stdin           passphrase, raw, hex or recovery: standard input, to its end
+  recovery-shares:prompt the shares of one, 30 words each, one after another; recovery-shares:file:PATH
+                         reads as many as it takes from one file
+  FORMAT:stdin           any of these: standard input, to its end
   FORMAT:fd:N            the same from an inherited file descriptor
   FORMAT:credential:NAME the same from a systemd credential, in $CREDENTIALS_DIRECTORY
   FORMAT:https://HOST/PATH[#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]
@@ -125,7 +130,14 @@ pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path
         ui.detail(format_args!("opening {} with {source}", subject.display()));
         match lamassu_keys::unlock(header, &material) {
             Ok(unlocked) => {
+                check_pinned(header).with_context(|| format!("{}", subject.display()))?;
                 crate::used::note(&header.keys().id, unlocked.slot());
+                header
+                    .keys()
+                    .slot(unlocked.slot())
+                    .and_then(|s| text::expiry_warning(s, unix_now()))
+                    .iter()
+                    .for_each(|w| ui.warn(w));
                 return Ok(unlocked);
             }
             Err(KeyError::WrongKey { .. }) if attempt < attempts => {
@@ -135,6 +147,14 @@ pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path
             Err(error) => return Err(error).with_context(|| format!("{}", subject.display())),
         }
     }
+}
+
+/// Refuses a vault's header that somebody else has signed than who is pinned. Zones have no administrator.
+pub fn check_pinned<H: Header>(header: &H) -> Result<()> {
+    if H::IS_VAULT {
+        lamassu_keys::admin::check_pinned(header, &crate::pins::of(&header.keys().id)?)?;
+    }
+    Ok(())
 }
 
 /// How much a guess at a passphrase shall cost.

@@ -17,6 +17,7 @@ mod log;
 mod mounts;
 mod open;
 mod output;
+mod pins;
 mod progress;
 mod served;
 mod signals;
@@ -55,6 +56,7 @@ fn run(argv: Vec<OsString>) -> Code {
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
     }
+    pins::given(cli.global.admin_key());
     let done = log::start(&ui, cli.global.log_file()).and_then(|()| cmd::run(&ui, cli.command));
     match done {
         Ok(code) => code,

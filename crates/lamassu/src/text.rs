@@ -1,5 +1,6 @@
 //! Numbers and times as people write and read them.
 
+use lamassu_format::header::Slot;
 use lamassu_format::{Geometry, Suite};
 
 /// Parses `4096`, `4K`, `4KiB`, `1M`: powers of 1024, as zfs(8) and mkfs take them.
@@ -16,6 +17,22 @@ pub fn parse_block_size(text: &str) -> Result<u32, String> {
     };
     let bytes = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(factor)).ok_or(RULE)?;
     Geometry::new(bytes, 1).map(|_| bytes).ok_or_else(|| RULE.into())
+}
+
+/// Parses a number of bytes a second: `500K`, `50M`, `1G`; powers of 1024.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    const RULE: &str = "a number of bytes a second, such as 500K, 50M or 1G";
+    let lower = text.trim().trim_end_matches("/s").to_ascii_lowercase();
+    let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
+    let (digits, unit) = lower.split_at(digits_end);
+    let factor = match unit {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        _ => return Err(RULE.into()),
+    };
+    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)).filter(|n| *n > 0).ok_or_else(|| RULE.into())
 }
 
 /// A suite by name, for clap.
@@ -58,6 +75,63 @@ fn civil(days: i64) -> (i64, i64, i64) {
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+/// The start of a day, in Unix seconds, of `2027-01-31` (UTC) or of a number of days from `now`; `None` for `never`.
+pub fn parse_expiry(text: &str, now: u64) -> Result<Option<u64>, String> {
+    const RULE: &str = "a date as 2027-01-31, a number of days, or never";
+    if text == "never" {
+        return Ok(None);
+    }
+    if let Ok(days) = text.parse::<u32>() {
+        return Ok(Some(now.saturating_add(u64::from(days) * DAY)));
+    }
+    let parts: Vec<&str> = text.split('-').collect();
+    let digits = |part: &str, len: usize| part.len() == len && part.bytes().all(|b| b.is_ascii_digit());
+    let [year, month, day] = parts[..] else { return Err(RULE.into()) };
+    if !(digits(year, 4) && digits(month, 2) && digits(day, 2)) {
+        return Err(RULE.into());
+    }
+    let number = |part: &str| part.parse::<i64>().map_err(|_| RULE.to_string());
+    let date = (number(year)?, number(month)?, number(day)?);
+    // The inverse is exact, so a day that no month has is found by not coming back.
+    let days = days_of(date);
+    if civil(days) != date || days < 0 {
+        return Err(RULE.into());
+    }
+    Ok(Some(days.unsigned_abs() * DAY))
+}
+
+const DAY: u64 = 86400;
+
+/// The inverse of [`civil`] for dates there are.
+fn days_of((year, month, day): (i64, i64, i64)) -> i64 {
+    let (year, month_from_march) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (era, year_of_era) = (year.div_euclid(400), year.rem_euclid(400));
+    let day_of_year = (153 * month_from_march + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
+}
+
+/// What a slot's owner should know: it expires within 30 days, or has.
+pub fn expiry_warning(slot: &Slot, now: u64) -> Option<String> {
+    const AHEAD: u64 = 30 * DAY;
+    let expires = slot.expires?;
+    let (id, label) = (slot.id, printable(&slot.label));
+    let date = date(expires);
+    let renew = "`lamassu key change` replaces it";
+    if expires <= now {
+        Some(format!("slot {id} ({label:?}) expired on {date}; {renew}"))
+    } else if expires - now <= AHEAD {
+        let days = (expires - now).div_ceil(DAY);
+        Some(format!("slot {id} ({label:?}) expires on {date}, within {days} days; {renew}"))
+    } else {
+        None
+    }
+}
+
+/// `2026-01-31`.
+pub fn date(unix_seconds: u64) -> String {
+    time(i64::try_from(unix_seconds).unwrap_or(i64::MAX / 2)).chars().take_while(|c| *c != 'T').collect()
 }
 
 /// A text from the store on one line: control characters, which could forge lines or move a cursor, are escaped.
@@ -113,6 +187,31 @@ mod tests {
             (4_107_542_400, "2100-03-01T00:00:00Z"),
         ] {
             assert_eq!(time(seconds), text);
+        }
+    }
+
+    #[test]
+    fn expiries() {
+        assert_eq!(parse_expiry("never", 5), Ok(None));
+        assert_eq!(parse_expiry("0", 5), Ok(Some(5)));
+        assert_eq!(parse_expiry("90", 5), Ok(Some(90 * 86400 + 5)));
+        for (text, seconds) in [("1970-01-01", 0), ("2000-02-29", 951_782_400), ("2100-03-01", 4_107_542_400)] {
+            assert_eq!(parse_expiry(text, 0), Ok(Some(seconds)), "{text}");
+            assert_eq!(date(seconds), text);
+        }
+        for bad in [
+            "",
+            "-1",
+            "2027-1-31",
+            "2027-02-29",
+            "2027-13-01",
+            "2027-00-10",
+            "2027-01-31x",
+            "1969-12-31",
+            "soon",
+            "2027-01",
+        ] {
+            assert!(parse_expiry(bad, 0).is_err(), "{bad}");
         }
     }
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import blake3
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 from cryptography.hazmat.primitives.cmac import CMAC
@@ -249,3 +250,20 @@ def outer(suite: Suite, k_out: bytes) -> OuterKeys:
         record_select=suite.derive(k_out, "record select"),
         xattr_name=suite.derive(k_out, "xattr name", 64),
     )
+
+
+# --- signatures --------------------------------------------------------------------------------
+
+
+def ed25519_public(seed: bytes) -> bytes:
+    """The public key of a signing seed (RFC 8032)."""
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+
+def ed25519_verify(public: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether a signature verifies (RFC 8032)."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -14,18 +14,20 @@ from argon2 import Type
 from argon2.low_level import ARGON2_VERSION, hash_secret_raw
 
 from . import strictjson as sj
-from .crypto import SUITES, TAG, OpenFailed, Suite, hkdf, prf, same, xaes_open
+from .crypto import SUITES, TAG, OpenFailed, Suite, ed25519_public, ed25519_verify, hkdf, prf, same, xaes_open
 from .errors import NoKey, Refused, Where, show
 
 LIMIT = 1 << 20
 PASSPHRASE_LIMIT = 4096
 SOURCE_KINDS = ("raw", "hex", "passphrase")
-KINDS = (*SOURCE_KINDS, "recovery", "pkcs11")
+KINDS = (*SOURCE_KINDS, "recovery", "recovery-shares", "pkcs11")
 TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
+_OF_VAULTS = {"admin", "history"}  # members that a vault may have
+_OF_SLOTS = {"expires"}  # members that a slot may have
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Slot:
     label: str
     salt: bytes
     argon2: tuple[int, int, int] | None
+    use_only: bool
+    expires: int | None
     nonce: bytes
     wrapped: bytes
 
@@ -96,7 +100,7 @@ class Slot:
             yield hash_secret_raw(text, self.salt, passes, memory, lanes, 32, Type.ID, ARGON2_VERSION)
 
     def open(self, source: KeySource, header_id: bytes) -> bytes | None:
-        """The file key, or None when this slot is not opened by this source."""
+        """The file key and, behind it, the signing seed of an administrator's slot, or None when this slot is not opened by this source."""
         aad = b"lamassu v1 slot" + header_id + self.id.to_bytes(4, "little")
         for secret in self._secrets(source):
             wrapping = hkdf(secret, b"lamassu v1 slot", salt=self.salt)
@@ -126,12 +130,21 @@ class Header:
     opened_slot: int
     inner: tuple[bytes, ...]
     outer: tuple[bytes, ...]
+    history_key: bytes
+    history: tuple[int, bytes] | None
+    admin: bytes | None
 
 
-def _slot(value: Any, where: str) -> Slot:
+def _optional(value: Any, names: set[str]) -> set[str]:
+    """Those of `names` that are there."""
+    return {name for name in names if name in value} if isinstance(value, dict) else set()
+
+
+def _slot(value: Any, signed: bool, where: str) -> Slot:
     of_kind = value.get("kind") if isinstance(value, dict) else None
     passphrase = of_kind == "passphrase"
     more = {"passphrase": {"argon2"}, "pkcs11": {"token"}}.get(of_kind, set()) if isinstance(of_kind, str) else set()
+    more |= _optional(value, _OF_SLOTS | {"role"} if signed else _OF_SLOTS)
     m = sj.members(value, _SLOT | more, where)
     kind = sj.string(m["kind"], f"{where}.kind")
     if kind not in KINDS:
@@ -156,14 +169,19 @@ def _slot(value: Any, where: str) -> Slot:
         if not re.fullmatch(r"([0-9a-f]{2}){1,2048}", sealed):
             raise Refused(f"{where}.token.sealed", "not 1 to 2048 bytes in lower-case hex")
     sj.integer(m["created"], 0, sj.U64, f"{where}.created")
+    use_only = "role" in m
+    if use_only and sj.string(m["role"], f"{where}.role") != "use":
+        raise Refused(f"{where}.role", f"unknown role {m['role']!r}")
     return Slot(
         id=sj.integer(m["id"], 1, (1 << 32) - 2, f"{where}.id"),
         kind=kind,
         label=label,
         salt=sj.hexbytes(m["salt"], 32, f"{where}.salt"),
         argon2=argon2,
+        use_only=use_only,
+        expires=sj.integer(m["expires"], 0, sj.U64, f"{where}.expires") if "expires" in m else None,
         nonce=sj.hexbytes(m["nonce"], 24, f"{where}.nonce"),
-        wrapped=sj.hexbytes(m["wrapped"], 48, f"{where}.wrapped"),
+        wrapped=sj.hexbytes(m["wrapped"], 80 if signed and not use_only else 48, f"{where}.wrapped"),
     )
 
 
@@ -193,12 +211,13 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     is_zone = form == "lamassu-zone"
     if sj.integer(obj.get("version"), 0, sj.U64, f"{w}: version") != 1:
         raise Refused(f"{w}: version", f"version {obj['version']}, this reader knows 1")
-    m = sj.members(obj, _ZONE if is_zone else _VAULT, w)
+    m = sj.members(obj, _ZONE if is_zone else _VAULT | _optional(obj, _OF_VAULTS), w)
     for feature in sj.array(m["features"], f"{w}: features"):
         raise Refused(f"{w}: features", f"unknown feature {sj.string(feature, f'{w}: features')!r}")
 
     vault_id = sj.hexbytes(m["id"], 16, f"{w}: id")
-    slots = tuple(_slot(s, f"{w}: slots[{i}]") for i, s in enumerate(sj.array(m["slots"], f"{w}: slots")))
+    signed = "admin" in m
+    slots = tuple(_slot(s, signed, f"{w}: slots[{i}]") for i, s in enumerate(sj.array(m["slots"], f"{w}: slots")))
     if not 1 <= len(slots) <= 64 or len({s.id for s in slots}) != len(slots):
         raise Refused(f"{w}: slots", "not 1 to 64 slots with distinct ids")
     if max(s.id for s in slots) >= sj.integer(m["next_slot"], 1, (1 << 32) - 1, f"{w}: next_slot"):
@@ -206,8 +225,9 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     mac = sj.hexbytes(m["mac"], 32, f"{w}: mac")
 
     for slot in sorted(slots, key=lambda s: s.kind == "passphrase"):  # cheap ones first
-        file_key = slot.open(source, vault_id)
-        if file_key is not None:
+        opened = slot.open(source, vault_id)
+        if opened is not None:
+            file_key, seed = opened[:32], opened[32:]
             break
     else:
         raise NoKey(w, "no slot is opened by this key source")
@@ -215,6 +235,14 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     body = {name: value for name, value in obj.items() if name != "mac"}
     if not same(mac, prf(hkdf(file_key, b"lamassu v1 header"), sj.canonical(body))):
         raise Refused(w, "the MAC does not verify: the header was changed")
+    admin = _admin(m["admin"], body, seed, f"{w}: admin") if signed else None
+    history = None
+    if "history" in m:
+        mark = sj.members(m["history"], {"count", "head"}, f"{w}: history")
+        history = (
+            sj.integer(mark["count"], 1, sj.U64, f"{w}: history.count"),
+            sj.hexbytes(mark["head"], 32, f"{w}: history.head"),
+        )
 
     suite_name = sj.string(m["suite"], f"{w}: suite")
     if suite_name not in SUITES:
@@ -246,7 +274,22 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
         opened_slot=slot.id,
         inner=inner,
         outer=outer,
+        history_key=hkdf(file_key, b"lamassu v1 history"),
+        history=history,
+        admin=admin,
     )
+
+
+def _admin(value: Any, body: dict[str, Any], seed: bytes, where: str) -> bytes:
+    """The administrator's public key, after verifying the signature."""
+    m = sj.members(value, {"public", "signature"}, where)
+    public = sj.hexbytes(m["public"], 32, f"{where}.public")
+    if seed and ed25519_public(seed) != public:
+        raise Refused(where, "another key than the one whose seed the administrator's slot holds")
+    message = b"lamassu v1 admin" + sj.canonical(body | {"admin": {"public": m["public"]}})
+    if not ed25519_verify(public, message, sj.hexbytes(m["signature"], 64, f"{where}.signature")):
+        raise Refused(where, "the signature does not verify: the header was changed")
+    return public
 
 
 def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,10 +16,12 @@ from .content import File
 from .crypto import OpenFailed, b64, outer, siv_open
 from .errors import Damage, LamassuError, NotFound
 from .header import Header, KeySource, load_vault
+from .history import History
 
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
-ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.lock", b"lamassu.staging", b"lamassu.lost"}
+ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.staging", b"lamassu.lost"}
+BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
 
@@ -196,12 +199,27 @@ class Vault:
                 return n, siv_open(outer(self.header.suite, k_out).xattr_name, XATTR_AD, sealed)
         raise Damage(where, "the attribute name does not open")
 
+    def history(self) -> History:
+        """What was done to the vault's keys, verified against the header."""
+        path = os.path.join(self.directory, b"lamassu.history")
+        try:
+            with open(path, "rb") as f:
+                data = f.read()
+        except FileNotFoundError:
+            data = b""
+        return History.read(data, self.header, path)
+
     # --- everything at once ------------------------------------------------------------------
 
     def verify(self, problem: Problem, note: Callable[[str], None], top: Entry | None = None) -> int:
         """Read everything below `top`; returns the number of entries seen."""
         seen = 0
         start = top or self.root()
+        try:
+            if self.history().torn:
+                note("lamassu.history: an append was interrupted")
+        except LamassuError as e:
+            problem(e)
         for entry in [start, *self.walk(start, problem)] if start.type == "d" else [start]:
             seen += 1
             try:
@@ -231,5 +249,5 @@ class Vault:
                     note(f"{where}: a companion without an entry")
             elif name.startswith((LONG, REST)) or name == b"lamassu.dir":
                 continue
-            elif entry.path or name not in ROOT_ONLY:
+            elif entry.path or not (name in ROOT_ONLY or BROKEN.fullmatch(name)):
                 note(f"{where}: a name of the format that this reader does not know")

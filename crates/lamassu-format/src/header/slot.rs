@@ -13,14 +13,22 @@ pub enum SlotKind {
     Hex,
     /// 32 bytes as 24 words for people to write down (BIP-39, English).
     Recovery,
+    /// The same 32 bytes as shares of several people (§4b).
+    RecoveryShares,
     /// 32 bytes that a PKCS #11 token unwraps; the slot holds them sealed by the token's key.
     Pkcs11,
 }
 
 impl SlotKind {
     /// Every kind.
-    pub const ALL: [SlotKind; 5] =
-        [SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery, SlotKind::Pkcs11];
+    pub const ALL: [SlotKind; 6] = [
+        SlotKind::Passphrase,
+        SlotKind::Raw,
+        SlotKind::Hex,
+        SlotKind::Recovery,
+        SlotKind::RecoveryShares,
+        SlotKind::Pkcs11,
+    ];
 
     /// Its name in headers and in source URIs.
     pub const fn name(self) -> &'static str {
@@ -29,6 +37,7 @@ impl SlotKind {
             SlotKind::Raw => "raw",
             SlotKind::Hex => "hex",
             SlotKind::Recovery => "recovery",
+            SlotKind::RecoveryShares => "recovery-shares",
             SlotKind::Pkcs11 => "pkcs11",
         }
     }

@@ -312,7 +312,7 @@ impl WireHistory {
 impl WireSlot {
     /// `signed`: whether the header has an administrator.
     fn parse(&self, signed: bool) -> Result<Slot, HeaderError> {
-        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\" or \"pkcs11\"";
+        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\", \"recovery-shares\" or \"pkcs11\"";
         let kind = SlotKind::from_name(&self.kind).ok_or(HeaderError::Member { member: "kind", rule })?;
         let argon2 = self.argon2.as_ref().map(|Object(wire)| wire.parse()).transpose()?;
         if argon2.is_some() != (kind == SlotKind::Passphrase) {

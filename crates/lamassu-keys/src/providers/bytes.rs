@@ -11,7 +11,10 @@ pub(super) const KEY_MAX: usize = PASSPHRASE_MAX + 2;
 
 /// All of `reader` as a key of `kind`, or `None` if it is more than any key has.
 pub(super) fn read_key(reader: &mut impl Read, kind: SlotKind) -> io::Result<Option<SecretBytes>> {
-    let Some(mut bytes) = read_bounded(reader, KEY_MAX)? else { return Ok(None) };
+    // Fifteen shares on their sheets.
+    const SHARES_LEN_MAX: usize = 16 << 10;
+    let max = if kind == SlotKind::RecoveryShares { SHARES_LEN_MAX } else { KEY_MAX };
+    let Some(mut bytes) = read_bounded(reader, max)? else { return Ok(None) };
     if kind != SlotKind::Raw {
         drop_line_end(&mut bytes);
     }

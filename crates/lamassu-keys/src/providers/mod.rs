@@ -52,7 +52,8 @@ pub static LOCATIONS: &[Location] = &[
 ];
 
 /// What can be read as bytes.
-const READABLE: &[SlotKind] = &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery];
+const READABLE: &[SlotKind] =
+    &[SlotKind::Passphrase, SlotKind::Raw, SlotKind::Hex, SlotKind::Recovery, SlotKind::RecoveryShares];
 
 /// How a key of `kind` from `location` is written.
 pub(crate) fn form(kind: SlotKind, location: &Location) -> String {

@@ -3,6 +3,7 @@
 //! Standard input is read only when asked for and only where it is no terminal: then the passphrase is its first line and is not confirmed.
 
 use super::Location;
+use crate::shares::{Collected, SHARES_MAX, ShareError};
 use crate::source::{Ask, Fetched, KeyProvider, PASSPHRASE_MAX, Purpose, SourceError};
 use lamassu_crypto::{SecretBytes, wrap};
 use lamassu_format::header::SlotKind;
@@ -16,7 +17,7 @@ pub(super) const LOCATION: Location = Location {
     name: "prompt",
     is_scheme: false,
     usage: "prompt",
-    kinds: &[SlotKind::Passphrase, SlotKind::Recovery],
+    kinds: &[SlotKind::Passphrase, SlotKind::Recovery, SlotKind::RecoveryShares],
     interactive: true,
     provider: |argument| match argument {
         None => Some(Arc::new(Prompt)),
@@ -27,7 +28,11 @@ pub(super) const LOCATION: Location = Location {
 struct Prompt;
 
 impl KeyProvider for Prompt {
-    fn fetch(&self, _kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError> {
+    fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError> {
+        if kind == SlotKind::RecoveryShares {
+            let lines = ask.stdin && !io::stdin().is_terminal();
+            return shares(ask, &mut |text| if lines { stdin_line() } else { ask_terminal(text) }).map(Fetched::bytes);
+        }
         let bytes =
             if ask.stdin && !io::stdin().is_terminal() { stdin_line()? } else { typed(ask, &mut ask_terminal)? };
         Ok(Fetched::bytes(bytes))
@@ -49,6 +54,40 @@ fn typed(
             let second = read("The same again: ")?;
             if wrap::equal(first.expose(), second.expose()) { Ok(first) } else { Err(SourceError::Mismatch) }
         }
+    }
+}
+
+/// Shares, one to a line, until there are as many as it takes. One that is misread or does not fit ends the attempt: which it was is said.
+fn shares(
+    ask: &Ask<'_>,
+    read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
+) -> Result<SecretBytes, SourceError> {
+    let mut collected = Collected::default();
+    let mut all = Vec::with_capacity((PASSPHRASE_MAX + 1) * usize::from(SHARES_MAX));
+    loop {
+        let text = match collected.progress() {
+            None => format!("A share of the recovery key for {}: ", ask.subject),
+            Some((found, need)) if found >= need => return Ok(SecretBytes::new(all)),
+            Some((found, need)) => format!("Another share ({found} of {need} given): "),
+        };
+        let given = match read(&text) {
+            // Standard input ended: what is missing is said by who joins them.
+            Err(SourceError::Stdin { source }) if source.kind() == io::ErrorKind::UnexpectedEof && !all.is_empty() => {
+                return Ok(SecretBytes::new(all));
+            }
+            given => given?,
+        };
+        let before = collected.progress();
+        if let Err(error) = collected.add(given.expose()) {
+            all.zeroize();
+            return Err(error.into());
+        }
+        if collected.progress() == before {
+            all.zeroize();
+            return Err(ShareError::None.into());
+        }
+        all.extend_from_slice(given.expose());
+        all.push(b'\n');
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::open::Found;
 use crate::{output, served, text};
 use anyhow::Result;
-use lamassu_format::header::{Header, Slot, VaultHeader};
+use lamassu_format::header::{Header, Role, Slot, VaultHeader};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -40,6 +40,10 @@ pub struct Described {
     name_max: usize,
     small_files: &'static str,
     created: u64,
+    /// public key of who signs the header; null: nobody
+    administrator: Option<String>,
+    /// entries of the history that the header has seen
+    history: u64,
     slots: Vec<DescribedSlot>,
 }
 
@@ -50,6 +54,10 @@ pub struct DescribedSlot {
     pub kind: &'static str,
     pub label: String,
     pub created: u64,
+    /// `administrator` or `use`
+    pub role: &'static str,
+    /// Unix seconds; null: never
+    pub expires: Option<u64>,
     pub argon2: Option<DescribedCost>,
     /// by this user on this host, in Unix seconds; null: not known
     pub last_used_here: Option<u64>,
@@ -79,6 +87,8 @@ impl Described {
             name_max: header.name_max(),
             small_files: if header.convergent_small_files() { "convergent" } else { "random" },
             created: header.created(),
+            administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
+            history: header.keys().history.map_or(0, |h| h.count),
             slots: slots(header),
         }
     }
@@ -98,6 +108,11 @@ impl DescribedSlot {
             kind: slot.kind.name(),
             label: slot.label.clone(),
             created: slot.created,
+            role: match slot.role {
+                Role::Administrator => "administrator",
+                Role::Use => "use",
+            },
+            expires: slot.expires,
             argon2: slot.argon2.map(|c| DescribedCost {
                 memory_kib: c.memory_kib(),
                 passes: c.passes(),
@@ -111,15 +126,20 @@ impl DescribedSlot {
 /// The table of slots, for people.
 pub fn slot_table(slots: &[DescribedSlot]) -> String {
     let time = |seconds: u64| text::time(i64::try_from(seconds).unwrap_or(i64::MAX / 2));
-    let mut out =
-        String::from("slot  kind        created               last used here        cost                        label");
+    let mut out = String::from(
+        "slot  kind             role           created               expires     last used here        cost                        label",
+    );
     for slot in slots {
         let cost = slot.argon2.as_ref().map_or_else(String::new, |c| {
             format!("{}, {} passes, {} lanes", text::bytes(u64::from(c.memory_kib) * 1024), c.passes, c.lanes)
         });
         let (created, used) = (time(slot.created), slot.last_used_here.map_or_else(|| "-".into(), time));
         let (id, kind, label) = (slot.id, slot.kind, &slot.label);
-        let _ = write!(out, "\n{id:<4}  {kind:<10}  {created:<20}  {used:<20}  {cost:<26}  {label}");
+        let (role, expires) = (slot.role, slot.expires.map_or_else(|| "-".into(), text::date));
+        let _ = write!(
+            out,
+            "\n{id:<4}  {kind:<15}  {role:<13}  {created:<20}  {expires:<10}  {used:<20}  {cost:<26}  {label}"
+        );
     }
     out
 }
@@ -142,10 +162,11 @@ pub fn run(args: Args) -> Result<()> {
         ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
         ("small files", d.small_files.into()),
         ("created", created),
+        ("administrator", d.administrator.clone().unwrap_or_else(|| "none".into())),
     ];
     let mut out = String::new();
     for (name, value) in rows {
-        let _ = writeln!(out, "{name:<12} {value}");
+        let _ = writeln!(out, "{name:<13} {value}");
     }
     output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
 }

@@ -277,6 +277,7 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
     }
     let vault = Described::of(&header);
     if args.json {
+        super::key::admin::tell(&Ui { quiet: true, ..*ui }, &header, &args.dir);
         return output::print_json(&Made { vault, store, warnings });
     }
     ui.note(format_args!(
@@ -287,6 +288,7 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
         text::bytes(u64::from(block_size)),
         header.names().name()
     ));
+    super::key::admin::tell(ui, &header, &args.dir);
     ui.note(
         "keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again",
     );

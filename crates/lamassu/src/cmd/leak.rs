@@ -58,6 +58,8 @@ struct Leak {
     /// how many entries belong to uid:gid
     owners: BTreeMap<String, u64>,
     xattrs: u64,
+    /// length of the vault's history, which tells how many entries it has; when it was appended to shows as well
+    history_bytes: u64,
     equal_blocks: Equal,
     /// pages of metadata that are equal: those of equal files of one page
     equal_pages: Equal,
@@ -149,6 +151,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         modes: BTreeMap::new(),
         owners: BTreeMap::new(),
         xattrs: 0,
+        history_bytes: args.dir.join(name::HISTORY).symlink_metadata().map_or(0, |m| m.len()),
         equal_blocks: none(),
         equal_pages: none(),
         unreadable: 0,
@@ -333,6 +336,7 @@ fn print(l: &Leak) -> Result<()> {
         ("modes", l.modes.iter().map(|(m, c)| format!("{m} ({c})")).collect::<Vec<_>>().join(", ")),
         ("owners", l.owners.iter().map(|(o, c)| format!("{o} ({c})")).collect::<Vec<_>>().join(", ")),
         ("attributes", l.xattrs.to_string()),
+        ("history", format!("{} of what was done to the keys, sealed", text::bytes(l.history_bytes))),
         ("blocks", equal(&l.equal_blocks, "data blocks")),
         ("small files", equal(&l.equal_pages, "pages of metadata")),
     ] {

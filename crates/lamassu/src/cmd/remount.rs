@@ -2,11 +2,17 @@
 
 use crate::cmd::umount;
 use crate::fault::Fault;
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// What a mount has unless an option says otherwise: modes, owners and device nodes are the store's word alone.
 const UNSAID: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
+
+/// How long a mount may be busy. The kernel tells a FUSE daemon of closed files later than close(2) returns, and takes removed ones for in use until the
+/// daemon has heard of it: so what a script has just closed and removed would stand in the way of `ro`, where on a local file system it does not.
+const CLOSING: Duration = Duration::from_secs(3);
 
 /// Whether these options ask for a remount.
 pub fn is_wanted(words: &[String]) -> bool {
@@ -19,7 +25,13 @@ pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), F
     let (path, _) = umount::ours(mountpoint)?;
     let mut flags = words.iter().fold(UNSAID, |flags, word| with(flags, word));
     flags.set(MountFlags::RDONLY, flags.contains(MountFlags::RDONLY) || read_only);
-    mount_remount(&path, flags, "").map_err(|e| Fault::Local { op: "remount", path, source: e.into() })
+    let deadline = Instant::now() + CLOSING;
+    loop {
+        match mount_remount(&path, flags, "") {
+            Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            done => return done.map_err(|e| Fault::Local { op: "remount", path, source: e.into() }),
+        }
+    }
 }
 
 fn with(mut flags: MountFlags, word: &str) -> MountFlags {

@@ -4,11 +4,11 @@ use crate::support::Bench;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn testdata() -> PathBuf {
+pub fn testdata() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/vaults")
 }
 
-fn unpack(name: &str, to: &Path) {
+pub fn unpack(name: &str, to: &Path) {
     let mut tar = Command::new("tar");
     tar.args(["--xattrs", "--xattrs-include=user.*", "--no-same-owner", "-xzf"]);
     let done = tar.arg(testdata().join(format!("{name}.tar.gz"))).arg("-C").arg(to).status().unwrap();

@@ -1,10 +1,12 @@
 //! The program as users run it: every command, every exit code of docs/cli.md that can be provoked, JSON shapes, and real mounts.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod admin;
 mod files;
 mod golden;
 mod hardening;
 mod helper;
+mod history;
 #[path = "../../../lamassu-keys/tests/support/https_server.rs"]
 mod https_server;
 mod keys;
@@ -17,7 +19,9 @@ mod mounts;
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod recipes;
+mod rekey;
 mod served;
+mod shares;
 mod slots;
 mod sources;
 mod support;

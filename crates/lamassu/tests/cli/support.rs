@@ -136,6 +136,11 @@ impl Bench {
         self.run(&format!("umount {mountpoint}")).ok();
     }
 
+    /// Runs a line of words with one more variable in the environment.
+    pub fn run_in(&self, name: &str, value: &Path, line: &str) -> Ran {
+        self.command(line.split_whitespace()).env(name, value).output().unwrap().into()
+    }
+
     /// Runs a line with standard input.
     pub fn run_with(&self, line: &str, input: &[u8]) -> Ran {
         use std::io::Write;

@@ -9,10 +9,10 @@ use crate::open;
 use crate::output::Ui;
 use crate::tree::vault::list;
 use anyhow::{Context, Result};
-use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+use lamassu_format::header::{Header, HistoryMark, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
-use lamassu_keys::{Event, FileError, Material, Purpose, Unlocked, Update, header_file};
+use lamassu_keys::{Event, FileError, KeyError, Material, Purpose, Unlocked, Update, header_file};
 use lamassu_vault::{ROOT, Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     };
     header_file::write_new(&args.file, &bytes)?;
     match unlocked {
-        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, &bytes),
+        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, header.keys().history.as_ref(), &bytes),
         Some(_) => {}
         None if H::IS_VAULT => ui.note("without --key the copy is not on record in the vault's history"),
         None => {}
@@ -87,11 +87,11 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
 }
 
 /// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the copy no worse.
-fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, bytes: &[u8]) {
+fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, mark: Option<&HistoryMark>, bytes: &[u8]) {
     let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
     let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
     let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
-    if let Err(error) = keys.history(&args.dir).note(event) {
+    if let Err(error) = keys.history(&args.dir).note(event, mark) {
         ui.warn(format_args!("the copy is not on record: {error}"));
     }
 }
@@ -144,19 +144,45 @@ fn put<H: Header + Clone>(
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
+    keys::check_pinned(header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
     match update.read::<H>() {
         Ok(now) => compare(ui, args, &now, header, &unlocked, &material)?,
         // What cannot be read is what a restore is for.
         Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
-        Err(error) => return Err(error.into()),
+        // Nor may a block that the store cannot read any more keep the good copy out.
+        Err(error @ FileError::Read { .. }) => {
+            ui.warn(format_args!("{error}; keys the header in place may have gained since the backup are not known"));
+        }
+        Err(
+            error @ (FileError::Exists { .. }
+            | FileError::NotAFile { .. }
+            | FileError::Busy { .. }
+            | FileError::Write { .. }),
+        ) => {
+            return Err(error.into());
+        }
     }
     let replaced = keep_replaced(place)?;
     let mut header = header.clone();
     let event = Event::new(Kind::Restored).detail("from", args.file.display());
-    match replaced {
-        Some(_) => update.record(&mut header, &unlocked, &[event])?,
-        None => update.create_recorded(&mut header, &unlocked, &[event])?,
+    let there = place.symlink_metadata().is_ok();
+    match unlocked.may_change(&header) {
+        Ok(()) if there => update.record(&mut header, &unlocked, &[event])?,
+        Ok(()) => update.create_recorded(&mut header, &unlocked, &[event])?,
+        // A use-only slot cannot sign, and need not: the backup is put back as it was signed.
+        Err(KeyError::NotAdministrator { slot }) => {
+            if there {
+                update.replace(&header)?
+            } else {
+                update.create(&header)?
+            }
+            let event = event.detail("with_use_only_slot", slot);
+            if let Err(error) = unlocked.history(&args.dir).note(event, header.keys().history.as_ref()) {
+                ui.warn(format_args!("the restore is not written down: {error}"));
+            }
+        }
+        Err(error) => return Err(error.into()),
     }
     ui.note(format_args!("restored the header of {}", args.dir.display()));
     if let Some(kept) = replaced {
@@ -184,7 +210,8 @@ fn compare<H: Header>(
         Ok(present) if !args.force && has_more(&present, restored) => {
             return Err(Fault::NewerKeys { file: args.file.clone(), dir: args.dir.clone() }.into());
         }
-        Ok(_) => {}
+        // Slots that were removed would come back, and that is an administrator's to decide while the header in place is whole.
+        Ok(present) => present.may_change(now)?,
         Err(error) => ui.warn(format_args!(
             "the header in place does not open with this key ({error}), so keys it may have gained since the backup are not known"
         )),
@@ -203,11 +230,14 @@ fn compare<H: Header>(
     Ok(())
 }
 
-/// Whether `present` has an epoch that `restored` lacks: data written under it could not be read again.
+/// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of one backup give epochs of the same
+/// number and other keys, so keys are compared, not numbers.
 fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
-    let lacks = |had: &[lamassu_keys::Epoch], has: &[lamassu_keys::Epoch]| {
-        had.iter().any(|e| !has.iter().any(|r| r.number() == e.number()))
+    let same = |a: &lamassu_keys::Epoch, b: &lamassu_keys::Epoch| {
+        lamassu_crypto::wrap::equal(a.key().expose(), b.key().expose())
     };
+    let lacks =
+        |had: &[lamassu_keys::Epoch], has: &[lamassu_keys::Epoch]| had.iter().any(|e| !has.iter().any(|r| same(e, r)));
     let (p, r) = (present.keychain(), restored.keychain());
     lacks(p.inner(), r.inner()) || lacks(p.outer(), r.outer())
 }
@@ -234,8 +264,11 @@ fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
     let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
     let _ = std::fs::remove_file(&making);
     let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
-    // A copy, where the store has no links: the damaged one may be all there is of some slot.
-    std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)).map_err(failed)?;
+    // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is not copied.
+    match std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
+        Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
+        done => done.map_err(failed)?,
+    }
     std::fs::rename(&making, &kept).map_err(failed)?;
     Ok(Some(kept))
 }

@@ -1,24 +1,27 @@
-//! `lamassu key list|add|remove|change|generate|backup|restore`: the key slots of a vault, or of a zone where a file is given.
+//! `lamassu key list|add|remove|change|admin|generate|backup|restore`: the key slots of a vault, or of a zone where a file is given.
 //!
 //! No data is touched. The header's update lock is held from before it is read until it is replaced.
 
+pub mod admin;
 mod backup;
 pub mod generate;
+mod mounted;
+mod recovery;
+pub mod rotate;
 
 use super::info::{DescribedSlot, slot_table, slots};
 use crate::fault::Fault;
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::{self, Ui};
+use crate::served;
 use anyhow::Result;
 use backup::backup as back_up;
-use lamassu_crypto::Secret;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
-use lamassu_keys::{
-    Event, KeyError, KeySource, Material, NewSlot, Purpose, SlotKind, Update, header_file, recovery, unix_now,
-};
+use lamassu_keys::shares::Scheme;
+use lamassu_keys::{Event, KeyError, NewSlot, Purpose, Role, Terms, Update, header_file, unix_now};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +34,9 @@ const ADD_EXAMPLES: &str = "\
 Examples:
   lamassu key add --new-key raw:file:/root/backup.key --label backup /srv/store/vault
   lamassu key add /srv/store/vault         a second passphrase: asks for an old one, then the new one
-  lamassu key add --recovery /srv/store/vault                  prints 24 words to write down, once";
+  lamassu key add --use-only --expires 90 -n raw:file:/root/job.key /srv/store/vault
+  lamassu key add --recovery /srv/store/vault                  prints 24 words to write down, once
+  lamassu key add --recovery --shares 3-of-5 /srv/store/vault  prints five shares; any three are the key";
 
 const REMOVE_EXAMPLES: &str = "\
 Examples:
@@ -54,10 +59,21 @@ pub enum Key {
     Remove(Remove),
     /// Replace a slot by one for a new key
     Change(Change),
+    /// The administrator, whose signature no use-only slot can make
+    #[command(subcommand)]
+    Admin(admin::Admin),
     /// Make a key file
     Generate(generate::Generate),
     /// Copy the header: without it no key opens the vault
     Backup(backup::Backup),
+    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key alone
+    Renew(rotate::Renew),
+    /// Start an epoch of the inner or the outer key, which new writes use
+    Rotate(rotate::Rotate),
+    /// Take an old epoch out of the keychain, after proving that nothing needs it
+    Retire(rotate::Retire),
+    /// List the epochs of the inner and the outer key
+    Epochs(rotate::ShowEpochs),
     /// Put a copy of the header back, after proving that it opens the vault
     Restore(backup::Restore),
 }
@@ -69,7 +85,7 @@ pub struct List {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -84,10 +100,15 @@ pub struct Add {
     /// Make a recovery key and print its 24 words, once: for paper, and for the day when every other key is gone
     #[arg(long, conflicts_with = "new_key")]
     recovery: bool,
+    /// Print the recovery key as N shares, of which any M together are the key
+    #[arg(long, value_name = "M-of-N", requires = "recovery")]
+    shares: Option<Scheme>,
+    #[command(flatten)]
+    terms: TermsArg,
     /// Label of the new slot, for people
     #[arg(short, long, default_value = "")]
     label: String,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -97,7 +118,7 @@ pub struct Add {
 pub struct Remove {
     #[command(flatten)]
     key: KeyArg,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
     /// Number of the slot, as `key list` shows it
     slot: u32,
@@ -114,11 +135,39 @@ pub struct Change {
     /// Which slot to replace [default: the one that --key opens]
     #[arg(short, long, value_name = "N")]
     slot: Option<u32>,
+    #[command(flatten)]
+    terms: TermsArg,
     /// Label of the new slot [default: that of the old one]
     #[arg(short, long)]
     label: Option<String>,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
+}
+
+#[derive(clap::Args, Debug)]
+struct TermsArg {
+    /// The new slot opens the vault, but changes no slots and no keys: only the slots of administrators do
+    #[arg(long)]
+    use_only: bool,
+    /// Warn from 30 days before this day on: a date as 2027-01-31, a number of days, or never. Nothing is refused then
+    #[arg(long, value_name = "DATE|DAYS", value_parser = expiry)]
+    expires: Option<Expires>,
+}
+
+/// A day, or never.
+#[derive(Clone, Copy, Debug)]
+struct Expires(Option<u64>);
+
+fn expiry(text: &str) -> Result<Expires, String> {
+    crate::text::parse_expiry(text, unix_now()).map(Expires)
+}
+
+impl TermsArg {
+    /// `role`: where nothing else is asked for.
+    fn terms(&self, role: Role) -> Terms {
+        let role = if self.use_only { Role::Use } else { role };
+        Terms { role, expires: self.expires.and_then(|Expires(at)| at) }
+    }
 }
 
 #[derive(clap::Args, Debug)]
@@ -167,14 +216,32 @@ macro_rules! on_target {
 }
 
 pub fn run(ui: &Ui, command: Key) -> Result<()> {
+    if let Some(done) = on_mount(ui, &command) {
+        return done;
+    }
     match command {
-        Key::List(args) => on_target!(&args.dir, list(&args)),
+        Key::List(args) => on_target!(&served::dir_of(&args.dir)?, list(ui, &args)),
         Key::Add(args) => on_target!(&args.dir, add(ui, &args)),
         Key::Remove(args) => on_target!(&args.dir, remove(ui, &args)),
         Key::Change(args) => on_target!(&args.dir, change(ui, &args)),
+        Key::Renew(args) => rotate::renew(ui, &args),
+        Key::Rotate(args) => rotate::rotate(ui, &args),
+        Key::Retire(args) => rotate::retire(ui, &args),
+        Key::Epochs(args) => rotate::show_epochs(ui, &args),
+        Key::Admin(command) => admin::run(ui, &command),
         Key::Generate(args) => generate::run(ui, &args),
         Key::Backup(args) => on_target!(&args.dir, back_up(ui, &args)),
         Key::Restore(args) => backup::restore(ui, &args),
+    }
+}
+
+/// Changes of slots where a vault is mounted: its daemon makes them.
+fn on_mount(ui: &Ui, command: &Key) -> Option<Result<()>> {
+    match command {
+        Key::Add(args) => served::at(&args.dir).map(|at| mounted::add(ui, &at, args)),
+        Key::Remove(args) => served::at(&args.dir).map(|at| mounted::remove(ui, &at, args)),
+        Key::Change(args) => served::at(&args.dir).map(|at| mounted::change(ui, &at, args)),
+        _ => None,
     }
 }
 
@@ -183,17 +250,22 @@ struct Listed {
     slots: Vec<DescribedSlot>,
 }
 
-fn list<H: Header>(file: &Path, args: &List) -> Result<()> {
+fn list<H: Header>(file: &Path, ui: &Ui, args: &List) -> Result<()> {
     let header: H = header_file::read(file)?;
     let slots = slots(&header);
+    let now = unix_now();
+    header.keys().slots.iter().filter_map(|s| crate::text::expiry_warning(s, now)).for_each(|w| ui.warn(w));
     if args.json { output::print_json(&Listed { slots }) } else { output::print(slot_table(&slots)) }
 }
 
 /// What the history says of a slot.
-fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
+pub fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
     let event = Event::new(kind).slot(id);
     match header.keys().slot(id) {
-        Some(slot) => event.detail("kind", slot.kind.name()).detail("label", &slot.label),
+        Some(slot) => {
+            let event = event.detail("kind", slot.kind.name()).detail("label", &slot.label);
+            if slot.role == Role::Use { event.detail("role", "use") } else { event }
+        }
         None => event,
     }
 }
@@ -202,40 +274,22 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     check_label(&args.label)?;
     let old = args.key.source()?;
     if args.recovery {
-        return add_recovery::<H>(file, ui, args, &old);
+        return recovery::add::<H>(file, ui, args, &old);
     }
     let new = keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?;
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
+    // Before a new key is asked for, or anything is said to have been done.
+    unlocked.may_change(&header)?;
     let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created: unix_now() };
-    let id = unlocked.add_slot(&mut header, &slot)?;
+    let id = unlocked.add_slot_on(&mut header, &slot, args.terms.terms(Role::Administrator))?;
     let event = about(Kind::SlotAdded, id, &header);
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("added slot {id}"));
     Ok(())
-}
-
-/// The words are printed after the slot is there: words that open nothing would be worse than a slot that nobody can open.
-fn add_recovery<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource) -> Result<()> {
-    let label = if args.label.is_empty() { "recovery key" } else { args.label.as_str() };
-    let update = Update::begin(file)?;
-    let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, old, &args.dir)?;
-    let key = Secret::random()?;
-    let sheet = recovery::sheet(&key);
-    let material = Material::Key { kind: SlotKind::Recovery, key };
-    let cost = lamassu_keys::cost::FALLBACK;
-    let id = unlocked.add_slot(&mut header, &NewSlot { material: &material, cost, label, created: unix_now() })?;
-    let event = about(Kind::SlotAdded, id, &header);
-    update.record(&mut header, &unlocked, &[event])?;
-    ui.note(format_args!(
-        "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\
-         `--key recovery:prompt` asks for them."
-    ));
-    output::print_bytes(sheet.expose())
 }
 
 fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {
@@ -256,6 +310,8 @@ fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> 
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
+    // Before a new key is asked for, or anything is said to have been done.
+    unlocked.may_change(&header)?;
     let id = args.slot.unwrap_or_else(|| unlocked.slot());
     let label = match (&args.label, header.keys().slot(id)) {
         (Some(label), _) => label.clone(),
@@ -265,7 +321,8 @@ fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> 
     let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
-    let (new_id, removed) = unlocked.change_slot(&mut header, id, &slot)?;
+    let role = header.keys().slot(id).map_or(Role::Administrator, |s| s.role);
+    let (new_id, removed) = unlocked.change_slot_on(&mut header, id, &slot, args.terms.terms(role))?;
     let event = about(Kind::SlotChanged, new_id, &header).detail("instead_of", id);
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("slot {new_id} takes the place of slot {id}"));

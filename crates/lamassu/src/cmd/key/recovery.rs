@@ -1,0 +1,90 @@
+//! `lamassu key add --recovery`: a key on paper, whole or in shares.
+//!
+//! The slot comes first: words that open nothing would be worse than a slot that nobody can open. Where the words cannot be shown, the slot goes again.
+
+use super::{Add, about};
+use crate::fault::Fault;
+use crate::keys;
+use crate::output::{self, Ui};
+use anyhow::Result;
+use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_format::header::Header;
+use lamassu_keys::history::Kind;
+use lamassu_keys::shares::{self, Scheme};
+use lamassu_keys::{Event, KeySource, Material, NewSlot, Role, SlotKind, Unlocked, Update, recovery, unix_now};
+use std::path::Path;
+
+pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource) -> Result<()> {
+    let update = Update::begin(file)?;
+    let mut header: H = update.read()?;
+    let unlocked = keys::unlock(ui, &header, old, &args.dir)?;
+    unlocked.may_change(&header)?;
+    let key = Secret::random()?;
+    let (paper, kind) = match args.shares {
+        None => (recovery::sheet(&key), SlotKind::Recovery),
+        Some(scheme) => (sheets(&key, scheme, &header.keys().id)?, SlotKind::RecoveryShares),
+    };
+    let label = label(args);
+    let material = Material::Key { kind, key };
+    let cost = lamassu_keys::cost::FALLBACK;
+    let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
+    let id = unlocked.add_slot_on(&mut header, &slot, args.terms.terms(Role::Administrator))?;
+    let event = about(Kind::SlotAdded, id, &header);
+    update.record(&mut header, &unlocked, &[event])?;
+    say(ui, id, args.shares);
+    output::print_bytes(paper.expose()).map_err(|error| take_back::<H>(file, &unlocked, id, &error))
+}
+
+pub(super) fn label(args: &Add) -> String {
+    match (args.label.as_str(), args.shares) {
+        ("", None) => "recovery key".into(),
+        ("", Some(scheme)) => format!("recovery key, {} of {} shares", scheme.need(), scheme.of()),
+        (label, _) => label.into(),
+    }
+}
+
+pub(super) fn sheets(key: &Secret<32>, scheme: Scheme, id: &[u8; 16]) -> Result<SecretBytes> {
+    let sheets: Vec<SecretBytes> = shares::split(key, scheme, id)?.iter().map(|s| s.sheet(scheme.of())).collect();
+    // Reserved at once, so that no copy is left behind by a reallocation.
+    let mut all = Vec::with_capacity(sheets.iter().map(|s| s.len() + 1).sum());
+    for (i, sheet) in sheets.iter().enumerate() {
+        if i > 0 {
+            all.push(b'\n');
+        }
+        all.extend_from_slice(sheet.expose());
+    }
+    Ok(SecretBytes::new(all))
+}
+
+pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
+    match shares {
+        None => ui.note(format_args!(
+            "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\
+             `--key recovery:prompt` asks for them."
+        )),
+        Some(scheme) => ui.note(format_args!(
+            "added slot {id}. Write each share down for another person: they are not shown again. Any {} of them open the vault, fewer tell nothing.\n\
+             `--key recovery-shares:prompt` asks for them.",
+            scheme.need()
+        )),
+    }
+}
+
+/// Nobody has seen the words, so the slot opens nothing and counts as a key that is there.
+fn take_back<H: Header + Clone>(file: &Path, unlocked: &Unlocked, id: u32, error: &anyhow::Error) -> anyhow::Error {
+    let removed = || -> Result<()> {
+        let update = Update::begin(file)?;
+        let mut header: H = update.read()?;
+        let _nobody_has_it = unlocked.remove_slot(&mut header, id)?;
+        let event = Event::new(Kind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
+        update.record(&mut header, unlocked, &[event])?;
+        Ok(())
+    };
+    let undone = match removed() {
+        Ok(()) => {
+            format!("so slot {id} was removed again; have standard output go to a terminal or a file, and try again")
+        }
+        Err(e) => format!("and slot {id}, which nothing opens, is still there ({e}): `lamassu key remove DIR {id}`"),
+    };
+    Fault::Unprinted { reason: error.to_string(), undone }.into()
+}

@@ -1,0 +1,165 @@
+//! Administrators, use-only slots, pins, and slots that expire.
+
+use crate::golden;
+use crate::support::Bench;
+use std::path::PathBuf;
+
+/// A vault `v` with a use-only slot 2; the source that opens it.
+fn vault(b: &Bench) -> String {
+    b.run("init v").ok().says("administrator's key is");
+    let job = b.key("job");
+    b.run(&format!("key add --use-only -n {job} --label job v")).ok();
+    job
+}
+
+fn public(b: &Bench, vault: &str) -> String {
+    b.run(&format!("key admin show --json {vault}")).ok().json()["administrator"].as_str().unwrap().to_string()
+}
+
+#[test]
+fn a_use_only_slot_opens_and_changes_nothing() {
+    let b = Bench::new();
+    let job = vault(&b);
+    b.run(&format!("ls -k {job} v")).ok();
+    b.file("x", b"content");
+    b.run(&format!("cp -k {job} v x vault:")).ok();
+    b.run(&format!("history -k {job} v")).ok();
+    let slots = b.run("key list --json v").ok().json()["slots"].clone();
+    assert_eq!((&slots[0]["role"], &slots[1]["role"]), (&"administrator".into(), &"use".into()));
+    let before = std::fs::read(b.path("v/lamassu.vault")).unwrap();
+    let log = std::fs::read(b.path("v/lamassu.history")).unwrap();
+    let other = b.key("other");
+    for line in [
+        format!("key add -k {job} -n {other} v"),
+        format!("key add -k {job} --recovery v"),
+        format!("key change -k {job} -n {other} v"),
+        format!("key remove -k {job} v 1"),
+        format!("key remove -k {job} v 2"),
+    ] {
+        let refused = b.run(&line).code(28).says("slot 2 is use-only");
+        assert!(refused.out.is_empty());
+    }
+    b.run("key backup v copy").ok();
+    b.run(&format!("key restore -k {job} copy v")).code(28).says("use-only");
+    assert_eq!(std::fs::read(b.path("v/lamassu.vault")).unwrap(), before);
+    assert_eq!(std::fs::read(b.path("v/lamassu.history")).unwrap(), log);
+    // A header that is gone comes back with any key that opens it.
+    std::fs::remove_file(b.path("v/lamassu.vault")).unwrap();
+    b.run(&format!("key restore -k {job} copy v")).ok();
+    assert_eq!(std::fs::read(b.path("v/lamassu.vault")).unwrap(), before);
+
+    // The administrator makes another one, and may then go.
+    b.run("key change --slot 1 --use-only -n raw:file:key v").code(28).says("last administrator");
+    b.run("key remove v 1").code(28).says("last administrator");
+    b.run(&format!("key add -n {other} v")).ok();
+    b.run(&format!("key remove -k {other} v 1")).ok();
+    b.run(&format!("key change -k {other} --slot 2 -n {job} v")).ok();
+    let slots = b.run("key list --json v").ok().json()["slots"].clone();
+    assert_eq!((slots[0]["role"].as_str(), slots[1]["role"].as_str()), (Some("administrator"), Some("use")), "kept");
+    // A zone's slots are all alike.
+    b.run("zone create -k raw:file:key z").ok();
+    b.run(&format!("key add --use-only -n {job} z")).code(28).says("no administrator");
+}
+
+#[test]
+fn a_pinned_administrator_has_to_have_signed() {
+    let b = Bench::new();
+    let job = vault(&b);
+    b.run("init w").ok();
+    let (ours, theirs) = (public(&b, "v"), public(&b, "w"));
+    assert_ne!(ours, theirs);
+    b.run(&format!("ls --admin-key {ours} -k {job} v")).ok();
+    b.run(&format!("--admin-key {ours} ls v")).ok();
+    for line in ["ls", "key list", "check"] {
+        let done = b.run(&format!("{line} --admin-key {theirs} v"));
+        if line == "key list" {
+            done.ok()
+        } else {
+            done.code(50).says("not signed by the administrator")
+        };
+    }
+    b.dir("m");
+    b.run(&format!("mount --admin-key {theirs} v m")).code(50);
+    b.run("ls --admin-key abc v").code(2);
+    b.run(&format!("key admin show --admin-key {theirs} v")).code(50);
+    assert_eq!(b.run(&format!("key admin show --json --admin-key {ours} v")).ok().json()["pinned"], true);
+
+    // known-vaults: who made a vault has pinned it; others do so by hand.
+    let config = |b: &Bench, line: &str| b.run_in("XDG_CONFIG_HOME", &b.path("config"), line);
+    let known = b.path("config/lamassu/known-vaults");
+    config(&b, "init mine").ok().says("pinned in");
+    let text = std::fs::read_to_string(&known).unwrap();
+    assert!(text.contains(&public(&b, "mine")) && text.lines().count() == 1, "{text}");
+    config(&b, "key admin pin v").ok().says(&ours);
+    config(&b, "key admin pin v").ok();
+    assert_eq!(std::fs::read_to_string(&known).unwrap().lines().count(), 2);
+    config(&b, "ls v").ok();
+    std::fs::write(&known, text + &std::fs::read_to_string(&known).unwrap().replace(&ours, &theirs)).unwrap();
+    config(&b, "ls v").code(50).says(&ours);
+    config(&b, "ls mine").ok();
+    config(&b, "ls w").ok();
+    config(&b, "key admin pin v").code(50);
+    std::fs::write(&known, "no hex\n").unwrap();
+    config(&b, "ls v").code(9).says("line 1");
+    b.run_in("XDG_CONFIG_HOME", &PathBuf::from("/nonexistent"), "ls v").ok();
+}
+
+#[test]
+fn an_edited_header_is_told_from_a_badly_signed_one() {
+    let b = Bench::new();
+    vault(&b);
+    let path = b.path("v/lamassu.vault");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("\"job\"", "\"boj\"")).unwrap();
+    b.run("ls v").code(23).says("altered");
+    // Without a key nobody can tell who did it, but the signature is seen to be wrong.
+    b.run("key admin show v").code(50).says("does not verify");
+}
+
+#[test]
+fn vaults_from_before_gain_an_administrator() {
+    let b = Bench::new();
+    let at = b.dir("golden");
+    golden::unpack("aes", &at);
+    let key = |kind: &str| format!("{kind}:file:{}", golden::testdata().join(format!("key.{kind}")).display());
+    let vault = at.join("vault").display().to_string();
+    assert!(b.run(&format!("key admin show {vault}")).ok().text().contains("no administrator"));
+    b.run(&format!("ls --admin-key {} -k {} {vault}", "ab".repeat(32), key("raw"))).code(50).says("no signature");
+    b.run(&format!("key add -k {} --use-only --recovery {vault}", key("raw"))).code(28).says("key admin init");
+    b.run(&format!("key admin init -k {} {vault}", key("raw"))).ok().says("2 other slots are use-only");
+    b.run(&format!("key admin init -k {} {vault}", key("raw"))).code(28).says("already");
+    let public = public(&b, &vault);
+    for kind in ["raw", "hex", "passphrase"] {
+        b.run(&format!("ls --admin-key {public} -k {} {vault}", key(kind))).ok();
+    }
+    b.run(&format!("key remove -k {} {vault} 1", key("hex"))).code(28).says("use-only");
+    // A person who is an administrator makes the other slots anew.
+    let list = b.run(&format!("key list --json {vault}")).ok().json();
+    let id = list["slots"].as_array().unwrap().iter().find(|s| s["kind"] == "hex").unwrap()["id"].to_string();
+    b.run(&format!("key change -k {} --slot {id} -n {} {vault}", key("raw"), key("hex"))).ok();
+    b.run(&format!("check -k {} {vault}", key("hex"))).ok();
+}
+
+#[test]
+fn slots_that_expire_warn_and_refuse_nothing() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let (soon, late, gone) = (b.key("soon"), b.key("late"), b.key("gone"));
+    b.run(&format!("key add --expires 10 --label soon -n {soon} v")).ok();
+    b.run(&format!("key add --expires 2999-12-31 --label late -n {late} v")).ok();
+    b.run(&format!("key add --expires 2020-02-29 --label gone -n {gone} v")).ok();
+    let warned = |key: &str| b.run(&format!("ls -k {key} v")).ok().err;
+    assert!(warned(&soon).contains("slot 2 (\"soon\") expires on"), "{}", warned(&soon));
+    assert!(warned(&soon).contains("within 10 days"));
+    assert!(warned(&gone).contains("slot 4 (\"gone\") expired on 2020-02-29"));
+    assert!(warned(&late).is_empty());
+    let listed = b.run("key list v").ok();
+    assert!(listed.err.contains("soon") && listed.err.contains("gone") && !listed.err.contains("late"));
+    assert!(listed.text().contains("2999-12-31"));
+    let slots = b.run("key list --json v").ok().json()["slots"].clone();
+    assert_eq!(slots[3]["expires"], 1_582_934_400u64);
+    assert!(slots[0]["expires"].is_null());
+    b.run(&format!("key change -k {gone} --expires never -n {gone} v")).ok();
+    assert!(warned(&gone).is_empty());
+    b.run(&format!("key add --expires 2020-02-30 -n {late} v")).code(2).says("2027-01-31");
+}

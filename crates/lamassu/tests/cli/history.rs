@@ -1,0 +1,162 @@
+//! lamassu history: what commands and mounts write down, what is found when it is changed, and what goes to syslog.
+
+use crate::golden;
+use crate::support::{Bench, flip};
+use serde_json::Value;
+use std::os::unix::net::UnixDatagram;
+
+fn entries(b: &Bench, vault: &str) -> Vec<Value> {
+    b.run(&format!("history --json {vault}")).ok().json()["entries"].as_array().unwrap().clone()
+}
+
+fn events(b: &Bench, vault: &str) -> Vec<String> {
+    entries(b, vault).iter().map(|e| e["event"].as_str().unwrap().to_string()).collect()
+}
+
+#[test]
+fn what_is_done_to_keys_is_written_down() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} --label two v")).ok();
+    b.run(&format!("key change -k {second} -n {second} v")).ok();
+    b.run("key remove v 3").ok();
+    b.run("key backup -k raw:file:key v copy").ok();
+    b.run("key backup v unrecorded").ok().says("not on record");
+    b.run("key restore copy v").ok();
+    let all = entries(&b, "v");
+    let told: Vec<_> = all.iter().map(|e| (e["event"].as_str().unwrap(), e["slot"].as_u64())).collect();
+    let expected = [
+        ("created", Some(1)),
+        ("slot-added", Some(2)),
+        ("slot-changed", Some(3)),
+        ("slot-removed", Some(3)),
+        ("backed-up", Some(1)),
+        ("restored", None),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!((&all[1]["details"]["label"], &all[2]["details"]["instead_of"]), (&"two".into(), &"2".into()));
+    let sha = String::from_utf8(std::process::Command::new("sha256sum").arg(b.path("copy")).output().unwrap().stdout)
+        .unwrap();
+    assert!(sha.starts_with(all[4]["details"]["sha256"].as_str().unwrap()));
+    assert!(all[4]["details"]["file"].as_str().unwrap().ends_with("/copy"));
+    assert!(
+        all.iter()
+            .enumerate()
+            .all(|(i, e)| e["sequence"] == i as u64 + 1 && e["time"].as_u64().unwrap() > 1_700_000_000)
+    );
+    let shown = b.run("history v").ok().text();
+    assert!(shown.lines().count() == 7 && shown.contains("slot 2, kind: raw, label: two"), "{shown}");
+    // Needs a key, as everything that is sealed.
+    let other = b.key("other");
+    b.run(&format!("history -k {other} v")).code(12);
+    assert!(b.run("leak --json v").ok().json()["history_bytes"].as_u64().unwrap() > 6 * 256);
+    b.run("check v").ok();
+}
+
+#[test]
+fn mounts_and_their_ends_are_written_down() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    assert_eq!(events(&b, "v"), ["created", "loaded"]);
+    b.unmount("m");
+    assert_eq!(events(&b, "v"), ["created", "loaded", "unloaded"]);
+    assert!(entries(&b, "v")[1]["details"]["mountpoint"].as_str().unwrap().ends_with("/m"));
+    // A read-only mount changes nothing in the store.
+    b.run("mount --read-only v m").ok();
+    b.unmount("m");
+    assert_eq!(events(&b, "v").len(), 3);
+    // A history that does not verify is no reason not to mount, and gets no entry.
+    flip(&b.path("v/lamassu.history"), 100);
+    b.run("mount v m").ok().says("not written down");
+    b.unmount("m");
+    b.run("history v").code(26);
+}
+
+#[test]
+fn changes_of_it_are_found_and_survived() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} v")).ok();
+    let log = b.path("v/lamassu.history");
+    let good = std::fs::read(&log).unwrap();
+
+    flip(&log, good.len() - 1);
+    let found = b.run("history --json v").code(26).says("entry 2").json();
+    assert_eq!((&found["verified"], found["entries"].as_array().unwrap().len()), (&false.into(), 1));
+    let checked = b.run("check --json v").code(26).json();
+    assert_eq!(
+        (&checked["problems"][0]["kind"], &checked["problems"][0]["stored"]),
+        (&"history".into(), &"lamassu.history".into())
+    );
+    std::fs::write(&log, &good[..good.len() / 2]).unwrap();
+    b.run("history v").code(26).says("cut off");
+    std::fs::remove_file(&log).unwrap();
+    b.run("history v").code(26).says("cut off");
+    // Nobody keeps a key in the vault by that.
+    b.run("key remove v 2").ok();
+    b.run(&format!("ls -k {second} v")).code(12);
+    assert_eq!(events(&b, "v"), ["restarted", "slot-removed"]);
+    b.run("check v").ok();
+    // What an append that was interrupted leaves is no damage.
+    let more = [&std::fs::read(&log).unwrap()[..], &good[..70]].concat();
+    std::fs::write(&log, more).unwrap();
+    b.run("history v").ok().says("interrupted");
+    b.run(&format!("key add -n {second} v")).ok();
+    assert_eq!(events(&b, "v"), ["restarted", "slot-removed", "slot-added"]);
+}
+
+#[test]
+fn vaults_from_before_gain_it_with_their_next_change() {
+    let b = Bench::new();
+    let at = b.dir("golden");
+    golden::unpack("aes", &at);
+    let key = format!("raw:file:{}", golden::testdata().join("key.raw").display());
+    let (vault, header) = (at.join("vault").display().to_string(), at.join("vault/lamassu.vault"));
+    let before = std::fs::read(&header).unwrap();
+    let list = b.run(&format!("history --json -k {key} {vault}")).ok().json();
+    assert_eq!((&list["counted"], list["entries"].as_array().unwrap().len()), (&0.into(), 0));
+    assert_eq!(std::fs::read(&header).unwrap(), before);
+    let second = b.key("second");
+    b.run(&format!("key add -k {key} -n {second} {vault}")).ok();
+    let list = b.run(&format!("history --json -k {key} {vault}")).ok().json();
+    assert_eq!((&list["counted"], &list["entries"][0]["event"]), (&1.into(), &"slot-added".into()));
+    b.run(&format!("check -k {second} {vault}")).ok();
+}
+
+#[test]
+fn key_events_go_to_syslog_from_every_command() {
+    let b = Bench::new();
+    let place = b.path("syslog");
+    let socket = UnixDatagram::bind(&place).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let heard = || {
+        let (mut lines, mut buf) = (Vec::new(), [0u8; 8192]);
+        while let Ok(n) = socket.recv(&mut buf) {
+            lines.push(String::from_utf8_lossy(&buf[..n]).into_owned());
+        }
+        lines
+    };
+    let run = |line: &str| b.run_in("LAMASSU_SYSLOG", &place, line).ok();
+    let made = run("init v");
+    assert!(!made.err.contains("key event"), "not on the terminal: {}", made.err);
+    run(&format!("key add -n {} --label two -q v", b.key("second")));
+    let lines = heard();
+    assert_eq!(lines.len(), 2, "{lines:?}");
+    assert!(lines[0].starts_with("<30>lamassu[") && lines[0].contains("event=\"created\""), "{}", lines[0]);
+    assert!(lines[1].contains("event=\"slot-added\"") && lines[1].contains("slot=2"), "{}", lines[1]);
+    // Once, also from the daemon of a mount whose log goes to syslog.
+    b.dir("m");
+    b.run_in("LAMASSU_SYSLOG", &place, "mount -v v m").ok();
+    b.unmount("m");
+    let lines = heard();
+    for event in ["\"loaded\"", "\"unloaded\""] {
+        assert_eq!(lines.iter().filter(|l| l.contains(event)).count(), 1, "{lines:?}");
+    }
+    // Nothing is said where nothing was done.
+    b.run_in("LAMASSU_SYSLOG", &place, "key remove v 77").code(2);
+    assert!(heard().is_empty());
+}
