@@ -85,6 +85,11 @@ impl OuterKey {
         self.page.matches(aad, page)
     }
 
+    /// The same by the first [`HEAD_LEN`] bytes of the page; false if there are fewer.
+    pub fn matches_page_head(&self, aad: &[u8; 16], head: &[u8]) -> bool {
+        self.page.matches(aad, head)
+    }
+
     /// Opens in place. On failure the page's content is unspecified.
     ///
     /// # Errors

@@ -1,20 +1,36 @@
 //! The loaded keys of a vault: every epoch, newest first.
+//!
+//! A ring is exchanged while it is in use ([`KeyRing::replace`]): its clones see the new epochs from then on, and what is under way finishes under those
+//! it began with. Epochs are told by their number in the keychain, which never shifts.
 
 use crate::kernel::Kernel;
 use crate::outer::{HEAD_LEN, RecordKind};
 use crate::{InnerKey, OuterKey, Secret, Suite};
 use lamassu_format::PAGE_LEN;
+use parking_lot::RwLock;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Keys of all epochs of a vault.
+/// Number of an epoch, from 1.
+pub type EpochNumber = u32;
+
+/// Keys of all epochs of a vault. Clones share them.
 #[derive(Clone)]
 pub struct KeyRing {
     suite: Suite,
-    inner: Vec<Arc<InnerKey>>,
-    outer: Vec<Arc<OuterKey>>,
-    /// Index into `inner` of the epoch that verified a block last.
-    inner_hit: Arc<AtomicUsize>,
+    kernel: Kernel,
+    epochs: Arc<RwLock<Arc<Epochs>>>,
+    /// The epoch of K_in that verified a block last.
+    inner_hit: Arc<AtomicU32>,
+}
+
+/// A key of an epoch.
+type Numbered<K> = (EpochNumber, Arc<K>);
+
+/// What a ring holds at one moment; each list newest first, never empty.
+struct Epochs {
+    inner: Vec<Numbered<InnerKey>>,
+    outer: Vec<Numbered<OuterKey>>,
 }
 
 /// Why a page or record did not open.
@@ -31,8 +47,29 @@ pub enum OpenError {
     Truncated,
 }
 
+impl Epochs {
+    fn of(
+        suite: Suite,
+        kernel: Kernel,
+        inner: &[(EpochNumber, Secret<32>)],
+        outer: &[(EpochNumber, Secret<32>)],
+    ) -> Arc<Epochs> {
+        assert!(!inner.is_empty() && !outer.is_empty(), "a key ring has at least one epoch of each key");
+        Arc::new(Epochs {
+            inner: inner.iter().map(|(n, k)| (*n, Arc::new(InnerKey::with_kernel(suite, k, kernel)))).collect(),
+            outer: outer.iter().map(|(n, k)| (*n, Arc::new(OuterKey::new(suite, k)))).collect(),
+        })
+    }
+}
+
+/// Numbers keys given newest first: the last is 1.
+fn numbered(keys: &[Secret<32>]) -> Vec<(EpochNumber, Secret<32>)> {
+    let newest = EpochNumber::try_from(keys.len()).unwrap_or(EpochNumber::MAX);
+    keys.iter().enumerate().map(|(i, k)| (newest.saturating_sub(i as EpochNumber), k.duplicate())).collect()
+}
+
 impl KeyRing {
-    /// From the keys of a keychain, newest epoch first.
+    /// From the keys of a keychain, newest epoch first; the oldest is epoch 1.
     ///
     /// # Panics
     /// When either list is empty: the keychain's parser refuses one (§4).
@@ -45,13 +82,41 @@ impl KeyRing {
     /// # Panics
     /// As `new`.
     pub fn with_kernel(suite: Suite, inner: &[Secret<32>], outer: &[Secret<32>], kernel: Kernel) -> Self {
-        assert!(!inner.is_empty() && !outer.is_empty(), "a key ring has at least one epoch of each key");
-        KeyRing {
-            suite,
-            inner: inner.iter().map(|k| Arc::new(InnerKey::with_kernel(suite, k, kernel))).collect(),
-            outer: outer.iter().map(|k| Arc::new(OuterKey::new(suite, k))).collect(),
-            inner_hit: Arc::new(AtomicUsize::new(0)),
-        }
+        Self::holding(suite, kernel, Epochs::of(suite, kernel, &numbered(inner), &numbered(outer)))
+    }
+
+    /// From numbered keys, newest first.
+    ///
+    /// # Panics
+    /// As `new`.
+    pub fn of_epochs(suite: Suite, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) -> Self {
+        let kernel = Kernel::best();
+        Self::holding(suite, kernel, Epochs::of(suite, kernel, inner, outer))
+    }
+
+    fn holding(suite: Suite, kernel: Kernel, epochs: Arc<Epochs>) -> Self {
+        let hit = epochs.inner[0].0;
+        KeyRing { suite, kernel, epochs: Arc::new(RwLock::new(epochs)), inner_hit: Arc::new(AtomicU32::new(hit)) }
+    }
+
+    /// Exchanges the epochs, of all clones. New writes use the newest from now on.
+    ///
+    /// # Panics
+    /// As `new`.
+    pub fn replace(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
+        let epochs = Epochs::of(self.suite, self.kernel, inner, outer);
+        *self.epochs.write() = epochs;
+    }
+
+    /// A ring of its own with the newest K_in alone: what it verifies is not of an older epoch.
+    pub fn newest_inner(&self) -> KeyRing {
+        let now = self.now();
+        let epochs = Epochs { inner: now.inner[..1].to_vec(), outer: now.outer.clone() };
+        Self::holding(self.suite, self.kernel, Arc::new(epochs))
+    }
+
+    fn now(&self) -> Arc<Epochs> {
+        self.epochs.read().clone()
     }
 
     /// The suite.
@@ -60,48 +125,62 @@ impl KeyRing {
     }
 
     /// Keys for new data.
-    pub fn inner(&self) -> &Arc<InnerKey> {
-        &self.inner[0]
+    pub fn inner(&self) -> Arc<InnerKey> {
+        self.epochs.read().inner[0].1.clone()
     }
 
     /// Every K_in, newest first.
-    pub fn inners(&self) -> &[Arc<InnerKey>] {
-        &self.inner
+    pub fn inners(&self) -> Vec<Arc<InnerKey>> {
+        self.now().inner.iter().map(|(_, k)| k.clone()).collect()
+    }
+
+    /// Numbers of the newest K_in and of the newest K_out.
+    pub fn newest(&self) -> (EpochNumber, EpochNumber) {
+        let now = self.now();
+        (now.inner[0].0, now.outer[0].0)
     }
 
     /// Every K_in, the last that verified a block first.
-    pub(crate) fn inners_by_last_hit(&self) -> impl Iterator<Item = (usize, &InnerKey)> {
+    pub(crate) fn inners_by_last_hit(&self) -> impl Iterator<Item = (EpochNumber, Arc<InnerKey>)> {
         let last = self.inner_hit.load(Ordering::Relaxed);
-        let others = (0..self.inner.len()).filter(move |&i| i != last);
-        std::iter::once(last).chain(others).map(|i| (i, &*self.inner[i]))
+        let now = self.now();
+        let first = now.inner.iter().position(|(n, _)| *n == last).unwrap_or(0);
+        let others = (0..now.inner.len()).filter(move |&i| i != first);
+        std::iter::once(first).chain(others).map(move |i| now.inner[i].clone())
     }
 
     /// Remembers which K_in verified a block.
-    pub(crate) fn note_hit(&self, index: usize) {
-        // A hint: any order of concurrent stores will do, and the value is an index that `inners_by_last_hit` gave out.
-        if self.inner_hit.load(Ordering::Relaxed) != index {
-            self.inner_hit.store(index, Ordering::Relaxed);
+    pub(crate) fn note_hit(&self, epoch: EpochNumber) {
+        // A hint: any order of concurrent stores will do, and an epoch that is gone meanwhile is passed over.
+        if self.inner_hit.load(Ordering::Relaxed) != epoch {
+            self.inner_hit.store(epoch, Ordering::Relaxed);
         }
     }
 
     /// Key for new metadata.
-    pub fn outer(&self) -> &OuterKey {
-        &self.outer[0]
+    pub fn outer(&self) -> Arc<OuterKey> {
+        self.epochs.read().outer[0].1.clone()
     }
 
     /// Every K_out, newest first.
-    pub fn outers(&self) -> &[Arc<OuterKey>] {
-        &self.outer
+    pub fn outers(&self) -> Vec<Arc<OuterKey>> {
+        self.now().outer.iter().map(|(_, k)| k.clone()).collect()
     }
 
-    /// Opens a page under whichever epoch sealed it; returns the index of the epoch (0 = newest).
+    /// Opens a page under whichever epoch sealed it; returns that epoch.
     ///
     /// # Errors
     /// [`OpenError::NoKey`] leaves the page as it was; [`OpenError::Unauthentic`] leaves it unspecified.
-    pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<usize, OpenError> {
-        let epoch = self.outer.iter().position(|k| k.matches_page(aad, page)).ok_or(OpenError::NoKey)?;
-        self.outer[epoch].open_page(aad, page).map_err(|_| OpenError::Unauthentic)?;
-        Ok(epoch)
+    pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<EpochNumber, OpenError> {
+        let now = self.now();
+        let (epoch, key) = now.outer.iter().find(|(_, k)| k.matches_page(aad, page)).ok_or(OpenError::NoKey)?;
+        key.open_page(aad, page).map_err(|_| OpenError::Unauthentic)?;
+        Ok(*epoch)
+    }
+
+    /// Which epoch sealed a page, by its first [`HEAD_LEN`] bytes; `None`: no loaded one, or too few bytes.
+    pub fn page_epoch(&self, aad: &[u8; 16], head: &[u8]) -> Option<EpochNumber> {
+        self.now().outer.iter().find(|(_, k)| k.matches_page_head(aad, head)).map(|(n, _)| *n)
     }
 
     /// Opens a record under whichever epoch sealed it.
@@ -112,8 +191,15 @@ impl KeyRing {
         if record.len() < HEAD_LEN {
             return Err(OpenError::Truncated);
         }
-        let key = self.outer.iter().find(|k| k.matches_record(kind, context, record)).ok_or(OpenError::NoKey)?;
+        let now = self.now();
+        let (_, key) =
+            now.outer.iter().find(|(_, k)| k.matches_record(kind, context, record)).ok_or(OpenError::NoKey)?;
         key.open_record(kind, context, record).map_err(|_| OpenError::Unauthentic)
+    }
+
+    /// Which epoch sealed a record; `None`: no loaded one.
+    pub fn record_epoch(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> Option<EpochNumber> {
+        self.now().outer.iter().find(|(_, k)| k.matches_record(kind, context, record)).map(|(n, _)| *n)
     }
 
     /// Opens an attribute name, trying the epochs: attribute names carry no epoch tag.
@@ -124,11 +210,49 @@ impl KeyRing {
         if sealed.len() < 16 {
             return Err(OpenError::Truncated);
         }
-        self.outer.iter().find_map(|k| k.open_xattr_name(sealed).ok()).ok_or(OpenError::NoKey)
+        self.now().outer.iter().find_map(|(_, k)| k.open_xattr_name(sealed).ok()).ok_or(OpenError::NoKey)
     }
 
     /// The stored forms an attribute name may have, newest epoch first.
     pub fn seal_xattr_names(&self, name: &[u8]) -> Vec<Vec<u8>> {
-        self.outer.iter().map(|k| k.seal_xattr_name(name)).collect()
+        self.now().outer.iter().map(|(_, k)| k.seal_xattr_name(name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(byte: u8) -> Secret<32> {
+        Secret::new(&mut [byte; 32])
+    }
+
+    #[test]
+    fn clones_see_new_epochs_and_numbers_do_not_shift() {
+        let ring = KeyRing::of_epochs(Suite::Aes, &[(3, key(3))], &[(7, key(7))]);
+        let clone = ring.clone();
+        let (aad, mut page) = ([0; 16], [5; PAGE_LEN]);
+        ring.outer().seal_page(&aad, &mut page).unwrap();
+        let record = ring.outer().seal_record(RecordKind::Xattr, b"c", b"content").unwrap();
+        ring.replace(&[(4, key(4)), (3, key(3))], &[(9, key(9)), (7, key(7))]);
+        assert_eq!(clone.newest(), (4, 9));
+        assert_eq!((clone.page_epoch(&aad, &page[..HEAD_LEN]), clone.page_epoch(&aad, &page[..40])), (Some(7), None));
+        assert_eq!(clone.record_epoch(RecordKind::Xattr, b"c", &record), Some(7));
+        assert_eq!(clone.open_page(&aad, &mut page.clone()), Ok(7));
+        let mut newer = [6; PAGE_LEN];
+        clone.outer().seal_page(&aad, &mut newer).unwrap();
+        assert_eq!(ring.open_page(&aad, &mut newer), Ok(9));
+        // An epoch that is gone opens nothing.
+        ring.replace(&[(4, key(4))], &[(9, key(9))]);
+        assert_eq!(clone.open_page(&aad, &mut page), Err(OpenError::NoKey));
+        assert_eq!(clone.open_record(RecordKind::Xattr, b"c", &record), Err(OpenError::NoKey));
+    }
+
+    #[test]
+    fn keys_without_numbers_count_from_the_oldest() {
+        let ring = KeyRing::new(Suite::Aes, &[key(1), key(2)], &[key(3), key(4), key(5)]);
+        assert_eq!(ring.newest(), (2, 3));
+        assert_eq!(ring.newest_inner().newest(), (2, 3));
+        assert_eq!((ring.inners().len(), ring.newest_inner().inners().len()), (2, 1));
     }
 }

@@ -6,7 +6,7 @@ use crate::argon::{Argon2Cost, argon2id};
 use crate::kernel::Kernel;
 use crate::name::{siv_open, siv_seal};
 use crate::xaes::Xaes;
-use crate::{Engine, InnerKey, KeyRing, Secret, Suite, Verify, aead::Aead, wrap};
+use crate::{Engine, InnerKey, KeyRing, Secret, Suite, Verify, aead::Aead, sign, wrap};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
 
@@ -50,6 +50,8 @@ pub enum Primitive {
     Siv,
     /// Argon2id.
     Argon2id,
+    /// Ed25519, signing and verifying.
+    Ed25519,
     /// A suite from block to key to ciphertext and back, with a damaged block found.
     Suite(Suite),
     /// getrandom(2).
@@ -71,6 +73,7 @@ impl std::fmt::Display for Primitive {
             Primitive::XChaCha => "XChaCha20-Poly1305",
             Primitive::Siv => "AES-SIV",
             Primitive::Argon2id => "Argon2id",
+            Primitive::Ed25519 => "Ed25519",
             Primitive::Suite(suite) => return write!(f, "suite {}", suite.name()),
             Primitive::Random => "getrandom",
         })
@@ -104,7 +107,7 @@ pub fn run_on(kernel: Kernel) -> Result<(), SelfTestFailure> {
 
 /// Every test on a kernel of choice, and whether it passed.
 pub fn each_on(kernel: Kernel, mut report: impl FnMut(Primitive, bool)) {
-    let tests: [KnownAnswer; 13] = [
+    let tests: [KnownAnswer; 14] = [
         (Primitive::Sha256, sha256),
         (Primitive::Hmac, hmac),
         (Primitive::Hkdf, hkdf),
@@ -117,6 +120,7 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(Primitive, bool)) {
         (Primitive::XChaCha, xchacha),
         (Primitive::Siv, siv),
         (Primitive::Argon2id, argon),
+        (Primitive::Ed25519, ed25519),
         (Primitive::Random, random),
     ];
     for (primitive, passes) in tests {
@@ -144,6 +148,23 @@ fn hmac(_: Kernel) -> bool {
 fn hkdf(_: Kernel) -> bool {
     wrap::hkdf(&[0x0b; 22], b"", b"").expose()
         == &hex("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
+}
+
+/// RFC 8032 §7.1, test 1: deterministic, so the signature is a known answer too.
+fn ed25519(_: Kernel) -> bool {
+    let seed = Secret::new(&mut hex("9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"));
+    let public = hex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a");
+    let (r, s): ([u8; 32], [u8; 32]) = (
+        hex("e5564300c360ac729086e2cc806e828a84877f1eb8e5d974d873e06522490155"),
+        hex("5fb8821590a33bacc61e39701cf9b46bd25bf5f0595bbe24655141438e7a100b"),
+    );
+    let mut signature = [0; 64];
+    signature[..32].copy_from_slice(&r);
+    signature[32..].copy_from_slice(&s);
+    sign::public(&seed) == public
+        && sign::sign(&seed, b"") == signature
+        && sign::verify(&public, b"", &signature).is_ok()
+        && sign::verify(&public, b"x", &signature).is_err()
 }
 
 const SP800_38A_KEY: [u8; 32] = hex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
@@ -266,7 +287,7 @@ fn suite(kernel: Kernel, suite: Suite) -> bool {
     let [mut k_in, k, digest] = zeros(suite);
     let k_in = [Secret::new(&mut k_in)];
     let ring = KeyRing::with_kernel(suite, &k_in, &[Secret::new(&mut [0; 32])], kernel);
-    let inner: &InnerKey = ring.inner();
+    let inner: &InnerKey = &ring.inner();
     let (mut blocks, mut keys) = (vec![0; 19 * 4096], [[0; 32]; 19]);
     inner.seal(&mut blocks, 4096, &mut keys);
     let mut digests = [[0; 32]; 19];

@@ -95,8 +95,8 @@ fn measure_one(
     crate::random(&mut plain)?;
     let mut keys = vec![BlockKey::default(); count];
     let mut sealed = plain.clone();
-    engine.seal(ring.inner(), &mut sealed, size, &mut keys);
-    let key: &InnerKey = ring.inner();
+    engine.seal(&ring.inner(), &mut sealed, size, &mut keys);
+    let key: &InnerKey = &ring.inner();
     let mut work = plain;
     let mut scratch = keys.clone();
     for op in [Op::Seal, Op::Open, Op::OpenUnverified] {

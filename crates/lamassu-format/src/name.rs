@@ -15,7 +15,7 @@ pub const HEADER_REPLACED: &str = "lamassu.vault.replaced";
 pub const HEADER_REPLACING: &str = "lamassu.vault.replacing";
 /// The history of the vault's keys, in the root.
 pub const HISTORY: &str = "lamassu.history";
-/// A history that did not verify, set aside when the next one was begun, in the root.
+/// A history that did not verify, set aside when the next one was begun, in the root; further ones have a dot and a number behind this name.
 pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
@@ -78,7 +78,9 @@ pub fn classify(mode: NameMode, name: &[u8]) -> Stored {
 }
 
 fn classify_reserved(mode: NameMode, name: &[u8]) -> Stored {
-    if ROOT_NAMES.iter().any(|own| own.as_bytes() == name) {
+    let broken = name.strip_prefix(HISTORY_BROKEN.as_bytes()).and_then(|rest| rest.strip_prefix(b"."));
+    let is_numbered = broken.is_some_and(|n| !n.is_empty() && n.len() <= 3 && n.iter().all(u8::is_ascii_digit));
+    if is_numbered || ROOT_NAMES.iter().any(|own| own.as_bytes() == name) {
         return Stored::Root;
     }
     if let Some(id) = parse_suffix(name, LINK_PREFIX) {
@@ -230,6 +232,12 @@ mod tests {
         for own in ROOT_NAMES {
             assert_eq!(name(own), Stored::Root);
             assert_eq!(classify(NameMode::Plain, own.as_bytes()), Stored::Root);
+        }
+        assert_eq!(name("lamassu.history.broken.12"), Stored::Root);
+        for other in
+            ["lamassu.history.broken.", "lamassu.history.broken.x", "lamassu.history.1", "lamassu.history.broken.1234"]
+        {
+            assert_eq!(name(other), Stored::Foreign, "{other}");
         }
         assert_eq!(name(DIR_RECORD), Stored::DirRecord);
         assert_eq!(name(&long_name(&hash)), Stored::Long(hash));

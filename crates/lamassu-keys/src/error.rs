@@ -1,6 +1,6 @@
 //! What can go wrong with keys. No variant holds a secret.
 
-use crate::{FileError, HistoryError, SourceError};
+use crate::{FileError, HistoryError, SourceError, Tier};
 use lamassu_crypto::NoRandom;
 use lamassu_format::Suite;
 use lamassu_format::header::{HeaderError, SlotKind};
@@ -60,6 +60,44 @@ pub enum KeyError {
     /// Epochs are numbered in 32 bits.
     #[error("epochs are used up in this keychain")]
     EpochsUsedUp,
+    /// The user's: no such epoch.
+    #[error("there is no epoch {number} of the {tier} key", tier = .tier.name())]
+    NoEpoch {
+        /// of which key
+        tier: Tier,
+        /// asked for
+        number: u32,
+    },
+    /// The user's: what is written now uses it.
+    #[error("epoch {number} of the {tier} key is the newest, which new writes use; rotate first", tier = .tier.name())]
+    NewestEpoch {
+        /// of which key
+        tier: Tier,
+        /// asked for
+        number: u32,
+    },
+    /// The user's: the zone file's epochs are not those this vault has.
+    #[error(
+        "the zone's {tier} keys do not continue those of this vault: it is an older copy of the zone file, or the vault has rotated on its own",
+        tier = .tier.name()
+    )]
+    OtherEpochs {
+        /// of which key
+        tier: Tier,
+    },
+    /// The user's: a vault takes over keys of its own zone alone.
+    #[error("this vault belongs to another zone")]
+    OtherZone,
+    /// The user's: the key is shared, and a rotation of one vault alone would end that.
+    #[error(
+        "this vault shares its {tier} key with its zone. To rotate it for all: `lamassu zone rotate FILE`, then for each vault \
+         `lamassu key rotate --{tier} --zone FILE --zone-key SOURCE`. To end the sharing: --leave-zone",
+        tier = .tier.name()
+    )]
+    SharedKey {
+        /// which key
+        tier: Tier,
+    },
     /// The user's: a vault has its zone's suite.
     #[error("the zone's suite is {zone}, not {wanted}; leave out the suite or make another zone", zone = .zone.name(), wanted = .wanted.name())]
     ZoneSuite {

@@ -44,7 +44,8 @@ impl std::fmt::Debug for Epoch {
 }
 
 /// Which of the two keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Tier {
     /// K_in
     Inner,
@@ -53,7 +54,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Its name in headers and on the command line.
+    /// `inner` or `outer`: its name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Tier::Inner => "inner",
@@ -110,24 +111,64 @@ impl Keychain {
     ///
     /// # Errors
     /// [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`].
-    pub(crate) fn append(&mut self, tier: Tier, created: u64) -> Result<u32, KeyError> {
-        let epochs = match tier {
-            Tier::Inner => &mut self.inner,
-            Tier::Outer => &mut self.outer,
-        };
+    pub fn append(&mut self, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        let epochs = self.epochs_mut(tier);
         let last = epochs.last().map_or(0, |e| e.number);
         let number = last.checked_add(1).ok_or(KeyError::EpochsUsedUp)?;
         epochs.push(Epoch { number, created, key: Secret::random()? });
         Ok(number)
     }
 
-    /// Keys of a tier, newest first, as a key ring wants them.
-    pub(crate) fn newest_first(&self, tier: Tier) -> Vec<Secret<32>> {
-        let epochs = match tier {
+    /// Takes an epoch away: what it sealed or keyed cannot be read again with this keychain. Never the newest.
+    ///
+    /// # Errors
+    /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`].
+    pub fn remove(&mut self, tier: Tier, number: u32) -> Result<(), KeyError> {
+        let epochs = self.epochs_mut(tier);
+        let at = epochs.iter().position(|e| e.number == number).ok_or(KeyError::NoEpoch { tier, number })?;
+        if at + 1 == epochs.len() {
+            return Err(KeyError::NewestEpoch { tier, number });
+        }
+        epochs.remove(at);
+        Ok(())
+    }
+
+    /// Takes over the epochs of `other` that are newer than all of our own; returns their numbers. What both have must be the same.
+    ///
+    /// # Errors
+    /// [`KeyError::OtherEpochs`] where an epoch of one number is another key, or our newest is newer than all of `other`'s.
+    pub fn adopt(&mut self, tier: Tier, other: &Keychain) -> Result<Vec<u32>, KeyError> {
+        let (ours, theirs) = (self.epochs(tier), other.epochs(tier));
+        let newest = ours.last().map_or(0, |e| e.number);
+        let differs =
+            |e: &Epoch| theirs.iter().any(|t| t.number == e.number && !wrap::equal(t.key.expose(), e.key.expose()));
+        if ours.iter().any(differs) || theirs.last().is_none_or(|t| t.number < newest) {
+            return Err(KeyError::OtherEpochs { tier });
+        }
+        let newer: Vec<Epoch> = theirs.iter().filter(|t| t.number > newest).map(Epoch::duplicate).collect();
+        let numbers = newer.iter().map(Epoch::number).collect();
+        self.epochs_mut(tier).extend(newer);
+        Ok(numbers)
+    }
+
+    /// Epochs of a tier, ascending.
+    pub fn epochs(&self, tier: Tier) -> &[Epoch] {
+        match tier {
             Tier::Inner => &self.inner,
             Tier::Outer => &self.outer,
-        };
-        epochs.iter().rev().map(|e| e.key.duplicate()).collect()
+        }
+    }
+
+    fn epochs_mut(&mut self, tier: Tier) -> &mut Vec<Epoch> {
+        match tier {
+            Tier::Inner => &mut self.inner,
+            Tier::Outer => &mut self.outer,
+        }
+    }
+
+    /// Keys of a tier with their numbers, newest first, as a key ring wants them.
+    pub(crate) fn newest_first(&self, tier: Tier) -> Vec<(u32, Secret<32>)> {
+        self.epochs(tier).iter().rev().map(|e| (e.number, e.key.duplicate())).collect()
     }
 
     /// Seals under the file key of the header `id`.

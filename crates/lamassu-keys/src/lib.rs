@@ -16,6 +16,7 @@ pub mod history;
 pub mod keychain;
 pub mod providers;
 pub mod recovery;
+mod rotate;
 pub mod shares;
 pub mod source;
 pub mod unlock;

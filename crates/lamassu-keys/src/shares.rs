@@ -344,7 +344,7 @@ mod tests {
     }
 
     fn err(texts: &[&str]) -> ShareError {
-        join(texts.concat().as_bytes()).unwrap_err()
+        join(texts.join("\n\n").as_bytes()).unwrap_err()
     }
 
     #[test]

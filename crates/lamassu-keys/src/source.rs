@@ -86,6 +86,7 @@ impl ZoneKeys {
     }
 
     /// What a slot is opened with by whoever has both keys, and so could read everything anyway.
+    #[cfg(feature = "kmip")]
     pub(crate) fn secret(&self) -> Secret<32> {
         let mut both = zeroize::Zeroizing::new([0; 64]);
         both[..32].copy_from_slice(self.inner.expose());
@@ -94,11 +95,11 @@ impl ZoneKeys {
     }
 }
 
-/// A key was made where a source is.
+/// Keys were made where a source is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// what it is called there, besides a name that was asked for
-    pub id: String,
+    /// what each is called there, besides a name that was asked for; at least one
+    pub ids: Vec<String>,
 }
 
 /// What a provider needs to know where a person is asked.

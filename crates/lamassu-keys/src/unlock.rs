@@ -142,7 +142,25 @@ impl Unlocked {
         }
         let inner = self.keychain.newest_first(Tier::Inner);
         let outer = self.keychain.newest_first(Tier::Outer);
-        Ok(KeyRing::new(suite, &inner, &outer))
+        Ok(KeyRing::of_epochs(suite, &inner, &outer))
+    }
+
+    /// Gives a ring that is in use the epochs of these keys. Those of a zone that shares K_in alone change nothing.
+    pub fn update_ring(&self, ring: &KeyRing) {
+        if !self.keychain.outer().is_empty() {
+            ring.replace(&self.keychain.newest_first(Tier::Inner), &self.keychain.newest_first(Tier::Outer));
+        }
+    }
+
+    /// The same keys for the header as it is now: somebody else may have changed it since it was opened.
+    ///
+    /// # Errors
+    /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::KeychainInvalid`]; [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
+    pub fn reopen<H: Header>(&self, header: &H) -> Result<Unlocked, KeyError> {
+        self.owns(header)?;
+        let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
+        let (file_key, seed) = (self.file_key.duplicate(), self.seed.as_ref().map(Secret::duplicate));
+        Ok(Unlocked { id: self.id, file_key, seed, keychain, slot: self.slot })
     }
 
     /// Adds a slot; returns its id.
@@ -219,6 +237,28 @@ impl Unlocked {
         })
     }
 
+    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as everybody does who had a slot and a copy of the header,
+    /// opens the headers made from now on no more. Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under
+    /// the file key: the next entry begins a new one, and the old is set aside.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`]. Both are then unchanged.
+    pub fn renew<H: Header + Clone>(&mut self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
+        self.may_change(header)?;
+        let mut fresh = self.reopen(header)?;
+        fresh.file_key = Secret::random()?;
+        let mut next = header.clone();
+        next.keys_mut().slots.clear();
+        fresh.slot = fresh.push_slot(&mut next, new, Terms::default())?;
+        next.keys_mut().keychain = fresh.seal_keychain()?;
+        next.keys_mut().history = None;
+        fresh.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        *self = fresh;
+        Ok(self.slot)
+    }
+
     /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the administrator's, and every other is for
     /// use alone until it is changed.
     ///
@@ -264,15 +304,23 @@ impl Unlocked {
     /// # Errors
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both are then unchanged.
     pub fn rotate<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, created: u64) -> Result<u32, KeyError> {
+        self.edit_keychain(header, |keychain, _| keychain.append(tier, created))
+    }
+
+    /// Changes the keychain, and what else of the header goes with it: all or nothing.
+    pub(crate) fn edit_keychain<H: Header + Clone, T>(
+        &mut self,
+        header: &mut H,
+        change: impl FnOnce(&mut Keychain, &mut H) -> Result<T, KeyError>,
+    ) -> Result<T, KeyError> {
         let mut keychain = self.keychain.duplicate();
-        let number = keychain.append(tier, created)?;
-        let sealed = keychain.seal(&self.file_key, &self.id)?;
-        self.edit(header, |next| {
-            next.keys_mut().keychain = sealed;
-            Ok(())
+        let done = self.edit(header, |next| {
+            let done = change(&mut keychain, next)?;
+            next.keys_mut().keychain = keychain.seal(&self.file_key, &self.id)?;
+            Ok(done)
         })?;
         self.keychain = keychain;
-        Ok(number)
+        Ok(done)
     }
 
     /// Id of the header.

@@ -69,7 +69,7 @@ impl Lab {
     }
 
     fn note(&self, kind: Kind) -> Result<(), KeyError> {
-        self.keys().history(self.dir.path()).note(Event::new(kind))
+        self.keys().history(self.dir.path()).note(Event::new(kind), self.header().keys().history.as_ref())
     }
 
     fn read(&self) -> Report {
@@ -126,7 +126,7 @@ fn every_change_is_written_down_and_marked() {
 fn epochs_actors_and_long_details() {
     let lab = Lab::new();
     let event = Event::new(Kind::Rotated).epoch(Tier::Outer, 2).by(4_000_000_000).detail("much", "é".repeat(5000));
-    lab.keys().history(lab.dir.path()).note(event).unwrap();
+    lab.keys().history(lab.dir.path()).note(event, None).unwrap();
     let entry = lab.read().entries.pop().unwrap();
     assert_eq!(
         (entry.tier.as_deref(), entry.epoch, entry.uid, entry.user),
@@ -315,7 +315,7 @@ fn a_header_without_a_history_gains_it_with_its_next_change() {
     let keys = unlock(&old, &raw(0x51)).unwrap();
     let history = keys.history(lab.dir.path());
     assert!(history.read(None).unwrap().entries.is_empty());
-    history.note(Event::new(Kind::Loaded)).unwrap();
+    history.note(Event::new(Kind::Loaded), None).unwrap();
     let update = Update::begin(&lab.header_path()).unwrap();
     let mut header = old;
     keys.add_slot(&mut header, &slot(&raw(2), "x")).unwrap();
@@ -345,10 +345,47 @@ fn odd_files_in_its_place_are_refused() {
 }
 
 #[test]
+fn what_cannot_be_read_keeps_nobody_from_changing_keys() {
+    let lab = Lab::new();
+    let kept = |n: &str| lab.dir.path().join(format!("{}{n}", name::HISTORY_BROKEN));
+    for (n, place) in ["", ".1", ".2"].iter().enumerate() {
+        fs::remove_file(lab.log()).unwrap();
+        fs::create_dir(lab.log()).unwrap();
+        lab.add(&n.to_string());
+        assert_eq!(lab.events(), ["restarted", "slot-added"]);
+        assert!(kept(place).is_dir(), "each is kept beside the others");
+    }
+    fs::remove_file(lab.log()).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", lab.log()).unwrap();
+    lab.add("link");
+    assert!(kept(".3").is_symlink());
+    assert_eq!((lab.read().fault, lab.events().len()), (None, 2));
+}
+
+/// What the header has counted is evidence, also where it is the last entry: a mount does not cut it off.
+#[test]
+fn a_damaged_last_entry_is_not_taken_for_an_interrupted_append() {
+    let lab = Lab::new();
+    lab.add("second");
+    let mut bytes = lab.bytes();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(lab.log(), &bytes).unwrap();
+    assert!(matches!(lab.note(Kind::Loaded), Err(KeyError::History(HistoryError::Damaged { .. }))));
+    assert_eq!(lab.bytes(), bytes);
+    // Nor does it begin a new one where there was one.
+    fs::remove_file(lab.log()).unwrap();
+    assert!(matches!(lab.note(Kind::Loaded), Err(KeyError::History(HistoryError::Damaged { .. }))));
+}
+
+#[test]
 fn a_history_that_cannot_be_written_keeps_the_header_as_it_is() {
     let lab = Lab::new();
-    fs::remove_file(lab.log()).unwrap();
-    fs::create_dir(lab.log()).unwrap();
+    // Damaged, and every name to set it aside under is taken.
+    fs::write(lab.log(), vec![7; 5000]).unwrap();
+    for n in 0..16 {
+        let suffix = if n == 0 { String::new() } else { format!(".{n}") };
+        fs::create_dir_all(lab.dir.path().join(format!("{}{suffix}/full", name::HISTORY_BROKEN))).unwrap();
+    }
     let before = fs::read(lab.header_path()).unwrap();
     let update = Update::begin(&lab.header_path()).unwrap();
     let mut header: VaultHeader = update.read().unwrap();
@@ -365,7 +402,7 @@ fn appends_at_once_all_get_in() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             let history = lab.keys().history(lab.dir.path());
-            scope.spawn(move || (0..10).for_each(|_| history.note(Event::new(Kind::Loaded)).unwrap()));
+            scope.spawn(move || (0..10).for_each(|_| history.note(Event::new(Kind::Loaded), None).unwrap()));
         }
     });
     assert_eq!((lab.read().fault, lab.events().len()), (None, 41));
@@ -381,7 +418,7 @@ fn a_use_only_slot_appends_and_marks_nothing() {
     keys.add_slot_on(&mut header, &slot(&raw(2), "job"), terms).unwrap();
     update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded).slot(2)]).unwrap();
     let user = unlock(&lab.header(), &raw(2)).unwrap();
-    user.history(lab.dir.path()).note(Event::new(Kind::Loaded)).unwrap();
+    user.history(lab.dir.path()).note(Event::new(Kind::Loaded), None).unwrap();
     assert_eq!(lab.events(), ["created", "slot-added", "loaded"]);
     let log = lab.bytes();
     let mut header = lab.header();

@@ -25,7 +25,7 @@ fn load(uri: &str) -> Result<[u8; 32], SourceError> {
 }
 
 fn generate(uri: &str) -> Result<String, SourceError> {
-    uri.parse::<KeySource>().unwrap().generate().map(|made| made.id)
+    uri.parse::<KeySource>().unwrap().generate().map(|made| made.ids.join(" and "))
 }
 
 #[track_caller]
@@ -64,27 +64,23 @@ fn keys_are_made_found_and_refused() {
     assert!(matches!(fault(load(&kms.uri("no-such-id"))), ServerFault::NoObject));
 
     // Not what a key is.
-    let early = kms.admin(&["create", "early", "256"]);
-    let state = fault(load(&kms.uri(&early)));
+    let made = kms.admin("create early 256 + create short 128 + activate _ + secret secret + activate _");
+    let [early, _, secret] = made.as_slice() else { panic!("{made:?}") };
+    let state = fault(load(&kms.uri(early)));
     assert!(matches!(state, ServerFault::KeyState(KeyState::PreActive)), "{state}");
-    kms.admin(&["activate", &early]);
-    load(&kms.uri("?name=early")).unwrap();
-    let short = kms.admin(&["create", "short", "128"]);
-    kms.admin(&["activate", &short]);
     assert!(matches!(fault(load(&kms.uri("?name=short"))), ServerFault::KeyLength { found: 16 }));
-    let secret = kms.admin(&["secret", "secret"]);
-    kms.admin(&["activate", &secret]);
-    assert!(matches!(fault(load(&kms.uri(&secret))), ServerFault::NotAKey { object_type: 7 }));
-    kms.admin(&["create", "early", "256"]);
+    assert!(matches!(fault(load(&kms.uri(secret))), ServerFault::NotAKey { object_type: 7 }));
+    kms.admin(&format!("activate {early}"));
+    load(&kms.uri("?name=early")).unwrap();
+    kms.admin("create early 256");
     assert!(matches!(fault(load(&kms.uri("?name=early"))), ServerFault::ManyObjects));
     assert!(matches!(fault(generate(&kms.uri("?name=early"))), ServerFault::NameTaken));
 
     // The end of a key's life. PyKMIP forgets what is destroyed.
-    kms.admin(&["revoke", &id]);
+    kms.admin(&format!("revoke {id} + compromise {other}"));
     assert!(matches!(fault(load(&by_name)), ServerFault::KeyState(KeyState::Deactivated)));
-    kms.admin(&["compromise", &other]);
     assert!(matches!(fault(load(&kms.uri(&other))), ServerFault::KeyState(KeyState::Compromised)));
-    kms.admin(&["destroy", &id]);
+    kms.admin(&format!("destroy {id}"));
     assert!(matches!(fault(load(&by_name)), ServerFault::NoObject));
 }
 
@@ -114,10 +110,10 @@ fn a_zone_of_two_keys() {
 
     // What was made by half is finished; what is there stays.
     let (inner, outer) = made.split_once(" and ").unwrap();
-    kms.admin(&["compromise", outer]);
+    kms.admin(&format!("compromise {outer}"));
     assert!(matches!(fault(zone(&seven)), ServerFault::KeyState(KeyState::Compromised)));
     assert!(matches!(fault(load(&seven)), ServerFault::KeyState(KeyState::Compromised)));
-    kms.admin(&["destroy", outer]);
+    kms.admin(&format!("destroy {outer}"));
     assert!(matches!(fault(zone(&seven)), ServerFault::NoObject));
     assert_ne!(generate(&seven).unwrap(), outer);
     let mended = zone(&seven).unwrap();

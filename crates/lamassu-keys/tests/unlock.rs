@@ -1,12 +1,12 @@
 //! Making, opening and changing headers: every way in, and every alteration refused.
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
-use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{Header, NameMode, SLOTS_MAX, VaultHeader, ZoneFile};
+use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_format::header::{Header, NameMode, SLOTS_MAX, TokenMechanism, TokenSealed, VaultHeader, ZoneFile};
 use lamassu_format::{Geometry, Suite};
 use lamassu_keys::{
-    Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, Tier, Unlocked, Zone,
-    create_vault, create_zone, unlock,
+    Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, SourceError, Tier,
+    TokenFault, Unlocked, Zone, create_vault, create_zone, unlock,
 };
 use serde_json::{Value, json};
 
@@ -338,4 +338,45 @@ fn headers_of_another_implementation_open() {
     let keys = unlock(&zone, &raw(0x53)).unwrap();
     assert_eq!(exposed(keys.keychain().inner()), [(1, [0x61; 32]), (3, [0x63; 32])]);
     assert!(keys.keychain().outer().is_empty());
+}
+
+/// A token that cannot say anything of slots that another token sealed, but that it failed.
+struct Stumbles;
+
+impl lamassu_keys::source::Token for Stumbles {
+    fn seal(&self, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {
+        Ok(TokenSealed { mechanism: TokenMechanism::AesGcm, sealed: secret.expose().to_vec() })
+    }
+
+    fn unseal(&self, sealed: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
+        match sealed.mechanism {
+            TokenMechanism::AesGcm => Ok(Secret::from_slice(&sealed.sealed)),
+            TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1 => {
+                Err(TokenFault::Failed { op: "decrypt", source: "CKR_DEVICE_ERROR".into() }.into())
+            }
+        }
+    }
+}
+
+/// Another token, whose slots the first one stumbles over.
+struct Other;
+
+impl lamassu_keys::source::Token for Other {
+    fn seal(&self, _: &Secret<32>) -> Result<TokenSealed, SourceError> {
+        Ok(TokenSealed { mechanism: TokenMechanism::RsaOaepSha256, sealed: vec![1; 256] })
+    }
+
+    fn unseal(&self, _: &TokenSealed) -> Result<Option<Secret<32>>, SourceError> {
+        Ok(None)
+    }
+}
+
+#[test]
+fn a_token_that_fails_over_one_slot_opens_the_next() {
+    let other = Material::Token(Box::new(Other));
+    let (mut header, keys) = create_vault(&private(), &slot(&other, "another token")).unwrap();
+    let ours = Material::Token(Box::new(Stumbles));
+    assert!(matches!(unlock(&header, &ours), Err(KeyError::Source(SourceError::Token(TokenFault::Failed { .. })))));
+    let id = keys.add_slot(&mut header, &slot(&ours, "ours")).unwrap();
+    assert_eq!(unlock(&header, &ours).unwrap().slot(), id);
 }

@@ -11,10 +11,10 @@ use common::Setup;
 use common::crash::{Depth, Recording, chosen_seed, explore, must_survive, random_workload, scale, tell};
 use lamassu_store::backend::crash::{Op, Record};
 use lamassu_store::backend::memory::Barrier;
-use lamassu_store::file::Durability;
+use lamassu_store::file::{Durability, Rekey};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 13] = [
+const MINIMA: [(&str, u64); 15] = [
     ("small_files", 70_000),
     ("several_pages", 600),
     ("few_transient_slots", 3_000),
@@ -28,6 +28,8 @@ const MINIMA: [(&str, u64); 13] = [
     ("inline_to_block_growth", 300),
     ("punch_and_rewrite", 300),
     ("page_border", 300),
+    ("rekeying", 500),
+    ("rekey_at_any_time", 5_000),
 ];
 
 const _: () = {
@@ -111,8 +113,20 @@ fn large_blocks() {
     random("large_blocks", &Setup { block_size: 65536, ..Setup::default() }, &plan);
 }
 
+#[test]
+fn rekey_at_any_time() {
+    let setup = Setup { reserved: 8, epochs: 4, ..Setup::default() };
+    let plan = Plan { seeds: 60_000..60_040, steps: 25, size_max: 60_000, depth: Depth { losses: 8, stride: 2 } };
+    random("rekey_at_any_time", &setup, &plan);
+}
+
 /// A hand-made workload in every geometry, a stop after every write and barrier. Sizes are in blocks, so that it is the same in all.
 fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
+    hand_made_in(name, 1, workload);
+}
+
+/// The same with some epochs of keys.
+fn hand_made_in(name: &str, epochs: u8, workload: impl Fn(&mut Recording<'_>)) {
     let geometries = [
         (Setup::default(), 100),
         (Setup { reserved: 1, ..Setup::default() }, 100),
@@ -122,12 +136,43 @@ fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
     ];
     let mut states = 0;
     for (setup, losses) in geometries {
+        let setup = Setup { epochs, ..setup };
         let mut recording = Recording::new(&setup, 1);
         workload(&mut recording);
         let depth = Depth { losses: losses * scale(), stride: 1 };
         states += must_survive(name, &setup, &recording.finish(), chosen_seed().unwrap_or(1), depth);
     }
     tell(name, states, minimum(name));
+}
+
+fn rotated(r: &mut Recording<'_>) {
+    let b = r.b();
+    r.write(0, 5 * b + 100);
+    if b == 4096 {
+        r.write(130 * b, 2 * b + 7); // a second page
+    }
+    r.settle();
+    r.rotate();
+    r.rekey(Rekey::Outer, 9);
+    r.sync();
+    r.write(b, b);
+    r.rotate();
+    r.rekey(Rekey::Full, 9);
+    r.sync();
+    // What is there already is not written again.
+    let before = r.position();
+    r.rekey(Rekey::Full, 9);
+    r.rekey(Rekey::Outer, 9);
+    assert_eq!(r.position(), before);
+    r.truncate(3 * b + 5);
+    r.rotate();
+    r.rekey(Rekey::Full, 9);
+    r.settle();
+}
+
+#[test]
+fn rekeying() {
+    hand_made_in("rekeying", 4, rotated);
 }
 
 fn overwriting(r: &mut Recording<'_>) {

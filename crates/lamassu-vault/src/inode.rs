@@ -267,6 +267,19 @@ impl NodeTable {
         Some(ino)
     }
 
+    /// The entries of a backing inode are those of another one from now on, made in its place.
+    pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
+        if let Some(stale) = self.find(new) {
+            // The store reuses the number: somebody else removed what we knew by it.
+            self.bury(stale);
+        }
+        let Some(ino) = self.by_store.remove(&old) else { return };
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            (node.id, node.size) = (new, None);
+            self.by_store.insert(new, ino);
+        }
+    }
+
     pub fn pin(&mut self, ino: Ino) {
         if let Some(n) = self.nodes.get_mut(&ino) {
             n.pins += 1;
@@ -448,6 +461,20 @@ mod tests {
         t.forget(f, 2);
         t.forget(d, 1);
         assert_eq!(t.nodes.len(), 1);
+    }
+
+    #[test]
+    fn an_exchanged_inode_keeps_its_number_and_names() {
+        let mut t = table();
+        let (old, new) = (stat(12, Kind::Symlink), stat(13, Kind::Symlink));
+        let l = t.reference(ROOT, name("l"), &old).ino;
+        t.exchanged(StoreId::from(&old), StoreId::from(&new));
+        assert_eq!(t.reference(ROOT, name("l"), &new), Referenced { ino: l, generation: 0, is_new: false });
+        // Both numbers can be met again, as others.
+        assert_ne!(t.reference(ROOT, name("m"), &old).ino, l);
+        t.forget(l, 2);
+        assert_eq!(t.find(StoreId::from(&new)), None);
+        t.exchanged(StoreId { dev: 1, ino: 1 }, StoreId { dev: 1, ino: 2 });
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod nameless;
 mod names;
 mod open;
 mod path;
+mod rekey;
 mod rename;
 mod settle;
 mod staging;
@@ -24,6 +25,7 @@ mod tree;
 pub mod types;
 mod xattr;
 
+pub use rekey::{Rekey, RekeyProgress, Rekeyed, stored_bytes};
 pub use types::*;
 
 use crate::error::io;
@@ -67,6 +69,10 @@ pub struct Vault {
     names_locks: [RwLock<()>; STRIPES],
     open_locks: [Mutex<()>; STRIPES],
     settling: Mutex<()>,
+    /// One re-keying at a time.
+    rekeying: Mutex<()>,
+    /// Renames and links so far: what a walk over the tree may have missed.
+    moves: AtomicU64,
     unsynced: settle::Unsynced,
     /// Bytes written since the buffers were last added up.
     written: AtomicU64,
@@ -127,6 +133,8 @@ impl Vault {
             names_locks: std::array::from_fn(|_| RwLock::new(())),
             open_locks: std::array::from_fn(|_| Mutex::new(())),
             settling: Mutex::new(()),
+            rekeying: Mutex::new(()),
+            moves: AtomicU64::new(0),
             unsynced: settle::Unsynced::default(),
             written: AtomicU64::new(0),
             started: Instant::now(),
@@ -175,6 +183,11 @@ impl Vault {
         *self.lock.lock() = None;
         self.gate.open();
         done
+    }
+
+    /// The loaded keys. They can be exchanged while the vault is open: [`KeyRing::replace`].
+    pub fn ring(&self) -> &KeyRing {
+        &self.ctx.ring
     }
 
     /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never taken twice by one call: between the two,

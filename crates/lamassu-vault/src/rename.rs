@@ -48,6 +48,7 @@ impl Vault {
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.write();
+        self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
         let from = self.end(parent, name)?;
         let to = self.end(to_parent, to_name)?;
         if from.st.is_none() || (mode == RenameMode::Exchange && to.st.is_none()) {

@@ -112,6 +112,21 @@ impl Vault {
         Ok(cleared)
     }
 
+    /// An empty directory of the staging directory, and its name there.
+    pub(crate) fn staged_dir(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
+        let (staging, name) = (self.staging()?, random_name()?);
+        staging.make_dir(&name, PRIVATE).map_err(io("create a directory"))?;
+        Ok((staging.open_dir(&name).map_err(io("create a directory"))?, name))
+    }
+
+    /// Deletes one with what was not taken out of it.
+    pub(crate) fn drop_staged_dir(&self, name: &OsStr) {
+        let done = self.staging().and_then(|staging| delete(&*staging, name).map_err(io("remove a directory")));
+        if let Err(error) = done {
+            tracing::warn!(entry = %name.to_string_lossy(), %error, "stays in lamassu.staging until the next open");
+        }
+    }
+
     /// Makes a directory with its record and puts it at (parent, stored).
     pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<()> {
         let staging = self.staging()?;

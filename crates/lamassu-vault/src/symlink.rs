@@ -72,11 +72,23 @@ pub(crate) fn seal(ring: &KeyRing, target: &[u8]) -> Result<StoredTarget> {
 }
 
 impl StoredTarget {
+    /// What the link itself says.
+    pub fn text(&self) -> &OsStr {
+        OsStr::new(&self.text)
+    }
+
+    /// Makes the rest of a long target, unless it is there.
+    pub fn create_rest(&self, dir: &dyn BackendDir) -> stdio::Result<()> {
+        let Some((rest, text)) = &self.rest else { return Ok(()) };
+        match names::write_file(dir, rest, text) {
+            Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// Makes the link, its rest first. Fails if `name` exists.
     pub fn create(&self, dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
-        if let Some((rest, text)) = &self.rest {
-            names::write_file(dir, rest, text)?;
-        }
+        self.create_rest(dir)?;
         let made = dir.make_symlink(name, OsStr::new(&self.text));
         if let (Err(_), Some((rest, _))) = (&made, &self.rest) {
             names::remove_companion(dir, rest);
@@ -102,6 +114,25 @@ fn open_head(ring: &KeyRing, text: &[u8]) -> std::result::Result<Head, LinkFault
         return Err(LinkFault::Format);
     }
     Ok(Head { id: *id, total, first: first.to_vec() })
+}
+
+/// Whether all of a stored target is under the newest key.
+pub(crate) fn is_newest(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> bool {
+    let newest = Some(ring.newest().1);
+    let sealed_newest = |text: &[u8], kind, context: &[u8]| {
+        decode(text).is_some_and(|sealed| ring.record_epoch(kind, context, &sealed) == newest)
+    };
+    match text.strip_prefix(&[LONG_MARK]) {
+        None => sealed_newest(text, RecordKind::Symlink, &[]),
+        Some(head) => {
+            let rest_is_newest = || {
+                let id = open_head(ring, head).ok()?.id;
+                let rest = read_text(dir, OsStr::new(&link_rest_name(&id))).ok()?;
+                Some(sealed_newest(&rest, RecordKind::SymlinkRest, &id))
+            };
+            sealed_newest(head, RecordKind::SymlinkHead, &[]) && rest_is_newest() == Some(true)
+        }
+    }
 }
 
 /// Opens the target stored as `text` in `dir`.

@@ -199,6 +199,7 @@ impl Vault {
     /// As [`Vault::create`]; `EPERM` for a directory, [`VaultError::Stale`] for a file without a name.
     pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
         self.make(parent, name, |dir, stored| {
+            self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
             let (from, from_name, st) = self.place(ino)?;
             staging::is_directory("link", st.kind)?;
             if let Some(rest) = symlink::rest_of(&self.ctx.ring, &*from.handle, &from_name, &st)

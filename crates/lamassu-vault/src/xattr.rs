@@ -32,6 +32,16 @@ pub(crate) fn open_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> std::r
     ring.open_record(RecordKind::Xattr, context(stored), value)
 }
 
+/// Which epoch sealed the value of a stored attribute.
+pub(crate) fn value_epoch(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> Option<u32> {
+    ring.record_epoch(RecordKind::Xattr, context(stored), value)
+}
+
+/// Seals a value under the newest epoch.
+pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> Result<Vec<u8>> {
+    Ok(ring.outer().seal_record(RecordKind::Xattr, context(stored), value)?)
+}
+
 /// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would be two in a listing, counts as one
 /// that nobody sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {

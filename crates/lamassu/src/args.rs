@@ -71,6 +71,8 @@ pub enum Command {
     Key(cmd::key::Key),
     /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
     History(cmd::history::Args),
+    /// Bring what is stored to the newest keys, after `key rotate`
+    Rekey(cmd::rekey::Args),
     /// Describe a vault; needs no key
     Info(cmd::info::Args),
     /// Verify every seal, key and block of a vault that is not mounted

@@ -169,8 +169,17 @@ fn fault(error: &Fault) -> Code {
         Fault::Pins { .. } => Code::KeySource,
         Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        // A failure that calls itself success is one all the same.
+        Fault::Told { code: 0, message: _ } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
-        Fault::GarbledAnswer { .. } => Code::Other,
+        Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
+        Fault::ReadOnlyMount
+        | Fault::Frozen
+        | Fault::ZoneNotAhead
+        | Fault::LostNotEmpty { .. }
+        | Fault::EpochNeeded { .. } => Code::Refused,
+        Fault::NotRekeyed { .. } => Code::Damaged,
+        Fault::RetireMounted { .. } => Code::Locked,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -181,7 +190,7 @@ fn key(error: &KeyError) -> Code {
         KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Code::WrongKey,
         KeyError::HeaderAltered | KeyError::KeychainInvalid => Code::HeaderUnreadable,
         KeyError::Header(e) => header(e),
-        KeyError::NoSlot { .. } => Code::Usage,
+        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => Code::Usage,
         KeyError::LastSlot { .. }
         | KeyError::SlotsFull { .. }
         | KeyError::SlotIdsUsedUp
@@ -191,7 +200,11 @@ fn key(error: &KeyError) -> Code {
         | KeyError::LastAdministrator { .. }
         | KeyError::NoAdministrator
         | KeyError::HasAdministrator
-        | KeyError::NoOuterKey => Code::Refused,
+        | KeyError::NoOuterKey
+        | KeyError::NewestEpoch { .. }
+        | KeyError::OtherEpochs { .. }
+        | KeyError::OtherZone
+        | KeyError::SharedKey { .. } => Code::Refused,
         KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
         KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,

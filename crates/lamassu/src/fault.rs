@@ -101,6 +101,41 @@ pub enum Fault {
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
+    /// What a daemon was asked makes no sense to it.
+    #[error(
+        "the request makes no sense to the process that serves the mount: it is of another version, or asked too late"
+    )]
+    GarbledRequest,
+    /// The user's: a change, by a daemon that changes nothing.
+    #[error("the vault is mounted read-only: unmount it there, or give its directory where it is not mounted")]
+    ReadOnlyMount,
+    /// The user's: a change of a frozen store.
+    #[error("the vault is frozen: `lamassu thaw` it first")]
+    Frozen,
+    /// Nobody asked for one.
+    #[error("no re-keying was begun since the vault was mounted")]
+    NoRekey,
+    /// The user's: what `--zone` is for has been done.
+    #[error("the zone has no newer key than this vault: `lamassu zone rotate FILE` makes one")]
+    ZoneNotAhead,
+    /// Some objects stay under older keys.
+    #[error("objects that could not be re-keyed: {failed}; `lamassu check` tells what is wrong with them")]
+    NotRekeyed { failed: u64 },
+    /// The tree was not gone through as a whole.
+    #[error("files were renamed faster than the tree could be gone through: run it again")]
+    RekeyIncomplete,
+    /// The user's: a proof needs a vault that nobody writes.
+    #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
+    RetireMounted { mountpoint: PathBuf },
+    /// The user's: what a repair has moved away may be under any key.
+    #[error("{dir:?} is not empty, and nobody knows which keys its files need: remove what you do not need there")]
+    LostNotEmpty { dir: PathBuf },
+    /// The user's: the old key is not done with.
+    #[error(
+        "epoch {epoch} of the {tier} key stays: without it {objects} objects do not verify, named above. \
+         `lamassu rekey` takes them to the newest key; what `lamassu check` calls damaged has to be restored or removed first"
+    )]
+    EpochNeeded { tier: &'static str, epoch: u32, objects: usize },
     /// The daemon of a mount did not do what it was asked to; its own words.
     #[error("{message}")]
     Told {

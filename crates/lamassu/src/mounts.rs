@@ -18,12 +18,21 @@ pub struct Mount {
     pub source: PathBuf,
     /// `ro` or `rw` first
     options: String,
+    /// of the file system; of FUSE: `user_id=` who mounted
+    super_options: String,
 }
 
 impl Mount {
     /// Whether it can write its vault.
     pub fn is_read_only(&self) -> bool {
         self.options.split(',').any(|word| word == "ro")
+    }
+
+    /// Whether root mounted it, or the user of this process: what others mount may say of itself what it likes.
+    pub fn is_trusted(&self) -> bool {
+        let mut words = self.super_options.split(',');
+        let owner = words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse::<u32>().ok());
+        owner.is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
     }
 }
 
@@ -51,11 +60,13 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
     let fs_type = after_dash.next()?;
     let source = after_dash.next()?;
+    let super_options = after_dash.next().unwrap_or_default();
     Some(Mount {
         mountpoint: unescape(mountpoint),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
         source: unescape(source),
         options: String::from_utf8_lossy(options).into_owned(),
+        super_options: String::from_utf8_lossy(super_options).into_owned(),
     })
 }
 
@@ -95,7 +106,10 @@ mod tests {
         let mount = parse(line).unwrap();
         assert_eq!(mount.mountpoint, Path::new("/mnt/a b"));
         assert_eq!((mount.fs_type.as_str(), mount.source.as_path()), (TYPE, Path::new(r"/srv/x\y")));
-        assert!(mount.is_read_only());
+        assert!(mount.is_read_only() && mount.is_trusted());
+        let stranger = String::from_utf8(line.to_vec()).unwrap().replace("user_id=0", "user_id=4294967294");
+        assert!(!parse(stranger.as_bytes()).unwrap().is_trusted());
+        assert!(!parse(b"1 2 0:5 / /mnt rw - fuse.lamassu x rw").unwrap().is_trusted());
         assert!(parse(b"").is_none() && parse(b"1 2 3 4 5 6 7 8").is_none());
         assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
     }

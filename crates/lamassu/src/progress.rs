@@ -34,10 +34,20 @@ impl Meter {
     /// More done.
     pub fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
+        self.show_after_a_while();
+    }
+
+    fn show_after_a_while(&self) {
         if self.allowed && !self.shown.load(Ordering::Relaxed) && self.started.elapsed() > PATIENCE {
             self.shown.store(true, Ordering::Relaxed);
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
+    }
+
+    /// So much is done in all.
+    pub fn reach(&self, bytes: u64) {
+        self.bar.set_position(bytes);
+        self.show_after_a_while();
     }
 
     /// What is being worked on.

@@ -19,6 +19,22 @@ pub fn parse_block_size(text: &str) -> Result<u32, String> {
     Geometry::new(bytes, 1).map(|_| bytes).ok_or_else(|| RULE.into())
 }
 
+/// Parses a number of bytes a second: `500K`, `50M`, `1G`; powers of 1024.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    const RULE: &str = "a number of bytes a second, such as 500K, 50M or 1G";
+    let lower = text.trim().trim_end_matches("/s").to_ascii_lowercase();
+    let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
+    let (digits, unit) = lower.split_at(digits_end);
+    let factor = match unit {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        _ => return Err(RULE.into()),
+    };
+    digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor)).filter(|n| *n > 0).ok_or_else(|| RULE.into())
+}
+
 /// A suite by name, for clap.
 pub fn suites() -> impl clap::builder::TypedValueParser<Value = Suite> {
     use clap::builder::TypedValueParser;

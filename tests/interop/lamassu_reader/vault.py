@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from .history import History
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
 ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.staging", b"lamassu.lost"}
+BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
 
@@ -247,5 +249,5 @@ class Vault:
                     note(f"{where}: a companion without an entry")
             elif name.startswith((LONG, REST)) or name == b"lamassu.dir":
                 continue
-            elif entry.path or name not in ROOT_ONLY:
+            elif entry.path or not (name in ROOT_ONLY or BROKEN.fullmatch(name)):
                 note(f"{where}: a name of the format that this reader does not know")

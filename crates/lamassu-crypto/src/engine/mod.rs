@@ -328,7 +328,7 @@ mod tests {
             let plain = pattern(count * block_size, seed);
             let mut blocks = plain.clone();
             let mut keys = vec![[0; 32]; count];
-            engine.seal(ring.inner(), &mut blocks, block_size, &mut keys);
+            engine.seal(&ring.inner(), &mut blocks, block_size, &mut keys);
             prop_assert!(count == 0 || blocks != plain);
             for verify in [Verify::Full, Verify::No] {
                 let mut opened = blocks.clone();
@@ -344,7 +344,7 @@ mod tests {
             let mut blocks = plain.clone();
             let mut keys = vec![[0; 32]; 70];
             let engine = Engine::new(2);
-            engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+            engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
             damaged.iter().for_each(|i| blocks[i * 4096 + at] ^= 0x10);
             let failed = engine.open(&ring, &mut blocks, 4096, &keys, Verify::Full);
             prop_assert_eq!(&failed, &damaged.iter().copied().collect::<Vec<_>>());
@@ -364,7 +364,7 @@ mod tests {
             let mut keys = vec![[0; 32]; 40];
             for (i, (b, k)) in blocks.chunks_mut(4096).zip(&mut keys).enumerate() {
                 let epoch = i * 7 % 4;
-                let key = all.inners().get(epoch).unwrap_or(unknown.inner());
+                let key = all.inners().get(epoch).cloned().unwrap_or_else(|| unknown.inner());
                 key.seal(b, 4096, std::slice::from_mut(k));
             }
             let failed = Engine::new(2).open(&all, &mut blocks, 4096, &keys, Verify::Full);
@@ -380,7 +380,7 @@ mod tests {
             let mut blocks = pattern(3 * 4096, 1);
             let mut keys = vec![[0; 32]; 3];
             let engine = Engine::new(1);
-            engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+            engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
             keys[0] = [0; 32];
             keys[2][31] |= 1;
             for verify in [Verify::Full, Verify::No] {
@@ -402,7 +402,7 @@ mod tests {
             let mut blocks = pattern(4096, 1);
             let mut keys = [[0; 32]];
             let engine = Engine::new(1);
-            engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+            engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
             blocks[100] ^= 1;
             let failed = engine.open(&ring, &mut blocks, 4096, &keys, Verify::No);
             assert_eq!(failed.len(), usize::from(suite.is_malleable()));
@@ -420,7 +420,7 @@ mod tests {
                     for round in 0..8u8 {
                         let plain = pattern(64 * 4096, t ^ (round << 4));
                         let (mut blocks, mut keys) = (plain.clone(), vec![[0; 32]; 64]);
-                        engine.seal(ring.inner(), &mut blocks, 4096, &mut keys);
+                        engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
                         assert!(engine.open(ring, &mut blocks, 4096, &keys, Verify::Full).is_empty());
                         assert!(blocks == plain);
                     }
@@ -446,6 +446,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "one key a block")]
     fn a_shape_that_does_not_fit_is_refused() {
-        Engine::new(1).seal(ring(Suite::Aes, &[1]).inner(), &mut [0; 4096], 4096, &mut [[0; 32]; 2]);
+        Engine::new(1).seal(&ring(Suite::Aes, &[1]).inner(), &mut [0; 4096], 4096, &mut [[0; 32]; 2]);
     }
 }

@@ -28,7 +28,7 @@ impl NameMode {
     }
 }
 
-/// The properties of a vault, chosen when it is made and the same ever after.
+/// The properties of a vault, chosen when it is made and the same ever after (but for `zone`, see [`VaultHeader::leave_zone`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaultParams {
     /// the id of the zone whose K_in the vault uses; of a private zone: the vault's own id
@@ -98,6 +98,11 @@ impl VaultHeader {
     /// Zone id.
     pub fn zone(&self) -> [u8; 16] {
         self.params.zone
+    }
+
+    /// Makes the zone the vault's own: its newest K_in is no other vault's any more.
+    pub fn leave_zone(&mut self) {
+        self.params.zone = self.keys.id;
     }
 
     /// When it was made, in Unix seconds.

@@ -61,10 +61,10 @@ impl Gate {
         self.state.lock().queue.iter().any(|(waiting, _)| *waiting == ino)
     }
 
-    /// Lets no further change pass and waits for those under way. False: it was closed already.
+    /// Lets no further change pass and waits for those under way. False: it was closed already, or the mount is ending.
     pub(super) fn close(&self) -> bool {
         let mut state = self.state.lock();
-        if state.frozen {
+        if state.frozen || state.stopping {
             return false;
         }
         state.frozen = true;
@@ -145,6 +145,8 @@ mod tests {
         assert_eq!((0..100).map(|_| receiver.recv().unwrap()).collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
         gate.stop();
         runner.join().unwrap();
+        assert_eq!(gate.status(), (false, 0));
+        assert!(!gate.close(), "a freeze that comes too late");
         assert_eq!(gate.status(), (false, 0));
     }
 

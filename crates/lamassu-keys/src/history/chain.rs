@@ -192,3 +192,73 @@ pub(super) fn walk(
         return Ok((link, good, if torn { End::Torn(bytes.len() as u64) } else { End::Broken }));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ID: [u8; 16] = [3; 16];
+
+    fn key() -> Secret<32> {
+        Secret::new(&mut [7; 32])
+    }
+
+    fn entry(text: &str) -> Entry {
+        let event = Event::new(super::super::Kind::Loaded).detail("text", text);
+        Entry { time: 1, host: "h".into(), user: None, ..Entry::of(&event) }
+    }
+
+    fn chain(texts: &[&str]) -> Vec<u8> {
+        let (mut bytes, mut link) = (Vec::new(), Link::START);
+        for text in texts {
+            let (next, after) = link.seal(&key(), &ID, &entry(text)).unwrap();
+            bytes.extend_from_slice(&next);
+            link = after;
+        }
+        bytes
+    }
+
+    fn walked(bytes: &[u8]) -> (usize, u64, End) {
+        let mut seen = 0;
+        let (link, good, end) = walk(bytes, &key(), &ID, |_, _| seen += 1).unwrap();
+        assert_eq!(link.mark.count, seen as u64);
+        (seen, good, end)
+    }
+
+    #[test]
+    fn what_does_not_fit_leaves_its_details() {
+        let long = Entry { details: [("x".into(), "y".repeat(CONTENT_MAX))].into(), ..entry("") };
+        let (bytes, _) = Link::START.seal(&key(), &ID, &long).unwrap();
+        assert!(bytes.len() <= ENTRY_MAX);
+        assert_eq!(walked(&bytes), (1, bytes.len() as u64, End::Clean));
+    }
+
+    #[test]
+    fn members_that_a_later_program_adds_are_passed_over() {
+        let content = br#"{"time":1,"event":"melted","uid":0,"host":"h","colour":"red"}"#;
+        let parsed: Entry = serde_json::from_slice(content).unwrap();
+        assert_eq!(parsed.event, "melted");
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic_and_open_nothing(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+            prop_assert_eq!(walked(&bytes).0, 0);
+        }
+
+        #[test]
+        fn what_is_behind_good_entries_is_told_apart(
+            texts in prop::collection::vec("[a-z]{0,400}", 0..5), tail in prop::collection::vec(any::<u8>(), 0..600), zeros in 0usize..900,
+        ) {
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            let good = chain(&texts);
+            let all = |tail: &[u8]| walked(&[&good[..], tail].concat());
+            prop_assert_eq!(all(&[]), (texts.len(), good.len() as u64, End::Clean));
+            let (seen, len, _) = all(&tail);
+            prop_assert_eq!((seen, len), (texts.len(), good.len() as u64));
+            let end = if zeros == 0 { End::Clean } else { End::Torn(zeros as u64) };
+            prop_assert_eq!(all(&vec![0; zeros]).2, end);
+        }
+    }
+}

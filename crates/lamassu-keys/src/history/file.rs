@@ -97,14 +97,13 @@ impl History {
         Ok(report)
     }
 
-    /// Appends what does not change the header: that the vault was mounted, that its header was copied.
+    /// Appends what does not change the header: that the vault was mounted, that its header was copied. `mark` is that of the header, or an older one.
     ///
     /// # Errors
     /// [`HistoryError::Damaged`]: nothing is appended to a history that does not verify; and [`HistoryError::Io`], [`HistoryError::NotAFile`],
     /// [`HistoryError::Busy`], in a [`KeyError::History`].
-    pub fn note(&self, event: Event) -> Result<(), KeyError> {
-        let file = self.open(true)?.expect("it is made where it is not there");
-        let scanned = self.scan(&file, None, drop)?;
+    pub fn note(&self, event: Event, mark: Option<&HistoryMark>) -> Result<(), KeyError> {
+        let (file, scanned) = self.open_and_scan(mark)?;
         if let Some(fault) = scanned.fault {
             return Err(HistoryError::Damaged { path: self.path.clone(), fault }.into());
         }
@@ -113,22 +112,56 @@ impl History {
         Ok(())
     }
 
-    /// Appends, and gives the mark for the header. What does not verify is set aside, so that nobody can keep keys from being changed by damaging a log.
+    /// Appends, and gives the mark for the header. What does not verify or cannot be read is set aside, so that nobody can keep keys from being changed by
+    /// damaging a log.
     pub(super) fn append(&self, mark: Option<&HistoryMark>, events: &[Event]) -> Result<HistoryMark, KeyError> {
+        let fault = match self.open_and_scan(mark) {
+            Ok((file, Scanned { fault: None, link, len, end })) => {
+                return self.extend(&file, &Scanned { fault: None, link, len, end }, events);
+            }
+            // Gone, and made anew just now.
+            Ok((file, Scanned { fault: Some(fault), link, len: 0, end: End::Clean })) => {
+                return self.extend(
+                    &file,
+                    &Scanned { fault: None, link, len: 0, end: End::Clean },
+                    &self.restarted(&fault.to_string(), None, events),
+                );
+            }
+            Ok((_, Scanned { fault: Some(fault), .. })) => fault.to_string(),
+            Err(error @ HistoryError::Busy { .. }) => return Err(error.into()),
+            Err(error) => error.to_string(),
+        };
+        let kept = self.set_aside()?;
+        let (file, fresh) = self.open_and_scan(None)?;
+        self.extend(&file, &fresh, &self.restarted(&fault, Some(&kept), events))
+    }
+
+    /// The events, behind one that says why the history begins anew.
+    fn restarted(&self, fault: &str, kept_as: Option<&str>, events: &[Event]) -> Vec<Event> {
+        let said = Event::new(Kind::Restarted).detail("fault", fault);
+        let said = match kept_as {
+            Some(name) => said.detail("kept_as", name),
+            None => said,
+        };
+        said.announce(&self.path);
+        std::iter::once(said).chain(events.iter().cloned()).collect()
+    }
+
+    /// Renames what is in the history's place, whatever it is; tells the new name.
+    fn set_aside(&self) -> Result<String, HistoryError> {
+        const KEPT_MAX: u32 = 16;
+        let kept = (0..KEPT_MAX)
+            .map(|n| if n == 0 { name::HISTORY_BROKEN.into() } else { format!("{}.{n}", name::HISTORY_BROKEN) })
+            .find(|kept| self.path.with_file_name(kept).symlink_metadata().is_err())
+            .unwrap_or_else(|| name::HISTORY_BROKEN.into());
+        std::fs::rename(&self.path, self.path.with_file_name(&kept)).map_err(self.failed("set aside"))?;
+        Ok(kept)
+    }
+
+    fn open_and_scan(&self, mark: Option<&HistoryMark>) -> Result<(File, Scanned), HistoryError> {
         let file = self.open(true)?.expect("it is made where it is not there");
         let scanned = self.scan(&file, mark, drop)?;
-        let Some(fault) = scanned.fault else { return self.extend(&file, &scanned, events) };
-        let kept = self.path.with_file_name(name::HISTORY_BROKEN);
-        if scanned.len > 0 || scanned.end != End::Clean {
-            std::fs::rename(&self.path, &kept).map_err(self.failed("set aside"))?;
-            drop(file);
-        }
-        let file = self.open(true)?.expect("it is made where it is not there");
-        let fresh = self.scan(&file, None, drop)?;
-        let said = Event::new(Kind::Restarted).detail("fault", fault).detail("kept_as", name::HISTORY_BROKEN);
-        said.announce(&self.path);
-        let all: Vec<Event> = std::iter::once(said).chain(events.iter().cloned()).collect();
-        self.extend(&file, &fresh, &all)
+        Ok((file, scanned))
     }
 
     fn extend(&self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
@@ -147,10 +180,21 @@ impl History {
             .and_then(|()| file.sync_all());
         written.map_err(self.failed("append to"))?;
         if scanned.len == 0 {
-            let dir = self.path.parent().unwrap_or(Path::new("."));
+            self.give_to_owner(file);
+            let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))?;
         }
         Ok(link.mark)
+    }
+
+    /// A new history belongs to whom the header belongs: root may have been first to write it down, and its owner has to go on.
+    fn give_to_owner(&self, file: &File) {
+        let Ok(header) = self.path.with_file_name(name::HEADER).symlink_metadata() else { return };
+        // Only root can give files away; for others it is theirs as it is.
+        if std::os::unix::fs::fchown(file, Some(header.uid()), Some(header.gid())).is_ok() {
+            let mode = header.mode() & 0o666 | 0o600;
+            let _ = file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(mode));
+        }
     }
 
     fn scan(

@@ -6,7 +6,7 @@
 //! an anchor elsewhere.
 //!
 //! Guarantees: an entry is durable before the header that counts it is written, so a crash between the two leaves an entry more, which is valid. A history
-//! that does not verify never keeps anyone from changing keys: it is set aside, and the next one begins with saying so.
+//! that does not verify, or cannot be read, never keeps anyone from changing keys: it is set aside, and the next one begins with saying so.
 
 mod chain;
 mod event;

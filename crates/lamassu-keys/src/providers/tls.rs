@@ -95,8 +95,10 @@ pub(super) struct Identity {
     /// our certificate, then those above it
     pub chain: Vec<CertificateDer<'static>>,
     /// the key
+    #[cfg_attr(not(feature = "kmip"), allow(dead_code))]
     pub key: PrivateKeyDer<'static>,
     /// the file it stands in
+    #[cfg_attr(not(feature = "https"), allow(dead_code))]
     pub pem: Zeroizing<Vec<u8>>,
     /// and where that is
     pub key_path: PathBuf,

@@ -1,7 +1,8 @@
 """PyKMIP for tests: its server on a free port, and what an administrator would do there.
 
     pykmip.py serve DIR [PORT]      prints the port; ends, with all its processes, when standard input does
-    pykmip.py do DIR PORT OP ARG…   create NAME BITS | activate ID | revoke ID | compromise ID | destroy ID | secret NAME | state ID
+    pykmip.py do DIR PORT OP ARG… [+ OP ARG…]…
+        create NAME BITS | secret NAME | activate ID | revoke ID | compromise ID | destroy ID; `_` is the ID that was made last
 
 DIR holds ca.pem, server.pem and client.pem (certificate and key each); the server keeps its database and its log there.
 """
@@ -57,11 +58,12 @@ def serve(here, port=0):
         server.serve()
 
 
-def do(here, port, op, *args):
+def do(here, port, *words):
     from kmip.core import enums
     from kmip.pie.client import ProxyKmipClient
     from kmip.pie.objects import SecretData
 
+    masks = [enums.CryptographicUsageMask.ENCRYPT, enums.CryptographicUsageMask.DECRYPT]
     client = ProxyKmipClient(
         hostname="127.0.0.1",
         port=port,
@@ -71,24 +73,25 @@ def do(here, port, op, *args):
         ssl_version="PROTOCOL_TLSv1_2",
         config_file=os.devnull,
     )
+    operations = {
+        "create": lambda name, bits: client.create(
+            enums.CryptographicAlgorithm.AES, int(bits), name=name, cryptographic_usage_mask=masks
+        ),
+        "secret": lambda name: client.register(SecretData(b"\7" * 32, enums.SecretDataType.PASSWORD, name=name)),
+        "activate": client.activate,
+        "revoke": lambda uid: client.revoke(enums.RevocationReasonCode.CESSATION_OF_OPERATION, uid),
+        "compromise": lambda uid: client.revoke(enums.RevocationReasonCode.KEY_COMPROMISE, uid),
+        "destroy": client.destroy,
+    }
+    last = None
     with client:
-        if op == "create":
-            masks = [enums.CryptographicUsageMask.ENCRYPT, enums.CryptographicUsageMask.DECRYPT]
-            print(client.create(enums.CryptographicAlgorithm.AES, int(args[1]), name=args[0], cryptographic_usage_mask=masks))
-        elif op == "activate":
-            client.activate(args[0])
-        elif op == "revoke":
-            client.revoke(enums.RevocationReasonCode.CESSATION_OF_OPERATION, args[0])
-        elif op == "compromise":
-            client.revoke(enums.RevocationReasonCode.KEY_COMPROMISE, args[0])
-        elif op == "destroy":
-            client.destroy(args[0])
-        elif op == "secret":
-            print(client.register(SecretData(b"\7" * 32, enums.SecretDataType.PASSWORD, name=args[0])))
-        elif op == "state":
-            print(client.get_attributes(args[0], ["State"])[1][0].attribute_value.value.name)
-        else:
-            raise SystemExit(f"what is {op}?")
+        while words:
+            end = words.index("+") if "+" in words else len(words)
+            (op, *args), words = words[:end], words[end + 1 :]
+            uid = operations[op](*(last if arg == "_" else arg for arg in args))
+            if uid:
+                last = uid
+                print(uid)
 
 
 if __name__ == "__main__":

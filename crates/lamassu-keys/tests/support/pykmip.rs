@@ -67,12 +67,12 @@ impl PyKmip {
         }
     }
 
-    /// What an administrator does; see pykmip.py.
+    /// What an administrator does, in the words of pykmip.py; returns the identifiers of what was made.
     #[track_caller]
-    pub fn admin(&self, args: &[&str]) -> String {
-        let out = python(&self.dir).args(["do", ".", &self.port.to_string()]).args(args).output().unwrap();
-        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8(out.stdout).unwrap().trim().into()
+    pub fn admin(&self, line: &str) -> Vec<String> {
+        let out = python(&self.dir).args(["do", ".", &self.port.to_string()]).args(line.split(' ')).output().unwrap();
+        assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap().lines().map(String::from).collect()
     }
 
     /// An address there, for our usual certificate.

@@ -118,7 +118,7 @@ impl Core {
         let plain = &data[(first * size - offset) as usize..][..(end - first) as usize * len];
         let mut keys = vec![[0; 32]; (end - first) as usize];
         let mut chunk = Chunk::new(plain.len(), living);
-        self.ctx.engine.seal_to(self.ctx.ring.inner(), plain, &mut chunk.memory[..plain.len()], len, &mut keys);
+        self.ctx.engine.seal_to(&self.ctx.ring.inner(), plain, &mut chunk.memory[..plain.len()], len, &mut keys);
         Ok(Ahead { first, chunk: Some(Arc::new(chunk)), keys })
     }
 }

@@ -244,7 +244,7 @@ impl Core {
             }
         }
         let mut new_keys = vec![[0u8; 32]; plain.len()];
-        self.ctx.engine.seal(self.ctx.ring.inner(), &mut scratch, len, &mut new_keys);
+        self.ctx.engine.seal(&self.ctx.ring.inner(), &mut scratch, len, &mut new_keys);
         for (n, key) in plain.into_iter().zip(new_keys) {
             keys[n] = key;
         }

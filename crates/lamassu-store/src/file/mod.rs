@@ -13,6 +13,7 @@ mod commit;
 mod open;
 mod plan;
 mod read;
+mod rekey;
 mod seek;
 mod settle;
 mod shrink;
@@ -20,6 +21,7 @@ mod state;
 mod types;
 mod write;
 
+pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Time};
@@ -229,6 +231,16 @@ impl File {
             });
         }
         self.core.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))
+    }
+
+    /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys, from page `from` on (0 first) as many as a step holds; call it again with
+    /// [`RekeyStep::next`] until that is `None`. What is there already is not written. Damage is counted and stays as it is. Nothing is made durable but what
+    /// the commit protocol asks for.
+    ///
+    /// # Errors
+    /// Those of the store; [`StoreError::Damaged`] where the file cannot be written at all; [`StoreError::ReadOnly`].
+    pub fn rekey(&self, work: Rekey, from: u64) -> Result<RekeyStep, StoreError> {
+        self.core.rekey(&mut self.alone(), work, from)
     }
 
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.

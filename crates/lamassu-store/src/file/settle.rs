@@ -70,7 +70,8 @@ impl Core {
         })
     }
 
-    fn settle_page(&self, st: &mut State, g: u64) -> Result<(), StoreError> {
+    /// Writes a page as it is now, what a barrier has covered no longer pending.
+    pub fn settle_page(&self, st: &mut State, g: u64) -> Result<(), StoreError> {
         let Some(Entry::Good(held)) = st.pages.get(&g) else { return Ok(()) };
         let (mut page, lost) = (held.page.clone(), held.lost);
         if held.data_mark <= st.covered {

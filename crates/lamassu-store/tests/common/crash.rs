@@ -1,10 +1,10 @@
 //! Recording a workload on one file, and judging what crashes leave of it.
 
-use super::{Rng, Setup, create_in, fill, raw};
+use super::{Rng, Setup, create_in, epochs, fill, raw};
 use lamassu_store::Backend;
 use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
 use lamassu_store::backend::memory::MemoryBackend;
-use lamassu_store::file::{DamageKind, File, FileContext};
+use lamassu_store::file::{DamageKind, File, FileContext, Rekey};
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -36,16 +36,19 @@ pub struct Recording<'a> {
     trace: Trace,
     rng: Rng,
     pub setup: &'a Setup,
+    /// The newest.
+    epoch: u8,
 }
 
 impl<'a> Recording<'a> {
     pub fn new(setup: &'a Setup, seed: u64) -> Recording<'a> {
         let ctx = setup.context();
+        ctx.ring.replace(&epochs(1..=1, 1), &epochs(1..=1, 2));
         let store = CrashBackend::with_granularity(u64::from(setup.block_size));
         let file = File::create(ctx.clone(), create_in(&store), "test").expect("creates");
         let start = store.position();
         let trace = Trace { log: store.log(), start, contents: vec![vec![]], ends: vec![start], synced: vec![true] };
-        Recording { ctx, store, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup }
+        Recording { ctx, store, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
     }
 
     /// The block size, bytes.
@@ -121,6 +124,29 @@ impl<'a> Recording<'a> {
         self.done(false);
     }
 
+    /// Starts an epoch of both keys, as often as the setup has them.
+    pub fn rotate(&mut self) {
+        self.epoch = (self.epoch + 1).min(self.setup.epochs);
+        self.ctx.ring.replace(&epochs(1..=self.epoch, 1), &epochs(1..=self.epoch, 2));
+    }
+
+    /// Steps of a re-keying that is broken off after some of them.
+    pub fn rekey(&mut self, work: Rekey, steps_max: usize) {
+        let mut from = Some(0);
+        for _ in 0..steps_max {
+            let Some(page) = from else { break };
+            let step = self.file().rekey(work, page).expect("re-keys");
+            assert_eq!(step.damaged, 0);
+            from = step.next;
+        }
+        self.done(false);
+    }
+
+    /// The writes so far.
+    pub fn position(&self) -> usize {
+        self.store.position()
+    }
+
     /// A clean end and a new start: what mounting does first is a barrier.
     pub fn reopen(&mut self) {
         self.file().flush().expect("flushes");
@@ -144,6 +170,14 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
         let offset = if r.rng.below(2) == 0 { offset / 4096 * 4096 } else { offset };
         let choice = [r.rng.below(300), r.rng.below(size_max / 3), 4096 * r.rng.below(30)];
         let len = choice[r.rng.below(3) as usize];
+        if setup.epochs > 1 && r.rng.below(4) == 0 {
+            match r.rng.below(3) {
+                0 => r.rotate(),
+                1 => r.rekey(Rekey::Outer, 9),
+                _ => r.rekey(Rekey::Full, 9),
+            }
+            continue;
+        }
         match r.rng.below(16) {
             0..=4 => r.write(offset, len),
             5 => r.append(1 + len % 5000),

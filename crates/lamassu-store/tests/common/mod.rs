@@ -33,6 +33,8 @@ pub struct Setup {
     pub durability: Durability,
     pub read_only: bool,
     pub convergent: bool,
+    /// Epochs of K_in and K_out whose keys are loaded.
+    pub epochs: u8,
 }
 
 impl Default for Setup {
@@ -45,13 +47,14 @@ impl Default for Setup {
             durability: Durability::Ordered,
             read_only: false,
             convergent: true,
+            epochs: 1,
         }
     }
 }
 
 impl Setup {
     pub fn context(&self) -> Arc<FileContext> {
-        let ring = KeyRing::new(self.suite, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])]);
+        let ring = KeyRing::of_epochs(self.suite, &epochs(1..=self.epochs, 1), &epochs(1..=self.epochs, 2));
         Arc::new(FileContext {
             ring,
             geometry: Geometry::new(self.block_size, self.reserved).expect("good geometry"),
@@ -63,6 +66,12 @@ impl Setup {
             report: Arc::new(|_, _| {}),
         })
     }
+}
+
+/// Keys of some epochs, newest first; `salt` tells K_in from K_out.
+pub fn epochs(numbers: std::ops::RangeInclusive<u8>, salt: u8) -> Vec<(u32, Secret<32>)> {
+    let key = |n: u8| Secret::new(&mut [salt.wrapping_add(n.wrapping_sub(1).wrapping_mul(16)); 32]);
+    numbers.rev().map(|n| (n.into(), key(n))).collect()
 }
 
 pub fn name() -> &'static OsStr {

@@ -73,6 +73,16 @@ impl Recipe {
         KeyRing::new(self.suite, &[Secret::new(&mut [1; 32])], &keys)
     }
 
+    /// Epochs of both keys: K_in, then K_out.
+    pub fn ring_of_epochs(&self, inner: &[u8], outer: &[u8]) -> KeyRing {
+        KeyRing::of_epochs(self.suite, &epochs(inner, 1), &epochs(outer, 2))
+    }
+
+    /// Opens with some epochs of the keys.
+    pub fn open_with(&self, backend: &Arc<dyn Backend>, inner: &[u8], outer: &[u8]) -> Vault {
+        Vault::open(backend.clone(), &self.header(), self.ring_of_epochs(inner, outer), options(false)).unwrap()
+    }
+
     pub fn make(&self, backend: &Arc<dyn Backend>) -> Vault {
         Vault::make_tree(&**backend, &self.header(), &self.ring()).unwrap();
         self.open(backend).unwrap()
@@ -85,6 +95,12 @@ impl Recipe {
     pub fn open_read_only(&self, backend: &Arc<dyn Backend>) -> Result<Vault> {
         Vault::open(backend.clone(), &self.header(), self.ring(), options(true))
     }
+}
+
+/// Keys of epochs; `salt` tells K_in from K_out. Epoch 1 is that of [`Recipe::ring`].
+pub fn epochs(numbers: &[u8], salt: u8) -> Vec<(u32, Secret<32>)> {
+    let key = |n: u8| Secret::new(&mut [salt.wrapping_add((n - 1).wrapping_mul(16)); 32]);
+    numbers.iter().map(|n| (u32::from(*n), key(*n))).collect()
 }
 
 pub fn options(read_only: bool) -> Options {

@@ -2,11 +2,13 @@
 
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg};
-use crate::open::{self, Found};
+use crate::open::{self, Found, Unsealed};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::text;
 use anyhow::Result;
+use lamassu_format::header::Header;
+use lamassu_format::name;
 use lamassu_vault::check::{Problem, Progress, Report};
 use serde::Serialize;
 use std::ffi::OsStr;
@@ -58,7 +60,13 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let vault = unsealed.open(open::options(!args.repair))?;
     let paths: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json };
-    let report = vault.check(&paths, args.repair, &shown)?;
+    let mut report = vault.check(&paths, args.repair, &shown)?;
+    if paths.is_empty()
+        && let Some(problem) = history(&unsealed)?
+    {
+        shown.problem(&problem);
+        report.problems.push(problem);
+    }
     drop(shown);
     vault.close()?;
     drop(lock);
@@ -77,6 +85,23 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         "repaired" => Err(Fault::Repaired { problems: mended(&report) }.into()),
         _ => Err(Fault::DamageLeft { problems: damaged(&report) }.into()),
     }
+}
+
+/// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so in a new one.
+fn history(unsealed: &Unsealed) -> Result<Option<Problem>> {
+    let mark = unsealed.found.header.keys().history;
+    let read = unsealed.keys.history(&unsealed.found.dir).read(mark.as_ref())?;
+    Ok(read.fault.map(|fault| Problem {
+        path: None,
+        stored: name::HISTORY.into(),
+        kind: "history".into(),
+        segment: None,
+        page: None,
+        block: None,
+        repaired: false,
+        harmless: false,
+        text: fault.to_string(),
+    }))
 }
 
 fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> String {
@@ -117,9 +142,10 @@ fn damaged(report: &Report) -> usize {
 }
 
 /// Shows a check as it goes.
-struct Shown {
-    meter: Meter,
-    json: bool,
+pub struct Shown {
+    pub meter: Meter,
+    /// Print no lines.
+    pub json: bool,
 }
 
 impl Progress for Shown {

@@ -15,6 +15,7 @@ pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod rekey;
 pub mod remount;
 pub mod selftest;
 pub mod speed;
@@ -40,6 +41,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Umount(args) => umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
         Command::History(args) => history::run(ui, &args),
+        Command::Rekey(args) => rekey::run(ui, &args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(ui, args),
         Command::Inspect(args) => inspect::run(ui, args),

@@ -6,17 +6,18 @@ use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::Found;
+use crate::open::{Found, Unsealed};
 use crate::output::Ui;
 use crate::served::serve::Served;
 use crate::signals;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use lamassu_format::header::Header;
 use lamassu_format::name;
 use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_keys::Event;
 use lamassu_keys::history::Kind;
-use lamassu_keys::{Event, Unlocked};
 use lamassu_vault::{Durability, Integrity, Options, Vault};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
@@ -297,7 +298,7 @@ impl Plan {
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
                 take_modes_as_they_come();
                 if !options.read_only {
-                    self.write_down(ui, &unsealed.keys, &vault);
+                    self.write_down(ui, &unsealed, &vault);
                 }
                 let served = Served::new(self.dir.clone(), unsealed, vault.clone(), options.read_only);
                 let calls = Some(served.calls());
@@ -320,16 +321,16 @@ impl Plan {
 
 impl Plan {
     /// In the vault's history: that it is loaded now, and at the end that it no longer is. Where that cannot be written the mount is none the worse.
-    fn write_down(&self, ui: &Ui, keys: &Unlocked, vault: &Vault) {
-        let history = keys.history(&self.dir);
+    fn write_down(&self, ui: &Ui, Unsealed { found, keys }: &Unsealed, vault: &Vault) {
+        let (history, mark) = (keys.history(&self.dir), found.header.keys().history);
         let slot = keys.slot();
         let loaded = Event::new(Kind::Loaded).slot(slot).detail("mountpoint", self.mountpoint.display());
-        if let Err(error) = history.note(loaded) {
+        if let Err(error) = history.note(loaded, mark.as_ref()) {
             ui.warn(format_args!("the mount is not written down: {error}"));
             return;
         }
         vault.at_close(move || {
-            if let Err(error) = history.note(Event::new(Kind::Unloaded).slot(slot)) {
+            if let Err(error) = history.note(Event::new(Kind::Unloaded).slot(slot), mark.as_ref()) {
                 tracing::warn!(%error, "the end of the mount is not written down");
             }
         });

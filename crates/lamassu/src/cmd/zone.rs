@@ -1,6 +1,7 @@
 //! `lamassu zone create|show`: isolation zones.
 
 use super::info::{DescribedSlot, slot_table, slots};
+use super::key::rotate::TierArg;
 use crate::keys::{self, CostArg, SourceText};
 use crate::output::{self, Ui};
 use crate::text;
@@ -23,6 +24,11 @@ Examples:
   lamassu zone show office.zone
   lamassu zone show --key raw:file:/root/zone.key --json office.zone";
 
+const ROTATE_EXAMPLES: &str = "\
+Example:
+  lamassu zone rotate --inner -k raw:file:/root/zone.key office.zone
+  lamassu key rotate --inner --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault";
+
 /// Zone commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum Zone {
@@ -30,6 +36,8 @@ pub enum Zone {
     Create(Create),
     /// Describe a zone file; with a key, verify it too
     Show(Show),
+    /// Start an epoch of a key that the zone shares; its vaults take it over by `key rotate --zone`
+    Rotate(Rotate),
 }
 
 /// Options of `zone create`.
@@ -73,6 +81,19 @@ pub struct Show {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+    /// The zone file
+    file: PathBuf,
+}
+
+/// Options of `zone rotate`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = ROTATE_EXAMPLES)]
+pub struct Rotate {
+    /// What opens the zone file [default: passphrase:prompt]
+    #[arg(short, long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
+    key: Option<SourceText>,
+    #[command(flatten)]
+    tier: TierArg,
     /// The zone file
     file: PathBuf,
 }
@@ -124,7 +145,28 @@ pub fn run(ui: &Ui, command: Zone) -> Result<()> {
     match command {
         Zone::Create(args) => create(ui, &args),
         Zone::Show(args) => show(ui, &args),
+        Zone::Rotate(args) => rotate(ui, &args),
     }
+}
+
+fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
+    let tier = args.tier.tier();
+    let source = keys::source_or_prompt(args.key.as_ref(), "--key")?;
+    let update = Update::begin(&args.file)?;
+    let mut zone: ZoneFile = update.read()?;
+    let mut unlocked = keys::unlock(ui, &zone, &source, &args.file)?;
+    if unlocked.keychain().epochs(tier).is_empty() {
+        return Err(lamassu_keys::KeyError::NoOuterKey.into());
+    }
+    let epoch = unlocked.rotate(&mut zone, tier, unix_now())?;
+    update.replace(&zone)?;
+    ui.note(format_args!(
+        "the zone has epoch {epoch} of its {} key. Give the new file to all; each vault takes it over by `lamassu key rotate --{} --zone FILE`, \
+         and only vaults that have deduplicate with one another",
+        tier.name(),
+        tier.name()
+    ));
+    Ok(())
 }
 
 fn create(ui: &Ui, args: &Create) -> Result<()> {

@@ -3,22 +3,35 @@
 //! A request and its answer are JSON, carried by [`lamassu_fuse::control::call`]; root and the user who mounted may ask. [`protocol`] is what is said, [`serve`]
 //! the daemon's side, and this page the asking side. A request fails with the exit code and the message that the command would have given without a mount.
 //!
-//! Never: lets a secret travel in the clear ([`protocol`] says how it does).
+//! Never: lets a secret travel in the clear ([`parcel`]).
 
+pub mod job;
+mod parcel;
 pub mod protocol;
 pub mod serve;
 
 use crate::cmd::umount;
 use crate::fault::Fault;
+use crate::mounts;
 use anyhow::Result;
+use data_encoding::HEXLOWER;
+use lamassu_crypto::Secret;
 use lamassu_fuse::control;
-use protocol::{Answer, Request, Status};
+use lamassu_keys::{Argon2Params, Material};
+use protocol::{Answer, Channel, Parcel, Request, Status};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
+use zeroize::Zeroizing;
 
-/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there.
+/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there, if root or this user has mounted it.
 pub fn at(path: &Path) -> Option<PathBuf> {
-    umount::ours(path).ok().map(|(path, _)| path)
+    umount::ours(path).ok().filter(|(_, mount)| mount.is_trusted()).map(|(path, _)| path)
+}
+
+/// The same, or where the vault in that directory is mounted for writing: for what a daemon must know of.
+pub fn of(path: &Path) -> Option<PathBuf> {
+    at(path).or_else(|| mounts::of_vault(path).map(|m| m.mountpoint))
 }
 
 /// The directory of the vault that a path names: itself, or that of the vault mounted there.
@@ -34,11 +47,35 @@ pub fn dir_of(path: &Path) -> Result<PathBuf> {
 /// # Errors
 /// What it answers ([`Fault::Told`]), or what hinders asking.
 pub fn ask<T: DeserializeOwned>(mountpoint: &Path, request: &Request) -> Result<T> {
-    let answer = control::call(mountpoint, &serde_json::to_vec(request)?)?;
+    let answer = call(mountpoint, request)?;
+    told(mountpoint, &answer)
+}
+
+fn call(mountpoint: &Path, request: &Request) -> Result<Zeroizing<Vec<u8>>> {
+    Ok(control::call(mountpoint, &serde_json::to_vec(request)?)?)
+}
+
+fn told<'a, T: Deserialize<'a>>(mountpoint: &Path, answer: &'a [u8]) -> Result<T> {
     // Not the parser's error: it may quote what must not be shown.
-    let garbled = || Fault::GarbledAnswer { path: mountpoint.into() };
-    match serde_json::from_slice(&answer).map_err(|_| garbled())? {
+    match serde_json::from_slice(answer).map_err(|_| garbled(mountpoint))? {
         Answer::Done(value) => Ok(value),
-        Answer::Failed { code, message } => Err(Fault::Told { code, message }.into()),
+        Answer::Failed(failed) => {
+            Err(Fault::Told { code: failed.code, message: crate::text::printable(&failed.message) }.into())
+        }
+    }
+}
+
+fn garbled(mountpoint: &Path) -> Fault {
+    Fault::GarbledAnswer { path: mountpoint.into() }
+}
+
+/// Packs what opens or shall open a slot for the daemon of a mount.
+pub fn pack(mountpoint: &Path, material: &Material, cost: Argon2Params) -> Result<Parcel> {
+    let answer = call(mountpoint, &Request::Channel {})?;
+    let Channel { number, key } = told(mountpoint, &answer)?;
+    let mut bytes = Zeroizing::new([0; 32]);
+    match HEXLOWER.decode_mut(key.as_bytes(), &mut *bytes) {
+        Ok(32) if key.len() == 64 => parcel::pack(number, &Secret::new(&mut bytes), material, cost),
+        Ok(_) | Err(_) => Err(garbled(mountpoint).into()),
     }
 }

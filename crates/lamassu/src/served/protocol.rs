@@ -1,5 +1,9 @@
 //! Requests and answers. Members that a program of another version does not know are refused, and said so: both sides are normally one program.
+//!
+//! A secret travels as a [`Parcel`], sealed under a key of the daemon's that serves once: the library below reads requests into memory that nobody wipes.
 
+use lamassu_keys::Tier;
+use lamassu_vault::Rekeyed;
 use serde::{Deserialize, Serialize};
 
 /// What a daemon can be asked.
@@ -8,6 +12,24 @@ use serde::{Deserialize, Serialize};
 pub enum Request {
     /// Which vault it serves: a [`Status`].
     Status {},
+    /// A key for one parcel: a [`Channel`].
+    Channel {},
+    /// One slot more; its id.
+    AddSlot { secret: Parcel, label: String, use_only: bool, expires: Option<u64> },
+    /// One slot in the place of another: a [`Changed`].
+    ChangeSlot { secret: Parcel, slot: u32, label: Option<String>, use_only: bool, expires: Option<u64> },
+    /// One slot less; what to tell of it.
+    RemoveSlot { slot: u32 },
+    /// The epochs of its keychain: [`Epochs`].
+    Epochs {},
+    /// A new epoch, or those by which a zone is ahead: the [`Epochs`] then.
+    Rotate { tier: Tier, leave_zone: bool, zone: Option<ZoneParcel> },
+    /// To begin re-keying, unless the same is under way.
+    RekeyStart { full: bool, bytes_per_second: Option<u64> },
+    /// How far that is: a [`Progress`].
+    RekeyStatus {},
+    /// To end it.
+    RekeyCancel {},
 }
 
 /// How it went.
@@ -17,12 +39,16 @@ pub enum Answer<T> {
     /// Well.
     Done(T),
     /// Not well.
-    Failed {
-        /// the exit code for it
-        code: u8,
-        /// for people
-        message: String,
-    },
+    Failed(Failed),
+}
+
+/// Why something did not go well.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Failed {
+    /// the exit code for it
+    pub code: u8,
+    /// for people
+    pub message: String,
 }
 
 /// What a daemon serves.
@@ -38,4 +64,86 @@ pub struct Status {
     pub dir: String,
     /// whether it writes nothing
     pub read_only: bool,
+}
+
+/// A key that seals one parcel.
+#[derive(Serialize, Deserialize)]
+pub struct Channel<'a> {
+    pub number: u64,
+    /// in hex
+    pub key: &'a str,
+}
+
+/// What opens or shall open a slot, sealed.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Parcel {
+    pub channel: u64,
+    /// of the slot
+    pub kind: String,
+    /// in hex
+    pub nonce: String,
+    /// in hex
+    pub sealed: String,
+    /// what a guess at a passphrase shall cost
+    pub cost: Cost,
+}
+
+/// Cost of Argon2id.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cost {
+    pub memory_kib: u32,
+    pub passes: u32,
+    pub lanes: u32,
+}
+
+/// A zone file, and what opens it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ZoneParcel {
+    pub file: String,
+    pub secret: Parcel,
+}
+
+/// A slot was changed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Changed {
+    pub id: u32,
+    /// what to tell of the old one
+    pub removed: String,
+}
+
+/// What a keychain holds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Epochs {
+    pub inner: Vec<Epoch>,
+    pub outer: Vec<Epoch>,
+}
+
+/// An epoch of a key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Epoch {
+    pub epoch: u32,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// A re-keying under way, or at its end.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Progress {
+    /// bytes of the store that lie ahead in all
+    pub total: u64,
+    pub done: u64,
+    /// what could not be re-keyed: the first of these
+    pub failures: Vec<String>,
+    pub ended: Option<Ended>,
+}
+
+/// How a re-keying ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ended {
+    Done(Rekeyed),
+    Failed(Failed),
 }

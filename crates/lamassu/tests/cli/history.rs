@@ -87,6 +87,11 @@ fn changes_of_it_are_found_and_survived() {
     flip(&log, good.len() - 1);
     let found = b.run("history --json v").code(26).says("entry 2").json();
     assert_eq!((&found["verified"], found["entries"].as_array().unwrap().len()), (&false.into(), 1));
+    let checked = b.run("check --json v").code(26).json();
+    assert_eq!(
+        (&checked["problems"][0]["kind"], &checked["problems"][0]["stored"]),
+        (&"history".into(), &"lamassu.history".into())
+    );
     std::fs::write(&log, &good[..good.len() / 2]).unwrap();
     b.run("history v").code(26).says("cut off");
     std::fs::remove_file(&log).unwrap();
@@ -95,6 +100,7 @@ fn changes_of_it_are_found_and_survived() {
     b.run("key remove v 2").ok();
     b.run(&format!("ls -k {second} v")).code(12);
     assert_eq!(events(&b, "v"), ["restarted", "slot-removed"]);
+    b.run("check v").ok();
     // What an append that was interrupted leaves is no damage.
     let more = [&std::fs::read(&log).unwrap()[..], &good[..70]].concat();
     std::fs::write(&log, more).unwrap();

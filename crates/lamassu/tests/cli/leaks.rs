@@ -84,7 +84,9 @@ fn the_selftest_names_every_primitive() {
     let rows = b.run("selftest --json").ok().json();
     let rows = rows.as_array().unwrap();
     assert!(rows.iter().all(|row| row["passed"] == true));
-    for name in ["SHA-256", "AES-256-CBC", "Argon2id", "XAES-256-GCM", "suite aes", "suite chacha", "getrandom"] {
+    for name in
+        ["SHA-256", "AES-256-CBC", "Argon2id", "Ed25519", "XAES-256-GCM", "suite aes", "suite chacha", "getrandom"]
+    {
         assert!(rows.iter().any(|row| row["primitive"] == name), "{name}");
     }
     assert!(b.run("selftest").ok().text().contains("passed"));

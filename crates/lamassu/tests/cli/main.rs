@@ -19,6 +19,7 @@ mod mounts;
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod recipes;
+mod rekey;
 mod served;
 mod shares;
 mod slots;

@@ -60,6 +60,7 @@ fn help_explains_and_gives_examples() {
         "mount",
         "umount",
         "key",
+        "history",
         "info",
         "check",
         "inspect",

@@ -46,12 +46,12 @@ impl KeyProvider for Kmip {
     fn generate(&self) -> Option<Result<Generated, SourceError>> {
         Some(
             self.session(|session| match &self.address.wanted {
-                Wanted::Name(name) => make(session, Usage::Wrap, &[Attribute::Name(name)]),
-                Wanted::Nameless => make(session, Usage::Wrap, &[]),
+                Wanted::Name(name) => make(session, Usage::Wrap, &[Attribute::Name(name)]).map(|id| vec![id]),
+                Wanted::Nameless => make(session, Usage::Wrap, &[]).map(|id| vec![id]),
                 Wanted::Zone(zone) => zone::make_missing(session, zone),
                 Wanted::Id(_) => Err(ServerFault::IdGiven),
             })
-            .map(|id| Generated { id }),
+            .map(|ids| Generated { ids }),
         )
     }
 

@@ -203,6 +203,18 @@ mod tests {
         w.finish()
     }
 
+    /// What PyKMIP does not take, byte for byte as §9.1 says it: an Attribute of a name and an Integer.
+    #[test]
+    fn the_papers_attribute_is_an_integer() {
+        let mut w = Writer::default();
+        Attribute::Custom("x-Isolation-Zone", -7).write(&mut w);
+        let bytes = w.finish();
+        let (item, rest) = Item::split(&bytes).unwrap();
+        assert!(rest.is_empty() && item.is(tag::ATTRIBUTE));
+        assert_eq!(item.child(tag::ATTRIBUTE_NAME).unwrap().text(), Ok("x-Isolation-Zone"));
+        assert_eq!(item.child(tag::ATTRIBUTE_VALUE).unwrap().integer(), Ok(-7));
+    }
+
     fn refusal(reason: u32, said: &str) -> ServerFault {
         let mut w = Writer::default();
         w.structure(tag::RESPONSE_MESSAGE, |w| {

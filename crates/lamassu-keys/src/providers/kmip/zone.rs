@@ -60,7 +60,7 @@ pub(super) fn keys(session: &mut Session, zone: &str) -> Result<ZoneKeys, Server
 }
 
 /// Makes those of a zone's keys that are missing, after an attempt that was cut off, say; returns the identifiers of what was made.
-pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<String, ServerFault> {
+pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<Vec<String>, ServerFault> {
     let mut made = Vec::new();
     for role in [Role::Inner, Role::Outer] {
         match make(session, Usage::Encrypt, &Called::of(zone, role).made_with()) {
@@ -82,5 +82,5 @@ pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<String, 
         }
     }
     keys(session, zone)?;
-    Ok(made.join(" and "))
+    Ok(made)
 }

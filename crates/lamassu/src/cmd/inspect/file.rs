@@ -153,22 +153,19 @@ impl Reader<'_> {
             Err(error @ (OpenError::Unauthentic | OpenError::Truncated)) => {
                 shown("broken", Some(error.to_string()), None)
             }
-            Ok(index) => match Page::parse(&bytes, geo, g) {
+            Ok(epoch) => match Page::parse(&bytes, geo, g) {
                 Err(error) => shown("bad-format", Some(error.to_string()), None),
-                Ok(page) => shown("good", None, Some(self.content(g, &page, index))),
+                Ok(page) => shown("good", None, Some(self.content(g, &page, epoch))),
             },
         })
     }
 
-    fn content(&self, g: u64, page: &Page, ring_index: usize) -> Content {
+    fn content(&self, g: u64, page: &Page, epoch: u32) -> Content {
         let first = self.geometry.first_block(g);
         let blocks = |bits: u128| (0..128u64).filter(|i| bits >> i & 1 == 1).map(|i| first + i).collect();
         let is_hole = |key: &lamassu_format::BlockKey| key.iter().all(|&b| b == 0);
         let holes = (0..).zip(&page.keys).filter(|(_, key)| is_hole(key)).map(|(i, _)| first + i).collect();
         let slots = if self.subject.slots { self.slots(first, page, &is_hole) } else { Vec::new() };
-        // The ring holds epochs newest first, the keychain ascending.
-        let epochs = self.subject.unsealed.keys.keychain().outer();
-        let epoch = epochs.iter().rev().nth(ring_index).map_or(0, lamassu_keys::Epoch::number);
         Content {
             epoch,
             size: page.size,

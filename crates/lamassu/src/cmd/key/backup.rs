@@ -9,7 +9,7 @@ use crate::open;
 use crate::output::Ui;
 use crate::tree::vault::list;
 use anyhow::{Context, Result};
-use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+use lamassu_format::header::{Header, HistoryMark, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, FileError, KeyError, Material, Purpose, Unlocked, Update, header_file};
@@ -73,7 +73,7 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     };
     header_file::write_new(&args.file, &bytes)?;
     match unlocked {
-        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, &bytes),
+        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, header.keys().history.as_ref(), &bytes),
         Some(_) => {}
         None if H::IS_VAULT => ui.note("without --key the copy is not on record in the vault's history"),
         None => {}
@@ -87,11 +87,11 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
 }
 
 /// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the copy no worse.
-fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, bytes: &[u8]) {
+fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, mark: Option<&HistoryMark>, bytes: &[u8]) {
     let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
     let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
     let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
-    if let Err(error) = keys.history(&args.dir).note(event) {
+    if let Err(error) = keys.history(&args.dir).note(event, mark) {
         ui.warn(format_args!("the copy is not on record: {error}"));
     }
 }
@@ -177,7 +177,8 @@ fn put<H: Header + Clone>(
             } else {
                 update.create(&header)?
             }
-            if let Err(error) = unlocked.history(&args.dir).note(event.detail("with_use_only_slot", slot)) {
+            let event = event.detail("with_use_only_slot", slot);
+            if let Err(error) = unlocked.history(&args.dir).note(event, header.keys().history.as_ref()) {
                 ui.warn(format_args!("the restore is not written down: {error}"));
             }
         }

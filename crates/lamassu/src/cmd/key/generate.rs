@@ -61,7 +61,10 @@ pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
 /// A fresh key where a source is.
 pub fn at_server(ui: &Ui, source: &KeySource) -> Result<()> {
     let made = source.generate()?;
-    ui.note(format_args!("made a key, active, with the identifier {} for {source}", made.id));
+    match made.ids.as_slice() {
+        [id] => ui.note(format_args!("made a key, active, with the identifier {id} for {source}")),
+        ids => ui.note(format_args!("made keys, active, with the identifiers {} for {source}", ids.join(" and "))),
+    }
     Ok(())
 }
 

@@ -5,13 +5,16 @@
 pub mod admin;
 mod backup;
 pub mod generate;
+mod mounted;
 mod recovery;
+pub mod rotate;
 
 use super::info::{DescribedSlot, slot_table, slots};
 use crate::fault::Fault;
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::open::Found;
 use crate::output::{self, Ui};
+use crate::served;
 use anyhow::Result;
 use backup::backup as back_up;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
@@ -63,6 +66,14 @@ pub enum Key {
     Generate(generate::Generate),
     /// Copy the header: without it no key opens the vault
     Backup(backup::Backup),
+    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key alone
+    Renew(rotate::Renew),
+    /// Start an epoch of the inner or the outer key, which new writes use
+    Rotate(rotate::Rotate),
+    /// Take an old epoch out of the keychain, after proving that nothing needs it
+    Retire(rotate::Retire),
+    /// List the epochs of the inner and the outer key
+    Epochs(rotate::ShowEpochs),
     /// Put a copy of the header back, after proving that it opens the vault
     Restore(backup::Restore),
 }
@@ -74,7 +85,7 @@ pub struct List {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -97,7 +108,7 @@ pub struct Add {
     /// Label of the new slot, for people
     #[arg(short, long, default_value = "")]
     label: String,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -107,7 +118,7 @@ pub struct Add {
 pub struct Remove {
     #[command(flatten)]
     key: KeyArg,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
     /// Number of the slot, as `key list` shows it
     slot: u32,
@@ -129,7 +140,7 @@ pub struct Change {
     /// Label of the new slot [default: that of the old one]
     #[arg(short, long)]
     label: Option<String>,
-    /// The vault, or a zone file
+    /// The vault, or where it is mounted, or a zone file
     dir: PathBuf,
 }
 
@@ -205,15 +216,32 @@ macro_rules! on_target {
 }
 
 pub fn run(ui: &Ui, command: Key) -> Result<()> {
+    if let Some(done) = on_mount(ui, &command) {
+        return done;
+    }
     match command {
-        Key::List(args) => on_target!(&args.dir, list(ui, &args)),
+        Key::List(args) => on_target!(&served::dir_of(&args.dir)?, list(ui, &args)),
         Key::Add(args) => on_target!(&args.dir, add(ui, &args)),
         Key::Remove(args) => on_target!(&args.dir, remove(ui, &args)),
         Key::Change(args) => on_target!(&args.dir, change(ui, &args)),
+        Key::Renew(args) => rotate::renew(ui, &args),
+        Key::Rotate(args) => rotate::rotate(ui, &args),
+        Key::Retire(args) => rotate::retire(ui, &args),
+        Key::Epochs(args) => rotate::show_epochs(ui, &args),
         Key::Admin(command) => admin::run(ui, &command),
         Key::Generate(args) => generate::run(ui, &args),
         Key::Backup(args) => on_target!(&args.dir, back_up(ui, &args)),
         Key::Restore(args) => backup::restore(ui, &args),
+    }
+}
+
+/// Changes of slots where a vault is mounted: its daemon makes them.
+fn on_mount(ui: &Ui, command: &Key) -> Option<Result<()>> {
+    match command {
+        Key::Add(args) => served::at(&args.dir).map(|at| mounted::add(ui, &at, args)),
+        Key::Remove(args) => served::at(&args.dir).map(|at| mounted::remove(ui, &at, args)),
+        Key::Change(args) => served::at(&args.dir).map(|at| mounted::change(ui, &at, args)),
+        _ => None,
     }
 }
 
@@ -231,7 +259,7 @@ fn list<H: Header>(file: &Path, ui: &Ui, args: &List) -> Result<()> {
 }
 
 /// What the history says of a slot.
-fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
+pub fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
     let event = Event::new(kind).slot(id);
     match header.keys().slot(id) {
         Some(slot) => {

@@ -35,7 +35,7 @@ pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource)
     output::print_bytes(paper.expose()).map_err(|error| take_back::<H>(file, &unlocked, id, &error))
 }
 
-fn label(args: &Add) -> String {
+pub(super) fn label(args: &Add) -> String {
     match (args.label.as_str(), args.shares) {
         ("", None) => "recovery key".into(),
         ("", Some(scheme)) => format!("recovery key, {} of {} shares", scheme.need(), scheme.of()),
@@ -43,7 +43,7 @@ fn label(args: &Add) -> String {
     }
 }
 
-fn sheets(key: &Secret<32>, scheme: Scheme, id: &[u8; 16]) -> Result<SecretBytes> {
+pub(super) fn sheets(key: &Secret<32>, scheme: Scheme, id: &[u8; 16]) -> Result<SecretBytes> {
     let sheets: Vec<SecretBytes> = shares::split(key, scheme, id)?.iter().map(|s| s.sheet(scheme.of())).collect();
     // Reserved at once, so that no copy is left behind by a reallocation.
     let mut all = Vec::with_capacity(sheets.iter().map(|s| s.len() + 1).sum());
@@ -56,7 +56,7 @@ fn sheets(key: &Secret<32>, scheme: Scheme, id: &[u8; 16]) -> Result<SecretBytes
     Ok(SecretBytes::new(all))
 }
 
-fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
+pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
     match shares {
         None => ui.note(format_args!(
             "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\

@@ -1,0 +1,89 @@
+//! Rotation of a vault's keys, where a zone may share them, and the retirement of old epochs.
+//!
+//! A vault's K_in is its zone's while the header names one (§4), and its K_out is if it was made before the vault: nothing else in the header says so.
+
+use crate::{KeyError, Tier, Unlocked};
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+
+impl Unlocked {
+    /// Whether the newest key of a tier is a zone's. Of K_out it is a guess, from its age: a vault's own first K_out is as old as the vault.
+    pub fn is_shared(&self, header: &VaultHeader, tier: Tier) -> bool {
+        let in_zone = header.zone() != header.id();
+        match tier {
+            Tier::Inner => in_zone,
+            Tier::Outer => in_zone && self.keychain().outer().last().is_some_and(|e| e.created() < header.created()),
+        }
+    }
+
+    /// Starts an epoch of a vault's K_in or K_out. With `leave_zone` a shared key is followed by one of the vault's own, and, of K_in, the header names no
+    /// other zone any more.
+    ///
+    /// # Errors
+    /// [`KeyError::SharedKey`] without `leave_zone`; as [`Unlocked::rotate`]. Both are then unchanged.
+    pub fn rotate_vault(
+        &mut self,
+        header: &mut VaultHeader,
+        tier: Tier,
+        leave_zone: bool,
+        created: u64,
+    ) -> Result<u32, KeyError> {
+        if self.is_shared(header, tier) && !leave_zone {
+            return Err(KeyError::SharedKey { tier });
+        }
+        self.edit_keychain(header, |keychain, next| {
+            if tier == Tier::Inner {
+                next.leave_zone();
+            }
+            keychain.append(tier, created)
+        })
+    }
+
+    /// Takes over the epochs by which the zone is ahead of the vault; returns their numbers, which may be none.
+    ///
+    /// # Errors
+    /// [`KeyError::OtherZone`], [`KeyError::ZoneSuite`], [`KeyError::OtherEpochs`]; [`KeyError::NoOuterKey`]; [`KeyError::HeaderAltered`] and [`KeyError::OtherHeader`] of either
+    /// header. Both are then unchanged.
+    pub fn adopt_zone(
+        &mut self,
+        header: &mut VaultHeader,
+        tier: Tier,
+        zone: &ZoneFile,
+        zone_keys: &Unlocked,
+    ) -> Result<Vec<u32>, KeyError> {
+        zone_keys.owns(zone)?;
+        if zone.id() != header.zone() {
+            return Err(KeyError::OtherZone);
+        }
+        if zone.suite() != header.suite() {
+            return Err(KeyError::ZoneSuite { zone: zone.suite(), wanted: header.suite() });
+        }
+        if zone_keys.keychain().epochs(tier).is_empty() {
+            return Err(KeyError::NoOuterKey);
+        }
+        let theirs = zone_keys.keychain();
+        self.edit_keychain(header, |keychain, _| keychain.adopt(tier, theirs))
+    }
+
+    /// Takes an epoch out of the keychain. The caller has proven that nothing needs it ([`Unlocked::ring_without`]).
+    ///
+    /// # Errors
+    /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. Both are then unchanged.
+    pub fn retire<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, number: u32) -> Result<(), KeyError> {
+        self.edit_keychain(header, |keychain, _| keychain.remove(tier, number))
+    }
+
+    /// The key ring as it would be without an epoch: what it opens does not need that one.
+    ///
+    /// # Errors
+    /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`].
+    pub fn ring_without<H: Header>(&self, header: &H, tier: Tier, number: u32) -> Result<KeyRing, KeyError> {
+        let mut keychain = self.keychain().duplicate();
+        keychain.remove(tier, number)?;
+        if keychain.outer().is_empty() {
+            return Err(KeyError::NoOuterKey);
+        }
+        let (inner, outer) = (keychain.newest_first(Tier::Inner), keychain.newest_first(Tier::Outer));
+        Ok(KeyRing::of_epochs(header.suite(), &inner, &outer))
+    }
+}

@@ -1,0 +1,207 @@
+//! Re-keying: pages sealed under an older K_out are sealed again, and on demand blocks under an older K_in are encrypted again.
+//!
+//! Goes from page to page in steps, so that others get at the file in between, and does nothing where the newest keys are already used: after a crash, or
+//! a second time, it goes on with what is left. A page is replaced by one write of the same content; blocks go through the commit protocol. Never changes content,
+//! size or modification time.
+
+use super::open::HOLE;
+use super::state::{Core, Dirty, Entry, State};
+use super::types::{DamageKind, StoreError};
+use lamassu_crypto::{KeyRing, Verify};
+use lamassu_format::PAGE_LEN;
+
+/// Pages looked at in a step that re-seals; of these, pages written.
+const STEP_PAGES_MAX: u64 = 1024;
+const STEP_SEALED_MAX: usize = 128;
+/// Bytes of blocks looked at in a step that re-encrypts. Large: every R-th of a page's blocks takes two barriers, for all pages of the step together.
+const STEP_LEN_MAX: u64 = 32 << 20;
+/// Bytes of blocks opened at once.
+const CHUNK_LEN: usize = 4 << 20;
+/// Bytes of a page that tell the epoch.
+const HEAD_LEN: usize = lamassu_crypto::outer::HEAD_LEN;
+
+/// What is brought to the newest epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rekey {
+    /// Pages, to the newest K_out.
+    Outer,
+    /// Pages and data blocks, to the newest K_out and K_in.
+    Full,
+}
+
+/// What a step of [`super::File::rekey`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RekeyStep {
+    /// The page to go on from; `None`: the file is done.
+    pub next: Option<u64>,
+    /// How many pages the file has, at most.
+    pub pages: u64,
+    /// Pages that were sealed again.
+    pub resealed: u64,
+    /// Blocks that were encrypted again.
+    pub reencrypted: u64,
+    /// Pages and blocks that are damaged, and stay as they are.
+    pub damaged: u64,
+    /// Bytes read from the store.
+    pub read: u64,
+    /// Bytes written to it, but for the second page write of a commit.
+    pub written: u64,
+}
+
+impl Core {
+    /// Re-keys pages from `from` on, as many as fit in a step.
+    pub fn rekey(&self, st: &mut State, work: Rekey, from: u64) -> Result<RekeyStep, StoreError> {
+        self.prepare_write(st)?;
+        self.commit(st)?;
+        let newest = self.ctx.ring.newest_inner();
+        let mut step = RekeyStep { pages: self.geo().last_page(st.disk_size) + 1, ..RekeyStep::default() };
+        let (mut next, mut seen, mut old) = (from, Vec::new(), 0);
+        loop {
+            let Some(g) = self.next_page(st, next)? else { break };
+            next = g + 1;
+            if let Entry::Bad(kind) = self.page(st, g)? {
+                let kind = *kind;
+                let _ = self.damaged(kind, g, None);
+                step.damaged += 1;
+                continue;
+            }
+            seen.push(g);
+            if work == Rekey::Full {
+                self.gather_old_blocks(st, g, &newest, &mut step)?;
+            }
+            old += usize::from(self.is_of_older_seal(g, &mut step)?);
+            let pages = seen.len() as u64;
+            let is_full = match work {
+                Rekey::Outer => pages >= STEP_PAGES_MAX || old >= STEP_SEALED_MAX,
+                Rekey::Full => pages * self.geo().page_span() >= STEP_LEN_MAX,
+            };
+            if is_full {
+                step.next = Some(next);
+                break;
+            }
+        }
+        self.commit(st)?;
+        self.reseal_old(st, &seen, &mut step)?;
+        if step.next.is_none() && work == Rekey::Full && self.needs_settle(st) {
+            self.settle_now(st)?;
+        }
+        Ok(step)
+    }
+
+    /// Whether the page on disk is sealed under an epoch that is not the newest.
+    fn is_of_older_seal(&self, g: u64, step: &mut RekeyStep) -> Result<bool, StoreError> {
+        let mut head = [0; HEAD_LEN];
+        self.read_padded(self.geo().page_offset(g), &mut head)?;
+        step.read += HEAD_LEN as u64;
+        let ring = &self.ctx.ring;
+        Ok(ring.page_epoch(&self.geo().page_aad(ring.suite(), g), &head) != Some(ring.newest().1))
+    }
+
+    /// Writes the pages among `seen` again that are still under an older seal.
+    fn reseal_old(&self, st: &mut State, seen: &[u64], step: &mut RekeyStep) -> Result<(), StoreError> {
+        let mut old = Vec::new();
+        for &g in seen {
+            // A page that went with the end of the file is not there any more.
+            if self.is_of_older_seal(g, step)? && matches!(self.page(st, g)?, Entry::Good(_)) {
+                old.push(g);
+            }
+        }
+        if old.is_empty() {
+            return Ok(());
+        }
+        let open = |st: &State, g: &u64| matches!(st.pages.get(g), Some(Entry::Good(held)) if held.page.pending & !held.lost != 0);
+        if old.iter().any(|g| open(st, g)) {
+            // Pending bits are resolved first: what this writes is under the newest seal.
+            self.settle_now(st)?;
+        }
+        self.keeping_mtime(st, |core, st| {
+            for g in old {
+                if !matches!(core.page(st, g)?, Entry::Good(_)) || !core.is_of_older_seal(g, step)? {
+                    continue;
+                }
+                core.settle_page(st, g)?;
+                step.resealed += 1;
+                step.read += PAGE_LEN as u64;
+                step.written += PAGE_LEN as u64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts the blocks of a page that the newest K_in does not verify into the buffer, from where a commit encrypts them anew.
+    fn gather_old_blocks(
+        &self,
+        st: &mut State,
+        g: u64,
+        newest: &KeyRing,
+        step: &mut RekeyStep,
+    ) -> Result<(), StoreError> {
+        let len = self.ctx.block_len();
+        let (keys, lost) = match self.good_page(st, g)? {
+            Some(held) => (held.page.keys.clone(), held.lost),
+            None => return Ok(()),
+        };
+        let per_chunk = (CHUNK_LEN / len).max(1);
+        for (n, keys) in keys.chunks(per_chunk).enumerate() {
+            let first = self.geo().first_block(g) + (n * per_chunk) as u64;
+            let mut wanted = keys.to_vec();
+            for (i, key) in wanted.iter_mut().enumerate() {
+                // What is buffered is going to be written anyway.
+                if lost >> (n * per_chunk + i) & 1 == 1 || st.dirty.contains_key(&(first + i as u64)) {
+                    *key = HOLE;
+                }
+            }
+            let sealed = self.read_keyed(first, &wanted, step)?;
+            let mut copy = sealed.clone();
+            let failed = self.ctx.engine.open(newest, &mut copy, len, &wanted, Verify::Full);
+            drop(copy);
+            let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
+            let old_keys: Vec<_> = failed.iter().map(|i| wanted[*i]).collect();
+            let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, &old_keys, Verify::Full);
+            for (at, (i, bytes)) in failed.into_iter().zip(plain.chunks_exact(len)).enumerate() {
+                let block = first + i as u64;
+                if bad.binary_search(&at).is_ok() {
+                    let _ = self.damaged(DamageKind::BlockHash, g, Some(block));
+                    step.damaged += 1;
+                    continue;
+                }
+                let mut bytes: Box<[u8]> = bytes.into();
+                let inside = st.size.saturating_sub(block * self.geo().block_size()).min(len as u64) as usize;
+                bytes[inside..].fill(0);
+                st.dirty.insert(block, Dirty::Data(bytes));
+                step.reencrypted += 1;
+                step.written += len as u64;
+            }
+            if (st.dirty.len() * len) as u64 >= STEP_LEN_MAX {
+                self.commit(st)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ciphertext of blocks from `first` on; of those whose key is a hole's, zeros.
+    fn read_keyed(
+        &self,
+        first: u64,
+        keys: &[lamassu_format::BlockKey],
+        step: &mut RekeyStep,
+    ) -> Result<Vec<u8>, StoreError> {
+        let len = self.ctx.block_len();
+        let mut bytes = vec![0; keys.len() * len];
+        let mut at = 0;
+        while at < keys.len() {
+            if keys[at] == HOLE {
+                at += 1;
+                continue;
+            }
+            let from = at;
+            at += 1;
+            while at < keys.len() && keys[at] != HOLE && self.continues(first + from as u64, (at - from) as u64) {
+                at += 1;
+            }
+            self.read_padded(self.geo().block_offset(first + from as u64), &mut bytes[from * len..at * len])?;
+            step.read += ((at - from) * len) as u64;
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,106 @@
+//! Extended attributes, access control lists among them: the new one is set before the old one goes, so that a crash leaves one or both, of equal value.
+
+use super::Run;
+use crate::error::io;
+use crate::target::Target;
+use crate::xattr::{open_name, open_value, value_epoch};
+use crate::{Ino, Kind, Result, VaultError};
+use lamassu_format::name::xattr_name;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+
+/// What has to be done about one stored attribute.
+enum Todo {
+    Nothing,
+    /// Both are there: a crash, or a change between two rotations, left the older.
+    Remove,
+    Reseal {
+        newest: OsString,
+        sealed: Vec<u8>,
+    },
+}
+
+impl Run<'_> {
+    /// Seals the attributes of an inode anew that are under an older key.
+    pub(super) fn attributes(&mut self, ino: Ino) -> Result<()> {
+        let vault = self.vault;
+        let is_old = {
+            let _tree = vault.tree.read();
+            let (target, st) = vault.target(ino)?;
+            if st.kind == Kind::Symlink {
+                return Ok(());
+            }
+            stored(&target)?.iter().any(|attr| !matches!(self.todo(&target, ino, attr), Ok(Todo::Nothing)))
+        };
+        if !is_old {
+            return Ok(());
+        }
+        // Whoever sets an attribute holds the tree shared: none is set between what is read here and what is written.
+        let _pass = vault.change()?;
+        let _tree = vault.tree.write();
+        let (target, st) = vault.target(ino)?;
+        let mut first = Ok(());
+        for attr in stored(&target)? {
+            let done = self.todo(&target, ino, &attr).and_then(|todo| match todo {
+                Todo::Nothing => Ok(()),
+                Todo::Remove => permitted(&target, st.mode, || target.remove_xattr(&attr)),
+                Todo::Reseal { newest, sealed } => {
+                    permitted(&target, st.mode, || target.set_xattr(&newest, &sealed, 0))?;
+                    self.done.attributes += 1;
+                    match newest == attr {
+                        true => Ok(()),
+                        false => permitted(&target, st.mode, || target.remove_xattr(&attr)),
+                    }
+                }
+            });
+            first = first.and(done);
+        }
+        first
+    }
+
+    fn todo(&self, target: &Target, ino: Ino, attr: &OsStr) -> Result<Todo> {
+        let (vault, ring) = (self.vault, &self.vault.ctx.ring);
+        let damaged = || {
+            let stored = format!("{}: {}", vault.tag(ino), attr.to_string_lossy());
+            VaultError::Damaged { what: "attribute", stored }
+        };
+        let Some(plain) = open_name(ring, attr) else { return Ok(Todo::Nothing) };
+        let plain = plain.map_err(|_| damaged())?;
+        let newest: OsString = xattr_name(&ring.outer().seal_xattr_name(&plain)).into();
+        if newest != attr && target.get_xattr(&newest).is_ok() {
+            return Ok(Todo::Remove);
+        }
+        let value = match target.get_xattr(attr) {
+            Err(e) if e.raw_os_error() == Some(libc::ENODATA) => return Ok(Todo::Nothing),
+            other => other.map_err(io("get an attribute"))?,
+        };
+        if newest == attr && value_epoch(ring, attr, &value) == Some(ring.newest().1) {
+            return Ok(Todo::Nothing);
+        }
+        let value = open_value(ring, attr, &value).map_err(|_| damaged())?;
+        let sealed = crate::xattr::seal_value(ring, &newest, &value)?;
+        Ok(Todo::Reseal { newest, sealed })
+    }
+}
+
+fn stored(target: &Target) -> Result<Vec<OsString>> {
+    match target.list_xattr() {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => Ok(Vec::new()),
+        other => other.map_err(io("list attributes")),
+    }
+}
+
+/// Changes an attribute of what its owner, who we are, may not write: the permission is lent for the moment.
+fn permitted(target: &Target, mode: u32, change: impl Fn() -> stdio::Result<()>) -> Result<()> {
+    const LENT: u32 = 0o200;
+    let done = match change() {
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied && mode & LENT == 0 => {
+            target.set_mode(mode | LENT).map_err(io("set the mode"))?;
+            let done = change();
+            target.set_mode(mode).map_err(io("set the mode"))?;
+            done
+        }
+        other => other,
+    };
+    done.map_err(io("change an attribute"))
+}

@@ -1,0 +1,192 @@
+//! Symbolic links: their target cannot be changed in place, so each is replaced by a new one, with the same owner and times. Those with several names are replaced
+//! in all of them together; a crash between two names leaves two links with one target.
+
+use super::Run;
+use super::records::replace;
+use crate::dirs::Dir;
+use crate::error::{io, is_not_found};
+use crate::inode::StoreId;
+use crate::names;
+use crate::symlink::{self, StoredTarget};
+use crate::{Ino, Result, Vault, VaultError};
+use lamassu_store::BackendDir;
+use lamassu_store::backend::{SetTime, Stat};
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+/// A link that is made and waits to be put into place. Holds a reference to its node.
+pub(super) struct StagedLink {
+    pub ino: Ino,
+    id: StoreId,
+    temp: OsString,
+    target: StoredTarget,
+}
+
+/// Links with several names, as the walk finds them. Holds a reference to each parent.
+#[derive(Default)]
+pub(super) struct LinkGroups {
+    names: HashMap<StoreId, Vec<(Ino, OsString)>>,
+}
+
+impl LinkGroups {
+    pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) {
+        vault.nodes.lock().add_reference(parent);
+        self.names.entry(id).or_default().push((parent, name.to_owned()));
+    }
+
+    pub fn forget(&mut self, vault: &Vault) {
+        for (parent, _) in self.names.drain().flat_map(|(_, names)| names) {
+            vault.forget(parent, 1);
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Makes the link anew, in the batch, if it is under an older key.
+    pub(super) fn stage_link(&mut self, ino: Ino) -> Result<()> {
+        let vault = self.vault;
+        let (dir, name, st) = {
+            let _tree = vault.tree.read();
+            vault.place(ino)?
+        };
+        let Some(target) = self.fresh_target(&dir, &name)? else { return Ok(()) };
+        let temp = self.make_link(&target, &st)?;
+        vault.nodes.lock().add_reference(ino);
+        self.batch.add_link(StagedLink { ino, id: StoreId::from(&st), temp, target });
+        Ok(())
+    }
+
+    /// The target sealed anew; `None` if it is under the newest key already.
+    fn fresh_target(&self, dir: &Dir, name: &OsStr) -> Result<Option<StoredTarget>> {
+        let (vault, ring) = (self.vault, &self.vault.ctx.ring);
+        let text = dir.handle.read_link(name).map_err(io("read a link"))?;
+        let text = text.as_encoded_bytes();
+        if symlink::is_newest(ring, &*dir.handle, text) {
+            return Ok(None);
+        }
+        let plain = symlink::open(ring, &*dir.handle, text).map_err(|_| {
+            let stored = vault.path_in(dir.ino, name).display().to_string();
+            VaultError::Damaged { what: "link target", stored }
+        })?;
+        symlink::seal(ring, &plain).map(Some)
+    }
+
+    /// The new link, in the staging directory, like the old one in all but its target.
+    fn make_link(&mut self, target: &StoredTarget, st: &Stat) -> Result<OsString> {
+        let _pass = self.vault.change()?;
+        let (staged, temp) = self.batch.place(self.vault)?;
+        staged.make_symlink(&temp, target.text()).map_err(io("create a link"))?;
+        let made = staged.stat_entry(&temp).map_err(io("stat"))?;
+        if (made.uid, made.gid) != (st.uid, st.gid) {
+            staged.set_owner_entry(&temp, Some(st.uid), Some(st.gid)).map_err(io("set the owner"))?;
+        }
+        let times = staged.set_times_entry(&temp, SetTime::At(st.atime), SetTime::At(st.mtime));
+        times.map_err(io("set times"))?;
+        Ok(temp)
+    }
+
+    pub(super) fn place_link(&mut self, staged: &dyn BackendDir, link: StagedLink) -> Result<()> {
+        let vault = self.vault;
+        let _pass = vault.change()?;
+        let _tree = vault.tree.write();
+        let (dir, name, st) = vault.place(link.ino)?;
+        if StoreId::from(&st) != link.id || st.nlink > 1 {
+            return Ok(()); // it got another name meanwhile: the next walk sees that
+        }
+        let (new, old) = self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name))?;
+        self.exchanged(link.id, &new);
+        if let Some(rest) = old {
+            names::remove_companion(&*dir.handle, &rest);
+        }
+        self.done.links += 1;
+        Ok(())
+    }
+
+    /// Puts a new link in the place of an old one; its stat, and the name of the old one's rest.
+    fn put(
+        &self,
+        dir: &Arc<Dir>,
+        name: &OsStr,
+        target: &StoredTarget,
+        replace: impl FnOnce(&dyn BackendDir, &OsStr) -> Result<()>,
+    ) -> Result<(Stat, Option<OsString>)> {
+        let before = dir.handle.stat_entry(name).map_err(io("stat"))?;
+        let dir_before = dir.handle.stat().map_err(io("stat a directory"))?;
+        let old = symlink::rest_of(&self.vault.ctx.ring, &*dir.handle, name, &before);
+        target.create_rest(&*dir.handle).map_err(io("create a companion"))?;
+        replace(&*dir.handle, name)?;
+        let new = dir.handle.stat_entry(name).map_err(io("stat"))?;
+        let _ = dir.handle.set_times(SetTime::Keep, SetTime::At(dir_before.mtime));
+        Ok((new, old))
+    }
+
+    /// The node of the old link is that of the new one from now on.
+    fn exchanged(&self, old: StoreId, new: &Stat) {
+        self.vault.nodes.lock().exchanged(old, StoreId::from(new));
+        self.vault.unsynced.add(StoreId::from(new));
+    }
+
+    /// Links with several names, after the walk has found them all.
+    pub(super) fn relink_groups(&mut self) -> Result<()> {
+        let groups: Vec<_> = self.groups.names.iter().map(|(id, names)| (*id, names.clone())).collect();
+        for (id, names) in groups {
+            if self.progress.is_cancelled() {
+                break;
+            }
+            let Some((parent, _)) = names.first() else { continue };
+            let (parent, relinked) = (*parent, self.relink(id, &names));
+            self.note(parent, relinked)?;
+        }
+        Ok(())
+    }
+
+    fn relink(&mut self, id: StoreId, names: &[(Ino, OsString)]) -> Result<()> {
+        let vault = self.vault;
+        let Some((first, name)) = names.first() else { return Ok(()) };
+        let (target, st) = {
+            let _tree = vault.tree.read();
+            let dir = vault.dir(*first)?;
+            let st = dir.handle.stat_entry(name).map_err(io("stat"))?;
+            match self.fresh_target(&dir, name)? {
+                Some(target) if StoreId::from(&st) == id => (target, st),
+                Some(_) | None => return Ok(()),
+            }
+        };
+        let temp = self.make_link(&target, &st)?;
+        let (staged, spare) = self.batch.place(vault)?;
+        let _pass = vault.change()?;
+        vault.sync_store()?;
+        let _tree = vault.tree.write();
+        let mut places = Vec::new();
+        for (parent, name) in names {
+            let dir = match vault.dir(*parent) {
+                Err(VaultError::Stale) => continue,
+                other => other?,
+            };
+            match dir.handle.stat_entry(name) {
+                Ok(st) if StoreId::from(&st) == id => places.push((dir, name)),
+                Ok(_) => {}
+                Err(e) if is_not_found(&e) => {}
+                Err(e) => return Err(io("stat")(e)),
+            }
+        }
+        let mut olds = Vec::new();
+        for (dir, name) in &places {
+            let (_, old) = self.put(dir, name, &target, |to, name| {
+                staged.link(&temp, &*staged, &spare).map_err(io("link"))?;
+                replace(&*staged, &spare, to, name)
+            })?;
+            olds.extend(old.map(|rest| (dir.clone(), rest)));
+        }
+        let new = staged.stat_entry(&temp).map_err(io("stat"))?;
+        staged.unlink(&temp).map_err(io("unlink"))?;
+        if places.is_empty() {
+            return Ok(());
+        }
+        self.exchanged(id, &new);
+        olds.iter().for_each(|(dir, rest)| names::remove_companion(&*dir.handle, rest));
+        self.done.links += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,378 @@
+//! Re-keying a whole vault while it is in use: what an older K_out seals is sealed under the newest one, and on demand data is encrypted under the newest K_in.
+//!
+//! Every object tells its own epoch, so nothing has to be remembered: broken off at any moment, a later run goes on with what is left, and does nothing
+//! where nothing is. Names in directories are under the directories' own secrets and stay as they are. Contents, sizes and modification times never change.
+//!
+//! What is moved by others from where the walk has not been to where it was is found by walking again, as long as anything was renamed meanwhile.
+
+mod attrs;
+mod links;
+mod records;
+
+use crate::error::{io, is_not_found};
+use crate::inode::StoreId;
+use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_format::header::NameMode;
+use lamassu_format::name::{Stored, classify};
+use lamassu_store::BackendDir;
+use lamassu_store::backend::Stat;
+use links::LinkGroups;
+use records::Batch;
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+pub use lamassu_store::file::Rekey;
+
+/// Walks over a tree in which things are renamed all the while.
+const WALKS_MAX: usize = 5;
+/// How long a throttled run sleeps before it looks whether it was cancelled.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Who watches a re-keying, and may end it.
+pub trait RekeyProgress: Send + Sync {
+    /// How much lies ahead, in bytes of the store. Said anew if the tree is walked again.
+    fn total(&self, bytes: u64);
+    /// More done.
+    fn advance(&self, bytes: u64);
+    /// Something that could not be re-keyed: where it is stored, and why. The rest goes on.
+    fn failed(&self, stored: &str, error: &VaultError);
+    /// Whether to end now; what is done stays done.
+    fn is_cancelled(&self) -> bool;
+}
+
+/// What a re-keying did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Rekeyed {
+    /// Directory records sealed again.
+    pub records: u64,
+    /// Symbolic links sealed again.
+    pub links: u64,
+    /// Extended attributes sealed again.
+    pub attributes: u64,
+    /// Pages of files sealed again.
+    pub pages: u64,
+    /// Data blocks encrypted again.
+    pub blocks: u64,
+    /// Bytes of files read from the store.
+    pub read: u64,
+    /// Bytes of files written to it.
+    pub written: u64,
+    /// Objects that could not be re-keyed: they are damaged, or the store failed.
+    pub failed: u64,
+    /// Whether the whole tree was gone through. False if it was cancelled, or changed faster than it could be walked: run it again.
+    pub complete: bool,
+}
+
+impl Rekeyed {
+    fn changed(&self) -> u64 {
+        self.records + self.links + self.attributes + self.pages + self.blocks
+    }
+}
+
+/// A re-keying under way.
+struct Run<'a> {
+    vault: &'a Vault,
+    work: Rekey,
+    bytes_per_second: Option<u64>,
+    progress: &'a dyn RekeyProgress,
+    started: Instant,
+    done: Rekeyed,
+    /// Files with several names that were seen in this walk.
+    seen: HashSet<StoreId>,
+    groups: LinkGroups,
+    batch: Batch,
+}
+
+impl Vault {
+    /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others use the vault.
+    ///
+    /// # Errors
+    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store where it fails as a whole. What fails in single objects is counted.
+    pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
+        drop(self.change()?);
+        let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
+        let mut run = Run {
+            vault: self,
+            work,
+            bytes_per_second,
+            progress,
+            started: Instant::now(),
+            done: Rekeyed::default(),
+            seen: HashSet::new(),
+            groups: LinkGroups::default(),
+            batch: Batch::default(),
+        };
+        run.walks()?;
+        // What was written becomes durable before anybody is told that the old keys have nothing left to do.
+        let _pass = self.change()?;
+        self.settle_all()?;
+        self.sync_store()?;
+        Ok(run.done)
+    }
+}
+
+impl Run<'_> {
+    fn walks(&mut self) -> Result<()> {
+        for _ in 0..WALKS_MAX {
+            let (moves, changed) = (self.vault.moves.load(Ordering::Acquire), self.done.changed());
+            self.done.failed = 0;
+            self.seen.clear();
+            self.progress.total(self.bytes_ahead());
+            let mut todo = vec![ROOT];
+            let walked = self.walk(&mut todo);
+            todo.into_iter().for_each(|ino| self.leave(ino));
+            let quiet = self.vault.moves.load(Ordering::Acquire) == moves;
+            let finished = walked.and_then(|()| self.flush()).and_then(|()| self.relink_groups());
+            self.groups.forget(self.vault);
+            self.batch.clear(self.vault);
+            finished?;
+            if self.progress.is_cancelled() {
+                return Ok(());
+            }
+            if quiet || self.done.changed() == changed {
+                self.done.complete = true;
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Visits directories until none is left; each but the root holds a reference.
+    fn walk(&mut self, todo: &mut Vec<Ino>) -> Result<()> {
+        while let Some(ino) = todo.pop() {
+            if self.progress.is_cancelled() {
+                self.leave(ino);
+                return Ok(());
+            }
+            let visited = self.directory(ino, todo);
+            let kept = self.note(ino, visited);
+            self.leave(ino);
+            kept?;
+        }
+        Ok(())
+    }
+
+    fn leave(&self, ino: Ino) {
+        if ino != ROOT {
+            self.vault.forget(ino, 1);
+        }
+    }
+
+    /// An object that is gone is nobody's loss; one that fails is counted; a vault that was closed ends the run.
+    fn note(&mut self, ino: Ino, result: Result<()>) -> Result<()> {
+        match result {
+            Ok(()) | Err(VaultError::Stale | VaultError::NotFound) => Ok(()),
+            Err(VaultError::ReadOnly) => Err(VaultError::ReadOnly),
+            Err(error) => {
+                self.done.failed += 1;
+                self.progress.failed(&self.vault.tag(ino), &error);
+                Ok(())
+            }
+        }
+    }
+
+    fn directory(&mut self, ino: Ino, todo: &mut Vec<Ino>) -> Result<()> {
+        let vault = self.vault;
+        if vault.name_mode == NameMode::Encrypted {
+            let staged = self.stage_record(ino);
+            self.note(ino, staged)?;
+        }
+        let resealed = self.attributes(ino);
+        self.note(ino, resealed)?;
+        let entries = {
+            let _tree = vault.tree.read();
+            vault.dir(ino)?.handle.read_dir().map_err(io("list a directory"))?
+        };
+        for entry in entries {
+            if self.progress.is_cancelled() {
+                return Ok(());
+            }
+            if !self.is_entry(&entry.name) {
+                continue;
+            }
+            let Some((child, st)) = self.enter(ino, &entry.name)? else { continue };
+            if st.kind == Kind::Dir {
+                todo.push(child);
+                continue;
+            }
+            let done = self.leaf(child, ino, &entry.name, &st);
+            let done = self.note(child, done);
+            vault.forget(child, 1);
+            done?;
+            if self.batch.is_full() {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_entry(&self, name: &OsStr) -> bool {
+        matches!(classify(self.vault.name_mode, name.as_bytes()), Stored::Sealed(_) | Stored::Long(_) | Stored::Plain)
+    }
+
+    /// Counts a reference to an entry; `None` if it is gone.
+    fn enter(&self, parent: Ino, name: &OsStr) -> Result<Option<(Ino, Stat)>> {
+        let vault = self.vault;
+        let _tree = vault.tree.read();
+        let _names = vault.names_of(parent).read();
+        let dir = vault.dir(parent)?;
+        let st = match dir.handle.stat_entry(name) {
+            Err(e) if is_not_found(&e) => return Ok(None),
+            other => other.map_err(io("stat"))?,
+        };
+        let found = vault.nodes.lock().reference(dir.ino, name, &st);
+        if found.is_new && st.kind == Kind::Dir {
+            vault.dirs.drop_dir(found.ino);
+        }
+        Ok(Some((found.ino, st)))
+    }
+
+    /// Anything but a directory.
+    fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
+        if st.kind == Kind::Symlink {
+            return match st.nlink {
+                0 | 1 => self.stage_link(ino),
+                _ => {
+                    self.groups.add(self.vault, StoreId::from(st), parent, name);
+                    Ok(())
+                }
+            };
+        }
+        if st.nlink > 1 && !self.seen.insert(StoreId::from(st)) {
+            self.progress.advance(if st.kind == Kind::File { bytes_of(st) } else { 0 });
+            return Ok(());
+        }
+        let resealed = self.attributes(ino);
+        self.note(ino, resealed)?;
+        if st.kind == Kind::File { self.file(ino, st) } else { Ok(()) }
+    }
+
+    fn file(&mut self, ino: Ino, st: &Stat) -> Result<()> {
+        let share = bytes_of(st);
+        if st.len == 0 && !self.vault.files.get(ino).is_some_and(|open| open.file().is_dirty()) {
+            return Ok(());
+        }
+        let open = match self.vault.acquire(ino, true) {
+            Err(VaultError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                self.vault.acquire_read_only(ino)?
+            }
+            other => other?,
+        };
+        let done = self.steps(&open, share);
+        // A write may have taken set-id bits away, where we are not privileged.
+        let now = open.file().backing().stat();
+        if now.is_ok_and(|now| st.mode & 0o6000 != 0 && now.mode == st.mode & !0o6000) {
+            let _ = open.file().backing().set_mode(st.mode);
+        }
+        open.touched(self.vault.now());
+        self.vault.unhold(&open);
+        done
+    }
+
+    fn steps(&mut self, open: &crate::open::OpenFile, share: u64) -> Result<()> {
+        let (mut from, mut told, mut damaged) = (Some(0), 0, 0);
+        while let Some(page) = from {
+            if self.progress.is_cancelled() {
+                return Ok(());
+            }
+            let step = {
+                let _pass = self.vault.change()?;
+                open.file().rekey(self.work, page)?
+            };
+            self.done.pages += step.resealed;
+            self.done.blocks += step.reencrypted;
+            damaged += step.damaged;
+            from = step.next;
+            let reached = from.map_or(share, |next| share / step.pages.max(1) * next.min(step.pages));
+            self.progress.advance(reached.saturating_sub(told));
+            told = told.max(reached);
+            self.done.read += step.read;
+            self.done.written += step.written;
+            self.pace();
+        }
+        match damaged {
+            0 => Ok(()),
+            _ => Err(VaultError::Damaged { what: "file", stored: self.vault.tag(open.ino) }),
+        }
+    }
+
+    /// Waits where more was read and written than is allowed by now.
+    fn pace(&self) {
+        let Some(limit) = self.bytes_per_second else { return };
+        let due = Duration::from_secs_f64((self.done.read + self.done.written) as f64 / limit.max(1) as f64);
+        while !self.progress.is_cancelled() {
+            let Some(left) = due.checked_sub(self.started.elapsed()) else { break };
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+
+    /// Bytes of all files that lie ahead.
+    fn bytes_ahead(&self) -> u64 {
+        let root = self.vault.dirs.root().handle.clone();
+        bytes_below(root, &|name| self.is_entry(name), &|| self.progress.is_cancelled())
+    }
+}
+
+/// What of a file has to be gone through.
+fn bytes_of(st: &Stat) -> u64 {
+    st.len.min(st.blocks.saturating_mul(512).max(4096))
+}
+
+/// Bytes of all files of the vault in a directory, as they are stored.
+///
+/// # Errors
+/// Those of the store, for the directory itself; what cannot be looked into counts nothing.
+pub fn stored_bytes(dir: &std::path::Path) -> Result<u64> {
+    let root = lamassu_store::backend::LocalBackend::open(dir).map_err(io("open"))?;
+    Ok(bytes_below(lamassu_store::Backend::root(&root), &|_| true, &|| false))
+}
+
+fn bytes_below(root: Arc<dyn BackendDir>, counts: &dyn Fn(&OsStr) -> bool, stop: &dyn Fn() -> bool) -> u64 {
+    let mut bytes = 0;
+    let mut dirs: Vec<(Arc<dyn BackendDir>, Option<OsString>)> = vec![(root, None)];
+    while let Some((dir, name)) = dirs.pop() {
+        let dir = match name {
+            None => dir,
+            Some(name) => match dir.open_dir(&name) {
+                Ok(dir) => dir,
+                Err(_) => continue, // the walk says so
+            },
+        };
+        for e in dir.read_dir().unwrap_or_default().into_iter().filter(|e| counts(&e.name)) {
+            match dir.stat_entry(&e.name) {
+                Ok(st) if st.kind == Kind::Dir => dirs.push((dir.clone(), Some(e.name))),
+                Ok(st) if st.kind == Kind::File => bytes += bytes_of(&st),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        if stop() {
+            break;
+        }
+    }
+    bytes
+}
+
+impl Vault {
+    /// Opens for writing what its owner, who we are, may only read: the permission is lent for the moment.
+    fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::open::OpenFile>> {
+        const LENT: u32 = 0o200;
+        let mode = {
+            let _tree = self.tree.read();
+            let (dir, name, st) = self.place(ino)?;
+            dir.handle.set_mode_entry(&name, st.mode | LENT).map_err(io("set the mode"))?;
+            st.mode
+        };
+        let opened = self.acquire(ino, true);
+        let _tree = self.tree.read();
+        if let Ok((dir, name, st)) = self.place(ino)
+            && st.mode == mode | LENT
+        {
+            dir.handle.set_mode_entry(&name, mode).map_err(io("set the mode"))?;
+        }
+        opened
+    }
+}

@@ -1,0 +1,151 @@
+//! Directory records, and the batch in which records and links are replaced: staged, made durable together by one barrier, then renamed into place. A record is
+//! all there is of a directory's names, so the one that replaces it is durable before it does.
+
+use super::Run;
+use super::links::StagedLink;
+use crate::error::io;
+use crate::names;
+use crate::{Ino, RenameMode, Result, Vault, VaultError};
+use lamassu_crypto::SecretBytes;
+use lamassu_crypto::outer::RecordKind;
+use lamassu_format::name::{self, COMPANION_PREFIX, DIR_RECORD};
+use lamassu_store::BackendDir;
+use lamassu_store::backend::SetTime;
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+/// Replacements that share a barrier.
+const BATCH_MAX: usize = 256;
+
+/// What waits for the barrier.
+#[derive(Default)]
+pub(super) struct Batch {
+    /// A directory below `lamassu.staging`, and its name there: what a crash leaves in it is cleared as everything there is.
+    dir: Option<(Arc<dyn BackendDir>, OsString)>,
+    next: u64,
+    records: Vec<(Ino, OsString)>,
+    links: Vec<StagedLink>,
+}
+
+impl Batch {
+    pub fn is_full(&self) -> bool {
+        self.records.len() + self.links.len() >= BATCH_MAX
+    }
+
+    /// The directory to stage in, and a fresh name there.
+    pub fn place(&mut self, vault: &Vault) -> Result<(Arc<dyn BackendDir>, OsString)> {
+        let dir = match &self.dir {
+            Some((dir, _)) => dir.clone(),
+            None => {
+                let (dir, name) = vault.staged_dir()?;
+                self.dir = Some((dir.clone(), name));
+                dir
+            }
+        };
+        self.next += 1;
+        // Named as what `staging` clears away with a directory.
+        Ok((dir, format!("{COMPANION_PREFIX}{}", self.next).into()))
+    }
+
+    pub fn add_link(&mut self, link: StagedLink) {
+        self.links.push(link);
+    }
+
+    /// Gives up what waits, and the directory.
+    pub fn clear(&mut self, vault: &Vault) {
+        for ino in self.records.drain(..).map(|(ino, _)| ino).chain(self.links.drain(..).map(|l| l.ino)) {
+            vault.forget(ino, 1);
+        }
+        if let Some((dir, name)) = self.dir.take() {
+            drop(dir);
+            vault.drop_staged_dir(&name);
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Seals the record of a directory anew if it is under an older key.
+    pub(super) fn stage_record(&mut self, ino: Ino) -> Result<()> {
+        let (vault, ring) = (self.vault, &self.vault.ctx.ring);
+        let sealed = {
+            let _tree = vault.tree.read();
+            let dir = vault.dir(ino)?;
+            let text = names::read_text(&*dir.handle, OsStr::new(DIR_RECORD)).map_err(io("read a record"))?;
+            name::decode(&text).ok_or_else(|| damaged(vault, ino))?
+        };
+        if ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1) {
+            return Ok(());
+        }
+        let content = ring.open_record(RecordKind::Directory, &[], &sealed).map_err(|_| damaged(vault, ino))?;
+        let content = SecretBytes::new(content);
+        let fresh = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
+        let _pass = vault.change()?;
+        let (dir, temp) = self.batch.place(vault)?;
+        names::write_text(&*dir, &temp, &name::encode(&fresh)).map_err(io("create a directory record"))?;
+        vault.nodes.lock().add_reference(ino);
+        self.batch.records.push((ino, temp));
+        Ok(())
+    }
+
+    /// The barrier, and everything that waits for it put into place.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let (records, links) = (std::mem::take(&mut self.batch.records), std::mem::take(&mut self.batch.links));
+        if records.is_empty() && links.is_empty() {
+            return Ok(());
+        }
+        let Some((staged, _)) = self.batch.dir.clone() else { return Ok(()) };
+        let synced = self.vault.change().and_then(|_pass| self.vault.sync_store());
+        for (ino, temp) in records {
+            let placed = match &synced {
+                Ok(()) => self.place_record(ino, &*staged, &temp),
+                Err(_) => Ok(()),
+            };
+            let noted = self.note(ino, placed);
+            self.vault.forget(ino, 1);
+            noted?;
+        }
+        for link in links {
+            let ino = link.ino;
+            let placed = match &synced {
+                Ok(()) => self.place_link(&*staged, link),
+                Err(_) => Ok(()),
+            };
+            let noted = self.note(ino, placed);
+            self.vault.forget(ino, 1);
+            noted?;
+        }
+        synced
+    }
+
+    fn place_record(&mut self, ino: Ino, staged: &dyn BackendDir, temp: &OsStr) -> Result<()> {
+        let vault = self.vault;
+        let _pass = vault.change()?;
+        let _tree = vault.tree.write();
+        let dir = vault.dir(ino)?;
+        replace(staged, temp, &*dir.handle, OsStr::new(DIR_RECORD))?;
+        self.done.records += 1;
+        Ok(())
+    }
+}
+
+fn damaged(vault: &Vault, ino: Ino) -> VaultError {
+    VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
+}
+
+/// Renames over what is there. The directory keeps its modification time; one that its owner may not write is lent the permission for the moment.
+pub(super) fn replace(from: &dyn BackendDir, temp: &OsStr, dir: &dyn BackendDir, name: &OsStr) -> Result<()> {
+    const LENT: u32 = 0o300;
+    let before = dir.stat().map_err(io("stat a directory"))?;
+    let rename = || from.rename(temp, dir, name, RenameMode::Replace);
+    let renamed = match rename() {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+            dir.set_mode(before.mode | LENT).map_err(io("set the mode"))?;
+            let renamed = rename();
+            dir.set_mode(before.mode).map_err(io("set the mode"))?;
+            renamed
+        }
+        other => other,
+    };
+    renamed.map_err(io("replace an entry"))?;
+    dir.set_times(SetTime::Keep, SetTime::At(before.mtime)).map_err(io("set times"))
+}

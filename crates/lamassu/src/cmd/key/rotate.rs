@@ -1,0 +1,301 @@
+//! `lamassu key rotate|retire|epochs`: new keys for new writes, and the end of old ones.
+//!
+//! A retirement is proven: everything in the vault is opened, decrypted and re-hashed with the keys that would be left, before the epoch goes.
+
+use super::help;
+use crate::cmd::check;
+use crate::fault::Fault;
+use crate::keys::{self, KeyArg, SourceText};
+use crate::open::{self, Found, Unsealed};
+use crate::output::{self, Ui};
+use crate::progress::Meter;
+use crate::served::protocol::{Epoch, Epochs, Request, ZoneParcel};
+use crate::served::{self, serve};
+use crate::text;
+use anyhow::{Context, Result};
+use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+use lamassu_format::name;
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, FileError, NewSlot, Purpose, Tier, Unlocked, Update, header_file, unix_now};
+use lamassu_store::Backend;
+use lamassu_vault::Vault;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const ROTATE_EXAMPLES: &str = "\
+Examples:
+  lamassu key rotate --outer /srv/store/vault      then: lamassu rekey --outer /srv/store/vault
+  lamassu key rotate --inner ~/private             where it is mounted: no key is asked for
+  lamassu key rotate --inner --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault
+What is there stays readable, and under the old key until `lamassu rekey`; `lamassu key retire` then ends the old key.";
+
+const RETIRE_EXAMPLES: &str = "\
+Examples:
+  lamassu key epochs /srv/store/vault
+  lamassu key retire --outer 1 /srv/store/vault
+Reads everything. Copies of the header made before still hold the epoch.";
+
+const RENEW_EXAMPLES: &str = "\
+Example:
+  lamassu key renew /srv/store/vault       then `lamassu key add` for everybody else, and a new recovery key
+Part of the rotation after someone has left: see docs/keys.md.";
+
+const EPOCHS_EXAMPLES: &str = "\
+Examples:
+  lamassu key epochs /srv/store/vault
+  lamassu key epochs --json ~/private | jq .inner";
+
+/// Which of the two keys.
+#[derive(clap::Args, Clone, Copy, Debug)]
+#[group(required = true, multiple = false)]
+pub struct TierArg {
+    /// K_out: seals metadata, names of attributes, directories
+    #[arg(long)]
+    outer: bool,
+    /// K_in: makes equal blocks equal
+    #[arg(long)]
+    inner: bool,
+}
+
+impl TierArg {
+    /// The one that is set.
+    pub fn tier(self) -> Tier {
+        if self.inner { Tier::Inner } else { Tier::Outer }
+    }
+}
+
+/// Options of `key renew`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = RENEW_EXAMPLES, after_long_help = help(RENEW_EXAMPLES))]
+pub struct Renew {
+    #[command(flatten)]
+    key: KeyArg,
+    /// The vault; must not be mounted for writing
+    dir: PathBuf,
+}
+
+/// Options of `key rotate`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = ROTATE_EXAMPLES, after_long_help = help(ROTATE_EXAMPLES))]
+pub struct Rotate {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    tier: TierArg,
+    /// Take over the newer keys of the zone this vault belongs to
+    #[arg(long, value_name = "FILE", requires = "zone_key", conflicts_with = "leave_zone")]
+    zone: Option<PathBuf>,
+    /// What opens the zone file
+    #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
+    zone_key: Option<SourceText>,
+    /// Make a key of the vault's own where it shares one with a zone
+    #[arg(long)]
+    leave_zone: bool,
+    /// The vault, or where it is mounted
+    dir: PathBuf,
+}
+
+/// Options of `key retire`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = RETIRE_EXAMPLES, after_long_help = help(RETIRE_EXAMPLES))]
+pub struct Retire {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    tier: TierArg,
+    /// Number of the epoch, as `key epochs` shows it
+    epoch: u32,
+    /// The vault; must not be mounted for writing
+    dir: PathBuf,
+}
+
+/// Options of `key epochs`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EPOCHS_EXAMPLES, after_long_help = help(EPOCHS_EXAMPLES))]
+pub struct ShowEpochs {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault, or where it is mounted
+    dir: PathBuf,
+}
+
+pub fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
+    let tier = args.tier.tier();
+    let epochs = match served::of(&args.dir) {
+        Some(mountpoint) => {
+            let zone = match &args.zone {
+                Some(file) => Some(zone_parcel(ui, args, &mountpoint, file)?),
+                None => None,
+            };
+            served::ask(&mountpoint, &Request::Rotate { tier, leave_zone: args.leave_zone, zone })?
+        }
+        None => rotate_offline(ui, args, tier)?,
+    };
+    let newest = of(&epochs, tier).last().map_or(0, |e| e.epoch);
+    ui.note(format_args!("new writes use epoch {newest} of the {} key", tier.name()));
+    match tier {
+        Tier::Outer => ui.note("what is there stays under earlier epochs until `lamassu rekey --outer`"),
+        Tier::Inner => {
+            ui.note(
+                "what is there stays under earlier epochs, and new data does not deduplicate with it: writing all of it again would take \
+                 up to as much space once more. `lamassu rekey --full` ends that, and writes all data anew",
+            );
+            say_how_much(ui, &args.dir);
+        }
+    }
+    Ok(())
+}
+
+/// How much the data amounts to that deduplicates with earlier epochs alone.
+fn say_how_much(ui: &Ui, dir: &Path) {
+    let Ok(dir) = served::dir_of(dir) else { return };
+    if let Ok(bytes) = lamassu_vault::stored_bytes(&dir) {
+        ui.note(format_args!("under earlier epochs: up to {}", text::bytes(bytes)));
+    }
+}
+
+fn rotate_offline(ui: &Ui, args: &Rotate, tier: Tier) -> Result<Epochs> {
+    let source = args.key.source()?;
+    Found::at(&args.dir)?;
+    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let update = Update::begin(&args.dir.join(name::HEADER))?;
+    let mut header: VaultHeader = update.read()?;
+    let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let zone = match &args.zone {
+        Some(file) => Some(open_zone(ui, args, file)?),
+        None => None,
+    };
+    let event = serve::rotate(&mut unlocked, &mut header, tier, args.leave_zone, zone.as_ref())?;
+    update.record(&mut header, &unlocked, &[event])?;
+    Ok(serve::epochs(unlocked.keychain()))
+}
+
+fn open_zone(ui: &Ui, args: &Rotate, file: &Path) -> Result<(ZoneFile, Unlocked)> {
+    let zone: ZoneFile = header_file::read(file)?;
+    let keys = keys::unlock(ui, &zone, &keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?, file)?;
+    Ok((zone, keys))
+}
+
+fn zone_parcel(ui: &Ui, args: &Rotate, mountpoint: &Path, file: &Path) -> Result<ZoneParcel> {
+    let bytes = header_file::read_bytes(file)?;
+    let text = String::from_utf8(bytes).map_err(|_| FileError::NotAFile { path: file.into() })?;
+    let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
+    let material = keys::load(ui, &source, &file.display().to_string(), Purpose::Unlock)?;
+    Ok(ZoneParcel { file: text, secret: served::pack(mountpoint, &material, lamassu_keys::cost::FALLBACK)? })
+}
+
+pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
+    if let Some(mountpoint) = served::at(&args.dir) {
+        return Err(Fault::RetireMounted { mountpoint }.into());
+    }
+    let source = args.key.source()?;
+    Found::at(&args.dir)?;
+    // A daemon keeps the old file key, and could not change the header any more.
+    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let update = Update::begin(&args.dir.join(name::HEADER))?;
+    let mut header: VaultHeader = update.read()?;
+    let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
+    let mut unlocked = lamassu_keys::unlock(&header, &material).with_context(|| args.dir.display().to_string())?;
+    let old = header.keys().slot(unlocked.slot()).cloned();
+    let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
+    let cost = old.and_then(|s| s.argon2).unwrap_or(lamassu_keys::cost::FALLBACK);
+    let gone: Vec<String> = header
+        .keys()
+        .slots
+        .iter()
+        .filter(|s| s.id != unlocked.slot())
+        .map(|s| format!("{} ({:?})", s.id, s.label))
+        .collect();
+    let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
+    let id = unlocked.renew(&mut header, &slot)?;
+    let event = Event::new(Kind::SlotChanged).slot(id).detail("what", "a fresh file key; this slot is the only one");
+    update.record(&mut header, &unlocked, &[event])?;
+    ui.note(format_args!("the file key is new; slot {id} is the only one, opened as before"));
+    if !gone.is_empty() {
+        ui.warn(format_args!("these slots are gone, add them again: {}", gone.join(", ")));
+    }
+    Ok(())
+}
+
+fn of(epochs: &Epochs, tier: Tier) -> &[Epoch] {
+    match tier {
+        Tier::Inner => &epochs.inner,
+        Tier::Outer => &epochs.outer,
+    }
+}
+
+pub fn show_epochs(ui: &Ui, args: &ShowEpochs) -> Result<()> {
+    let epochs: Epochs = match served::at(&args.dir) {
+        Some(mountpoint) => served::ask(&mountpoint, &Request::Epochs {})?,
+        None => serve::epochs(Found::at(&args.dir)?.unlock(ui, &args.key)?.keys.keychain()),
+    };
+    if args.json {
+        return output::print_json(&epochs);
+    }
+    let mut out = String::from("key    epoch  created");
+    for (name, list) in [("outer", &epochs.outer), ("inner", &epochs.inner)] {
+        for e in list {
+            let created = text::time(i64::try_from(e.created).unwrap_or(i64::MAX / 2));
+            out.push_str(&format!("\n{name}  {:<5}  {created}", e.epoch));
+        }
+    }
+    output::print(out)
+}
+
+pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
+    let (tier, epoch) = (args.tier.tier(), args.epoch);
+    if let Some(mountpoint) = served::at(&args.dir) {
+        return Err(Fault::RetireMounted { mountpoint }.into());
+    }
+    let source = args.key.source()?;
+    Found::at(&args.dir)?;
+    // Nobody writes, and nobody changes the header, from before the proof until the epoch is gone.
+    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let update = Update::begin(&args.dir.join(name::HEADER))?;
+    let mut header: VaultHeader = update.read()?;
+    let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    prove(ui, args, &header, &unlocked)?;
+    unlocked.retire(&mut header, tier, epoch)?;
+    let event = Event::new(Kind::Retired).epoch(tier, epoch);
+    update.record(&mut header, &unlocked, &[event])?;
+    ui.note(format_args!(
+        "retired epoch {epoch} of the {} key: nothing in the vault needs it, and this header holds it no more",
+        tier.name()
+    ));
+    ui.note("copies of the header made before, and older copies of the store, still do");
+    say_backups(ui, args, &header, &unlocked);
+    Ok(())
+}
+
+/// Header backups on record that hold the retired epoch.
+fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) {
+    let Ok(report) = unlocked.history(&args.dir).read(header.keys().history.as_ref()) else { return };
+    for entry in report.entries.iter().filter(|e| e.event == Kind::BackedUp.name()) {
+        let place = entry.details.get("file").map_or("somewhere", String::as_str);
+        ui.warn(format_args!("a copy of the header made at {} holds it: {place}", text::time(entry.time as i64)));
+    }
+}
+
+/// Opens everything with the keys that would be left.
+fn prove(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) -> Result<()> {
+    let ring = unlocked.ring_without(header, args.tier.tier(), args.epoch)?;
+    let lost = args.dir.join(name::LOST);
+    if std::fs::read_dir(&lost).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(Fault::LostNotEmpty { dir: lost }.into());
+    }
+    let backend = open::backend(&args.dir)?;
+    backend.sync().context("cannot sync the store")?;
+    let vault = Vault::open(Arc::new(backend), header, ring, open::options(true))
+        .with_context(|| format!("cannot open the vault in {}", args.dir.display()))?;
+    let shown = check::Shown { meter: Meter::bytes(ui, "verified without it"), json: ui.quiet };
+    let report = vault.check(&[], false, &shown)?;
+    drop(shown);
+    vault.close()?;
+    match report.problems.iter().filter(|p| !p.harmless).count() {
+        0 => Ok(()),
+        objects => Err(Fault::EpochNeeded { tier: args.tier.tier().name(), epoch: args.epoch, objects }.into()),
+    }
+}
