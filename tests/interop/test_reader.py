@@ -217,6 +217,14 @@ class HeaderTest(Temp):
         for name, value in (("created", 5), ("reserved_slots", 9), ("zone", "00" * 16), ("small_files", "random")):
             self.refuse(json.dumps(obj | {name: value}).encode(), "MAC")
 
+    def test_snapshot(self) -> None:
+        """A reader reads a snapshot like any vault; the mark is under the MAC."""
+        data = self.build(lambda w: w.header.__setitem__("read_only", True))
+        parse(data, KEY, "h")
+        obj = json.loads(data)
+        del obj["read_only"]
+        self.refuse(json.dumps(obj).encode(), "MAC")
+
     def test_strictness(self) -> None:
         """What is refused although the MAC is right."""
 
@@ -245,6 +253,8 @@ class HeaderTest(Temp):
             (put("small_files", ""), "unknown value"),
             (put("created", 1.0), "not an integer"),
             (put("created", -1), "out of range"),
+            (put("read_only", False), "read_only"),
+            (put("read_only", 1), "read_only"),
             (put("zone", "AB" * 16), "lower-case"),
             (put("zone", "ab" * 15), "15 bytes"),
             (put("slots", []), "1 to 64"),

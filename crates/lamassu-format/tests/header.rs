@@ -76,6 +76,24 @@ fn a_good_header_parses() {
     assert_eq!(z.keys(), keys);
 }
 
+#[test]
+fn a_snapshot_says_so_and_others_say_nothing() {
+    let mut value = vault();
+    assert!(!parse(&value).unwrap().is_snapshot());
+    let before = parse(&value).unwrap().mac_input();
+    value["read_only"] = json!(true);
+    let snapshot = parse(&value).unwrap();
+    assert!(snapshot.is_snapshot() && snapshot.mac_input() != before);
+    assert_eq!(parse(&vault()).unwrap().into_snapshot(), snapshot);
+    for bad in [json!(false), json!(null), json!(1), json!("true")] {
+        value["read_only"] = bad;
+        assert!(parse(&value).is_err(), "{value}");
+    }
+    let mut of_zone = zone();
+    of_zone["read_only"] = json!(true);
+    assert!(ZoneFile::parse(of_zone.to_string().as_bytes()).is_err());
+}
+
 /// The sample with an administrator: slot 3 has the signing seed, slot 5 is for use alone.
 fn with_admin() -> Value {
     let mut value = vault();
@@ -394,13 +412,15 @@ prop_compose! {
     fn any_vault()(
         keys in any_keys(), zone in any::<[u8; 16]>(), suite in 0usize..4, log in 12u32..=20, reserved in 1u16..=62,
         plain in any::<bool>(), name_max in 64u8..=255, convergent in any::<bool>(), created in any::<u64>(),
+        snapshot in any::<bool>(),
     ) -> VaultHeader {
         let params = VaultParams {
             zone, suite: Suite::ALL[suite], geometry: Geometry::new(1 << log, reserved).unwrap(),
             names: if plain { NameMode::Plain } else { NameMode::Encrypted }, name_max,
             convergent_small_files: convergent, created,
         };
-        VaultHeader::new(params, signed(keys, created))
+        let header = VaultHeader::new(params, signed(keys, created));
+        if snapshot { header.into_snapshot() } else { header }
     }
 }
 

@@ -80,6 +80,8 @@ file_system! {
     fn release(&self, handle: HandleId) -> Result<()>;
     /// fallocate.
     fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()>;
+    /// Copies a range between open files, (handle, offset) each, without looking at the data; `None`: not possible here. May copy less.
+    fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>>;
     /// SEEK_DATA and SEEK_HOLE.
     fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64>;
     /// Opens a directory.

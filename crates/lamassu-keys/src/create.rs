@@ -1,6 +1,6 @@
 //! Making vault headers and zone files, each with its first slot.
 
-use crate::{KeyError, Keychain, NewSlot, Terms, Unlocked, ZoneKeys};
+use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
 use lamassu_format::header::{Admin, Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
 use lamassu_format::{Geometry, Suite};
 
@@ -111,6 +111,43 @@ fn member_keychain(new: &NewVault<'_>, file: &ZoneFile, keys: &Unlocked, outer: 
         Outer::Shared if shared.outer().is_empty() => Err(KeyError::NoOuterKey),
         Outer::Shared => Ok(shared),
     }
+}
+
+/// A vault to be made as a copy of another.
+#[derive(Clone, Copy, Debug)]
+pub struct NewClone {
+    /// Starts an epoch of K_in and one of K_out that the original never has.
+    pub new_keys: bool,
+    /// Nobody writes it.
+    pub snapshot: bool,
+    /// Unix seconds
+    pub created: u64,
+}
+
+/// Makes the header of a copy of the vault of `header`, which `keys` opened: another id and file key, one slot (those of the original are bound to its id), the
+/// same epochs. With new keys it leaves its zone. Nothing is written.
+///
+/// # Errors
+/// [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the original, [`KeyError::EpochsUsedUp`], [`KeyError::Argon2`], [`KeyError::NoRandom`].
+pub fn clone_vault(
+    header: &VaultHeader,
+    keys: &Unlocked,
+    new: NewClone,
+    slot: &NewSlot<'_>,
+) -> Result<(VaultHeader, Unlocked), KeyError> {
+    keys.owns(header)?;
+    let id = random_id()?;
+    let mut keychain = keys.keychain().duplicate();
+    let mut params = VaultParams { created: new.created, ..header.params().clone() };
+    if new.new_keys {
+        keychain.append(Tier::Inner, new.created)?;
+        keychain.append(Tier::Outer, new.created)?;
+        params.zone = id;
+    }
+    assemble(id, keychain, slot, |keys| {
+        let clone = VaultHeader::new(params, keys);
+        if new.snapshot { clone.into_snapshot() } else { clone }
+    })
 }
 
 /// Makes a zone file with one slot. Nothing is written.

@@ -21,7 +21,7 @@ pub mod shares;
 pub mod source;
 pub mod unlock;
 
-pub use create::{NewVault, NewZone, Outer, Zone, copy_zone, create_vault, create_zone};
+pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_vault, create_zone};
 pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};

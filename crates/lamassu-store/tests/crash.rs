@@ -14,7 +14,7 @@ use lamassu_store::backend::memory::Barrier;
 use lamassu_store::file::{Durability, Rekey};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 15] = [
+const MINIMA: [(&str, u64); 16] = [
     ("small_files", 70_000),
     ("several_pages", 600),
     ("few_transient_slots", 3_000),
@@ -27,6 +27,7 @@ const MINIMA: [(&str, u64); 15] = [
     ("truncate_both_ways", 300),
     ("inline_to_block_growth", 300),
     ("punch_and_rewrite", 300),
+    ("copied_blocks", 100),
     ("page_border", 300),
     ("rekeying", 500),
     ("rekey_at_any_time", 5_000),
@@ -307,6 +308,33 @@ fn punch_and_rewrite() {
         r.punch(3 * b - 10, b);
         r.settle();
     });
+}
+
+#[test]
+fn copied_blocks() {
+    hand_made("copied_blocks", |r| {
+        let b = r.b();
+        r.copy(0, 4, 0);
+        r.sync();
+        r.copy(3, 5, 2);
+        r.flush();
+        r.write(b * 4 + 10, b);
+        r.copy(1, 3, 9);
+        r.sync();
+        r.copy(2, 4, 1);
+        r.settle();
+        r.truncate(b * 6 + 7);
+        r.copy(0, 2, 6);
+    });
+    let setup = Setup::default();
+    let mut r = Recording::new(&setup, 2);
+    r.copy(0, 70, 0);
+    r.sync();
+    r.write(5000, 100);
+    r.copy(7, 9, 58);
+    r.settle();
+    r.copy(0, 3, 61);
+    must_survive("copied_blocks", &setup, &r.finish(), chosen_seed().unwrap_or(1), Depth { losses: 5, stride: 1 });
 }
 
 #[test]

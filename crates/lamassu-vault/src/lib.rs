@@ -106,9 +106,14 @@ impl Vault {
     /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's lock, clears the staging directory.
     ///
     /// # Errors
-    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite, those of the store. A root whose record does not
+    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot not opened read-only, those of the store. A root whose record does not
     /// open is an error of the calls that need it, so that `check` can say so.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
+        if header.is_snapshot() && !options.read_only {
+            return Err(VaultError::Refused(
+                "this vault is a snapshot, which nobody writes; `lamassu clone` makes a copy to work in",
+            ));
+        }
         let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
         let (ctx, ctx_read) = contexts(header, ring, &options)?;
         let root = backend.root();

@@ -417,6 +417,20 @@ impl Vault {
         Ok(done?)
     }
 
+    /// Copies a range of one open file into another, (handle, offset) each, without decrypting it: the keys go from page to page, and the ciphertext from
+    /// file to file in the store, which may share it. Returns how many bytes were copied, which may be fewer; `None`: the caller has to read and write.
+    ///
+    /// # Errors
+    /// [`VaultError::BadHandle`] unless opened for writing; those of the store.
+    pub fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
+        let (source, _) = self.handles.file(from.0)?;
+        let target = self.writing(to.0)?;
+        let _pass = self.change()?;
+        let done = target.file().copy_from(&source.file(), from.1, to.1, len);
+        target.touched(self.now());
+        Ok(done?)
+    }
+
     /// lseek(2) for data and holes.
     ///
     /// # Errors

@@ -86,6 +86,10 @@ pub enum Command {
     Cat(cmd::cat::Args),
     /// Copy files into a vault, out of it, or within it, without a mount
     Cp(cmd::cp::Args),
+    /// Copy a vault in the store, sharing its blocks where the store can; the copy may get keys of its own
+    Clone(cmd::clone::Args),
+    /// The same, a copy that nobody writes
+    Snapshot(cmd::clone::SnapshotArgs),
     /// Tell where a file lies in the store, or which file a path in the store is
     Path(cmd::path::Args),
     /// Make everything durable and hold changes back, while a backup copies the store

@@ -9,6 +9,7 @@ use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
+use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
 
 /// How the program ends.
@@ -144,12 +145,14 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(mount))
         .or_else(|| cause.downcast_ref().map(option))
         .or_else(|| cause.downcast_ref().map(control))
+        .or_else(|| cause.downcast_ref().map(copy))
 }
 
 fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
+        Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
         Fault::NoSuchStored { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
@@ -377,6 +380,13 @@ fn control(error: &ControlError) -> Code {
         | ControlError::NotPermitted
         | ControlError::TooLong
         | ControlError::Io { .. } => Code::Other,
+    }
+}
+
+fn copy(error: &CopyError) -> Code {
+    match error {
+        CopyError::Io { .. } => Code::Store,
+        CopyError::Stopped => Code::Interrupted,
     }
 }
 

@@ -23,6 +23,12 @@ pub enum Fault {
     /// The user's: init wants an empty directory.
     #[error("{dir:?} is not empty: a vault is made in an empty directory, or in one that does not exist yet")]
     DirNotEmpty { dir: PathBuf },
+    /// The user's: a copy is made in a place of its own.
+    #[error("{path:?} exists already: a clone or snapshot is made in a directory that does not exist yet")]
+    CloneExists { path: PathBuf },
+    /// The user's: a copy within the original would be copied too, or change while it is copied.
+    #[error("{path:?} lies in {within:?}, which belongs to the vault that is copied: choose a place outside")]
+    CloneWithin { path: PathBuf, within: PathBuf },
     /// The user's: no such ciphertext file.
     #[error("cannot open the stored file {path:?}: {source}")]
     NoSuchStored { path: PathBuf, source: std::io::Error },

@@ -123,6 +123,16 @@ pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Res
 
 /// Opens a header; a person who mistypes is asked again.
 pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path) -> Result<Unlocked> {
+    unlock_and_keep(ui, header, source, subject).map(|(unlocked, _)| unlocked)
+}
+
+/// The same; what opened it is returned too, to make a slot of.
+pub fn unlock_and_keep<H: Header>(
+    ui: &Ui,
+    header: &H,
+    source: &KeySource,
+    subject: &Path,
+) -> Result<(Unlocked, Material)> {
     let attempts = if source.is_interactive() && std::io::stdin().is_terminal() { ATTEMPTS_MAX } else { 1 };
     let mut attempt = 1;
     loop {
@@ -138,7 +148,7 @@ pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path
                     .and_then(|s| text::expiry_warning(s, unix_now()))
                     .iter()
                     .for_each(|w| ui.warn(w));
-                return Ok(unlocked);
+                return Ok((unlocked, material));
             }
             Err(KeyError::WrongKey { .. }) if attempt < attempts => {
                 attempt += 1;

@@ -26,7 +26,7 @@ TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
-_OF_VAULTS = {"admin", "history"}  # members that a vault may have
+_OF_VAULTS = {"admin", "history", "read_only"}  # members that a vault may have
 _OF_SLOTS = {"expires"}  # members that a slot may have
 
 
@@ -212,6 +212,8 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     if sj.integer(obj.get("version"), 0, sj.U64, f"{w}: version") != 1:
         raise Refused(f"{w}: version", f"version {obj['version']}, this reader knows 1")
     m = sj.members(obj, _ZONE if is_zone else _VAULT | _optional(obj, _OF_VAULTS), w)
+    if m.get("read_only", True) is not True:
+        raise Refused(f"{w}: read_only", "neither true nor left out")
     for feature in sj.array(m["features"], f"{w}: features"):
         raise Refused(f"{w}: features", f"unknown feature {sj.string(feature, f'{w}: features')!r}")
 

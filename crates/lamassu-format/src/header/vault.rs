@@ -51,18 +51,30 @@ pub struct VaultParams {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaultHeader {
     params: VaultParams,
+    read_only: bool,
     keys: KeyArea,
 }
 
 impl VaultHeader {
     /// A header of its parts. Bounds are checked when it is written.
     pub fn new(params: VaultParams, keys: KeyArea) -> Self {
-        VaultHeader { params, keys }
+        VaultHeader { params, read_only: false, keys }
+    }
+
+    /// The same, of a snapshot.
+    #[must_use]
+    pub fn into_snapshot(self) -> Self {
+        VaultHeader { read_only: true, ..self }
     }
 
     /// Everything but slots, keychain and MAC.
     pub fn params(&self) -> &VaultParams {
         &self.params
+    }
+
+    /// Whether it is a snapshot: a tree that nobody writes.
+    pub fn is_snapshot(&self) -> bool {
+        self.read_only
     }
 
     /// Suite.
@@ -125,6 +137,7 @@ impl VaultHeader {
             name_max: p.name_max.into(),
             small_files: if p.convergent_small_files { "convergent" } else { "random" }.into(),
             created: p.created,
+            read_only: self.read_only.then_some(true),
             next_slot: self.keys.next_slot.into(),
             slots: WireSlot::all(&self.keys.slots),
             keychain: WireKeychain::of(&self.keys.keychain),
@@ -164,7 +177,12 @@ impl Header for VaultHeader {
             },
             created: w.created,
         };
-        Ok(VaultHeader { params, keys: keys.parse()? })
+        let read_only = match w.read_only {
+            None => false,
+            Some(true) => true,
+            Some(false) => return Err(member("read_only", "true, or left out")),
+        };
+        Ok(VaultHeader { params, read_only, keys: keys.parse()? })
     }
 
     fn to_json(&self) -> Result<Vec<u8>, HeaderError> {

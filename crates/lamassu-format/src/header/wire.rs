@@ -57,6 +57,8 @@ pub struct WireVault {
     pub name_max: u64,
     pub small_files: String,
     pub created: u64,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<bool>,
     pub next_slot: u64,
     pub slots: Vec<Object<WireSlot>>,
     pub keychain: Object<WireKeychain>,

@@ -251,6 +251,9 @@ impl FileSystem for PlainFs {
         };
         rustix::fs::fallocate(self.file(handle)?, flags, offset, len).map_err(|e| io("fallocate", e))
     }
+    fn copy_range(&self, _from: (HandleId, u64), _to: (HandleId, u64), _len: u64) -> Result<Option<u64>> {
+        Ok(None)
+    }
     fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
         let from = match whence {
             Whence::Data => SeekFrom::Data(offset),

@@ -15,10 +15,11 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
-pub use local::LocalBackend;
+pub use local::{Copied, CopyError, LocalBackend, Watch};
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryBackend;
 
+use rustix::fd::BorrowedFd;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -173,6 +174,16 @@ pub trait BackendFile: Send + Sync {
             _ => self.write_at(offset, &parts.concat()),
         }
     }
+    /// Writes `len` bytes at `offset` that lie at `from_offset` of another file of this store or another. A store that can shares their blocks instead.
+    /// `EIO` where the other file ends before.
+    fn copy_from(&self, from: &dyn BackendFile, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
+        copy_through_memory(self, from, from_offset, offset, len)
+    }
+
+    /// For a backend to recognise what it can copy without reading it.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// fstat.
     fn stat(&self) -> io::Result<Stat>;
     /// ftruncate.
@@ -203,6 +214,28 @@ pub trait BackendFile: Send + Sync {
     fn list_xattr(&self) -> io::Result<Vec<OsString>>;
     /// Removes one.
     fn remove_xattr(&self, name: &OsStr) -> io::Result<()>;
+}
+
+/// [`BackendFile::copy_from`] for stores that know nothing better.
+pub(crate) fn copy_through_memory<F: BackendFile + ?Sized>(
+    to: &F,
+    from: &dyn BackendFile,
+    from_offset: u64,
+    offset: u64,
+    len: u64,
+) -> io::Result<()> {
+    const PIECE_LEN: u64 = 1 << 20;
+    let mut buf = vec![0u8; len.min(PIECE_LEN) as usize];
+    let mut done = 0;
+    while done < len {
+        let piece = &mut buf[..(len - done).min(PIECE_LEN) as usize];
+        if from.read_at(from_offset + done, piece)? < piece.len() {
+            return Err(errno(libc::EIO));
+        }
+        to.write_at(offset + done, piece)?;
+        done += piece.len() as u64;
+    }
+    Ok(())
 }
 
 /// An open backing directory.

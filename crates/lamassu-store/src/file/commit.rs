@@ -1,12 +1,13 @@
 //! The multiphase commit (`docs/format.md` §13): page with new and previous keys, barrier, data, and later the page again.
 
 use super::chunk::SealedBlock;
+use super::copy::Elsewhere;
 use super::open::keep_bits;
 use super::plan::{Change, Goal, Round};
 use super::read::View;
 use super::state::{Core, Dirty, Entry, Held, State};
 use super::types::StoreError;
-use crate::backend::SetTime;
+use crate::backend::{BackendFile, SetTime};
 use lamassu_format::{BlockKey, Page};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,7 @@ enum Place {
     /// In the scratch memory, from that byte on.
     Scratch(usize),
     Ahead(SealedBlock),
+    Elsewhere(Elsewhere),
 }
 
 impl Ciphertext {
@@ -52,9 +54,28 @@ impl Ciphertext {
             parts.push(match &self.places[from] {
                 Place::Scratch(start) => &self.scratch[*start..][..(at - from) * self.len],
                 Place::Ahead(block) => block.bytes((at - from) * self.len),
+                Place::Elsewhere(_) => unreachable!("`pieces` parts them"),
             });
         }
         parts
+    }
+
+    /// Parts `count` blocks from the `n`th on into those that are in memory and those that lie elsewhere, the latter into runs: (index, count).
+    fn pieces(&self, n: usize, count: usize) -> Vec<(usize, usize)> {
+        let mut pieces: Vec<(usize, usize)> = Vec::new();
+        for at in n..n + count {
+            let goes_on = at > n
+                && match (&self.places[at - 1], &self.places[at]) {
+                    (Place::Elsewhere(before), Place::Elsewhere(block)) => block.follows(before, self.len),
+                    (Place::Elsewhere(_), _) | (_, Place::Elsewhere(_)) => false,
+                    _ => true,
+                };
+            match pieces.last_mut() {
+                Some((_, count)) if goes_on => *count += 1,
+                _ => pieces.push((at, 1)),
+            }
+        }
+        pieces
     }
 
     /// Keeps the scratch memory for the thread's next round.
@@ -240,6 +261,10 @@ impl Core {
                     places.push(Place::Ahead(block.clone()));
                     keys[n] = block.key;
                 }
+                Dirty::Elsewhere(block) => {
+                    places.push(Place::Elsewhere(block.clone()));
+                    keys[n] = block.key;
+                }
                 Dirty::Hole => unreachable!("holes are punched, not sealed"),
             }
         }
@@ -264,7 +289,7 @@ impl Core {
         let (mut written, mut must_last) = (BTreeSet::new(), false);
         for (n, (block, change)) in round.data.iter_mut().enumerate() {
             if *change == Change::LeaveTail {
-                self.write_run(st, *block, &sealed.parts(n, 1))?;
+                self.write_blocks(st, *block, sealed, n, 1)?;
                 written.insert(*block);
                 match never_durable {
                     true => *change = Change::Fill,
@@ -430,7 +455,7 @@ impl Core {
             self.barrier(st)?;
         }
         for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
-            self.write_run(st, first, &sealed.parts(n, count))?;
+            self.write_blocks(st, first, sealed, n, count)?;
         }
         round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
     }
@@ -453,10 +478,35 @@ impl Core {
         runs
     }
 
-    fn write_run(&self, st: &mut State, first: u64, parts: &[&[u8]]) -> Result<(), StoreError> {
+    /// Writes blocks that lie together, the `n`th of the round and those behind it.
+    fn write_blocks(
+        &self,
+        st: &mut State,
+        first: u64,
+        sealed: &Ciphertext,
+        n: usize,
+        count: usize,
+    ) -> Result<(), StoreError> {
+        for (at, count) in sealed.pieces(n, count) {
+            let block = first + (at - n) as u64;
+            let len = count as u64 * self.geo().block_size();
+            self.write_run(st, block, len, |backing, offset| match &sealed.places[at] {
+                Place::Elsewhere(block) => block.copy_to(backing, offset, len),
+                _ => backing.write_vectored_at(offset, &sealed.parts(at, count)),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn write_run(
+        &self,
+        st: &mut State,
+        first: u64,
+        written: u64,
+        write: impl FnOnce(&dyn BackendFile, u64) -> std::io::Result<()>,
+    ) -> Result<(), StoreError> {
         let offset = self.geo().block_offset(first);
-        let written = parts.iter().map(|part| part.len() as u64).sum();
-        if let Err(source) = self.backing.write_vectored_at(offset, parts) {
+        if let Err(source) = write(&*self.backing, offset) {
             self.wrote_perhaps(st, offset, written);
             return Err(StoreError::Io { op: "write", offset, source });
         }

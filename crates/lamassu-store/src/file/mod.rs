@@ -10,6 +10,7 @@
 mod check;
 mod chunk;
 mod commit;
+mod copy;
 mod open;
 mod plan;
 mod read;
@@ -112,6 +113,13 @@ impl File {
         let offset = st.size;
         self.core.write_range(&mut st, offset, data, &chunk::Ahead::default())?;
         Ok(offset)
+    }
+
+    /// Copies whole blocks of another file without decrypting them: keys into the pages, ciphertext from store to store, which may share it. The blocks are
+    /// committed like any others. Fewer bytes than asked for are copied where a block's content is no ciphertext, or a tail follows; `None`: none, and the
+    /// caller copies as usual. Both files must be of one vault and of one deduplication domain that does not depend on the file.
+    pub fn copy_from(&self, from: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
+        copy::copy(from, self, from_offset, offset, len)
     }
 
     /// Shrinks or grows.

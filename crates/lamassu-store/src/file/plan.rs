@@ -191,9 +191,9 @@ impl Core {
                     continue;
                 }
                 _ if replaces && room == 0 => continue,
-                Dirty::Data(_) | Dirty::Sealed(_) if *budget == 0 && !leaves => continue,
+                Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Elsewhere(_) if *budget == 0 && !leaves => continue,
                 Dirty::Hole => round.punches.push(*block),
-                Dirty::Data(_) | Dirty::Sealed(_) => {
+                Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Elsewhere(_) => {
                     *budget = budget.saturating_sub(1);
                     let change = match (leaves, replaces) {
                         (true, _) => Change::LeaveTail,
@@ -222,6 +222,7 @@ impl Core {
                     Some(Dirty::Data(bytes)) => page.tail = bytes[..len].to_vec(),
                     Some(Dirty::Hole) => page.tail = vec![0; len],
                     Some(Dirty::Sealed(_)) => unreachable!("`choose_tail` unseals it"),
+                    Some(Dirty::Elsewhere(_)) => unreachable!("whole blocks alone are copied"),
                     None => page.tail.resize(len, 0), // the page's own
                 }
                 if st.dirty.contains_key(&block) {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(super) const PIECE_LEN: usize = 8 << 20;
 
 /// Where the plaintext of a block comes from.
-enum Source<'a> {
+pub(super) enum Source<'a> {
     Zeros,
     Bytes(&'a [u8]),
     Sealed(BlockKey),
@@ -37,7 +37,7 @@ impl<'a> View<'a> {
         View { st, loaded: Vec::new() }
     }
 
-    fn entry(&self, g: u64) -> Option<&Entry> {
+    pub fn entry(&self, g: u64) -> Option<&Entry> {
         let own = || self.loaded.iter().find(|(own, _)| *own == g).map(|(_, entry)| &**entry);
         self.st.pages.get(&g).or_else(own)
     }
@@ -72,7 +72,7 @@ impl Batch<'_> {
 
 impl Core {
     /// A view with the pages that blocks `first..=last` need; `None` if one of them needs more than reading.
-    fn view<'a>(&self, st: &'a State, first: u64, last: u64) -> Result<Option<View<'a>>, StoreError> {
+    pub fn view<'a>(&self, st: &'a State, first: u64, last: u64) -> Result<Option<View<'a>>, StoreError> {
         let mut view = View::of(st);
         for g in self.geo().slot_of(first).0..=self.geo().slot_of(last).0 {
             if st.pages.contains_key(&g) || !self.is_within(st, g) {
@@ -149,11 +149,13 @@ impl Core {
     }
 
     /// Where block `b` comes from, slot `i` of the page `entry`.
-    fn source<'v>(&self, st: &'v State, entry: Option<&'v Entry>, b: u64, i: usize) -> Source<'v> {
+    pub fn source<'v>(&self, st: &'v State, entry: Option<&'v Entry>, b: u64, i: usize) -> Source<'v> {
         if !st.dirty.is_empty() {
             match st.dirty.get(&b) {
                 Some(Dirty::Data(bytes)) => return Source::Bytes(bytes),
                 Some(Dirty::Sealed(block)) => return Source::Buffered(block),
+                // Nobody reads while blocks are copied.
+                Some(Dirty::Elsewhere(_)) => return Source::Bad(DamageKind::BlockPending),
                 Some(Dirty::Hole) => return Source::Zeros,
                 None => {}
             }

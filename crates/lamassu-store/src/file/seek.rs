@@ -49,7 +49,7 @@ impl Core {
     /// Whether a block is data; its page must be in memory or absent.
     fn is_data(&self, st: &State, block: u64) -> bool {
         match st.dirty.get(&block) {
-            Some(Dirty::Data(_) | Dirty::Sealed(_)) => return true,
+            Some(Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Elsewhere(_)) => return true,
             Some(Dirty::Hole) => return false,
             None => {}
         }

@@ -5,6 +5,7 @@
 //! cleared once `data_mark <= covered` (I3).
 
 use super::chunk::SealedBlock;
+use super::copy::Elsewhere;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
 use crate::backend::{BackendFile, SetTime, Time};
 use lamassu_crypto::ring::OpenError;
@@ -56,6 +57,8 @@ pub(super) enum Dirty {
     Data(Box<[u8]>),
     /// New content, sealed already.
     Sealed(SealedBlock),
+    /// New content, sealed already, that lies in another file. Only during [`Core::copy_blocks`].
+    Elsewhere(Elsewhere),
     /// A hole.
     Hole,
 }

@@ -80,6 +80,26 @@ impl<'a> Recording<'a> {
         self.done(false);
     }
 
+    /// Copies whole blocks of a file that lies there durably, ciphertext as it is; some of them are holes.
+    pub fn copy(&mut self, first: u64, blocks: u64, to: u64) {
+        let b = self.b();
+        let elsewhere = MemoryBackend::new();
+        let source = File::create(self.ctx.clone(), create_in(&elsewhere), "source").expect("creates");
+        let mut bytes = fill(((first + blocks) * b) as usize + 100, &mut self.rng);
+        source.write_at(0, &bytes).expect("writes");
+        for block in (first..first + blocks).filter(|n| n % 5 == 3) {
+            source.punch(block * b, b).expect("punches");
+            bytes[(block * b) as usize..][..b as usize].fill(0);
+        }
+        source.settle_now().expect("settles");
+        let copied = self.file().copy_from(&source, first * b, to * b, blocks * b + 50).expect("copies");
+        assert_eq!(copied, Some(blocks * b));
+        let end = ((to + blocks) * b) as usize;
+        self.model.resize(self.model.len().max(end), 0);
+        self.model[(to * b) as usize..end].copy_from_slice(&bytes[(first * b) as usize..][..(blocks * b) as usize]);
+        self.done(false);
+    }
+
     pub fn append(&mut self, len: u64) {
         let data = fill(len as usize, &mut self.rng);
         self.file().append(&data).expect("appends");

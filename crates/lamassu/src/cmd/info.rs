@@ -39,6 +39,8 @@ pub struct Described {
     names: &'static str,
     name_max: usize,
     small_files: &'static str,
+    /// a snapshot
+    read_only: bool,
     created: u64,
     /// public key of who signs the header; null: nobody
     administrator: Option<String>,
@@ -86,6 +88,7 @@ impl Described {
             names: header.names().name(),
             name_max: header.name_max(),
             small_files: if header.convergent_small_files() { "convergent" } else { "random" },
+            read_only: header.is_snapshot(),
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
             history: header.keys().history.map_or(0, |h| h.count),
@@ -162,6 +165,7 @@ pub fn run(args: Args) -> Result<()> {
         ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
         ("small files", d.small_files.into()),
         ("created", created),
+        ("kind", if d.read_only { "snapshot, read-only" } else { "vault" }.into()),
         ("administrator", d.administrator.clone().unwrap_or_else(|| "none".into())),
     ];
     let mut out = String::new();

@@ -2,6 +2,7 @@
 
 pub mod cat;
 pub mod check;
+pub mod clone;
 pub mod completions;
 pub mod cp;
 pub mod estimate;
@@ -48,6 +49,8 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Ls(args) => ls::run(ui, args),
         Command::Cat(args) => cat::run(ui, args),
         Command::Cp(args) => cp::run(ui, args),
+        Command::Clone(args) => clone::run(ui, args),
+        Command::Snapshot(args) => clone::snapshot(ui, args),
         Command::Path(args) => path::run(ui, args),
         Command::Freeze(args) => freeze::freeze(ui, args),
         Command::Thaw(args) => freeze::thaw(ui, args),

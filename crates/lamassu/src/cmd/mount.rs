@@ -283,10 +283,16 @@ impl Plan {
         let mut options = self.mount.clone();
         match &self.below {
             Below::Vault { key, options: vault } => {
-                let unsealed = Found::at(&self.dir)?.unlock(ui, key)?;
+                let found = Found::at(&self.dir)?;
+                let mut vault = vault.clone();
+                if found.header.is_snapshot() && !vault.read_only {
+                    ui.note("a snapshot: mounted read-only");
+                    (vault.read_only, options.read_only) = (true, true);
+                }
+                let unsealed = found.unlock(ui, key)?;
                 let vault = match options.noatime {
-                    true => unsealed.open_without_access_times(vault.clone())?,
-                    false => unsealed.open(vault.clone())?,
+                    true => unsealed.open_without_access_times(vault)?,
+                    false => unsealed.open(vault)?,
                 };
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(

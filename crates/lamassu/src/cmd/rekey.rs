@@ -9,6 +9,7 @@ use crate::served::job::{Job, Task};
 use crate::served::protocol::{Ended, Progress, Request};
 use crate::{served, signals, text};
 use anyhow::Result;
+use lamassu_format::header::Header;
 use lamassu_vault::{Rekeyed, Vault};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -72,8 +73,8 @@ impl Worker {
         let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
         let vault = unsealed.open(open::options(false))?;
         let uid = rustix::process::getuid().as_raw();
-        let history = unsealed.keys.history(&args.dir);
-        let job = Job::start(vault.clone(), history, Task { full, bytes_per_second, uid })?;
+        let (history, mark) = (unsealed.keys.history(&args.dir), unsealed.found.header.keys().history);
+        let job = Job::start(vault.clone(), history, mark, Task { full, bytes_per_second, uid })?;
         Ok(Worker::Here { job, vault })
     }
 

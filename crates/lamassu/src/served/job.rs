@@ -3,6 +3,7 @@
 use super::protocol::{Ended, Failed, Progress};
 use crate::{exit, output};
 use anyhow::Context;
+use lamassu_format::header::HistoryMark;
 use lamassu_keys::Event;
 use lamassu_keys::history::{History, Kind};
 use lamassu_vault::{Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
@@ -34,8 +35,13 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begins. It is written down in the history, where that can be written.
-    pub fn start(vault: Arc<Vault>, history: History, task: Task) -> anyhow::Result<Arc<Job>> {
+    /// Begins. It is written down in the history, where that can be written; `mark` is the header's, of how far that goes.
+    pub fn start(
+        vault: Arc<Vault>,
+        history: History,
+        mark: Option<HistoryMark>,
+        task: Task,
+    ) -> anyhow::Result<Arc<Job>> {
         let job = Arc::new(Job {
             task,
             total: AtomicU64::new(0),
@@ -45,12 +51,12 @@ impl Job {
             ended: Mutex::default(),
         });
         let running = job.clone();
-        let body = move || running.run(&vault, &history);
+        let body = move || running.run(&vault, &history, mark);
         std::thread::Builder::new().name("lamassu-rekey".into()).spawn(body).context("cannot start a thread")?;
         Ok(job)
     }
 
-    fn run(&self, vault: &Vault, history: &History) {
+    fn run(&self, vault: &Vault, history: &History, mark: Option<HistoryMark>) {
         let work = if self.task.full { Rekey::Full } else { Rekey::Outer };
         let name = if self.task.full { "full" } else { "outer" };
         let note = |kind, detail: Option<&Rekeyed>| {
@@ -63,7 +69,7 @@ impl Job {
                     .detail("failed", done.failed),
                 None => event,
             };
-            if let Err(error) = history.note(event) {
+            if let Err(error) = history.note(event, mark.as_ref()) {
                 tracing::warn!(%error, "a re-keying is not written down");
             }
         };

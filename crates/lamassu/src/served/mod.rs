@@ -31,7 +31,7 @@ pub fn at(path: &Path) -> Option<PathBuf> {
 
 /// The same, or where the vault in that directory is mounted for writing: for what a daemon must know of.
 pub fn of(path: &Path) -> Option<PathBuf> {
-    at(path).or_else(|| mounts::of_vault(path).map(|m| m.mountpoint))
+    at(path).or_else(|| mounts::of_vault(path).filter(mounts::Mount::is_trusted).map(|m| m.mountpoint))
 }
 
 /// The directory of the vault that a path names: itself, or that of the vault mounted there.

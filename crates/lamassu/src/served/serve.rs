@@ -14,7 +14,7 @@ use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_fuse::control::{Caller, Calls};
 use lamassu_keys::history::Kind;
-use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Role, Terms, Tier, Unlocked, Update, unix_now};
+use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::Vault;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -188,7 +188,9 @@ impl Served {
             Some(job) if job.is_under_way_with(task.full) => Ok(job.progress()),
             _ => {
                 // One that does something else and is still under way makes this one fail, by the vault's own lock.
-                let started = Job::start(self.vault.clone(), self.keys().history(&self.dir), task)?;
+                let header: VaultHeader = header_file::read(&self.dir.join(name::HEADER))?;
+                let history = self.keys().reopen(&header)?.history(&self.dir);
+                let started = Job::start(self.vault.clone(), history, header.keys().history, task)?;
                 Ok(job.insert(started).progress())
             }
         }

@@ -179,21 +179,7 @@ impl BackendDir for LocalDir {
         // A descriptor of its own: the position of a listing belongs to the open file description.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = self.open(OsStr::new("."), flags)?;
-        let mut buf = Vec::with_capacity(LIST_BYTES);
-        let mut listing = RawDir::new(&fd, buf.spare_capacity_mut());
-        let mut entries = Vec::new();
-        while let Some(entry) = listing.next() {
-            let entry = match entry {
-                Err(Errno::INTR) => continue,
-                other => other?,
-            };
-            let name = entry.file_name().to_bytes();
-            if name != b"." && name != b".." {
-                let name = OsStr::from_bytes(name).to_owned();
-                entries.push(Entry { name, ino: entry.ino(), kind: kind_of(entry.file_type()) });
-            }
-        }
-        Ok(entries)
+        Ok(list(&fd)?)
     }
 
     fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
@@ -253,6 +239,25 @@ impl BackendDir for LocalDir {
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
+}
+
+/// What a directory holds, from where its descriptor stands.
+pub(super) fn list(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
+    let mut buf = Vec::with_capacity(LIST_BYTES);
+    let mut listing = RawDir::new(fd, buf.spare_capacity_mut());
+    let mut entries = Vec::new();
+    while let Some(entry) = listing.next() {
+        let entry = match entry {
+            Err(Errno::INTR) => continue,
+            other => other?,
+        };
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            let name = OsStr::from_bytes(name).to_owned();
+            entries.push(Entry { name, ino: entry.ino(), kind: kind_of(entry.file_type()) });
+        }
+    }
+    Ok(entries)
 }
 
 /// `EISDIR`, `ELOOP` and `EINVAL` for what is not a regular file.

@@ -5,6 +5,7 @@ use super::remote::Handle;
 use super::xattr::Target;
 use super::{mode, owner, stat_of, timestamps};
 use crate::backend::{BackendFile, SetTime, Stat};
+use rustix::fd::BorrowedFd;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
@@ -70,6 +71,32 @@ impl BackendFile for LocalFile {
             at = at.checked_add(n as u64).ok_or(Errno::FBIG)?;
         }
         Ok(())
+    }
+
+    fn copy_from(&self, from: &dyn BackendFile, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
+        let mut done = 0;
+        while let Some(source) = from.descriptor().filter(|_| done < len) {
+            let left = usize::try_from(len - done).unwrap_or(usize::MAX);
+            let copied = self.handle.write(|fd| {
+                let (mut at, mut to) = (from_offset + done, offset + done);
+                rustix::fs::copy_file_range(source, Some(&mut at), fd, Some(&mut to), left)
+            });
+            match copied {
+                Ok(0) => return Err(Errno::IO.into()),
+                Ok(n) => done += n as u64,
+                // Another store, or one that cannot.
+                Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        match len - done {
+            0 => Ok(()),
+            left => crate::backend::copy_through_memory(self, from, from_offset + done, offset + done, left),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.handle.fd())
     }
 
     fn stat(&self) -> io::Result<Stat> {

@@ -9,11 +9,14 @@
 //!
 //! Extended attributes and `chmod` on kernels before 6.6 need `/proc`.
 
+mod copy;
 mod dir;
 mod file;
 mod mode;
 mod remote;
 mod xattr;
+
+pub use copy::{Copied, CopyError, Watch};
 
 use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;

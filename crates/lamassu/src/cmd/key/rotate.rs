@@ -6,7 +6,7 @@ use super::help;
 use crate::cmd::check;
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::{self, Found, Unsealed};
+use crate::open::{self, Found};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::served::protocol::{Epoch, Epochs, Request, ZoneParcel};

@@ -1,0 +1,392 @@
+//! Copying a directory of the store whole, as it is: ciphertext, names, links, attributes and times, without any key.
+//!
+//! Files share their blocks with the source where the store can do that (FICLONE), and are copied with their holes where it cannot. Nothing follows a
+//! symbolic link. What an unprivileged user may not set (owners, trusted attributes) is counted, not an error.
+//!
+//! Never: syncs, looks into files, writes into the source.
+
+use super::xattr::Target;
+use super::{LocalBackend, kind_of, mode, retry, stat_of};
+use crate::backend::{Kind, Stat};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Bytes copied at once where the store cannot share them.
+const PIECE_LEN: usize = 1 << 20;
+
+/// What was copied.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Regular files that share their blocks with the source.
+    pub shared: u64,
+    /// Regular files that were copied.
+    pub copied: u64,
+    /// Bytes of those, holes left out.
+    pub copied_bytes: u64,
+    /// Further names of files counted above.
+    pub links: u64,
+    /// Directories, the first one included.
+    pub directories: u64,
+    /// Symbolic links, fifos, sockets, devices.
+    pub others: u64,
+    /// Entries whose owner could not be kept: only root gives files away.
+    pub owners_lost: u64,
+    /// Attributes of the store's own that could not be set.
+    pub attributes_lost: u64,
+}
+
+/// A copy that did not succeed. What was copied so far is left where it is.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The store failed, or is full.
+    #[error("cannot {op} {path:?}: {source}")]
+    Io {
+        /// what was tried
+        op: &'static str,
+        /// relative to the directory that is copied
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+    /// [`Watch::advance`] said so.
+    #[error("stopped before the copy was done")]
+    Stopped,
+}
+
+/// Who looks on while a tree is copied.
+pub trait Watch {
+    /// Whether `name` in the directory `dir` (relative to the source) is to be copied, and what is below it.
+    fn wants(&mut self, dir: &Path, name: &OsStr) -> bool;
+    /// So many files and bytes more are done. False: stop.
+    fn advance(&mut self, files: u64, bytes: u64) -> bool;
+}
+
+impl LocalBackend {
+    /// Copies everything below this directory into `to`, which must be an empty directory; mode, owner, attributes and times of the directory itself too.
+    ///
+    /// # Errors
+    /// [`CopyError`].
+    pub fn copy_to(&self, to: &LocalBackend, watch: &mut dyn Watch) -> Result<Copied, CopyError> {
+        let mut copy =
+            Copy { root: to.root.as_fd(), watch, done: Copied::default(), can_share: true, linked: HashMap::new() };
+        copy.run(self.root.as_fd())?;
+        Ok(copy.done)
+    }
+}
+
+/// A directory under way.
+struct Level {
+    from: OwnedFd,
+    to: OwnedFd,
+    /// relative to the source
+    path: PathBuf,
+    left: std::vec::IntoIter<OsString>,
+    st: Stat,
+}
+
+struct Copy<'a> {
+    /// Where the copy begins.
+    root: BorrowedFd<'a>,
+    watch: &'a mut dyn Watch,
+    done: Copied,
+    /// Until the store has said that it cannot.
+    can_share: bool,
+    /// Where the first name of a file with several lies in the copy.
+    linked: HashMap<(u64, u64), PathBuf>,
+}
+
+/// An entry on its way.
+struct Item<'a> {
+    from: BorrowedFd<'a>,
+    to: BorrowedFd<'a>,
+    name: &'a OsStr,
+    path: &'a Path,
+    st: Stat,
+}
+
+impl Item<'_> {
+    fn failed(&self, op: &'static str) -> impl FnOnce(Errno) -> CopyError {
+        failed(op, self.path)
+    }
+}
+
+fn failed(op: &'static str, path: &Path) -> impl FnOnce(Errno) -> CopyError {
+    let path = path.to_path_buf();
+    move |errno| CopyError::Io { op, path, source: errno.into() }
+}
+
+fn failed_io(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CopyError {
+    let path = path.to_path_buf();
+    move |source| CopyError::Io { op, path, source }
+}
+
+const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+impl Copy<'_> {
+    fn run(&mut self, from: BorrowedFd<'_>) -> Result<(), CopyError> {
+        let here = |fd| retry(|| rustix::fs::openat(fd, ".", DIR, Mode::empty()));
+        let path = PathBuf::new();
+        let from = here(from).map_err(failed("open", &path))?;
+        let to = here(self.root).map_err(failed("open the copy of", &path))?;
+        let mut levels = vec![level(from, to, path)?];
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.left.next() else {
+                let level = levels.pop().expect("there is a last one");
+                self.finish_dir(&level)?;
+                continue;
+            };
+            if self.watch.wants(&level.path, &name)
+                && let Some(below) = self.entry(level, &name)?
+            {
+                levels.push(below);
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies an entry; a directory is returned, to be filled.
+    fn entry(&mut self, level: &Level, name: &OsStr) -> Result<Option<Level>, CopyError> {
+        let path = level.path.join(name);
+        let st = retry(|| rustix::fs::statat(&level.from, name, AtFlags::SYMLINK_NOFOLLOW))
+            .map_err(failed("stat", &path))?;
+        let st = stat_of(&st).map_err(failed_io("stat", &path))?;
+        let item = Item { from: level.from.as_fd(), to: level.to.as_fd(), name, path: &path, st };
+        if st.kind == Kind::Dir {
+            return self.directory(&item).map(Some);
+        }
+        if st.nlink > 1 {
+            if let Some(first) = self.linked.get(&(st.dev, st.ino)) {
+                self.link(first, &item)?;
+                self.done.links += 1;
+                return Ok(None);
+            }
+            self.linked.insert((st.dev, st.ino), path.clone());
+        }
+        match st.kind {
+            Kind::File => self.file(&item)?,
+            Kind::Symlink => {
+                let target =
+                    rustix::fs::readlinkat(item.from, name, Vec::new()).map_err(item.failed("read the link"))?;
+                rustix::fs::symlinkat(target, item.to, name).map_err(item.failed("make the copy of"))?;
+            }
+            _ => {
+                let file_type = FileType::from_raw_mode(file_type_bits(st.kind));
+                rustix::fs::mknodat(item.to, name, file_type, Mode::RUSR | Mode::WUSR, st.rdev)
+                    .map_err(item.failed("make the copy of"))?;
+            }
+        }
+        if st.kind != Kind::File {
+            self.done.others += 1;
+            self.finish_entry(&item)?;
+        }
+        match self.watch.advance(1, st.len) {
+            true => Ok(None),
+            false => Err(CopyError::Stopped),
+        }
+    }
+
+    fn directory(&mut self, item: &Item<'_>) -> Result<Level, CopyError> {
+        let from =
+            retry(|| rustix::fs::openat(item.from, item.name, DIR, Mode::empty())).map_err(item.failed("open"))?;
+        rustix::fs::mkdirat(item.to, item.name, Mode::RWXU).map_err(item.failed("make the copy of"))?;
+        let to = retry(|| rustix::fs::openat(item.to, item.name, DIR, Mode::empty()))
+            .map_err(item.failed("open the copy of"))?;
+        level(from, to, item.path.to_path_buf())
+    }
+
+    /// A further name of a file that is there already. Its first name is walked to name by name: the path may be longer than a path can be.
+    fn link(&self, first: &Path, item: &Item<'_>) -> Result<(), CopyError> {
+        let mut dir = retry(|| rustix::fs::openat(self.root, ".", DIR, Mode::empty())).map_err(item.failed("open"))?;
+        for name in first.parent().into_iter().flatten() {
+            dir = retry(|| rustix::fs::openat(&dir, name, DIR, Mode::empty())).map_err(item.failed("open"))?;
+        }
+        let name = first.file_name().unwrap_or_default();
+        rustix::fs::linkat(&dir, name, item.to, item.name, AtFlags::empty()).map_err(item.failed("link the copy of"))
+    }
+
+    fn file(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
+        let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let from = match retry(|| rustix::fs::openat(item.from, item.name, common, Mode::empty())) {
+            Err(Errno::ACCESS) => {
+                mode::open_lending(item.from, item.name, common, 0o400).map_err(failed_io("open", item.path))?
+            }
+            other => other.map_err(item.failed("open"))?,
+        };
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | common;
+        let to = retry(|| rustix::fs::openat(item.to, item.name, flags, Mode::RUSR | Mode::WUSR))
+            .map_err(item.failed("make the copy of"))?;
+        match self.share(&from, &to).map_err(item.failed("share the blocks of"))? {
+            true => self.done.shared += 1,
+            false => {
+                self.content(&from, &to, item)?;
+                self.done.copied += 1;
+            }
+        }
+        self.attributes(
+            &Target::Open(from.as_fd()),
+            &Target::Open(to.as_fd()),
+            item.path,
+            &item.st,
+            |uid, gid| rustix::fs::fchown(&to, Some(uid), Some(gid)),
+            |bits| mode::chmod_fd(to.as_fd(), bits),
+        )?;
+        rustix::fs::futimens(&to, &times(&item.st)).map_err(item.failed("set the times of the copy of"))
+    }
+
+    /// False: the store cannot, for this file at least.
+    fn share(&mut self, from: &OwnedFd, to: &OwnedFd) -> rustix::io::Result<bool> {
+        if !self.can_share {
+            return Ok(false);
+        }
+        match retry(|| rustix::fs::ioctl_ficlone(to, from)) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::NOTTY | Errno::NOSYS | Errno::PERM | Errno::ACCESS) => {
+                self.can_share = false;
+                Ok(false)
+            }
+            // Some attribute of the file is in the way.
+            Err(Errno::INVAL) => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Copies the data and leaves the holes.
+    fn content(&mut self, from: &OwnedFd, to: &OwnedFd, item: &Item<'_>) -> Result<(), CopyError> {
+        let len = item.st.len;
+        let mut buf = vec![0u8; PIECE_LEN];
+        let mut at = 0;
+        while at < len {
+            let (start, end) = extent(from, at, len).map_err(item.failed("find the data of"))?;
+            at = start;
+            while at < end {
+                let most = usize::try_from(end - at).unwrap_or(PIECE_LEN).min(PIECE_LEN);
+                let n = retry(|| rustix::io::pread(from, &mut buf[..most], at)).map_err(item.failed("read"))?;
+                if n == 0 {
+                    break;
+                }
+                let mut written = 0;
+                while written < n {
+                    let offset = at + written as u64;
+                    written += retry(|| rustix::io::pwrite(to, &buf[written..n], offset))
+                        .map_err(item.failed("write the copy of"))?;
+                }
+                at += n as u64;
+                self.done.copied_bytes += n as u64;
+                if !self.watch.advance(0, 0) {
+                    return Err(CopyError::Stopped);
+                }
+            }
+            at = at.max(end);
+        }
+        retry(|| rustix::fs::ftruncate(to, len)).map_err(item.failed("set the length of the copy of"))
+    }
+
+    /// Owner, attributes and times of a link or a special file.
+    fn finish_entry(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
+        let (from, to) = (Target::in_dir(item.from, Some(item.name)), Target::in_dir(item.to, Some(item.name)));
+        let own = |uid, gid| rustix::fs::chownat(item.to, item.name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+        let is_link = item.st.kind == Kind::Symlink;
+        let chmod = |bits| if is_link { Ok(()) } else { mode::chmod_entry(item.to, item.name, bits) };
+        self.attributes(&from, &to, item.path, &item.st, own, chmod)?;
+        rustix::fs::utimensat(item.to, item.name, &times(&item.st), AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(item.failed("set the times of the copy of"))
+    }
+
+    /// After what is in it, which would change its times.
+    fn finish_dir(&mut self, level: &Level) -> Result<(), CopyError> {
+        let (from, to) = (Target::Open(level.from.as_fd()), Target::Open(level.to.as_fd()));
+        let own = |uid, gid| rustix::fs::fchown(&level.to, Some(uid), Some(gid));
+        self.attributes(&from, &to, &level.path, &level.st, own, |bits| mode::chmod_fd(level.to.as_fd(), bits))?;
+        self.done.directories += 1;
+        rustix::fs::futimens(&level.to, &times(&level.st)).map_err(failed("set the times of the copy of", &level.path))
+    }
+
+    /// Owner first, since it takes set-user-id bits and capabilities away; then mode and attributes, of which an access control list may change the mode.
+    fn attributes(
+        &mut self,
+        from: &Target<'_>,
+        to: &Target<'_>,
+        path: &Path,
+        st: &Stat,
+        own: impl FnOnce(rustix::fs::Uid, rustix::fs::Gid) -> rustix::io::Result<()>,
+        chmod: impl FnOnce(u32) -> io::Result<()>,
+    ) -> Result<(), CopyError> {
+        match own(rustix::fs::Uid::from_raw(st.uid), rustix::fs::Gid::from_raw(st.gid)) {
+            Ok(()) => {}
+            Err(Errno::PERM | Errno::INVAL) => self.done.owners_lost += 1,
+            Err(e) => return Err(failed("set the owner of the copy of", path)(e)),
+        }
+        chmod(st.mode).map_err(failed_io("set the mode of the copy of", path))?;
+        let wanted = listed(from).map_err(failed_io("list the attributes of", path))?;
+        for name in listed(to).map_err(failed_io("list the attributes of the copy of", path))? {
+            // Inherited from the directory the copy is made in.
+            if !wanted.contains(&name) && to.remove(&name).is_err() {
+                self.done.attributes_lost += 1;
+            }
+        }
+        for name in wanted {
+            let value = from.get(&name).map_err(failed_io("read an attribute of", path))?;
+            match to.set(&name, &value, 0) {
+                Ok(()) => {}
+                Err(e) if name.as_encoded_bytes().starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) => {
+                    return Err(failed_io("set an attribute of the copy of", path)(e));
+                }
+                Err(_) => self.done.attributes_lost += 1,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens what is to be copied of a directory.
+fn level(from: OwnedFd, to: OwnedFd, path: PathBuf) -> Result<Level, CopyError> {
+    let st = stat_of(&rustix::fs::fstat(&from).map_err(failed("stat", &path))?).map_err(failed_io("stat", &path))?;
+    let mut names: Vec<OsString> =
+        super::dir::list(&from).map_err(failed("list", &path))?.into_iter().map(|e| e.name).collect();
+    names.sort_unstable();
+    Ok(Level { from, to, path, left: names.into_iter(), st })
+}
+
+/// A store without attributes has none.
+fn listed(target: &Target<'_>) -> io::Result<Vec<OsString>> {
+    match target.list() {
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+/// The next stretch of data from `at` on; the end twice where there is none. A store without holes has one stretch.
+fn extent(file: &OwnedFd, at: u64, len: u64) -> rustix::io::Result<(u64, u64)> {
+    let start = match retry(|| rustix::fs::seek(file, SeekFrom::Data(at))) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok((len, len)),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, len)),
+        Err(e) => return Err(e),
+    };
+    let end = retry(|| rustix::fs::seek(file, SeekFrom::Hole(start)))?;
+    Ok((start.min(len), end.min(len)))
+}
+
+fn times(st: &Stat) -> Timestamps {
+    let at = |t: crate::backend::Time| Timespec { tv_sec: t.seconds, tv_nsec: t.nanos.into() };
+    Timestamps { last_access: at(st.atime), last_modification: at(st.mtime) }
+}
+
+fn file_type_bits(kind: Kind) -> u32 {
+    let file_type = match kind {
+        Kind::File => FileType::RegularFile,
+        Kind::Dir => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::Fifo,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharacterDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+    };
+    debug_assert_eq!(kind_of(file_type), Some(kind));
+    file_type.as_raw_mode()
+}

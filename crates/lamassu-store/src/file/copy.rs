@@ -1,0 +1,141 @@
+//! Copying between files of a vault without decrypting: a block's key goes into a slot of the target's page, and its ciphertext from one backing file to the
+//! other, which a store may do by sharing it.
+//!
+//! To the commit protocol these are blocks like any others (`docs/format.md` §13): the page with their keys is written first, with `pending` bits, and whoever
+//! meets those after a crash hashes the content. Nothing is verified on the way: a damaged block is copied as it is, and told by whoever reads it.
+//!
+//! The source is held against writers until the target's blocks are in the store, so what is copied is what its pages say.
+
+use super::File;
+use super::read::Source;
+use super::state::{Core, Dirty, State};
+use super::types::StoreError;
+use crate::backend::{BackendFile, Time};
+use lamassu_format::BlockKey;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes whose blocks are committed together.
+const PIECE_LEN: u64 = 64 << 20;
+
+/// A block of another file, as it lies in the store.
+#[derive(Clone)]
+pub(super) struct Elsewhere {
+    backing: Arc<dyn BackendFile>,
+    offset: u64,
+    pub key: BlockKey,
+}
+
+impl Elsewhere {
+    /// Whether it lies right behind another of `len` bytes.
+    pub fn follows(&self, other: &Elsewhere, len: usize) -> bool {
+        self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
+    }
+
+    /// Copies it, and what lies behind it, `len` bytes in all.
+    pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, len: u64) -> io::Result<()> {
+        to.copy_from(&*self.backing, self.offset, offset, len)
+    }
+}
+
+/// [`File::copy_from`].
+pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
+    let geo = *from.core.geo();
+    let size = geo.block_size();
+    let aligned = from_offset.is_multiple_of(size) && offset.is_multiple_of(size);
+    if std::ptr::eq(from, to) || !aligned || len < size || geo != *to.core.geo() {
+        return Ok(None);
+    }
+    if to.core.ctx.read_only {
+        return Err(StoreError::ReadOnly);
+    }
+    from.flush()?;
+    // Both, in an order that is the same for whoever copies the other way.
+    let (source, mut st);
+    if std::ptr::from_ref(from) < std::ptr::from_ref(to) {
+        source = from.state.read();
+        st = to.alone();
+    } else {
+        st = to.alone();
+        source = from.state.read();
+    }
+    if !source.dirty.is_empty() || source.barrier_failed {
+        return Ok(None);
+    }
+    let end = from_offset.saturating_add(len).min(source.size);
+    let blocks = from_offset / size..end / size;
+    let first_there = offset / size;
+    let mut done = blocks.start;
+    while done < blocks.end {
+        let piece = done..blocks.end.min(done + PIECE_LEN / size);
+        let there = first_there + (done - blocks.start);
+        match copy_piece(&from.core, &source, &to.core, &mut st, piece, there) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(_) if done > blocks.start => break, // told if it happens again
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((done > blocks.start).then(|| (done - blocks.start) * size))
+}
+
+/// Copies as many blocks from the first of `blocks` on as are holes or ciphertext; returns their number.
+fn copy_piece(
+    from: &Core,
+    source: &State,
+    to: &Core,
+    st: &mut State,
+    blocks: Range<u64>,
+    there: u64,
+) -> Result<u64, StoreError> {
+    let Some(view) = from.view(source, blocks.start, blocks.end - 1)? else { return Ok(0) };
+    let mut found: Vec<Option<BlockKey>> = Vec::new();
+    for block in blocks.clone() {
+        let (g, i) = from.geo().slot_of(block);
+        match from.source(source, view.entry(g), block, i) {
+            Source::Sealed(key) => found.push(Some(key)),
+            Source::Zeros => found.push(None),
+            Source::Bytes(_) | Source::Buffered(_) | Source::Bad(_) => break,
+        }
+    }
+    if found.is_empty() {
+        return Ok(0);
+    }
+    let size = to.geo().block_size();
+    let elsewhere = |n: usize, key: BlockKey| {
+        let offset = from.geo().block_offset(blocks.start + n as u64);
+        Elsewhere { backing: from.backing.clone(), offset, key }
+    };
+    to.prepare_write(st)?;
+    let end = (there + found.len() as u64).checked_mul(size).filter(|end| *end <= to.geo().size_max());
+    let end = end.ok_or(StoreError::TooLarge)?;
+    let before = st.size;
+    if there * size > st.size {
+        to.grow(st, there * size)?;
+    }
+    // What must be zero there is made so by the ways of punching; what lies past the end is zero already.
+    let mut n = 0;
+    while n < found.len() {
+        let run = found[n..].iter().take_while(|key| key.is_none()).count();
+        if run > 0 {
+            to.punch_range(st, (there + n as u64) * size, run as u64 * size)?;
+        }
+        n += run.max(1);
+    }
+    for (n, key) in found.iter().enumerate() {
+        let Some(key) = key else { continue };
+        to.good_page(st, to.geo().slot_of(there + n as u64).0)?;
+        st.dirty.insert(there + n as u64, Dirty::Elsewhere(elsewhere(n, *key)));
+    }
+    st.size = st.size.max(end);
+    st.wants_page = true;
+    st.mtime = Some(Time::now());
+    let done = to.commit(st);
+    if done.is_err() {
+        // The source may change from here on. What was not reached keeps what it had.
+        st.dirty.retain(|_, dirty| !matches!(dirty, Dirty::Elsewhere(_)));
+        st.size = before.max(st.disk_size);
+    }
+    done.map(|()| found.len() as u64)
+}

@@ -1,0 +1,350 @@
+//! `lamassu clone|snapshot`: a vault's directory copied in the store, blocks shared where the store can, under a header of its own.
+//!
+//! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault; one that failed is taken away again.
+
+use crate::fault::Fault;
+use crate::keys::{self, CostArg, KeyArg};
+use crate::mounts::{self, Mount};
+use crate::open::{self, Found};
+use crate::output::{self, Ui};
+use crate::progress::Meter;
+use crate::{signals, text};
+use anyhow::{Context, Result};
+use lamassu_format::header::{Header, VaultHeader};
+use lamassu_format::name;
+use lamassu_fuse::control;
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
+use lamassu_store::Backend;
+use lamassu_store::backend::{Copied, LocalBackend, Watch};
+use serde::Serialize;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu clone /srv/store/vault /srv/store/try
+  lamassu clone --new-key /srv/store/vault /srv/store/branch         what is written there is under keys the original never has
+  lamassu clone --new-key --snapshot /srv/store/monday /srv/store/vault /srv/store/branch
+      first a snapshot, then the clone from it: the vault is frozen only for the first
+The copy has one slot, which --key opens; `lamassu key add` makes more.";
+
+const SNAPSHOT_EXAMPLES: &str = "\
+Examples:
+  lamassu snapshot /srv/store/vault /srv/store/monday
+  lamassu mount /srv/store/monday /mnt                  read-only
+  lamassu clone /srv/store/monday /srv/store/work       a copy of it to work in
+The copy has one slot, which --key opens; `lamassu key add` makes more.";
+
+const LABEL_DEFAULT: &str = "clone";
+
+/// Options of `clone`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, after_long_help = help(EXAMPLES))]
+pub struct Args {
+    /// Start an epoch of K_in and K_out in the copy: what is written there is under keys that the original never has
+    #[arg(long)]
+    new_key: bool,
+    /// First make a snapshot here, and the copy from it
+    #[arg(long, value_name = "DIR")]
+    snapshot: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Options of `snapshot`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = SNAPSHOT_EXAMPLES, after_long_help = help(SNAPSHOT_EXAMPLES))]
+pub struct SnapshotArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(clap::Args, Debug)]
+struct Common {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    cost: CostArg,
+    /// Label of the copy's key slot, for people
+    #[arg(short, long, default_value = LABEL_DEFAULT)]
+    label: String,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault, mounted or not
+    source: PathBuf,
+    /// Where; must not exist
+    dir: PathBuf,
+}
+
+fn help(examples: &str) -> String {
+    format!("{examples}\n\n{}", keys::HELP)
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Done {
+    source: String,
+    copies: Vec<DoneCopy>,
+}
+
+#[derive(Serialize)]
+struct DoneCopy {
+    dir: PathBuf,
+    id: String,
+    zone: String,
+    read_only: bool,
+    inner_epoch: u32,
+    outer_epoch: u32,
+    /// files that share their blocks with the source (reflink)
+    shared_files: u64,
+    copied_files: u64,
+    copied_bytes: u64,
+    links: u64,
+    directories: u64,
+    others: u64,
+    owners_lost: u64,
+    attributes_lost: u64,
+}
+
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    let common = &args.common;
+    let original = Original::open(ui, common, &[args.snapshot.as_deref(), Some(&common.dir)])?;
+    let mut copies = Vec::new();
+    let mut of_snapshot = None;
+    if let Some(place) = &args.snapshot {
+        let new = NewClone { new_keys: false, snapshot: true, created: unix_now() };
+        let (snapshot, done) = original.copy(ui, common, place, new)?;
+        copies.push(done);
+        of_snapshot = Some(snapshot);
+    }
+    let new = NewClone { new_keys: args.new_key, snapshot: false, created: unix_now() };
+    let (_, done) = of_snapshot.as_ref().unwrap_or(&original).copy(ui, common, &common.dir, new)?;
+    copies.push(done);
+    if args.new_key {
+        ui.note(
+            "what is written there from now on is under keys the original never has; what was copied stays under the keys of both until `lamassu rekey`",
+        );
+    }
+    report(common, &original, copies)
+}
+
+pub fn snapshot(ui: &Ui, args: SnapshotArgs) -> Result<()> {
+    let common = &args.common;
+    let original = Original::open(ui, common, &[Some(&common.dir)])?;
+    let new = NewClone { new_keys: false, snapshot: true, created: unix_now() };
+    let (_, done) = original.copy(ui, common, &common.dir, new)?;
+    report(common, &original, vec![done])
+}
+
+fn report(common: &Common, original: &Original, copies: Vec<DoneCopy>) -> Result<()> {
+    match common.json {
+        true => output::print_json(&Done { source: text::hex(&original.header.id()), copies }),
+        false => Ok(()),
+    }
+}
+
+/// The vault that is copied, and what opens it.
+struct Original {
+    dir: PathBuf,
+    header: VaultHeader,
+    keys: Unlocked,
+    material: Rc<Material>,
+}
+
+impl Original {
+    /// Refuses bad places before a key is asked for.
+    fn open(ui: &Ui, common: &Common, places: &[Option<&Path>]) -> Result<Original> {
+        super::key::check_label(&common.label)?;
+        let source = common.key.source()?;
+        let found = Found::at(&common.source)?;
+        let dir =
+            common.source.canonicalize().map_err(|source| Fault::NotADirectory { dir: found.dir.clone(), source })?;
+        for place in places.iter().flatten() {
+            check_place(place, &dir)?;
+        }
+        let (keys, material) = keys::unlock_and_keep(ui, &found.header, &source, &common.source)?;
+        // From here on the first signal ends in good order: what was made is taken away, and the vault thawed.
+        signals::flag_only();
+        Ok(Original { dir, header: found.header, keys, material: Rc::new(material) })
+    }
+
+    /// Makes a copy at `place`, which becomes an original in its turn.
+    fn copy(&self, ui: &Ui, common: &Common, place: &Path, new: NewClone) -> Result<(Original, DoneCopy)> {
+        let quiet = Quiet::make(&self.dir)?;
+        // A rotation may have come between the key and the quiet: its epoch is needed, too.
+        let header = Found::at(&self.dir)?.header;
+        let newer = match header == self.header {
+            true => None,
+            false => {
+                keys::check_pinned(&header)?;
+                let again = lamassu_keys::unlock(&header, &self.material);
+                Some(again.with_context(|| format!("{}", self.dir.display()))?)
+            }
+        };
+        let keys = newer.as_ref().unwrap_or(&self.keys);
+        let cost = common.cost.measure(ui, &self.material);
+        let slot = NewSlot { material: &self.material, cost, label: &common.label, created: new.created };
+        let mark = header.keys().history;
+        let (mut header, unlocked) = clone_vault(&header, keys, new, &slot)?;
+        fs::create_dir(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
+        let made = self.fill(ui, place).and_then(|copied| {
+            drop(quiet);
+            let begun = Event::new(Kind::Created)
+                .slot(unlocked.slot())
+                .detail("kind", self.material.kind().name())
+                .detail(if new.snapshot { "snapshot-of" } else { "clone-of" }, text::hex(&self.header.id()));
+            Update::begin(&place.join(name::HEADER))?.create_recorded(&mut header, &unlocked, &[begun])?;
+            Ok(copied)
+        });
+        let copied = made.inspect_err(|_| take_back(ui, place))?;
+        let word = if new.snapshot { "snapshot" } else { "clone" };
+        let noted = Event::new(Kind::Cloned).detail(word, text::hex(&header.id()));
+        if let Err(error) = keys.history(&self.dir).note(noted, mark.as_ref()) {
+            ui.warn(format_args!("the history of {} does not say so: {error}", self.dir.display()));
+        }
+        tell(ui, place, &header, &copied);
+        super::key::admin::tell(ui, &header, place);
+        let dir = place.canonicalize().map_err(|source| Fault::NotADirectory { dir: place.into(), source })?;
+        let done = DoneCopy::of(place, &header, &unlocked, &copied);
+        let material = self.material.clone();
+        Ok((Original { dir, header, keys: unlocked, material }, done))
+    }
+
+    /// Everything but the header, durable.
+    fn fill(&self, ui: &Ui, place: &Path) -> Result<Copied> {
+        let (from, to) = (open::backend(&self.dir)?, open::backend(place)?);
+        let mut watch = Shown { meter: Meter::bytes(ui, "copied") };
+        let copied = LocalBackend::copy_to(&from, &to, &mut watch)?;
+        to.sync().map_err(|source| Fault::Backing { op: "sync", path: place.into(), source })?;
+        Ok(copied)
+    }
+}
+
+/// Only what this program made there: the directory did not exist.
+fn take_back(ui: &Ui, place: &Path) {
+    if let Err(error) = fs::remove_dir_all(place) {
+        ui.warn(format_args!("{} is no vault and could not be removed: {error}", place.display()));
+    }
+}
+
+fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
+    if place.symlink_metadata().is_ok() {
+        return Err(Fault::CloneExists { path: place.into() });
+    }
+    let parent = match place.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) | None => Path::new("."),
+    };
+    let parent = parent.canonicalize().map_err(|source| Fault::NotADirectory { dir: parent.into(), source })?;
+    let mounted = mounts::all().into_iter().filter(|m| m.fs_type == mounts::TYPE && m.source == original);
+    let belongs = std::iter::once(original.to_path_buf()).chain(mounted.map(|m| m.mountpoint));
+    match belongs.into_iter().find(|within| parent.starts_with(within)) {
+        Some(within) => Err(Fault::CloneWithin { path: place.into(), within }),
+        None => Ok(()),
+    }
+}
+
+/// That nobody writes the vault, for as long as this lives.
+enum Quiet {
+    Frozen(Mount),
+    Locked(#[allow(dead_code, reason = "held, not read")] Option<File>),
+}
+
+impl Quiet {
+    fn make(dir: &Path) -> Result<Quiet> {
+        open::once_closed(dir, || match mounts::of_vault(dir).filter(Mount::is_trusted) {
+            Some(mount) => {
+                control::freeze(&mount.mountpoint)
+                    .with_context(|| format!("cannot freeze {} to copy it", mount.mountpoint.display()))?;
+                Ok(Quiet::Frozen(mount))
+            }
+            None => open::lock_out_writers(dir).map(Quiet::Locked),
+        })
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if let Quiet::Frozen(mount) = self
+            && let Err(error) = control::thaw(&mount.mountpoint)
+        {
+            output::say(format_args!(
+                "lamassu: warning: {0} could not be thawed: {error}; run `lamassu thaw {0}`",
+                mount.mountpoint.display()
+            ));
+        }
+    }
+}
+
+/// Chooses what belongs to the copy, and shows how far it is.
+struct Shown {
+    meter: Meter,
+}
+
+/// Names in the root that are the original's alone. The copy has its own.
+const NOT_COPIED: [&str; 6] =
+    [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING, name::HISTORY, name::LOCK];
+
+impl Watch for Shown {
+    fn wants(&mut self, dir: &Path, entry: &OsStr) -> bool {
+        match dir.as_os_str().is_empty() {
+            true => {
+                !NOT_COPIED.iter().any(|own| entry == *own)
+                    && !entry.as_encoded_bytes().starts_with(name::HISTORY_BROKEN.as_bytes())
+            }
+            false => dir != Path::new(name::STAGING),
+        }
+    }
+
+    fn advance(&mut self, _files: u64, bytes: u64) -> bool {
+        self.meter.advance(bytes);
+        !signals::interrupted()
+    }
+}
+
+fn tell(ui: &Ui, place: &Path, header: &VaultHeader, copied: &Copied) {
+    let kind = if header.is_snapshot() { "snapshot" } else { "clone" };
+    let how = match (copied.shared, copied.copied) {
+        (shared, 0) => format!("{shared} files share their blocks with the original"),
+        (0, files) => {
+            format!("{files} files copied ({}), since the store cannot share blocks", text::bytes(copied.copied_bytes))
+        }
+        (shared, files) => format!(
+            "{shared} files share their blocks with the original, {files} were copied ({})",
+            text::bytes(copied.copied_bytes)
+        ),
+    };
+    ui.note(format_args!("made {kind} {} in {}: {how}", text::hex(&header.id()), place.display()));
+    if copied.owners_lost > 0 {
+        ui.warn(format_args!("{} entries belong to you now: only root can give files away", copied.owners_lost));
+    }
+    if copied.attributes_lost > 0 {
+        ui.warn(format_args!("{} attributes of the store's own could not be set", copied.attributes_lost));
+    }
+}
+
+impl DoneCopy {
+    fn of(dir: &Path, header: &VaultHeader, keys: &Unlocked, copied: &Copied) -> DoneCopy {
+        let last = |epochs: &[lamassu_keys::Epoch]| epochs.last().map_or(0, lamassu_keys::Epoch::number);
+        DoneCopy {
+            dir: dir.into(),
+            id: text::hex(&header.id()),
+            zone: text::hex(&header.zone()),
+            read_only: header.is_snapshot(),
+            inner_epoch: last(keys.keychain().inner()),
+            outer_epoch: last(keys.keychain().outer()),
+            shared_files: copied.shared,
+            copied_files: copied.copied,
+            copied_bytes: copied.copied_bytes,
+            links: copied.links,
+            directories: copied.directories,
+            others: copied.others,
+            owners_lost: copied.owners_lost,
+            attributes_lost: copied.attributes_lost,
+        }
+    }
+}
