@@ -64,6 +64,10 @@ pub struct MountOptions {
     pub dev: bool,
     /// Set-uid programs work (root only).
     pub suid: bool,
+    /// `nodev` was said: it holds against `allow_dev`, wherever that stands.
+    pub no_dev: bool,
+    /// `nosuid` was said: it holds against `allow_suid`, wherever that stands.
+    pub no_suid: bool,
     /// Programs can be run.
     pub exec: bool,
     /// No access times; the daemon never gets any from the kernel anyway.
@@ -94,6 +98,8 @@ impl Default for MountOptions {
             subtype: "lamassu".into(),
             dev: false,
             suid: false,
+            no_dev: false,
+            no_suid: false,
             exec: true,
             noatime: false,
             sync: false,
@@ -122,11 +128,12 @@ impl MountOptions {
             "rw" => self.read_only = false,
             "allow_other" => self.allow_other = true,
             "allow_root" => self.allow_root = true,
-            // mount(8) keeps `dev` and `suid` to itself, as the defaults of other file systems: the longer words reach us from fstab too.
-            "dev" | "allow_dev" => self.dev = true,
-            "nodev" => self.dev = false,
-            "suid" | "allow_suid" => self.suid = true,
-            "nosuid" => self.suid = false,
+            "dev" | "nodev" => (self.dev, self.no_dev) = (name == "dev", name == "nodev"),
+            "suid" | "nosuid" => (self.suid, self.no_suid) = (name == "suid", name == "nosuid"),
+            // mount(8) keeps `dev` and `suid` to itself, as the defaults of other file systems, and puts `nodev` and `nosuid` before all that it does not
+            // know: these words reach us from fstab too, and give way.
+            "allow_dev" => self.dev = !self.no_dev,
+            "allow_suid" => self.suid = !self.no_suid,
             "exec" => self.exec = true,
             "noexec" => self.exec = false,
             "atime" | "relatime" | "strictatime" => self.noatime = false,
@@ -190,10 +197,16 @@ mod tests {
         o.apply("ro,,suid").unwrap();
         assert!(o.read_only && o.allow_other && o.suid && !o.dev && !o.exec);
         assert_eq!((o.fsname.as_str(), o.cache, o.threads), ("/srv/x", CacheMode::Through, 3));
-        o.apply("nosuid,allow_dev").unwrap();
-        assert!(o.dev && !o.suid);
-        o.apply("nodev,allow_suid").unwrap();
-        assert!(!o.dev && o.suid);
+        let of = |words: &str| {
+            let mut o = MountOptions::default();
+            o.apply(words).unwrap();
+            (o.dev, o.suid)
+        };
+        assert_eq!(of("nosuid,allow_dev"), (true, false));
+        assert_eq!(of("allow_suid,nodev"), (false, true));
+        assert_eq!(of("nodev,nosuid,allow_dev,allow_suid"), (false, false));
+        assert_eq!(of("allow_dev,allow_suid,nodev,nosuid"), (false, false));
+        assert_eq!(of("nodev,dev,nosuid,suid"), (true, true));
     }
 
     #[test]

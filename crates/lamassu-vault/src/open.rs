@@ -426,7 +426,10 @@ impl Vault {
         let (source, _) = self.handles.file(from.0)?;
         let target = self.writing(to.0)?;
         let _pass = self.change()?;
+        // Copied blocks keep their keys, which may be of an older epoch: a walk under way may have passed by. Told before and after.
+        self.moves.fetch_add(1, Ordering::AcqRel);
         let done = target.file().copy_from(&source.file(), from.1, to.1, len);
+        self.moves.fetch_add(1, Ordering::AcqRel);
         target.touched(self.now());
         Ok(done?)
     }

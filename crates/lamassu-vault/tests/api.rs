@@ -417,6 +417,12 @@ fn attributes_change_as_asked() {
         v.sync_all().unwrap();
         assert_eq!(v.getattr(v.ino("f"), None).unwrap().mtime, at(300, 3));
         assert_eq!(v.statfs().unwrap().name_max, 255);
+        // What pages will take is left out of what there is.
+        let (here, below) = (v.statfs().unwrap().blocks, backend.stat_fs().unwrap().blocks);
+        assert!(
+            here <= below && below - here <= below / 100 + 1 && (here < below || below < 4000),
+            "{here} of {below}"
+        );
     });
 }
 

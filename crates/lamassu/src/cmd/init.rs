@@ -116,7 +116,7 @@ struct Made {
 
 /// A zone's keys, and the file they lay in.
 enum LoadedZone {
-    File { file: ZoneFile, keys: Unlocked },
+    File { file: Box<ZoneFile>, keys: Unlocked },
     Server(ZoneKeys),
 }
 
@@ -160,7 +160,7 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
     let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
     let file: ZoneFile = header_file::read(path)?;
     let keys = keys::unlock(ui, &file, &source, path)?;
-    Ok(Some(LoadedZone::File { file, keys }))
+    Ok(Some(LoadedZone::File { file: Box::new(file), keys }))
 }
 
 /// Before anything is asked for or made.

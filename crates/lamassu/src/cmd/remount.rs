@@ -23,7 +23,7 @@ pub fn is_wanted(words: &[String]) -> bool {
 /// are of the first mount, which mount(8) repeats.
 pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), Fault> {
     let (path, _) = umount::ours(mountpoint)?;
-    let mut flags = words.iter().fold(UNSAID, |flags, word| with(flags, word));
+    let mut flags = flags_of(words);
     flags.set(MountFlags::RDONLY, flags.contains(MountFlags::RDONLY) || read_only);
     let deadline = Instant::now() + CLOSING;
     loop {
@@ -32,6 +32,12 @@ pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), F
             done => return done.map_err(|e| Fault::Local { op: "remount", path, source: e.into() }),
         }
     }
+}
+
+/// `allow_dev` and `allow_suid` give way to `nodev` and `nosuid`, wherever they stand, as in a first mount.
+fn flags_of(words: &[String]) -> MountFlags {
+    let (gives_way, others): (Vec<_>, Vec<_>) = words.iter().partition(|word| word.starts_with("allow_"));
+    gives_way.into_iter().chain(others).fold(UNSAID, |flags, word| with(flags, word))
 }
 
 fn with(mut flags: MountFlags, word: &str) -> MountFlags {
@@ -67,6 +73,8 @@ mod tests {
         let flags = words.iter().fold(MountFlags::empty(), |flags, word| with(flags, word));
         assert_eq!(flags, MountFlags::NOSUID | MountFlags::RDONLY);
         let words = ["allow_suid", "rw"].map(String::from);
-        assert_eq!(words.iter().fold(UNSAID, |flags, word| with(flags, word)), MountFlags::NODEV);
+        assert_eq!(flags_of(&words), MountFlags::NODEV);
+        let words = ["nosuid", "allow_dev", "allow_suid"].map(String::from);
+        assert_eq!(flags_of(&words), MountFlags::NOSUID);
     }
 }

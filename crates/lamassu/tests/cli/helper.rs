@@ -97,11 +97,22 @@ fn a_vault_that_is_just_being_closed_is_waited_for() {
 fn remounts_change_flags_alone() {
     let b = bench();
     let script = "mount -t fuse.lamassu -o key=raw:file:$D/key,allow_other $D/v m; echo one > m/one; \
-        mount -o remount,ro m; ! touch m/two 2>&-; cat m/one; mount -o remount,rw,noexec m; echo two > m/two; cat m/two; \
+        exec 3<>m/gone; head -c 2000000 /dev/zero >&3; rm m/gone; exec 3>&-; mount -o remount,ro m || echo busy; ! touch m/two 2>&-; cat m/one; mount -o remount,rw,noexec m; echo two > m/two; cat m/two; \
         grep 'nosuid,nodev,noexec' /proc/self/mountinfo | grep -o 'noexec.*allow_other'; mount -t fuse.lamassu -o remount,ro v sbin 2>&- || echo no; umount m";
     let Some(ran) = run(&b, script) else { return };
     let text = ran.ok().text();
     assert!(text.starts_with("one\ntwo\nnoexec") && text.ends_with("no\n"), "{text}");
+}
+
+#[test]
+fn devices_are_allowed_through_mount_8() {
+    let b = bench();
+    let script = "for o in dev,suid allow_dev,allow_suid allow_dev,allow_suid,nosuid; do \
+        mount -t fuse.lamassu -o key=raw:file:$D/key,$o v m; grep \" $D/m \" /proc/self/mountinfo | cut -d' ' -f6; umount m; done";
+    let Some(ran) = run(&b, script) else { return };
+    let text = ran.ok().text();
+    let flags: Vec<_> = text.lines().map(|line| (line.contains("nodev"), line.contains("nosuid"))).collect();
+    assert_eq!(flags, [(true, true), (false, false), (false, true)], "{text}");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn add_recovery(ui: &Ui, mountpoint: &Path, args: &Add) -> Result<()> {
         None => (recovery::sheet(&key), SlotKind::Recovery),
         Some(scheme) => {
             let status: Status = served::ask(mountpoint, &Request::Status {})?;
-            let id = HEXLOWER.decode(status.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
+            let id: Option<[u8; 16]> = HEXLOWER.decode(status.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
             let id = id.ok_or_else(|| Fault::GarbledAnswer { path: mountpoint.into() })?;
             (words::sheets(&key, scheme, &id)?, SlotKind::RecoveryShares)
         }
