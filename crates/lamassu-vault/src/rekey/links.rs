@@ -97,7 +97,7 @@ impl Run<'_> {
         let (new, old) = self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name))?;
         self.exchanged(link.id, &new);
         if let Some(rest) = old {
-            names::remove_companion(&*dir.handle, &rest);
+            remove_rest(&dir, &rest);
         }
         self.done.links += 1;
         Ok(())
@@ -185,8 +185,17 @@ impl Run<'_> {
             return Ok(());
         }
         self.exchanged(id, &new);
-        olds.iter().for_each(|(dir, rest)| names::remove_companion(&*dir.handle, rest));
+        olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
         self.done.links += 1;
         Ok(())
+    }
+}
+
+/// Removes what was left of an old link's target, as if nobody had.
+fn remove_rest(dir: &Dir, rest: &OsStr) {
+    let before = dir.handle.stat();
+    names::remove_companion(&*dir.handle, rest);
+    if let Ok(before) = before {
+        let _ = dir.handle.set_times(SetTime::Keep, SetTime::At(before.mtime));
     }
 }
