@@ -56,8 +56,7 @@ impl Core {
         let newest = self.ctx.ring.newest_inner();
         let mut step = RekeyStep { pages: self.geo().last_page(st.disk_size) + 1, ..RekeyStep::default() };
         let (mut next, mut seen, mut old) = (from, Vec::new(), 0);
-        loop {
-            let Some(g) = self.next_page(st, next)? else { break };
+        while let Some(g) = self.next_page(st, next)? {
             next = g + 1;
             if let Entry::Bad(kind) = self.page(st, g)? {
                 let kind = *kind;
