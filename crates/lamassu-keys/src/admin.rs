@@ -30,7 +30,10 @@ pub(crate) fn sign<H: Header>(header: &mut H, seed: &Secret<32>) {
 
 /// Verifies the signature, where the header has an administrator, and that it is the one whose seed an administrator's slot held.
 pub(crate) fn verify<H: Header>(header: &H, seed: Option<&Secret<32>>) -> Result<(), KeyError> {
-    let Some(admin) = &header.keys().admin else { return Ok(()) };
+    let Some(admin) = &header.keys().admin else {
+        // The slot is an administrator's, so there was one.
+        return if seed.is_some() { Err(KeyError::SignatureInvalid) } else { Ok(()) };
+    };
     if seed.is_some_and(|seed| sign::public(seed) != admin.public) {
         return Err(KeyError::SignatureInvalid);
     }

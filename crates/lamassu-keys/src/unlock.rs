@@ -17,6 +17,8 @@ pub struct Unlocked {
     file_key: Secret<32>,
     /// what signs the header: from an administrator's slot, of a header that has an administrator
     seed: Option<Secret<32>>,
+    /// public key of the administrator whom the header named when it was opened: it may name no other later
+    admin: Option<admin::Public>,
     keychain: Keychain,
     slot: u32,
 }
@@ -97,7 +99,8 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
         verify(header, &file_key)?;
         admin::verify(header, seed.as_ref())?;
         let keychain = Keychain::open(&file_key, &keys.id, &keys.keychain, H::OUTER_REQUIRED)?;
-        return Ok(Unlocked { id: keys.id, file_key, seed, keychain, slot: slot.id });
+        let admin = keys.admin.as_ref().map(|a| a.public);
+        return Ok(Unlocked { id: keys.id, file_key, seed, admin, keychain, slot: slot.id });
     }
     if let Some(error) = failed {
         return Err(error);
@@ -114,7 +117,8 @@ impl Unlocked {
     /// A fresh file key for a header that is being made.
     pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32, signed: bool) -> Result<Self, KeyError> {
         let seed = if signed { Some(sign::seed()?) } else { None };
-        Ok(Unlocked { id, file_key: Secret::random()?, seed, keychain, slot })
+        let admin = seed.as_ref().map(sign::public);
+        Ok(Unlocked { id, file_key: Secret::random()?, seed, admin, keychain, slot })
     }
 
     /// Whether the slot that opened may change a header that has an administrator.
@@ -160,7 +164,7 @@ impl Unlocked {
         self.owns(header)?;
         let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
         let (file_key, seed) = (self.file_key.duplicate(), self.seed.as_ref().map(Secret::duplicate));
-        Ok(Unlocked { id: self.id, file_key, seed, keychain, slot: self.slot })
+        Ok(Unlocked { id: self.id, file_key, seed, admin: self.admin, keychain, slot: self.slot })
     }
 
     /// Adds a slot; returns its id.
@@ -287,6 +291,7 @@ impl Unlocked {
             id: self.id,
             file_key: self.file_key.duplicate(),
             seed: Some(seed),
+            admin: Some(public),
             keychain: self.keychain.duplicate(),
             slot: self.slot,
         };
@@ -368,12 +373,16 @@ impl Unlocked {
         Ok(done)
     }
 
-    /// Whether `header` is the one these keys opened, and authentic.
+    /// Whether `header` is the one these keys opened, and authentic: with the administrator it had then, since who opens a use-only slot can make one without, or
+    /// with another.
     pub(crate) fn owns<H: Header>(&self, header: &H) -> Result<(), KeyError> {
         if header.keys().id != self.id {
             return Err(KeyError::OtherHeader);
         }
         verify(header, &self.file_key)?;
+        if let Some(admin) = &self.admin {
+            admin::check_pinned(header, std::slice::from_ref(admin))?;
+        }
         admin::verify(header, self.seed.as_ref())
     }
 

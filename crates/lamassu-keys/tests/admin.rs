@@ -133,6 +133,12 @@ fn what_a_use_slot_s_holder_changes_is_found() {
     let forged = signed_by(relabelled, &own);
     assert!(matches!(unlock(&forged, &raw(1)), Err(KeyError::SignatureInvalid)));
     unlock(&forged, &raw(2)).unwrap();
+    // Keys that were opened before, as a mount has them, take neither for the header they opened, whatever slot that was by.
+    let opened_before = [1, 2].map(|key| unlock(&header, &raw(key)).unwrap());
+    for keys in &opened_before {
+        assert!(matches!(keys.reopen(&forged), Err(KeyError::OtherAdministrator { found: Some(_) })));
+        keys.reopen(&header).unwrap();
+    }
     admin::check_pinned(&header, &[real]).unwrap();
     admin::check_pinned(&header, &[[1; 32], real]).unwrap();
     admin::check_pinned(&forged, &[]).unwrap();
@@ -149,6 +155,10 @@ fn what_a_use_slot_s_holder_changes_is_found() {
     stripped.keys_mut().mac = wrap::hmac(&wrap::hkdf(key.expose(), b"", b"lamassu v1 header"), &stripped.mac_input());
     let stripped = VaultHeader::parse(&stripped.to_json().unwrap()).unwrap();
     unlock(&stripped, &raw(2)).unwrap();
+    for keys in &opened_before {
+        assert!(matches!(keys.reopen(&stripped), Err(KeyError::OtherAdministrator { found: None })));
+        assert!(matches!(keys.may_change(&stripped), Err(KeyError::OtherAdministrator { found: None })));
+    }
     assert!(matches!(unlock(&stripped, &raw(1)), Err(KeyError::WrongKey { .. })));
     assert!(matches!(admin::check_pinned(&stripped, &[real]), Err(KeyError::OtherAdministrator { found: None })));
 }

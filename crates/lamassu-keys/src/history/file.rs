@@ -127,6 +127,10 @@ impl History {
                     &self.restarted(&fault.to_string(), None, events),
                 );
             }
+            // The header knows of no history, as after its file key was made anew.
+            Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if mark.is_none() => {
+                "what was there is sealed under an earlier file key, or damaged".into()
+            }
             Ok((_, Scanned { fault: Some(fault), .. })) => fault.to_string(),
             Err(error @ HistoryError::Busy { .. }) => return Err(error.into()),
             Err(error) => error.to_string(),

@@ -88,6 +88,8 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     // The material itself is needed: the slot is made anew of it.
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
     let mut unlocked = lamassu_keys::unlock(&header, &material)?;
+    // Where a key is pinned there was an administrator: this header is an older or a forged one.
+    keys::check_pinned(&header)?;
     let public = unlocked.make_administrator(&mut header, &material)?;
     let event = Event::new(Kind::AdminSet).slot(unlocked.slot()).detail("key", text::hex(&public));
     update.record(&mut header, &unlocked, &[event])?;

@@ -3,7 +3,7 @@
 use super::{Add, Change, Remove, check_label, recovery as words};
 use crate::fault::Fault;
 use crate::keys;
-use crate::output::{self, Ui};
+use crate::output::Ui;
 use crate::served;
 use crate::served::protocol::{Changed, Parcel, Request, Status};
 use anyhow::Result;
@@ -46,7 +46,8 @@ fn add_recovery(ui: &Ui, mountpoint: &Path, args: &Add) -> Result<()> {
     let secret = served::pack(mountpoint, &material, cost::FALLBACK)?;
     let id = ask_to_add(mountpoint, secret, words::label(args), args)?;
     words::say(ui, id, args.shares);
-    output::print_bytes(paper.expose())
+    // Words that nobody has seen open nothing for anybody: the slot goes again.
+    words::print(paper.expose(), id, || served::ask::<String>(mountpoint, &Request::RemoveSlot { slot: id }).map(drop))
 }
 
 pub fn change(ui: &Ui, mountpoint: &Path, args: &Change) -> Result<()> {

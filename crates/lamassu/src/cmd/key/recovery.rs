@@ -32,7 +32,7 @@ pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource)
     let event = about(Kind::SlotAdded, id, &header);
     update.record(&mut header, &unlocked, &[event])?;
     say(ui, id, args.shares);
-    output::print_bytes(paper.expose()).map_err(|error| take_back::<H>(file, &unlocked, id, &error))
+    print(paper.expose(), id, || take_back::<H>(file, &unlocked, id))
 }
 
 pub(super) fn label(args: &Add) -> String {
@@ -70,21 +70,22 @@ pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
     }
 }
 
-/// Nobody has seen the words, so the slot opens nothing and counts as a key that is there.
-fn take_back<H: Header + Clone>(file: &Path, unlocked: &Unlocked, id: u32, error: &anyhow::Error) -> anyhow::Error {
-    let removed = || -> Result<()> {
-        let update = Update::begin(file)?;
-        let mut header: H = update.read()?;
-        let _nobody_has_it = unlocked.remove_slot(&mut header, id)?;
-        let event = Event::new(Kind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
-        update.record(&mut header, unlocked, &[event])?;
-        Ok(())
-    };
-    let undone = match removed() {
+/// Prints the words of slot `id`. If that fails nobody has seen them: the slot would open nothing and count as a key that is there, so it is removed again.
+pub(super) fn print(words: &[u8], id: u32, take_back: impl FnOnce() -> Result<()>) -> Result<()> {
+    let Err(error) = output::print_bytes(words) else { return Ok(()) };
+    let undone = match take_back() {
         Ok(()) => {
             format!("so slot {id} was removed again; have standard output go to a terminal or a file, and try again")
         }
         Err(e) => format!("and slot {id}, which nothing opens, is still there ({e}): `lamassu key remove DIR {id}`"),
     };
-    Fault::Unprinted { reason: error.to_string(), undone }.into()
+    Err(Fault::Unprinted { reason: error.to_string(), undone }.into())
+}
+
+fn take_back<H: Header + Clone>(file: &Path, unlocked: &Unlocked, id: u32) -> Result<()> {
+    let update = Update::begin(file)?;
+    let mut header: H = update.read()?;
+    let _nobody_has_it = unlocked.remove_slot(&mut header, id)?;
+    let event = Event::new(Kind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
+    Ok(update.record(&mut header, unlocked, &[event])?)
 }

@@ -199,6 +199,7 @@ pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
     let mut header: VaultHeader = update.read()?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
     let mut unlocked = lamassu_keys::unlock(&header, &material).with_context(|| args.dir.display().to_string())?;
+    keys::check_pinned(&header).with_context(|| args.dir.display().to_string())?;
     let old = header.keys().slot(unlocked.slot()).cloned();
     let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
     let cost = old.and_then(|s| s.argon2).unwrap_or(lamassu_keys::cost::FALLBACK);
