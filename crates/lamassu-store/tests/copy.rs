@@ -116,6 +116,29 @@ fn nothing_is_decrypted() {
     assert_eq!(to.read_at(B, &mut [0; 10]).unwrap(), 10);
 }
 
+/// A copy that fails half-way keeps no word of the source: that may change, and the target be committed, at any time after.
+#[test]
+fn a_copy_that_fails_leaves_nothing_behind() {
+    let setup = Setup { reserved: 8, ..Setup::default() };
+    let ((_a, from), (store, to)) = (file(&setup), file(&setup));
+    let old = fill((300 * B) as usize, &mut Rng(3));
+    from.write_at(0, &fill((300 * B) as usize, &mut Rng(2))).unwrap();
+    to.write_at(0, &old).unwrap();
+    from.settle_now().unwrap();
+    to.settle_now().unwrap();
+    // Page 1: behind page 0 and its 116 blocks.
+    flip(&store, 117 * B + 60);
+    let to = File::open(setup.context(), to.backing().clone(), "test").unwrap();
+    assert!(matches!(to.copy_from(&from, 0, 0, 300 * B), Err(StoreError::Damaged(_))));
+    from.write_at(0, &fill((300 * B) as usize, &mut Rng(4))).unwrap();
+    from.settle_now().unwrap();
+    to.sync().unwrap();
+    let mut bytes = vec![0; (116 * B) as usize];
+    assert_eq!(to.read_at(0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes == old[..bytes.len()]);
+    assert_eq!(to.size(), 300 * B);
+}
+
 #[test]
 fn what_is_left_to_the_caller() {
     let setup = Setup::default();

@@ -90,9 +90,7 @@ fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
 
 fn place() -> Option<PathBuf> {
     let var = |name| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-    // Without HOME, as in units of systemd, the user database says where that is.
-    let home = || std::env::home_dir().filter(|p| p.is_absolute()).map(|p| p.join(".config"));
-    let config = var("XDG_CONFIG_HOME").or_else(home)?;
+    let config = var("XDG_CONFIG_HOME").or_else(|| var("HOME").map(|p| p.join(".config")))?;
     Some(config.join("lamassu/known-vaults"))
 }
 

@@ -110,30 +110,37 @@ fn copy_piece(
     to.prepare_write(st)?;
     let end = (there + found.len() as u64).checked_mul(size).filter(|end| *end <= to.geo().size_max());
     let end = end.ok_or(StoreError::TooLarge)?;
+    // Before anything is changed: a page of the target that does not open forbids the copy.
+    for g in to.geo().slot_of(there).0..=to.geo().slot_of(there + found.len() as u64 - 1).0 {
+        to.good_page(st, g)?;
+    }
     let before = st.size;
-    if there * size > st.size {
-        to.grow(st, there * size)?;
-    }
-    // What must be zero there is made so by the ways of punching; what lies past the end is zero already.
-    let mut n = 0;
-    while n < found.len() {
-        let run = found[n..].iter().take_while(|key| key.is_none()).count();
-        if run > 0 {
-            to.punch_range(st, (there + n as u64) * size, run as u64 * size)?;
+    let mut put = || {
+        if there * size > st.size {
+            to.grow(st, there * size)?;
         }
-        n += run.max(1);
-    }
-    for (n, key) in found.iter().enumerate() {
-        let Some(key) = key else { continue };
-        to.good_page(st, to.geo().slot_of(there + n as u64).0)?;
-        st.dirty.insert(there + n as u64, Dirty::Elsewhere(elsewhere(n, *key)));
-    }
-    st.size = st.size.max(end);
-    st.wants_page = true;
-    st.mtime = Some(Time::now());
-    let done = to.commit(st);
+        // What must be zero there is made so by the ways of punching; what lies past the end is zero already.
+        let mut n = 0;
+        while n < found.len() {
+            let run = found[n..].iter().take_while(|key| key.is_none()).count();
+            if run > 0 {
+                to.punch_range(st, (there + n as u64) * size, run as u64 * size)?;
+            }
+            n += run.max(1);
+        }
+        for (n, key) in found.iter().enumerate() {
+            let Some(key) = key else { continue };
+            to.good_page(st, to.geo().slot_of(there + n as u64).0)?;
+            st.dirty.insert(there + n as u64, Dirty::Elsewhere(elsewhere(n, *key)));
+        }
+        st.size = st.size.max(end);
+        st.wants_page = true;
+        st.mtime = Some(Time::now());
+        to.commit(st)
+    };
+    let done = put();
     if done.is_err() {
-        // The source may change from here on. What was not reached keeps what it had.
+        // The source may change from here on, so none may stay, whatever failed. What was not reached keeps what it had.
         st.dirty.retain(|_, dirty| !matches!(dirty, Dirty::Elsewhere(_)));
         st.size = before.max(st.disk_size);
     }

@@ -31,8 +31,13 @@ pub(super) struct LinkGroups {
 
 impl LinkGroups {
     pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) {
+        // A directory that was moved meanwhile may be met again.
+        let names = self.names.entry(id).or_default();
+        if names.iter().any(|(dir, known)| *dir == parent && known == name) {
+            return;
+        }
         vault.nodes.lock().add_reference(parent);
-        self.names.entry(id).or_default().push((parent, name.to_owned()));
+        names.push((parent, name.to_owned()));
     }
 
     pub fn forget(&mut self, vault: &Vault) {
@@ -173,6 +178,10 @@ impl Run<'_> {
         }
         let mut olds = Vec::new();
         for (dir, name) in &places {
+            // Never a link that was put there by now: its rest is the one that is needed.
+            if StoreId::from(&dir.handle.stat_entry(name).map_err(io("stat"))?) != id {
+                continue;
+            }
             let (_, old) = self.put(dir, name, &target, |to, name| {
                 staged.link(&temp, &*staged, &spare).map_err(io("link"))?;
                 replace(&*staged, &spare, to, name)

@@ -119,6 +119,7 @@ impl Run<'_> {
     fn walks(&mut self) -> Result<()> {
         for _ in 0..WALKS_MAX {
             let (moves, changed) = (self.vault.moves.load(Ordering::Acquire), self.done.changed());
+            let newest = self.vault.ring().newest();
             self.done.failed = 0;
             self.seen.clear();
             self.progress.total(self.bytes_ahead());
@@ -133,7 +134,8 @@ impl Run<'_> {
             if self.progress.is_cancelled() {
                 return Ok(());
             }
-            if quiet || self.done.changed() == changed {
+            // A rotation in the middle leaves what came before it under the epoch that was the newest then.
+            if self.vault.ring().newest() == newest && (quiet || self.done.changed() == changed) {
                 self.done.complete = true;
                 return Ok(());
             }

@@ -51,7 +51,14 @@ impl Job {
             ended: Mutex::default(),
         });
         let running = job.clone();
-        let body = move || running.run(&vault, &history, mark);
+        let body = move || {
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| running.run(&vault, &history, mark)));
+            // A bug; but whoever waits for the end must hear of one.
+            if ended.is_err() {
+                let error = anyhow::anyhow!("re-keying ended by a bug, see the log; it can be begun again");
+                *running.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Ended::Failed(failed(&error)));
+            }
+        };
         std::thread::Builder::new().name("lamassu-rekey".into()).spawn(body).context("cannot start a thread")?;
         Ok(job)
     }

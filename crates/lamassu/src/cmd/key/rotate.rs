@@ -284,8 +284,12 @@ fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked
 fn prove(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) -> Result<()> {
     let ring = unlocked.ring_without(header, args.tier.tier(), args.epoch)?;
     let lost = args.dir.join(name::LOST);
-    if std::fs::read_dir(&lost).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Fault::LostNotEmpty { dir: lost }.into());
+    match std::fs::read_dir(&lost).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => {}
+        Ok(false) => return Err(Fault::LostNotEmpty { dir: lost }.into()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+        // What lies there is not known, so neither is that it does without the epoch.
+        Err(source) => return Err(Fault::Local { op: "list", path: lost, source }.into()),
     }
     let backend = open::backend(&args.dir)?;
     backend.sync().context("cannot sync the store")?;
