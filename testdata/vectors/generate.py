@@ -135,7 +135,7 @@ assert xaes_seal(b"\3" * 32, b"ABCDEFGHIJKLMNOPQRSTUVWX", b"c2sp.org/XAES-256-GC
 
 # --- the format -------------------------------------------------------------------------------------------------------------------
 
-def block_key(suite, k_in, data):
+def block_key(suite, k_in, data, salt=b""):
     if suite in ("aes", "paper"):
         h = hashlib.sha256(data).digest()
     else:
@@ -147,10 +147,10 @@ def block_key(suite, k_in, data):
         key = b""
         for c in (1, 2):
             mac = cmac.CMAC(algorithms.AES(kdf))
-            mac.update(struct.pack(">I", c) + b"lamassu\0" + h + struct.pack(">I", 256))
+            mac.update(struct.pack(">I", c) + b"lamassu\0" + h + salt + struct.pack(">I", 256))
             key += mac.finalize()
     else:
-        key = blake3_keyed(kdf, h)
+        key = blake3_keyed(kdf, h + salt)
     return key[:31] + bytes([key[31] & 0xFE])
 
 
@@ -196,6 +196,17 @@ def blocks():
                 # SHA-256 of "large block 0", of "large block 1", …, joined.
                 row |= {"block_stream": "large block", "ciphertext_sha256": hashlib.sha256(cipher).hexdigest()}
             yield row
+
+
+def salted_blocks():
+    file_id, number = stream("file id", 16), 0x0123456789ABCDEF
+    for suite in ("aes", "blake3", "chacha"):
+        k_in, data = stream(f"K_in {suite}", 32), stream("block", 4096)
+        for domain, salt in (("file", file_id), ("none", file_id + struct.pack("<Q", number))):
+            key = block_key(suite, k_in, data, salt)
+            # SHA-256 of "block 0", of "block 1", …, joined.
+            yield {"suite": suite, "domain": domain, "k_in": k_in.hex(), "file_id": file_id.hex(), "number": number, "block_size": len(data),
+                   "k": key.hex(), "block_stream": "block", "ciphertext_sha256": hashlib.sha256(encrypt_block(suite, key, data)).hexdigest()}
 
 
 def pages():
@@ -258,7 +269,7 @@ def slots():
                      "wrapped": (tag + sealed).hex()}
 
 
-for make in (blocks, pages, records, xattrs, names, slots):
+for make in (blocks, salted_blocks, pages, records, xattrs, names, slots):
     path = pathlib.Path(__file__).with_name(make.__name__ + ".json")
     path.write_text(json.dumps(list(make()), indent=1, ensure_ascii=False) + "\n")
     print(path.name)

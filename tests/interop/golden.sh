@@ -43,7 +43,7 @@ count() { # NAME COMMAND…: its output must be the tree
     fi
 }
 count plain reader tree-hash --plain --xattrs "$work/plain"
-for suite in aes paper blake3 chacha; do
+for suite in aes paper blake3 chacha aes-file aes-none blake3-none chacha-file; do
     rm -rf "$work/vault"
     unpack "$suite"
     for source in raw:key.raw hex:key.hex passphrase:key.passphrase; do

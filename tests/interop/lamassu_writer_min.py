@@ -113,6 +113,7 @@ class Writer:
         self.epoch = outer_epochs - 1
         self.secrets: dict[Path, tuple[bytes, bytes]] = {}
         self.seed: bytes | None = None  # of the administrator
+        self.before: list[dict[str, str]] = []  # earlier keys of the administrator
         self.header: dict[str, Any] = {
             "format": "lamassu-vault",
             "version": 1,
@@ -211,7 +212,7 @@ class Writer:
 
         if self.seed is not None:
             key_pair = Ed25519PrivateKey.from_private_bytes(self.seed)
-            body["admin"] = {"public": key_pair.public_key().public_bytes_raw().hex()}
+            body["admin"] = {"public": key_pair.public_key().public_bytes_raw().hex()} | ({"before": self.before} if self.before else {})
             signature = key_pair.sign(b"lamassu v1 admin" + canonical_of(body))
             body["admin"] = body["admin"] | {"signature": signature.hex()}
         canonical = canonical_of(body)
@@ -320,10 +321,10 @@ class Writer:
         self.put(path, self.block_at(b), cipher)
         return key
 
-    def block(self, data: bytes, inner: InnerKeys | None = None) -> tuple[bytes, bytes]:
+    def block(self, data: bytes, inner: InnerKeys | None = None, salt: bytes = b"") -> tuple[bytes, bytes]:
         """Key and ciphertext of a block."""
         plain = data.ljust(self.B, b"\0")
-        key = (inner or self.inner).block_key(plain)
+        key = (inner or self.inner).block_key(plain, salt)
         return key, self.suite.encrypt_block(key, plain)
 
     def write_file(self, path: Path, data: bytes, holes: frozenset[int] = frozenset(), sparse: bool = False) -> None:

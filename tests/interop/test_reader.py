@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import algorithms
 from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation, Mode
 
@@ -103,20 +104,21 @@ class Primitives(unittest.TestCase):
     def test_counter_kdf(self) -> None:
         """The block key of `aes` is what another implementation of SP 800-108 derives."""
         inner, plain = crypto.SUITES["aes"].inner(bytes(32)), noise(4096)
-        kdf = KBKDFCMAC(
-            algorithms.AES,
-            Mode.CounterMode,
-            32,
-            4,
-            4,
-            CounterLocation.BeforeFixed,
-            b"lamassu",
-            hashlib.sha256(plain).digest(),
-            None,
-        )
-        want = bytearray(kdf.derive(inner.key))
-        want[31] &= 0xFE
-        self.assertEqual(inner.block_key(plain), want)
+        for salt in (b"", noise(16), noise(24)):
+            kdf = KBKDFCMAC(
+                algorithms.AES,
+                Mode.CounterMode,
+                32,
+                4,
+                4,
+                CounterLocation.BeforeFixed,
+                b"lamassu",
+                hashlib.sha256(plain).digest() + salt,
+                None,
+            )
+            want = bytearray(kdf.derive(inner.key))
+            want[31] &= 0xFE
+            self.assertEqual(inner.block_key(plain, salt), want)
 
     def test_keyed_blake3(self) -> None:
         """The official vector for no input."""
@@ -224,6 +226,23 @@ class HeaderTest(Temp):
         obj = json.loads(data)
         del obj["read_only"]
         self.refuse(json.dumps(obj).encode(), "MAC")
+
+    def test_domain(self) -> None:
+        """A deduplication domain fits suite and small files, and is under the MAC."""
+        self.assertEqual(parse(self.build(), KEY, "h").domain, "zone")
+        for suite in SUITES:
+            for small_files in ("convergent", "random"):
+                for domain in ("family", "file", "none"):
+                    members = {"suite": suite, "small_files": small_files, "domain": domain}
+                    data = self.build(lambda w, members=members: w.header.update(members))
+                    if domain == "family" or (suite != "paper" and small_files == "random"):
+                        self.assertEqual(parse(data, KEY, "h").domain, domain)
+                    else:
+                        self.refuse(data, "domain")
+        for bad in ("zone", "", "File"):
+            self.refuse(self.build(lambda w, bad=bad: w.header.update(domain=bad)), "unknown value")
+        obj = json.loads(data)
+        self.refuse(json.dumps(obj | {"domain": "file"}).encode(), "MAC")
 
     def test_strictness(self) -> None:
         """What is refused although the MAC is right."""
@@ -340,6 +359,14 @@ class HeaderTest(Temp):
         header = parse(w.header_bytes(), KEY, "z")
         self.assertTrue(header.is_zone)
         self.assertEqual(header.inner, tuple(w.inner_raw))
+        self.assertEqual(header.pins, {})
+        pin = {"vault": "0a" * 16, "admin": "0b" * 32}
+        w.header["pins"] = [pin]
+        self.assertEqual(parse(w.header_bytes(), KEY, "z").pins, {b"\n" * 16: b"\x0b" * 32})
+        for bad in ([], [pin, pin], [{"vault": "0a" * 16}]):
+            w.header["pins"] = bad
+            self.refuse(w.header_bytes(), "pins")
+        del w.header["pins"]
         w.header["names"] = "plain"
         self.refuse(w.header_bytes(), "unknown member 'names'")
 
@@ -542,6 +569,34 @@ class Files(Temp):
             w.epoch = 2
             w.put_page(path, 1, PageSpec(63 * 4096, fid, 1, keys=keys[62:]))
             self.assertEqual(self.read(w, path), data)
+
+    def test_salted_blocks(self) -> None:
+        """Keys that depend on the file, or on the file and the block's number: read in their place alone."""
+        fid, data = b"i" * 16, noise(4096) * 65
+        for suite in ("aes", "blake3", "chacha"):
+            for domain in ("file", "none"):
+                w = self.writer(suite, reserved=62)
+                w.header |= {"domain": domain, "small_files": "random"}
+                w.finish()
+
+                def put(name: str, file_id: bytes, first: int = 0, w: Writer = w, domain: str = domain) -> Path:
+                    path, keys = w.dir / name, []
+                    for b in range(65):
+                        number = (first + b).to_bytes(8, "little") if domain == "none" else b""
+                        key, cipher = w.block(data[:4096], salt=file_id + number)
+                        w.put(path, w.block_at(b), cipher)
+                        keys.append(key)
+                    self.assertEqual(len(set(keys)), 65 if domain == "none" else 1)
+                    w.put_page(path, 0, PageSpec(65 * 4096, fid, 1, keys=keys[:62]))
+                    w.put_page(path, 1, PageSpec(65 * 4096, fid, 1, keys=keys[62:]))
+                    return path
+
+                self.assertEqual(self.read(w, put("f", fid)), data)
+                self.damaged(w, put("of another file", b"j" * 16), "does not match its key")
+                if domain == "none":
+                    self.damaged(w, put("elsewhere in it", fid, 1), "does not match its key")
+                w.put_page(w.dir / "without", 0, PageSpec(4, bytes(16), 0, tail=b"tail"))
+                self.damaged(w, w.dir / "without", "without the file's id")
 
     def pending(self, w: Writer, stored: bytes | None, new: bytes, previous: bytes | None) -> Path:
         """Block 1 of 3 is pending with these candidates, and `stored` is what the store holds."""
@@ -1040,6 +1095,18 @@ class Tree(Temp):
             header = load(w.dir / "lamassu.vault", key)
             self.assertEqual([s.use_only for s in header.slots], [False, True])
             self.assertEqual(header.slots[1].expires, 1800000000)
+        # An exchanged key, which the one before has signed.
+        for signer, good in ((other, True), (seed, False)):
+            earlier = Ed25519PrivateKey.from_private_bytes(other).public_key().public_bytes_raw()
+            message = b"lamassu v1 admin successor" + w.id + crypto.ed25519_public(seed)
+            w.before = [{"public": earlier.hex(), "signature": Ed25519PrivateKey.from_private_bytes(signer).sign(message).hex()}]
+            w.finish()
+            if good:
+                self.assertEqual(load(w.dir / "lamassu.vault", KEY).admin, crypto.ed25519_public(seed))
+            else:
+                with self.assertRaisesRegex(lr.Refused, "has not signed the one after it"):
+                    load(w.dir / "lamassu.vault", KEY)
+        w.before = []
         w.seed = bytes(32)  # who has the file key signs with a key of their own
         w.finish()
         with self.assertRaisesRegex(lr.Refused, "another key"):

@@ -1,6 +1,6 @@
 //! Argon2id (RFC 9106) for passphrases, bounded before it runs (§4), and the choice of its cost on this machine.
 
-use crate::secret::Secret;
+use crate::secret::{Secret, without_trace};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use std::time::{Duration, Instant};
 use zeroize::Zeroize;
@@ -36,8 +36,9 @@ pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<
     blocks.resize(params.block_count(), Block::default());
     let argon = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
     let mut done = Ok(());
-    let secret =
-        Secret::filled_by(|out| done = argon.hash_password_into_with_memory(passphrase, salt, out, &mut blocks[..]));
+    let secret = without_trace(|| {
+        Secret::filled_by(|out| done = argon.hash_password_into_with_memory(passphrase, salt, out, &mut blocks[..]))
+    });
     blocks.iter_mut().for_each(Block::zeroize);
     done.ok().map(|()| secret)
 }

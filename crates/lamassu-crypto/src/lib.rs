@@ -3,6 +3,7 @@
 //! Nothing here knows files or paths. Keys enter and leave as [`secret::Secret`] or as block keys.
 //!
 //! * [`inner`]: convergent encryption of data blocks under K_in. [`outer`], [`name`]: metadata under K_out. [`ring`]: all epochs of both.
+//! * [`salt`]: what block keys depend on beside their content, by the deduplication domain.
 //! * [`kernel`]: the block ciphers and hashes over many blocks at once, chosen by what the processor has.
 //! * [`engine`]: batches of blocks over worker threads.
 //! * [`wrap`]: what the header needs.
@@ -15,6 +16,7 @@ pub mod kernel;
 pub mod name;
 pub mod outer;
 pub mod ring;
+pub mod salt;
 pub mod secret;
 pub mod selftest;
 pub mod sign;
@@ -27,6 +29,7 @@ pub use inner::InnerKey;
 pub use lamassu_format::{BlockKey, Suite};
 pub use outer::OuterKey;
 pub use ring::KeyRing;
+pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};
 
 /// An AEAD or MAC check failed. Says nothing more, on purpose.

@@ -1,6 +1,6 @@
 //! Names in a directory (§6), and AES-SIV, which also seals attribute names (§7).
 
-use crate::secret::Secret;
+use crate::secret::{Secret, without_trace};
 use crate::{Unauthentic, wrap};
 use aes_siv::KeyInit;
 use aes_siv::siv::Aes256Siv;
@@ -39,12 +39,13 @@ impl NameKey {
 
 /// AES-SIV (RFC 5297) with one associated-data string: SIV ‖ ciphertext.
 pub(crate) fn siv_seal(key: &Secret<64>, aad: &[u8], content: &[u8]) -> Vec<u8> {
-    Aes256Siv::new(key.expose().into()).encrypt([aad], content).expect("one associated-data string is within RFC 5297")
+    let sealed = without_trace(|| Aes256Siv::new(key.expose().into()).encrypt([aad], content));
+    sealed.expect("one associated-data string is within RFC 5297")
 }
 
 /// And back.
 pub(crate) fn siv_open(key: &Secret<64>, aad: &[u8], sealed: &[u8]) -> Result<Vec<u8>, Unauthentic> {
-    Aes256Siv::new(key.expose().into()).decrypt([aad], sealed).map_err(|_| Unauthentic)
+    without_trace(|| Aes256Siv::new(key.expose().into()).decrypt([aad], sealed)).map_err(|_| Unauthentic)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use crate::aead::Aead;
 use crate::name::{siv_open, siv_seal};
-use crate::secret::Secret;
+use crate::secret::{Secret, without_trace};
 use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, random, wrap};
 use lamassu_format::{PAGE_LEN, VERSION};
 
@@ -28,6 +28,8 @@ pub enum RecordKind {
     SymlinkRest = 4,
     /// 5
     Xattr = 5,
+    /// 6
+    ParentSlot = 6,
 }
 
 /// K_out of one epoch, expanded for a suite.
@@ -42,13 +44,13 @@ pub struct OuterKey {
 impl OuterKey {
     /// Expands `k_out`.
     pub fn new(suite: Suite, k_out: &Secret<32>) -> Self {
-        OuterKey {
+        without_trace(|| OuterKey {
             suite,
             page: Sealer::new(suite, k_out, "page seal", "page select"),
             record: Sealer::new(suite, k_out, "record seal", "record select"),
             page_convergent: derive(suite, k_out, "page convergent"),
             xattr_name: derive_n(suite, k_out, "xattr name"),
-        }
+        })
     }
 
     /// The suite.

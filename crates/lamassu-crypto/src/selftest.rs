@@ -6,7 +6,7 @@ use crate::argon::{Argon2Cost, argon2id};
 use crate::kernel::Kernel;
 use crate::name::{siv_open, siv_seal};
 use crate::xaes::Xaes;
-use crate::{Engine, InnerKey, KeyRing, Secret, Suite, Verify, aead::Aead, sign, wrap};
+use crate::{Engine, InnerKey, KeyRing, Keyed, Salts, Secret, Suite, Verify, aead::Aead, sign, wrap};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
 
@@ -289,7 +289,7 @@ fn suite(kernel: Kernel, suite: Suite) -> bool {
     let ring = KeyRing::with_kernel(suite, &k_in, &[Secret::new(&mut [0; 32])], kernel);
     let inner: &InnerKey = &ring.inner();
     let (mut blocks, mut keys) = (vec![0; 19 * 4096], [[0; 32]; 19]);
-    inner.seal(&mut blocks, 4096, &mut keys);
+    inner.seal(Salts::EMPTY, &mut blocks, 4096, &mut keys);
     let mut digests = [[0; 32]; 19];
     let ciphertexts: Vec<&[u8]> = blocks.chunks(4096).collect();
     kernel.sha256(&ciphertexts, &mut digests);
@@ -297,7 +297,7 @@ fn suite(kernel: Kernel, suite: Suite) -> bool {
         return false;
     }
     blocks[7 * 4096 + 99] ^= 1;
-    let failed = Engine::with_kernel(1, kernel).open(&ring, &mut blocks, 4096, &keys, Verify::Full);
+    let failed = Engine::with_kernel(1, kernel).open(&ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full);
     failed == [7] && blocks.iter().all(|&b| b == 0)
 }
 

@@ -1,6 +1,6 @@
 //! Ed25519 (RFC 8032), for the administrator's signature over a header (§4).
 
-use crate::secret::Secret;
+use crate::secret::{Secret, without_trace};
 use crate::{NoRandom, Unauthentic};
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 
@@ -14,12 +14,12 @@ pub fn seed() -> Result<Secret<32>, NoRandom> {
 
 /// The public key of a seed.
 pub fn public(seed: &Secret<32>) -> [u8; 32] {
-    SigningKey::from_bytes(seed.expose()).verifying_key().to_bytes()
+    without_trace(|| SigningKey::from_bytes(seed.expose()).verifying_key().to_bytes())
 }
 
 /// Signs. The expanded key is wiped after it.
 pub fn sign(seed: &Secret<32>, message: &[u8]) -> [u8; 64] {
-    SigningKey::from_bytes(seed.expose()).sign(message).to_bytes()
+    without_trace(|| SigningKey::from_bytes(seed.expose()).sign(message).to_bytes())
 }
 
 /// Verifies as RFC 8032 §5.1.7 does, and refuses public keys of small order.

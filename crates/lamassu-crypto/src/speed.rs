@@ -1,7 +1,7 @@
 //! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of library calls.
 
 use crate::kernel::Kernel;
-use crate::{BlockKey, Engine, InnerKey, KeyRing, NoRandom, Secret, Suite, Verify};
+use crate::{BlockKey, Engine, InnerKey, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
 use std::time::{Duration, Instant};
 
 /// What was measured.
@@ -95,20 +95,20 @@ fn measure_one(
     crate::random(&mut plain)?;
     let mut keys = vec![BlockKey::default(); count];
     let mut sealed = plain.clone();
-    engine.seal(&ring.inner(), &mut sealed, size, &mut keys);
+    engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, size, &mut keys);
     let key: &InnerKey = &ring.inner();
     let mut work = plain;
     let mut scratch = keys.clone();
     for op in [Op::Seal, Op::Open, Op::OpenUnverified] {
         // Sealing what was sealed costs the same, so nothing is copied inside the loop but for `Open`, where the input must verify.
         let gb_per_s = rate(plan.duration, work.len(), || match op {
-            Op::Seal => engine.seal(key, &mut work, size, &mut scratch),
+            Op::Seal => engine.seal(key, Salts::EMPTY, &mut work, size, &mut scratch),
             Op::Open => {
                 work.copy_from_slice(&sealed);
-                assert!(engine.open(ring, &mut work, size, &keys, Verify::Full).is_empty());
+                assert!(engine.open(ring, &mut work, size, Keyed::unsalted(&keys), Verify::Full).is_empty());
             }
             Op::OpenUnverified => {
-                assert!(engine.open_as_told(ring, &mut work, size, &keys, Verify::No).is_empty());
+                assert!(engine.open_as_told(ring, &mut work, size, Keyed::unsalted(&keys), Verify::No).is_empty());
             }
         });
         row(Row { suite, op, kernel, threads: engine.threads(), gb_per_s });

@@ -1,6 +1,6 @@
 //! What the vault header needs (§4): HKDF, HMAC, XAES-256-GCM. Argon2id is in [`crate::argon`] and given out here too.
 
-use crate::secret::{Secret, SecretBytes};
+use crate::secret::{Secret, SecretBytes, without_trace};
 use crate::xaes::Xaes;
 use crate::{NoRandom, Unauthentic, random};
 use hkdf::Hkdf;
@@ -21,8 +21,10 @@ pub fn hkdf(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<32> {
 /// HKDF-SHA-256 to N bytes, at most 8160.
 pub fn hkdf_n<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
     const { assert!(N <= 255 * 32) };
-    let prk = Hkdf::<Sha256>::new(Some(salt), ikm);
-    Secret::filled_by(|out| prk.expand(info, out).expect("the length is within RFC 5869, checked above"))
+    without_trace(|| {
+        let prk = Hkdf::<Sha256>::new(Some(salt), ikm);
+        Secret::filled_by(|out| prk.expand(info, out).expect("the length is within RFC 5869, checked above"))
+    })
 }
 
 /// HMAC-SHA-256.
@@ -32,9 +34,11 @@ pub fn hmac(key: &Secret<32>, data: &[u8]) -> [u8; 32] {
 
 /// HMAC-SHA-256 of parts, joined.
 pub(crate) fn hmac_of(key: &Secret<32>, parts: &[&[u8]]) -> [u8; 32] {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("HMAC takes keys of any length");
-    parts.iter().for_each(|p| mac.update(p));
-    mac.finalize().into_bytes().into()
+    without_trace(|| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("HMAC takes keys of any length");
+        parts.iter().for_each(|p| mac.update(p));
+        mac.finalize().into_bytes().into()
+    })
 }
 
 /// SHA-256.
@@ -64,7 +68,7 @@ pub fn seal_with(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], content: &[u8])
     let mut sealed = Vec::with_capacity(TAG_LEN + content.len());
     sealed.resize(TAG_LEN, 0);
     sealed.extend_from_slice(content);
-    let tag = Xaes::new(key).seal(nonce, aad, &mut sealed[TAG_LEN..]);
+    let tag = without_trace(|| Xaes::new(key).seal(nonce, aad, &mut sealed[TAG_LEN..]));
     sealed[..TAG_LEN].copy_from_slice(&tag);
     sealed
 }
@@ -78,7 +82,7 @@ pub fn open(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], sealed: &[u8]) -> Re
     let mut result = Ok(());
     let content = SecretBytes::filled_by(ciphertext.len(), |content| {
         content.copy_from_slice(ciphertext);
-        result = Xaes::new(key).open(nonce, aad, content, tag);
+        result = without_trace(|| Xaes::new(key).open(nonce, aad, content, tag));
     });
     result.map(|()| content)
 }

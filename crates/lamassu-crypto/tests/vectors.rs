@@ -8,7 +8,8 @@ use lamassu_crypto::kernel::Kernel;
 use lamassu_crypto::name::NameKey;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
-use lamassu_crypto::{Engine, InnerKey, KeyRing, OuterKey, Secret, Suite, Verify, wrap};
+use lamassu_crypto::{Engine, InnerKey, KeyRing, Keyed, OuterKey, Salts, Secret, Suite, Verify, wrap};
+use lamassu_format::Domain;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -52,9 +53,19 @@ fn block(row: &Value) -> Vec<u8> {
     }
 }
 
+/// The salts of a row's block `count` times over: every copy has the same number.
+fn salts<'a>(row: &Value, numbers: &'a [u64]) -> Salts<'a> {
+    match row["domain"].as_str() {
+        None => Salts::EMPTY,
+        Some(domain) => Salts::of_blocks(Domain::from_name(domain).unwrap(), array(row, "file_id"), numbers),
+    }
+}
+
 #[test]
 fn blocks_seal_and_open_on_every_kernel() {
-    for row in vectors("blocks") {
+    let rows: Vec<Value> = ["blocks", "salted_blocks"].into_iter().flat_map(vectors).collect();
+    assert_eq!(rows.iter().filter(|row| row["domain"].is_string()).count(), 6);
+    for row in rows {
         let (suite, plain, k) = (suite(&row), block(&row), array::<32>(&row, "k"));
         let k_in = [secret(&row, "k_in")];
         for kernel in Kernel::available() {
@@ -62,7 +73,9 @@ fn blocks_seal_and_open_on_every_kernel() {
             for count in [1, 19] {
                 let mut blocks = plain.repeat(count);
                 let mut keys = vec![[0; 32]; count];
-                InnerKey::with_kernel(suite, &k_in[0], kernel).seal(&mut blocks, plain.len(), &mut keys);
+                let numbers = vec![row["number"].as_u64().unwrap_or(0); count];
+                let salts = salts(&row, &numbers);
+                InnerKey::with_kernel(suite, &k_in[0], kernel).seal(salts, &mut blocks, plain.len(), &mut keys);
                 assert_eq!(keys, vec![k; count], "{suite:?} {kernel}");
                 for b in blocks.chunks(plain.len()) {
                     if row["ciphertext"].is_string() {
@@ -75,7 +88,8 @@ fn blocks_seal_and_open_on_every_kernel() {
                 decrypt_with(kernel, suite, &mut unverified, plain.len(), &keys);
                 let ring = KeyRing::with_kernel(suite, &k_in, &[Secret::new(&mut [0; 32])], kernel);
                 let engine = Engine::with_kernel(2, kernel);
-                assert!(engine.open(&ring, &mut blocks, plain.len(), &keys, Verify::Full).is_empty());
+                let keyed = Keyed { keys: &keys, salts };
+                assert!(engine.open(&ring, &mut blocks, plain.len(), keyed, Verify::Full).is_empty());
                 assert!(blocks == plain.repeat(count) && unverified == blocks);
             }
         }

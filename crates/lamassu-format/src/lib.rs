@@ -3,6 +3,7 @@
 //! This crate parses and builds structures and computes offsets. It never does I/O, never knows a cipher and contains no `unsafe`.
 #![forbid(unsafe_code)]
 
+pub mod domain;
 pub mod geometry;
 pub mod header;
 pub mod name;
@@ -10,6 +11,7 @@ pub mod page;
 pub mod record;
 pub mod suite;
 
+pub use domain::Domain;
 pub use geometry::Geometry;
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use page::{Page, PageError};

@@ -5,7 +5,8 @@ use data_encoding::BASE64URL_NOPAD;
 
 /// Every name that begins so belongs to the format.
 pub const RESERVED_PREFIX: &str = "lamassu.";
-/// The vault header, in the root.
+/// The vault header, in the root. A directory of the tree that has one is a dataset's root: no application can make the name at any depth, since plain names
+/// that begin so are refused, and sealed ones have no dot.
 pub const HEADER: &str = "lamassu.vault";
 /// The next vault header, before it is renamed over [`HEADER`].
 pub const HEADER_NEW: &str = "lamassu.vault.new";
@@ -301,6 +302,7 @@ mod tests {
         assert_eq!(check(b"\xff\xfe\n"), Ok(()));
         let plain = |name: &[u8]| check_name(NameMode::Plain, name, 64);
         assert_eq!(plain(b"lamassu.vault"), Err(NameError::Reserved));
+        assert!(!encode(b"any sealed name").contains('.'), "no sealed name is the header's");
         assert_eq!(plain(b"lamassu.anything"), Err(NameError::Reserved));
         assert_eq!(plain(b"lamassu"), Ok(()));
         assert_eq!(plain(&[b'a'; 65]), Err(NameError::TooLong { len: 65, max: 64 }));

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_format::header::{
-    Admin, Argon2Params, Header, HeaderError, HistoryMark, KeyArea, NameMode, Role, SealedKeychain, Slot, SlotKind,
-    TokenMechanism, TokenSealed, VaultHeader, VaultParams, ZoneFile, ZoneParams,
+    Admin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryMark, KeyArea, NameMode, Pin, Predecessor,
+    Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, VaultHeader, VaultParams, Verified, ZoneFile,
+    ZoneParams,
 };
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -94,6 +95,98 @@ fn a_snapshot_says_so_and_others_say_nothing() {
     assert!(ZoneFile::parse(of_zone.to_string().as_bytes()).is_err());
 }
 
+#[test]
+fn a_zone_file_may_pin_administrators() {
+    let mut value = zone();
+    let read = |value: &Value| ZoneFile::parse(value.to_string().as_bytes());
+    assert!(read(&value).unwrap().pins().is_empty());
+    let before = read(&value).unwrap().mac_input();
+    let pin = |vault: &str, admin: &str| json!({"vault": vault.repeat(16), "admin": admin.repeat(32)});
+    value["pins"] = json!([pin("0a", "0b"), pin("0c", "0d")]);
+    let mut z = read(&value).unwrap();
+    assert_eq!(z.pins()[1], Pin { vault: [12; 16], admin: [13; 32] });
+    assert_ne!(z.mac_input(), before, "they are under the MAC");
+    z.set_pin(Pin { vault: [10; 16], admin: [14; 32] });
+    assert_eq!(ZoneFile::parse(&z.to_json().unwrap()).unwrap().pins()[1], Pin { vault: [10; 16], admin: [14; 32] });
+    assert_eq!(z.pins().len(), 2);
+    for bad in [json!(null), json!([]), json!([pin("0a", "0b"), pin("0a", "0d")]), json!([{"vault": "0a".repeat(16)}])]
+    {
+        value["pins"] = bad;
+        assert!(read(&value).is_err(), "{value}");
+    }
+    let mut of_vault = vault();
+    of_vault["pins"] = json!([pin("0a", "0b")]);
+    assert!(parse(&of_vault).is_err());
+}
+
+#[test]
+fn a_domain_narrower_than_the_zone_is_named_and_fits_the_rest() {
+    assert_eq!(parse(&vault()).unwrap().domain(), Domain::Zone);
+    let before = parse(&vault()).unwrap().mac_input();
+    let header = |domain: &str, suite: &str, small_files: &str| {
+        let mut value = vault();
+        value["domain"] = json!(domain);
+        value["suite"] = json!(suite);
+        value["small_files"] = json!(small_files);
+        parse(&value)
+    };
+    for domain in Domain::ALL {
+        for suite in Suite::ALL {
+            for small_files in ["convergent", "random"] {
+                let fits = match domain {
+                    Domain::Zone => false, // is left out
+                    Domain::Family => true,
+                    Domain::File | Domain::None => suite != Suite::Paper && small_files == "random",
+                };
+                let what = (domain, suite, small_files);
+                match header(domain.name(), suite.name(), small_files) {
+                    Ok(h) => assert!(fits && h.domain() == domain && h.mac_input() != before, "{what:?}"),
+                    Err(HeaderError::Member { member, .. }) => assert!(!fits && member == "domain", "{what:?}"),
+                    Err(other) => panic!("{what:?}: {other}"),
+                }
+            }
+        }
+    }
+    for bad in [json!(null), json!("Family"), json!(""), json!(1), json!(["file"])] {
+        let mut value = vault();
+        value["domain"] = bad;
+        assert!(parse(&value).is_err(), "{value}");
+    }
+    let mut of_zone = zone();
+    of_zone["domain"] = json!("family");
+    assert!(ZoneFile::parse(of_zone.to_string().as_bytes()).is_err());
+}
+
+#[test]
+fn only_a_destroyed_vault_has_no_slots() {
+    let mut value = vault();
+    value["slots"] = json!([]);
+    assert!(parse(&value).is_err());
+    value["destroyed"] = json!({"time": 1800000000u64, "receipt": "ab".repeat(16)});
+    let gone = parse(&value).unwrap();
+    assert_eq!(gone.destroyed(), Some(Destroyed { time: 1_800_000_000, receipt: [0xab; 16] }));
+    assert_eq!(parse(&vault()).unwrap().into_destroyed(gone.destroyed().unwrap()), gone);
+    assert_eq!(VaultHeader::parse(&gone.to_json().unwrap()).unwrap(), gone);
+    for bad in [
+        json!(null),
+        json!(true),
+        json!({}),
+        json!([1, "ab"]),
+        json!({"time": 1, "receipt": "ab"}),
+        json!({"time": 1, "receipt": "ab".repeat(16), "more": 1}),
+    ] {
+        let mut other = value.clone();
+        other["destroyed"] = bad;
+        assert!(parse(&other).is_err(), "{other}");
+    }
+    value["slots"] = vault()["slots"].clone();
+    assert!(parse(&value).is_err(), "what opens was not destroyed");
+    let mut of_zone = zone();
+    of_zone["slots"] = json!([]);
+    of_zone["destroyed"] = json!({"time": 1, "receipt": "ab".repeat(16)});
+    assert!(ZoneFile::parse(of_zone.to_string().as_bytes()).is_err());
+}
+
 /// The sample with an administrator: slot 3 has the signing seed, slot 5 is for use alone.
 fn with_admin() -> Value {
     let mut value = vault();
@@ -109,7 +202,7 @@ fn with_admin() -> Value {
 fn an_administrator_and_a_history_are_optional() {
     let h = parse(&with_admin()).unwrap();
     let keys = h.keys();
-    assert_eq!(keys.admin, Some(Admin { public: [0xcc; 32], signature: [0xdd; 64] }));
+    assert_eq!(keys.admin, Some(Admin { public: [0xcc; 32], signature: [0xdd; 64], before: vec![] }));
     assert_eq!(keys.history, Some(HistoryMark { count: 7, head: [0xee; 32] }));
     assert_eq!((keys.slots[0].role, keys.slots[1].role), (Role::Administrator, Role::Use));
     assert_eq!((keys.slots[0].expires, keys.slots[1].expires), (Some(1_800_000_000), None));
@@ -122,6 +215,19 @@ fn an_administrator_and_a_history_are_optional() {
     assert!(other.signature_input() == signed && other.mac_input() != macd);
     other.keys_mut().history.as_mut().unwrap().count = 8;
     assert_ne!(other.signature_input(), signed);
+
+    // Earlier keys, the oldest first.
+    let mut value = with_admin();
+    let link = json!({"public": "11".repeat(32), "signature": "22".repeat(64)});
+    value["admin"]["before"] = json!([link]);
+    let h = parse(&value).unwrap();
+    let before = Predecessor { public: [0x11; 32], signature: [0x22; 64] };
+    assert_eq!(h.keys().admin.as_ref().unwrap().before, [before]);
+    assert!(h.signature_input() != signed && String::from_utf8(h.signature_input()).unwrap().contains("\"before\""));
+    for bad in [json!(null), json!([]), json!([{"public": "11".repeat(32)}]), json!(vec![link; 65])] {
+        value["admin"]["before"] = bad;
+        assert!(parse(&value).is_err());
+    }
 
     for (pointer, bad) in [
         ("/admin", json!(null)),
@@ -361,6 +467,61 @@ fn nothing_out_of_bounds_is_written() {
     assert!(matches!(h.to_json(), Err(HeaderError::TooLarge { .. })));
 }
 
+#[test]
+fn datasets_and_their_properties_are_optional_members() {
+    let plain = parse(&vault()).unwrap();
+    assert!(!plain.has_datasets());
+    assert_eq!((plain.integrity(), plain.cache()), (None, None));
+    let mut value = vault();
+    value["datasets"] = json!(true);
+    value["integrity"] = json!("metadata");
+    value["cache"] = json!("none");
+    let read = parse(&value).unwrap();
+    assert!(read.has_datasets() && read.mac_input() != plain.mac_input());
+    assert_eq!((read.integrity(), read.cache()), (Some(Verified::Metadata), Some(Caching::None)));
+    let mut made = plain.clone();
+    made.allow_datasets();
+    made.set_integrity(Some(Verified::Metadata));
+    made.set_cache(Some(Caching::None));
+    assert_eq!(made, read);
+    assert_eq!(VaultHeader::parse(&made.to_json().unwrap()).unwrap(), read);
+    for (member, bad) in
+        [("datasets", json!(false)), ("datasets", json!(1)), ("integrity", json!("some")), ("cache", json!(null))]
+    {
+        let mut value = vault();
+        value[member] = bad;
+        assert!(parse(&value).is_err(), "{value}");
+    }
+}
+
+#[test]
+fn a_header_has_one_parent_slot_at_most() {
+    let of_parent = |id: u32| {
+        let mut slot = raw_slot();
+        slot["id"] = json!(id);
+        slot["kind"] = json!("parent");
+        slot["parent"] = json!("77".repeat(88));
+        slot
+    };
+    let mut value = vault();
+    value["slots"] = json!([slot(), of_parent(5)]);
+    let header = parse(&value).unwrap();
+    assert_eq!(header.keys().slot(5).map(|s| (s.kind, s.parent)), Some((SlotKind::Parent, Some([0x77; 88]))));
+    assert_eq!(VaultHeader::parse(&header.to_json().unwrap()).unwrap(), header);
+    value["slots"] = json!([of_parent(4), of_parent(5)]);
+    assert!(parse(&value).is_err());
+    for (member, bad) in [("kind", json!("raw")), ("parent", json!("77".repeat(87))), ("parent", json!(null))] {
+        let mut slot = of_parent(5);
+        slot[member] = bad;
+        value["slots"] = json!([slot]);
+        assert!(parse(&value).is_err(), "{value}");
+    }
+    let mut bare = of_parent(5);
+    bare.as_object_mut().unwrap().remove("parent");
+    value["slots"] = json!([bare]);
+    assert!(parse(&value).is_err());
+}
+
 fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
     let cost = (1u32..=16, 1u32..=64, 128u32..=4 << 20).prop_map(|(p, t, m)| Argon2Params::new(m, t, p));
     let label = "\\PC{0,60}".prop_filter("no control characters", |l| !l.chars().any(char::is_control));
@@ -372,9 +533,11 @@ fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
         move |(kind, label, created, cost, token, (salt, nonce, w1, w2))| {
             let argon2 = if kind == SlotKind::Passphrase { cost } else { None };
             let token = (kind == SlotKind::Pkcs11).then_some(token);
+            let parent = (kind == SlotKind::Parent).then_some([w2[0]; 88]);
+            let role = Role::Administrator;
             let expires = w1[0].is_multiple_of(2).then_some(created);
             let wrapped = [&w1[..], &w2[..]].concat();
-            Slot { id, kind, label, created, salt, argon2, token, role: Role::Administrator, expires, nonce, wrapped }
+            Slot { id, kind, label, created, salt, argon2, token, parent, role, expires, nonce, wrapped }
         },
     )
 }
@@ -384,7 +547,10 @@ fn any_keys() -> impl Strategy<Value = KeyArea> {
         .prop_flat_map(|ids| ids.into_iter().map(any_slot).collect::<Vec<_>>());
     let sealed = prop::collection::vec(any::<u8>(), 16..300);
     (any::<[u8; 16]>(), slots, any::<[u8; 24]>(), sealed, any::<[u8; 32]>()).prop_map(
-        |(id, slots, nonce, sealed, mac)| {
+        |(id, mut slots, nonce, sealed, mac)| {
+            // One parent slot at most.
+            let mut seen = false;
+            slots.retain(|s| s.kind != SlotKind::Parent || !std::mem::replace(&mut seen, true));
             let next_slot = slots.iter().map(|s| s.id).max().unwrap() + 1;
             let keychain = SealedKeychain { nonce, sealed };
             KeyArea { id, next_slot, slots, keychain, admin: None, history: None, mac }
@@ -396,7 +562,8 @@ fn any_keys() -> impl Strategy<Value = KeyArea> {
 fn signed(mut keys: KeyArea, by: u64) -> KeyArea {
     keys.history = (by & 1 == 1).then_some(HistoryMark { count: 1 + (by >> 8), head: [by as u8; 32] });
     if by & 2 == 2 {
-        keys.admin = Some(Admin { public: keys.mac, signature: [by as u8; 64] });
+        let before = vec![Predecessor { public: [1; 32], signature: [2; 64] }; by as usize % 3];
+        keys.admin = Some(Admin { public: keys.mac, signature: [by as u8; 64], before });
         for (i, slot) in keys.slots.iter_mut().enumerate() {
             if i > 0 && by >> i & 1 == 1 {
                 slot.role = Role::Use;
@@ -412,12 +579,13 @@ prop_compose! {
     fn any_vault()(
         keys in any_keys(), zone in any::<[u8; 16]>(), suite in 0usize..4, log in 12u32..=20, reserved in 1u16..=62,
         plain in any::<bool>(), name_max in 64u8..=255, convergent in any::<bool>(), created in any::<u64>(),
-        snapshot in any::<bool>(),
+        snapshot in any::<bool>(), domain in prop::sample::select(&Domain::ALL[..]),
     ) -> VaultHeader {
+        let domain = if domain.is_for(Suite::ALL[suite]) { domain } else { Domain::Family };
         let params = VaultParams {
             zone, suite: Suite::ALL[suite], geometry: Geometry::new(1 << log, reserved).unwrap(),
             names: if plain { NameMode::Plain } else { NameMode::Encrypted }, name_max,
-            convergent_small_files: convergent, created,
+            convergent_small_files: convergent && !domain.is_salted(), domain, created,
         };
         let header = VaultHeader::new(params, signed(keys, created));
         if snapshot { header.into_snapshot() } else { header }

@@ -1,10 +1,11 @@
-//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory.
+//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on any other, which it is then about.
 //!
 //! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and its answer back. They are for
-//! root and for the user who mounted.
+//! root and for the user who mounted; calls also for delegates whom they named.
 //!
 //! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered.
 
+use lamassu_vault::Ino;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -63,7 +64,7 @@ impl Status {
     }
 }
 
-/// Who calls. Their permission to was checked.
+/// Who calls: root, the user who mounted, or one of the delegates named then. Others never get here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// User.
@@ -72,11 +73,13 @@ pub struct Caller {
     pub gid: u32,
     /// Process; 0 where the daemon cannot see it.
     pub pid: u32,
+    /// Root or the user who mounted; a delegate may do what whoever answers lets it do.
+    pub is_owner: bool,
 }
 
-/// Answers calls, each on a thread of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as `EIO`.
+/// Answers calls, given the caller, the inode number of the directory that was called, and the request; each on a thread of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as `EIO`.
 /// It may wait, also for requests of the mount itself.
-pub type Calls = Arc<dyn Fn(&Caller, &[u8]) -> Zeroizing<Vec<u8>> + Send + Sync>;
+pub type Calls = Arc<dyn Fn(&Caller, Ino, &[u8]) -> Zeroizing<Vec<u8>> + Send + Sync>;
 
 /// A call or answer as the ioctl carries it; `None` if it is too long. Wiped when dropped.
 pub(crate) fn frame(bytes: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
@@ -145,16 +148,16 @@ pub fn status(mountpoint: &Path) -> Result<Status, ControlError> {
     status_of(&open(mountpoint)?, mountpoint)
 }
 
-/// Asks the program that serves the mount, and waits for its answer. The memory of both the frame and the answer is wiped when dropped.
-pub fn call(mountpoint: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
-    let root = open(mountpoint)?;
+/// Asks the program that serves the mount in which a directory lies, and waits for its answer. The memory of both the frame and the answer is wiped when dropped.
+pub fn call(dir: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
+    let root = open(dir)?;
     let mut frame = frame(request).ok_or(ControlError::TooLong)?;
     // SAFETY: the descriptor is open; the request's size field says CALL_BYTES, and `frame` is that long.
     let rc = unsafe { libc::ioctl(root.as_raw_fd(), LAMASSU_IOC_CALL as libc::Ioctl, frame.as_mut_ptr()) };
     if rc < 0 {
-        return Err(failed(mountpoint, "call"));
+        return Err(failed(dir, "call"));
     }
-    let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(mountpoint.into()))?;
+    let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(dir.into()))?;
     Ok(Zeroizing::new(answer.to_vec()))
 }
 

@@ -19,7 +19,9 @@ pub fn errno_of(error: &VaultError) -> i32 {
         VaultError::NoAttribute => libc::ENODATA,
         VaultError::NoData => libc::ENXIO,
         VaultError::Unsupported => libc::EOPNOTSUPP,
-        VaultError::Locked => libc::EBUSY,
+        VaultError::Locked | VaultError::DatasetRoot => libc::EBUSY,
+        VaultError::KeyNotLoaded => libc::ENOKEY,
+        VaultError::OtherDataset => libc::EXDEV,
         VaultError::Damaged { what: _, stored: _ } => libc::EIO,
         VaultError::Refused(_) => libc::EPERM,
         VaultError::Store(StoreError::Damaged(_)) => libc::EIO,
@@ -71,6 +73,11 @@ mod tests {
     fn refusals_have_the_errno_users_know() {
         assert_eq!(errno_of(&VaultError::ReadOnly), libc::EROFS);
         assert_eq!(errno_of(&VaultError::Locked), libc::EBUSY);
+        assert_eq!(errno_of(&VaultError::KeyNotLoaded), libc::ENOKEY);
+        assert_eq!(
+            (errno_of(&VaultError::OtherDataset), errno_of(&VaultError::DatasetRoot)),
+            (libc::EXDEV, libc::EBUSY)
+        );
         assert_eq!(errno_of(&VaultError::NoData), libc::ENXIO);
         assert_eq!(errno_of(&VaultError::NoAttribute), libc::ENODATA);
     }

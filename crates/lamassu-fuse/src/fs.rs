@@ -1,12 +1,12 @@
 //! What the adapter asks of a file system: the vault's methods as a trait, so that it can be tested and measured with a plain directory.
 
 use lamassu_vault::{
-    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
-    StatFs, Vault, Whence,
+    Access, Attr, DirEntry, Entry, Fallocate, Forest, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr,
+    SetXattr, StatFs, Vault, Whence,
 };
 use std::ffi::OsStr;
 
-/// Declares [`FileSystem`] and implements it for [`Vault`] by its inherent methods of the same names, so the two cannot drift apart.
+/// Declares [`FileSystem`] and implements it for [`Vault`] and [`Forest`] by their inherent methods of the same names, so they cannot drift apart.
 macro_rules! file_system {
     ($($(#[$doc:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*) => {
         /// A file system to mount; the methods mean what those of [`Vault`] mean.
@@ -16,6 +16,10 @@ macro_rules! file_system {
 
         impl FileSystem for Vault {
             $(fn $name(&self $(, $arg: $type)*) $(-> $out)? { Vault::$name(self $(, $arg)*) })*
+        }
+
+        impl FileSystem for Forest {
+            $(fn $name(&self $(, $arg: $type)*) $(-> $out)? { Forest::$name(self $(, $arg)*) })*
         }
 
         /// A file system whose every method panics.
@@ -32,10 +36,14 @@ macro_rules! file_system {
 file_system! {
     /// Whether access control lists are kept, inherited and held in step with the mode, so that the kernel may enforce them.
     fn keeps_acls(&self) -> bool;
+    /// Whether the kernel may keep contents of this file.
+    fn may_cache(&self, ino: Ino) -> bool;
     /// Ends the use of the file system; called once, after the last request.
     fn close(&self) -> Result<()>;
     /// Called every few seconds while mounted.
     fn maintain(&self) -> Result<()>;
+    /// Called as often, while changes can go on: it may wait for them.
+    fn unload_idle(&self) -> Result<()>;
     /// Makes the store quiet and consistent until [`FileSystem::thaw`]. The adapter calls no changing method in between.
     fn freeze(&self) -> Result<()>;
     /// Ends a freeze.

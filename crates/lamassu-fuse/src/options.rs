@@ -54,6 +54,8 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// root may use the mount too, others not.
     pub allow_root: bool,
+    /// Users who may call, beside root and who mounts: see [`crate::control::Caller`].
+    pub delegates: Vec<u32>,
     /// Request threads, 1 to 64.
     pub threads: usize,
     /// The source shown by mount(8) and df(1).
@@ -93,6 +95,7 @@ impl Default for MountOptions {
             read_only: false,
             allow_other: false,
             allow_root: false,
+            delegates: Vec::new(),
             threads: processors.clamp(2, 4),
             fsname: "lamassu".into(),
             subtype: "lamassu".into(),

@@ -6,7 +6,7 @@
 
 use lamassu_crypto::{KeyRing, Secret, SecretBytes};
 use lamassu_format::header::{Header, KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams, ZoneFile};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_fuse::{CacheMode, MountOptions};
 use lamassu_keys::header_file::Update;
 use lamassu_keys::{Argon2Params, Material, NewSlot, NewZone, SlotKind, create_zone, unlock};
@@ -26,6 +26,7 @@ fn header(block_size: u32) -> VaultHeader {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        domain: Domain::Zone,
         created: 0,
     };
     let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };

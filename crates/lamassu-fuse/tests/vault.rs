@@ -7,7 +7,7 @@ mod suite;
 
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_fuse::{CacheMode, MountOptions, Mounted, control};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
@@ -39,6 +39,7 @@ impl Recipe {
             names: self.names,
             name_max: 255,
             convergent_small_files: true,
+            domain: Domain::Zone,
             created: 0,
         };
         let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };

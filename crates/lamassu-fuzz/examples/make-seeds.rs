@@ -21,6 +21,9 @@ fn main() -> Result<()> {
     records(&mut seeds, &testdata)?;
     texts(&mut seeds, &testdata)?;
     files(&mut seeds);
+    shares(&mut seeds);
+    answers(&mut seeds);
+    histories(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);
         std::fs::create_dir_all(&dir)?;
@@ -187,4 +190,51 @@ fn files(seeds: &mut Seeds) {
             seeds.entry("file").or_default().push(input);
         }
     }
+}
+
+/// Odd: payloads of 37 bytes (number and threshold, set, vault, point); even: words.
+fn shares(seeds: &mut Seeds) {
+    let payload = |number: u8, need: u8| [&[number << 4 | need, 1, 2, 3, 4][..], &[number; 32]].concat();
+    for (need, numbers) in [(2, &[1, 2][..]), (3, &[1, 2]), (3, &[1, 9, 4]), (2, &[1, 1]), (0, &[1]), (15, &[15])] {
+        let payloads: Vec<u8> = numbers.iter().flat_map(|n| payload(*n, need)).collect();
+        seeds.entry("share").or_default().push([&[1][..], &payloads].concat());
+    }
+    let words = format!("# Share 1 of 2\n1. {}\n\n{}", "abandon ".repeat(30), "zoo zoo");
+    seeds.entry("share").or_default().push([&[0][..], words.as_bytes()].concat());
+}
+
+/// An item of TTLV: tag, type, length, value, padding.
+fn item(tag: u32, kind: u8, value: &[u8]) -> Vec<u8> {
+    let mut bytes = [&tag.to_be_bytes()[1..], &[kind], &(value.len() as u32).to_be_bytes(), value].concat();
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
+}
+
+/// Answers of a KMIP server: to Locate (8), Get (10) and Get Attributes (11), and a refusal.
+fn answers(seeds: &mut Seeds) {
+    let number = |tag, n: u32| item(tag, 5, &n.to_be_bytes());
+    let id = item(0x42_0094, 7, b"17");
+    let material = item(0x42_0043, 8, &[7; 32]);
+    let block = item(0x42_0040, 1, &[number(0x42_0042, 1), item(0x42_0045, 1, &material)].concat());
+    let key = [number(0x42_0057, 2), id.clone(), item(0x42_008f, 1, &block)].concat();
+    let state = [item(0x42_000a, 7, b"State"), number(0x42_000b, 2)].concat();
+    let attributes = [id.clone(), item(0x42_0008, 1, &state)].concat();
+    for (operation, payload) in [(8, id.clone()), (8, id.repeat(2)), (8, vec![]), (10, key), (11, attributes)] {
+        let batch = [number(0x42_005c, operation), number(0x42_007f, 0), item(0x42_007c, 1, &payload)].concat();
+        seeds.entry("answer").or_default().push(item(0x42_007b, 1, &item(0x42_000f, 1, &batch)));
+    }
+    let refused = [number(0x42_007f, 1), number(0x42_007e, 3), item(0x42_007d, 7, b"no\x1b[2J")].concat();
+    seeds.entry("answer").or_default().push(item(0x42_007b, 1, &item(0x42_000f, 1, &refused)));
+}
+
+/// Odd: where and how an entry is changed, then contents, one a line.
+fn histories(seeds: &mut Seeds) {
+    let entry =
+        r#"{"time":1,"event":"created","uid":0,"host":"h","slot":1,"tier":"inner","epoch":2,"details":{"a":"b"}}"#;
+    for (at, flip, lines) in [(0u16, 0u8, 1), (0, 1, 2), (300, 0x80, 3), (44, 4, 1)] {
+        let contents = vec![entry; lines].join("\n");
+        let input = [&[1][..], &at.to_le_bytes(), &[flip], contents.as_bytes()].concat();
+        seeds.entry("history").or_default().push(input);
+    }
+    seeds.entry("history").or_default().push([&[0, 0, 1, 0, 0][..], &[0; 600]].concat());
 }

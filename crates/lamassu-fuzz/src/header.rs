@@ -6,7 +6,7 @@ use lamassu_format::header::{
     Argon2Params, Header, KeyArea, NameMode, Role, SealedKeychain, Slot, SlotKind, VaultHeader, VaultParams, ZoneFile,
     ZoneParams,
 };
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::unlock::{Unlocked, unlock};
 use lamassu_keys::{KeyError, Material};
 
@@ -54,6 +54,7 @@ pub fn keychain(input: &[u8]) {
             names: NameMode::Encrypted,
             name_max: 255,
             convergent_small_files: true,
+            domain: Domain::Zone,
             created: 7,
         };
         open(VaultHeader::new(params, keys), &material, bytes.rest());
@@ -70,7 +71,20 @@ fn slot(bytes: &mut Bytes<'_>) -> Slot {
     let argon2 = cost.filter(|_| kind == SlotKind::Passphrase);
     let (role, wrapped) = (Role::Administrator, vec![0; 48]);
     let created = bytes.u64();
-    Slot { id, kind, label, created, salt: [6; 32], argon2, token: None, role, expires: None, nonce: [7; 24], wrapped }
+    Slot {
+        id,
+        kind,
+        label,
+        created,
+        salt: [6; 32],
+        argon2,
+        token: None,
+        parent: None,
+        role,
+        expires: None,
+        nonce: [7; 24],
+        wrapped,
+    }
 }
 
 fn material(kind: SlotKind) -> Material {
@@ -78,7 +92,9 @@ fn material(kind: SlotKind) -> Material {
         SlotKind::Passphrase => b"correct horse".to_vec(),
         SlotKind::Raw => KEY.to_vec(),
         SlotKind::Hex => KEY.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect(),
-        SlotKind::Recovery | SlotKind::RecoveryShares | SlotKind::Pkcs11 => unreachable!("`slot` makes none"),
+        SlotKind::Recovery | SlotKind::RecoveryShares | SlotKind::Pkcs11 | SlotKind::Parent => {
+            unreachable!("`slot` makes none")
+        }
     };
     Material::new(kind, SecretBytes::new(bytes)).expect("good material")
 }

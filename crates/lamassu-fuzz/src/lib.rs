@@ -9,6 +9,7 @@
 mod bytes;
 mod file;
 mod header;
+mod keys;
 mod model;
 mod page;
 mod tree;
@@ -39,6 +40,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "source", run: words::source },
     Target { name: "options", run: words::options },
     Target { name: "file", run: file::file },
+    Target { name: "share", run: keys::share },
+    Target { name: "answer", run: keys::answer },
+    Target { name: "history", run: keys::history },
 ];
 
 /// Runs one target by its name.

@@ -2,7 +2,7 @@
 
 use crate::ring;
 use lamassu_crypto::Engine;
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::file::{DamageKind, Durability, File, FileContext, Integrity, StoreError};
 use lamassu_store::{Backend, BackendFile};
@@ -39,6 +39,7 @@ impl Story {
             integrity: Integrity::Full,
             durability: Durability::Ordered,
             convergent_small_files: self.convergent,
+            domain: Domain::Zone,
             read_only,
             report: Arc::new(|_, _| {}),
         })

@@ -8,7 +8,7 @@ use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
 use lamassu_format::name::{self, DIR_RECORD, RESERVED_PREFIX};
-use lamassu_format::{DirRecord, Geometry, Suite};
+use lamassu_format::{DirRecord, Domain, Geometry, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::{
@@ -208,6 +208,7 @@ fn vault_header() -> VaultHeader {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        domain: Domain::Zone,
         created: 0,
     };
     let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };

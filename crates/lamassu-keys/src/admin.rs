@@ -3,10 +3,13 @@
 //! Who opens a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Each of three finds a header that such a person
 //! has changed: the signature itself, which has to verify under the key the header names; an administrator's slot, which holds the seed of the right key; and
 //! whoever has pinned the right key, in case all of that was exchanged.
+//!
+//! The key can be exchanged for another, which the old one signs: pins of the old one lead to the new one. Who has the old seed can sign another successor, for
+//! those whose pins have not followed yet.
 
-use crate::KeyError;
+use crate::{KeyError, Material, NewSlot, Terms, Unlocked};
 use lamassu_crypto::{Secret, sign};
-use lamassu_format::header::{Header, Role};
+use lamassu_format::header::{Admin, Header, Pin, Predecessor, Role, Slot, ZoneFile};
 
 /// Public key of an administrator.
 pub type Public = [u8; 32];
@@ -48,16 +51,134 @@ pub fn verify_signature<H: Header>(header: &H) -> Result<(), KeyError> {
     verify(header, None)
 }
 
-/// Whether the administrator of a header whose signature was verified is one of `pinned`. Nothing pinned: whoever it is.
+/// Whether the administrator of a header whose signature was verified is one of `pinned`, or has followed one, each having signed the next: then which. Nothing
+/// pinned: whoever it is.
 ///
 /// # Errors
 /// [`KeyError::OtherAdministrator`].
-pub fn check_pinned<H: Header>(header: &H, pinned: &[Public]) -> Result<(), KeyError> {
-    let found = header.keys().admin.as_ref().map(|admin| admin.public);
-    if pinned.is_empty() || found.is_some_and(|found| pinned.contains(&found)) {
-        return Ok(());
+pub fn check_pinned<H: Header>(header: &H, pinned: &[Public]) -> Result<Option<Public>, KeyError> {
+    let admin = header.keys().admin.as_ref();
+    if pinned.is_empty() || admin.is_some_and(|admin| pinned.contains(&admin.public)) {
+        return Ok(None);
     }
-    Err(KeyError::OtherAdministrator { found: found.map(|key| data_encoding::HEXLOWER.encode(&key)) })
+    let found = admin.map(|admin| data_encoding::HEXLOWER.encode(&admin.public));
+    let followed = admin.and_then(|admin| followed(&header.keys().id, admin, pinned));
+    followed.map(Some).ok_or(KeyError::OtherAdministrator { found })
+}
+
+/// What an earlier key signs for the one after it.
+fn succession(id: &[u8; 16], next: &Public) -> Vec<u8> {
+    [&b"lamassu v1 admin successor"[..], id, next].concat()
+}
+
+/// The latest of `pinned` from which every key up to the present one was signed by the one before.
+fn followed(id: &[u8; 16], admin: &Admin, pinned: &[Public]) -> Option<Public> {
+    let mut next = admin.public;
+    for before in admin.before.iter().rev() {
+        sign::verify(&before.public, &succession(id, &next), &before.signature).ok()?;
+        if pinned.contains(&before.public) {
+            return Some(before.public);
+        }
+        next = before.public;
+    }
+    None
+}
+
+/// The administrator's key was exchanged.
+#[derive(Clone, Debug)]
+#[must_use = "the user has to be told which slots are gone"]
+pub struct Exchanged {
+    /// the new public key
+    pub public: Public,
+    /// the one before
+    pub before: Public,
+    /// other administrators' slots: they held the old seed, and the new one could not be given to them
+    pub gone: Vec<Slot>,
+}
+
+impl Unlocked {
+    /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the administrator's, and every other is for
+    /// use alone until it is changed.
+    ///
+    /// # Errors
+    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
+    pub fn make_administrator<H: Header + Clone>(
+        &mut self,
+        header: &mut H,
+        material: &Material,
+    ) -> Result<[u8; 32], KeyError> {
+        self.owns(header)?;
+        if header.keys().admin.is_some() {
+            return Err(KeyError::HasAdministrator);
+        }
+        let mut next = header.clone();
+        let keys = next.keys_mut();
+        let at = keys.slots.iter().position(|s| s.id == self.slot()).ok_or(KeyError::NoSlot { id: self.slot() })?;
+        keys.slots.iter_mut().for_each(|s| s.role = Role::Use);
+        let old = keys.slots[at].clone();
+        let cost = old.argon2.unwrap_or(crate::cost::FALLBACK);
+        let again = NewSlot { material, cost, label: &old.label, created: old.created };
+        let seed = sign::seed()?;
+        let public = sign::public(&seed);
+        keys.admin = Some(Admin { public, signature: [0; 64], before: Vec::new() });
+        let signing = self.with_seed(seed);
+        keys.slots[at] =
+            signing.make_slot(old.id, &again, Terms { role: Role::Administrator, expires: old.expires })?;
+        signing.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        *self = signing;
+        Ok(public)
+    }
+
+    /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is made anew, of the same material; other administrators'
+    /// slots go, since their secrets are not known; use-only slots stay. Who knows the old seed signs no header that anybody takes who has seen the new key.
+    ///
+    /// # Errors
+    /// [`KeyError::NoAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::NoSlot`], and as [`Unlocked::add_slot`]. Both are then unchanged.
+    pub fn exchange_administrator<H: Header + Clone>(
+        &mut self,
+        header: &mut H,
+        material: &Material,
+    ) -> Result<Exchanged, KeyError> {
+        self.may_change(header)?;
+        let (Some(admin), Some(old_seed)) = (&header.keys().admin, self.seed()) else {
+            return Err(KeyError::NoAdministrator);
+        };
+        let fresh = self.with_seed(sign::seed()?);
+        let public = fresh.seed().map(sign::public).expect("it was given one");
+        let mut admin = admin.clone();
+        let before = admin.public;
+        let signature = sign::sign(old_seed, &succession(&self.id(), &public));
+        admin.before.push(Predecessor { public: before, signature });
+        admin.before.drain(..admin.before.len().saturating_sub(Admin::BEFORE_MAX));
+        admin.public = public;
+        let mut next = header.clone();
+        let keys = next.keys_mut();
+        keys.admin = Some(admin);
+        let is_other = |slot: &mut Slot| slot.role == Role::Administrator && slot.id != self.slot();
+        let gone: Vec<Slot> = keys.slots.extract_if(.., is_other).collect();
+        let old = keys.slots.iter_mut().find(|s| s.id == self.slot()).ok_or(KeyError::NoSlot { id: self.slot() })?;
+        let cost = old.argon2.unwrap_or(crate::cost::FALLBACK);
+        let again = NewSlot { material, cost, label: &old.label, created: old.created };
+        *old = fresh.make_slot(old.id, &again, Terms { role: Role::Administrator, expires: old.expires })?;
+        fresh.sign(&mut next);
+        next.to_json()?;
+        *header = next;
+        *self = fresh;
+        Ok(Exchanged { public, before, gone })
+    }
+
+    /// Pins a vault's administrator in a zone file, which these keys opened.
+    ///
+    /// # Errors
+    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]; [`KeyError::Header`] where there are too many. `zone` is then unchanged.
+    pub fn pin(&self, zone: &mut ZoneFile, pin: Pin) -> Result<(), KeyError> {
+        self.edit(zone, |next| {
+            next.set_pin(pin);
+            Ok(())
+        })
+    }
 }
 
 /// Whether somebody can still change the header, now that slot `id` is gone.

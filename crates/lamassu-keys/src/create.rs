@@ -1,8 +1,11 @@
 //! Making vault headers and zone files, each with its first slot.
 
 use crate::{KeyError, Keychain, NewSlot, Terms, Tier, Unlocked, ZoneKeys};
-use lamassu_format::header::{Admin, Header, KeyArea, NameMode, VaultHeader, VaultParams, ZoneFile, ZoneParams};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::header::{Admin, Header, KeyArea, NameMode, Slot, VaultHeader, VaultParams, ZoneFile, ZoneParams};
+use lamassu_format::{Domain, Geometry, Suite};
+
+/// Id of the slot that a header is made with.
+pub(crate) const FIRST_SLOT: u32 = 1;
 
 /// A vault to be made.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +18,10 @@ pub struct NewVault<'a> {
     pub names: NameMode,
     /// the longest name, in bytes, the store below takes: 64 to 255
     pub name_max: u8,
-    /// whether clean one-page files are convergent
+    /// whether clean one-page files are convergent; not in a salted domain
     pub convergent_small_files: bool,
+    /// within which bounds equal blocks are equal; other than the zone's with keys of its own alone
+    pub domain: Domain,
     /// where the keys come from
     pub zone: Zone<'a>,
     /// Unix seconds
@@ -71,9 +76,12 @@ pub struct NewZone {
 /// Makes a vault header with one slot. Nothing is written.
 ///
 /// # Errors
-/// [`KeyError::ZoneSuite`], [`KeyError::NoOuterKey`], [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the zone, [`KeyError::Header`] for values out of
-/// bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
+/// [`KeyError::ZoneSuite`], [`KeyError::NoOuterKey`], [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the zone, [`KeyError::DomainNotZone`],
+/// [`KeyError::Header`] for values out of bounds or that do not fit one another, [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHeader, Unlocked), KeyError> {
+    if new.domain != Domain::Zone && !matches!(new.zone, Zone::Private) {
+        return Err(KeyError::DomainNotZone { domain: new.domain });
+    }
     let id = random_id()?;
     let (zone, keychain) = match new.zone {
         Zone::Private => (id, Keychain::generate(true, new.created)?),
@@ -87,6 +95,7 @@ pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHead
         names: new.names,
         name_max: new.name_max,
         convergent_small_files: new.convergent_small_files,
+        domain: new.domain,
         created: new.created,
     };
     assemble(id, keychain, slot, |keys| VaultHeader::new(params, keys))
@@ -145,7 +154,7 @@ pub fn clone_vault(
         params.zone = id;
     }
     assemble(id, keychain, slot, |keys| {
-        let clone = VaultHeader::new(params, keys);
+        let clone = VaultHeader::new(params, keys).alike(header);
         if new.snapshot { clone.into_snapshot() } else { clone }
     })
 }
@@ -183,11 +192,20 @@ fn assemble<H: Header>(
     slot: &NewSlot<'_>,
     build: impl FnOnce(KeyArea) -> H,
 ) -> Result<(H, Unlocked), KeyError> {
-    const FIRST_SLOT: u32 = 1;
+    assemble_with(id, keychain, |keys| keys.make_slot(FIRST_SLOT, slot, Terms::default()), build)
+}
+
+/// A header whose first slot `make` makes.
+pub(crate) fn assemble_with<H: Header>(
+    id: [u8; 16],
+    keychain: Keychain,
+    make: impl FnOnce(&Unlocked) -> Result<Slot, KeyError>,
+    build: impl FnOnce(KeyArea) -> H,
+) -> Result<(H, Unlocked), KeyError> {
     let unlocked = Unlocked::fresh(id, keychain, FIRST_SLOT, H::IS_VAULT)?;
-    let slots = vec![unlocked.make_slot(FIRST_SLOT, slot, Terms::default())?];
+    let slots = vec![make(&unlocked)?];
     // Whose key it is, signing fills in.
-    let admin = H::IS_VAULT.then_some(Admin { public: [0; 32], signature: [0; 64] });
+    let admin = H::IS_VAULT.then_some(Admin { public: [0; 32], signature: [0; 64], before: Vec::new() });
     let keychain = unlocked.seal_keychain()?;
     let mut header =
         build(KeyArea { id, next_slot: FIRST_SLOT + 1, slots, keychain, admin, history: None, mac: [0; 32] });
@@ -196,7 +214,7 @@ fn assemble<H: Header>(
     Ok((header, unlocked))
 }
 
-fn random_id() -> Result<[u8; 16], KeyError> {
+pub(crate) fn random_id() -> Result<[u8; 16], KeyError> {
     let mut id = [0u8; 16];
     lamassu_crypto::random(&mut id)?;
     Ok(id)

@@ -1,9 +1,10 @@
 //! What can go wrong with keys. No variant holds a secret.
 
+use crate::receipt::ReceiptError;
 use crate::{FileError, HistoryError, SourceError, Tier};
 use lamassu_crypto::NoRandom;
-use lamassu_format::Suite;
-use lamassu_format::header::{HeaderError, SlotKind};
+use lamassu_format::header::{Destroyed, HeaderError, SlotKind};
+use lamassu_format::{Domain, Suite};
 
 /// An operation on keys failed. [`KeyError::is_wrong_key`] tells the one case a program answers by asking again.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +37,21 @@ pub enum KeyError {
     /// The program's: keys of one header used on another.
     #[error("these keys are not those of this header")]
     OtherHeader,
+    /// Whoever destroyed them: no key opens it any more.
+    #[error(
+        "its keys were destroyed on {} (receipt {}): nothing opens it any more, but a copy of its header from before: `lamassu key restore`",
+        crate::date::time(i64::try_from(.0.time).unwrap_or(i64::MAX / 2)),
+        data_encoding::HEXLOWER.encode(&.0.receipt)
+    )]
+    Destroyed(Destroyed),
+    /// The user's: the destruction came to its end, and left nothing to go on with.
+    #[error(
+        "the header from before is gone, so it cannot be proven that this key opened it; destroy it with the server's or the token's own tool"
+    )]
+    NothingToProve,
+    /// Whoever made or changed it, or damage.
+    #[error("the receipt is not valid: {0}")]
+    Receipt(#[from] ReceiptError),
     /// The user's: no such slot.
     #[error("there is no slot {id}; `lamassu key list` shows those there are")]
     NoSlot {
@@ -106,6 +122,20 @@ pub enum KeyError {
         /// what was asked for
         wanted: Suite,
     },
+    /// The user's: a narrower domain than a zone's has a K_in that no zone knows.
+    #[error("a vault whose deduplication domain is {domain} has an inner key of its own; leave out the zone", domain = .domain.name())]
+    DomainNotZone {
+        /// what was asked for
+        domain: Domain,
+    },
+    /// The user's: a dataset can share the K_in of its parent's zone where the parent has one.
+    #[error(
+        "the vault it lies in has the deduplication domain {domain}, so there is no zone to share; use the domain family, file or none", domain = .domain.name()
+    )]
+    NoZoneToShare {
+        /// the parent's
+        domain: Domain,
+    },
     /// The user's: the zone shares K_in alone.
     #[error("this zone has no outer key to share; use an own outer key")]
     NoOuterKey,
@@ -157,6 +187,17 @@ pub enum KeyError {
     /// The user's: there is one already.
     #[error("this header has an administrator already")]
     HasAdministrator,
+    /// The user's: this dataset's header has no slot for its parent.
+    #[error("this dataset does not inherit its key: no slot of it is opened by the vault it lies in")]
+    NoParentSlot,
+    /// The user's: there is one already.
+    #[error("this dataset inherits its key already")]
+    HasParentSlot,
+    /// The store's, or another parent's: the slot is sealed under no key of this parent.
+    #[error(
+        "the keys of the vault it lies in do not open this dataset: it was moved here from another vault, or its parent slot is damaged; load it with a key of its own, or restore its header"
+    )]
+    OtherParent,
     /// The history could not be read or written.
     #[error(transparent)]
     History(#[from] HistoryError),

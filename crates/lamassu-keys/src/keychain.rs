@@ -102,6 +102,15 @@ impl Keychain {
         Keychain { inner: copy(&self.inner), outer: copy(&self.outer) }
     }
 
+    /// Fresh keys, but for K_in, which is the newest of `other`, under its number there.
+    ///
+    /// # Errors
+    /// [`KeyError::NoRandom`].
+    pub(crate) fn sharing_inner(other: &Keychain, created: u64) -> Result<Self, KeyError> {
+        let inner = other.inner.last().map(Epoch::duplicate).into_iter().collect();
+        Ok(Keychain { inner, outer: Self::generate(true, created)?.outer })
+    }
+
     /// K_in of `self` and K_out of `other`.
     pub(crate) fn with_outer_of(self, other: Keychain) -> Self {
         Keychain { inner: self.inner, outer: other.outer }

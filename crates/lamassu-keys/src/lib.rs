@@ -9,19 +9,26 @@
 pub mod admin;
 pub mod cost;
 pub mod create;
+pub mod dataset;
+pub mod date;
+pub mod destroy;
 mod error;
 pub mod fault;
 pub mod header_file;
 pub mod history;
 pub mod keychain;
 pub mod providers;
+pub mod receipt;
 pub mod recovery;
 mod rotate;
 pub mod shares;
 pub mod source;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod unlock;
 
 pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_vault, create_zone};
+pub use dataset::{NewDataset, create_dataset, unlock_by_parent};
 pub use error::KeyError;
 pub use fault::{KeyState, ServerFault, TokenFault};
 pub use header_file::{FileError, Update};

@@ -220,6 +220,13 @@ impl Share {
     }
 }
 
+/// The words of any payload, with the checksum that belongs to it.
+#[cfg(feature = "testing")]
+pub fn text_of_payload(payload: &[u8; PAYLOAD]) -> String {
+    let (list, all) = (bip39::Language::English.word_list(), with_checksum(payload));
+    (0..WORDS).map(|i| list[bits(&*all, i * BITS)]).collect::<Vec<_>>().join(" ")
+}
+
 /// The payload and the 34 bits behind it; what is left of the last byte is zero.
 fn with_checksum(payload: &[u8; PAYLOAD]) -> Zeroizing<[u8; PAYLOAD + 5]> {
     let mut all = Zeroizing::new([0; PAYLOAD + 5]);

@@ -41,6 +41,23 @@ pub trait KeyProvider: Send + Sync {
         None
     }
 
+    /// Whether its key can be destroyed there, by [`KeyProvider::destroy`]; nothing is asked of the place.
+    ///
+    /// # Errors
+    /// [`SourceError::NotDestroyed`]; [`SourceError::ZoneShared`].
+    fn can_destroy(&self) -> Result<(), SourceError> {
+        Err(SourceError::NotDestroyed)
+    }
+
+    /// Destroys the key where it is kept, and tells what the place answered.
+    ///
+    /// # Errors
+    /// As [`KeyProvider::can_destroy`]; those of the place.
+    fn destroy(&self, ask: &Ask<'_>) -> Result<Vec<String>, SourceError> {
+        let _ = ask;
+        Err(SourceError::NotDestroyed)
+    }
+
     /// The keys of the isolation zone that it names; `None` where it names none.
     ///
     /// # Errors
@@ -228,7 +245,7 @@ impl Material {
             }
             SlotKind::Recovery => Ok(Material::Key { kind, key: recovery::parse(b)? }),
             SlotKind::RecoveryShares => Ok(Material::Key { kind, key: shares::join(b)? }),
-            SlotKind::Pkcs11 => Err(SourceError::Syntax),
+            SlotKind::Pkcs11 | SlotKind::Parent => Err(SourceError::Syntax),
         }
     }
 
@@ -267,6 +284,14 @@ pub enum SourceError {
         "only at a key server (kmip:…) is a key made by its SOURCE; `lamassu key generate FILE` makes one in a file"
     )]
     NotMade,
+    /// The user's: what is destroyed is a key at a server or in a token.
+    #[error("only a key at a KMIP server (kmip:…) or in a token (pkcs11:…) is destroyed by its SOURCE")]
+    NotDestroyed,
+    /// The user's: K_in and K_out of a zone are those of every vault of it.
+    #[error(
+        "these are the keys of a zone, and other vaults may need them; whoever is sure destroys them with the server's own tool"
+    )]
+    ZoneShared,
     /// The user's: a zone at a key server is meant.
     #[error("this names no isolation zone; write kmip://HOST/?zone=ZONE")]
     NotAZone,
@@ -403,6 +428,22 @@ impl KeySource {
         self.provider.generate().ok_or(SourceError::NotMade)?
     }
 
+    /// Whether [`KeySource::destroy`] would try.
+    ///
+    /// # Errors
+    /// [`SourceError::NotDestroyed`]; [`SourceError::ZoneShared`].
+    pub fn can_destroy(&self) -> Result<(), SourceError> {
+        self.provider.can_destroy()
+    }
+
+    /// Destroys the key at its server or in its token; returns what those answered, a line each. Other slots, of other vaults too, may need it: nobody can tell.
+    ///
+    /// # Errors
+    /// As [`KeySource::can_destroy`], and those of the place.
+    pub fn destroy(&self, ask: &Ask<'_>) -> Result<Vec<String>, SourceError> {
+        self.provider.destroy(ask)
+    }
+
     /// The keys of the isolation zone that it names.
     ///
     /// # Errors
@@ -434,7 +475,7 @@ impl std::str::FromStr for KeySource {
         let (kind, location, argument) = match scheme {
             Some((location, kind)) => (kind, location, Some(rest)),
             None => {
-                let kind = SlotKind::from_name(first).ok_or(SourceError::Syntax)?;
+                let kind = SlotKind::from_name(first).filter(|k| *k != SlotKind::Parent).ok_or(SourceError::Syntax)?;
                 let (name, argument) =
                     rest.split_once(':').map_or((rest, None), |(name, argument)| (name, Some(argument)));
                 let location = LOCATIONS.iter().find(|l| l.name == name && !l.is_scheme).ok_or(SourceError::Syntax)?;

@@ -6,10 +6,10 @@
 use crate::{KeyError, Keychain, Material, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
 use lamassu_format::Suite;
-use lamassu_format::header::{Admin, Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
+use lamassu_format::header::{Argon2Params, Header, HistoryMark, Role, SLOTS_MAX, Slot, SlotKind, check_label};
 
 /// Binds a wrapping key to its use.
-const INFO: &[u8] = b"lamassu v1 slot";
+pub(crate) const INFO: &[u8] = b"lamassu v1 slot";
 
 /// The keys of an unlocked header.
 pub struct Unlocked {
@@ -83,11 +83,16 @@ impl std::fmt::Display for Removed {
 /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`]; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify;
 /// [`KeyError::SignatureInvalid`] where the administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`].
 pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, KeyError> {
+    if let Some(destroyed) = header.destroyed() {
+        // Whoever can write there can say so; the administrator's signature tells whether it is true.
+        admin::verify_signature(header)?;
+        return Err(KeyError::Destroyed(destroyed));
+    }
     let keys = header.keys();
     let (mut tried, mut failed) = (0, None);
     for slot in keys.slots.iter().filter(|s| opens(s.kind, material)) {
         tried += 1;
-        let Opened { file_key, seed } = match open_slot(&keys.id, slot, material) {
+        let opened = match open_slot(&keys.id, slot, material) {
             Ok(Some(opened)) => opened,
             Ok(None) => continue,
             // A token that stumbles over one slot, e.g. another token's, may open the next.
@@ -96,11 +101,7 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
                 continue;
             }
         };
-        verify(header, &file_key)?;
-        admin::verify(header, seed.as_ref())?;
-        let keychain = Keychain::open(&file_key, &keys.id, &keys.keychain, H::OUTER_REQUIRED)?;
-        let admin = keys.admin.as_ref().map(|a| a.public);
-        return Ok(Unlocked { id: keys.id, file_key, seed, admin, keychain, slot: slot.id });
+        return opened.verified(header, slot.id);
     }
     if let Some(error) = failed {
         return Err(error);
@@ -163,7 +164,7 @@ impl Unlocked {
     pub fn reopen<H: Header>(&self, header: &H) -> Result<Unlocked, KeyError> {
         self.owns(header)?;
         let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
-        let (file_key, seed) = (self.file_key.duplicate(), self.seed.as_ref().map(Secret::duplicate));
+        let (file_key, seed) = (self.file_key.duplicate(), self.seed_for(header).map(Secret::duplicate));
         Ok(Unlocked { id: self.id, file_key, seed, admin: self.admin, keychain, slot: self.slot })
     }
 
@@ -241,6 +242,22 @@ impl Unlocked {
         })
     }
 
+    /// A slot made by `make`, which is told its id, added to a header.
+    pub(crate) fn push_made<H: Header>(
+        header: &mut H,
+        make: impl FnOnce(u32) -> Result<Slot, KeyError>,
+    ) -> Result<u32, KeyError> {
+        let keys = header.keys_mut();
+        if keys.slots.len() >= SLOTS_MAX {
+            return Err(KeyError::SlotsFull { max: SLOTS_MAX });
+        }
+        let id = keys.next_slot;
+        let next_slot = id.checked_add(1).ok_or(KeyError::SlotIdsUsedUp)?;
+        keys.slots.push(make(id)?);
+        keys.next_slot = next_slot;
+        Ok(id)
+    }
+
     /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as everybody does who had a slot and a copy of the header,
     /// opens the headers made from now on no more. Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under
     /// the file key: the next entry begins a new one, and the old is set aside.
@@ -261,47 +278,6 @@ impl Unlocked {
         *header = next;
         *self = fresh;
         Ok(self.slot)
-    }
-
-    /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the administrator's, and every other is for
-    /// use alone until it is changed.
-    ///
-    /// # Errors
-    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
-    pub fn make_administrator<H: Header + Clone>(
-        &mut self,
-        header: &mut H,
-        material: &Material,
-    ) -> Result<[u8; 32], KeyError> {
-        self.owns(header)?;
-        if header.keys().admin.is_some() {
-            return Err(KeyError::HasAdministrator);
-        }
-        let mut next = header.clone();
-        let keys = next.keys_mut();
-        let at = keys.slots.iter().position(|s| s.id == self.slot).ok_or(KeyError::NoSlot { id: self.slot })?;
-        keys.slots.iter_mut().for_each(|s| s.role = Role::Use);
-        let old = keys.slots[at].clone();
-        let cost = old.argon2.unwrap_or(crate::cost::FALLBACK);
-        let again = NewSlot { material, cost, label: &old.label, created: old.created };
-        let seed = sign::seed()?;
-        let public = sign::public(&seed);
-        keys.admin = Some(Admin { public, signature: [0; 64] });
-        let signing = Unlocked {
-            id: self.id,
-            file_key: self.file_key.duplicate(),
-            seed: Some(seed),
-            admin: Some(public),
-            keychain: self.keychain.duplicate(),
-            slot: self.slot,
-        };
-        keys.slots[at] =
-            signing.make_slot(old.id, &again, Terms { role: Role::Administrator, expires: old.expires })?;
-        signing.sign(&mut next);
-        next.to_json()?;
-        *header = next;
-        *self = signing;
-        Ok(public)
     }
 
     /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. Returns its number.
@@ -344,7 +320,7 @@ impl Unlocked {
     /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`].
     pub fn may_change<H: Header>(&self, header: &H) -> Result<(), KeyError> {
         self.owns(header)?;
-        match (&header.keys().admin, &self.seed) {
+        match (&header.keys().admin, self.seed_for(header)) {
             (Some(_), None) => Err(KeyError::NotAdministrator { slot: self.slot }),
             (Some(_), Some(_)) | (None, _) => Ok(()),
         }
@@ -359,7 +335,7 @@ impl Unlocked {
     }
 
     /// Changes a copy of an authentic header and gives it a new MAC; `header` becomes that only if all went well.
-    fn edit<H: Header + Clone, T>(
+    pub(crate) fn edit<H: Header + Clone, T>(
         &self,
         header: &mut H,
         change: impl FnOnce(&mut H) -> Result<T, KeyError>,
@@ -381,9 +357,32 @@ impl Unlocked {
         }
         verify(header, &self.file_key)?;
         if let Some(admin) = &self.admin {
+            // One that has followed is the administrator, too; the seed at hand is then the old one.
             admin::check_pinned(header, std::slice::from_ref(admin))?;
         }
-        admin::verify(header, self.seed.as_ref())
+        admin::verify(header, self.seed_for(header))
+    }
+
+    /// The seed, unless the administrator of `header` has another key by now, signed by the one these keys know.
+    fn seed_for<H: Header>(&self, header: &H) -> Option<&Secret<32>> {
+        let is_exchanged = header.keys().admin.as_ref().is_some_and(|admin| Some(admin.public) != self.admin);
+        self.seed.as_ref().filter(|_| self.admin.is_none() || !is_exchanged)
+    }
+
+    pub(crate) fn seed(&self) -> Option<&Secret<32>> {
+        self.seed.as_ref()
+    }
+
+    /// The same keys with another administrator's seed.
+    pub(crate) fn with_seed(&self, seed: Secret<32>) -> Unlocked {
+        Unlocked {
+            id: self.id,
+            file_key: self.file_key.duplicate(),
+            admin: Some(sign::public(&seed)),
+            seed: Some(seed),
+            keychain: self.keychain.duplicate(),
+            slot: self.slot,
+        }
     }
 
     /// The administrator's signature, where there is one, then the MAC, which covers it.
@@ -400,18 +399,10 @@ impl Unlocked {
     }
 
     fn push_slot<H: Header>(&self, header: &mut H, new: &NewSlot<'_>, terms: Terms) -> Result<u32, KeyError> {
-        let keys = header.keys_mut();
-        if keys.slots.len() >= SLOTS_MAX {
-            return Err(KeyError::SlotsFull { max: SLOTS_MAX });
-        }
-        let id = keys.next_slot;
-        let next_slot = id.checked_add(1).ok_or(KeyError::SlotIdsUsedUp)?;
-        if terms.role == Role::Use && keys.admin.is_none() {
+        if terms.role == Role::Use && header.keys().admin.is_none() {
             return Err(KeyError::NoAdministrator);
         }
-        keys.slots.push(self.make_slot(id, new, terms)?);
-        keys.next_slot = next_slot;
-        Ok(id)
+        Self::push_made(header, |id| self.make_slot(id, new, terms))
     }
 
     /// A slot that holds the file key and, if it is an administrator's, the signing seed.
@@ -433,24 +424,42 @@ impl Unlocked {
                 wrap::hkdf(secret.expose(), &salt, INFO)
             }
         };
-        let seed = self.seed.as_ref().filter(|_| terms.role == Role::Administrator);
+        let (nonce, wrapped) = self.wrap(&key, id, terms.role)?;
+        let (label, created) = (new.label.into(), new.created);
+        let Terms { role, expires } = terms;
+        Ok(Slot { id, kind, label, created, salt, argon2, token, parent: None, role, expires, nonce, wrapped })
+    }
+
+    /// What slot `id` holds, sealed under its wrapping key.
+    pub(crate) fn wrap(&self, key: &Secret<32>, id: u32, role: Role) -> Result<([u8; 24], Vec<u8>), KeyError> {
+        let seed = self.seed.as_ref().filter(|_| role == Role::Administrator);
         let content = SecretBytes::filled_by(if seed.is_some() { 64 } else { 32 }, |content| {
             content[..32].copy_from_slice(self.file_key.expose());
             if let Some(seed) = seed {
                 content[32..].copy_from_slice(seed.expose());
             }
         });
-        let (nonce, wrapped) = wrap::seal(&key, &slot_aad(&self.id, id), content.expose())?;
-        let (label, created) = (new.label.into(), new.created);
-        let Terms { role, expires } = terms;
-        Ok(Slot { id, kind, label, created, salt, argon2, token, role, expires, nonce, wrapped })
+        Ok(wrap::seal(key, &slot_aad(&self.id, id), content.expose())?)
     }
 }
 
 /// What a slot holds.
-struct Opened {
+pub(crate) struct Opened {
     file_key: Secret<32>,
     seed: Option<Secret<32>>,
+}
+
+impl Opened {
+    /// The keys of a header, once everything in it that can be verified has been.
+    pub(crate) fn verified<H: Header>(self, header: &H, slot: u32) -> Result<Unlocked, KeyError> {
+        let Opened { file_key, seed } = self;
+        let keys = header.keys();
+        verify(header, &file_key)?;
+        admin::verify(header, seed.as_ref())?;
+        let keychain = Keychain::open(&file_key, &keys.id, &keys.keychain, H::OUTER_REQUIRED)?;
+        let admin = keys.admin.as_ref().map(|a| a.public);
+        Ok(Unlocked { id: keys.id, file_key, seed, admin, keychain, slot })
+    }
 }
 
 /// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same key.
@@ -467,10 +476,14 @@ fn opens(kind: SlotKind, material: &Material) -> bool {
 /// What the slot holds, or `None` if it is not opened by this source.
 fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Opened>, KeyError> {
     let Some(key) = wrapping_key(material, slot)? else { return Ok(None) };
-    let Ok(opened) = wrap::open(&key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped) else { return Ok(None) };
-    let Some((file_key, seed)) = opened.expose().split_at_checked(32) else { return Ok(None) };
-    let Some(file_key) = Secret::from_slice(file_key) else { return Ok(None) };
-    Ok(Some(Opened { file_key, seed: Secret::from_slice(seed) }))
+    Ok(unwrap(id, slot, &key))
+}
+
+/// What the slot holds, or `None` if that is not its wrapping key.
+pub(crate) fn unwrap(id: &[u8; 16], slot: &Slot, key: &Secret<32>) -> Option<Opened> {
+    let opened = wrap::open(key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped).ok()?;
+    let (file_key, seed) = opened.expose().split_at_checked(32)?;
+    Some(Opened { file_key: Secret::from_slice(file_key)?, seed: Secret::from_slice(seed) })
 }
 
 /// Steps 1 and 2 of opening a slot; `None` where the material is of another kind, or of another token.

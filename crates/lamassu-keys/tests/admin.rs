@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_crypto::{Secret, SecretBytes, sign, wrap};
-use lamassu_format::header::{Admin, Header, NameMode, Role, VaultHeader, ZoneFile};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::header::{Admin, Header, NameMode, Pin, Predecessor, Role, VaultHeader, ZoneFile};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
     Argon2Params, KeyError, Material, NewSlot, NewVault, NewZone, SlotKind, Terms, Tier, Unlocked, Zone, admin,
     create_vault, create_zone, unlock,
@@ -27,6 +27,7 @@ fn vault() -> (VaultHeader, Unlocked) {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        domain: Domain::Zone,
         zone: Zone::Private,
         created: 5,
     };
@@ -97,7 +98,7 @@ fn macd(mut header: VaultHeader) -> VaultHeader {
 }
 
 fn signed_by(mut header: VaultHeader, seed: &Secret<32>) -> VaultHeader {
-    header.keys_mut().admin = Some(Admin { public: sign::public(seed), signature: [0; 64] });
+    header.keys_mut().admin = Some(Admin { public: sign::public(seed), signature: [0; 64], before: vec![] });
     let message = [&b"lamassu v1 admin"[..], &header.signature_input()].concat();
     header.keys_mut().admin.as_mut().unwrap().signature = sign::sign(seed, &message);
     macd(header)
@@ -193,4 +194,109 @@ fn zones_have_no_administrator() {
     let zone = ZoneFile::parse(&zone.to_json().unwrap()).unwrap();
     assert_eq!(zone.keys().slots[1].expires, Some(77));
     unlock(&zone, &raw(2)).unwrap();
+}
+
+#[test]
+fn an_exchanged_key_is_signed_by_the_one_before() {
+    let (mut header, mut keys) = vault();
+    keys.add_slot(&mut header, &slot(&raw(3))).unwrap();
+    let first = public(&header);
+    let before = header.clone();
+    let opened_before = [1, 2].map(|key| unlock(&before, &raw(key)).unwrap());
+
+    let mut user = unlock(&header, &raw(2)).unwrap();
+    let refused = user.exchange_administrator(&mut header, &raw(2)).unwrap_err();
+    assert!(matches!(refused, KeyError::NotAdministrator { slot: 2 }) && header == before);
+    let done = keys.exchange_administrator(&mut header, &raw(1)).unwrap();
+    assert_eq!((done.before, done.public), (first, public(&header)));
+    assert_ne!(done.public, first);
+    assert_eq!(done.gone.iter().map(|s| s.id).collect::<Vec<_>>(), [3], "it held the old seed");
+    let header = VaultHeader::parse(&header.to_json().unwrap()).unwrap();
+    assert!(unlock(&header, &raw(1)).unwrap().is_administrator() && keys.is_administrator());
+    assert!(!unlock(&header, &raw(2)).unwrap().is_administrator());
+    assert!(unlock(&header, &raw(3)).is_err());
+
+    // A pin of the old key leads to the new one, and says that it did.
+    assert_eq!(admin::check_pinned(&header, &[first]).unwrap(), Some(first));
+    assert_eq!(admin::check_pinned(&header, &[first, done.public]).unwrap(), None);
+    assert!(admin::check_pinned(&header, &[[1; 32]]).is_err());
+    assert!(admin::check_pinned(&before, &[done.public]).is_err(), "and never back");
+    // Keys that were opened before follow, but their seed is an old one.
+    for keys in &opened_before {
+        let now = keys.reopen(&header).unwrap();
+        assert!(!now.is_administrator() && matches!(now.may_change(&header), Err(KeyError::NotAdministrator { .. })));
+        assert!(matches!(keys.may_change(&header), Err(KeyError::NotAdministrator { .. })));
+    }
+
+    // Again: every link of the chain has to hold.
+    let mut newer = header.clone();
+    let second = keys.exchange_administrator(&mut newer, &raw(1)).unwrap();
+    assert_eq!(newer.keys().admin.as_ref().unwrap().before.len(), 2);
+    assert_eq!(admin::check_pinned(&newer, &[first]).unwrap(), Some(first));
+    assert_eq!(admin::check_pinned(&newer, &[first, done.public]).unwrap(), Some(done.public), "the latest");
+    for link in 0..2 {
+        let mut broken = newer.clone();
+        broken.keys_mut().admin.as_mut().unwrap().before[link].signature[3] ^= 1;
+        let leads = |from: [u8; 32]| admin::check_pinned(&broken, &[from]).is_ok();
+        assert_eq!((leads(first), leads(done.public), leads(second.public)), (false, link == 0, true));
+    }
+    let mut shorter = newer.clone();
+    shorter.keys_mut().admin.as_mut().unwrap().before.remove(1);
+    assert!(admin::check_pinned(&shorter, &[first]).is_err(), "a link is missing");
+    let mut elsewhere = newer.clone();
+    elsewhere.keys_mut().id[0] ^= 1;
+    assert!(admin::check_pinned(&elsewhere, &[first]).is_err(), "a chain belongs to one vault");
+}
+
+#[test]
+fn a_use_slot_s_holder_makes_no_successor() {
+    let (header, _) = vault();
+    let own = Secret::new(&mut [9; 32]);
+    let mut forged = signed_by(header.clone(), &own);
+    // With the right key named, and a signature of their own over the succession.
+    let message = [&b"lamassu v1 admin successor"[..], &header.id(), &sign::public(&own)].concat();
+    let link = Predecessor { public: public(&header), signature: sign::sign(&own, &message) };
+    forged.keys_mut().admin.as_mut().unwrap().before.push(link);
+    let message = [&b"lamassu v1 admin"[..], &forged.signature_input()].concat();
+    forged.keys_mut().admin.as_mut().unwrap().signature = sign::sign(&own, &message);
+    let forged = macd(forged);
+    admin::verify_signature(&forged).unwrap();
+    assert!(matches!(admin::check_pinned(&forged, &[public(&header)]), Err(KeyError::OtherAdministrator { .. })));
+    for key in [1, 2] {
+        let opened_before = unlock(&header, &raw(key)).unwrap();
+        assert!(matches!(opened_before.reopen(&forged), Err(KeyError::OtherAdministrator { .. })));
+    }
+}
+
+#[test]
+fn the_oldest_keys_of_a_long_chain_are_forgotten() {
+    let (mut header, mut keys) = vault();
+    let mut all = vec![public(&header)];
+    for _ in 0..Admin::BEFORE_MAX + 2 {
+        all.push(keys.exchange_administrator(&mut header, &raw(1)).unwrap().public);
+    }
+    let header = VaultHeader::parse(&header.to_json().unwrap()).unwrap();
+    assert_eq!(header.keys().admin.as_ref().unwrap().before.len(), Admin::BEFORE_MAX);
+    assert!(admin::check_pinned(&header, &all[..2]).is_err());
+    assert_eq!(admin::check_pinned(&header, &all[..3]).unwrap(), Some(all[2]));
+    unlock(&header, &raw(1)).unwrap();
+}
+
+#[test]
+fn a_zone_file_pins_a_vault_s_administrator() {
+    let (header, _) = vault();
+    let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
+    let (mut zone, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
+    let (_, others) = create_zone(&new, &slot(&raw(1))).unwrap();
+    let pin = |admin| Pin { vault: header.id(), admin };
+    assert!(matches!(others.pin(&mut zone, pin([7; 32])), Err(KeyError::OtherHeader)));
+    for admin in [[7; 32], public(&header)] {
+        keys.pin(&mut zone, pin(admin)).unwrap();
+    }
+    let zone = ZoneFile::parse(&zone.to_json().unwrap()).unwrap();
+    assert_eq!(zone.pins(), [pin(public(&header))]);
+    unlock(&zone, &raw(1)).unwrap();
+    let mut edited = zone.clone();
+    edited.set_pin(pin([8; 32]));
+    assert!(matches!(unlock(&edited, &raw(1)), Err(KeyError::HeaderAltered)), "under the MAC");
 }

@@ -3,7 +3,7 @@
 
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, NameMode, Role, VaultHeader};
-use lamassu_format::{Geometry, Suite, name};
+use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::history::{Fault, Kind, Report};
 use lamassu_keys::{
     Argon2Params, Event, HistoryError, KeyError, Material, NewSlot, NewVault, SlotKind, Terms, Tier, Unlocked, Update,
@@ -34,6 +34,7 @@ impl Lab {
             names: NameMode::Encrypted,
             name_max: 255,
             convergent_small_files: true,
+            domain: Domain::Zone,
             zone: Zone::Private,
             created: 5,
         };

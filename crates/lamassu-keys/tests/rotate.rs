@@ -3,7 +3,7 @@
 
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
     Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, Tier, Unlocked, Zone,
     create_vault, create_zone, unlock,
@@ -24,6 +24,7 @@ fn new(zone: Zone<'_>) -> NewVault<'_> {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        domain: Domain::Zone,
         zone,
         created: 200,
     }

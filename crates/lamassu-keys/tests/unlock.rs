@@ -3,7 +3,7 @@
 
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::{Header, NameMode, SLOTS_MAX, TokenMechanism, TokenSealed, VaultHeader, ZoneFile};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
     Argon2Params, Epoch, KeyError, Material, NewSlot, NewVault, NewZone, Outer, SlotKind, SourceError, Tier,
     TokenFault, Unlocked, Zone, create_vault, create_zone, unlock,
@@ -35,6 +35,7 @@ fn private() -> NewVault<'static> {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        domain: Domain::Zone,
         zone: Zone::Private,
         created: NOW,
     }

@@ -2,7 +2,7 @@
 //! `cargo run --release -p lamassu-store --example throughput -- /dev/shm`
 
 use lamassu_crypto::{Engine, KeyRing, Secret};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::LocalBackend;
 use lamassu_store::file::{Durability, Integrity};
 use lamassu_store::{Backend, File, FileContext};
@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             integrity: Integrity::Full,
             durability: Durability::Ordered,
             convergent_small_files: true,
+            domain: Domain::Zone,
             read_only: false,
             report: Arc::new(|_, _| {}),
         });

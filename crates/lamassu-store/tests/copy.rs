@@ -6,9 +6,11 @@ mod common;
 use common::{Rng, Setup, create_in, fill, flip};
 use lamassu_format::Suite;
 use lamassu_store::StoreError;
+use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
 use lamassu_store::backend::{Backend, BackendFile, LocalBackend, MemoryBackend};
 use lamassu_store::file::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const B: u64 = 4096;
 
@@ -137,6 +139,55 @@ fn a_copy_that_fails_leaves_nothing_behind() {
     assert_eq!(to.read_at(0, &mut bytes).unwrap(), bytes.len());
     assert!(bytes == old[..bytes.len()]);
     assert_eq!(to.size(), 300 * B);
+}
+
+/// A block larger than what the store writes at once, reached in part: it is old or new all the same, while the file is open and after the next commit.
+#[test]
+fn a_copy_that_fails_inside_a_block_loses_neither_content() {
+    const BIG: u64 = 64 << 10;
+    for (blocks, torn) in [(1, 100), (5, 4096), (5, 70_000), (5, 200_000), (400, 9_000_000)] {
+        let setup = Setup { block_size: BIG as u32, reserved: 8, ..Setup::default() };
+        let (memory, from) = file(&setup);
+        drop(memory);
+        let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+        let to = File::create(setup.context(), create_in(&store), "test").unwrap();
+        let (new, old) = (fill((blocks * BIG) as usize, &mut Rng(2)), fill((blocks * BIG) as usize, &mut Rng(3)));
+        from.write_at(0, &new).unwrap();
+        to.write_at(0, &old).unwrap();
+        from.settle_now().unwrap();
+        to.settle_now().unwrap();
+        // Data, not pages: those are 4096 bytes.
+        let spent = AtomicU64::new(0);
+        store.faults().rule(move |call| {
+            if call.call != Call::Write || call.len <= 4096 {
+                return None;
+            }
+            let before = spent.fetch_add(call.len, Ordering::Relaxed);
+            (before + call.len > torn).then(|| Fault::Short(torn.saturating_sub(before) as usize))
+        });
+        assert!(to.copy_from(&from, 0, 0, blocks * BIG).is_err(), "{blocks} {torn}");
+        let either = |file: &File| {
+            let bytes = content(file);
+            assert_eq!(bytes.len(), old.len());
+            for ((is, was), shall) in
+                bytes.chunks(BIG as usize).zip(old.chunks(BIG as usize)).zip(new.chunks(BIG as usize))
+            {
+                assert!(is == was || is == shall, "{blocks} {torn}");
+            }
+        };
+        either(&to);
+        // The source may go; the store works again.
+        from.write_at(0, &fill((blocks * BIG) as usize, &mut Rng(4))).unwrap();
+        from.settle_now().unwrap();
+        store.faults().clear_rules();
+        to.sync().unwrap();
+        either(&to);
+        let backing = to.backing().clone();
+        drop(to);
+        let again = File::open(setup.context(), backing, "test").unwrap();
+        either(&again);
+        check(&again);
+    }
 }
 
 #[test]

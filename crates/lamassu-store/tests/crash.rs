@@ -9,17 +9,21 @@
 mod common;
 use common::Setup;
 use common::crash::{Depth, Recording, chosen_seed, explore, must_survive, random_workload, scale, tell};
+use lamassu_format::Domain;
 use lamassu_store::backend::crash::{Op, Record};
 use lamassu_store::backend::memory::Barrier;
 use lamassu_store::file::{Durability, Rekey};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 16] = [
-    ("small_files", 70_000),
+const MINIMA: [(&str, u64); 19] = [
+    ("small_files", 35_000),
+    ("small_files_too", 35_000),
     ("several_pages", 600),
     ("few_transient_slots", 3_000),
     ("random_small_files", 25_000),
     ("malleable_suite", 1_000),
+    ("salted_keys", 1_000),
+    ("salted_keys_rekeyed", 500),
     ("large_blocks", 80),
     ("overwrite", 300),
     ("append", 300),
@@ -78,8 +82,15 @@ fn random(name: &str, setup: &Setup, plan: &Plan) {
 
 #[test]
 fn small_files() {
-    let plan = Plan { seeds: 0..280, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
+    let plan = Plan { seeds: 0..140, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
     random("small_files", &Setup::default(), &plan);
+}
+
+/// The other half, for another processor.
+#[test]
+fn small_files_too() {
+    let plan = Plan { seeds: 140..280, steps: 30, size_max: 20_000, depth: Depth { losses: 12, stride: 1 } };
+    random("small_files_too", &Setup::default(), &plan);
 }
 
 #[test]
@@ -106,6 +117,20 @@ fn malleable_suite() {
     let setup = Setup { suite: lamassu_format::Suite::Blake3, reserved: 8, ..Setup::default() };
     let plan = Plan { seeds: 40_000..40_030, steps: 25, size_max: 60_000, depth: Depth { losses: 6, stride: 2 } };
     random("malleable_suite", &setup, &plan);
+}
+
+#[test]
+fn salted_keys() {
+    let setup = Setup { domain: Domain::None, reserved: 8, ..Setup::default() };
+    let plan = Plan { seeds: 70_000..70_040, steps: 25, size_max: 60_000, depth: Depth { losses: 6, stride: 2 } };
+    random("salted_keys", &setup, &plan);
+}
+
+#[test]
+fn salted_keys_rekeyed() {
+    let setup = Setup { domain: Domain::File, reserved: 8, epochs: 3, ..Setup::default() };
+    let plan = Plan { seeds: 80_000..80_015, steps: 20, size_max: 60_000, depth: Depth { losses: 6, stride: 2 } };
+    random("salted_keys_rekeyed", &setup, &plan);
 }
 
 #[test]

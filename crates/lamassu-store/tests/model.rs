@@ -2,7 +2,7 @@
 
 mod common;
 use common::{Rng, Setup, create_in, fill, raw};
-use lamassu_format::Suite;
+use lamassu_format::{Domain, Suite};
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::File;
 
@@ -111,6 +111,17 @@ fn every_suite() {
     for suite in Suite::ALL {
         for seed in 0..10 {
             run(&Setup { suite, reserved: 8, ..Setup::default() }, 7000 + seed, 30, 600_000);
+        }
+    }
+}
+
+#[test]
+fn every_domain() {
+    for (suite, domain) in
+        Suite::ALL.into_iter().flat_map(|s| Domain::ALL.map(|d| (s, d))).filter(|(s, d)| d.is_for(*s))
+    {
+        for seed in 0..6 {
+            run(&Setup { suite, domain, reserved: 8, ..Setup::default() }, 11_000 + seed, 30, 600_000);
         }
     }
 }

@@ -11,8 +11,10 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
-/// Numbers from here on are ours; the store's own below it are used as they are.
+/// Numbers from here on are ours.
 const ALTERNATIVE: u64 = 1 << 63;
+/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's, where vaults lie in one another (`forest`).
+pub(crate) const OWN_MAX: u64 = 1 << 48;
 /// A path deeper than this is a loop that somebody made below us.
 pub(crate) const DEPTH_MAX: usize = 65_536;
 
@@ -120,7 +122,8 @@ impl NodeTable {
 
     /// The number a listing shows for a backing inode on the root's device.
     pub fn shown(&self, dev: u64, ino: u64) -> Ino {
-        self.find(StoreId { dev, ino }).unwrap_or(ino)
+        let unknown = if ino < OWN_MAX { ino } else { ALTERNATIVE | (ino % OWN_MAX) };
+        self.find(StoreId { dev, ino }).unwrap_or(unknown)
     }
 
     pub fn kind(&self, ino: Ino) -> Option<Kind> {
@@ -185,7 +188,7 @@ impl NodeTable {
     }
 
     fn insert(&mut self, id: StoreId, kind: Kind) -> Ino {
-        let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < ALTERNATIVE && !self.nodes.contains_key(&id.ino);
+        let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < OWN_MAX && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { self.alternative() };
         let generation = self.zombies_made;
         let node =
@@ -278,6 +281,17 @@ impl NodeTable {
             (node.id, node.size) = (new, None);
             self.by_store.insert(new, ino);
         }
+    }
+
+    /// Every number in use, with the references to it.
+    pub fn references(&self) -> Vec<(Ino, u64)> {
+        self.nodes.iter().map(|(ino, node)| (*ino, node.lookups)).collect()
+    }
+
+    /// Stored names of what lies in a directory, as far as it is in the table.
+    pub fn names_in(&self, parent: Ino) -> Vec<OsString> {
+        let links = self.nodes.values().flat_map(|n| &n.links);
+        links.filter(|l| l.parent == parent).map(|l| l.name.clone()).collect()
     }
 
     pub fn pin(&mut self, ino: Ino) {
@@ -396,6 +410,9 @@ mod tests {
         assert_eq!(t.find(StoreId { dev: 5, ino: 900 }), Some(ROOT));
         assert_eq!(t.reference(ROOT, name("b"), &stat(900, Kind::Dir)).ino, ROOT);
         assert!(t.reference(ROOT, name("c"), &stat(1, Kind::File)).ino >= ALTERNATIVE);
+        // What another vault's numbers begin with is not the store's to choose.
+        let wide = t.reference(ROOT, name("w"), &stat(OWN_MAX, Kind::File)).ino;
+        assert!(wide >= ALTERNATIVE && t.shown(5, OWN_MAX + 7) == ALTERNATIVE + 7);
         let elsewhere = Stat { dev: 6, ..stat(40, Kind::File) };
         let other = t.reference(ROOT, name("d"), &elsewhere).ino;
         assert!(other >= ALTERNATIVE);

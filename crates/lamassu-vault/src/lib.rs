@@ -6,9 +6,11 @@
 mod acl;
 mod attr;
 pub mod check;
+mod dataset;
 mod dir;
 mod dirs;
 mod error;
+pub mod forest;
 mod gate;
 mod inode;
 mod nameless;
@@ -25,6 +27,8 @@ mod tree;
 pub mod types;
 mod xattr;
 
+pub use dataset::Dataset;
+pub use forest::Forest;
 pub use rekey::{Rekey, RekeyProgress, Rekeyed, stored_bytes};
 pub use types::*;
 
@@ -57,6 +61,8 @@ pub struct Vault {
     options: Options,
     name_mode: NameMode,
     name_max: usize,
+    /// Whether directories of the tree may be roots of vaults of their own.
+    datasets: AtomicBool,
     nodes: Mutex<inode::NodeTable>,
     dirs: dirs::Dirs,
     files: open::OpenFiles,
@@ -109,13 +115,25 @@ impl Vault {
     /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot not opened read-only, those of the store. A root whose record does not
     /// open is an error of the calls that need it, so that `check` can say so.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
+        let engine = engine(&options);
+        Self::open_with(backend, header, ring, options, engine)
+    }
+
+    /// The same with cipher threads that other vaults use too.
+    pub(crate) fn open_with(
+        backend: Arc<dyn Backend>,
+        header: &VaultHeader,
+        ring: KeyRing,
+        options: Options,
+        engine: Arc<Engine>,
+    ) -> Result<Vault> {
         if header.is_snapshot() && !options.read_only {
             return Err(VaultError::Refused(
                 "this vault is a snapshot, which nobody writes; `lamassu clone` makes a copy to work in",
             ));
         }
         let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
-        let (ctx, ctx_read) = contexts(header, ring, &options)?;
+        let (ctx, ctx_read) = contexts(header, ring, &options, engine)?;
         let root = backend.root();
         let st = root.stat().map_err(io("stat the root"))?;
         let limit = descriptors() / 8;
@@ -127,6 +145,7 @@ impl Vault {
             options,
             name_mode: header.names(),
             name_max: header.name_max(),
+            datasets: AtomicBool::new(header.has_datasets()),
             nodes: Mutex::new(inode::NodeTable::new(&st)),
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, root), dirs_max),
             files: open::OpenFiles::default(),
@@ -190,6 +209,10 @@ impl Vault {
         done
     }
 
+    pub(crate) fn engine(&self) -> Arc<Engine> {
+        self.ctx.engine.clone()
+    }
+
     /// The loaded keys. They can be exchanged while the vault is open: [`KeyRing::replace`].
     pub fn ring(&self) -> &KeyRing {
         &self.ctx.ring
@@ -238,7 +261,7 @@ pub fn open_orphan(
     options: &Options,
     tag: &str,
 ) -> Result<File> {
-    let (ctx, ctx_read) = contexts(header, ring, options)?;
+    let (ctx, ctx_read) = contexts(header, ring, options, engine(options))?;
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
@@ -249,18 +272,27 @@ fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     })
 }
 
+/// The cipher threads of a vault.
+fn engine(options: &Options) -> Arc<Engine> {
+    let threads = match options.threads {
+        0 => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+        n => n,
+    };
+    Arc::new(Engine::new(threads))
+}
+
 /// What all files share: as the vault was opened, and read-only.
-fn contexts(header: &VaultHeader, ring: KeyRing, options: &Options) -> Result<(Arc<FileContext>, Arc<FileContext>)> {
+fn contexts(
+    header: &VaultHeader,
+    ring: KeyRing,
+    options: &Options,
+    engine: Arc<Engine>,
+) -> Result<(Arc<FileContext>, Arc<FileContext>)> {
     if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
         return Err(VaultError::Refused(
             "metadata integrity is not offered for this suite: its cipher is malleable; use --integrity full",
         ));
     }
-    let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
-        n => n,
-    };
-    let engine = Arc::new(Engine::new(threads));
     let context = |read_only| {
         Arc::new(FileContext {
             ring: ring.clone(),
@@ -268,6 +300,7 @@ fn contexts(header: &VaultHeader, ring: KeyRing, options: &Options) -> Result<(A
             engine: engine.clone(),
             integrity: options.integrity,
             durability: options.durability,
+            domain: header.domain(),
             convergent_small_files: header.convergent_small_files(),
             read_only,
             report: Arc::new(report),

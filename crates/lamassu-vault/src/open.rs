@@ -141,18 +141,25 @@ pub(crate) enum Handle {
     Dir(Arc<crate::dir::OpenDir>),
 }
 
+/// Ids of handles are never used again in a process: one of a vault that was closed is not another's.
+static HANDLES: AtomicU64 = AtomicU64::new(1);
+
+/// An id that no other handle has.
+pub(crate) fn fresh_handle() -> HandleId {
+    HandleId(HANDLES.fetch_add(1, Ordering::Relaxed))
+}
+
 /// Handles given out.
 #[derive(Default)]
 pub(crate) struct Handles {
-    next: AtomicU64,
     open: RwLock<HashMap<u64, Handle>>,
 }
 
 impl Handles {
     pub fn add(&self, handle: Handle) -> HandleId {
-        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        self.open.write().insert(id, handle);
-        HandleId(id)
+        let id = fresh_handle();
+        self.open.write().insert(id.0, handle);
+        id
     }
 
     pub fn remove(&self, id: HandleId) -> Option<Handle> {
@@ -171,6 +178,11 @@ impl Handles {
             Some(Handle::Dir(dir)) => Ok(dir.clone()),
             Some(Handle::File { .. }) | None => Err(VaultError::BadHandle),
         }
+    }
+
+    /// How many files are open.
+    pub fn files(&self) -> usize {
+        self.open.read().values().filter(|h| matches!(h, Handle::File { .. })).count()
     }
 
     pub fn clear(&self) {
@@ -302,6 +314,19 @@ impl Vault {
     }
 
     // --- the public calls
+
+    /// Nothing: a vault that stands alone is unloaded by unmounting it.
+    ///
+    /// # Errors
+    /// None.
+    pub fn unload_idle(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether a front-end may keep contents of this file: always, in a vault that stands alone.
+    pub fn may_cache(&self, _ino: Ino) -> bool {
+        true
+    }
 
     /// Opens a file. Reading is always possible through the handle: a kernel that caches writes reads through handles opened for writing.
     ///

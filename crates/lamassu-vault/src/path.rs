@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The components of a path relative to the root.
-fn components(path: &OsStr) -> Result<Vec<&OsStr>> {
+pub(crate) fn components(path: &OsStr) -> Result<Vec<&OsStr>> {
     path.as_bytes()
         .split(|&b| b == b'/')
         .map(OsStr::from_bytes)

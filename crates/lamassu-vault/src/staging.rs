@@ -17,7 +17,68 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 /// Permissions of a directory that only we work in.
-const PRIVATE: u32 = 0o700;
+pub(crate) const PRIVATE: u32 = 0o700;
+
+/// Before a random name: a dataset that is being made or destroyed. With all that is in it it is no part of the tree.
+const DATASET_PREFIX: &str = "dataset-";
+
+/// A name in the staging directory for a dataset on its way in or out.
+pub(crate) fn dataset_name() -> Result<OsString> {
+    let mut name = OsString::from(DATASET_PREFIX);
+    name.push(random_name()?);
+    Ok(name)
+}
+
+/// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the permission to be emptied.
+pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
+    // Directories on the way down, each with those in it that are left.
+    let mut open = vec![emptied_of_files(parent, name)?];
+    while let Some((dir, name, left)) = open.last_mut() {
+        if let Some(below) = left.pop() {
+            let below = emptied_of_files(&**dir, &below)?;
+            open.push(below);
+            continue;
+        }
+        let name = std::mem::take(name);
+        open.pop();
+        match open.last() {
+            Some((above, ..)) => above.remove_dir(&name)?,
+            None => parent.remove_dir(&name)?,
+        }
+    }
+    Ok(())
+}
+
+/// A directory with nothing left in it but directories: these are the last of the answer.
+fn emptied_of_files(
+    parent: &dyn BackendDir,
+    name: &OsStr,
+) -> stdio::Result<(Arc<dyn BackendDir>, OsString, Vec<OsString>)> {
+    let dir = enter(parent, name)?;
+    let mut left = Vec::new();
+    for e in dir.read_dir()? {
+        let kind = match e.kind {
+            Some(kind) => kind,
+            None => dir.stat_entry(&e.name)?.kind,
+        };
+        match kind {
+            Kind::Dir => left.push(e.name),
+            _ => match dir.unlink(&e.name) {
+                Err(e) if !is_not_found(&e) => return Err(e),
+                _ => {}
+            },
+        }
+    }
+    Ok((dir, name.to_owned(), left))
+}
+
+/// Opens a directory that is to be emptied.
+fn enter(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<Arc<dyn BackendDir>> {
+    if parent.stat_entry(name)?.mode & PRIVATE != PRIVATE {
+        parent.set_mode_entry(name, PRIVATE)?;
+    }
+    parent.open_dir(name)
+}
 
 /// Whether an entry may go with its directory: a record, or a companion whose entry is not there.
 fn goes_along(name: &OsStr) -> bool {
@@ -102,7 +163,9 @@ impl Vault {
         let staging = self.staging()?;
         let mut cleared = 0;
         for e in staging.read_dir().map_err(io("list lamassu.staging"))? {
-            match delete(&*staging, &e.name) {
+            let is_dataset = e.name.as_bytes().starts_with(DATASET_PREFIX.as_bytes());
+            let done = if is_dataset { delete_tree(&*staging, &e.name) } else { delete(&*staging, &e.name) };
+            match done {
                 Ok(()) => cleared += 1,
                 Err(error) => {
                     tracing::warn!(entry = %e.name.to_string_lossy(), %error, "left in lamassu.staging: not something Lamassu put there");

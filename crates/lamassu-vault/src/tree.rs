@@ -59,7 +59,7 @@ impl Vault {
     }
 
     /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if that failed.
-    fn create_with<T>(&self, dir: &Dir, stored: &StoredName, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn create_with<T>(&self, dir: &Dir, stored: &StoredName, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let companion_made = match &stored.companion {
             Some(companion) => companion.ensure(&*dir.handle)?,
             None => false,

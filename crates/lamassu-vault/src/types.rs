@@ -200,6 +200,15 @@ pub enum VaultError {
     /// Another writer holds the vault.
     #[error("another writer has this vault mounted or open")]
     Locked,
+    /// The key of the dataset is not loaded.
+    #[error("the key of this dataset is not loaded; `lamassu key load PATH` loads it")]
+    KeyNotLoaded,
+    /// From one dataset to another.
+    #[error("in another dataset")]
+    OtherDataset,
+    /// What lies there is the root of a dataset.
+    #[error("a dataset lies there; `lamassu dataset destroy PATH` removes one")]
+    DatasetRoot,
     /// A name, record, link target or attribute does not open.
     #[error("damaged {what}: {stored}")]
     Damaged {

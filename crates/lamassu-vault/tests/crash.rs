@@ -175,6 +175,11 @@ fn a_whole_workload_survives_power_cuts_anywhere() {
 }
 
 #[test]
+fn a_whole_workload_survives_power_cuts_anywhere_in_the_narrowest_domain() {
+    whole_workload(Recipe { reserved: 2, domain: lamassu_format::Domain::None, ..Recipe::default() });
+}
+
+#[test]
 fn a_whole_workload_survives_power_cuts_anywhere_in_large_blocks() {
     for block_size in [65536, 1 << 20] {
         whole_workload(Recipe { block_size, ..Recipe::default() });

@@ -586,6 +586,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
 
     #[test]
+    fn so_it_is_in_every_domain(ops in prop::collection::vec(op(), 1..60), domain in prop::sample::select(&lamassu_format::Domain::ALL[1..])) {
+        run(Recipe { domain, reserved: 2, ..Recipe::default() }, &ops);
+    }
+
+    #[test]
     fn so_it_is_with_large_blocks(ops in prop::collection::vec(op(), 1..60), block_size in prop::sample::select(&[65536, 1 << 20])) {
         run(Recipe { block_size, ..Recipe::default() }, &ops);
     }

@@ -2,6 +2,7 @@
 
 use crate::cmd;
 use crate::output::Ui;
+use crate::pins::Given;
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
 
@@ -37,6 +38,12 @@ pub struct Global {
     /// Refuse a vault whose header the administrator with this public key has not signed, whatever known-vaults says; `lamassu key admin show` prints it
     #[arg(long, global = true, value_name = "HEX", value_parser = crate::pins::parse_key, help_heading = "Common options")]
     admin_key: Option<[u8; 32]>,
+    /// Refuse a vault whose header the administrator that this zone file pins for it has not signed, whatever known-vaults says
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
+    admin_zone: Option<PathBuf>,
+    /// Test every cipher against known answers first, and refuse what is built of other than FIPS-approved primitives; docs/threat-model.md says what that claims and what not
+    #[arg(long, global = true, help_heading = "Common options")]
+    fips: bool,
 }
 
 impl Global {
@@ -44,8 +51,14 @@ impl Global {
         Ui { quiet: self.quiet, verbose: self.verbose }
     }
 
-    pub fn admin_key(&self) -> Option<[u8; 32]> {
-        self.admin_key
+    /// Whose signature headers must carry, where an option says so.
+    pub fn pinned(&self) -> Option<Given> {
+        let zone = self.admin_zone.clone().map(Given::Zone);
+        self.admin_key.map(Given::Key).or(zone)
+    }
+
+    pub fn fips(&self) -> bool {
+        self.fips
     }
 
     pub fn log_file(&self) -> Option<&Path> {
@@ -69,8 +82,14 @@ pub enum Command {
     /// List, add, remove or change the key slots of a vault or zone
     #[command(subcommand)]
     Key(cmd::key::Key),
+    /// Make, list, change or destroy datasets: directories with keys of their own
+    #[command(subcommand)]
+    Dataset(cmd::dataset::DatasetCommand),
     /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
     History(cmd::history::Args),
+    /// Verify the receipt of `key destroy`, or print what verifies it
+    #[command(subcommand)]
+    Receipt(cmd::receipt::Receipt),
     /// Bring what is stored to the newest keys, after `key rotate`
     Rekey(cmd::rekey::Args),
     /// Describe a vault; needs no key

@@ -7,6 +7,7 @@ use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
+use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
 use lamassu_store::backend::CopyError;
@@ -43,12 +44,14 @@ pub enum Code {
     SelfTest = 46,
     KeyRevoked = 47,
     AdminSignature = 50,
+    KeyNotLoaded = 51,
+    KeysDestroyed = 52,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 28] = [
+    pub const ALL: [Code; 30] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -76,6 +79,8 @@ impl Code {
         Code::SelfTest,
         Code::KeyRevoked,
         Code::AdminSignature,
+        Code::KeyNotLoaded,
+        Code::KeysDestroyed,
         Code::Internal,
     ];
 
@@ -122,7 +127,9 @@ impl Code {
             | Code::KeyAnswer
             | Code::TokenLocked
             | Code::SelfTest
-            | Code::AdminSignature => None,
+            | Code::AdminSignature
+            | Code::KeyNotLoaded
+            | Code::KeysDestroyed => None,
         }
     }
 }
@@ -139,6 +146,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
         .or_else(|| cause.downcast_ref().map(source))
         .or_else(|| cause.downcast_ref().map(file))
         .or_else(|| cause.downcast_ref().map(history))
+        .or_else(|| cause.downcast_ref().map(receipt))
         .or_else(|| cause.downcast_ref().map(header))
         .or_else(|| cause.downcast_ref().map(vault))
         .or_else(|| cause.downcast_ref().map(store))
@@ -164,25 +172,31 @@ fn fault(error: &Fault) -> Code {
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
         | Fault::NewerKeys { .. }
+        | Fault::NotApproved { .. }
         | Fault::PassthroughOfVault { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Pins { .. } => Code::KeySource,
+        Fault::NoZonePin { .. } => Code::AdminSignature,
         Fault::Unprinted { .. } => Code::Other,
         Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
         // A failure that calls itself success is one all the same.
         Fault::Told { code: 0, message: _ } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),
         Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
-        Fault::ReadOnlyMount
+        Fault::NotADataset | Fault::NoSuchUser { .. } => Code::Usage,
+        Fault::NotInAMount { .. } => Code::Mountpoint,
+        Fault::NotPermitted
+        | Fault::ReadOnlyMount
         | Fault::Frozen
         | Fault::ZoneNotAhead
         | Fault::LostNotEmpty { .. }
         | Fault::EpochNeeded { .. } => Code::Refused,
         Fault::NotRekeyed { .. } => Code::Damaged,
         Fault::RetireMounted { .. } => Code::Locked,
+        Fault::LeftAtServer { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
@@ -199,21 +213,40 @@ fn key(error: &KeyError) -> Code {
         | KeyError::SlotIdsUsedUp
         | KeyError::EpochsUsedUp
         | KeyError::ZoneSuite { .. }
+        | KeyError::DomainNotZone { .. }
         | KeyError::NotAdministrator { .. }
         | KeyError::LastAdministrator { .. }
         | KeyError::NoAdministrator
         | KeyError::HasAdministrator
         | KeyError::NoOuterKey
+        | KeyError::NoZoneToShare { .. }
         | KeyError::NewestEpoch { .. }
         | KeyError::OtherEpochs { .. }
         | KeyError::OtherZone
-        | KeyError::SharedKey { .. } => Code::Refused,
+        | KeyError::SharedKey { .. }
+        | KeyError::NoParentSlot
+        | KeyError::HasParentSlot => Code::Refused,
+        KeyError::OtherParent => Code::WrongKey,
         KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
+        KeyError::Destroyed(_) => Code::KeysDestroyed,
+        KeyError::NothingToProve => Code::Refused,
+        KeyError::Receipt(e) => receipt(e),
         KeyError::History(e) => history(e),
         KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),
+    }
+}
+
+fn receipt(error: &ReceiptError) -> Code {
+    match error {
+        ReceiptError::Json(_)
+        | ReceiptError::Version
+        | ReceiptError::Unsigned
+        | ReceiptError::OtherKey { .. }
+        | ReceiptError::Signature => Code::Damaged,
+        ReceiptError::Other => Code::Usage,
     }
 }
 
@@ -231,6 +264,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Combination { .. }
         | SourceError::Argument { .. }
         | SourceError::NotMade
+        | SourceError::NotDestroyed
         | SourceError::NotAZone => Code::Usage,
         SourceError::EmptyPassphrase => Code::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
@@ -252,6 +286,7 @@ fn source(error: &SourceError) -> Code {
         | SourceError::Auxiliary { .. } => Code::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),
+        SourceError::ZoneShared => Code::Refused,
         SourceError::NoRandom(_) => Code::Other,
     }
 }
@@ -340,6 +375,8 @@ fn vault(error: &VaultError) -> Code {
         | VaultError::Unsupported
         | VaultError::NoRandom(_) => Code::Other,
         VaultError::Locked => Code::Locked,
+        VaultError::KeyNotLoaded => Code::KeyNotLoaded,
+        VaultError::OtherDataset | VaultError::DatasetRoot => Code::Refused,
         VaultError::Damaged { .. } => Code::Damaged,
         VaultError::Refused(_) => Code::Refused,
         VaultError::Store(e) => store(e),

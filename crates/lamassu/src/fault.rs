@@ -80,6 +80,9 @@ pub enum Fault {
         "{path:?}, line {line}: a line is the id of a vault and the key of its administrator, both in hex; correct it"
     )]
     Pins { path: PathBuf, line: usize },
+    /// The user's: a zone file that says nothing of a vault.
+    #[error("{file:?} pins no administrator for vault {vault}: `lamassu key admin pin --zone FILE DIR` does")]
+    NoZonePin { file: PathBuf, vault: String },
     /// Standard output did not take a secret that is shown once.
     #[error("the key could not be printed ({reason}), {undone}")]
     Unprinted { reason: String, undone: String },
@@ -118,6 +121,20 @@ pub enum Fault {
     /// The user's: a change of a frozen store.
     #[error("the vault is frozen: `lamassu thaw` it first")]
     Frozen,
+    /// The user's: neither a mount point nor the root of a dataset.
+    #[error("this is not the root of a dataset: `lamassu dataset list PATH` shows those there are")]
+    NotADataset,
+    /// The user's: nothing of ours is mounted there.
+    #[error("{path:?} does not lie in a mounted vault; without a mount, give the vault and the path in it: VAULT PATH")]
+    NotInAMount { path: PathBuf },
+    /// The user's, or the administrator's who named the delegates.
+    #[error(
+        "only root and the user who mounted may do this; a delegate may create datasets that inherit their key, in its own directories, and list, unload and load its own"
+    )]
+    NotPermitted,
+    /// The user's: not in /etc/passwd.
+    #[error("there is no user {user:?} on this machine; give a name of /etc/passwd, or a number")]
+    NoSuchUser { user: String },
     /// Nobody asked for one.
     #[error("no re-keying was begun since the vault was mounted")]
     NoRekey,
@@ -142,6 +159,12 @@ pub enum Fault {
          `lamassu rekey` takes them to the newest key; what `lamassu check` calls damaged has to be restored or removed first"
     )]
     EpochNeeded { tier: &'static str, epoch: u32, objects: usize },
+    /// The user's: `--fips`, and something that is not approved.
+    #[error("--fips: {why}")]
+    NotApproved { why: &'static str },
+    /// A key server or token did not destroy its key: everything else was done.
+    #[error("the vault's keys are destroyed, but not the key of {sources}; the receipt says what was answered")]
+    LeftAtServer { sources: String },
     /// The daemon of a mount did not do what it was asked to; its own words.
     #[error("{message}")]
     Told {

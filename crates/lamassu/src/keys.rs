@@ -3,12 +3,16 @@
 //! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in the wrong place.
 
 use crate::fault::Fault;
+use crate::fips;
 use crate::output::Ui;
-use crate::text;
+use crate::{pins, text};
 use anyhow::{Context, Result};
-use lamassu_format::header::Header;
+use lamassu_format::header::{Header, VaultHeader};
+use lamassu_format::name;
+use lamassu_keys::dataset::inherits;
 use lamassu_keys::{
-    Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, unix_now,
+    Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, header_file,
+    unix_now, unlock_by_parent,
 };
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -59,6 +63,11 @@ impl From<&str> for SourceText {
 }
 
 impl SourceText {
+    /// Whether nothing stands there.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The source.
     pub fn parse(&self, option: &'static str) -> Result<KeySource> {
         self.0.parse().context(option)
@@ -107,6 +116,7 @@ pub fn source_or_prompt(text: Option<&SourceText>, option: &'static str) -> Resu
 
 /// Gets what opens or makes a slot. `subject` is what the prompt names.
 pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Result<Material> {
+    fips::check_kind(source.kind())?;
     let loaded = match source.load(&Ask { subject, purpose, stdin: true }) {
         Ok(loaded) => loaded,
         // Ctrl-C at the prompt; the thread that waits for signals may be later than this one.
@@ -133,14 +143,20 @@ pub fn unlock_and_keep<H: Header>(
     source: &KeySource,
     subject: &Path,
 ) -> Result<(Unlocked, Material)> {
+    fips::check_suite(header.suite())?;
     let attempts = if source.is_interactive() && std::io::stdin().is_terminal() { ATTEMPTS_MAX } else { 1 };
     let mut attempt = 1;
     loop {
         let material = load(ui, source, &subject.display().to_string(), Purpose::Unlock)?;
         ui.detail(format_args!("opening {} with {source}", subject.display()));
-        match lamassu_keys::unlock(header, &material) {
+        let opened = match lamassu_keys::unlock(header, &material) {
+            // The directory of a dataset in the store: the key of the vault it lies in opens it too.
+            Err(error) if error.is_wrong_key() && inherits(header) => by_parent(header, &material, subject, error),
+            done => done,
+        };
+        match opened {
             Ok(unlocked) => {
-                check_pinned(header).with_context(|| format!("{}", subject.display()))?;
+                check_pinned(ui, header).with_context(|| format!("{}", subject.display()))?;
                 crate::used::note(&header.keys().id, unlocked.slot());
                 header
                     .keys()
@@ -159,10 +175,27 @@ pub fn unlock_and_keep<H: Header>(
     }
 }
 
-/// Refuses a vault's header that somebody else has signed than who is pinned. Zones have no administrator.
-pub fn check_pinned<H: Header>(header: &H) -> Result<()> {
-    if H::IS_VAULT {
-        lamassu_keys::admin::check_pinned(header, &crate::pins::of(&header.keys().id)?)?;
+/// Opens the header of a dataset in `dir` by the vault above it in the store, which the material opens, or that by the one above it.
+fn by_parent<H: Header>(header: &H, material: &Material, dir: &Path, own: KeyError) -> Result<Unlocked, KeyError> {
+    let Ok(dir) = dir.canonicalize() else { return Err(own) };
+    let Some(above) = dir.ancestors().skip(1).find(|d| d.join(name::HEADER).is_file()) else { return Err(own) };
+    let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Err(own) };
+    let keys = match lamassu_keys::unlock(&parent, material) {
+        Err(error) if error.is_wrong_key() && inherits(&parent) => by_parent(&parent, material, above, error)?,
+        done => done?,
+    };
+    unlock_by_parent(header, &keys.key_ring(parent.suite())?)
+}
+
+/// Refuses a vault's header that somebody else has signed than who is pinned; a pin follows a key that the pinned one has signed. Zones have no administrator.
+pub fn check_pinned<H: Header>(ui: &Ui, header: &H) -> Result<()> {
+    if !H::IS_VAULT {
+        return Ok(());
+    }
+    let id = header.keys().id;
+    let followed = lamassu_keys::admin::check_pinned(header, &pins::of(&id)?)?;
+    if let Some((old, admin)) = followed.zip(header.keys().admin.as_ref()) {
+        pins::follow(ui, &id, &old, &admin.public);
     }
     Ok(())
 }

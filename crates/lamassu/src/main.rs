@@ -11,6 +11,7 @@ mod daemon;
 mod distinct;
 mod exit;
 mod fault;
+mod fips;
 mod fstab;
 mod keys;
 mod log;
@@ -25,6 +26,7 @@ mod store_kind;
 mod text;
 mod tree;
 mod used;
+mod users;
 
 use clap::Parser;
 use exit::Code;
@@ -56,8 +58,10 @@ fn run(argv: Vec<OsString>) -> Code {
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
     }
-    pins::given(cli.global.admin_key());
-    let done = log::start(&ui, cli.global.log_file()).and_then(|()| cmd::run(&ui, cli.command));
+    pins::given(cli.global.pinned());
+    let started = log::start(&ui, cli.global.log_file());
+    let tested = started.and_then(|()| if cli.global.fips() { fips::require() } else { Ok(()) });
+    let done = tested.and_then(|()| cmd::run(&ui, cli.command));
     match done {
         Ok(code) => code,
         Err(error) => failed(&error),

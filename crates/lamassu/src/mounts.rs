@@ -47,10 +47,21 @@ pub fn at(mountpoint: &Path) -> Option<Mount> {
     all().into_iter().rfind(|m| m.mountpoint == mountpoint)
 }
 
+/// The mount that a path without links lies in.
+pub fn containing(path: &Path) -> Option<Mount> {
+    all().into_iter().filter(|m| path.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len())
+}
+
 /// Where the vault in `dir` is mounted for writing.
 pub fn of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     all().into_iter().find(|m| m.fs_type == TYPE && m.source == dir && !m.is_read_only())
+}
+
+/// Where the vault in `dir` is mounted, read-only too.
+pub fn any_of_vault(dir: &Path) -> Option<Mount> {
+    let dir = dir.canonicalize().ok()?;
+    all().into_iter().find(|m| m.fs_type == TYPE && m.source == dir)
 }
 
 fn parse(line: &[u8]) -> Option<Mount> {

@@ -1,14 +1,19 @@
 //! From a directory to an open vault: find the header, unlock it, open the tree.
 
 use crate::fault::Fault;
+use crate::fips;
 use crate::keys::{self, KeyArg};
 use crate::output::Ui;
+use crate::pins;
+use crate::served::keeper::Keeper;
+use crate::served::serve::Served;
 use anyhow::{Context, Result};
-use lamassu_format::header::VaultHeader;
+use lamassu_format::header::{Header, VaultHeader};
 use lamassu_format::name;
-use lamassu_keys::{Unlocked, header_file};
+use lamassu_keys::{KeyError, Unlocked, admin, header_file};
+use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
-use lamassu_vault::{Durability, Integrity, Options, Vault, VaultError};
+use lamassu_vault::{Durability, Forest, Integrity, Options, Vault, VaultError};
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -51,7 +56,10 @@ impl Found {
         }
         let path = dir.join(name::HEADER);
         match header_file::read(&path) {
-            Ok(header) => Ok(Found { dir: dir.into(), header }),
+            Ok(header) => {
+                refuse_destroyed(&header).with_context(|| dir.display().to_string())?;
+                Ok(Found { dir: dir.into(), header })
+            }
             Err(header_file::FileError::Missing { path: _ }) => Err(Fault::NotAVault { dir: dir.into() }.into()),
             Err(error) => Err(error.into()),
         }
@@ -59,36 +67,66 @@ impl Found {
 
     /// Loads the keys.
     pub fn unlock(self, ui: &Ui, key: &KeyArg) -> Result<Unsealed> {
+        fips::check_small_files(self.header.convergent_small_files())?;
         let keys = keys::unlock(ui, &self.header, &key.source()?, &self.dir)?;
         Ok(Unsealed { found: self, keys })
     }
 }
 
+/// An open vault, and where it lies.
+pub struct Opened {
+    /// the tree
+    pub vault: Arc<Vault>,
+    /// its store
+    pub backend: Arc<dyn Backend>,
+    /// whether nothing in it is changed
+    pub read_only: bool,
+}
+
 impl Unsealed {
     /// Opens the tree.
     pub fn open(&self, options: Options) -> Result<Arc<Vault>> {
-        self.open_over(options, backend)
+        self.open_over(options, backend).map(|opened| opened.vault)
     }
 
-    /// Opens the tree; reading it leaves the access times of the stored files alone.
-    pub fn open_without_access_times(&self, options: Options) -> Result<Arc<Vault>> {
-        self.open_over(options, |dir| Ok(backend(dir)?.without_access_times()))
+    /// Opens the tree, to serve it; with `quiet`, reading it leaves the access times of the stored files alone.
+    pub fn open_to_serve(&self, options: Options, quiet: bool) -> Result<Opened> {
+        self.open_over(options, |dir| {
+            let backend = backend(dir)?;
+            Ok(if quiet { backend.without_access_times() } else { backend })
+        })
     }
 
-    fn open_over(&self, options: Options, backend: impl Fn(&Path) -> Result<LocalBackend>) -> Result<Arc<Vault>> {
+    /// Opens the tree and, as they are entered, the datasets in it.
+    pub fn open_forest(self, options: Options) -> Result<Arc<Served>> {
+        let opened = self.open_to_serve(options.clone(), false)?;
+        let dir = self.found.dir.canonicalize().unwrap_or_else(|_| self.found.dir.clone());
+        Served::new(self, opened, Keeper::new(dir, options, true, None))
+    }
+
+    fn open_over(&self, options: Options, backend: impl Fn(&Path) -> Result<LocalBackend>) -> Result<Opened> {
         let Found { dir, header } = &self.found;
         if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
             return Err(Fault::SuiteNeedsFull { suite: header.suite().name() }.into());
         }
         once_closed(dir, || {
             let ring = self.keys.key_ring(header.suite())?;
-            match Vault::open(Arc::new(backend(dir)?), header, ring, options.clone()) {
-                Ok(vault) => Ok(Arc::new(vault)),
+            let backend: Arc<dyn Backend> = Arc::new(backend(dir)?);
+            match Vault::open(backend.clone(), header, ring, options.clone()) {
+                Ok(vault) => Ok(Opened { vault: Arc::new(vault), backend, read_only: options.read_only }),
                 Err(VaultError::Locked) => Err(locked(dir).into()),
                 Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", dir.display())),
             }
         })
     }
+}
+
+/// Whoever can write to the store can say that keys were destroyed: where the vault has an administrator, it has to be signed, by the right one.
+pub fn refuse_destroyed(header: &VaultHeader) -> Result<()> {
+    let Some(destroyed) = header.destroyed() else { return Ok(()) };
+    admin::verify_signature(header)?;
+    admin::check_pinned(header, &pins::of(&header.id())?)?;
+    Err(KeyError::Destroyed(destroyed).into())
 }
 
 /// Reading one stored file, without its vault's tree: where its header is.
@@ -117,9 +155,10 @@ impl OrphanArg {
     }
 }
 
-/// Finds, unlocks and opens.
-pub fn vault(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Arc<Vault>> {
-    Found::at(dir)?.unlock(ui, key)?.open(options(read_only))
+/// Finds, unlocks and opens a vault, with the datasets in it.
+pub fn forest(ui: &Ui, dir: &Path, key: &KeyArg, read_only: bool) -> Result<Arc<Forest>> {
+    let served = Found::at(dir)?.unlock(ui, key)?.open_forest(options(read_only))?;
+    Ok(served.forest().clone())
 }
 
 /// The store below a vault.
@@ -127,17 +166,25 @@ pub fn backend(dir: &Path) -> Result<LocalBackend> {
     LocalBackend::open(dir).map_err(|source| Fault::NotADirectory { dir: dir.into(), source }.into())
 }
 
-/// Holds the writer's lock of a vault without changing anything in it; `None` where no writer was ever there.
+/// Holds the writer's lock of a vault without changing anything else in it; `None` where no writer was ever there, and this process could be none.
 ///
 /// # Errors
 /// [`Fault::Locked`].
 pub fn lock_out_writers(dir: &Path) -> Result<Option<File>> {
     let path = dir.join(name::LOCK);
-    let file = match File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(Fault::Backing { op: "open", path, source }.into()),
-    };
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let mut opened = options.open(&path);
+    if opened.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+        // As a writer makes it: one that comes now finds it.
+        opened = match options.write(true).create(true).mode(0o600).open(&path) {
+            Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
+                return Ok(None);
+            }
+            opened => opened,
+        };
+    }
+    let file = opened.map_err(|source| Fault::Backing { op: "open", path: path.clone(), source })?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(locked(dir).into()),
@@ -169,4 +216,22 @@ pub fn once_closed<T>(dir: &Path, mut attempt: impl FnMut() -> Result<T>) -> Res
 pub fn locked(dir: &Path) -> Fault {
     let place = crate::mounts::of_vault(dir).map(|m| format!(": mounted on {}", m.mountpoint.display()));
     Fault::Locked { dir: dir.into(), place: place.unwrap_or_default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_store::Backend;
+    use std::ffi::OsStr;
+
+    #[test]
+    fn a_vault_that_nobody_ever_wrote_is_locked_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock_out_writers(dir.path()).unwrap().expect("a lock");
+        let writer = LocalBackend::open(dir.path()).unwrap();
+        let refused = writer.try_lock(OsStr::new(name::LOCK)).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop(held);
+        drop(writer.try_lock(OsStr::new(name::LOCK)).unwrap());
+    }
 }

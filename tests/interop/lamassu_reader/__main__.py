@@ -91,7 +91,7 @@ def _info(path: str, source: header.KeySource) -> None:
     print("suite", h.suite.name, "block size", h.block_size, "opened by slot", h.opened_slot, "of", len(h.slots))
     if not h.is_zone:
         print("zone", h.zone.hex(), "reserved slots", h.reserved_slots, "name_max", h.name_max)
-        print("names", "plain" if h.plain_names else "encrypted", "small files", h.convergent and "convergent" or "random")
+        print("names", "plain" if h.plain_names else "encrypted", "small files", h.convergent and "convergent" or "random", "domain", h.domain)
     print("epochs", len(h.inner), "inner", len(h.outer), "outer")
 
 

@@ -36,6 +36,7 @@ class File:
     def __init__(self, header: Header, path: Where) -> None:
         self._where = show(path)
         self._suite = header.suite
+        self._domain = header.domain
         self._outer = header.outer
         self._inner: list[InnerKeys] = [header.suite.inner(k) for k in header.inner]
         self._geo = Geometry(header.block_size, header.reserved_slots)
@@ -156,6 +157,8 @@ class File:
         if len(raw) < PAGE:
             raise Damage(name, "the backing file ends within this page")
         page = open_page(self._suite, self._outer, self._geo, g, raw, name)
+        if page.file_id == bytes(16) and self._domain in ("file", "none"):
+            raise Damage(name, "a page without the file's id, on which the keys depend")
         if g and page.file_id == bytes(16):
             raise Damage(name, "a second page with the id of a convergent file")
         if self._file_id is None:
@@ -213,11 +216,19 @@ class File:
 
     # --- blocks ------------------------------------------------------------------------------
 
-    def _verified(self, key: bytes, raw: bytes) -> bytes | None:
+    def _salt(self, b: int) -> bytes:
+        """What the key of block b depends on beside its content and K_in. A page of the file has been opened before."""
+        if self._domain not in ("file", "none"):
+            return b""
+        assert self._file_id is not None
+        return self._file_id + (b.to_bytes(8, "little") if self._domain == "none" else b"")
+
+    def _verified(self, b: int, key: bytes, raw: bytes) -> bytes | None:
         """The plaintext if it hashes back to `key` under some epoch. A key with the compression mark never does."""
         plain = self._suite.decrypt_block(key, raw)
+        salt = self._salt(b)
         for n, keys in enumerate(self._inner):
-            if keys.block_key(plain) == key:
+            if keys.block_key(plain, salt) == key:
                 if n:  # last hit first
                     self._inner.insert(0, self._inner.pop(n))
                 return plain
@@ -229,7 +240,7 @@ class File:
         hole = not any(raw)
         for candidate in (key, ZERO_KEY if previous is None else previous):
             if candidate != ZERO_KEY:
-                plain = self._verified(candidate, raw)
+                plain = self._verified(b, candidate, raw)
                 if plain is not None:
                     return plain
             elif hole:
@@ -248,7 +259,7 @@ class File:
             return self._pending(b, key, page.previous.get(i))
         if key == ZERO_KEY:
             return None
-        plain = self._verified(key, self._raw_block(b))
+        plain = self._verified(b, key, self._raw_block(b))
         if plain is None:
             raise Damage(self._block_name(b), "the content does not match its key")
         return plain

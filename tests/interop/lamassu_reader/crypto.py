@@ -199,7 +199,7 @@ class InnerKeys:
     key: bytes
     hash_key: bytes
 
-    def block_key(self, plain: bytes) -> bytes:
+    def block_key(self, plain: bytes, salt: bytes = b"") -> bytes:
         """K of a data block with plaintext `plain`."""
         name = self.suite.name
         if name in ("aes", "paper"):
@@ -212,11 +212,11 @@ class InnerKeys:
             parts = []
             for c in (1, 2):
                 mac = CMAC(algorithms.AES(self.key))
-                mac.update(c.to_bytes(4, "big") + b"lamassu\0" + h + (256).to_bytes(4, "big"))
+                mac.update(c.to_bytes(4, "big") + b"lamassu\0" + h + salt + (256).to_bytes(4, "big"))
                 parts.append(mac.finalize())
             k = b"".join(parts)
         else:
-            k = blake3.blake3(h, key=self.key).digest()
+            k = blake3.blake3(h + salt, key=self.key).digest()
         if not self.suite.last_bit_kept:
             k = k[:31] + bytes((k[31] & 0xFE,))
         if k == bytes(32):  # cannot be tested

@@ -13,20 +13,24 @@ from typing import Any
 from argon2 import Type
 from argon2.low_level import ARGON2_VERSION, hash_secret_raw
 
+from . import records
 from . import strictjson as sj
 from .crypto import SUITES, TAG, OpenFailed, Suite, ed25519_public, ed25519_verify, hkdf, prf, same, xaes_open
-from .errors import NoKey, Refused, Where, show
+from .errors import LamassuError, NoKey, Refused, Where, show
 
 LIMIT = 1 << 20
 PASSPHRASE_LIMIT = 4096
 SOURCE_KINDS = ("raw", "hex", "passphrase")
-KINDS = (*SOURCE_KINDS, "recovery", "recovery-shares", "pkcs11")
+DOMAINS = ("family", "file", "none")  # and `zone`, which is left out
+KINDS = (*SOURCE_KINDS, "recovery", "recovery-shares", "pkcs11", "parent")
+PARENT_RECORD = 88
 TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
-_OF_VAULTS = {"admin", "history", "read_only"}  # members that a vault may have
+_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "integrity", "cache"}  # members that a vault may have
+_OF_ZONES = {"pins"}  # members that a zone may have
 _OF_SLOTS = {"expires"}  # members that a slot may have
 
 
@@ -75,6 +79,20 @@ def _drop_line_end(data: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
+class ParentKeys:
+    """The keychain of the vault that a dataset lies in, as a key source: it opens parent slots alone."""
+
+    suite: Suite
+    outer: tuple[bytes, ...]
+
+    def secret(self, record: bytes, header_id: bytes) -> bytes | None:
+        """The secret of a parent slot, or None where no key of the parent opens it."""
+        with contextlib.suppress(LamassuError):
+            return records.open_record(self.suite, self.outer, records.PARENT_SLOT, header_id, record, "a parent slot")
+        return None
+
+
+@dataclass(frozen=True)
 class Slot:
     """One key slot."""
 
@@ -83,14 +101,20 @@ class Slot:
     label: str
     salt: bytes
     argon2: tuple[int, int, int] | None
+    parent: bytes | None
     use_only: bool
     expires: int | None
     nonce: bytes
     wrapped: bytes
 
-    def _secrets(self, source: KeySource) -> Iterator[bytes]:
+    def _secrets(self, source: KeySource | ParentKeys, header_id: bytes) -> Iterator[bytes]:
         """What this source can be to this slot. The secret of a token's slot is known to the token alone."""
-        if self.kind == "pkcs11":
+        if isinstance(source, ParentKeys):
+            secret = source.secret(self.parent, header_id) if self.parent else None
+            if secret is not None:
+                yield secret
+            return
+        if self.kind in ("pkcs11", "parent"):
             return
         if self.argon2 is None:
             yield from source.keys()
@@ -99,10 +123,10 @@ class Slot:
         for text in source.passphrases():
             yield hash_secret_raw(text, self.salt, passes, memory, lanes, 32, Type.ID, ARGON2_VERSION)
 
-    def open(self, source: KeySource, header_id: bytes) -> bytes | None:
+    def open(self, source: KeySource | ParentKeys, header_id: bytes) -> bytes | None:
         """The file key and, behind it, the signing seed of an administrator's slot, or None when this slot is not opened by this source."""
         aad = b"lamassu v1 slot" + header_id + self.id.to_bytes(4, "little")
-        for secret in self._secrets(source):
+        for secret in self._secrets(source, header_id):
             wrapping = hkdf(secret, b"lamassu v1 slot", salt=self.salt)
             with contextlib.suppress(OpenFailed):
                 return xaes_open(wrapping, self.nonce, self.wrapped[:TAG], self.wrapped[TAG:], aad)
@@ -125,6 +149,7 @@ class Header:
     plain_names: bool
     name_max: int
     convergent: bool
+    domain: str
     created: int
     slots: tuple[Slot, ...]
     opened_slot: int
@@ -133,6 +158,8 @@ class Header:
     history_key: bytes
     history: tuple[int, bytes] | None
     admin: bytes | None
+    pins: dict[bytes, bytes]
+    datasets: bool
 
 
 def _optional(value: Any, names: set[str]) -> set[str]:
@@ -143,7 +170,7 @@ def _optional(value: Any, names: set[str]) -> set[str]:
 def _slot(value: Any, signed: bool, where: str) -> Slot:
     of_kind = value.get("kind") if isinstance(value, dict) else None
     passphrase = of_kind == "passphrase"
-    more = {"passphrase": {"argon2"}, "pkcs11": {"token"}}.get(of_kind, set()) if isinstance(of_kind, str) else set()
+    more = {"passphrase": {"argon2"}, "pkcs11": {"token"}, "parent": {"parent"}}.get(of_kind, set()) if isinstance(of_kind, str) else set()
     more |= _optional(value, _OF_SLOTS | {"role"} if signed else _OF_SLOTS)
     m = sj.members(value, _SLOT | more, where)
     kind = sj.string(m["kind"], f"{where}.kind")
@@ -178,6 +205,7 @@ def _slot(value: Any, signed: bool, where: str) -> Slot:
         label=label,
         salt=sj.hexbytes(m["salt"], 32, f"{where}.salt"),
         argon2=argon2,
+        parent=sj.hexbytes(m["parent"], PARENT_RECORD, f"{where}.parent") if kind == "parent" else None,
         use_only=use_only,
         expires=sj.integer(m["expires"], 0, sj.U64, f"{where}.expires") if "expires" in m else None,
         nonce=sj.hexbytes(m["nonce"], 24, f"{where}.nonce"),
@@ -199,7 +227,7 @@ def _epochs(value: Any, least: int, where: str) -> tuple[bytes, ...]:
     return tuple(reversed(keys))
 
 
-def parse(data: bytes, source: KeySource, where: Where) -> Header:
+def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     """Parse, get the file key, verify the MAC, open the keychain."""
     w = show(where)
     if len(data) > LIMIT:
@@ -211,9 +239,13 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     is_zone = form == "lamassu-zone"
     if sj.integer(obj.get("version"), 0, sj.U64, f"{w}: version") != 1:
         raise Refused(f"{w}: version", f"version {obj['version']}, this reader knows 1")
-    m = sj.members(obj, _ZONE if is_zone else _VAULT | _optional(obj, _OF_VAULTS), w)
-    if m.get("read_only", True) is not True:
-        raise Refused(f"{w}: read_only", "neither true nor left out")
+    m = sj.members(obj, _ZONE | _optional(obj, _OF_ZONES) if is_zone else _VAULT | _optional(obj, _OF_VAULTS), w)
+    for flag in ("read_only", "datasets"):
+        if m.get(flag, True) is not True:
+            raise Refused(f"{w}: {flag}", "neither true nor left out")
+    for name, values in (("integrity", ("full", "metadata")), ("cache", ("mount", "none"))):
+        if name in m and sj.string(m[name], f"{w}: {name}") not in values:
+            raise Refused(f"{w}: {name}", f"unknown value {m[name]!r}")
     for feature in sj.array(m["features"], f"{w}: features"):
         raise Refused(f"{w}: features", f"unknown feature {sj.string(feature, f'{w}: features')!r}")
 
@@ -222,6 +254,8 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     slots = tuple(_slot(s, signed, f"{w}: slots[{i}]") for i, s in enumerate(sj.array(m["slots"], f"{w}: slots")))
     if not 1 <= len(slots) <= 64 or len({s.id for s in slots}) != len(slots):
         raise Refused(f"{w}: slots", "not 1 to 64 slots with distinct ids")
+    if sum(s.kind == "parent" for s in slots) > 1:
+        raise Refused(f"{w}: slots", "more than one parent slot")
     if max(s.id for s in slots) >= sj.integer(m["next_slot"], 1, (1 << 32) - 1, f"{w}: next_slot"):
         raise Refused(f"{w}: next_slot", "not above the id of every slot")
     mac = sj.hexbytes(m["mac"], 32, f"{w}: mac")
@@ -237,7 +271,8 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
     body = {name: value for name, value in obj.items() if name != "mac"}
     if not same(mac, prf(hkdf(file_key, b"lamassu v1 header"), sj.canonical(body))):
         raise Refused(w, "the MAC does not verify: the header was changed")
-    admin = _admin(m["admin"], body, seed, f"{w}: admin") if signed else None
+    admin = _admin(m["admin"], body, seed, vault_id, f"{w}: admin") if signed else None
+    pins = _pins(m["pins"], f"{w}: pins") if "pins" in m else {}
     history = None
     if "history" in m:
         mark = sj.members(m["history"], {"count", "head"}, f"{w}: history")
@@ -259,6 +294,7 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
             raise Refused(f"{w}: names", f"unknown value {names!r}")
         if small not in ("convergent", "random"):
             raise Refused(f"{w}: small_files", f"unknown value {small!r}")
+    domain = _domain(m, suite_name, small, f"{w}: domain")
 
     inner, outer = _keychain(m["keychain"], file_key, vault_id, is_zone, f"{w}: keychain")
     return Header(
@@ -271,6 +307,7 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
         plain_names=names == "plain",
         name_max=0 if is_zone else sj.integer(m["name_max"], 64, 255, f"{w}: name_max"),
         convergent=small == "convergent",
+        domain=domain,
         created=sj.integer(m["created"], 0, sj.U64, f"{w}: created"),
         slots=slots,
         opened_slot=slot.id,
@@ -279,19 +316,57 @@ def parse(data: bytes, source: KeySource, where: Where) -> Header:
         history_key=hkdf(file_key, b"lamassu v1 history"),
         history=history,
         admin=admin,
+        pins=pins,
+        datasets="datasets" in m,
     )
 
 
-def _admin(value: Any, body: dict[str, Any], seed: bytes, where: str) -> bytes:
+def _domain(m: dict[str, Any], suite: str, small_files: str, where: str) -> str:
+    """The deduplication domain, section 4."""
+    if "domain" not in m:
+        return "zone"
+    domain = sj.string(m["domain"], where)
+    if domain not in DOMAINS:
+        raise Refused(where, f"unknown value {domain!r}")
+    if domain != "family" and (suite == "paper" or small_files != "random"):
+        raise Refused(where, f"{domain!r} with suite {suite} and small files {small_files}")
+    return domain
+
+
+def _admin(value: Any, body: dict[str, Any], seed: bytes, vault_id: bytes, where: str) -> bytes:
     """The administrator's public key, after verifying the signature."""
-    m = sj.members(value, {"public", "signature"}, where)
+    m = sj.members(value, {"public", "signature"} | _optional(value, {"before"}), where)
     public = sj.hexbytes(m["public"], 32, f"{where}.public")
     if seed and ed25519_public(seed) != public:
         raise Refused(where, "another key than the one whose seed the administrator's slot holds")
-    message = b"lamassu v1 admin" + sj.canonical(body | {"admin": {"public": m["public"]}})
+    signed = {name: value for name, value in m.items() if name != "signature"}
+    message = b"lamassu v1 admin" + sj.canonical(body | {"admin": signed})
     if not ed25519_verify(public, message, sj.hexbytes(m["signature"], 64, f"{where}.signature")):
         raise Refused(where, "the signature does not verify: the header was changed")
+    if "before" in m:
+        _successions(m["before"], public, vault_id, f"{where}.before")
     return public
+
+
+def _successions(value: Any, public: bytes, vault_id: bytes, where: str) -> None:
+    """Earlier keys of the administrator, each of which has signed the next."""
+    before = [sj.members(v, {"public", "signature"}, where) for v in sj.array(value, where)]
+    if not 1 <= len(before) <= 64:
+        raise Refused(where, "not 1 to 64 keys")
+    for m in reversed(before):
+        earlier = sj.hexbytes(m["public"], 32, where)
+        if not ed25519_verify(earlier, b"lamassu v1 admin successor" + vault_id + public, sj.hexbytes(m["signature"], 64, where)):
+            raise Refused(where, "a key has not signed the one after it")
+        public = earlier
+
+
+def _pins(value: Any, where: str) -> dict[bytes, bytes]:
+    """The administrators that a zone file pins, by vault."""
+    found = [sj.members(v, {"vault", "admin"}, where) for v in sj.array(value, where)]
+    pins = {sj.hexbytes(m["vault"], 16, where): sj.hexbytes(m["admin"], 32, where) for m in found}
+    if not 1 <= len(found) <= 4096 or len(pins) != len(found):
+        raise Refused(where, "not 1 to 4096 pins of distinct vaults")
+    return pins
 
 
 def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where: str) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
@@ -310,13 +385,13 @@ def _keychain(value: Any, file_key: bytes, vault_id: bytes, is_zone: bool, where
     )
 
 
-def load(path: Where, source: KeySource) -> Header:
+def load(path: Where, source: KeySource | ParentKeys) -> Header:
     """Read and open the header or zone file at `path`."""
     with open(path, "rb") as f:
         return parse(f.read(LIMIT + 1), source, path)
 
 
-def load_vault(directory: Where, source: KeySource) -> Header:
+def load_vault(directory: Where, source: KeySource | ParentKeys) -> Header:
     """The header of the vault in `directory`."""
     header = load(os.path.join(os.fsencode(directory), b"lamassu.vault"), source)
     if header.is_zone:

@@ -15,7 +15,7 @@ from . import records
 from .content import File
 from .crypto import OpenFailed, b64, outer, siv_open
 from .errors import Damage, LamassuError, NotFound
-from .header import Header, KeySource, load_vault
+from .header import Header, KeySource, ParentKeys, load_vault
 from .history import History
 
 PREFIX = b"lamassu."
@@ -65,7 +65,7 @@ def _raise(error: LamassuError) -> None:
 class Vault:
     """An opened vault."""
 
-    def __init__(self, directory: str | bytes, source: KeySource) -> None:
+    def __init__(self, directory: str | bytes, source: KeySource | ParentKeys) -> None:
         self.directory = os.fsencode(directory)
         self.header: Header = load_vault(directory, source)
 
@@ -120,6 +120,14 @@ class Vault:
                 problem(e)
         return [found[name] for name in sorted(found)]
 
+    def is_dataset(self, entry: Entry) -> bool:
+        """Whether an entry is the root of a vault of its own, in which nothing is this vault's."""
+        return self.header.datasets and entry.type == "d" and bool(entry.path) and os.path.isfile(os.path.join(entry.store, b"lamassu.vault"))
+
+    def dataset(self, entry: Entry) -> "Vault":
+        """The vault there, opened by this one's keys; NoKey where it does not inherit."""
+        return Vault(entry.store, ParentKeys(self.header.suite, self.header.outer))
+
     # --- the tree ----------------------------------------------------------------------------
 
     def root(self) -> Entry:
@@ -133,7 +141,7 @@ class Vault:
             parent = stack.pop()
             if parent is not top and parent.path:
                 yield parent
-            if parent.type == "d":
+            if parent.type == "d" and not self.is_dataset(parent):
                 stack.extend(reversed(self.children(parent.path, parent.store, problem)))
 
     def find(self, path: bytes) -> Entry:

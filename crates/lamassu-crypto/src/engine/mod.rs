@@ -13,7 +13,7 @@ mod sync;
 
 use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
-use crate::{BlockKey, InnerKey, KeyRing};
+use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
 use parking_lot::Mutex;
 use pool::{Pool, Side};
 use std::convert::Infallible;
@@ -60,26 +60,36 @@ impl Engine {
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
-    pub fn seal(&self, key: &InnerKey, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
+    pub fn seal(&self, key: &InnerKey, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
         check_shape(blocks.len(), block_size, keys.len());
         let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
-        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
-        self.each(bytes, per_chunk * block_size, chunks, |(blocks, keys)| key.seal(blocks, block_size, keys));
+        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk)).enumerate();
+        self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
+            key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
+        });
     }
 
     /// [`Engine::seal`] of `plain` into `sealed`, of the same length. What is encrypted is what was hashed, whoever writes to `plain` meanwhile.
     ///
     /// # Panics
     /// Unless both are `keys.len() * block_size` bytes.
-    pub fn seal_to(&self, key: &InnerKey, plain: &[u8], sealed: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
+    pub fn seal_to(
+        &self,
+        key: &InnerKey,
+        salts: Salts<'_>,
+        plain: &[u8],
+        sealed: &mut [u8],
+        block_size: usize,
+        keys: &mut [BlockKey],
+    ) {
         check_shape(plain.len(), block_size, keys.len());
         check_shape(sealed.len(), block_size, keys.len());
         let (bytes, per_chunk) = (plain.len(), blocks_per_chunk(block_size));
         let places = sealed.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
-        let chunks = plain.chunks(per_chunk * block_size).zip(places);
-        self.each(bytes, per_chunk * block_size, chunks, |(plain, (sealed, keys))| {
+        let chunks = plain.chunks(per_chunk * block_size).zip(places).enumerate();
+        self.each(bytes, per_chunk * block_size, chunks, |(n, (plain, (sealed, keys)))| {
             sealed.copy_from_slice(plain);
-            key.seal(sealed, block_size, keys);
+            key.seal(salts.skip(n * per_chunk), sealed, block_size, keys);
         });
     }
 
@@ -94,11 +104,11 @@ impl Engine {
         ring: &KeyRing,
         blocks: &mut [u8],
         block_size: usize,
-        keys: &[BlockKey],
+        keyed: Keyed<'_>,
         verify: Verify,
     ) -> Vec<usize> {
         let verify = if ring.suite().is_malleable() { Verify::Full } else { verify };
-        self.open_as_told(ring, blocks, block_size, keys, verify)
+        self.open_as_told(ring, blocks, block_size, keyed, verify)
     }
 
     /// [`Engine::open`] of a batch that is still to come: `fetch` brings the ciphertext of some blocks, given the index of the first, into their
@@ -113,12 +123,12 @@ impl Engine {
         ring: &KeyRing,
         blocks: &mut [u8],
         block_size: usize,
-        keys: &[BlockKey],
+        keyed: Keyed<'_>,
         verify: Verify,
         fetch: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
     ) -> Result<Vec<usize>, E> {
         let verify = if ring.suite().is_malleable() { Verify::Full } else { verify };
-        self.fetch_and_open(ring, blocks, block_size, keys, verify, fetch)
+        self.fetch_and_open(ring, blocks, block_size, keyed, verify, fetch)
     }
 
     /// [`Engine::open`], which a malleable suite does not keep from skipping verification: to measure decryption alone.
@@ -127,10 +137,10 @@ impl Engine {
         ring: &KeyRing,
         blocks: &mut [u8],
         block_size: usize,
-        keys: &[BlockKey],
+        keyed: Keyed<'_>,
         verify: Verify,
     ) -> Vec<usize> {
-        let Ok(failed) = self.fetch_and_open(ring, blocks, block_size, keys, verify, |_, _| Ok::<(), Infallible>(()));
+        let Ok(failed) = self.fetch_and_open(ring, blocks, block_size, keyed, verify, |_, _| Ok::<(), Infallible>(()));
         failed
     }
 
@@ -139,10 +149,11 @@ impl Engine {
         ring: &KeyRing,
         blocks: &mut [u8],
         block_size: usize,
-        keys: &[BlockKey],
+        keyed: Keyed<'_>,
         verify: Verify,
         fetch: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
     ) -> Result<Vec<usize>, E> {
+        let Keyed { keys, salts } = keyed;
         check_shape(blocks.len(), block_size, keys.len());
         let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk)).enumerate();
@@ -158,7 +169,8 @@ impl Engine {
             }
             for (g, (blocks, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks(GROUP)).enumerate() {
                 let first = n * per_chunk + g * GROUP;
-                open_group(self.kernel, ring, blocks, block_size, keys, verify, |i| failed.lock().push(first + i));
+                let keyed = Keyed { keys, salts: salts.skip(first) };
+                open_group(self.kernel, ring, blocks, block_size, keyed, verify, |i| failed.lock().push(first + i));
             }
         });
         if let Some((_, error)) = error.into_inner() {
@@ -223,11 +235,11 @@ fn open_group(
     ring: &KeyRing,
     blocks: &mut [u8],
     block_size: usize,
-    keys: &[BlockKey],
+    keyed: Keyed<'_>,
     verify: Verify,
     mut fail: impl FnMut(usize),
 ) {
-    let suite = ring.suite();
+    let (suite, keys) = (ring.suite(), keyed.keys);
     let mut live = [0usize; GROUP];
     let mut live_count = 0;
     for (i, (block, key)) in blocks.chunks_exact_mut(block_size).zip(keys).enumerate() {
@@ -246,7 +258,7 @@ fn open_group(
     if verify == Verify::No || live.is_empty() {
         return;
     }
-    let verified = verify_blocks(ring, blocks, block_size, keys, live);
+    let verified = verify_blocks(ring, blocks, block_size, keyed, live);
     for (&i, verified) in live.iter().zip(verified) {
         if !bool::from(verified) {
             blocks[i * block_size..][..block_size].fill(0);
@@ -260,10 +272,12 @@ fn verify_blocks(
     ring: &KeyRing,
     blocks: &[u8],
     block_size: usize,
-    keys: &[BlockKey],
+    keyed: Keyed<'_>,
     live: &[usize],
 ) -> [Choice; GROUP] {
     let plain = Group::of(live.iter().map(|&i| &blocks[i * block_size..][..block_size]));
+    let mut numbers = [0; GROUP];
+    let salts = keyed.salts.pick(live, &mut numbers[..live.len()]);
     let mut verified = [Choice::from(0); GROUP];
     let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
     let mut derived = Zeroizing::new([[0u8; 32]; GROUP]);
@@ -271,10 +285,10 @@ fn verify_blocks(
         if round == 0 || inner.hash_is_keyed() {
             inner.hash_group(plain.as_slice(), &mut hashes[..live.len()]);
         }
-        inner.keys_of_hashes(&hashes[..live.len()], &mut derived[..live.len()]);
+        inner.keys_of_hashes(&hashes[..live.len()], salts, &mut derived[..live.len()]);
         let mut hit = Choice::from(0);
         for ((v, d), &i) in verified.iter_mut().zip(derived.iter()).zip(live) {
-            let equal = are_equal(d, &keys[i]);
+            let equal = are_equal(d, &keyed.keys[i]);
             hit |= equal;
             *v |= equal;
         }
@@ -299,6 +313,7 @@ fn are_equal(a: &BlockKey, b: &BlockKey) -> Choice {
 mod tests {
     use super::*;
     use crate::{Secret, Suite};
+    use lamassu_format::Domain;
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -328,11 +343,11 @@ mod tests {
             let plain = pattern(count * block_size, seed);
             let mut blocks = plain.clone();
             let mut keys = vec![[0; 32]; count];
-            engine.seal(&ring.inner(), &mut blocks, block_size, &mut keys);
+            engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, block_size, &mut keys);
             prop_assert!(count == 0 || blocks != plain);
             for verify in [Verify::Full, Verify::No] {
                 let mut opened = blocks.clone();
-                prop_assert!(engine.open(&ring, &mut opened, block_size, &keys, verify).is_empty());
+                prop_assert!(engine.open(&ring, &mut opened, block_size, Keyed::unsalted(&keys), verify).is_empty());
                 prop_assert!(opened == plain);
             }
         }
@@ -344,9 +359,9 @@ mod tests {
             let mut blocks = plain.clone();
             let mut keys = vec![[0; 32]; 70];
             let engine = Engine::new(2);
-            engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
+            engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
             damaged.iter().for_each(|i| blocks[i * 4096 + at] ^= 0x10);
-            let failed = engine.open(&ring, &mut blocks, 4096, &keys, Verify::Full);
+            let failed = engine.open(&ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full);
             prop_assert_eq!(&failed, &damaged.iter().copied().collect::<Vec<_>>());
             for (i, (b, p)) in blocks.chunks(4096).zip(plain.chunks(4096)).enumerate() {
                 let as_expected = if damaged.contains(&i) { b.iter().all(|&x| x == 0) } else { b == p };
@@ -365,11 +380,44 @@ mod tests {
             for (i, (b, k)) in blocks.chunks_mut(4096).zip(&mut keys).enumerate() {
                 let epoch = i * 7 % 4;
                 let key = all.inners().get(epoch).cloned().unwrap_or_else(|| unknown.inner());
-                key.seal(b, 4096, std::slice::from_mut(k));
+                key.seal(Salts::EMPTY, b, 4096, std::slice::from_mut(k));
             }
-            let failed = Engine::new(2).open(&all, &mut blocks, 4096, &keys, Verify::Full);
+            let failed = Engine::new(2).open(&all, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full);
             let expected: Vec<usize> = (0..40).filter(|i| i * 7 % 4 == 3).collect();
             assert_eq!(failed, expected, "{suite:?}");
+        }
+    }
+
+    /// Blocks of two files, some of them holes, in three chunks: each opens in its own place alone, and what its domain does not tell apart everywhere.
+    #[test]
+    fn a_block_opens_under_the_salt_it_was_sealed_with() {
+        const FIRST: u64 = 1000;
+        let (one, other) = ([1; 16], [2; 16]);
+        for (suite, domain) in
+            Suite::ALL.into_iter().flat_map(|s| Domain::ALL.map(|d| (s, d))).filter(|(s, d)| d.is_for(*s))
+        {
+            let (engine, ring) = (Engine::new(2), ring(suite, &[5, 6]));
+            let plain = pattern(4096, 1).repeat(40);
+            let mut sealed = vec![0; plain.len()];
+            let mut keys = vec![[0; 32]; 40];
+            let salts = Salts::from_block(domain, one, FIRST);
+            engine.seal_to(&ring.inner(), salts, &plain, &mut sealed, 4096, &mut keys);
+            let distinct = keys.iter().collect::<std::collections::HashSet<_>>().len();
+            assert_eq!(distinct, if domain == Domain::None { 40 } else { 1 }, "{suite:?} {domain:?}");
+            for hole in [0, 3, 17, 39] {
+                keys[hole] = [0; 32];
+            }
+            let numbers: Vec<u64> = (FIRST..FIRST + 40).collect();
+            let failed =
+                |salts| engine.open(&ring, &mut sealed.clone(), 4096, Keyed { keys: &keys, salts }, Verify::Full).len();
+            assert_eq!(
+                (failed(salts), failed(Salts::of_blocks(domain, one, &numbers))),
+                (0, 0),
+                "{suite:?} {domain:?}"
+            );
+            assert_eq!(failed(Salts::from_block(domain, other, FIRST)), if domain.is_salted() { 36 } else { 0 });
+            assert_eq!(failed(Salts::from_block(domain, one, FIRST + 1)), if domain == Domain::None { 36 } else { 0 });
+            assert_eq!(failed(Salts::EMPTY), if domain.is_salted() { 36 } else { 0 });
         }
     }
 
@@ -380,12 +428,12 @@ mod tests {
             let mut blocks = pattern(3 * 4096, 1);
             let mut keys = vec![[0; 32]; 3];
             let engine = Engine::new(1);
-            engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
+            engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
             keys[0] = [0; 32];
             keys[2][31] |= 1;
             for verify in [Verify::Full, Verify::No] {
                 let mut opened = blocks.clone();
-                let failed = engine.open(&ring, &mut opened, 4096, &keys, verify);
+                let failed = engine.open(&ring, &mut opened, 4096, Keyed::unsalted(&keys), verify);
                 assert!(opened[..4096].iter().all(|&b| b == 0));
                 if suite != Suite::Paper {
                     assert_eq!(failed, [2]);
@@ -402,9 +450,9 @@ mod tests {
             let mut blocks = pattern(4096, 1);
             let mut keys = [[0; 32]];
             let engine = Engine::new(1);
-            engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
+            engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
             blocks[100] ^= 1;
-            let failed = engine.open(&ring, &mut blocks, 4096, &keys, Verify::No);
+            let failed = engine.open(&ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::No);
             assert_eq!(failed.len(), usize::from(suite.is_malleable()));
         }
     }
@@ -420,8 +468,8 @@ mod tests {
                     for round in 0..8u8 {
                         let plain = pattern(64 * 4096, t ^ (round << 4));
                         let (mut blocks, mut keys) = (plain.clone(), vec![[0; 32]; 64]);
-                        engine.seal(&ring.inner(), &mut blocks, 4096, &mut keys);
-                        assert!(engine.open(ring, &mut blocks, 4096, &keys, Verify::Full).is_empty());
+                        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+                        assert!(engine.open(ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full).is_empty());
                         assert!(blocks == plain);
                     }
                 });
@@ -446,6 +494,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "one key a block")]
     fn a_shape_that_does_not_fit_is_refused() {
-        Engine::new(1).seal(&ring(Suite::Aes, &[1]).inner(), &mut [0; 4096], 4096, &mut [[0; 32]; 2]);
+        Engine::new(1).seal(&ring(Suite::Aes, &[1]).inner(), Salts::EMPTY, &mut [0; 4096], 4096, &mut [[0; 32]; 2]);
     }
 }

@@ -1,7 +1,7 @@
 //! What the processor has, less what `LAMASSU_CPU` takes away (Z14).
 //!
 //! `LAMASSU_CPU` is read once. It is a comma-separated list: `portable` (nothing at all), or `-NAME` for each feature to leave out: `-aes`, `-vaes`,
-//! `-sha`, `-avx512`. What it does not know it ignores: a misspelt name must not stop a mount. The mask covers the kernels of this crate;
+//! `-sha`, `-avx2` (and with it VAES), `-avx512`. What it does not know it ignores: a misspelt name must not stop a mount. The mask covers the kernels of this crate;
 //! BLAKE3, ChaCha20 and the AEAD of metadata choose for themselves.
 
 use std::sync::OnceLock;
@@ -15,6 +15,8 @@ pub(super) struct Cpu {
     pub(super) vaes: bool,
     /// The SHA extensions, with SSE4.1 and SSSE3.
     pub(super) sha: bool,
+    /// AVX2.
+    pub(super) avx2: bool,
     /// AVX-512 F and BW.
     pub(super) avx512: bool,
 }
@@ -33,10 +35,12 @@ impl Cpu {
     pub(super) fn detected() -> Cpu {
         let base = is_x86_feature_detected!("sse4.1") && is_x86_feature_detected!("ssse3");
         let aes = base && is_x86_feature_detected!("aes");
+        let avx2 = is_x86_feature_detected!("avx2");
         Cpu {
             aes,
-            vaes: aes && is_x86_feature_detected!("vaes") && is_x86_feature_detected!("avx2"),
+            vaes: aes && avx2 && is_x86_feature_detected!("vaes"),
             sha: base && is_x86_feature_detected!("sha"),
+            avx2,
             avx512: is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
         }
     }
@@ -53,6 +57,7 @@ impl Cpu {
                 "-aes" => (self.aes, self.vaes) = (false, false),
                 "-vaes" => self.vaes = false,
                 "-sha" => self.sha = false,
+                "-avx2" => (self.avx2, self.vaes) = (false, false),
                 "-avx512" => self.avx512 = false,
                 _ => {}
             }
@@ -67,11 +72,12 @@ mod tests {
 
     #[test]
     fn masks_take_away_and_never_add() {
-        let all = Cpu { aes: true, vaes: true, sha: true, avx512: true };
+        let all = Cpu { aes: true, vaes: true, sha: true, avx2: true, avx512: true };
         assert_eq!(all.masked("portable"), Cpu::default());
         assert_eq!(all.masked(""), all);
         assert_eq!(all.masked("-vaes, -sha"), Cpu { vaes: false, sha: false, ..all });
         assert_eq!(all.masked("-aes"), Cpu { aes: false, vaes: false, ..all }, "VAES needs AES");
+        assert_eq!(all.masked("-avx2"), Cpu { avx2: false, vaes: false, ..all }, "VAES needs AVX2");
         assert_eq!(all.masked("-avx512,nonsense,aes"), Cpu { avx512: false, ..all });
         assert_eq!(Cpu::default().masked("aes,+aes"), Cpu::default());
     }

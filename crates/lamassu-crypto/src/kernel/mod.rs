@@ -32,6 +32,7 @@ enum AesKernel {
 enum ShaKernel {
     Portable,
     Library,
+    Avx2,
     ShaNi,
     Avx512,
 }
@@ -64,16 +65,17 @@ impl Kernel {
 
     /// Every kernel that this processor has, slowest first, whatever `LAMASSU_CPU` says.
     pub fn available() -> Vec<Kernel> {
-        let Cpu { aes, vaes, sha, avx512 } = Cpu::detected();
+        let Cpu { aes, vaes, sha, avx2, avx512 } = Cpu::detected();
         let mut kernels = vec![Kernel::portable(), Kernel::library()];
-        for (aes, vaes, sha, avx512) in [
-            (aes, false, false, false),
-            (aes, false, sha, false),
-            (aes, vaes, sha, false),
-            (aes, vaes, false, avx512),
-            (aes, vaes, sha, avx512),
+        for (vaes, sha, avx2, avx512) in [
+            (false, false, false, false),
+            (false, false, avx2, false),
+            (false, sha, false, false),
+            (vaes, sha, false, false),
+            (vaes, false, false, avx512),
+            (vaes, sha, avx2, avx512),
         ] {
-            let kernel = Kernel::of(Cpu { aes, vaes, sha, avx512 });
+            let kernel = Kernel::of(Cpu { aes, vaes, sha, avx2, avx512 });
             if !kernels.contains(&kernel) {
                 kernels.push(kernel);
             }
@@ -91,6 +93,7 @@ impl Kernel {
         let sha = match cpu {
             Cpu { avx512: true, .. } => ShaKernel::Avx512,
             Cpu { sha: true, .. } => ShaKernel::ShaNi,
+            Cpu { avx2: true, .. } => ShaKernel::Avx2,
             _ => ShaKernel::Portable,
         };
         Kernel { aes, sha, sha_ni: cpu.sha }
@@ -113,8 +116,10 @@ impl Kernel {
             ShaKernel::ShaNi => unsafe { x86::sha_ni::sha256(messages, out) },
             #[cfg(target_arch = "x86_64")]
             ShaKernel::Avx512 => self.sha256_avx512(messages, out),
+            #[cfg(target_arch = "x86_64")]
+            ShaKernel::Avx2 => sha256_avx2(messages, out),
             #[cfg(not(target_arch = "x86_64"))]
-            ShaKernel::ShaNi | ShaKernel::Avx512 => unreachable!("no such kernel is made here"),
+            ShaKernel::Avx2 | ShaKernel::ShaNi | ShaKernel::Avx512 => unreachable!("no such kernel is made here"),
         }
     }
 
@@ -223,6 +228,26 @@ impl Kernel {
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+fn sha256_avx2(messages: &[&[u8]], out: &mut [[u8; 32]]) {
+    use x86::sha_avx2::LANES;
+    for (now, out_now) in messages.chunks(LANES).zip(out.chunks_mut(LANES)) {
+        let count = now.len();
+        if count >= AVX2_LANES_MIN && now.iter().all(|m| m.len() == now[0].len()) {
+            let lanes: [&[u8]; LANES] = std::array::from_fn(|l| now[l.min(count - 1)]);
+            // SAFETY: the variant exists only where AVX2 was detected.
+            let digests = unsafe { x86::sha_avx2::sha256(&lanes) };
+            out_now.copy_from_slice(&digests[..count]);
+        } else {
+            portable::sha256::sha256(now, out_now);
+        }
+    }
+}
+
+/// Below this many messages, one after another is faster than eight at a time, some of them idle.
+#[cfg(target_arch = "x86_64")]
+const AVX2_LANES_MIN: usize = 3;
+
 /// Below this many messages, two at a time by SHA-NI are faster than sixteen at a time, some of them idle.
 #[cfg(target_arch = "x86_64")]
 const AVX512_LANES_MIN_BESIDE_SHA_NI: usize = 9;
@@ -239,6 +264,7 @@ impl fmt::Display for Kernel {
         let sha = match self.sha {
             ShaKernel::Portable => "portable",
             ShaKernel::Library => "library",
+            ShaKernel::Avx2 => "avx2",
             ShaKernel::ShaNi => "shani",
             ShaKernel::Avx512 if self.sha_ni => "avx512/shani",
             ShaKernel::Avx512 => "avx512",

@@ -4,6 +4,7 @@
 //! caller says so by name: `Debug` shows a length, there is no `Clone` and no `PartialEq`.
 
 mod arena;
+mod stack;
 
 use crate::NoRandom;
 use arena::Slot;
@@ -13,6 +14,7 @@ use std::ops::Deref;
 use zeroize::Zeroize;
 
 pub use arena::{memory_is_locked, relock};
+pub(crate) use stack::without_trace;
 
 /// N secret bytes.
 pub struct Secret<const N: usize> {

@@ -13,10 +13,10 @@ mod zone;
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
 pub use slot::{
-    Admin, Argon2Params, HistoryMark, KeyArea, Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed,
-    check_label,
+    Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
+    Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
-pub use vault::{NameMode, VaultHeader, VaultParams};
+pub use vault::{Caching, NameMode, VaultHeader, VaultParams, Verified};
 pub use zone::{ZoneFile, ZoneParams};
 
 use crate::Suite;
@@ -25,6 +25,8 @@ use crate::Suite;
 pub const HEADER_MAX: usize = 1 << 20;
 /// Most key slots in a header.
 pub const SLOTS_MAX: usize = 64;
+/// Most pins of a zone file.
+pub const PINS_MAX: usize = 4096;
 /// Longest label of a slot, in bytes.
 pub const LABEL_MAX: usize = 255;
 /// Shortest and longest `name_max`, in bytes.
@@ -65,4 +67,9 @@ pub trait Header: Sized {
 
     /// Suite.
     fn suite(&self) -> Suite;
+
+    /// Whether its keys were destroyed, and when. A zone's never are: its members hold them.
+    fn destroyed(&self) -> Option<Destroyed> {
+        None
+    }
 }

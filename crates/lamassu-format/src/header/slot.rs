@@ -17,20 +17,23 @@ pub enum SlotKind {
     RecoveryShares,
     /// 32 bytes that a PKCS #11 token unwraps; the slot holds them sealed by the token's key.
     Pkcs11,
+    /// 32 bytes that a dataset's parent vault unseals: no source of its own.
+    Parent,
 }
 
 impl SlotKind {
     /// Every kind.
-    pub const ALL: [SlotKind; 6] = [
+    pub const ALL: [SlotKind; 7] = [
         SlotKind::Passphrase,
         SlotKind::Raw,
         SlotKind::Hex,
         SlotKind::Recovery,
         SlotKind::RecoveryShares,
         SlotKind::Pkcs11,
+        SlotKind::Parent,
     ];
 
-    /// Its name in headers and in source URIs.
+    /// Its name in headers and, but for [`SlotKind::Parent`], in source URIs.
     pub const fn name(self) -> &'static str {
         match self {
             SlotKind::Passphrase => "passphrase",
@@ -39,6 +42,7 @@ impl SlotKind {
             SlotKind::Recovery => "recovery",
             SlotKind::RecoveryShares => "recovery-shares",
             SlotKind::Pkcs11 => "pkcs11",
+            SlotKind::Parent => "parent",
         }
     }
 
@@ -139,6 +143,9 @@ impl TokenSealed {
     pub const MAX: usize = 2048;
 }
 
+/// Bytes of the sealed record that a parent slot holds: its head and 32 bytes.
+pub const PARENT_RECORD_LEN: usize = 88;
+
 /// A key slot: the file key, wrapped by one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
@@ -156,6 +163,8 @@ pub struct Slot {
     pub argon2: Option<Argon2Params>,
     /// present exactly for [`SlotKind::Pkcs11`]
     pub token: Option<TokenSealed>,
+    /// present exactly for [`SlotKind::Parent`]: the secret, in a record sealed under a K_out of the parent vault
+    pub parent: Option<[u8; PARENT_RECORD_LEN]>,
     /// what whoever opens it may do; [`Role::Administrator`] where the header has no `admin`
     pub role: Role,
     /// Unix seconds from which its owner wanted to have replaced it: warns, refuses nothing
@@ -182,6 +191,31 @@ pub struct Admin {
     pub public: [u8; 32],
     /// over [`super::Header::signature_input`]
     pub signature: [u8; 64],
+    /// the keys it followed, the oldest first; at most [`Admin::BEFORE_MAX`]
+    pub before: Vec<Predecessor>,
+}
+
+impl Admin {
+    /// Most earlier keys that a header tells of.
+    pub const BEFORE_MAX: usize = 64;
+}
+
+/// An earlier key of the administrator, which has signed the one that came after it. Not verified until `lamassu-keys` has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Predecessor {
+    /// Ed25519 public key
+    pub public: [u8; 32],
+    /// over the header's id and the public key that followed
+    pub signature: [u8; 64],
+}
+
+/// A vault's administrator, as a zone file pins it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// id of the vault
+    pub vault: [u8; 16],
+    /// the administrator's Ed25519 public key
+    pub admin: [u8; 32],
 }
 
 /// How far the history went when the header was last changed.
@@ -191,6 +225,15 @@ pub struct HistoryMark {
     pub count: u64,
     /// SHA-256 of the last of them
     pub head: [u8; 32],
+}
+
+/// That the keys of a vault were destroyed: nothing opens its header any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destroyed {
+    /// Unix seconds
+    pub time: u64,
+    /// the id of the receipt
+    pub receipt: [u8; 16],
 }
 
 /// The keychain under the file key.
@@ -209,7 +252,7 @@ pub struct KeyArea {
     pub id: [u8; 16],
     /// the id the next slot gets: greater than that of any slot this header ever had
     pub next_slot: u32,
-    /// 1 to [`super::SLOTS_MAX`] slots, ids distinct
+    /// 1 to [`super::SLOTS_MAX`] slots, ids distinct; none exactly where the keys were destroyed
     pub slots: Vec<Slot>,
     /// the keychain
     pub keychain: SealedKeychain,

@@ -1,8 +1,8 @@
 //! The vault header.
 
-use super::wire::{self, WireAdmin, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
-use super::{Header, HeaderError, KeyArea, NAME_MAX};
-use crate::{Geometry, Suite};
+use super::wire::{self, WireAdmin, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
+use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX};
+use crate::{Domain, Geometry, Suite};
 
 /// How names are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,54 @@ impl NameMode {
     }
 }
 
+/// What is verified when data is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verified {
+    /// every block is hashed again
+    Full,
+    /// the metadata alone
+    Metadata,
+}
+
+impl Verified {
+    /// Its name in headers and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Verified::Full => "full",
+            Verified::Metadata => "metadata",
+        }
+    }
+
+    /// The value of a name, or `None`.
+    pub fn from_name(name: &str) -> Option<Verified> {
+        [Verified::Full, Verified::Metadata].into_iter().find(|v| v.name() == name)
+    }
+}
+
+/// Whether a mount may leave plaintext in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// as the mount does
+    Mount,
+    /// never
+    None,
+}
+
+impl Caching {
+    /// Its name in headers and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Caching::Mount => "mount",
+            Caching::None => "none",
+        }
+    }
+
+    /// The value of a name, or `None`.
+    pub fn from_name(name: &str) -> Option<Caching> {
+        [Caching::Mount, Caching::None].into_iter().find(|c| c.name() == name)
+    }
+}
+
 /// The properties of a vault, chosen when it is made and the same ever after (but for `zone`, see [`VaultHeader::leave_zone`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaultParams {
@@ -41,8 +89,10 @@ pub struct VaultParams {
     pub names: NameMode,
     /// the longest name, in bytes, the store below takes: 64 to 255
     pub name_max: u8,
-    /// whether clean one-page files are convergent
+    /// whether clean one-page files are convergent; never where the domain is salted
     pub convergent_small_files: bool,
+    /// within which bounds equal blocks are equal
+    pub domain: Domain,
     /// Unix seconds
     pub created: u64,
 }
@@ -52,19 +102,30 @@ pub struct VaultParams {
 pub struct VaultHeader {
     params: VaultParams,
     read_only: bool,
+    datasets: bool,
+    integrity: Option<Verified>,
+    cache: Option<Caching>,
+    destroyed: Option<Destroyed>,
     keys: KeyArea,
 }
 
 impl VaultHeader {
     /// A header of its parts. Bounds are checked when it is written.
     pub fn new(params: VaultParams, keys: KeyArea) -> Self {
-        VaultHeader { params, read_only: false, keys }
+        VaultHeader { params, read_only: false, datasets: false, integrity: None, cache: None, destroyed: None, keys }
     }
 
     /// The same, of a snapshot.
     #[must_use]
     pub fn into_snapshot(self) -> Self {
         VaultHeader { read_only: true, ..self }
+    }
+
+    /// The same, of a vault whose keys are gone: without slots. What stands for the keychain and the MAC is the caller's to make.
+    #[must_use]
+    pub fn into_destroyed(mut self, destroyed: Destroyed) -> Self {
+        self.keys.slots.clear();
+        VaultHeader { destroyed: Some(destroyed), ..self }
     }
 
     /// Everything but slots, keychain and MAC.
@@ -75,6 +136,43 @@ impl VaultHeader {
     /// Whether it is a snapshot: a tree that nobody writes.
     pub fn is_snapshot(&self) -> bool {
         self.read_only
+    }
+
+    /// Whether directories of the tree may be vaults of their own.
+    pub fn has_datasets(&self) -> bool {
+        self.datasets
+    }
+
+    /// The same, with what another header says of datasets and of how it is read.
+    #[must_use]
+    pub fn alike(self, other: &VaultHeader) -> Self {
+        let VaultHeader { datasets, integrity, cache, .. } = *other;
+        VaultHeader { datasets, integrity, cache, ..self }
+    }
+
+    /// From now on they may. Never taken back: what would then be skipped would look like damage.
+    pub fn allow_datasets(&mut self) {
+        self.datasets = true;
+    }
+
+    /// What is verified on reads; `None`: what the parent vault, or the mount, says.
+    pub fn integrity(&self) -> Option<Verified> {
+        self.integrity
+    }
+
+    /// Sets it. `lamassu-vault` refuses `metadata` where the suite is malleable.
+    pub fn set_integrity(&mut self, integrity: Option<Verified>) {
+        self.integrity = integrity;
+    }
+
+    /// Whether plaintext may stay in the page cache; `None`: what the parent vault, or the mount, says.
+    pub fn cache(&self) -> Option<Caching> {
+        self.cache
+    }
+
+    /// Sets it.
+    pub fn set_cache(&mut self, cache: Option<Caching>) {
+        self.cache = cache;
     }
 
     /// Suite.
@@ -100,6 +198,11 @@ impl VaultHeader {
     /// Whether clean one-page files are convergent.
     pub fn convergent_small_files(&self) -> bool {
         self.params.convergent_small_files
+    }
+
+    /// Deduplication domain.
+    pub fn domain(&self) -> Domain {
+        self.params.domain
     }
 
     /// Vault id.
@@ -136,8 +239,13 @@ impl VaultHeader {
             names: p.names.name().into(),
             name_max: p.name_max.into(),
             small_files: if p.convergent_small_files { "convergent" } else { "random" }.into(),
+            domain: (p.domain != Domain::Zone).then(|| p.domain.name().into()),
             created: p.created,
             read_only: self.read_only.then_some(true),
+            datasets: self.datasets.then_some(true),
+            integrity: self.integrity.map(|v| v.name().into()),
+            cache: self.cache.map(|c| c.name().into()),
+            destroyed: self.destroyed.as_ref().map(WireDestroyed::of),
             next_slot: self.keys.next_slot.into(),
             slots: WireSlot::all(&self.keys.slots),
             keychain: WireKeychain::of(&self.keys.keychain),
@@ -157,32 +265,46 @@ impl Header for VaultHeader {
         let w: WireVault = wire::from_slice(Self::FORMAT, bytes)?;
         let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
         let (admin, history) = (w.admin.as_ref().map(|a| &a.0), w.history.as_ref().map(|h| &h.0));
-        let keys = WireKeys { id, next_slot, slots, keychain: &w.keychain.0, admin, history, mac };
+        let destroyed = w.destroyed.as_ref().map(|d| d.0.parse()).transpose()?;
+        let keychain = &w.keychain.0;
+        let keys = WireKeys { id, next_slot, slots, destroyed: destroyed.is_some(), keychain, admin, history, mac };
         let member = |member, rule| HeaderError::Member { member, rule };
         let size =
             geometry(w.block_size, 1).ok_or(member("block_size", "a power of two from 4096 to 1048576"))?.block_size();
+        let suite = wire::suite(&w.suite)?;
+        let convergent = match w.small_files.as_str() {
+            "convergent" => true,
+            "random" => false,
+            _ => return Err(member("small_files", "\"convergent\" or \"random\"")),
+        };
         let params = VaultParams {
             zone: wire::bytes(&w.zone, "zone")?,
-            suite: wire::suite(&w.suite)?,
+            suite,
             geometry: geometry(size, w.reserved_slots).ok_or(member("reserved_slots", "1 to 62"))?,
             names: NameMode::from_name(&w.names).ok_or(member("names", "\"encrypted\" or \"plain\""))?,
             name_max: match u8::try_from(w.name_max) {
                 Ok(n) if NAME_MAX.contains(&w.name_max) => n,
                 Ok(_) | Err(_) => return Err(member("name_max", "64 to 255")),
             },
-            convergent_small_files: match w.small_files.as_str() {
-                "convergent" => true,
-                "random" => false,
-                _ => return Err(member("small_files", "\"convergent\" or \"random\"")),
-            },
+            convergent_small_files: convergent,
+            domain: domain(w.domain.as_deref(), suite, convergent)?,
             created: w.created,
         };
-        let read_only = match w.read_only {
-            None => false,
-            Some(true) => true,
-            Some(false) => return Err(member("read_only", "true, or left out")),
+        let flag = |value, name| match value {
+            None => Ok(false),
+            Some(true) => Ok(true),
+            Some(false) => Err(member(name, "true, or left out")),
         };
-        Ok(VaultHeader { params, read_only, keys: keys.parse()? })
+        let (read_only, datasets) = (flag(w.read_only, "read_only")?, flag(w.datasets, "datasets")?);
+        let integrity = match w.integrity.as_deref().map(Verified::from_name) {
+            Some(None) => return Err(member("integrity", "\"full\" or \"metadata\"")),
+            known => known.flatten(),
+        };
+        let cache = match w.cache.as_deref().map(Caching::from_name) {
+            Some(None) => return Err(member("cache", "\"mount\" or \"none\"")),
+            known => known.flatten(),
+        };
+        Ok(VaultHeader { params, read_only, datasets, integrity, cache, destroyed, keys: keys.parse()? })
     }
 
     fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
@@ -211,6 +333,27 @@ impl Header for VaultHeader {
     fn suite(&self) -> Suite {
         self.params.suite
     }
+
+    fn destroyed(&self) -> Option<Destroyed> {
+        self.destroyed
+    }
+}
+
+/// The domain that a header names, if it fits the rest. The widest is named by leaving it out.
+fn domain(name: Option<&str>, suite: Suite, convergent_small_files: bool) -> Result<Domain, HeaderError> {
+    let fail = |rule| Err(HeaderError::Member { member: "domain", rule });
+    let domain = match name.map(Domain::from_name) {
+        None => Domain::Zone,
+        Some(Some(domain)) if domain != Domain::Zone => domain,
+        Some(_) => return fail("\"family\", \"file\" or \"none\", or left out"),
+    };
+    if !domain.is_for(suite) {
+        return fail("\"family\", or left out, in suite \"paper\", whose keys take no salt");
+    }
+    if domain.is_salted() && convergent_small_files {
+        return fail("\"family\", or left out, where small_files is \"convergent\"");
+    }
+    Ok(domain)
 }
 
 /// A geometry of unbounded integers.

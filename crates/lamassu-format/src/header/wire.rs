@@ -4,10 +4,10 @@
 //! arrays, its options also `null`.
 
 use super::slot::{
-    Admin, Argon2Params, HistoryMark, KeyArea, Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed,
-    check_label,
+    Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
+    Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
-use super::{HEADER_MAX, HeaderError, SLOTS_MAX};
+use super::{HEADER_MAX, HeaderError, PINS_MAX, SLOTS_MAX};
 use crate::Suite;
 use data_encoding::HEXLOWER;
 use serde::de::value::MapAccessDeserializer;
@@ -56,9 +56,19 @@ pub struct WireVault {
     pub names: String,
     pub name_max: u64,
     pub small_files: String,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     pub created: u64,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub datasets: Option<bool>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub integrity: Option<String>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub destroyed: Option<Object<WireDestroyed>>,
     pub next_slot: u64,
     pub slots: Vec<Object<WireSlot>>,
     pub keychain: Object<WireKeychain>,
@@ -82,6 +92,8 @@ pub struct WireZone {
     pub next_slot: u64,
     pub slots: Vec<Object<WireSlot>>,
     pub keychain: Object<WireKeychain>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub pins: Option<Vec<Object<WirePin>>>,
     pub mac: String,
 }
 
@@ -97,6 +109,8 @@ pub struct WireSlot {
     argon2: Option<Object<WireArgon2>>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     token: Option<Object<WireToken>>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     role: Option<String>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -132,6 +146,22 @@ pub struct WireKeychain {
 pub struct WireAdmin {
     public: String,
     signature: String,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    before: Option<Vec<Object<WirePredecessor>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WirePredecessor {
+    public: String,
+    signature: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WirePin {
+    vault: String,
+    admin: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -139,6 +169,13 @@ pub struct WireAdmin {
 pub struct WireHistory {
     count: u64,
     head: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WireDestroyed {
+    time: u64,
+    receipt: String,
 }
 
 /// What tells whether this program can read the rest; other members are not looked at.
@@ -237,6 +274,7 @@ pub struct WireKeys<'a> {
     pub id: &'a str,
     pub next_slot: u64,
     pub slots: &'a [Object<WireSlot>],
+    pub destroyed: bool,
     pub keychain: &'a WireKeychain,
     pub admin: Option<&'a WireAdmin>,
     pub history: Option<&'a WireHistory>,
@@ -245,12 +283,13 @@ pub struct WireKeys<'a> {
 
 impl WireKeys<'_> {
     pub fn parse(&self) -> Result<KeyArea, HeaderError> {
-        if self.slots.is_empty() || self.slots.len() > SLOTS_MAX {
-            return Err(HeaderError::Member { member: "slots", rule: "an array of 1 to 64 slots" });
+        if self.destroyed != self.slots.is_empty() || self.slots.len() > SLOTS_MAX {
+            let rule = "an array of 1 to 64 slots, or of none where the keys were destroyed";
+            return Err(HeaderError::Member { member: "slots", rule });
         }
         let next_slot = positive(self.next_slot, "next_slot")?;
         let mut seen = HashSet::new();
-        let mut slots = Vec::with_capacity(self.slots.len());
+        let mut slots: Vec<Slot> = Vec::with_capacity(self.slots.len());
         for Object(wire) in self.slots {
             let slot = wire.parse(self.admin.is_some())?;
             if !seen.insert(slot.id) {
@@ -258,6 +297,9 @@ impl WireKeys<'_> {
             }
             if slot.id >= next_slot {
                 return Err(HeaderError::Member { member: "next_slot", rule: "greater than the id of every slot" });
+            }
+            if slot.kind == SlotKind::Parent && slots.iter().any(|s| s.kind == SlotKind::Parent) {
+                return Err(HeaderError::Member { member: "slots", rule: "an array with one parent slot at most" });
             }
             slots.push(slot);
         }
@@ -287,14 +329,72 @@ impl WireKeychain {
 
 impl WireAdmin {
     fn parse(&self) -> Result<Admin, HeaderError> {
+        let before = match &self.before {
+            None => Vec::new(),
+            Some(list) if (1..=Admin::BEFORE_MAX).contains(&list.len()) => {
+                list.iter().map(|Object(wire)| wire.parse()).collect::<Result<_, _>>()?
+            }
+            Some(_) => return Err(HeaderError::Member { member: "admin.before", rule: "1 to 64 keys, or left out" }),
+        };
         Ok(Admin {
             public: bytes(&self.public, "admin.public")?,
             signature: bytes(&self.signature, "admin.signature")?,
+            before,
         })
     }
 
     pub fn of(admin: &Admin) -> Object<Self> {
-        Object(WireAdmin { public: hex(&admin.public), signature: hex(&admin.signature) })
+        let before = admin.before.iter().map(|p| Object(WirePredecessor::of(p))).collect::<Vec<_>>();
+        Object(WireAdmin {
+            public: hex(&admin.public),
+            signature: hex(&admin.signature),
+            before: (!before.is_empty()).then_some(before),
+        })
+    }
+}
+
+impl WirePredecessor {
+    fn parse(&self) -> Result<Predecessor, HeaderError> {
+        Ok(Predecessor {
+            public: bytes(&self.public, "admin.before.public")?,
+            signature: bytes(&self.signature, "admin.before.signature")?,
+        })
+    }
+
+    fn of(before: &Predecessor) -> Self {
+        WirePredecessor { public: hex(&before.public), signature: hex(&before.signature) }
+    }
+}
+
+impl WirePin {
+    /// Pins of a zone file.
+    pub fn parse_all(pins: Option<&Vec<Object<WirePin>>>) -> Result<Vec<Pin>, HeaderError> {
+        let rule = "1 to 4096 pins of different vaults, or left out";
+        let Some(pins) = pins else { return Ok(Vec::new()) };
+        let mut seen = HashSet::new();
+        let parsed = pins.iter().map(|Object(wire)| {
+            Ok(Pin { vault: bytes(&wire.vault, "pins.vault")?, admin: bytes(&wire.admin, "pins.admin")? })
+        });
+        let parsed: Vec<Pin> = parsed.collect::<Result<_, HeaderError>>()?;
+        match (1..=PINS_MAX).contains(&parsed.len()) && parsed.iter().all(|pin| seen.insert(pin.vault)) {
+            true => Ok(parsed),
+            false => Err(HeaderError::Member { member: "pins", rule }),
+        }
+    }
+
+    pub fn of_all(pins: &[Pin]) -> Option<Vec<Object<Self>>> {
+        let wire = |pin: &Pin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin) });
+        (!pins.is_empty()).then(|| pins.iter().map(wire).collect())
+    }
+}
+
+impl WireDestroyed {
+    pub fn parse(&self) -> Result<Destroyed, HeaderError> {
+        Ok(Destroyed { time: self.time, receipt: bytes(&self.receipt, "destroyed.receipt")? })
+    }
+
+    pub fn of(destroyed: &Destroyed) -> Object<Self> {
+        Object(WireDestroyed { time: destroyed.time, receipt: hex(&destroyed.receipt) })
     }
 }
 
@@ -314,7 +414,7 @@ impl WireHistory {
 impl WireSlot {
     /// `signed`: whether the header has an administrator.
     fn parse(&self, signed: bool) -> Result<Slot, HeaderError> {
-        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\", \"recovery-shares\" or \"pkcs11\"";
+        let rule = "\"passphrase\", \"raw\", \"hex\", \"recovery\", \"recovery-shares\", \"pkcs11\" or \"parent\"";
         let kind = SlotKind::from_name(&self.kind).ok_or(HeaderError::Member { member: "kind", rule })?;
         let argon2 = self.argon2.as_ref().map(|Object(wire)| wire.parse()).transpose()?;
         if argon2.is_some() != (kind == SlotKind::Passphrase) {
@@ -323,6 +423,10 @@ impl WireSlot {
         let token = self.token.as_ref().map(|Object(wire)| wire.parse()).transpose()?;
         if token.is_some() != (kind == SlotKind::Pkcs11) {
             return Err(HeaderError::Member { member: "token", rule: "present for pkcs11 and only there" });
+        }
+        let parent = self.parent.as_deref().map(parent_record).transpose()?;
+        if parent.is_some() != (kind == SlotKind::Parent) {
+            return Err(HeaderError::Member { member: "parent", rule: "present for a parent slot and only there" });
         }
         check_label(&self.label)?;
         let role = match self.role.as_deref() {
@@ -343,6 +447,7 @@ impl WireSlot {
             salt: bytes(&self.salt, "salt")?,
             argon2,
             token,
+            parent,
             role,
             expires: self.expires,
             nonce: bytes(&self.nonce, "nonce")?,
@@ -366,11 +471,20 @@ impl WireSlot {
             salt: hex(&slot.salt),
             argon2,
             token: slot.token.as_ref().map(|t| Object(WireToken::of(t))),
+            parent: slot.parent.as_ref().map(|record| hex(record)),
             role: (slot.role == Role::Use).then(|| "use".into()),
             expires: slot.expires,
             nonce: hex(&slot.nonce),
             wrapped: hex(&slot.wrapped),
         }
+    }
+}
+
+fn parent_record(text: &str) -> Result<[u8; PARENT_RECORD_LEN], HeaderError> {
+    let mut record = [0; PARENT_RECORD_LEN];
+    match text.len() == 2 * PARENT_RECORD_LEN && HEXLOWER.decode_mut(text.as_bytes(), &mut record).is_ok() {
+        true => Ok(record),
+        false => Err(HeaderError::Member { member: "parent", rule: "88 bytes in lower-case hex" }),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The zone file.
 
+use super::slot::Pin;
 use super::vault::geometry;
-use super::wire::{self, WireKeychain, WireKeys, WireSlot, WireZone};
+use super::wire::{self, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
 use super::{Header, HeaderError, KeyArea};
 use crate::Suite;
 
@@ -20,13 +21,25 @@ pub struct ZoneParams {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneFile {
     params: ZoneParams,
+    pins: Vec<Pin>,
     keys: KeyArea,
 }
 
 impl ZoneFile {
     /// A zone file of its parts. Bounds are checked when it is written.
     pub fn new(params: ZoneParams, keys: KeyArea) -> Self {
-        ZoneFile { params, keys }
+        ZoneFile { params, pins: Vec::new(), keys }
+    }
+
+    /// Administrators of vaults that the zone's members shall trust.
+    pub fn pins(&self) -> &[Pin] {
+        &self.pins
+    }
+
+    /// Pins a vault's administrator, in the place of another.
+    pub fn set_pin(&mut self, pin: Pin) {
+        self.pins.retain(|old| old.vault != pin.vault);
+        self.pins.push(pin);
     }
 
     /// Everything but slots, keychain and MAC.
@@ -66,6 +79,7 @@ impl ZoneFile {
             next_slot: self.keys.next_slot.into(),
             slots: WireSlot::all(&self.keys.slots),
             keychain: WireKeychain::of(&self.keys.keychain),
+            pins: WirePin::of_all(&self.pins),
             mac: wire::hex(&self.keys.mac),
         }
     }
@@ -79,12 +93,13 @@ impl Header for ZoneFile {
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError> {
         let w: WireZone = wire::from_slice(Self::FORMAT, bytes)?;
         let (id, next_slot, slots, mac) = (&w.id, w.next_slot, &w.slots, &w.mac);
-        let keys = WireKeys { id, next_slot, slots, keychain: &w.keychain.0, admin: None, history: None, mac };
+        let keychain = &w.keychain.0;
+        let keys = WireKeys { id, next_slot, slots, destroyed: false, keychain, admin: None, history: None, mac };
         let rule = "a power of two from 4096 to 1048576";
         let size = geometry(w.block_size, 1).ok_or(HeaderError::Member { member: "block_size", rule })?.block_size();
         let block_size = u32::try_from(size).expect("a block size is at most 2^20");
         let params = ZoneParams { suite: wire::suite(&w.suite)?, block_size, created: w.created };
-        Ok(ZoneFile { params, keys: keys.parse()? })
+        Ok(ZoneFile { params, pins: WirePin::parse_all(w.pins.as_ref())?, keys: keys.parse()? })
     }
 
     fn to_json(&self) -> Result<Vec<u8>, HeaderError> {

@@ -7,7 +7,7 @@ use crate::control::{
     self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, Status,
 };
 use crate::fs::FileSystem;
-use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek};
+use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek, Request};
 use lamassu_vault::{HandleId, Ino, ROOT, Whence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,10 +29,11 @@ impl<F: FileSystem> Shared<F> {
             LAMASSU_IOC_CALL => self.calls.is_some(),
             _ => false,
         };
-        if ino != ROOT || !known {
+        if !known || (ino != ROOT && command != LAMASSU_IOC_CALL) {
             return reply.error(Errno::ENOTTY);
         }
-        if caller.uid != 0 && caller.uid != self.owner {
+        let may_call = command == LAMASSU_IOC_CALL && self.delegates.contains(&caller.uid);
+        if !caller.is_owner && !may_call {
             return reply.error(Errno::EPERM);
         }
         match command {
@@ -40,7 +41,7 @@ impl<F: FileSystem> Shared<F> {
                 let bytes = self.status().to_bytes();
                 reply.ioctl(0, &bytes[..bytes.len().min(out_size as usize)]);
             }
-            LAMASSU_IOC_CALL => self.call(caller, input, out_size, reply),
+            LAMASSU_IOC_CALL => self.call(caller, ino, input, out_size, reply),
             _ => self.aside("freeze", move |shared| {
                 let result = if command == LAMASSU_IOC_FREEZE { shared.freeze() } else { shared.thaw() };
                 match result {
@@ -51,13 +52,19 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
+    /// Who sends a request, as those who answer calls see them.
+    pub(super) fn caller(&self, req: &Request) -> Caller {
+        let uid = req.uid();
+        Caller { uid, gid: req.gid(), pid: req.pid(), is_owner: uid == 0 || uid == self.owner }
+    }
+
     /// Hands a call on, and its answer back.
-    fn call(self: &Arc<Self>, caller: Caller, input: &[u8], out_size: u32, reply: ReplyIoctl) {
+    fn call(self: &Arc<Self>, caller: Caller, dir: Ino, input: &[u8], out_size: u32, reply: ReplyIoctl) {
         let Some(calls) = self.calls.clone() else { return reply.error(Errno::ENOTTY) };
         let Some(request) = control::framed(input) else { return reply.error(Errno::EINVAL) };
         let request = Zeroizing::new(request.to_vec());
         self.aside("call", move |_| {
-            match control::frame(&calls(&caller, &request)).filter(|frame| frame.len() <= out_size as usize) {
+            match control::frame(&calls(&caller, dir, &request)).filter(|frame| frame.len() <= out_size as usize) {
                 Some(frame) => reply.ioctl(0, &frame),
                 None => reply.error(Errno::EMSGSIZE),
             }

@@ -41,12 +41,26 @@ fn send_data(result: Result<&[u8]>, reply: ReplyData) {
 
 impl<F: FileSystem> Shared<F> {
     /// Whether contents of this open file bypass the page cache.
-    pub(super) fn is_direct(&self, flags: OpenFlags) -> bool {
-        self.cache == CacheMode::None || flags.0 & libc::O_DIRECT != 0
+    pub(super) fn is_direct(&self, handle: HandleId, flags: OpenFlags) -> bool {
+        self.cache == CacheMode::None || flags.0 & libc::O_DIRECT != 0 || self.uncached.read().contains(&handle.0)
     }
 
-    pub(super) fn open_reply_flags(&self, flags: OpenFlags) -> FopenFlags {
-        if self.is_direct(flags) {
+    /// A file was opened: whether it is direct is settled for as long as it is.
+    fn opened(&self, ino: Ino, handle: HandleId, access: Access, flags: OpenFlags) {
+        if !self.fs.may_cache(ino) {
+            self.uncached.write().insert(handle.0);
+        }
+        self.add_use(ino, access.write, !self.is_direct(handle, flags));
+    }
+
+    pub(super) fn forget_directness(&self, handle: HandleId) {
+        if !self.uncached.read().is_empty() {
+            self.uncached.write().remove(&handle.0);
+        }
+    }
+
+    pub(super) fn open_reply_flags(&self, handle: HandleId, flags: OpenFlags) -> FopenFlags {
+        if self.is_direct(handle, flags) {
             FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
         } else {
             FopenFlags::FOPEN_KEEP_CACHE
@@ -63,7 +77,7 @@ impl<F: FileSystem> Shared<F> {
             self.drop_privileges(ino, None, caller)?;
         }
         let handle = self.fs.open_file(ino, access)?;
-        self.add_use(ino, access.write, !self.is_direct(flags));
+        self.opened(ino, handle, access, flags);
         Ok(handle)
     }
 
@@ -80,7 +94,7 @@ impl<F: FileSystem> Shared<F> {
         let access = self.access(flags);
         match self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner) {
             Ok((entry, handle)) => {
-                self.add_use(entry.attr.ino, access.write, !self.is_direct(flags));
+                self.opened(entry.attr.ino, handle, access, flags);
                 Ok((entry, handle))
             }
             Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => {
@@ -166,7 +180,7 @@ impl<F: FileSystem> Shared<F> {
     }
 
     fn is_direct_write(&self, request: &WriteRequest) -> bool {
-        self.is_direct(request.open_flags) && !request.flags.contains(WriteFlags::FUSE_WRITE_CACHE)
+        self.is_direct(request.handle, request.open_flags) && !request.flags.contains(WriteFlags::FUSE_WRITE_CACHE)
     }
 
     fn write_all(&self, request: WriteRequest, data: &[u8]) -> Result<()> {

@@ -4,7 +4,8 @@ use super::acl::Caller;
 use super::admin::IoctlRequest;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
-use super::{Adapter, CacheWrite, Shared, TTL, failed, guarded};
+use super::reply::{is_not_found, send_empty, send_xattr};
+use super::{Adapter, CacheWrite, Shared, failed, guarded};
 use crate::fs::FileSystem;
 use crate::options::CacheMode;
 use fuser::{
@@ -13,7 +14,7 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, TimeOrNow, WriteFlags,
 };
-use lamassu_vault::{Attr, DirEntry, Entry, HandleId, Ino, RenameMode, Result, SetAttr, SetXattr, VaultError, Whence};
+use lamassu_vault::{HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -22,111 +23,6 @@ use std::time::{Duration, SystemTime};
 
 /// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between.
 const COPY_LEN_MAX: u64 = 256 << 20;
-
-/// Entries fetched at a time for a listing with attributes: their lookups happen outside the listing.
-const BATCH: usize = 64;
-
-fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(failed(op, &error)),
-    }
-}
-
-/// xattr replies: `size` 0 asks how large a buffer must be.
-fn send_xattr(op: &'static str, result: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
-    match result {
-        Ok(value) => match u32::try_from(value.len()) {
-            Ok(len) if size == 0 => reply.size(len),
-            Ok(len) if len <= size => reply.data(&value),
-            Ok(_) | Err(_) => reply.error(Errno::ERANGE),
-        },
-        Err(error) => reply.error(failed(op, &error)),
-    }
-}
-
-fn is_not_found(error: &VaultError) -> bool {
-    crate::errno_of(error) == libc::ENOENT
-}
-
-fn is_dot(name: &OsStr) -> bool {
-    name == "." || name == ".."
-}
-
-impl<F: FileSystem> Shared<F> {
-    fn send_entry(&self, op: &'static str, result: Result<Entry>, reply: ReplyEntry) {
-        match result {
-            Ok(entry) => {
-                let attr_ttl = self.ttl(entry.attr.ino);
-                reply.entry_with_ttls(&attr_ttl, &TTL, &file_attr(&entry.attr), Generation(entry.generation));
-            }
-            Err(error) => reply.error(failed(op, &error)),
-        }
-    }
-
-    fn send_attr(&self, op: &'static str, result: Result<Attr>, reply: ReplyAttr) {
-        match result {
-            Ok(attr) => reply.attr(&self.ttl(attr.ino), &file_attr(&attr)),
-            Err(error) => reply.error(failed(op, &error)),
-        }
-    }
-}
-
-impl<F: FileSystem> Adapter<F> {
-    fn readdirplus_batches(
-        shared: &Shared<F>,
-        parent: Ino,
-        handle: HandleId,
-        mut cookie: u64,
-        reply: &mut ReplyDirectoryPlus,
-    ) -> Result<()> {
-        let mut first = true;
-        loop {
-            let mut batch: Vec<(DirEntry, u64)> = Vec::with_capacity(BATCH);
-            let listed = shared.fs.read_dir(handle, cookie, &mut |entry, next| {
-                batch.push((entry.clone(), next));
-                batch.len() < BATCH
-            });
-            match listed {
-                Ok(()) => {}
-                Err(error) if first => return Err(error),
-                // What is in the reply has its references counted, so it must be sent; the next request meets the error.
-                Err(_) => return Ok(()),
-            }
-            first = false;
-            let ended = batch.len() < BATCH;
-            for (entry, next) in batch {
-                cookie = next;
-                if Self::add_plus(shared, parent, &entry, next, reply) {
-                    return Ok(());
-                }
-            }
-            if ended {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Adds one entry with its attributes, and so one reference. True: the reply is full and the entry is not in it.
-    fn add_plus(shared: &Shared<F>, parent: Ino, entry: &DirEntry, next: u64, reply: &mut ReplyDirectoryPlus) -> bool {
-        let ino = INodeNo(entry.ino);
-        if is_dot(&entry.name) {
-            // The kernel reads no attributes here and takes no reference.
-            let attr = fuser::FileAttr { ino, kind: file_type(entry.kind), ..negative_entry() };
-            return reply.add(ino, next, &entry.name, &TTL, &attr, Generation(0));
-        }
-        let Ok(found) = shared.fs.lookup(parent, &entry.name) else {
-            // Removed since it was listed, or damaged: a listing goes on without it, a lookup by name says which.
-            return false;
-        };
-        let ttl = shared.ttl(found.attr.ino);
-        let full = reply.add(ino, next, &entry.name, &ttl, &file_attr(&found.attr), Generation(found.generation));
-        if full {
-            shared.fs.forget(found.attr.ino, 1);
-        }
-        full
-    }
-}
 
 impl<F: FileSystem> Filesystem for Adapter<F> {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -142,7 +38,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         guarded("lookup", || match self.0.fs.lookup(parent.0, name) {
-            Err(error) if is_not_found(&error) => reply.entry(&TTL, &negative_entry(), Generation(0)),
+            Err(error) if is_not_found(&error) => {
+                reply.entry(&self.0.absent(parent.0, name), &negative_entry(), Generation(0));
+            }
             result => self.0.send_entry("lookup", result, reply),
         });
     }
@@ -282,7 +180,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                 // Another caller may have been quicker, and have created and read it: then it may be hot.
                 Ok((entry, handle)) => shared.after_store(entry.attr.ino, "create", move |s| {
                     let attr = file_attr(&entry.attr);
-                    let how = s.open_reply_flags(flags);
+                    let how = s.open_reply_flags(handle, flags);
                     // One TTL for name and attributes: the lesser.
                     let ttl = s.ttl(entry.attr.ino);
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
@@ -295,7 +193,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let caller = Caller::of(req);
         let job = move |s: &Shared<F>| match s.open(ino.0, flags, caller) {
-            Ok(handle) => reply.opened(FileHandle(handle.0), s.open_reply_flags(flags)),
+            Ok(handle) => reply.opened(FileHandle(handle.0), s.open_reply_flags(handle, flags)),
             Err(error) => reply.error(failed("open", &error)),
         };
         let access = self.0.access(flags);
@@ -325,8 +223,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     ) {
         let at = offset..offset.saturating_add(size.into());
         // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
-        let direct = self.0.is_direct(flags) && lock_owner.is_some();
-        if !direct && self.0.is_direct(flags) {
+        let is_direct = self.0.is_direct(HandleId(fh.0), flags);
+        let direct = is_direct && lock_owner.is_some();
+        if !direct && is_direct {
             self.0.note_cached(ino.0);
         }
         guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
@@ -379,6 +278,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         self.0.in_order(ino.0, "release", move |s| {
             s.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&fh.0);
+            s.forget_directness(HandleId(fh.0));
             send_empty("release", s.fs.release(HandleId(fh.0)), reply);
         });
     }
@@ -581,7 +481,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         if !flags.contains(IoctlFlags::FUSE_IOCTL_DIR) {
             return reply.error(Errno::ENOTTY);
         }
-        let caller = crate::control::Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() };
+        let caller = self.0.caller(req);
         let request = IoctlRequest { command: cmd, input: in_data, out_size };
         guarded("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
     }

@@ -112,7 +112,7 @@ impl Hot {
         self.state.lock().storing == Some(ino)
     }
 
-    fn wait(&self, ino: Ino) {
+    pub(super) fn wait(&self, ino: Ino) {
         self.stored.wait_while(&mut self.state.lock(), |state| state.storing == Some(ino));
     }
 }

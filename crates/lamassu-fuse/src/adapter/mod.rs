@@ -1,28 +1,34 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
-//! `acl` says what access control lists mean to the kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `upkeep` has the threads that
+//! `reply` has what answers have in common; `cache` takes from the kernel what it caches of vaults that are unloaded; `acl` says what access control lists mean to the
+//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `upkeep` has the threads that
 //! live as long as the mount.
 
 mod acl;
 mod admin;
+mod cache;
 mod convert;
 mod file_io;
 mod gate;
 mod handlers;
 mod hot;
+mod reply;
 mod upkeep;
+
+pub(crate) use cache::KernelCache;
 
 use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::fs::FileSystem;
-use crate::options::CacheMode;
+use crate::options::{CacheMode, MountOptions};
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
 use hot::Hot;
 use lamassu_vault::{Ino, VaultError};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -70,6 +76,10 @@ pub(crate) struct Shared<F> {
     cache: CacheMode,
     /// The user who mounted.
     owner: u32,
+    /// Other users who may call, see [`crate::control::Caller`].
+    delegates: Vec<u32>,
+    /// Names that the kernel was told are not in the root.
+    absent: Mutex<HashSet<OsString>>,
     /// Whether the kernel enforces access control lists.
     acls: AtomicBool,
     gate: Gate,
@@ -79,6 +89,8 @@ pub(crate) struct Shared<F> {
     uses: Mutex<HashMap<Ino, Uses>>,
     /// Direct handles through which file capabilities were taken away already.
     without_capability: Mutex<HashSet<u64>>,
+    /// Handles of files that were opened past the page cache because their vault wants it: that may change while they are open.
+    uncached: RwLock<HashSet<u64>>,
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
@@ -93,16 +105,19 @@ pub(crate) struct Shared<F> {
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    pub(crate) fn new(fs: Arc<F>, cache: CacheMode, owner: u32, calls: Option<Calls>) -> Arc<Self> {
+    pub(crate) fn new(fs: Arc<F>, options: &MountOptions, owner: u32, calls: Option<Calls>) -> Arc<Self> {
         Arc::new(Shared {
             fs,
-            cache,
+            cache: options.cache,
             owner,
+            delegates: options.delegates.clone(),
+            absent: Mutex::default(),
             acls: AtomicBool::new(false),
             gate: Gate::default(),
             admin: Mutex::new(()),
             uses: Mutex::default(),
             without_capability: Mutex::default(),
+            uncached: RwLock::default(),
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),

@@ -52,6 +52,7 @@ impl<F: FileSystem> Shared<F> {
             }
             drop(state);
             self.maintain();
+            self.unload_idle();
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(TRIM_EVERY) {
                 give_memory_back();
@@ -66,6 +67,15 @@ impl<F: FileSystem> Shared<F> {
         guarded("maintain", || {
             if let Err(error) = self.fs.maintain() {
                 tracing::error!(%error, "background commit failed; it is tried again, and fsync reports it");
+            }
+        });
+    }
+
+    /// Without a pass: unloading waits for changes that a freeze would hold back while it waits for the pass.
+    fn unload_idle(&self) {
+        guarded("unload", || {
+            if let Err(error) = self.fs.unload_idle() {
+                tracing::error!(%error, "not everything could be committed when it was unloaded");
             }
         });
     }

@@ -7,12 +7,13 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-use crate::adapter::{Adapter, Shared};
+use crate::adapter::{Adapter, KernelCache, Shared};
 use crate::control::Calls;
 use crate::fs::FileSystem;
 use crate::options::MountOptions;
 use fuser::{BackgroundSession, Config, Session, SessionACL};
 use lamassu_vault::VaultError;
+use lamassu_vault::forest::Cache;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +66,7 @@ pub struct Mounted {
     session: Option<BackgroundSession>,
     unmounter: Unmounter,
     close_error: Box<dyn Fn() -> Option<VaultError> + Send + Sync>,
+    cache: Box<dyn Fn() -> Box<dyn Cache> + Send + Sync>,
 }
 
 /// Unmounts; can be cloned and sent to another thread, such as one that waits for signals.
@@ -89,7 +91,7 @@ pub fn mount_answering<F: FileSystem>(
 ) -> Result<Mounted, MountError> {
     let path = check_mountpoint(mountpoint, options)?;
     let owner = rustix::process::geteuid().as_raw();
-    let shared = Shared::new(fs, options.cache, owner, calls);
+    let shared = Shared::new(fs, options, owner, calls);
     let device = sys::attach(&path, options)?;
     let started = start(&shared, device, options);
     let session = started.map_err(|source| {
@@ -104,8 +106,10 @@ pub fn mount_answering<F: FileSystem>(
         let shared = shared.clone();
         Arc::new(move || shared.thaw_for_unmount())
     };
+    let weak = Arc::downgrade(&shared);
+    let cache = Box::new(move || Box::new(KernelCache(weak.clone())) as Box<dyn Cache>);
     let close_error = Box::new(move || shared.close_error());
-    Ok(Mounted { session: Some(session), unmounter: Unmounter { id: Arc::new(id), thaw }, close_error })
+    Ok(Mounted { session: Some(session), unmounter: Unmounter { id: Arc::new(id), thaw }, close_error, cache })
 }
 
 fn start<F: FileSystem>(
@@ -139,6 +143,11 @@ impl Mounted {
     /// Where, as an absolute path without links.
     pub fn mountpoint(&self) -> &Path {
         self.unmounter.id.path()
+    }
+
+    /// What the kernel keeps of the file system, for [`lamassu_vault::Forest::set_cache`].
+    pub fn cache(&self) -> Box<dyn Cache> {
+        (self.cache)()
     }
 
     /// A handle to unmount from elsewhere.

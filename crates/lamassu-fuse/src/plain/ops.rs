@@ -101,6 +101,10 @@ impl PlainFs {
 }
 
 impl FileSystem for PlainFs {
+    fn may_cache(&self, _ino: Ino) -> bool {
+        true
+    }
+
     fn keeps_acls(&self) -> bool {
         false
     }
@@ -108,6 +112,10 @@ impl FileSystem for PlainFs {
         Ok(())
     }
     fn maintain(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn unload_idle(&self) -> Result<()> {
         Ok(())
     }
     fn freeze(&self) -> Result<()> {

@@ -3,8 +3,12 @@
 //! A file is replaced whole (§4): written to `PATH.new`, synced, renamed over, directory synced. `PATH.new` is also the lock of those who change the header:
 //! it is held by flock(2) from before the header is read until it is replaced, so no change is lost; the kernel drops the lock of a program that dies.
 //!
+//! What is replaced is overwritten where it lies ([`erase`]): a removed slot, or a destroyed key, must not be left in blocks that the file system has merely
+//! forgotten.
+//!
 //! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed. A zone file is the user's, and may be one.
 
+pub mod erase;
 mod steps;
 
 use lamassu_format::header::{HEADER_MAX, Header, HeaderError};
@@ -101,6 +105,18 @@ pub fn read<H: Header>(path: &Path) -> Result<H, FileError> {
 /// # Errors
 /// [`FileError`].
 pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
+    const ATTEMPTS_MAX: usize = 16;
+    for _ in 0..ATTEMPTS_MAX {
+        let (file, bytes) = read_once(path)?;
+        // What was replaced meanwhile is overwritten, so what was read of it may be noise.
+        if is_same(&file, path).map_err(reading("stat", path))? {
+            return Ok(bytes);
+        }
+    }
+    Err(FileError::Busy { path: path.into() })
+}
+
+fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
     // Without NONBLOCK a fifo put there by the store would hang the open.
     let mut flags = OFlags::NONBLOCK;
     flags.set(OFlags::NOFOLLOW, lies_in_the_store(path));
@@ -117,8 +133,8 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
     }
     let mut bytes = Vec::new();
     // One byte more than a header may have, so that the parser sees it is too large.
-    file.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).map_err(reading("read", path))?;
-    Ok(bytes)
+    (&file).take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).map_err(reading("read", path))?;
+    Ok((file, bytes))
 }
 
 /// An exclusive right to replace one header file. Dropped without a commit, it changes nothing.
@@ -179,18 +195,54 @@ impl Update {
     /// [`FileError::Exists`], [`FileError::Header`] for values out of bounds, [`FileError::Write`].
     pub fn create<H: Header>(self, header: &H) -> Result<(), FileError> {
         match self.path.symlink_metadata() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW, steps::replace),
             Err(e) => Err(writing("stat", &self.path)(e)),
             Ok(_) => Err(FileError::Exists { path: self.path.clone() }),
         }
     }
 
-    /// Replaces the header, keeping its permissions and, where that is allowed, its owner.
+    /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten where it lies, if it has no other name.
     ///
     /// # Errors
     /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is then intact, unless only the last step, the
     /// sync of the directory, failed.
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+        let before = OpenOptions::new().write(true).custom_flags(flags).open(&self.path);
+        let mode = self.take_over_owner()?;
+        self.put(header, mode, steps::replace)?;
+        if let Ok(before) = before {
+            erase::unnamed(&before);
+        }
+        Ok(())
+    }
+
+    /// The same, but the old header, whole, is left under the name of [`Update::kept_path`], for [`erase::file`].
+    ///
+    /// # Errors
+    /// As [`Update::replace`]. Where the store has no hard links, the header may be missing after a crash, and [`Update::put_back`] puts the kept one back.
+    pub(crate) fn replace_keeping<H: Header>(self, header: &H) -> Result<(), FileError> {
+        let mode = self.take_over_owner()?;
+        self.put(header, mode, steps::replace_keeping)
+    }
+
+    /// Where the old header is kept while it is replaced for good.
+    pub(crate) fn kept_path(&self) -> PathBuf {
+        self.path.with_file_name(lamassu_format::name::HEADER_REPLACING)
+    }
+
+    /// Undoes a [`Update::replace_keeping`] that left no header.
+    pub(crate) fn put_back(&self) -> Result<(), FileError> {
+        let kept = self.kept_path();
+        if self.path.symlink_metadata().is_ok() || kept.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        std::fs::rename(&kept, &self.path).map_err(writing("rename", &kept))?;
+        sync_dir_of(&self.path)
+    }
+
+    /// Gives the new file the owner of the old; tells the old one's mode.
+    fn take_over_owner(&self) -> Result<u32, FileError> {
         let old = match self.path.symlink_metadata() {
             Ok(old) => old,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -200,16 +252,21 @@ impl Update {
         };
         // Only root can give files away; for others the file becomes theirs, as with any editor.
         let _ = std::os::unix::fs::fchown(&self.new_file, Some(old.uid()), Some(old.gid()));
-        self.put(header, old.mode() & 0o777)
+        Ok(old.mode() & 0o777)
     }
 
-    fn put<H: Header>(mut self, header: &H, mode: u32) -> Result<(), FileError> {
+    fn put<H: Header>(
+        mut self,
+        header: &H,
+        mode: u32,
+        steps: impl FnOnce(&mut Self, &[u8]) -> Result<(), FileError>,
+    ) -> Result<(), FileError> {
         let json = header.to_json().map_err(|source| FileError::Header { path: self.path.clone(), source })?;
         let new = &self.new_path;
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
             .map_err(writing("set permissions of", new))?;
-        steps::replace(&mut self, &json)
+        steps(&mut self, &json)
     }
 }
 
@@ -217,7 +274,10 @@ impl Steps for Update {
     type Error = FileError;
 
     fn truncate(&mut self) -> Result<(), FileError> {
-        self.new_file.set_len(0).map_err(writing("truncate", &self.new_path))
+        // A program that died may have left keys there; usually it is empty.
+        erase::overwrite(&self.new_file)
+            .and_then(|()| self.new_file.set_len(0))
+            .map_err(writing("truncate", &self.new_path))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
@@ -226,6 +286,20 @@ impl Steps for Update {
 
     fn sync(&mut self) -> Result<(), FileError> {
         self.new_file.sync_all().map_err(writing("sync", &self.new_path))
+    }
+
+    fn keep(&mut self) -> Result<(), FileError> {
+        let kept = self.kept_path();
+        let id = |path: &Path| path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok();
+        // An earlier attempt was cut off here.
+        if id(&kept).is_some() && id(&kept) == id(&self.path) {
+            return Ok(());
+        }
+        erase::file(&kept)?;
+        // Not every store has hard links.
+        std::fs::hard_link(&self.path, &kept)
+            .or_else(|_| std::fs::rename(&self.path, &kept))
+            .map_err(writing("keep the old header as", &kept))
     }
 
     fn rename(&mut self) -> Result<(), FileError> {
@@ -245,6 +319,21 @@ fn sync_dir_of(path: &Path) -> Result<(), FileError> {
         Some(_) | None => Path::new("."),
     };
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
+}
+
+/// Writes a file whole, in the place of what is there, durably: to `PATH.new` first. For its owner alone (mode 0600).
+///
+/// # Errors
+/// [`FileError::Write`]; what was there is intact then, unless only the last step, the sync of the directory, failed.
+pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    // An earlier attempt may have been cut off.
+    let _ = std::fs::remove_file(&new);
+    write_new(&new, bytes)?;
+    std::fs::rename(&new, path).map_err(writing("rename", &new))?;
+    sync_dir_of(path)
 }
 
 /// Makes a file that holds a key or a header, for its owner alone (mode 0600), durable. Never overwrites: a key that is gone may have been the last.
@@ -267,6 +356,7 @@ impl Drop for Update {
     fn drop(&mut self) {
         if !self.committed {
             // What stays behind after a failure here is taken over by the next update.
+            let _ = erase::overwrite(&self.new_file);
             let _ = std::fs::remove_file(&self.new_path);
         }
     }

@@ -2,6 +2,9 @@
 //!
 //! Invariant: under the header's name there is, after a crash at any moment, the old header whole or the new one whole. The data is durable before the name
 //! can lead to it, and the name is durable before the change is reported.
+//!
+//! Where the old header has to be taken off the disk, there is always a name that leads to it until it is overwritten: it is kept under a second one, durably,
+//! before the first is taken away.
 
 /// What replacing a file takes. `Update` does it on a file system; a model of one, in the tests, crashes between any two of them.
 pub(super) trait Steps {
@@ -12,6 +15,8 @@ pub(super) trait Steps {
     fn write(&mut self, bytes: &[u8]) -> Result<(), Self::Error>;
     /// Makes the new file's content durable.
     fn sync(&mut self) -> Result<(), Self::Error>;
+    /// Gives the old file a second name.
+    fn keep(&mut self) -> Result<(), Self::Error>;
     /// Puts the new file in the place of the old one.
     fn rename(&mut self) -> Result<(), Self::Error>;
     /// Makes the name durable.
@@ -24,6 +29,41 @@ pub(super) fn replace<S: Steps>(steps: &mut S, bytes: &[u8]) -> Result<(), S::Er
     steps.write(bytes)?;
     steps.sync()?;
     steps.rename()?;
+    steps.sync_dir()
+}
+
+/// Replaces the file by `bytes`; the old one stays, under its second name.
+pub(super) fn replace_keeping<S: Steps>(steps: &mut S, bytes: &[u8]) -> Result<(), S::Error> {
+    steps.truncate()?;
+    steps.write(bytes)?;
+    steps.sync()?;
+    steps.keep()?;
+    steps.sync_dir()?;
+    steps.rename()?;
+    steps.sync_dir()
+}
+
+/// What taking a file off the disk takes.
+pub(super) trait Erasing {
+    type Error;
+    /// Writes noise over it.
+    fn overwrite(&mut self) -> Result<(), Self::Error>;
+    /// Makes its content durable.
+    fn sync(&mut self) -> Result<(), Self::Error>;
+    /// Gives its blocks back.
+    fn punch(&mut self) -> Result<(), Self::Error>;
+    /// Takes its name away.
+    fn remove(&mut self) -> Result<(), Self::Error>;
+    /// Makes that durable.
+    fn sync_dir(&mut self) -> Result<(), Self::Error>;
+}
+
+/// Takes a file off the disk. Its blocks are not given back, nor its name taken away, before they hold noise.
+pub(super) fn erase<S: Erasing>(steps: &mut S) -> Result<(), S::Error> {
+    steps.overwrite()?;
+    steps.sync()?;
+    steps.punch()?;
+    steps.remove()?;
     steps.sync_dir()
 }
 
@@ -42,6 +82,8 @@ mod tests {
         new: Vec<Vec<u8>>,
         /// What the name can lead to: the old content, or the new file.
         names: Vec<Name>,
+        /// Whether a second name leads to the old content.
+        kept: Vec<bool>,
         old: Vec<u8>,
         steps: usize,
         /// Power fails before this step.
@@ -60,7 +102,19 @@ mod tests {
     impl Disk {
         fn new(old: &[u8], dies_before: usize) -> Disk {
             // The new file may hold what an earlier crash left.
-            Disk { new: vec![b"rubbish".to_vec()], names: vec![Name::Old], old: old.to_vec(), steps: 0, dies_before }
+            Disk {
+                new: vec![b"rubbish".to_vec()],
+                names: vec![Name::Old],
+                kept: vec![false],
+                old: old.to_vec(),
+                steps: 0,
+                dies_before,
+            }
+        }
+
+        /// Whether the old content can lie somewhere without a name, where nobody can overwrite it.
+        fn can_lose_the_old(&self) -> bool {
+            self.names.contains(&Name::New) && self.kept.contains(&false)
         }
 
         fn step(&mut self) -> Result<(), PowerCut> {
@@ -108,6 +162,11 @@ mod tests {
             Ok(())
         }
 
+        fn keep(&mut self) -> Result<(), PowerCut> {
+            self.kept.push(true);
+            self.step()
+        }
+
         fn rename(&mut self) -> Result<(), PowerCut> {
             // It may be durable before it returns.
             self.names.push(Name::New);
@@ -117,6 +176,7 @@ mod tests {
         fn sync_dir(&mut self) -> Result<(), PowerCut> {
             self.step()?;
             self.names.drain(..self.names.len() - 1);
+            self.kept.drain(..self.kept.len() - 1);
             Ok(())
         }
     }
@@ -179,5 +239,86 @@ mod tests {
             .and_then(|()| disk.rename())
             .unwrap();
         assert!(disk.after().into_iter().any(|bytes| opened_by(bytes) == Some(1)));
+    }
+
+    #[test]
+    fn what_is_kept_has_a_name_at_every_moment() {
+        let (old, new) = headers();
+        for dies_before in 0..=7 {
+            let mut disk = Disk::new(&old, dies_before);
+            let done = replace_keeping(&mut disk, &new);
+            assert_eq!(done.is_ok(), dies_before == 7);
+            assert!(disk.after().into_iter().all(|bytes| opened_by(bytes).is_some()), "{dies_before}");
+            assert!(!disk.can_lose_the_old(), "{dies_before}");
+        }
+        // The model is not too kind.
+        let mut disk = Disk::new(&old, 9);
+        disk.truncate().and_then(|()| disk.write(&new)).and_then(|()| disk.sync()).unwrap();
+        disk.keep().and_then(|()| disk.rename()).unwrap();
+        assert!(disk.can_lose_the_old());
+    }
+
+    /// A file that is erased: whether its blocks can still hold keys, and whether they can have been given up.
+    struct Block {
+        holds_keys: Vec<bool>,
+        given_up: Vec<bool>,
+        steps: usize,
+        dies_before: usize,
+    }
+
+    impl Block {
+        fn new(dies_before: usize) -> Block {
+            Block { holds_keys: vec![true], given_up: vec![false], steps: 0, dies_before }
+        }
+
+        fn step(&mut self) -> Result<(), PowerCut> {
+            self.steps += 1;
+            if self.steps > self.dies_before { Err(PowerCut) } else { Ok(()) }
+        }
+
+        fn can_lose_keys(&self) -> bool {
+            self.holds_keys.contains(&true) && self.given_up.contains(&true)
+        }
+    }
+
+    impl Erasing for Block {
+        type Error = PowerCut;
+
+        fn overwrite(&mut self) -> Result<(), PowerCut> {
+            self.holds_keys.push(false);
+            self.step()
+        }
+
+        fn sync(&mut self) -> Result<(), PowerCut> {
+            self.step()?;
+            self.holds_keys.drain(..self.holds_keys.len() - 1);
+            Ok(())
+        }
+
+        fn punch(&mut self) -> Result<(), PowerCut> {
+            self.given_up.push(true);
+            self.step()
+        }
+
+        fn remove(&mut self) -> Result<(), PowerCut> {
+            self.given_up.push(true);
+            self.step()
+        }
+
+        fn sync_dir(&mut self) -> Result<(), PowerCut> {
+            self.step()
+        }
+    }
+
+    #[test]
+    fn nothing_is_given_up_before_it_is_overwritten() {
+        for dies_before in 0..=5 {
+            let mut block = Block::new(dies_before);
+            assert_eq!(erase(&mut block).is_ok(), dies_before == 5);
+            assert!(!block.can_lose_keys(), "{dies_before}");
+        }
+        let mut block = Block::new(9);
+        block.overwrite().and_then(|()| block.remove()).unwrap();
+        assert!(block.can_lose_keys(), "the model finds a missing sync");
     }
 }

@@ -111,6 +111,10 @@ impl Link {
         if content.len() > CONTENT_MAX {
             content = json(&Entry { details: BTreeMap::new(), ..entry.clone() });
         }
+        self.seal_content(key, id, content)
+    }
+
+    fn seal_content(&self, key: &Secret<32>, id: &[u8; 16], mut content: Vec<u8>) -> Result<(Vec<u8>, Link), KeyError> {
         content.resize(content.len().next_multiple_of(UNIT), b' ');
         let (nonce, sealed) = wrap::seal(key, &self.aad(id), &content)?;
         let len = u32::try_from(content.len()).expect("at most 64 KiB");
@@ -191,6 +195,26 @@ pub(super) fn walk(
         let torn = is_last && (plausible || bytes.len() < 4 || bytes[..4] == [0; 4]);
         return Ok((link, good, if torn { End::Torn(bytes.len() as u64) } else { End::Broken }));
     }
+}
+
+/// A chain of entries with these contents, each at most [`CONTENT_MAX`] bytes.
+#[cfg(feature = "testing")]
+pub(crate) fn chain_of(key: &Secret<32>, id: &[u8; 16], contents: &[&[u8]]) -> Result<Vec<u8>, KeyError> {
+    let (mut chain, mut link) = (Vec::new(), Link::START);
+    for content in contents {
+        let (bytes, next) = link.seal_content(key, id, content[..content.len().min(CONTENT_MAX)].to_vec())?;
+        chain.extend_from_slice(&bytes);
+        link = next;
+    }
+    Ok(chain)
+}
+
+/// How many entries of a chain verify, and how many bytes they are.
+#[cfg(feature = "testing")]
+pub(crate) fn read_chain(key: &Secret<32>, id: &[u8; 16], chain: &[u8]) -> (usize, usize) {
+    let mut seen = 0;
+    let (_, good, _) = walk(chain, key, id, |_, _| seen += 1).expect("memory reads");
+    (seen, good as usize)
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ impl Event {
     }
 
     /// To the log, under a target of its own, which goes to syslog whatever else is logged.
-    pub(super) fn announce(&self, path: &Path) {
+    pub(crate) fn announce(&self, path: &Path) {
         let Event { kind, slot, epoch, uid, details } = self;
         let epoch = epoch.map(|(tier, number)| format!("{} {number}", tier.name()));
         tracing::info!(
@@ -131,7 +131,7 @@ impl Event {
 }
 
 /// The name of a user, where /etc/passwd has it.
-pub(super) fn user_name(uid: u32) -> Option<String> {
+pub(crate) fn user_name(uid: u32) -> Option<String> {
     let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
     let of = |line: &str| {
         let mut fields = line.split(':');
@@ -142,6 +142,6 @@ pub(super) fn user_name(uid: u32) -> Option<String> {
 }
 
 /// The name of this machine.
-pub(super) fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -13,7 +13,10 @@ mod event;
 mod file;
 
 pub use chain::{Entry, Fault, Report};
+#[cfg(feature = "testing")]
+pub(crate) use chain::{chain_of, read_chain};
 pub use event::{Event, Kind};
+pub(crate) use event::{host_name, user_name};
 pub use file::{History, HistoryError};
 
 use crate::header_file::Update;
@@ -61,7 +64,12 @@ impl Update {
         Ok(())
     }
 
-    fn write_down<H: Header + Clone>(&self, header: &mut H, keys: &Unlocked, events: &[Event]) -> Result<(), KeyError> {
+    pub(crate) fn write_down<H: Header + Clone>(
+        &self,
+        header: &mut H,
+        keys: &Unlocked,
+        events: &[Event],
+    ) -> Result<(), KeyError> {
         if !H::IS_VAULT || events.is_empty() {
             return Ok(());
         }

@@ -15,6 +15,9 @@ mod stdin;
 #[cfg(any(feature = "https", feature = "kmip"))]
 mod tls;
 
+#[cfg(all(feature = "testing", feature = "kmip"))]
+pub(crate) use kmip::take_answers as take_kmip_answers;
+
 use crate::source::KeyProvider;
 use lamassu_format::header::SlotKind;
 use std::sync::Arc;

@@ -290,6 +290,10 @@ pub trait BackendDir: Send + Sync {
     fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()>;
     /// fsync of the directory.
     fn sync(&self) -> io::Result<()>;
+    /// This directory as a store of its own: that of a vault which lies in another's tree. `EOPNOTSUPP` where the store has no such thing.
+    fn as_backend(&self) -> io::Result<Arc<dyn Backend>> {
+        Err(errno(libc::EOPNOTSUPP))
+    }
     /// For backends to recognise their own directories in `link` and `rename`.
     fn as_any(&self) -> &dyn std::any::Any;
 }

@@ -3,7 +3,7 @@
 
 use super::state::Core;
 use super::types::StoreError;
-use lamassu_format::BlockKey;
+use lamassu_format::{BlockKey, Domain};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,12 +91,19 @@ impl SealedBlock {
 /// The whole blocks of one write, sealed.
 #[derive(Default)]
 pub(super) struct Ahead {
+    /// The id of the file that the blocks were sealed for, where that goes into their keys.
+    file_id: [u8; 16],
     first: u64,
     chunk: Option<Arc<Chunk>>,
     keys: Vec<BlockKey>,
 }
 
 impl Ahead {
+    /// Whether they are of the file with this id, where that matters: the file may have been emptied meanwhile.
+    pub fn is_for(&self, domain: Domain, file_id: [u8; 16]) -> bool {
+        self.chunk.is_none() || !domain.is_salted() || self.file_id == file_id
+    }
+
     /// Block `b`, if it is among them. `len` is the block size.
     pub fn block(&self, b: u64, len: usize) -> Option<SealedBlock> {
         let n = usize::try_from(b.checked_sub(self.first)?).ok()?;
@@ -106,19 +113,27 @@ impl Ahead {
 }
 
 impl Core {
-    /// Seals the whole blocks of a write, if they are enough; needs no lock. `living` counts the bytes of chunks of the file.
-    pub fn seal_ahead(&self, offset: u64, data: &[u8], living: &Arc<AtomicUsize>) -> Result<Ahead, StoreError> {
+    /// Seals the whole blocks of a write, if they are enough, with the id that `file_id` tells; needs no lock. `living` counts the bytes of chunks of the file.
+    pub fn seal_ahead(
+        &self,
+        offset: u64,
+        data: &[u8],
+        living: &Arc<AtomicUsize>,
+        file_id: impl FnOnce() -> Result<[u8; 16], StoreError>,
+    ) -> Result<Ahead, StoreError> {
         let size = self.geo().block_size();
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
         let (first, end) = (offset.div_ceil(size), end.ok_or(StoreError::TooLarge)? / size);
         if self.ctx.read_only || end.saturating_sub(first) * size < AHEAD_LEN_MIN {
             return Ok(Ahead::default());
         }
+        let file_id = file_id()?;
         let len = self.ctx.block_len();
         let plain = &data[(first * size - offset) as usize..][..(end - first) as usize * len];
         let mut keys = vec![[0; 32]; (end - first) as usize];
         let mut chunk = Chunk::new(plain.len(), living);
-        self.ctx.engine.seal_to(&self.ctx.ring.inner(), plain, &mut chunk.memory[..plain.len()], len, &mut keys);
-        Ok(Ahead { first, chunk: Some(Arc::new(chunk)), keys })
+        let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, first));
+        self.ctx.engine.seal_to(&key, salts, plain, &mut chunk.memory[..plain.len()], len, &mut keys);
+        Ok(Ahead { file_id, first, chunk: Some(Arc::new(chunk)), keys })
     }
 }

@@ -8,6 +8,7 @@ use super::read::View;
 use super::state::{Core, Dirty, Entry, Held, State};
 use super::types::StoreError;
 use crate::backend::{BackendFile, SetTime};
+use lamassu_crypto::Salts;
 use lamassu_format::{BlockKey, Page};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -223,7 +224,7 @@ impl Core {
         if st.drop_mark > st.covered && self.touches_given_up(st, &round) {
             self.barrier(st)?;
         }
-        let sealed = self.seal(st, &round);
+        let sealed = self.seal(st, &round)?;
         let left = self.leave_tails(st, &mut round, &sealed)?;
         self.clear_holes(st, &round, &left)?;
         self.id_before_pages(st, &round)?;
@@ -243,19 +244,24 @@ impl Core {
     }
 
     /// Ciphertext and keys of the round's data blocks, in their order.
-    fn seal(&self, st: &State, round: &Round) -> Ciphertext {
+    fn seal(&self, st: &mut State, round: &Round) -> Result<Ciphertext, StoreError> {
         let len = self.ctx.block_len();
+        let id = match self.ctx.domain.is_salted() && !round.data.is_empty() {
+            true => st.ensure_id()?,
+            false => st.file_id,
+        };
         let mut scratch = SCRATCH.take();
         scratch.clear();
         let mut keys = vec![[0u8; 32]; round.data.len()];
         let mut places = Vec::with_capacity(round.data.len());
-        let mut plain = Vec::new();
+        let (mut plain, mut numbers) = (Vec::new(), Vec::new());
         for (n, (block, _)) in round.data.iter().enumerate() {
             match &st.dirty[block] {
                 Dirty::Data(bytes) => {
                     places.push(Place::Scratch(scratch.len()));
                     scratch.extend_from_slice(bytes);
                     plain.push(n);
+                    numbers.push(*block);
                 }
                 Dirty::Sealed(block) => {
                     places.push(Place::Ahead(block.clone()));
@@ -269,11 +275,12 @@ impl Core {
             }
         }
         let mut new_keys = vec![[0u8; 32]; plain.len()];
-        self.ctx.engine.seal(&self.ctx.ring.inner(), &mut scratch, len, &mut new_keys);
+        let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
+        self.ctx.engine.seal(&self.ctx.ring.inner(), salts, &mut scratch, len, &mut new_keys);
         for (n, key) in plain.into_iter().zip(new_keys) {
             keys[n] = key;
         }
-        Ciphertext { len, keys, places, scratch }
+        Ok(Ciphertext { len, keys, places, scratch })
     }
 
     /// Whether a round writes data, or anything past the end of the backing file.

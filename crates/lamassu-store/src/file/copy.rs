@@ -43,6 +43,9 @@ impl Elsewhere {
 pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
     let geo = *from.core.geo();
     let size = geo.block_size();
+    if from.core.ctx.domain.is_salted() {
+        return Ok(None); // a key that depends on its file opens nothing in another
+    }
     let aligned = from_offset.is_multiple_of(size) && offset.is_multiple_of(size);
     if std::ptr::eq(from, to) || !aligned || len < size || geo != *to.core.geo() {
         return Ok(None);
@@ -78,6 +81,10 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
         }
     }
     Ok((done > blocks.start).then(|| (done - blocks.start) * size))
+}
+
+fn is_copy(dirty: &Dirty) -> bool {
+    matches!(dirty, Dirty::Elsewhere(_))
 }
 
 /// Copies as many blocks from the first of `blocks` on as are holes or ciphertext; returns their number.
@@ -140,9 +147,20 @@ fn copy_piece(
     };
     let done = put();
     if done.is_err() {
-        // The source may change from here on, so none may stay, whatever failed. What was not reached keeps what it had.
-        st.dirty.retain(|_, dirty| !matches!(dirty, Dirty::Elsewhere(_)));
+        // The source may change from here on, so none may stay, whatever failed. What was not reached keeps what it had; what was reached in part holds
+        // neither that nor what it should, and gets its content from here, to be written again.
+        let torn: Vec<u64> =
+            st.dirty.iter().filter_map(|(b, d)| (is_copy(d) && to.is_lost(st, *b)).then_some(*b)).collect();
+        st.dirty.retain(|_, dirty| !is_copy(dirty));
         st.size = before.max(st.disk_size);
+        for block in torn {
+            let mut bytes = vec![0; size as usize].into_boxed_slice();
+            let mut bad = |b: u64, kind| Err(from.damaged(kind, from.geo().slot_of(b).0, Some(b)));
+            let read = from.read_blocks(&view, block - there + blocks.start, &mut bytes, from.verify(), &mut bad);
+            if read.is_ok() && block * size < st.size {
+                st.dirty.insert(block, Dirty::Data(bytes));
+            }
+        }
     }
     done.map(|()| found.len() as u64)
 }

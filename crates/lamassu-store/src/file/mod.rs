@@ -43,7 +43,14 @@ impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error here:
     /// the file opens, and what is damaged reads as an error. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let core = Core { ctx, backing, tag: tag.to_owned(), clock: AtomicU64::new(1), reported: Default::default() };
+        let core = Core {
+            ctx,
+            backing,
+            tag: tag.to_owned(),
+            clock: AtomicU64::new(1),
+            id_hint: Default::default(),
+            reported: Default::default(),
+        };
         let state = core.open_state()?;
         Ok(File { core, chunk_len: state.chunk_len.clone(), state: RwLock::new(state) })
     }
@@ -100,11 +107,27 @@ impl File {
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let mut at = offset;
         for piece in data.chunks(write::PIECE_LEN) {
-            let ahead = self.core.seal_ahead(at, piece, &self.chunk_len)?;
+            let ahead = self.core.seal_ahead(at, piece, &self.chunk_len, || self.sealing_id())?;
             self.core.write_range(&mut self.alone(), at, piece, &ahead)?;
             at += piece.len() as u64;
         }
         Ok(())
+    }
+
+    /// The id that blocks are sealed with before the lock is taken; zero where none goes into their keys.
+    fn sealing_id(&self) -> Result<[u8; 16], StoreError> {
+        if !self.core.ctx.domain.is_salted() {
+            return Ok([0; 16]);
+        }
+        let hint = *self.core.id_hint.lock();
+        if hint != [0; 16] {
+            return Ok(hint);
+        }
+        let mut st = self.alone();
+        self.core.prepare_write(&mut st)?;
+        let id = st.ensure_id()?;
+        *self.core.id_hint.lock() = id;
+        Ok(id)
     }
 
     /// Appends atomically; returns the offset.
@@ -117,7 +140,7 @@ impl File {
 
     /// Copies whole blocks of another file without decrypting them: keys into the pages, ciphertext from store to store, which may share it. The blocks are
     /// committed like any others. Fewer bytes than asked for are copied where a block's content is no ciphertext, or a tail follows; `None`: none, and the
-    /// caller copies as usual. Both files must be of one vault and of one deduplication domain that does not depend on the file.
+    /// caller copies as usual: so it is always where a block's key depends on its file. Both files must be of one vault.
     pub fn copy_from(&self, from: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
         copy::copy(from, self, from_offset, offset, len)
     }

@@ -2,7 +2,7 @@
 
 use super::state::{Core, Entry, Held, State};
 use super::types::{DamageKind, StoreError};
-use lamassu_crypto::Verify;
+use lamassu_crypto::{Keyed, Salts, Verify};
 use lamassu_format::{BlockKey, PAGE_LEN, Page};
 
 /// The key slot of a hole.
@@ -277,9 +277,9 @@ impl Core {
 
     /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.
     pub fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
-        let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+        let block = self.geo().first_block(g) + i as u64;
         let mut bytes = vec![0u8; self.ctx.block_len()];
-        self.read_padded(offset, &mut bytes)?;
+        self.read_padded(self.geo().block_offset(block), &mut bytes)?;
         let is_zero = bytes.iter().all(|&b| b == 0);
         let candidates = [Some(page.keys[i]), page.previous_key(i).or(Some(HOLE))];
         for key in candidates.into_iter().flatten() {
@@ -287,7 +287,7 @@ impl Core {
                 if is_zero {
                     return Ok(Some(HOLE));
                 }
-            } else if self.block_matches(&bytes, &key) {
+            } else if self.block_matches(&bytes, &key, self.salts(page.file_id, block)) {
                 return Ok(Some(key));
             }
         }
@@ -295,13 +295,13 @@ impl Core {
     }
 
     /// Whether ciphertext verifies under `key`.
-    pub fn block_matches(&self, ciphertext: &[u8], key: &BlockKey) -> bool {
+    pub fn block_matches(&self, ciphertext: &[u8], key: &BlockKey, salts: Salts<'_>) -> bool {
         let mut copy = ciphertext.to_vec();
         let failed = self.ctx.engine.open(
             &self.ctx.ring,
             &mut copy,
             self.ctx.block_len(),
-            std::slice::from_ref(key),
+            Keyed { keys: std::slice::from_ref(key), salts },
             Verify::Full,
         );
         failed.is_empty()

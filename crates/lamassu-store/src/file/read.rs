@@ -8,7 +8,7 @@ use super::chunk::SealedBlock;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State, are_too_many};
 use super::types::{DamageKind, Integrity, StoreError};
-use lamassu_crypto::Verify;
+use lamassu_crypto::{Keyed, Verify};
 use lamassu_format::BlockKey;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -198,7 +198,8 @@ impl Core {
         let len = self.ctx.block_len();
         let batch = self.sources(view, first, out.len() / len);
         let fetch = |at: usize, bytes: &mut [u8]| self.fetch(&batch, at, bytes);
-        let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, &batch.keys, verify, fetch)?;
+        let keyed = Keyed { keys: &batch.keys, salts: self.salts(view.st.file_id, first) };
+        let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, keyed, verify, fetch)?;
         let missing = batch.missing.into_inner();
         let kind = |at: &usize| match missing.contains(at) {
             true => DamageKind::BlockMissing,

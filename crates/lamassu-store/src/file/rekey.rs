@@ -7,7 +7,7 @@
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::{DamageKind, StoreError};
-use lamassu_crypto::{KeyRing, Verify};
+use lamassu_crypto::{KeyRing, Keyed, Salts, Verify};
 use lamassu_format::PAGE_LEN;
 
 /// Pages looked at in a step that re-seals; of these, pages written.
@@ -152,11 +152,14 @@ impl Core {
             }
             let sealed = self.read_keyed(first, &wanted, step)?;
             let mut copy = sealed.clone();
-            let failed = self.ctx.engine.open(newest, &mut copy, len, &wanted, Verify::Full);
+            let keyed = Keyed { keys: &wanted, salts: self.salts(st.file_id, first) };
+            let failed = self.ctx.engine.open(newest, &mut copy, len, keyed, Verify::Full);
             drop(copy);
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
             let old_keys: Vec<_> = failed.iter().map(|i| wanted[*i]).collect();
-            let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, &old_keys, Verify::Full);
+            let numbers: Vec<u64> = failed.iter().map(|i| first + *i as u64).collect();
+            let keyed = Keyed { keys: &old_keys, salts: Salts::of_blocks(self.ctx.domain, st.file_id, &numbers) };
+            let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, keyed, Verify::Full);
             for (at, (i, bytes)) in failed.into_iter().zip(plain.chunks_exact(len)).enumerate() {
                 let block = first + i as u64;
                 if bad.binary_search(&at).is_ok() {

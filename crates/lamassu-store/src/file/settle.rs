@@ -163,11 +163,16 @@ impl Core {
             let (mut page, mut lost) = (held.page.clone(), held.lost);
             let open_bits = page.pending & !lost;
             for i in (0..page.keys.len()).filter(|i| open_bits >> i & 1 == 1) {
-                let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+                let block = self.geo().first_block(g) + i as u64;
+                let offset = self.geo().block_offset(block);
                 let mut bytes = vec![0u8; self.ctx.block_len()];
                 self.read_padded(offset, &mut bytes)?;
                 let is_zero = bytes.iter().all(|&b| b == 0);
-                let matches = |key: &[u8; 32]| if *key == [0; 32] { is_zero } else { self.block_matches(&bytes, key) };
+                let salts = self.salts(page.file_id, block);
+                let matches = |key: &[u8; 32]| match *key == [0; 32] {
+                    true => is_zero,
+                    false => self.block_matches(&bytes, key, salts),
+                };
                 if !matches(&page.keys[i]) {
                     match page.previous_key(i).or(Some([0; 32])).filter(matches) {
                         Some(previous) => page.keys[i] = previous,

@@ -8,6 +8,7 @@ use super::chunk::SealedBlock;
 use super::copy::Elsewhere;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
 use crate::backend::{BackendFile, SetTime, Time};
+use lamassu_crypto::Salts;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::{Geometry, PAGE_LEN, Page};
 use parking_lot::Mutex;
@@ -106,7 +107,7 @@ pub(super) struct State {
     pub floor: u64,
     /// Size that was in the pages when the mark of the same name was taken.
     pub marked: (u64, u64),
-    /// Id of the file, zero until one is needed.
+    /// Id of the file, zero until one is needed: in a salted domain by the first block that is sealed, otherwise by the first page that is not convergent.
     pub file_id: [u8; 16],
     /// Pages in memory. Void pages past the size are never kept.
     pub pages: HashMap<u64, Entry>,
@@ -180,6 +181,14 @@ pub(super) struct State {
 }
 
 impl State {
+    /// The file's id, made now if there is none. Page 0 must have been looked at: a damaged one may have had another.
+    pub fn ensure_id(&mut self) -> Result<[u8; 16], StoreError> {
+        if self.file_id == [0; 16] {
+            lamassu_crypto::random(&mut self.file_id)?;
+        }
+        Ok(self.file_id)
+    }
+
     /// A barrier has failed: nothing since the last good one is known to be on disk, or ever to get there without being written again.
     pub fn note_failed_barrier(&mut self) {
         self.barrier_failed = true;
@@ -210,6 +219,8 @@ pub(super) struct Core {
     pub backing: Arc<dyn BackendFile>,
     pub tag: String,
     pub clock: AtomicU64,
+    /// What the file's id was last, for who seals blocks without the lock of the state; zero: not known. A hint: the file may have been emptied since.
+    pub id_hint: Mutex<[u8; 16]>,
     /// Damage that was reported already.
     pub reported: Mutex<HashSet<Damage>>,
 }
@@ -217,6 +228,11 @@ pub(super) struct Core {
 impl Core {
     pub fn geo(&self) -> &Geometry {
         &self.ctx.geometry
+    }
+
+    /// What the keys of blocks from `first` on depend on, in the file with this id.
+    pub fn salts(&self, file_id: [u8; 16], first: u64) -> Salts<'static> {
+        Salts::from_block(self.ctx.domain, file_id, first)
     }
 
     /// Makes a damage, tells the reporter, and returns the error for the caller.
@@ -360,10 +376,19 @@ impl Core {
             Err(OpenError::NoKey | OpenError::Truncated) => Entry::Bad(DamageKind::PageKey),
             Err(OpenError::Unauthentic) => Entry::Bad(DamageKind::PageSeal),
             Ok(_) => match Page::parse(&bytes, self.geo(), g) {
+                Ok(page) if self.ctx.domain.is_salted() && page.file_id == [0; 16] => {
+                    Entry::Bad(DamageKind::PageFormat)
+                }
                 Ok(page) => Entry::Good(Box::new(Held::new(page, 0))),
                 Err(_) => Entry::Bad(DamageKind::PageFormat),
             },
         })
+    }
+
+    /// Whether a block is pending and holds none of what its page has keys for.
+    pub fn is_lost(&self, st: &State, block: u64) -> bool {
+        let (g, i) = self.geo().slot_of(block);
+        matches!(st.pages.get(&g), Some(Entry::Good(held)) if held.lost >> i & 1 == 1)
     }
 
     /// Seals and writes page `g`, and keeps it as the one on disk. `page.size`, id and generation are set here.
@@ -386,10 +411,7 @@ impl Core {
         if convergent {
             (page.file_id, page.generation) = ([0; 16], 0);
         } else {
-            if st.file_id == [0; 16] {
-                lamassu_crypto::random(&mut st.file_id)?;
-            }
-            page.file_id = st.file_id;
+            page.file_id = st.ensure_id()?;
             let on_disk = match st.pages.get(&g) {
                 Some(Entry::Good(held)) => held.page.generation,
                 _ => 0,

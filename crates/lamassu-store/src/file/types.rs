@@ -1,7 +1,7 @@
 //! What files of a vault share, and how damage and failure are told.
 
 use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::Geometry;
+use lamassu_format::{Domain, Geometry};
 use std::sync::Arc;
 
 /// What a damaged range turned out to be.
@@ -137,7 +137,9 @@ pub struct FileContext {
     pub integrity: Integrity,
     /// Durability mode.
     pub durability: Durability,
-    /// Whether clean one-page files get convergent pages.
+    /// Deduplication domain.
+    pub domain: Domain,
+    /// Whether clean one-page files get convergent pages; never where the domain is salted.
     pub convergent_small_files: bool,
     /// Nothing is ever written.
     pub read_only: bool,

@@ -4,7 +4,7 @@ use super::chunk::Ahead;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::{DamageKind, StoreError};
 use crate::backend::Time;
-use lamassu_crypto::Verify;
+use lamassu_crypto::{Keyed, Verify};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -70,6 +70,13 @@ impl Core {
             self.grow(st, offset)?;
         }
         let size = self.geo().block_size();
+        let ahead = match ahead.is_for(self.ctx.domain, st.file_id) {
+            true => ahead,
+            false => {
+                *self.id_hint.lock() = [0; 16];
+                &Ahead::default()
+            }
+        };
         let mut at = offset;
         while at < end {
             let (block, from) = (at / size, (at % size) as usize);
@@ -124,8 +131,8 @@ impl Core {
         let Some(Dirty::Sealed(sealed)) = st.dirty.get(&block) else { return Ok(()) };
         let len = self.ctx.block_len();
         let mut bytes: Box<[u8]> = sealed.bytes(len).into();
-        let keys = std::slice::from_ref(&sealed.key);
-        if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keys, Verify::Full).is_empty() {
+        let keyed = Keyed { keys: std::slice::from_ref(&sealed.key), salts: self.salts(st.file_id, block) };
+        if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keyed, Verify::Full).is_empty() {
             return Err(self.damaged(DamageKind::BlockHash, self.geo().slot_of(block).0, Some(block)));
         }
         st.dirty.insert(block, Dirty::Data(bytes));

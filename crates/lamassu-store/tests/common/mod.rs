@@ -4,7 +4,7 @@
 pub mod crash;
 
 use lamassu_crypto::{Engine, KeyRing, Secret};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::{Backend, BackendFile};
 use lamassu_store::file::{Durability, FileContext, Integrity};
 use std::ffi::OsStr;
@@ -33,6 +33,7 @@ pub struct Setup {
     pub durability: Durability,
     pub read_only: bool,
     pub convergent: bool,
+    pub domain: Domain,
     /// Epochs of K_in and K_out whose keys are loaded.
     pub epochs: u8,
 }
@@ -47,6 +48,7 @@ impl Default for Setup {
             durability: Durability::Ordered,
             read_only: false,
             convergent: true,
+            domain: Domain::Zone,
             epochs: 1,
         }
     }
@@ -61,7 +63,8 @@ impl Setup {
             engine: Arc::new(Engine::new(1)),
             integrity: self.integrity,
             durability: self.durability,
-            convergent_small_files: self.convergent,
+            domain: self.domain,
+            convergent_small_files: self.convergent && !self.domain.is_salted(),
             read_only: self.read_only,
             report: Arc::new(|_, _| {}),
         })

@@ -1,11 +1,12 @@
 //! Checking one entry: a file's pages and blocks, a link's target, attributes.
 
 use super::{Checker, Found, Place, Problem, kind};
+use crate::dataset::has_header;
 use crate::error::is_not_found;
 use crate::inode::StoreId;
 use crate::names::read_text;
 use crate::symlink::{self, LinkFault};
-use crate::{Kind, VaultError, xattr};
+use crate::{Dataset, Kind, VaultError, xattr};
 use lamassu_format::name::{LINK_PREFIX, decode};
 use lamassu_store::backend::Stat;
 use lamassu_store::file::{Damage, FileCheck};
@@ -43,6 +44,10 @@ impl Checker<'_> {
         if !is_first {
             return Some(st.kind);
         }
+        if st.kind == Kind::Dir && self.is_dataset(at) {
+            self.report.datasets.push(Dataset { plain: at.plain.clone(), stored: at.stored.clone() });
+            return None;
+        }
         self.xattrs_of(at, &at.dir, Some(&at.name));
         match st.kind {
             Kind::File => self.file(at, &st),
@@ -54,6 +59,10 @@ impl Checker<'_> {
             self.progress.advance(1, 0);
         }
         Some(st.kind)
+    }
+
+    fn is_dataset(&self, at: &Place) -> bool {
+        self.vault.has_datasets() && at.dir.open_dir(&at.name).is_ok_and(|dir| has_header(&*dir))
     }
 
     fn link(&mut self, at: &Place, st: &Stat, links: &mut Links) {

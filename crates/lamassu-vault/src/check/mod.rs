@@ -4,10 +4,12 @@
 //! damaged files stay where they are, readable but for the damage.
 
 mod entry;
+mod locked;
 mod repair;
 mod report;
 mod walk;
 
+pub use locked::check_locked;
 pub use report::{Problem, Progress, Report};
 
 use crate::{Result, Vault, VaultError};
@@ -35,6 +37,10 @@ pub mod kind {
     pub const XATTR: &str = "xattr";
     /// Something in the staging directory.
     pub const STAGING: &str = "staging";
+    /// A dataset does not open, or its header does not parse.
+    pub const DATASET: &str = "dataset";
+    /// A file whose length no file has; said without keys.
+    pub const LENGTH: &str = "length";
     /// The store failed.
     pub const IO: &str = "io";
 }

@@ -52,6 +52,11 @@ pub struct Report {
     pub recovered: u64,
     /// Empty files whose page was never written.
     pub unsealed_empty: u64,
+    /// Datasets met, which were not gone into.
+    #[serde(skip)]
+    pub datasets: Vec<crate::Dataset>,
+    /// Datasets whose keys are not at hand: looked at as far as that takes none.
+    pub locked: Vec<String>,
     /// Everything wrong.
     pub problems: Vec<Problem>,
 }

@@ -2,6 +2,7 @@
 
 use super::entry::Links;
 use super::{Checker, Found, Place, kind, listing};
+use crate::dataset::has_header;
 use crate::error::is_not_found;
 use crate::names::{NameFault, Names, RecordFault};
 use crate::{Kind, Result};
@@ -82,6 +83,7 @@ impl Checker<'_> {
             let opened = match name {
                 None => dir,
                 Some(name) => match dir.open_dir(&name) {
+                    Ok(dir) if self.vault.has_datasets() && has_header(&*dir) => continue,
                     Ok(dir) => dir,
                     Err(_) => continue,
                 },

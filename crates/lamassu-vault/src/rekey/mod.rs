@@ -9,6 +9,7 @@ mod attrs;
 mod links;
 mod records;
 
+use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
@@ -40,6 +41,8 @@ pub trait RekeyProgress: Send + Sync {
     fn advance(&self, bytes: u64);
     /// Something that could not be re-keyed: where it is stored, and why. The rest goes on.
     fn failed(&self, stored: &str, error: &VaultError);
+    /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone into.
+    fn dataset(&self, stored: &std::path::Path) -> Result<()>;
     /// Whether to end now; what is done stays done.
     fn is_cancelled(&self) -> bool;
 }
@@ -179,6 +182,11 @@ impl Run<'_> {
 
     fn directory(&mut self, ino: Ino, todo: &mut Vec<Ino>) -> Result<()> {
         let vault = self.vault;
+        if vault.dataset_at(ino)?.is_some() {
+            let stored = vault.nodes.lock().stored_path(ino).ok_or(VaultError::Stale)?;
+            let resealed = self.progress.dataset(&stored);
+            return self.note(ino, resealed);
+        }
         if vault.name_mode == NameMode::Encrypted {
             let staged = self.stage_record(ino);
             self.note(ino, staged)?;
@@ -315,7 +323,7 @@ impl Run<'_> {
     /// Bytes of all files that lie ahead.
     fn bytes_ahead(&self) -> u64 {
         let root = self.vault.dirs.root().handle.clone();
-        bytes_below(root, &|name| self.is_entry(name), &|| self.progress.is_cancelled())
+        bytes_below(root, self.vault.has_datasets(), &|name| self.is_entry(name), &|| self.progress.is_cancelled())
     }
 }
 
@@ -330,16 +338,23 @@ fn bytes_of(st: &Stat) -> u64 {
 /// Those of the store, for the directory itself; what cannot be looked into counts nothing.
 pub fn stored_bytes(dir: &std::path::Path) -> Result<u64> {
     let root = lamassu_store::backend::LocalBackend::open(dir).map_err(io("open"))?;
-    Ok(bytes_below(lamassu_store::Backend::root(&root), &|_| true, &|| false))
+    Ok(bytes_below(lamassu_store::Backend::root(&root), false, &|_| true, &|| false))
 }
 
-fn bytes_below(root: Arc<dyn BackendDir>, counts: &dyn Fn(&OsStr) -> bool, stop: &dyn Fn() -> bool) -> u64 {
+/// `leave_out`: what lies in datasets does not count.
+fn bytes_below(
+    root: Arc<dyn BackendDir>,
+    leave_out: bool,
+    counts: &dyn Fn(&OsStr) -> bool,
+    stop: &dyn Fn() -> bool,
+) -> u64 {
     let mut bytes = 0;
     let mut dirs: Vec<(Arc<dyn BackendDir>, Option<OsString>)> = vec![(root, None)];
     while let Some((dir, name)) = dirs.pop() {
         let dir = match name {
             None => dir,
             Some(name) => match dir.open_dir(&name) {
+                Ok(dir) if leave_out && has_header(&*dir) => continue,
                 Ok(dir) => dir,
                 Err(_) => continue, // the walk says so
             },

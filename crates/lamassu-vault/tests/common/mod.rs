@@ -5,7 +5,7 @@ pub mod steps;
 
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, MemoryBackend};
 use lamassu_vault::{Access, Durability, Entry, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check};
@@ -25,11 +25,19 @@ pub struct Recipe {
     pub name_max: u8,
     pub block_size: u32,
     pub reserved: u16,
+    pub domain: Domain,
 }
 
 impl Default for Recipe {
     fn default() -> Self {
-        Recipe { suite: Suite::Aes, names: NameMode::Encrypted, name_max: 255, block_size: 4096, reserved: 8 }
+        Recipe {
+            suite: Suite::Aes,
+            names: NameMode::Encrypted,
+            name_max: 255,
+            block_size: 4096,
+            reserved: 8,
+            domain: Domain::Zone,
+        }
     }
 }
 
@@ -45,7 +53,8 @@ impl Recipe {
             geometry: Geometry::new(self.block_size, self.reserved).unwrap(),
             names: self.names,
             name_max: self.name_max,
-            convergent_small_files: true,
+            convergent_small_files: !self.domain.is_salted(),
+            domain: self.domain,
             created: 0,
         };
         let keychain = SealedKeychain { nonce: [0; 24], sealed: Vec::new() };

@@ -5,7 +5,7 @@ use crate::common::{RO, Short, me, n, options};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, NameMode, SlotKind, VaultHeader};
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, HEADER, LINK_PREFIX, LONG_PREFIX};
-use lamassu_format::{Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{Argon2Params, Material, NewSlot, NewVault, Unlocked, Zone, create_vault, unlock};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
@@ -45,6 +45,7 @@ fn new_header() -> (VaultHeader, Unlocked) {
         names: NameMode::Encrypted,
         name_max: 255,
         convergent_small_files: true,
+        domain: Domain::Zone,
         zone: Zone::Private,
         created: 1,
     };

@@ -51,7 +51,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         Some((dir, files)) if !files.is_empty() => (dir, files),
         Some(_) | None => return Err(Fault::Usage("which file? give the vault, then paths in it").into()),
     };
-    let vault = open::vault(ui, dir, &args.key, true)?;
+    let vault = open::forest(ui, dir, &args.key, true)?;
     cat(&VaultTree(vault), files)
 }
 

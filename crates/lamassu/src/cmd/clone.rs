@@ -180,7 +180,7 @@ impl Original {
         let newer = match header == self.header {
             true => None,
             false => {
-                keys::check_pinned(&header)?;
+                keys::check_pinned(ui, &header)?;
                 let again = lamassu_keys::unlock(&header, &self.material);
                 Some(again.with_context(|| format!("{}", self.dir.display()))?)
             }

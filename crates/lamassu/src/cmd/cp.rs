@@ -96,7 +96,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         key = key.leaving_stdin();
     }
     let read_only = matches!(job.target, Place::Local(_));
-    let vault = open::vault(ui, dir, &key, read_only)?;
+    let vault = open::forest(ui, dir, &key, read_only)?;
     // A read of standard input may last for ever: a signal then ends the program, and the commit protocol keeps the vault whole.
     if !job.sources.contains(&Place::Stdin) {
         signals::flag_only();

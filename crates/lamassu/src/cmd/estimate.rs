@@ -1,13 +1,14 @@
 //! `lamassu dedup-estimate`: what deduplication would save, before anything is moved: of the plain data, and of a vault that holds it.
 //!
-//! Files are read once, in pieces; nothing is encrypted, since a block's ciphertext is equal exactly where the block is. Memory is bounded.
+//! Files are read once, in pieces; nothing is encrypted, since a block's ciphertext is equal exactly where the block is, within the vault's deduplication
+//! domain. Memory is bounded.
 
 use crate::distinct::{self, Counted, Distinct, digest};
 use crate::fault::Fault;
 use crate::output::{self, Ui};
 use crate::{signals, text};
 use anyhow::Result;
-use lamassu_format::Geometry;
+use lamassu_format::{Domain, Geometry};
 use rustix::fs::SeekFrom;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -19,7 +20,8 @@ use std::path::{Path, PathBuf};
 const EXAMPLES: &str = "\
 Examples:
   lamassu dedup-estimate /srv/images
-  lamassu dedup-estimate -b 4K -b 128K --json /home /srv/images | jq '.sizes[].vault'";
+  lamassu dedup-estimate -b 4K -b 128K --json /home /srv/images | jq '.sizes[].vault'
+  lamassu dedup-estimate --domain file /srv/images           what is left where only blocks of one file may be equal";
 
 /// Bytes read at once: the largest block.
 const PIECE: u64 = 1 << 20;
@@ -36,6 +38,9 @@ pub struct Args {
     /// Transient key slots in a page, as for `init`
     #[arg(short = 'R', long, value_name = "R", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=62))]
     reserved_slots: u16,
+    /// Deduplication domain of the vault, as for `init`; `zone` and `family` come to the same for one vault
+    #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
+    domain: Domain,
     /// Memory for counting, in MiB; what does not fit is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
@@ -57,6 +62,8 @@ struct Estimate {
     /// of the files' contents, holes included
     bytes: u64,
     unreadable: u64,
+    /// of the vault
+    domain: &'static str,
     sizes: Vec<Size>,
 }
 
@@ -83,6 +90,7 @@ struct Stored {
 /// One block size.
 struct Counter {
     geometry: Geometry,
+    domain: Domain,
     plain: Distinct,
     vault: Distinct,
     /// Pages of files of one page, which are equal where the files are.
@@ -100,6 +108,7 @@ const PARTIAL: u8 = 1;
 const FILE: u8 = 2;
 
 struct Reader {
+    domain: Domain,
     counters: Vec<Counter>,
     seen: HashSet<(u64, u64)>,
     files: u64,
@@ -120,6 +129,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         let distinct = || Distinct::new(memory, &dir);
         Counter {
             geometry,
+            domain: args.domain,
             plain: distinct(),
             vault: distinct(),
             small: distinct(),
@@ -129,7 +139,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
             first_page_seen: false,
         }
     });
-    let mut reader = Reader { counters: counters.collect(), seen: HashSet::new(), files: 0, bytes: 0, unreadable: 0 };
+    let counters = counters.collect();
+    let mut reader = Reader { domain: args.domain, counters, seen: HashSet::new(), files: 0, bytes: 0, unreadable: 0 };
     for path in &args.paths {
         std::fs::symlink_metadata(path).map_err(|source| Fault::Local { op: "read", path: path.clone(), source })?;
         reader.walk(ui, path)?;
@@ -194,7 +205,7 @@ impl Reader {
             whole.update(&piece[..len]);
             for counter in &mut self.counters {
                 let mut data = data;
-                counter.piece(&piece[..len], at, |from, to| data.has(file, from, to))?;
+                counter.piece(self.files, &piece[..len], at, |from, to| data.has(file, from, to))?;
             }
             data.has(file, at, at + len as u64);
             self.bytes += len as u64;
@@ -205,14 +216,15 @@ impl Reader {
         }
         let digest = distinct::finish(&whole);
         for counter in &mut self.counters {
-            counter.end_of_file(at, digest)?;
+            counter.end_of_file(self.files, at, digest)?;
         }
         Ok(())
     }
 
     fn finish(self) -> Result<Estimate> {
         let sizes: Result<Vec<Size>> = self.counters.into_iter().map(Counter::finish).collect();
-        Ok(Estimate { files: self.files, bytes: self.bytes, unreadable: self.unreadable, sizes: sizes? })
+        let (domain, sizes) = (self.domain.name(), sizes?);
+        Ok(Estimate { files: self.files, bytes: self.bytes, unreadable: self.unreadable, domain, sizes })
     }
 }
 
@@ -256,7 +268,8 @@ impl Extent {
 }
 
 impl Counter {
-    fn piece(&mut self, piece: &[u8], at: u64, mut has_data: impl FnMut(u64, u64) -> bool) -> Result<()> {
+    /// Of the `file`th file.
+    fn piece(&mut self, file: u64, piece: &[u8], at: u64, mut has_data: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let size = self.geometry.block_size();
         for (i, block) in piece.chunks(size as usize).enumerate() {
             let from = at + i as u64 * size;
@@ -266,9 +279,8 @@ impl Counter {
             }
             self.page_of(from / size);
             if u64::from(len) == size {
-                let digest = digest(FULL, block)?;
-                self.plain.add(digest, len)?;
-                self.vault.add(digest, len)?;
+                self.plain.add(digest(FULL, block)?, len)?;
+                self.vault.add(self.sealed(file, from / size, block)?, len)?;
                 continue;
             }
             self.plain.add(digest(PARTIAL, block)?, len)?;
@@ -277,10 +289,21 @@ impl Counter {
             if used as usize + (len as usize).div_ceil(32) > lamassu_format::geometry::SLOTS {
                 let mut padded = block.to_vec();
                 padded.resize(size as usize, 0);
-                self.vault.add(digest(FULL, &padded)?, size as u32)?;
+                self.vault.add(self.sealed(file, from / size, &padded)?, size as u32)?;
             }
         }
         Ok(())
+    }
+
+    /// What is equal where the ciphertexts of two blocks are.
+    fn sealed(&self, file: u64, number: u64, block: &[u8]) -> Result<u128> {
+        let mut salted = distinct::hasher(FULL)?;
+        match self.domain {
+            Domain::Zone | Domain::Family => {}
+            Domain::File => drop(salted.update(&file.to_le_bytes())),
+            Domain::None => drop(salted.update(&file.to_le_bytes()).update(&number.to_le_bytes())),
+        }
+        Ok(distinct::finish(salted.update(block)))
     }
 
     /// Blocks come in ascending order.
@@ -294,13 +317,14 @@ impl Counter {
     }
 
     /// The first page and the last are there also where they have no block.
-    fn end_of_file(&mut self, size: u64, whole: u128) -> Result<()> {
+    fn end_of_file(&mut self, file: u64, size: u64, whole: u128) -> Result<()> {
         let last = self.geometry.last_page(size);
         let pages = std::mem::take(&mut self.pages);
         let first_absent = !std::mem::take(&mut self.first_page_seen);
         let last_absent = self.last_page.take() != Some(last);
         if last == 0 {
-            return self.small.add(whole, PAGE);
+            let page = if self.domain.is_salted() { digest(FILE, &file.to_le_bytes())? } else { whole };
+            return self.small.add(page, PAGE);
         }
         self.pages_of_large_files += pages + u64::from(first_absent) + u64::from(last_absent);
         Ok(())

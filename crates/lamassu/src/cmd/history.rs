@@ -4,7 +4,7 @@ use crate::fault::Fault;
 use crate::keys::{self, KeyArg};
 use crate::open::Found;
 use crate::output::{self, Ui};
-use crate::text;
+use crate::{served, text};
 use anyhow::Result;
 use lamassu_format::header::Header;
 use lamassu_keys::history::{Entry, Report};
@@ -15,6 +15,7 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   lamassu history /srv/store/vault
+  lamassu history ~/private                                  where it is mounted
   lamassu history --json -k raw:file:/root/k /srv/store/vault | jq '.entries[] | select(.event == \"backed-up\")'
 The end of it can be cut off unseen as far as the header has not counted it, and all of it put back with an old header:
 keep the number and head of the last entry elsewhere, and compare.";
@@ -28,7 +29,7 @@ pub struct Args {
     /// Print one JSON document
     #[arg(long)]
     json: bool,
-    /// The vault
+    /// The vault, or where it is mounted
     dir: PathBuf,
 }
 
@@ -57,9 +58,10 @@ struct Numbered<'a> {
 }
 
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
+    let dir = served::dir_of(&args.dir)?;
+    let unsealed = Found::at(&dir)?.unlock(ui, &args.key)?;
     let mark = unsealed.found.header.keys().history;
-    let report = unsealed.keys.history(&args.dir).read(mark.as_ref())?;
+    let report = unsealed.keys.history(&dir).read(mark.as_ref())?;
     let counted = mark.map_or(0, |m| m.count);
     if args.json {
         output::print_json(&Shown {
@@ -77,7 +79,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         output::print(table(&report))?;
     }
     match report.fault {
-        Some(fault) => Err(Fault::HistoryDamaged { dir: args.dir.clone(), fault }.into()),
+        Some(fault) => Err(Fault::HistoryDamaged { dir, fault }.into()),
         None => Ok(()),
     }
 }

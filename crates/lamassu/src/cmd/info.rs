@@ -39,6 +39,8 @@ pub struct Described {
     names: &'static str,
     name_max: usize,
     small_files: &'static str,
+    /// within what equal blocks are equal
+    domain: &'static str,
     /// a snapshot
     read_only: bool,
     created: u64,
@@ -88,6 +90,7 @@ impl Described {
             names: header.names().name(),
             name_max: header.name_max(),
             small_files: if header.convergent_small_files() { "convergent" } else { "random" },
+            domain: header.domain().name(),
             read_only: header.is_snapshot(),
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
@@ -164,6 +167,7 @@ pub fn run(args: Args) -> Result<()> {
         ("page", format!("{} blocks, {} transient slots", d.blocks_per_page, d.reserved_slots)),
         ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
         ("small files", d.small_files.into()),
+        ("domain", d.domain.into()),
         ("created", created),
         ("kind", if d.read_only { "snapshot, read-only" } else { "vault" }.into()),
         ("administrator", d.administrator.clone().unwrap_or_else(|| "none".into())),

@@ -7,11 +7,11 @@ use crate::fault::Fault;
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::store_kind::{self, StoreKind};
-use crate::{open, text};
+use crate::{fips, open, text};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, ZoneFile};
-use lamassu_format::{Geometry, Suite, name};
+use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::history::Kind;
 use lamassu_keys::{
     Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
@@ -34,6 +34,7 @@ Examples:
   lamassu init -k raw:file:/root/vault.key -b 128K /tank/v   a key file; ZFS records of 128 KiB
   lamassu init --zone office.zone --zone-key hex:file:zone.hex --outer shared /srv/store/v2
       deduplicates with other vaults of the zone, and those that share its outer key can read it
+  lamassu init --domain file /srv/store/v4                   equal blocks of different files are not equal in the store
   lamassu init -k kmip://kms/?zone=7 --zone kmip://kms/?zone=7 --outer shared /srv/store/v3
       the same where a KMIP server keeps the zone's keys; the vault opens as long as it gives them";
 
@@ -58,9 +59,14 @@ pub struct Args {
     /// Whether file names are encrypted
     #[arg(short, long, value_enum, default_value_t = Names::Encrypted)]
     names: Names,
-    /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate
-    #[arg(long, value_enum, default_value_t = SmallFiles::Convergent)]
-    small_files: SmallFiles,
+    /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate [default: convergent; in the domains file
+    /// and none always random]
+    #[arg(long, value_enum)]
+    small_files: Option<SmallFiles>,
+    /// Within what equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones; each `file`, or nothing (`none`). What deduplicates,
+    /// and what an observer of the store sees. Fixed for ever
+    #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
+    domain: Domain,
     /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or kmip://HOST/?zone=ZONE, a zone whose keys a KMIP server keeps
     #[arg(short, long, value_name = "FILE")]
     zone: Option<PathBuf>,
@@ -129,9 +135,18 @@ impl LoadedZone {
     }
 }
 
+impl Args {
+    fn has_convergent_small_files(&self) -> bool {
+        self.small_files != Some(SmallFiles::Random) && !self.domain.is_salted()
+    }
+}
+
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     super::key::check_label(&args.label)?;
+    check_domain(&args)?;
     let source = args.key.source()?;
+    fips::check_small_files(args.has_convergent_small_files())?;
+    args.suite.map_or(Ok(()), fips::check_suite)?;
     check_empty(&args.dir)?;
     if args.generate_key {
         super::key::generate::at_server(ui, &source)?;
@@ -161,6 +176,26 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
     let file: ZoneFile = header_file::read(path)?;
     let keys = keys::unlock(ui, &file, &source, path)?;
     Ok(Some(LoadedZone::File { file: Box::new(file), keys }))
+}
+
+/// What does not fit the deduplication domain. Before anything is asked for.
+fn check_domain(args: &Args) -> Result<(), Fault> {
+    if args.domain != Domain::Zone && args.zone.is_some() {
+        return Err(Fault::Usage(
+            "--zone is for the domain zone alone: in the domains family, file and none a vault has an inner key of its own",
+        ));
+    }
+    if args.domain.is_salted() && args.suite.is_some_and(|suite| !args.domain.is_for(suite)) {
+        return Err(Fault::Usage(
+            "the domains file and none need another suite than paper, whose keys, as published, depend on a block's content alone",
+        ));
+    }
+    if args.domain.is_salted() && args.small_files == Some(SmallFiles::Convergent) {
+        return Err(Fault::Usage(
+            "the domains file and none keep equal small files apart: leave out --small-files convergent",
+        ));
+    }
+    Ok(())
 }
 
 /// Before anything is asked for or made.
@@ -223,7 +258,8 @@ impl Place {
         let made = Event::new(Kind::Created)
             .slot(unlocked.slot())
             .detail("kind", material.kind().name())
-            .detail("suite", header.suite().name());
+            .detail("suite", header.suite().name())
+            .detail("domain", header.domain().name());
         update.create_recorded(&mut header, &unlocked, &[made])?;
         Ok(header)
     }
@@ -261,7 +297,8 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
             Names::Plain => NameMode::Plain,
         },
         name_max,
-        convergent_small_files: args.small_files == SmallFiles::Convergent,
+        convergent_small_files: args.has_convergent_small_files(),
+        domain: args.domain,
         zone,
         created,
     })
@@ -281,12 +318,13 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
         return output::print_json(&Made { vault, store, warnings });
     }
     ui.note(format_args!(
-        "made vault {} in {}: suite {}, blocks of {}, names {}",
+        "made vault {} in {}: suite {}, blocks of {}, names {}, domain {}",
         text::hex(&header.id()),
         args.dir.display(),
         header.suite().name(),
         text::bytes(u64::from(block_size)),
-        header.names().name()
+        header.names().name(),
+        header.domain().name()
     ));
     super::key::admin::tell(ui, &header, &args.dir);
     ui.note(

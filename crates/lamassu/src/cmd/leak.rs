@@ -9,9 +9,9 @@ use crate::open::Found;
 use crate::output::{self, Ui};
 use crate::{signals, text};
 use anyhow::Result;
-use lamassu_format::Geometry;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
+use lamassu_format::{Domain, Geometry};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -48,6 +48,8 @@ pub struct Args {
 #[derive(Serialize)]
 struct Leak {
     vault: super::info::Described,
+    #[serde(skip)]
+    domain: Domain,
     entries: Entries,
     sizes: Sizes,
     tree: Tree,
@@ -143,6 +145,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let none = || Equal::from(Counted::default());
     let leak = Leak {
         vault: super::info::Described::of(&header),
+        domain: header.domain(),
         entries: Entries::default(),
         sizes: Sizes::default(),
         tree: Tree::default(),
@@ -299,6 +302,16 @@ impl Observer {
     }
 }
 
+/// What equality an observer sees of blocks, once at the most: the header tells.
+fn what_is_equal(domain: Domain) -> &'static str {
+    match domain {
+        Domain::Zone => "equal blocks are equal in all vaults of the zone",
+        Domain::Family => "equal blocks are equal in this vault and its clones, and nowhere else",
+        Domain::File => "equal blocks are equal within a file, and nowhere else",
+        Domain::None => "no equal blocks, but for versions of one place of a file, and copies of its backing file",
+    }
+}
+
 fn print(l: &Leak) -> Result<()> {
     let time = |t: Option<i64>| t.map_or_else(|| "-".into(), text::time);
     let (e, s, t, n) = (&l.entries, &l.sizes, &l.tree, &l.names);
@@ -339,6 +352,7 @@ fn print(l: &Leak) -> Result<()> {
         ("history", format!("{} of what was done to the keys, sealed", text::bytes(l.history_bytes))),
         ("blocks", equal(&l.equal_blocks, "data blocks")),
         ("small files", equal(&l.equal_pages, "pages of metadata")),
+        ("domain", format!("{}: {}", l.domain.name(), what_is_equal(l.domain))),
     ] {
         out.push_str(&format!("  {name:<12} {value}\n"));
     }

@@ -7,7 +7,7 @@ use crate::signals;
 use crate::text;
 use crate::tree::vault::list;
 use anyhow::{Context, Result};
-use lamassu_vault::{Attr, Ino, Kind, Vault};
+use lamassu_vault::{Attr, Forest, Ino, Kind, VaultError};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -77,11 +77,11 @@ struct Item {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    let vault = open::vault(ui, &args.dir, &args.key, true)?;
+    let vault = open::forest(ui, &args.dir, &args.key, true)?;
     let root = [PathBuf::new()];
     let paths = if args.paths.is_empty() { &root[..] } else { &args.paths };
     let mut walk =
-        Walk { vault: &vault, recursive: args.recursive, items: Vec::new(), long: args.long, json: args.json };
+        Walk { ui, vault: &vault, recursive: args.recursive, items: Vec::new(), long: args.long, json: args.json };
     for path in paths {
         walk.start(path, args.directory)?;
     }
@@ -92,7 +92,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
 }
 
 struct Walk<'a> {
-    vault: &'a Vault,
+    ui: &'a Ui,
+    vault: &'a Forest,
     recursive: bool,
     long: bool,
     json: bool,
@@ -123,7 +124,17 @@ impl Walk<'_> {
             let plain = path.join(&name);
             let entry = self.vault.lookup(dir, &name).with_context(|| format!("vault:{}", plain.display()))?;
             let done = self.add(plain.clone(), entry.attr).and_then(|()| match entry.attr.kind {
-                Kind::Dir if self.recursive => self.below(entry.attr.ino, &plain),
+                Kind::Dir if self.recursive => match self.below(entry.attr.ino, &plain) {
+                    // A dataset without its key is listed as what it is, a directory.
+                    Err(e) if matches!(e.downcast_ref(), Some(VaultError::KeyNotLoaded)) => {
+                        self.ui.warn(format_args!(
+                            "{}: the key of this dataset is not loaded",
+                            text::printable(&plain.to_string_lossy())
+                        ));
+                        Ok(())
+                    }
+                    done => done,
+                },
                 _ => Ok(()),
             });
             self.vault.forget(entry.attr.ino, 1);

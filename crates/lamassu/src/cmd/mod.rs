@@ -5,6 +5,7 @@ pub mod check;
 pub mod clone;
 pub mod completions;
 pub mod cp;
+pub mod dataset;
 pub mod estimate;
 pub mod freeze;
 pub mod history;
@@ -16,6 +17,7 @@ pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod receipt;
 pub mod rekey;
 pub mod remount;
 pub mod selftest;
@@ -41,7 +43,9 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Mount(args) => return mount::run(ui, args),
         Command::Umount(args) => umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
+        Command::Dataset(command) => dataset::run(ui, command),
         Command::History(args) => history::run(ui, &args),
+        Command::Receipt(command) => receipt::run(&command),
         Command::Rekey(args) => rekey::run(ui, &args),
         Command::Info(args) => info::run(args),
         Command::Check(args) => check::run(ui, args),

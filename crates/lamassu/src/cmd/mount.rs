@@ -6,23 +6,23 @@ use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::{Found, Unsealed};
+use crate::open::Found;
 use crate::output::Ui;
+use crate::served::keeper::Keeper;
 use crate::served::serve::Served;
 use crate::signals;
+use crate::users;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use lamassu_format::header::Header;
 use lamassu_format::name;
 use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
-use lamassu_keys::Event;
-use lamassu_keys::history::Kind;
-use lamassu_vault::{Durability, Integrity, Options, Vault};
+use lamassu_vault::{Durability, Forest, Integrity, Options};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,11 +58,17 @@ pub struct Args {
     /// Stay in the foreground; SIGINT and SIGTERM unmount
     #[arg(short, long)]
     foreground: bool,
+    /// Unload the vault and its datasets, keys and all, after this time without a request and without an open file; `lamassu key load` loads them again
+    #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=525_600))]
+    idle: Option<u32>,
+    /// Let this user (a name or number) create datasets that inherit their key, in its own directories, and list, unload and load its own
+    #[arg(long, value_name = "USER")]
+    delegate: Vec<String>,
     /// Cipher threads, 0 for one per processor
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
     /// NO ENCRYPTION: DIR, which must not be a vault, is mounted as it is. Only to compare with in benchmarks
-    #[arg(long, conflicts_with_all = ["integrity", "durability", "threads"])]
+    #[arg(long, conflicts_with_all = ["integrity", "durability", "threads", "idle", "delegate"])]
     passthrough: bool,
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, and key=, integrity=, cache=,
     /// durability= as above
@@ -84,8 +90,9 @@ fn help() -> String {
     format!("{EXAMPLES}\n\n{}", keys::HELP)
 }
 
+/// What is verified on every read.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum IntegrityArg {
+pub enum IntegrityArg {
     Full,
     Metadata,
 }
@@ -109,6 +116,8 @@ struct Plan {
     mountpoint: PathBuf,
     below: Below,
     mount: MountOptions,
+    /// without a request for so long, everything is unloaded
+    idle: Option<Duration>,
 }
 
 /// What is mounted.
@@ -192,6 +201,10 @@ impl Plan {
         mount.read_only |= args.read_only;
         mount.allow_other |= args.allow_other;
         vault.read_only = mount.read_only;
+        mount.delegates = args.delegate.iter().map(|user| users::uid_of(user)).collect::<Result<_>>()?;
+        if !mount.delegates.is_empty() && !mount.allow_other {
+            return Err(Fault::Usage("--delegate is for other users: it needs --allow-other").into());
+        }
         let mountpoint = mountpoint(&args.mountpoint, &dir)?;
         if args.passthrough {
             if key.is_some() || args.key.is_typed() || (vault.integrity, vault.durability) != before {
@@ -202,10 +215,11 @@ impl Plan {
             }
             refuse_vaults(&dir)?;
             mount.subtype = PLAIN_SUBTYPE.into();
-            return Ok(Plan { dir, mountpoint, below: Below::Plain, mount });
+            return Ok(Plan { dir, mountpoint, below: Below::Plain, mount, idle: None });
         }
         let below = Below::Vault { key: args.key.or(key), options: vault };
-        Ok(Plan { dir, mountpoint, below, mount })
+        let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
+        Ok(Plan { dir, mountpoint, below, mount, idle })
     }
 }
 
@@ -290,10 +304,7 @@ impl Plan {
                     (vault.read_only, options.read_only) = (true, true);
                 }
                 let unsealed = found.unlock(ui, key)?;
-                let vault = match options.noatime {
-                    true => unsealed.open_without_access_times(vault)?,
-                    false => unsealed.open(vault)?,
-                };
+                let opened = unsealed.open_to_serve(vault.clone(), options.noatime)?;
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(
                         "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
@@ -303,13 +314,17 @@ impl Plan {
                 signals::flag_only();
                 options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
                 take_modes_as_they_come();
-                if !options.read_only {
-                    self.write_down(ui, &unsealed, &vault);
-                }
-                let served = Served::new(self.dir.clone(), unsealed, vault.clone(), options.read_only);
+                let cached = options.cache != CacheMode::None;
+                let keeper = Keeper::new(self.dir.clone(), vault, cached, Some(self.mountpoint.clone()));
+                let served = Served::new(unsealed, opened, keeper)?;
+                let forest = served.forest().clone();
                 let calls = Some(served.calls());
-                let mounted = lamassu_fuse::mount_answering(vault.clone(), &self.mountpoint, &options, calls)?;
-                unmount_on_signal(&mounted, Some(vault));
+                let mounted = lamassu_fuse::mount_answering(forest.clone(), &self.mountpoint, &options, calls)?;
+                forest.set_cache(mounted.cache());
+                if let Some(idle) = self.idle {
+                    forest.unload_after(idle);
+                }
+                unmount_on_signal(&mounted, Some(forest));
                 Ok(mounted)
             }
             Below::Plain => {
@@ -325,38 +340,20 @@ impl Plan {
     }
 }
 
-impl Plan {
-    /// In the vault's history: that it is loaded now, and at the end that it no longer is. Where that cannot be written the mount is none the worse.
-    fn write_down(&self, ui: &Ui, Unsealed { found, keys }: &Unsealed, vault: &Vault) {
-        let (history, mark) = (keys.history(&self.dir), found.header.keys().history);
-        let slot = keys.slot();
-        let loaded = Event::new(Kind::Loaded).slot(slot).detail("mountpoint", self.mountpoint.display());
-        if let Err(error) = history.note(loaded, mark.as_ref()) {
-            ui.warn(format_args!("the mount is not written down: {error}"));
-            return;
-        }
-        vault.at_close(move || {
-            if let Err(error) = history.note(Event::new(Kind::Unloaded).slot(slot), mark.as_ref()) {
-                tracing::warn!(%error, "the end of the mount is not written down");
-            }
-        });
-    }
-}
-
 /// Modes are those applications ask for; their own masks were applied by the kernel. Not before the keys are loaded: what that writes is not for all.
 fn take_modes_as_they_come() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }
 
-/// `vault`: to be made durable where the mount is in use and can only be detached.
-fn unmount_on_signal(mounted: &Mounted, vault: Option<Arc<Vault>>) {
+/// `forest`: to be made durable where the mount is in use and can only be detached.
+fn unmount_on_signal(mounted: &Mounted, forest: Option<Arc<Forest>>) {
     let unmounter = mounted.unmounter();
     let mountpoint = mounted.mountpoint().to_path_buf();
     let unmount = move || match unmounter.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy(_)) => {
             tracing::warn!(mountpoint = %mountpoint.display(), "busy: the mount point is free now, the vault is closed when the last file there is");
-            if let Some(Err(error)) = vault.as_ref().map(|v| v.sync_all()) {
+            if let Some(Err(error)) = forest.as_ref().map(|f| f.sync_all()) {
                 tracing::error!(%error, "not everything could be made durable");
             }
             if let Err(error) = unmounter.unmount(true) {

@@ -5,7 +5,7 @@ use crate::keys::{self, KeyArg};
 use crate::open;
 use crate::output::{self, Ui};
 use anyhow::{Context, Result};
-use lamassu_vault::Vault;
+use lamassu_vault::Forest;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ struct Pair {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    let vault = open::vault(ui, &args.dir, &args.key, true)?;
+    let vault = open::forest(ui, &args.dir, &args.key, true)?;
     let pairs: Result<Vec<Pair>> = args.names.iter().map(|name| translate(&vault, &args, name)).collect();
     let paths = pairs?;
     if args.json {
@@ -72,7 +72,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     Ok(())
 }
 
-fn translate(vault: &Vault, args: &Args, name: &Path) -> Result<Pair> {
+fn translate(vault: &Forest, args: &Args, name: &Path) -> Result<Pair> {
     let lossy = |p: &Path| p.to_string_lossy().into_owned();
     if args.reverse {
         let stored = inside(&args.dir, name)?;

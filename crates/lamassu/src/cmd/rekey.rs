@@ -5,12 +5,13 @@ use crate::keys::{self, KeyArg};
 use crate::open::{self, Found};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
-use crate::served::job::{Job, Task};
+use crate::served::job::Task;
 use crate::served::protocol::{Ended, Progress, Request};
+use crate::served::serve::Served;
 use crate::{served, signals, text};
 use anyhow::Result;
-use lamassu_format::header::Header;
-use lamassu_vault::{Rekeyed, Vault};
+use lamassu_vault::Rekeyed;
+use lamassu_vault::forest::ROOT_VOLUME;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +61,7 @@ fn help() -> String {
 /// Where the work is done.
 enum Worker {
     Daemon(PathBuf),
-    Here { job: Arc<Job>, vault: Arc<Vault> },
+    Here(Arc<Served>),
 }
 
 impl Worker {
@@ -71,25 +72,24 @@ impl Worker {
             return Ok(Worker::Daemon(mountpoint));
         }
         let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
-        let vault = unsealed.open(open::options(false))?;
+        let served = unsealed.open_forest(open::options(false))?;
         let uid = rustix::process::getuid().as_raw();
-        let (history, mark) = (unsealed.keys.history(&args.dir), unsealed.found.header.keys().history);
-        let job = Job::start(vault.clone(), history, mark, Task { full, bytes_per_second, uid })?;
-        Ok(Worker::Here { job, vault })
+        served.rekey(ROOT_VOLUME, Task { full, bytes_per_second, uid })?;
+        Ok(Worker::Here(served))
     }
 
     fn progress(&self) -> Result<Progress> {
         match self {
             Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyStatus {}),
-            Worker::Here { job, vault: _ } => Ok(job.progress()),
+            Worker::Here(served) => served.job(ROOT_VOLUME),
         }
     }
 
     fn cancel(&self) -> Result<()> {
         match self {
             Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyCancel {}),
-            Worker::Here { job, vault: _ } => {
-                job.cancel();
+            Worker::Here(served) => {
+                served.end_jobs(ROOT_VOLUME);
                 Ok(())
             }
         }
@@ -98,7 +98,7 @@ impl Worker {
     fn close(self) -> Result<()> {
         match self {
             Worker::Daemon(_) => Ok(()),
-            Worker::Here { job: _, vault } => Ok(vault.close()?),
+            Worker::Here(served) => Ok(served.forest().close()?),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::info::{DescribedSlot, slot_table, slots};
 use super::key::rotate::TierArg;
 use crate::keys::{self, CostArg, SourceText};
 use crate::output::{self, Ui};
-use crate::text;
+use crate::{fips, text};
 use anyhow::Result;
 use lamassu_format::Suite;
 use lamassu_format::header::{Header, ZoneFile};
@@ -111,9 +111,17 @@ struct Described {
     block_size: u32,
     created: u64,
     slots: Vec<DescribedSlot>,
+    /// administrators of vaults that it pins
+    pins: Vec<DescribedPin>,
     /// Only with a key.
     #[serde(skip_serializing_if = "Option::is_none")]
     keychain: Option<DescribedKeychain>,
+}
+
+#[derive(Serialize)]
+struct DescribedPin {
+    vault: String,
+    administrator: String,
 }
 
 #[derive(Serialize)]
@@ -133,6 +141,11 @@ impl Described {
             block_size: zone.block_size(),
             created: zone.created(),
             slots: slots(zone),
+            pins: zone
+                .pins()
+                .iter()
+                .map(|pin| DescribedPin { vault: text::hex(&pin.vault), administrator: text::hex(&pin.admin) })
+                .collect(),
             keychain: keys.map(|k| DescribedKeychain {
                 inner_epochs: numbers(k.keychain().inner()),
                 outer_epochs: numbers(k.keychain().outer()),
@@ -178,6 +191,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         // Before the passphrase is asked for; `Update::create` looks again.
         return Err(header_file::FileError::Exists { path: args.file.clone() }.into());
     }
+    fips::check_suite(args.suite)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Create)?;
     let created = unix_now();
     let cost = args.cost.measure(ui, &material);
@@ -220,6 +234,9 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
             list(&k.outer_epochs)
         };
         out.push_str(&format!("inner key    {}\nouter key    {outer}\n", list(&k.inner_epochs)));
+    }
+    for pin in &d.pins {
+        out.push_str(&format!("pin          vault {}: administrator {}\n", pin.vault, pin.administrator));
     }
     output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
 }

@@ -7,6 +7,7 @@ use lamassu_format::header::HistoryMark;
 use lamassu_keys::Event;
 use lamassu_keys::history::{History, Kind};
 use lamassu_vault::{Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,9 +25,13 @@ pub struct Task {
     pub uid: u32,
 }
 
+/// Brings the parent slot of a dataset, by its path in the vault's store, to the vault's newest key.
+pub type Reseal = Box<dyn Fn(&Path) -> anyhow::Result<()> + Send + Sync>;
+
 /// A re-keying under way, or at its end.
 pub struct Job {
     task: Task,
+    reseal: Reseal,
     total: AtomicU64,
     done: AtomicU64,
     cancelled: AtomicBool,
@@ -41,9 +46,11 @@ impl Job {
         history: History,
         mark: Option<HistoryMark>,
         task: Task,
+        reseal: Reseal,
     ) -> anyhow::Result<Arc<Job>> {
         let job = Arc::new(Job {
             task,
+            reseal,
             total: AtomicU64::new(0),
             done: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
@@ -135,6 +142,13 @@ impl RekeyProgress for Job {
         if failures.len() < FAILURES_MAX {
             failures.push(format!("{stored}: {error}").chars().take(FAILURE_CHARS_MAX).collect());
         }
+    }
+
+    fn dataset(&self, stored: &Path) -> lamassu_vault::Result<()> {
+        (self.reseal)(stored).map_err(|error| VaultError::Io {
+            op: "seal the parent slot of a dataset",
+            source: std::io::Error::other(output::message(&error)),
+        })
     }
 
     fn is_cancelled(&self) -> bool {

@@ -5,7 +5,9 @@
 //!
 //! Never: lets a secret travel in the clear ([`parcel`]).
 
+pub mod datasets;
 pub mod job;
+pub mod keeper;
 mod parcel;
 pub mod protocol;
 pub mod serve;
@@ -24,9 +26,19 @@ use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// The mount point of ours that a path is; commands that take a vault's directory ask the daemon there, if root or this user has mounted it.
+/// The mount point of ours that a path is, or the root of a dataset in a mount of ours; commands that take a vault's directory ask the daemon there, if root or
+/// this user has mounted it.
 pub fn at(path: &Path) -> Option<PathBuf> {
-    umount::ours(path).ok().filter(|(_, mount)| mount.is_trusted()).map(|(path, _)| path)
+    match umount::ours(path) {
+        Ok((path, mount)) => mount.is_trusted().then_some(path),
+        Err(_) => within(path).filter(|dir| ask::<Status>(dir, &Request::Status {}).is_ok()),
+    }
+}
+
+/// The path without links, if it is a directory in a mount of ours that root or this user has mounted.
+pub fn within(path: &Path) -> Option<PathBuf> {
+    let dir = path.canonicalize().ok()?;
+    mounts::containing(&dir).filter(|m| m.fs_type == mounts::TYPE && m.is_trusted()).map(|_| dir)
 }
 
 /// The same, or where the vault in that directory is mounted for writing: for what a daemon must know of.

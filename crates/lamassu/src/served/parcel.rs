@@ -83,7 +83,7 @@ impl Channels {
             SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery | SlotKind::RecoveryShares => {
                 Material::Key { kind, key: Secret::from_slice(content.expose())? }
             }
-            SlotKind::Pkcs11 => return None,
+            SlotKind::Pkcs11 | SlotKind::Parent => return None,
         };
         let Cost { memory_kib, passes, lanes } = parcel.cost;
         Some((material, Argon2Params::new(memory_kib, passes, lanes)?))

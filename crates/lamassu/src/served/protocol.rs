@@ -30,6 +30,77 @@ pub enum Request {
     RekeyStatus {},
     /// To end it.
     RekeyCancel {},
+    /// A dataset in the directory that is called; its id.
+    CreateDataset {
+        /// in hex
+        name: String,
+        spec: DatasetSpec,
+        secret: Option<Parcel>,
+    },
+    /// The datasets below the directory that is called, behind a path: [`Datasets`].
+    ListDatasets { after: Option<String> },
+    /// Other properties for the dataset whose root is called.
+    SetDataset { properties: Properties, inherit: Option<bool> },
+    /// One dataset less, with all that is in it.
+    DestroyDataset { force: bool },
+    /// To close the vault whose root is called, and those in it, and let their keys go. Whether it was open.
+    Unload {},
+    /// To open it again.
+    Load { secret: Option<Parcel> },
+}
+
+/// A dataset to be made; what is left out is as in the vault it lies in.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatasetSpec {
+    /// whether the keys of the vault it lies in open it
+    pub inherit: bool,
+    /// of the slot for a key of its own
+    pub label: String,
+    /// deduplication domain
+    pub domain: Option<String>,
+    pub suite: Option<String>,
+    pub block_size: Option<u32>,
+    pub names: Option<String>,
+    pub properties: Properties,
+    /// permission bits of its root
+    pub mode: u32,
+}
+
+/// Properties that can be changed; `inherit`: what the vault it lies in says.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Properties {
+    pub integrity: Option<String>,
+    pub cache: Option<String>,
+}
+
+/// Some of the datasets.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Datasets {
+    pub datasets: Vec<Listed>,
+    /// whether there are others behind them
+    pub more: bool,
+}
+
+/// A dataset.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Listed {
+    /// below the directory asked for
+    pub path: String,
+    pub id: String,
+    /// `loaded`, `available` (opened when it is entered), `locked` or `unloaded`
+    pub state: String,
+    /// `inherited`, `own` or `both`
+    pub keys: String,
+    pub domain: String,
+    pub suite: String,
+    pub block_size: u32,
+    pub names: String,
+    /// null: inherited
+    pub integrity: Option<String>,
+    /// null: inherited
+    pub cache: Option<String>,
 }
 
 /// How it went.
@@ -64,6 +135,8 @@ pub struct Status {
     pub dir: String,
     /// whether it writes nothing
     pub read_only: bool,
+    /// in it, and in what lies in it
+    pub open_files: usize,
 }
 
 /// A key that seals one parcel.

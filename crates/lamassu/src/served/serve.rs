@@ -1,12 +1,14 @@
-//! The daemon's side: one [`Served`] per mount, which answers. It keeps the file key, so slots change without the old key; each change of the header takes the
-//! header's lock, reads it anew, and is written down with who asked for it.
+//! The daemon's side: one [`Served`] per mount, which answers. It keeps the file keys, so slots change without the old key; each change of a header takes the
+//! header's lock, reads it anew, and is written down with who asked for it. A request is about the vault whose root was called, or about the directory.
 
+use super::datasets;
 use super::job::{self, Job, Task};
+use super::keeper::Keeper;
 use super::parcel::Channels;
 use super::protocol::{Answer, Changed, Channel, Epoch, Epochs, Failed, Parcel, Progress, Request, Status, ZoneParcel};
 use crate::cmd::key::{about, check_label};
 use crate::fault::Fault;
-use crate::open::Unsealed;
+use crate::open::{Opened, Unsealed};
 use crate::text;
 use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
@@ -15,41 +17,58 @@ use lamassu_format::name;
 use lamassu_fuse::control::{Caller, Calls};
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
-use lamassu_vault::Vault;
+use lamassu_vault::forest::{Number, ROOT_VOLUME};
+use lamassu_vault::{Forest, Ino, VaultError};
 use serde::Serialize;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zeroize::Zeroizing;
 
-/// A vault that this process has mounted, with the keys that opened it.
+/// The vaults that this process has open, with the keys that opened them.
 pub struct Served {
-    /// absolute
-    dir: PathBuf,
-    keys: Mutex<Unlocked>,
-    vault: Arc<Vault>,
+    forest: Arc<Forest>,
+    keeper: Arc<Keeper>,
     read_only: bool,
     channels: Channels,
-    job: Mutex<Option<Arc<Job>>>,
+    jobs: Mutex<HashMap<Number, Arc<Job>>>,
 }
 
 impl Served {
-    /// Takes over the keys that opened `vault`. `dir` is absolute: a daemon leaves its working directory.
-    pub fn new(dir: PathBuf, unsealed: Unsealed, vault: Arc<Vault>, read_only: bool) -> Arc<Served> {
-        let keys = Mutex::new(unsealed.keys);
-        Arc::new(Served { dir, keys, vault, read_only, channels: Channels::default(), job: Mutex::default() })
+    /// Serves `vault` and the datasets in it. Takes over the keys that opened it; `keeper` is of its directory.
+    pub fn new(unsealed: Unsealed, opened: Opened, keeper: Arc<Keeper>) -> Result<Arc<Served>> {
+        let Unsealed { found, keys } = unsealed;
+        let (id, read_only) = (found.header.id(), opened.read_only);
+        let opening = keeper.opening(ROOT_VOLUME, None, found.header, keys)?;
+        let forest = Forest::new(opened.vault, opened.backend, id, opening.cached, keeper.clone())?;
+        keeper.serve(&forest);
+        Ok(Arc::new(Served { forest, keeper, read_only, channels: Channels::default(), jobs: Mutex::default() }))
+    }
+
+    /// The file system of all these vaults.
+    pub fn forest(&self) -> &Arc<Forest> {
+        &self.forest
+    }
+
+    pub fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// What answers the calls of a mount.
     pub fn calls(self: &Arc<Self>) -> Calls {
         let served = self.clone();
-        Arc::new(move |caller, request| served.answer(caller, request))
+        Arc::new(move |caller, dir, request| served.answer(caller, dir, request))
     }
 
-    fn answer(&self, caller: &Caller, request: &[u8]) -> Zeroizing<Vec<u8>> {
+    fn answer(&self, caller: &Caller, dir: Ino, request: &[u8]) -> Zeroizing<Vec<u8>> {
         // The parser's own words may quote a request; the caller has them, the log must not.
         let parsed = serde_json::from_slice(request)
             .context("the daemon of this mount does not know the request: it is of another version");
-        let answered = parsed.and_then(|request| self.carry_out(caller, request));
+        let answered = parsed.and_then(|request| self.carry_out(caller, dir, request));
         answered.unwrap_or_else(|error| {
             let failed = job::failed(&error);
             tracing::debug!(code = failed.code, uid = caller.uid, "a request failed");
@@ -57,9 +76,21 @@ impl Served {
         })
     }
 
-    fn carry_out(&self, caller: &Caller, request: Request) -> Result<Zeroizing<Vec<u8>>> {
+    fn carry_out(&self, caller: &Caller, dir: Ino, request: Request) -> Result<Zeroizing<Vec<u8>>> {
+        // What is not listed here is not a delegate's to ask.
+        let is_anybodys = matches!(
+            request,
+            Request::Status {}
+                | Request::CreateDataset { .. }
+                | Request::ListDatasets { .. }
+                | Request::Unload {}
+                | Request::Load { .. }
+        );
+        if !caller.is_owner && !is_anybodys {
+            return Err(Fault::NotPermitted.into());
+        }
         match request {
-            Request::Status {} => done(&self.status()),
+            Request::Status {} => done(&self.status(self.volume(dir)?)?),
             Request::Channel {} => {
                 let (number, key) = self.channels.add()?;
                 let mut digits = Zeroizing::new([0; 64]);
@@ -69,72 +100,113 @@ impl Served {
             }
             Request::AddSlot { secret, label, use_only, expires } => {
                 let role = if use_only { Role::Use } else { Role::Administrator };
-                done(&self.add_slot(caller, &secret, &label, Terms { role, expires })?)
+                done(&self.add_slot(caller, self.volume(dir)?, &secret, &label, Terms { role, expires })?)
             }
             Request::ChangeSlot { secret, slot, label, use_only, expires } => {
                 let role = use_only.then_some(Role::Use);
-                done(&self.change_slot(caller, &secret, slot, label, (role, expires))?)
+                done(&self.change_slot(caller, self.volume(dir)?, &secret, slot, label, (role, expires))?)
             }
-            Request::RemoveSlot { slot } => done(&self.change(caller, |keys, header| {
+            Request::RemoveSlot { slot } => done(&self.change(caller, self.volume(dir)?, |keys, header| {
                 let event = about(Kind::SlotRemoved, slot, header);
                 Ok((keys.remove_slot(header, slot)?.to_string(), event))
             })?),
-            Request::Epochs {} => done(&epochs(self.keys().keychain())),
-            Request::Rotate { tier, leave_zone, zone } => done(&self.rotate(caller, tier, leave_zone, zone)?),
-            Request::RekeyStart { full, bytes_per_second } => {
-                done(&self.rekey(Task { full, bytes_per_second, uid: caller.uid })?)
+            Request::Epochs {} => {
+                let kept = self.keeper.kept();
+                let kept = kept.get(&self.volume(dir)?).ok_or(VaultError::KeyNotLoaded)?;
+                done(&epochs(kept.keys.keychain()))
             }
-            Request::RekeyStatus {} => done(&self.job()?),
+            Request::Rotate { tier, leave_zone, zone } => {
+                done(&self.rotate(caller, self.volume(dir)?, tier, leave_zone, zone)?)
+            }
+            Request::RekeyStart { full, bytes_per_second } => {
+                done(&self.rekey(self.volume(dir)?, Task { full, bytes_per_second, uid: caller.uid })?)
+            }
+            Request::RekeyStatus {} => done(&self.job(self.volume(dir)?)?),
             Request::RekeyCancel {} => {
-                if let Some(job) = &*self.job.lock().unwrap_or_else(PoisonError::into_inner) {
+                if let Some(job) = self.jobs().get(&self.volume(dir)?) {
                     job.cancel();
                 }
                 done(&())
             }
+            Request::CreateDataset { name, spec, secret } => {
+                let own = datasets::unpacked(&self.channels, secret.as_ref())?;
+                let name = datasets::name_from_hex(&name)?;
+                done(&self.create_dataset(caller, dir, &name, &spec, own.as_ref())?)
+            }
+            Request::ListDatasets { after } => done(&self.list_datasets(caller, dir, after.as_deref())?),
+            Request::SetDataset { properties, inherit } => {
+                done(&self.set_dataset(caller, dir, &properties, inherit)?)
+            }
+            Request::DestroyDataset { force } => done(&self.destroy_dataset(caller, dir, force)?),
+            Request::Unload {} => done(&self.unload(caller, dir)?),
+            Request::Load { secret } => {
+                let own = datasets::unpacked(&self.channels, secret.as_ref())?;
+                done(&self.load(caller, dir, own.as_ref().map(|(material, _)| material))?)
+            }
         }
     }
 
-    fn keys(&self) -> std::sync::MutexGuard<'_, Unlocked> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn status(&self) -> Status {
-        Status {
+    pub fn status(&self, volume: Number) -> Result<Status> {
+        Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
-            vault: text::hex(&self.keys().id()),
-            dir: self.dir.to_string_lossy().into_owned(),
+            vault: text::hex(&self.forest.volume(volume)?.id),
+            dir: self.keeper.dir(volume)?.to_string_lossy().into_owned(),
             read_only: self.read_only,
-        }
+            open_files: self.forest.open_files(volume),
+        })
     }
 
-    /// Changes the header, and gives the open vault the keys it then has.
-    fn change<T>(
+    /// Changes the header of a volume, and gives the open vault the keys it then has.
+    pub fn change<T>(
         &self,
         caller: &Caller,
+        volume: Number,
         change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Event)>,
+    ) -> Result<T> {
+        self.changed(volume, |keys, header| {
+            change(keys, header).map(|(done, event)| (done, vec![event.by(caller.uid)]))
+        })
+    }
+
+    /// The same, of what the history need not know.
+    pub fn change_without_event<T>(
+        &self,
+        volume: Number,
+        change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<T>,
+    ) -> Result<T> {
+        self.changed(volume, |keys, header| Ok((change(keys, header)?, Vec::new())))
+    }
+
+    fn changed<T>(
+        &self,
+        volume: Number,
+        change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
     ) -> Result<T> {
         if self.read_only {
             return Err(Fault::ReadOnlyMount.into());
         }
-        if self.vault.is_frozen() {
+        if self.forest.is_frozen() {
             return Err(Fault::Frozen.into());
         }
-        let mut keys = self.keys();
-        let update = Update::begin(&self.dir.join(name::HEADER))?;
+        let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let dir = self.keeper.dir(volume)?;
+        let mut all = self.keeper.kept();
+        let keys = &mut all.get_mut(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+        let update = Update::begin(&dir.join(name::HEADER))?;
         let mut header: VaultHeader = update.read()?;
         let mut now = keys.reopen(&header)?;
-        let (done, event) = change(&mut now, &mut header)?;
-        update.record(&mut header, &now, &[event.by(caller.uid)])?;
-        now.update_ring(self.vault.ring());
+        let (done, events) = change(&mut now, &mut header)?;
+        update.record(&mut header, &now, &events)?;
+        now.update_ring(vault.ring());
         *keys = now;
         Ok(done)
     }
 
-    fn add_slot(&self, caller: &Caller, secret: &Parcel, label: &str, terms: Terms) -> Result<u32> {
+    fn add_slot(&self, caller: &Caller, volume: Number, secret: &Parcel, label: &str, terms: Terms) -> Result<u32> {
         check_label(label)?;
         let (material, cost) = self.channels.unpack(secret)?;
-        self.change(caller, |keys, header| {
+        self.change(caller, volume, |keys, header| {
             let new = NewSlot { material: &material, cost, label, created: unix_now() };
             let id = keys.add_slot_on(header, &new, terms)?;
             Ok((id, about(Kind::SlotAdded, id, header)))
@@ -144,6 +216,7 @@ impl Served {
     fn change_slot(
         &self,
         caller: &Caller,
+        volume: Number,
         secret: &Parcel,
         slot: u32,
         label: Option<String>,
@@ -151,7 +224,7 @@ impl Served {
     ) -> Result<Changed> {
         label.as_deref().map_or(Ok(()), check_label)?;
         let (material, cost) = self.channels.unpack(secret)?;
-        self.change(caller, |keys, header| {
+        self.change(caller, volume, |keys, header| {
             let old = header.keys().slot(slot).map(|s| s.label.clone());
             let label = label.or(old).ok_or(KeyError::NoSlot { id: slot })?;
             let new = NewSlot { material: &material, cost, label: &label, created: unix_now() };
@@ -163,7 +236,14 @@ impl Served {
         })
     }
 
-    fn rotate(&self, caller: &Caller, tier: Tier, leave_zone: bool, zone: Option<ZoneParcel>) -> Result<Epochs> {
+    fn rotate(
+        &self,
+        caller: &Caller,
+        volume: Number,
+        tier: Tier,
+        leave_zone: bool,
+        zone: Option<ZoneParcel>,
+    ) -> Result<Epochs> {
         let zone = match zone {
             Some(ZoneParcel { file, secret }) => {
                 let (material, _) = self.channels.unpack(&secret)?;
@@ -173,32 +253,54 @@ impl Served {
             }
             None => None,
         };
-        self.change(caller, |keys, header| {
+        self.change(caller, volume, |keys, header| {
             let event = rotate(keys, header, tier, leave_zone, zone.as_ref())?;
             Ok((epochs(keys.keychain()), event))
         })
     }
 
-    fn rekey(&self, task: Task) -> Result<Progress> {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<Number, Arc<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to re-key a volume, unless the same is under way there.
+    pub fn rekey(&self, volume: Number, task: Task) -> Result<Progress> {
         if self.read_only {
             return Err(Fault::ReadOnlyMount.into());
         }
-        let mut job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*job {
-            Some(job) if job.is_under_way_with(task.full) => Ok(job.progress()),
-            _ => {
-                // One that does something else and is still under way makes this one fail, by the vault's own lock.
-                let header: VaultHeader = header_file::read(&self.dir.join(name::HEADER))?;
-                let history = self.keys().reopen(&header)?.history(&self.dir);
-                let started = Job::start(self.vault.clone(), history, header.keys().history, task)?;
-                Ok(job.insert(started).progress())
-            }
+        let mut jobs = self.jobs();
+        if let Some(job) = jobs.get(&volume).filter(|job| job.is_under_way_with(task.full)) {
+            return Ok(job.progress());
         }
+        // One that does something else and is still under way makes this one fail, by the vault's own lock.
+        let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let dir = self.keeper.dir(volume)?;
+        let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
+        let history = {
+            let kept = self.keeper.kept();
+            let kept = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
+            kept.keys.reopen(&header)?.history(&dir)
+        };
+        // The directory as it is when it is met: it may have been moved. No keys are kept here: they go with the vault.
+        let keeper = self.keeper.clone();
+        let reseal = move |stored: &Path| {
+            let above = keeper.vault(volume)?;
+            datasets::reseal(&keeper.dir(volume)?.join(stored), above.ring(), task.uid)
+        };
+        let started = Job::start(vault, history, header.keys().history, task, Box::new(reseal))?;
+        jobs.insert(volume, started.clone());
+        Ok(started.progress())
     }
 
-    fn job(&self) -> Result<Progress> {
-        let job = self.job.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(job.as_ref().ok_or(Fault::NoRekey)?.progress())
+    /// How far that is.
+    pub fn job(&self, volume: Number) -> Result<Progress> {
+        Ok(self.jobs().get(&volume).ok_or(Fault::NoRekey)?.progress())
+    }
+
+    /// Ends the re-keying of a volume and of those in it: they are to be closed.
+    pub fn end_jobs(&self, volume: Number) {
+        let jobs = self.jobs();
+        jobs.iter().filter(|(n, _)| self.forest.is_below(**n, volume)).for_each(|(_, job)| job.cancel());
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Input, Meta, Output, Tree};
 use anyhow::{Context, Result};
 use lamassu_vault::{
-    Access, Attr, Entry, HandleId, Ino, Kind, Owner, SetAttr, SetTime, SetXattr, Vault, VaultError, Whence,
+    Access, Attr, Entry, Forest, HandleId, Ino, Kind, Owner, SetAttr, SetTime, SetXattr, VaultError, Whence,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -11,14 +11,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// See the module.
-pub struct VaultTree(pub Arc<Vault>);
+pub struct VaultTree(pub Arc<Forest>);
 
 const READ: Access = Access { read: true, write: false, truncate: false };
 const WRITE: Access = Access { read: true, write: true, truncate: true };
 
 /// An entry whose reference is given back.
 struct Held<'a> {
-    vault: &'a Vault,
+    vault: &'a Forest,
     entry: Entry,
 }
 
@@ -181,7 +181,7 @@ impl Tree for VaultTree {
 }
 
 /// Calls `each` for the entries of a directory but `.` and `..`.
-pub fn list(vault: &Vault, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> lamassu_vault::Result<()> {
+pub fn list(vault: &Forest, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> lamassu_vault::Result<()> {
     let handle = vault.open_dir(dir)?;
     let listed = vault.read_dir(handle, 0, &mut |entry, _| {
         if entry.name != "." && entry.name != ".." {

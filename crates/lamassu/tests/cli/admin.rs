@@ -105,6 +105,86 @@ fn a_pinned_administrator_has_to_have_signed() {
 }
 
 #[test]
+fn an_exchanged_administrator_is_followed() {
+    let b = Bench::new();
+    let config = |line: &str| b.run_in("XDG_CONFIG_HOME", &b.path("config"), line);
+    let known = b.path("config/lamassu/known-vaults");
+    config("init v").ok();
+    let job = b.key("job");
+    let second = b.key("second");
+    b.run(&format!("key add --use-only -n {job} v")).ok();
+    b.run(&format!("key add -n {second} --label second v")).ok();
+    let old = public(&b, "v");
+    std::fs::copy(b.path("v/lamassu.vault"), b.path("older")).unwrap();
+    b.run(&format!("key admin rotate -k {job} v")).code(28).says("use-only");
+    b.dir("m");
+    b.run("mount v m").ok();
+    b.run("key admin rotate m").code(11);
+    b.run("key admin rotate v").code(11);
+    b.unmount("m");
+    // By somebody who has pinned nothing: others hear of it when they next open the vault.
+    b.run("key admin rotate v").ok().says("these administrators' slots are gone, add them again: 3 (\"second\")");
+    let new = public(&b, "v");
+    assert_ne!(new, old);
+    let shown = config("key admin show --json v").ok().json();
+    assert_eq!(
+        (&shown["follows"], &shown["before"], &shown["pinned"]),
+        (&old.clone().into(), &vec![old.clone()].into(), &true.into())
+    );
+    assert!(std::fs::read_to_string(&known).unwrap().contains(&old), "showing changes nothing");
+    config(&format!("ls -k {job} v")).ok().says(&format!("{old} has signed {new}; the pin in"));
+    let lines = std::fs::read_to_string(&known).unwrap();
+    assert!(
+        lines.contains(&new) && !lines.contains(&old) && lines.lines().count() == 1 && lines.ends_with("v\n"),
+        "{lines}"
+    );
+    assert!(!config("ls v").ok().err.contains("signed"), "once");
+    assert_eq!(std::fs::read_dir(b.path("config/lamassu")).unwrap().count(), 1, "nothing is left beside it");
+    // Given by hand it does not follow by itself.
+    b.run(&format!("ls --admin-key {old} v")).ok().says("give that one to --admin-key");
+    b.run(&format!("ls --admin-key {new} v")).ok();
+    b.run(&format!("ls -k {second} v")).code(12);
+    let history = b.run("history --json v").ok().json();
+    let entry = history["entries"].as_array().unwrap().iter().rfind(|e| e["event"] == "admin-set").unwrap().clone();
+    assert_eq!((&entry["details"]["key"], &entry["details"]["instead_of"]), (&new.clone().into(), &old.clone().into()));
+    b.run(&format!("key add -n {second} v")).ok();
+    // The old key signs nothing any more that is taken by who has seen the new one.
+    std::fs::copy(b.path("older"), b.path("v/lamassu.vault")).unwrap();
+    config("ls v").code(50).says(&old);
+}
+
+#[test]
+fn a_zone_file_pins_administrators() {
+    let b = Bench::new();
+    let job = vault(&b);
+    b.run("init w").ok();
+    let zone_key = b.key("zone.key");
+    b.run(&format!("zone create -k {zone_key} office.zone")).ok();
+    b.run(&format!("ls --admin-zone office.zone -k {job} v")).code(50).says("pins no administrator");
+    b.run("key admin pin --zone office.zone --zone-key raw:file:key v").code(12);
+    b.run(&format!("key admin pin --zone office.zone --zone-key {zone_key} v")).ok().says(&public(&b, "v"));
+    let pins = b.run("zone show --json office.zone").ok().json()["pins"].clone();
+    assert_eq!((pins.as_array().unwrap().len(), &pins[0]["administrator"]), (1, &public(&b, "v").into()));
+    assert!(b.run(&format!("zone show -k {zone_key} office.zone")).ok().text().contains(&public(&b, "v")));
+    b.run(&format!("ls --admin-zone office.zone -k {job} v")).ok();
+    b.run("ls --admin-zone office.zone w").code(50);
+    b.run("ls --admin-zone nosuch v").code(23);
+    b.run(&format!("ls --admin-zone office.zone --admin-key {} v", public(&b, "v"))).code(2);
+    // The zone goes on working as a zone.
+    b.run(&format!("init --zone office.zone --zone-key {zone_key} x")).ok();
+    b.run(&format!("zone rotate --inner -k {zone_key} office.zone")).ok();
+    assert_eq!(b.run("zone show --json office.zone").ok().json()["pins"], pins);
+    // A new key of the administrator is followed and has to be pinned anew; then an older header is refused.
+    std::fs::copy(b.path("v/lamassu.vault"), b.path("older")).unwrap();
+    b.run("key admin rotate v").ok();
+    b.run("ls --admin-zone office.zone v").ok().says("key admin pin --zone");
+    b.run(&format!("key admin pin --zone office.zone --zone-key {zone_key} v")).ok();
+    assert!(!b.run("ls --admin-zone office.zone v").ok().err.contains("pin"));
+    std::fs::copy(b.path("older"), b.path("v/lamassu.vault")).unwrap();
+    b.run("ls --admin-zone office.zone v").code(50).says("not signed by the administrator");
+}
+
+#[test]
 fn an_edited_header_is_told_from_a_badly_signed_one() {
     let b = Bench::new();
     vault(&b);

@@ -46,7 +46,7 @@ fn golden_vaults_open_for_ever_after() {
     unpack("plain", &dir);
     let want = sorted_tree(&dir.join("plain"));
     assert!(want.len() > 10, "the plain tree has {} files", want.len());
-    for suite in ["aes", "paper", "blake3", "chacha"] {
+    for suite in ["aes", "paper", "blake3", "chacha", "aes-file", "aes-none", "blake3-none", "chacha-file"] {
         let at = bench.dir(&format!("golden-{suite}"));
         unpack(suite, &at);
         let vault = at.join("vault");

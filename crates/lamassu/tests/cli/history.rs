@@ -55,6 +55,41 @@ fn what_is_done_to_keys_is_written_down() {
 }
 
 #[test]
+fn a_mount_point_stands_for_its_vault() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    assert_eq!(events(&b, "m"), ["created", "loaded"]);
+    assert_eq!(entries(&b, "m"), entries(&b, "v"));
+    b.unmount("m");
+    b.run("history m").code(6);
+}
+
+#[test]
+fn a_renewed_header_begins_a_history_that_its_administrator_signs() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let job = b.key("job");
+    b.run(&format!("key add --use-only -n {job} --label job v")).ok();
+    let admin = |b: &Bench| b.run("key admin show --json v").ok().json();
+    let before = admin(&b);
+    b.run(&format!("key renew -k {job} v")).code(28).says("use-only");
+    assert_eq!(events(&b, "v"), ["created", "slot-added"]);
+    b.run("key renew v").ok().says("2 (\"job\")");
+    assert_eq!(admin(&b), before, "the same administrator has signed it");
+    assert_eq!(before["signature_good"], true);
+    let all = entries(&b, "v");
+    let renewed = all.last().unwrap();
+    assert_eq!((&renewed["event"], &renewed["slot"]), (&"slot-changed".into(), &3.into()));
+    assert!(renewed["details"]["what"].as_str().unwrap().contains("fresh file key"), "{renewed}");
+    assert_eq!(all[0]["event"], "restarted", "the old history is sealed under the old file key");
+    assert!(b.path("v/lamassu.history.broken").exists());
+    b.run(&format!("history -k {job} v")).code(12);
+    b.run("check v").ok();
+}
+
+#[test]
 fn mounts_and_their_ends_are_written_down() {
     let b = Bench::new();
     b.run("init v").ok();

@@ -56,13 +56,16 @@ fn an_estimate_is_what_the_vault_turns_out_to_be() {
     let sparse = std::fs::File::create(b.path("data/sparse")).unwrap();
     sparse.write_all_at(&blocks[..8192], 1 << 20).unwrap();
     sparse.set_len(2 << 20).unwrap();
-    for size in ["4K", "16K"] {
-        let estimate = b.run(&format!("dedup-estimate --json -b {size} --memory 1 data")).ok().json();
-        assert_eq!(estimate["files"], 8);
+    let mut saved = Vec::new();
+    for (size, domain) in [("4K", "zone"), ("16K", "family"), ("4K", "file"), ("16K", "file"), ("4K", "none")] {
+        let estimate = b.run(&format!("dedup-estimate --json -b {size} --domain {domain} --memory 1 data")).ok().json();
+        assert_eq!((&estimate["files"], &estimate["domain"]), (&8.into(), &domain.into()));
         let vault = &estimate["sizes"][0]["vault"];
-        b.run(&format!("init -b {size} v{size}")).ok();
-        b.run(&format!("cp -r v{size} data vault:/")).ok();
-        let leak = b.run(&format!("leak --json v{size}")).ok().json();
+        let dir = format!("v{size}-{domain}");
+        b.run(&format!("init -b {size} --domain {domain} {dir}")).ok();
+        b.run(&format!("cp -r {dir} data vault:/")).ok();
+        let leak = b.run(&format!("leak --json {dir}")).ok().json();
+        assert!(b.run(&format!("leak {dir}")).ok().text().contains(&format!("{domain}: ")));
         assert_eq!(vault["blocks"], leak["equal_blocks"]["count"], "{size}");
         assert_eq!(vault["distinct_blocks"], leak["equal_blocks"]["distinct"], "{size}");
         let block = estimate["sizes"][0]["block_size"].as_u64().unwrap();
@@ -72,7 +75,9 @@ fn an_estimate_is_what_the_vault_turns_out_to_be() {
         let distinct = leak["equal_pages"]["distinct"].as_u64().unwrap() * 4096
             + leak["equal_blocks"]["distinct"].as_u64().unwrap() * block;
         assert_eq!(vault["deduplicated_bytes"].as_u64().unwrap(), distinct, "{size}");
+        saved.push(vault["saved"].as_f64().unwrap());
     }
+    assert!(saved[0] > saved[2] && saved[2] > saved[4] && saved[4] == 0.0, "{saved:?}");
     b.run("dedup-estimate nosuch").code(1);
     b.run("dedup-estimate -b 5000 data").code(2);
     assert!(b.run("dedup-estimate data").ok().text().contains("128 KiB"));

@@ -3,7 +3,11 @@
 
 mod admin;
 mod clones;
+mod datasets;
+mod destroy;
+mod domains;
 mod files;
+mod fips;
 mod golden;
 mod hardening;
 mod helper;

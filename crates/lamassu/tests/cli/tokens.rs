@@ -7,13 +7,13 @@ use std::process::Command;
 const PIN: &str = "271828";
 
 /// A directory of tokens.
-struct Hsm {
-    b: Bench,
+pub struct Hsm {
+    pub b: Bench,
     module: &'static str,
 }
 
 impl Hsm {
-    fn new() -> Hsm {
+    pub fn new() -> Hsm {
         let b = Bench::new();
         b.dir("tokens");
         let tokens = b.path("tokens");
@@ -39,25 +39,25 @@ impl Hsm {
         assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
     }
 
-    fn token(&self, label: &str) {
+    pub fn token(&self, label: &str) {
         self.must("softhsm2-util", &["--init-token", "--free", "--label", label, "--so-pin", "31415926", "--pin", PIN]);
     }
 
-    fn key(&self, token: &str, label: &str, id: &str, how: &[&str]) {
+    pub fn key(&self, token: &str, label: &str, id: &str, how: &[&str]) {
         let base =
             ["--module", self.module, "--token-label", token, "--login", "--pin", PIN, "--label", label, "--id", id];
         self.must("pkcs11-tool", &[&base[..], how].concat());
     }
 
-    fn rsa(&self, token: &str, label: &str, id: &str) {
+    pub fn rsa(&self, token: &str, label: &str, id: &str) {
         self.key(token, label, id, &["--keypairgen", "--key-type", "rsa:2048"]);
     }
 
-    fn uri(&self, path: &str) -> String {
+    pub fn uri(&self, path: &str) -> String {
         format!("pkcs11:{path}?module-path={}&pin-source=file:{}", self.module, self.b.path("pin").display())
     }
 
-    fn run(&self, line: &str) -> Ran {
+    pub fn run(&self, line: &str) -> Ran {
         self.b
             .command(line.split_whitespace())
             .env("SOFTHSM2_CONF", self.b.path("softhsm2.conf"))

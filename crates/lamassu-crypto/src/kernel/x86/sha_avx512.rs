@@ -1,45 +1,13 @@
 //! SHA-256 of sixteen messages at once by AVX-512: word t of every message in one register. No state waits for another instruction's latency, and a
 //! rotation and a three-input function are one instruction each.
 
-use crate::kernel::sha256::{INITIAL, K, output, tail_blocks};
+use crate::kernel::sha256::K;
 use std::arch::x86_64::*;
 
 /// Messages at once.
 pub(in crate::kernel) const LANES: usize = 16;
 
-/// Sixteen messages of equal length.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(in crate::kernel) fn sha256(messages: &[&[u8]; LANES]) -> [[u8; 32]; LANES] {
-    let len = messages[0].len();
-    assert!(messages.iter().all(|m| m.len() == len));
-    let mut state = [_mm512_setzero_si512(); 8];
-    for (s, h) in state.iter_mut().zip(INITIAL) {
-        *s = _mm512_set1_epi32(h.cast_signed());
-    }
-    let starts = messages.map(<[u8]>::as_ptr);
-    for at in (0..len / 64 * 64).step_by(64) {
-        // SAFETY: every message is len bytes long, and at + 64 <= len.
-        let w = unsafe { words_of(&starts, at) };
-        compress(&mut state, w);
-    }
-    let mut tails = [[[0; 64]; 2]; LANES];
-    let mut count = 0;
-    for (tail, message) in tails.iter_mut().zip(messages) {
-        (*tail, count) = tail_blocks(&message[len / 64 * 64..], len);
-    }
-    let starts = tails.each_ref().map(|t| t.as_flattened().as_ptr());
-    for at in (0..count * 64).step_by(64) {
-        // SAFETY: every tail is two blocks long, and count is at most 2.
-        let w = unsafe { words_of(&starts, at) };
-        compress(&mut state, w);
-    }
-    let mut words = [[0u32; LANES]; 8];
-    for (words, s) in words.iter_mut().zip(state) {
-        // SAFETY: 64 writable bytes; the store asks for no alignment.
-        unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), s) };
-    }
-    std::array::from_fn(|l| output(&words.map(|w| w[l])))
-}
+sha256_of_lanes!("avx512f,avx512bw", _mm512_setzero_si512, _mm512_set1_epi32, _mm512_storeu_si512);
 
 /// One round. The caller renames the words instead of moving them.
 macro_rules! round {

@@ -31,6 +31,8 @@ pub(super) enum Operation {
     GetAttributes = 11,
     AddAttribute = 13,
     Activate = 18,
+    Revoke = 19,
+    Destroy = 20,
 }
 
 impl Operation {
@@ -43,6 +45,8 @@ impl Operation {
             Operation::GetAttributes => "ask about the key",
             Operation::AddAttribute => "add an attribute to the key",
             Operation::Activate => "activate the key",
+            Operation::Revoke => "revoke the key",
+            Operation::Destroy => "destroy the key",
         }
     }
 }
@@ -217,7 +221,7 @@ pub(super) struct Answer {
 
 impl Answer {
     /// An answer read elsewhere, for tests of what is done with one.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn of(operation: Operation, bytes: Vec<u8>) -> Answer {
         Answer { operation, bytes: Zeroizing::new(bytes) }
     }

@@ -1,6 +1,6 @@
 //! `kmip:`: a key from a KMIP server, by TLS 1.2 or 1.3 and, as a rule, a client certificate.
 //!
-//! The server keeps an AES key of 256 bits, which is taken as the 32 bytes of a `raw` key; it is made there on request. Only a key that the server calls active is
+//! The server keeps an AES key of 256 bits, which is taken as the 32 bytes of a `raw` key; it is made, and destroyed, there on request. Only a key that the server calls active is
 //! used: one that was revoked or destroyed opens nothing any more. Every question has a deadline and every answer a limit; see [`client`].
 
 mod address;
@@ -16,6 +16,8 @@ use address::{Address, Wanted};
 use client::Session;
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::SlotKind;
+#[cfg(feature = "testing")]
+pub(crate) use operations::take_answers;
 use operations::{Attribute, Usage};
 use std::sync::Arc;
 
@@ -55,6 +57,26 @@ impl KeyProvider for Kmip {
         )
     }
 
+    fn can_destroy(&self) -> Result<(), SourceError> {
+        match &self.address.wanted {
+            Wanted::Id(_) | Wanted::Name(_) => Ok(()),
+            Wanted::Zone(_) => Err(SourceError::ZoneShared),
+            Wanted::Nameless => Err(SourceError::NotDestroyed),
+        }
+    }
+
+    fn destroy(&self, _ask: &Ask<'_>) -> Result<Vec<String>, SourceError> {
+        self.can_destroy()?;
+        self.session(|session| match &self.address.wanted {
+            Wanted::Id(id) => destroy(session, id),
+            Wanted::Name(name) => {
+                let id = session.locate(&[Attribute::Name(name)])?;
+                destroy(session, &id)
+            }
+            Wanted::Zone(_) | Wanted::Nameless => Err(ServerFault::Unnamed),
+        })
+    }
+
     fn zone(&self) -> Option<Result<ZoneKeys, SourceError>> {
         match &self.address.wanted {
             Wanted::Zone(zone) => Some(self.session(|session| zone::keys(session, zone))),
@@ -83,6 +105,23 @@ fn usable(session: &mut Session, id: &str) -> Result<Secret<32>, ServerFault> {
         KeyState::Active => session.get(id),
         other => Err(ServerFault::KeyState(other)),
     }
+}
+
+/// Revokes a key where that has not been done, destroys it, and asks what became of it.
+fn destroy(session: &mut Session, id: &str) -> Result<Vec<String>, ServerFault> {
+    let mut said = Vec::new();
+    if session.state(id)? == KeyState::Active {
+        session.revoke(id)?;
+        said.push(format!("revoked {id}"));
+    }
+    session.destroy(id)?;
+    said.push(format!("destroyed {id}"));
+    match session.state(id) {
+        Err(ServerFault::NoObject) => said.push(format!("{id} is not there any more")),
+        Err(ServerFault::KeyState(state)) | Ok(state) => said.push(format!("asked afterwards: {state}")),
+        Err(fault) => said.push(format!("asked afterwards: {fault}")),
+    }
+    Ok(said)
 }
 
 /// Lets the server make a key that nothing there is mistaken for; returns its identifier. It can be used then.

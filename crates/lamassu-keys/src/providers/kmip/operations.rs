@@ -1,4 +1,4 @@
-//! The operations of KMIP that a key takes: Locate, Get Attributes, Get, Create, Add Attribute, Activate (KMIP 1.2 §4).
+//! The operations of KMIP that a key takes: Locate, Get Attributes, Get, Create, Add Attribute, Activate, Revoke, Destroy (KMIP 1.2 §4).
 
 use super::client::{Answer, Operation, Session};
 use super::ttlv::{Item, Malformed, Writer, tag};
@@ -17,6 +17,7 @@ mod number {
     pub const SYMMETRIC_KEY: u32 = 2;
     pub const AES: u32 = 3;
     pub const UNINTERPRETED_TEXT: u32 = 1;
+    pub const CESSATION_OF_OPERATION: u32 = 6;
     pub const FORMAT_RAW: u32 = 1;
     pub const FORMAT_TRANSPARENT_SYMMETRIC: u32 = 7;
 }
@@ -126,6 +127,25 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Ends a key's life: what is active cannot be destroyed.
+    pub(super) fn revoke(&mut self, id: &str) -> Result<(), ServerFault> {
+        let answer = self.call(Operation::Revoke, |w| {
+            w.text(tag::UNIQUE_IDENTIFIER, id);
+            w.structure(tag::REVOCATION_REASON, |w| {
+                w.enumeration(tag::REVOCATION_REASON_CODE, number::CESSATION_OF_OPERATION);
+            });
+        })?;
+        answer.payload().map(drop)
+    }
+
+    /// Destroys a key.
+    pub(super) fn destroy(&mut self, id: &str) -> Result<(), ServerFault> {
+        let answer = self.call(Operation::Destroy, |w| w.text(tag::UNIQUE_IDENTIFIER, id))?;
+        answer.payload().map(drop)
+    }
+}
+
 /// An identifier that can be shown and sent back.
 fn identifier(item: Item<'_>) -> Result<String, ServerFault> {
     let text = item.text()?;
@@ -179,6 +199,15 @@ fn key(answer: &Answer) -> Result<Secret<32>, ServerFault> {
         _ => return Err(ServerFault::KeyFormat { format }),
     };
     Secret::from_slice(bytes).ok_or(ServerFault::KeyLength { found: bytes.len() })
+}
+
+/// For [`crate::testing`].
+#[cfg(feature = "testing")]
+pub(crate) fn take_answers(bytes: &[u8]) -> (Option<String>, bool, Option<Secret<32>>) {
+    let answer = |operation| Answer::of(operation, bytes.to_vec());
+    let id = located(&answer(Operation::Locate)).ok();
+    let has_state = state(&answer(Operation::GetAttributes)).is_ok();
+    (id, has_state, key(&answer(Operation::Get)).ok())
 }
 
 #[cfg(test)]

@@ -35,6 +35,8 @@ pub(super) mod tag {
     pub const RESULT_MESSAGE: u32 = 0x42_007d;
     pub const RESULT_REASON: u32 = 0x42_007e;
     pub const RESULT_STATUS: u32 = 0x42_007f;
+    pub const REVOCATION_REASON: u32 = 0x42_0081;
+    pub const REVOCATION_REASON_CODE: u32 = 0x42_0082;
     pub const SYMMETRIC_KEY: u32 = 0x42_008f;
     pub const TEMPLATE_ATTRIBUTE: u32 = 0x42_0091;
     pub const UNIQUE_IDENTIFIER: u32 = 0x42_0094;

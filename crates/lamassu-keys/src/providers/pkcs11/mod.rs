@@ -15,7 +15,7 @@ use crate::fault::{Cause, TokenFault};
 use crate::source::{Ask, Fetched, KeyProvider, SourceError, Token};
 use cryptoki::context::{CInitializeArgs, CInitializeFlags, Pkcs11};
 use cryptoki::error::{Error, RvError};
-use cryptoki::session::{Session, UserType};
+use cryptoki::session::{Session, SessionState, UserType};
 use cryptoki::slot::{Slot, TokenInfo};
 use cryptoki::types::AuthPin;
 use lamassu_format::header::SlotKind;
@@ -44,14 +44,16 @@ struct Provider {
 
 impl KeyProvider for Provider {
     fn fetch(&self, _kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError> {
-        let module = module(self.uri.module.as_deref())?;
-        let (slot, info) = self.token(&module)?;
-        let session = module.open_ro_session(slot).map_err(failed("open a session"))?;
-        if info.login_required() {
-            self.log_in(&module, slot, &info, &session, ask)?;
-        }
-        let key = TokenKey::find(session, &self.uri)?;
+        let key = self.key(ask, Pkcs11::open_ro_session)?;
         Ok(Fetched::Token(Box::new(key) as Box<dyn Token>))
+    }
+
+    fn can_destroy(&self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
+    fn destroy(&self, ask: &Ask<'_>) -> Result<Vec<String>, SourceError> {
+        Ok(self.key(ask, Pkcs11::open_rw_session)?.destroy()?)
     }
 }
 
@@ -86,6 +88,21 @@ fn module(path: Option<&Path>) -> Result<Pkcs11, TokenFault> {
 }
 
 impl Provider {
+    /// The key, in a session of its own that is logged in.
+    fn key(
+        &self,
+        ask: &Ask<'_>,
+        open: impl FnOnce(&Pkcs11, Slot) -> Result<Session, Error>,
+    ) -> Result<TokenKey, SourceError> {
+        let module = module(self.uri.module.as_deref())?;
+        let (slot, info) = self.token(&module)?;
+        let session = open(&module, slot).map_err(failed("open a session"))?;
+        if info.login_required() {
+            self.log_in(&module, slot, &info, &session, ask)?;
+        }
+        Ok(TokenKey::find(session, &self.uri)?)
+    }
+
     /// The one token that the URI means.
     fn token(&self, module: &Pkcs11) -> Result<(Slot, TokenInfo), TokenFault> {
         let mut found = Vec::new();
@@ -121,6 +138,11 @@ impl Provider {
         session: &Session,
         ask: &Ask<'_>,
     ) -> Result<(), SourceError> {
+        // All sessions with a token share one login.
+        let state = session.get_session_info().map(|i| i.session_state());
+        if matches!(state, Ok(SessionState::RoUser | SessionState::RwUser)) {
+            return Ok(());
+        }
         if info.user_pin_locked() {
             return Err(TokenFault::PinLocked.into());
         }

@@ -60,6 +60,25 @@ impl TokenKey {
         }
     }
 
+    /// Destroys the key, and the public half of the same name; tells what was done. The session has to be one that may write.
+    pub(super) fn destroy(&self) -> Result<Vec<String>, TokenFault> {
+        let public = if self.kind == Kind::Rsa { self.sealing_key().ok() } else { None };
+        self.session.destroy_object(self.key).map_err(failed("destroy the key"))?;
+        let mut said = vec![match self.kind {
+            Kind::Rsa => "destroyed the private key".to_string(),
+            Kind::Aes => "destroyed the secret key".to_string(),
+        }];
+        // Without the private half it opens nothing.
+        match public.map(|public| self.session.destroy_object(public)) {
+            None => {}
+            Some(Ok(())) => said.push("destroyed its public half".into()),
+            Some(Err(_)) => said.push("its public half stays: it opens nothing".into()),
+        }
+        let left = self.session.find_objects(&self.named).map_err(failed("list its keys"))?;
+        said.push(format!("objects of that name left in the token: {}", left.len()));
+        Ok(said)
+    }
+
     /// What encrypts: the key itself, or the public half of the same name.
     fn sealing_key(&self) -> Result<ObjectHandle, TokenFault> {
         if self.kind == Kind::Aes {

@@ -3,8 +3,8 @@
 use super::file::LocalFile;
 use super::remote::{Handle, Remote};
 use super::xattr::Target;
-use super::{kind_of, mode, owner, retry, stat_of, timestamps};
-use crate::backend::{BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name};
+use super::{LocalBackend, kind_of, mode, owner, retry, stat_of, timestamps};
+use crate::backend::{Backend, BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags};
 use rustix::io::Errno;
@@ -234,6 +234,13 @@ impl BackendDir for LocalDir {
             Err(Errno::INVAL) => Ok(()),
             other => Ok(other?),
         }
+    }
+
+    fn as_backend(&self) -> io::Result<Arc<dyn Backend>> {
+        // Opened anew: this descriptor may be for searching alone.
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty()))?;
+        Ok(Arc::new(LocalBackend::over(root, self.quiet)?))
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

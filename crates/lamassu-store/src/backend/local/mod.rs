@@ -44,8 +44,12 @@ impl LocalBackend {
     pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
+        LocalBackend::over(root, false)
+    }
+
+    fn over(root: OwnedFd, quiet: bool) -> io::Result<LocalBackend> {
         let remote = Remote::new(rustix::fs::fstatfs(&root)?.f_type as u64);
-        Ok(LocalBackend { root: Arc::new(root), remote, quiet: false })
+        Ok(LocalBackend { root: Arc::new(root), remote, quiet })
     }
 
     /// Reading files and directories leaves their access times alone, as far as the system lets us (`O_NOATIME`: one's own, or as root).

@@ -1,12 +1,12 @@
-//! `lamassu key admin init|show|pin`: who may change a vault's slots and keys.
+//! `lamassu key admin init|rotate|show|pin`: who may change a vault's slots and keys.
 
 use crate::fault::Fault;
-use crate::keys::{self, KeyArg};
-use crate::open::Found;
+use crate::keys::{self, KeyArg, SourceText};
+use crate::open::{self, Found};
 use crate::output::{self, Ui};
-use crate::{pins, text};
+use crate::{pins, served, text};
 use anyhow::Result;
-use lamassu_format::header::{Header, Role, VaultHeader};
+use lamassu_format::header::{Header, Pin as Pinned, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, KeyError, Purpose, Update, admin};
@@ -19,6 +19,12 @@ Examples:
 Vaults have an administrator from `lamassu init` on; this is for those made before. All other slots are use-only until
 `lamassu key change --slot N` makes them anew.";
 
+const ROTATE_EXAMPLES: &str = "\
+Examples:
+  lamassu key admin rotate /srv/store/vault      then `lamassu key add` for the other administrators
+The old key signs the new one, so pins follow by themselves where the vault is opened next; --admin-key and zone files
+have to be given the new one.";
+
 const SHOW_EXAMPLES: &str = "\
 Examples:
   lamassu key admin show /srv/store/vault
@@ -27,13 +33,17 @@ Examples:
 const PIN_EXAMPLES: &str = "\
 Examples:
   lamassu key admin pin /srv/store/vault
-  lamassu --admin-key HEX key admin pin /srv/store/vault   compares with what the administrator told you";
+  lamassu --admin-key HEX key admin pin /srv/store/vault   compares with what the administrator told you
+  lamassu key admin pin --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault
+      in the zone file: whoever gets that one uses it by --admin-zone office.zone";
 
 /// Administrator commands.
 #[derive(clap::Subcommand, Debug)]
 pub enum Admin {
     /// Make the slot that opens a vault the administrator's, and all others use-only
     Init(Init),
+    /// Exchange the administrator's key for a new one, which the old one signs; other administrators' slots go
+    Rotate(Rotate),
     /// Print the administrator's public key, and verify the signature over the header; needs no key
     Show(Show),
     /// Note the administrator's key of a vault in known-vaults: a header that somebody else has signed is refused from then on
@@ -47,6 +57,16 @@ pub struct Init {
     #[command(flatten)]
     key: KeyArg,
     /// The vault
+    dir: PathBuf,
+}
+
+/// Options of `key admin rotate`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = ROTATE_EXAMPLES, after_long_help = super::help(ROTATE_EXAMPLES))]
+pub struct Rotate {
+    #[command(flatten)]
+    key: KeyArg,
+    /// The vault; must not be mounted for writing
     dir: PathBuf,
 }
 
@@ -65,6 +85,12 @@ pub struct Show {
 #[derive(clap::Args, Debug)]
 #[command(after_help = PIN_EXAMPLES)]
 pub struct Pin {
+    /// Pin it in this zone file instead, for everybody who uses that one by --admin-zone
+    #[arg(long, value_name = "FILE")]
+    zone: Option<PathBuf>,
+    /// What opens the zone file [default: passphrase:prompt]
+    #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
+    zone_key: Option<SourceText>,
     /// The vault
     dir: PathBuf,
 }
@@ -72,6 +98,7 @@ pub struct Pin {
 pub fn run(ui: &Ui, command: &Admin) -> Result<()> {
     match command {
         Admin::Init(args) => init(ui, args),
+        Admin::Rotate(args) => rotate(ui, args),
         Admin::Show(args) => show(args),
         Admin::Pin(args) => pin(ui, args),
     }
@@ -89,7 +116,7 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
     let mut unlocked = lamassu_keys::unlock(&header, &material)?;
     // Where a key is pinned there was an administrator: this header is an older or a forged one.
-    keys::check_pinned(&header)?;
+    keys::check_pinned(ui, &header)?;
     let public = unlocked.make_administrator(&mut header, &material)?;
     let event = Event::new(Kind::AdminSet).slot(unlocked.slot()).detail("key", text::hex(&public));
     update.record(&mut header, &unlocked, &[event])?;
@@ -104,32 +131,68 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     Ok(())
 }
 
+fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
+    if let Some(mountpoint) = served::at(&args.dir) {
+        return Err(Fault::RetireMounted { mountpoint }.into());
+    }
+    let source = args.key.source()?;
+    Found::at(&args.dir)?;
+    // A daemon keeps the old seed, and could not change the header any more.
+    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let update = Update::begin(&args.dir.join(name::HEADER))?;
+    let mut header: VaultHeader = update.read()?;
+    let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, &source, &args.dir)?;
+    let done = unlocked.exchange_administrator(&mut header, &material)?;
+    let event = Event::new(Kind::AdminSet)
+        .slot(unlocked.slot())
+        .detail("key", text::hex(&done.public))
+        .detail("instead_of", text::hex(&done.before));
+    update.record(&mut header, &unlocked, &[event])?;
+    ui.note(format_args!("the administrator's key is new; the old one, {}, has signed it", text::hex(&done.before)));
+    let gone: Vec<String> = done.gone.iter().map(|s| format!("{} ({:?})", s.id, text::printable(&s.label))).collect();
+    if !gone.is_empty() {
+        ui.warn(format_args!("these administrators' slots are gone, add them again: {}", gone.join(", ")));
+    }
+    keys::check_pinned(ui, &header)?;
+    tell(ui, &header, &args.dir);
+    Ok(())
+}
+
 #[derive(Serialize)]
 struct Shown {
     vault: String,
     administrator: Option<String>,
     /// whether the signature over the header verifies under that key
     signature_good: bool,
-    /// whether that key is pinned here; null: nothing is
+    /// whether that key is pinned here, or an earlier one that leads to it; null: nothing is
     pinned: Option<bool>,
+    /// the earlier key that is pinned, if it is one; null otherwise
+    follows: Option<String>,
+    /// earlier keys of the administrator, the oldest first
+    before: Vec<String>,
 }
 
 fn show(args: &Show) -> Result<()> {
     let header = Found::at(&args.dir)?.header;
     let pinned = pins::of(&header.id())?;
     let checked = admin::verify_signature(&header).and_then(|()| admin::check_pinned(&header, &pinned));
+    let followed = checked.as_ref().ok().copied().flatten();
     let public = header.keys().admin.as_ref().map(|a| a.public);
+    let before = header.keys().admin.as_ref().map_or(&[][..], |a| &a.before);
     let shown = Shown {
         vault: text::hex(&header.id()),
         administrator: public.map(|key| text::hex(&key)),
         signature_good: public.is_some() && !matches!(checked, Err(KeyError::SignatureInvalid)),
-        pinned: (!pinned.is_empty()).then(|| public.is_some_and(|key| pinned.contains(&key))),
+        pinned: (!pinned.is_empty()).then(|| followed.is_some() || public.is_some_and(|key| pinned.contains(&key))),
+        follows: followed.map(|key| text::hex(&key)),
+        before: before.iter().map(|b| text::hex(&b.public)).collect(),
     };
     if args.json {
         output::print_json(&shown)?;
     } else {
         let pinned = match shown.pinned {
             None => "nothing is pinned here",
+            Some(true) if followed.is_some() => "follows the one that is pinned here",
             Some(true) => "pinned here",
             Some(false) => "NOT the one that is pinned here",
         };
@@ -138,14 +201,18 @@ fn show(args: &Show) -> Result<()> {
             None => output::print("this vault has no administrator; `lamassu key admin init` makes one")?,
         }
     }
-    Ok(checked?)
+    checked?;
+    Ok(())
 }
 
 fn pin(ui: &Ui, args: &Pin) -> Result<()> {
     let header = Found::at(&args.dir)?.header;
     admin::verify_signature(&header)?;
-    admin::check_pinned(&header, &pins::of(&header.id())?)?;
+    keys::check_pinned(ui, &header)?;
     let Some(found) = &header.keys().admin else { return Err(KeyError::NoAdministrator.into()) };
+    if let Some(file) = &args.zone {
+        return pin_in_zone(ui, args, file, Pinned { vault: header.id(), admin: found.public });
+    }
     match pins::add(&header.id(), &found.public, &args.dir.display().to_string())? {
         Some(path) => ui.note(format_args!(
             "pinned {} in {}; compare it with what the administrator says",
@@ -154,6 +221,18 @@ fn pin(ui: &Ui, args: &Pin) -> Result<()> {
         )),
         None => return Err(Fault::Usage("there is no place for known-vaults: set HOME or XDG_CONFIG_HOME").into()),
     }
+    Ok(())
+}
+
+fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: Pinned) -> Result<()> {
+    let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
+    let update = Update::begin(file)?;
+    let mut zone: ZoneFile = update.read()?;
+    let keys = keys::unlock(ui, &zone, &source, file)?;
+    let key = text::hex(&pin.admin);
+    keys.pin(&mut zone, pin)?;
+    update.replace(&zone)?;
+    ui.note(format_args!("pinned {key} in {}; give the new file to all, who use it by --admin-zone", file.display()));
     Ok(())
 }
 

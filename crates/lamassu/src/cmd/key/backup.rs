@@ -7,9 +7,8 @@ use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
 use crate::open;
 use crate::output::Ui;
-use crate::tree::vault::list;
 use anyhow::{Context, Result};
-use lamassu_format::header::{Header, HistoryMark, VaultHeader, ZoneFile};
+use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, FileError, KeyError, Material, Purpose, Unlocked, Update, header_file};
@@ -73,7 +72,7 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     };
     header_file::write_new(&args.file, &bytes)?;
     match unlocked {
-        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, header.keys().history.as_ref(), &bytes),
+        Some(keys) if H::IS_VAULT => put_on_record(ui, args, &keys, &header, &bytes),
         Some(_) => {}
         None if H::IS_VAULT => ui.note("without --key the copy is not on record in the vault's history"),
         None => {}
@@ -87,11 +86,13 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
 }
 
 /// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the copy no worse.
-fn put_on_record(ui: &Ui, args: &Backup, keys: &Unlocked, mark: Option<&HistoryMark>, bytes: &[u8]) {
+fn put_on_record<H: Header>(ui: &Ui, args: &Backup, keys: &Unlocked, header: &H, bytes: &[u8]) {
     let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
     let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
     let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
-    if let Err(error) = keys.history(&args.dir).note(event, mark) {
+    let slots = header.keys().slots.iter().map(|s| s.id.to_string()).collect::<Vec<_>>().join(", ");
+    let event = event.detail("slots", slots);
+    if let Err(error) = keys.history(&args.dir).note(event, header.keys().history.as_ref()) {
         ui.warn(format_args!("the copy is not on record: {error}"));
     }
 }
@@ -114,10 +115,10 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     let backend = Arc::new(open::backend(&args.dir)?);
     put(ui, args, &args.dir.join(name::HEADER), header, |keys| {
         let ring = keys.key_ring(header.suite())?;
-        // The root directory's record is read when it is listed.
+        // The root directory's record is read when it is opened.
         let opened = Vault::open(backend, header, ring, open::options(true));
-        match opened.and_then(|vault| list(&vault, ROOT, &mut |_, _| {})) {
-            Ok(()) => Ok(()),
+        match opened.and_then(|vault| vault.open_dir(ROOT)) {
+            Ok(_) => Ok(()),
             Err(VaultError::Damaged { .. } | VaultError::NotFound) if args.force => {
                 ui.warn("the root directory does not open with this header's keys");
                 Ok(())
@@ -144,7 +145,7 @@ fn put<H: Header + Clone>(
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
-    keys::check_pinned(header).with_context(|| format!("{}", args.file.display()))?;
+    keys::check_pinned(ui, header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
     match update.read::<H>() {
         Ok(now) => compare(ui, args, &now, header, &unlocked, &material)?,

@@ -1,10 +1,12 @@
-//! `lamassu key list|add|remove|change|admin|generate|backup|restore`: the key slots of a vault, or of a zone where a file is given.
+//! `lamassu key list|add|remove|change|admin|generate|backup|restore|unload|load|destroy`: the key slots of a vault, or of a zone where a file is given.
 //!
 //! No data is touched. The header's update lock is held from before it is read until it is replaced.
 
 pub mod admin;
 mod backup;
+pub mod destroy;
 pub mod generate;
+mod load;
 mod mounted;
 mod recovery;
 pub mod rotate;
@@ -74,8 +76,14 @@ pub enum Key {
     Retire(rotate::Retire),
     /// List the epochs of the inner and the outer key
     Epochs(rotate::ShowEpochs),
+    /// Let the keys of a mounted vault or dataset go; the mount stays
+    Unload(load::Unload),
+    /// Load the key of a mounted vault or dataset again
+    Load(load::Load),
     /// Put a copy of the header back, after proving that it opens the vault
     Restore(backup::Restore),
+    /// Make a vault's keys unrecoverable: erases every slot, leaves the ciphertext, and gives a signed receipt
+    Destroy(destroy::Destroy),
 }
 
 /// Options of `key list`.
@@ -228,10 +236,13 @@ pub fn run(ui: &Ui, command: Key) -> Result<()> {
         Key::Rotate(args) => rotate::rotate(ui, &args),
         Key::Retire(args) => rotate::retire(ui, &args),
         Key::Epochs(args) => rotate::show_epochs(ui, &args),
+        Key::Unload(args) => load::unload(ui, &args),
+        Key::Load(args) => load::load(ui, &args),
         Key::Admin(command) => admin::run(ui, &command),
         Key::Generate(args) => generate::run(ui, &args),
         Key::Backup(args) => on_target!(&args.dir, back_up(ui, &args)),
         Key::Restore(args) => backup::restore(ui, &args),
+        Key::Destroy(args) => destroy::run(ui, &args),
     }
 }
 

@@ -13,12 +13,15 @@ use crate::served::protocol::{Epoch, Epochs, Request, ZoneParcel};
 use crate::served::{self, serve};
 use crate::text;
 use anyhow::{Context, Result};
+use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
+use lamassu_keys::dataset::parent_epoch;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, FileError, NewSlot, Purpose, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_store::Backend;
-use lamassu_vault::Vault;
+use lamassu_vault::{Dataset, Vault};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -157,12 +160,26 @@ fn say_how_much(ui: &Ui, dir: &Path) {
     }
 }
 
+/// A vault that nobody writes, and whose header nobody else changes, as long as this is held.
+struct Alone {
+    update: Update,
+    header: VaultHeader,
+    _lock: Option<File>,
+}
+
+impl Alone {
+    fn with(dir: &Path) -> Result<Alone> {
+        Found::at(dir)?;
+        let _lock = open::once_closed(dir, || open::lock_out_writers(dir))?;
+        let update = Update::begin(&dir.join(name::HEADER))?;
+        let header = update.read()?;
+        Ok(Alone { update, header, _lock })
+    }
+}
+
 fn rotate_offline(ui: &Ui, args: &Rotate, tier: Tier) -> Result<Epochs> {
     let source = args.key.source()?;
-    Found::at(&args.dir)?;
-    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
-    let update = Update::begin(&args.dir.join(name::HEADER))?;
-    let mut header: VaultHeader = update.read()?;
+    let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
     let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
     let zone = match &args.zone {
         Some(file) => Some(open_zone(ui, args, file)?),
@@ -192,14 +209,11 @@ pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
         return Err(Fault::RetireMounted { mountpoint }.into());
     }
     let source = args.key.source()?;
-    Found::at(&args.dir)?;
     // A daemon keeps the old file key, and could not change the header any more.
-    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
-    let update = Update::begin(&args.dir.join(name::HEADER))?;
-    let mut header: VaultHeader = update.read()?;
+    let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
     let mut unlocked = lamassu_keys::unlock(&header, &material).with_context(|| args.dir.display().to_string())?;
-    keys::check_pinned(&header).with_context(|| args.dir.display().to_string())?;
+    keys::check_pinned(ui, &header).with_context(|| args.dir.display().to_string())?;
     let old = header.keys().slot(unlocked.slot()).cloned();
     let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
     let cost = old.and_then(|s| s.argon2).unwrap_or(lamassu_keys::cost::FALLBACK);
@@ -252,11 +266,8 @@ pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
         return Err(Fault::RetireMounted { mountpoint }.into());
     }
     let source = args.key.source()?;
-    Found::at(&args.dir)?;
-    // Nobody writes, and nobody changes the header, from before the proof until the epoch is gone.
-    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
-    let update = Update::begin(&args.dir.join(name::HEADER))?;
-    let mut header: VaultHeader = update.read()?;
+    // From before the proof until the epoch is gone.
+    let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
     let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
     prove(ui, args, &header, &unlocked)?;
     unlocked.retire(&mut header, tier, epoch)?;
@@ -293,14 +304,35 @@ fn prove(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) -> R
     }
     let backend = open::backend(&args.dir)?;
     backend.sync().context("cannot sync the store")?;
-    let vault = Vault::open(Arc::new(backend), header, ring, open::options(true))
+    let vault = Vault::open(Arc::new(backend), header, ring.clone(), open::options(true))
         .with_context(|| format!("cannot open the vault in {}", args.dir.display()))?;
     let shown = check::Shown { meter: Meter::bytes(ui, "verified without it"), json: ui.quiet };
     let report = vault.check(&[], false, &shown)?;
     drop(shown);
     vault.close()?;
-    match report.problems.iter().filter(|p| !p.harmless).count() {
+    let needing = match args.tier.tier() {
+        Tier::Outer => datasets_needing(ui, args, &report.datasets, &ring, &unlocked.key_ring(header.suite())?)?,
+        Tier::Inner => 0,
+    };
+    match needing + report.problems.iter().filter(|p| !p.harmless).count() {
         0 => Ok(()),
         objects => Err(Fault::EpochNeeded { tier: args.tier.tier().name(), epoch: args.epoch, objects }.into()),
     }
+}
+
+/// Datasets whose parent slot is sealed under the epoch that is to go.
+fn datasets_needing(ui: &Ui, args: &Retire, found: &[Dataset], left: &KeyRing, all: &KeyRing) -> Result<usize> {
+    let mut needing = 0;
+    for dataset in found {
+        let header: VaultHeader = header_file::read(&args.dir.join(&dataset.stored).join(name::HEADER))?;
+        if parent_epoch(&header, left).is_none() && parent_epoch(&header, all).is_some() {
+            needing += 1;
+            let path = dataset.plain.as_ref().unwrap_or(&dataset.stored);
+            ui.warn(format_args!(
+                "the parent slot of the dataset {} needs it: `lamassu rekey --outer` seals it anew",
+                path.display()
+            ));
+        }
+    }
+    Ok(needing)
 }

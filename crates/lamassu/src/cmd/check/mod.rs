@@ -1,18 +1,19 @@
 //! `lamassu check`: one line per problem as it is found, a summary, and an exit code that says which of clean, mended, damaged.
 
+mod datasets;
+
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg};
-use crate::open::{self, Found, Unsealed};
+use crate::open::{self, Found};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::text;
 use anyhow::Result;
-use lamassu_format::header::Header;
-use lamassu_format::name;
+use datasets::Walk;
 use lamassu_vault::check::{Problem, Progress, Report};
+use lamassu_vault::forest::ROOT_VOLUME;
 use serde::Serialize;
-use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -57,19 +58,15 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
     // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and still must not race a writer.
     let lock = if args.repair { None } else { open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))? };
-    let vault = unsealed.open(open::options(!args.repair))?;
-    let paths: Vec<&OsStr> = args.paths.iter().map(|p| p.as_os_str()).collect();
+    let served = unsealed.open_forest(open::options(!args.repair))?;
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json };
-    let mut report = vault.check(&paths, args.repair, &shown)?;
-    if paths.is_empty()
-        && let Some(problem) = history(&unsealed)?
-    {
-        shown.problem(&problem);
-        report.problems.push(problem);
-    }
+    let mut walk = Walk { served: &served, repair: args.repair, shown: &shown, report: Report::default() };
+    let done = walk.volume(ROOT_VOLUME, Path::new(""), Path::new(""), &args.paths);
+    let report = walk.report;
     drop(shown);
-    vault.close()?;
+    served.forest().close()?;
     drop(lock);
+    done?;
     let status = match (report.is_damaged(), report.is_repaired()) {
         (true, _) => "damaged",
         (false, true) => "repaired",
@@ -85,23 +82,6 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         "repaired" => Err(Fault::Repaired { problems: mended(&report) }.into()),
         _ => Err(Fault::DamageLeft { problems: damaged(&report) }.into()),
     }
-}
-
-/// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so in a new one.
-fn history(unsealed: &Unsealed) -> Result<Option<Problem>> {
-    let mark = unsealed.found.header.keys().history;
-    let read = unsealed.keys.history(&unsealed.found.dir).read(mark.as_ref())?;
-    Ok(read.fault.map(|fault| Problem {
-        path: None,
-        stored: name::HISTORY.into(),
-        kind: "history".into(),
-        segment: None,
-        page: None,
-        block: None,
-        repaired: false,
-        harmless: false,
-        text: fault.to_string(),
-    }))
 }
 
 fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> String {
@@ -122,6 +102,10 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
     }
     if report.unsealed_empty > 0 {
         out.push_str(&format!("\n{} empty files whose creation was never made durable", report.unsealed_empty));
+    }
+    if !report.locked.is_empty() {
+        let all: Vec<String> = report.locked.iter().map(|path| text::printable(path)).collect();
+        out.push_str(&format!("\nlocked, checked as far as that takes no key: {}", all.join(", ")));
     }
     let (mended, damaged) = (mended(report), damaged(report));
     let harmless = report.problems.len() - mended - damaged;

@@ -1,0 +1,98 @@
+//! What a block's key depends on beside its content and K_in: the deduplication domain (§10).
+
+use crate::BlockKey;
+use lamassu_format::Domain;
+
+/// The longest salt, bytes: a file's id and a block's number.
+pub(crate) const SALT_MAX: usize = 24;
+
+/// The salts of a batch's blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Salts<'a> {
+    domain: Domain,
+    file: [u8; 16],
+    numbers: Numbers<'a>,
+}
+
+/// The numbers of a batch's blocks in their file.
+#[derive(Clone, Copy, Debug)]
+enum Numbers<'a> {
+    From(u64),
+    Each(&'a [u64]),
+}
+
+impl<'a> Salts<'a> {
+    /// No salt: equal blocks have equal keys wherever K_in is known.
+    pub const EMPTY: Salts<'static> = Salts { domain: Domain::Zone, file: [0; 16], numbers: Numbers::From(0) };
+
+    /// Of blocks that follow one another in the file with this id, from block `first` on.
+    pub fn from_block(domain: Domain, file: [u8; 16], first: u64) -> Salts<'static> {
+        Salts { domain, file, numbers: Numbers::From(first) }
+    }
+
+    /// Of blocks with these numbers in the file with this id.
+    pub fn of_blocks(domain: Domain, file: [u8; 16], numbers: &'a [u64]) -> Salts<'a> {
+        Salts { domain, file, numbers: Numbers::Each(numbers) }
+    }
+
+    /// Those of the batch without its first `n` blocks.
+    pub(crate) fn skip(self, n: usize) -> Salts<'a> {
+        let numbers = match self.numbers {
+            Numbers::From(first) => Numbers::From(first + n as u64),
+            Numbers::Each(numbers) => Numbers::Each(&numbers[n..]),
+        };
+        Salts { numbers, ..self }
+    }
+
+    /// Those of some blocks of the batch; their numbers are kept in `numbers`, of the same length.
+    pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [u64]) -> Salts<'b> {
+        for (number, &at) in numbers.iter_mut().zip(blocks) {
+            *number = self.number(at);
+        }
+        Salts { domain: self.domain, file: self.file, numbers: Numbers::Each(numbers) }
+    }
+
+    fn number(self, at: usize) -> u64 {
+        match self.numbers {
+            Numbers::From(first) => first + at as u64,
+            Numbers::Each(numbers) => numbers[at],
+        }
+    }
+
+    /// Bytes of each.
+    pub(crate) fn len(self) -> usize {
+        match self.domain {
+            Domain::Zone | Domain::Family => 0,
+            Domain::File => 16,
+            Domain::None => SALT_MAX,
+        }
+    }
+
+    /// Writes that of block `at` of the batch to `out`, which is as long.
+    pub(crate) fn write(self, at: usize, out: &mut [u8]) {
+        if !self.domain.is_salted() {
+            return;
+        }
+        let (file, number) = out.split_at_mut(self.file.len());
+        file.copy_from_slice(&self.file);
+        if self.domain == Domain::None {
+            number.copy_from_slice(&self.number(at).to_le_bytes());
+        }
+    }
+}
+
+/// The keys of a batch that is to be opened, and the salts they were derived with.
+#[derive(Clone, Copy, Debug)]
+pub struct Keyed<'a> {
+    /// A key for each block.
+    pub keys: &'a [BlockKey],
+    /// Their salts.
+    pub salts: Salts<'a>,
+}
+
+impl<'a> Keyed<'a> {
+    /// Keys that no salt went into.
+    pub fn unsalted(keys: &'a [BlockKey]) -> Keyed<'a> {
+        Keyed { keys, salts: Salts::EMPTY }
+    }
+}

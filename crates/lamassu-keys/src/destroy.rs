@@ -1,0 +1,203 @@
+//! Assured delete (§4d): a vault's keys are made unrecoverable while its ciphertext stays.
+//!
+//! The header is replaced by one without slots, whose keychain is noise, as if wrapped under a key that was thrown away. The old one is first given a second
+//! name, durably, and is then overwritten where it lies, with everything else in the vault's directory that wraps keys. So a vault is, after a crash at any
+//! moment, whole, or destroyed with a rest that the next run finds and finishes.
+//!
+//! Not reached: copies of the header elsewhere, and what the store keeps of overwritten blocks. A [`crate::receipt`] says so.
+
+use crate::header_file::{self, erase};
+use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot, Receipt};
+use crate::{Event, FileError, KeyError, Tier, Unlocked, Update};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::wrap;
+use lamassu_format::header::{Destroyed, HEADER_MAX, Header, Role, VaultHeader};
+use lamassu_format::name;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+pub use erase::Erased;
+
+/// The right to destroy the keys of one vault, held against everybody who would change its header. The caller holds the writers' lock as well, so that nobody
+/// has the vault open.
+#[derive(Debug)]
+pub struct Destruction {
+    update: Update,
+    header: VaultHeader,
+    /// the old header, where an attempt was cut off before it was overwritten
+    kept: Option<VaultHeader>,
+}
+
+/// What was found and done in the vault's directory.
+#[derive(Debug, Default)]
+pub struct Cleared {
+    /// files that wrapped keys, and are gone
+    pub erased: Vec<Erased>,
+    /// files beside the vault's own that are headers of it: somebody's copies, which were left alone
+    pub copies: Vec<String>,
+}
+
+impl Destruction {
+    /// Takes the header at `path`, `lamassu.vault` of a vault's directory.
+    ///
+    /// # Errors
+    /// [`FileError`] in a [`KeyError::File`].
+    pub fn begin(path: &Path) -> Result<Destruction, KeyError> {
+        let update = Update::begin(path)?;
+        update.put_back()?;
+        let header: VaultHeader = update.read()?;
+        let kept = match header.destroyed() {
+            Some(_) => header_file::read::<VaultHeader>(&update.kept_path()).ok(),
+            None => None,
+        };
+        let kept = kept.filter(|kept| kept.id() == header.id() && kept.destroyed().is_none());
+        Ok(Destruction { update, header, kept })
+    }
+
+    /// The header that still opens the vault: the one in place, or what a cut-off attempt has left of it.
+    pub fn opens(&self) -> Option<&VaultHeader> {
+        match self.header.destroyed() {
+            None => Some(&self.header),
+            Some(_) => self.kept.as_ref(),
+        }
+    }
+
+    /// The header in place.
+    pub fn header(&self) -> &VaultHeader {
+        &self.header
+    }
+
+    /// Whether an attempt got past the point of no return, and when.
+    pub fn begun(&self) -> Option<Destroyed> {
+        self.header.destroyed()
+    }
+
+    /// Whether an earlier run came to its end: the old header, the last thing that [`Destruction::clear`] removes, is gone.
+    pub fn is_cleared(&self) -> bool {
+        self.begun().is_some() && self.update.kept_path().symlink_metadata().is_err()
+    }
+
+    /// Puts a header without keys in place: from here on nothing opens the vault, and what is left is [`Destruction::clear`]. The old header is kept until
+    /// then, so that keys at servers and in tokens can still be told to be its own. `event` is the history's last entry.
+    ///
+    /// # Errors
+    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::Destroyed`], [`KeyError::History`], [`KeyError::File`],
+    /// [`KeyError::NoRandom`]: the vault is whole then, unless only the last step, a sync, failed.
+    pub fn commit(self, keys: &Unlocked, destroyed: Destroyed, event: &Event) -> Result<Destruction, KeyError> {
+        let Destruction { update, mut header, .. } = self;
+        if let Some(earlier) = header.destroyed() {
+            return Err(KeyError::Destroyed(earlier));
+        }
+        update.write_down(&mut header, keys, std::slice::from_ref(event))?;
+        let mut gone = header.into_destroyed(destroyed);
+        let area = gone.keys_mut();
+        lamassu_crypto::random(&mut area.keychain.nonce)?;
+        lamassu_crypto::random(&mut area.keychain.sealed)?;
+        // The administrator's signature stays one that can be verified; a MAC would need a key that nobody is to have.
+        keys.sign(&mut gone);
+        lamassu_crypto::random(&mut gone.keys_mut().mac)?;
+        let path = update.path().to_path_buf();
+        update.replace_keeping(&gone)?;
+        event.announce(&path);
+        Destruction::begin(&path)
+    }
+
+    /// Overwrites and removes every file of the vault's directory that wraps its keys.
+    ///
+    /// # Errors
+    /// [`KeyError::File`]: run it again. [`KeyError::OtherHeader`] before [`Destruction::commit`].
+    pub fn clear(self) -> Result<Cleared, KeyError> {
+        if self.begun().is_none() {
+            return Err(KeyError::OtherHeader);
+        }
+        let dir = self.update.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let listing = |source| FileError::Read { op: "list", path: dir.into(), source };
+        let mut done = Cleared::default();
+        for entry in std::fs::read_dir(dir).map_err(listing)? {
+            let entry = entry.map_err(listing)?;
+            let file = entry.file_name();
+            if file == name::HEADER || file == name::HEADER_NEW || file == name::HEADER_REPLACING {
+                continue;
+            }
+            let path = entry.path();
+            let by_name = file == name::HEADER_REPLACED;
+            if !by_name && !is_header_of(&path, &self.header.id()) {
+                continue;
+            }
+            if by_name || file.as_bytes().starts_with(name::RESERVED_PREFIX.as_bytes()) {
+                done.erased.extend(erase::file(&path)?);
+            } else {
+                done.copies.push(file.to_string_lossy().into_owned());
+            }
+        }
+        // Last: while it is there, the next run knows that there is something left to do.
+        done.erased.extend(erase::file(&self.update.kept_path())?);
+        done.erased.sort_by(|a, b| a.file.cmp(&b.file));
+        done.copies.sort();
+        Ok(done)
+    }
+}
+
+/// Whether a file is a header that opens the vault of an id. Names and links prove nothing, content does.
+fn is_header_of(path: &Path, id: &[u8; 16]) -> bool {
+    let small = path.symlink_metadata().is_ok_and(|m| m.is_file() && (1..=HEADER_MAX as u64).contains(&m.len()));
+    let mut first = [0];
+    let begins = small && File::open(path).and_then(|mut f| f.read_exact(&mut first)).is_ok() && first == *b"{";
+    begins && header_file::read::<VaultHeader>(path).is_ok_and(|h| h.id() == *id && h.destroyed().is_none())
+}
+
+/// What a receipt says before anything is done: what will be unreadable, and what stays. `dir` is the vault's, as it was given.
+///
+/// # Errors
+/// [`KeyError::NoRandom`].
+pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey) -> Result<Receipt, KeyError> {
+    let mut receipt = Receipt::begin(dir, header, audit)?;
+    for tier in [Tier::Inner, Tier::Outer] {
+        let shared = keys.is_shared(header, tier);
+        receipt.epochs.extend(keys.keychain().epochs(tier).iter().map(|epoch| GoneEpoch {
+            key: tier,
+            epoch: epoch.number(),
+            created: epoch.created(),
+            digest: HEXLOWER.encode(wrap::hkdf(epoch.key().expose(), b"", b"lamassu v1 receipt epoch").expose()),
+            zone_shares: shared,
+        }));
+    }
+    receipt.slots = header
+        .keys()
+        .slots
+        .iter()
+        .map(|slot| GoneSlot {
+            id: slot.id,
+            kind: slot.kind.name().into(),
+            label: slot.label.clone(),
+            created: slot.created,
+            use_only: slot.role == Role::Use,
+        })
+        .collect();
+    let mark = header.keys().history;
+    let report = keys.history(dir).read(mark.as_ref());
+    receipt.history = mark.map(|mark| GoneHistory {
+        entries: mark.count,
+        head: HEXLOWER.encode(&mark.head),
+        verified: report.as_ref().is_ok_and(|r| r.fault.is_none()),
+    });
+    for entry in report.map(|r| r.entries).unwrap_or_default() {
+        let detail = |name: &str| entry.details.get(name).cloned();
+        match entry.event.as_str() {
+            "backed-up" => receipt.backups.push(Backup::of(&entry)),
+            "cloned" => {
+                for kind in ["clone", "snapshot"] {
+                    receipt.clones.extend(detail(kind).map(|id| Copied { time: entry.time, kind: kind.into(), id }));
+                }
+            }
+            _ => {}
+        }
+    }
+    receipt.tell_limits(header, keys);
+    if receipt.history.as_ref().is_none_or(|h| !h.verified) {
+        receipt.cannot_know.push("The history was missing, or did not verify as a whole: backups and clones it once recorded may not be listed.".into());
+    }
+    Ok(receipt)
+}

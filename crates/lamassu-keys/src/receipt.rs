@@ -1,0 +1,432 @@
+//! The receipt of an assured delete (§4d): what became unreadable, what was done, and what cannot be known; signed by an audit key that survives the vault.
+//!
+//! Guarantees: it reveals no key (epochs stand in it by a one-way digest of 256 random bits), and every word of it is under the signature.
+
+use crate::history::{Entry, host_name, user_name};
+use crate::{KeyError, Material, SourceError, Tier, Unlocked};
+use data_encoding::HEXLOWER;
+use lamassu_crypto::{Secret, sign, wrap};
+use lamassu_format::header::{Destroyed, VaultHeader, canonical};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+pub use crate::header_file::erase::Erased;
+
+const FORMAT: &str = "lamassu-receipt";
+const VERSION: u32 = 1;
+/// Longest receipt that is read, in bytes: a history of backups can be long.
+pub const RECEIPT_MAX: usize = 4 << 20;
+
+/// Why a receipt is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiptError {
+    /// Not JSON, or not with exactly the members of §4d. The text may quote the file, so it is escaped.
+    #[error("not a receipt: {0}")]
+    Json(String),
+    /// Another format, or a later version.
+    #[error("it is of a format or version that this program does not know")]
+    Version,
+    /// Nobody signed it.
+    #[error("it is not signed")]
+    Unsigned,
+    /// Another audit key signed it.
+    #[error("it is signed by {found}, not by the audit key that was given")]
+    OtherKey {
+        /// the key it names, in hex, or what stands there
+        found: String,
+    },
+    /// It was changed.
+    #[error("its signature does not verify: it was changed, or the audit key did not sign it")]
+    Signature,
+    /// The user's: of another run, or vault.
+    #[error("it is the receipt of another destruction")]
+    Other,
+}
+
+/// What signs receipts. Derived from a key of a source, so that one that also opens vaults signs nothing else.
+pub struct AuditKey {
+    seed: Secret<32>,
+}
+
+impl std::fmt::Debug for AuditKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AuditKey({})", HEXLOWER.encode(&self.public()))
+    }
+}
+
+impl AuditKey {
+    /// Of what a source gave: 32 bytes, however they are written.
+    ///
+    /// # Errors
+    /// [`SourceError::RawLength`] for a passphrase, which can be guessed, or a token, which does not give its key.
+    pub fn of(material: &Material) -> Result<AuditKey, SourceError> {
+        match material {
+            Material::Key { key, .. } => Ok(AuditKey { seed: wrap::hkdf(key.expose(), b"", b"lamassu v1 audit") }),
+            Material::Passphrase(_) | Material::Token(_) => Err(SourceError::RawLength),
+        }
+    }
+
+    /// What verifies.
+    pub fn public(&self) -> [u8; 32] {
+        sign::public(&self.seed)
+    }
+}
+
+/// A receipt. Times are Unix seconds, byte strings hex.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Receipt {
+    format: String,
+    version: u32,
+    /// random; stands in the destroyed header
+    pub id: String,
+    /// whether everything was done
+    pub complete: bool,
+    /// when it was begun
+    pub time: u64,
+    /// who did it
+    pub by: By,
+    /// id of the vault
+    pub vault: String,
+    /// id of its zone
+    pub zone: String,
+    /// its directory
+    pub path: String,
+    /// when it was made
+    pub created: u64,
+    /// keys that its header held
+    pub epochs: Vec<GoneEpoch>,
+    /// slots that opened it
+    pub slots: Vec<GoneSlot>,
+    /// its history, which nobody can read any more
+    pub history: Option<GoneHistory>,
+    /// bytes of its files in the store, where they were counted
+    pub stored_bytes: Option<u64>,
+    /// files that wrapped keys
+    pub erased: Vec<Erased>,
+    /// headers of the vault beside its own files, which were left alone and open it
+    pub copies_beside: Vec<String>,
+    /// what was destroyed at servers and in tokens
+    pub servers: Vec<AtServer>,
+    /// copies of the header on record
+    pub backups: Vec<Backup>,
+    /// clones and snapshots on record: they hold the same keys in headers of their own
+    pub clones: Vec<Copied>,
+    /// what nobody can know, in words
+    pub cannot_know: Vec<String>,
+    /// public half of the audit key
+    pub audit_key: String,
+    /// Ed25519 over everything else
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signature: Option<String>,
+}
+
+/// Who destroyed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct By {
+    /// on that host
+    pub uid: u32,
+    /// where it has a name
+    pub user: Option<String>,
+    /// the machine
+    pub host: String,
+}
+
+/// An epoch whose key the header held.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoneEpoch {
+    /// K_in or K_out
+    pub key: Tier,
+    /// its number
+    pub epoch: u32,
+    /// when it was made
+    pub created: u64,
+    /// HKDF of the key: tells whether a key that turns up is this one, and nothing else
+    pub digest: String,
+    /// whether a zone has that key too, as far as the header tells: then it is not gone
+    pub zone_shares: bool,
+}
+
+/// A slot that is erased.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoneSlot {
+    /// its number
+    pub id: u32,
+    /// how its source's bytes became a secret
+    pub kind: String,
+    /// for people
+    pub label: String,
+    /// when it was made
+    pub created: u64,
+    /// whether it could change nothing
+    pub use_only: bool,
+}
+
+/// How far the history went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoneHistory {
+    /// entries that the header had counted
+    pub entries: u64,
+    /// SHA-256 of the last of them
+    pub head: String,
+    /// whether all of it verified when it was read for this receipt
+    pub verified: bool,
+}
+
+/// A key at a server or in a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AtServer {
+    /// its source
+    pub source: String,
+    /// whether it was destroyed
+    pub destroyed: bool,
+    /// what the server or token answered
+    pub answers: Vec<String>,
+}
+
+/// A copy of the header on record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backup {
+    /// when it was made
+    pub time: u64,
+    /// on which machine
+    pub host: String,
+    /// where it was put
+    pub file: String,
+    /// SHA-256 of it
+    pub sha256: String,
+    /// numbers of the slots that were in it, whose keys open it; not recorded by early programs
+    pub slots: Option<String>,
+    /// what was found at that place when this was written
+    pub now: String,
+}
+
+/// A clone or snapshot on record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Copied {
+    /// when it was made
+    pub time: u64,
+    /// `clone` or `snapshot`
+    pub kind: String,
+    /// its id
+    pub id: String,
+}
+
+impl Backup {
+    /// Of an entry of the history; looks whether the copy is still there.
+    pub(crate) fn of(entry: &Entry) -> Backup {
+        let detail = |name: &str| entry.details.get(name).cloned();
+        let (file, sha256) = (detail("file").unwrap_or_default(), detail("sha256").unwrap_or_default());
+        let now = if entry.host == host_name() {
+            found_at(Path::new(&file), &sha256)
+        } else {
+            "on another machine: not looked for".into()
+        };
+        Backup { time: entry.time, host: entry.host.clone(), file, sha256, slots: detail("slots"), now }
+    }
+}
+
+fn found_at(path: &Path, sha256: &str) -> String {
+    match crate::header_file::read_bytes(path) {
+        Ok(bytes) if HEXLOWER.encode(&wrap::sha256(&bytes)) == sha256 => "there, unchanged: opens the vault".into(),
+        Ok(_) => "something else is there".into(),
+        Err(crate::FileError::Missing { .. }) => "not there".into(),
+        Err(error) => format!("could not be read: {error}"),
+    }
+}
+
+impl Receipt {
+    pub(crate) fn begin(dir: &Path, header: &VaultHeader, audit: &AuditKey) -> Result<Receipt, KeyError> {
+        let mut id = [0; 16];
+        lamassu_crypto::random(&mut id)?;
+        let destroyed = Destroyed { time: crate::unix_now(), receipt: id };
+        Ok(Receipt::bare(dir, header, destroyed, audit))
+    }
+
+    /// A receipt that knows no more than a header without keys says: where a run that was cut off has left none.
+    pub fn bare(dir: &Path, header: &VaultHeader, destroyed: Destroyed, audit: &AuditKey) -> Receipt {
+        let uid = rustix::process::getuid().as_raw();
+        Receipt {
+            format: FORMAT.into(),
+            version: VERSION,
+            id: HEXLOWER.encode(&destroyed.receipt),
+            complete: false,
+            time: destroyed.time,
+            by: By { uid, user: user_name(uid), host: host_name() },
+            vault: HEXLOWER.encode(&header.id()),
+            zone: HEXLOWER.encode(&header.zone()),
+            path: std::path::absolute(dir).unwrap_or_else(|_| dir.into()).display().to_string(),
+            created: header.created(),
+            epochs: Vec::new(),
+            slots: Vec::new(),
+            history: None,
+            stored_bytes: None,
+            erased: Vec::new(),
+            copies_beside: Vec::new(),
+            servers: Vec::new(),
+            backups: Vec::new(),
+            clones: Vec::new(),
+            cannot_know: vec![
+                "Which epochs, slots and backups there were: the run that destroyed the keys was cut off, and its receipt was not given to the one that finished."
+                    .into(),
+            ],
+            audit_key: HEXLOWER.encode(&audit.public()),
+            signature: None,
+        }
+    }
+
+    /// What the header says of it.
+    pub fn mark(&self) -> Result<Destroyed, ReceiptError> {
+        let id = HEXLOWER.decode(self.id.as_bytes()).ok().and_then(|id| id.try_into().ok());
+        Ok(Destroyed { time: self.time, receipt: id.ok_or(ReceiptError::Other)? })
+    }
+
+    /// What no program can know, for this vault.
+    pub(crate) fn tell_limits(&mut self, header: &VaultHeader, keys: &Unlocked) {
+        let mut said = vec![
+            "Copies of the header that are not on record here: `lamassu key backup` without --key, a copy of the directory, a backup or snapshot of the store. Each opens \
+             the vault with the keys of the slots it held. So do copies from before the history that was read began."
+                .into(),
+            "What the store keeps of bytes that were overwritten: copy-on-write, snapshots that share blocks, a journal of data, replicas, and flash behind its translation \
+             layer may still hold the old header. Overwriting reaches the blocks that a file has now; headers replaced by programs that did not overwrite may lie in free blocks."
+                .into(),
+            "Processes that have the keys loaded: mounts on other machines, read-only ones too, and whoever kept keys they once loaded.".into(),
+            "What was copied out of the vault, and what is in the page cache, swap or backups as plain data.".into(),
+        ];
+        if header.zone() != header.id() {
+            let zone = HEXLOWER.encode(&header.zone());
+            said.push(format!(
+                "Members of zone {zone}: K_in is the zone's and lives on. They cannot read what they cannot guess, but can confirm a guess of a block that is stored here."
+            ));
+            if keys.is_shared(header, Tier::Outer) {
+                said.push(format!(
+                    "K_out is shared with zone {zone} too, as far as the header tells: its members go on READING this vault. To prevent that, re-key it first."
+                ));
+            }
+        }
+        if !self.clones.is_empty() {
+            said.push(
+                "Clones and snapshots on record hold the same keys in headers of their own, and open as before; so do clones of those."
+                    .into(),
+            );
+        }
+        self.cannot_know = said;
+    }
+
+    /// Signs, in the place of an earlier signature.
+    pub fn sign(&mut self, audit: &AuditKey) {
+        self.audit_key = HEXLOWER.encode(&audit.public());
+        self.signature = Some(HEXLOWER.encode(&sign::sign(&audit.seed, &self.message())));
+    }
+
+    /// What is signed: the canonical form (§4) without the signature.
+    fn message(&self) -> Vec<u8> {
+        let unsigned = Receipt { signature: None, ..self.clone() };
+        let value = serde_json::to_value(unsigned).expect("structs of strings and integers always serialise");
+        [&b"lamassu v1 receipt"[..], &canonical(&value)].concat()
+    }
+
+    /// Indented JSON with a line end.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut out = serde_json::to_vec_pretty(self).expect("structs of strings and integers always serialise");
+        out.push(b'\n');
+        out
+    }
+
+    /// Reads a receipt that the audit key with this public half has signed.
+    ///
+    /// # Errors
+    /// [`ReceiptError`].
+    pub fn verified(json: &[u8], public: &[u8; 32]) -> Result<Receipt, ReceiptError> {
+        let escaped = |e: serde_json::Error| e.to_string().escape_debug().take(300).collect();
+        let receipt: Receipt = serde_json::from_slice(json).map_err(|e| ReceiptError::Json(escaped(e)))?;
+        if receipt.format != FORMAT || receipt.version != VERSION {
+            return Err(ReceiptError::Version);
+        }
+        if receipt.audit_key != HEXLOWER.encode(public) {
+            return Err(ReceiptError::OtherKey { found: receipt.audit_key.escape_debug().take(64).collect() });
+        }
+        let signature = receipt.signature.as_ref().ok_or(ReceiptError::Unsigned)?;
+        let signature = HEXLOWER.decode(signature.as_bytes()).ok().and_then(|s| s.try_into().ok());
+        let signature: [u8; 64] = signature.ok_or(ReceiptError::Signature)?;
+        sign::verify(public, &receipt.message(), &signature).map_err(|_| ReceiptError::Signature)?;
+        Ok(receipt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SlotKind;
+    use lamassu_crypto::SecretBytes;
+
+    fn audit(byte: u8) -> AuditKey {
+        AuditKey::of(&Material::new(SlotKind::Raw, SecretBytes::new(vec![byte; 32])).unwrap()).unwrap()
+    }
+
+    fn receipt() -> Receipt {
+        let key = Material::new(SlotKind::Raw, SecretBytes::new(vec![9; 32])).unwrap();
+        let slot = crate::NewSlot { material: &key, cost: crate::cost::FALLBACK, label: "first", created: 5 };
+        let new = crate::NewVault {
+            domain: lamassu_format::Domain::Zone,
+            suite: lamassu_format::Suite::Aes,
+            geometry: lamassu_format::Geometry::new(4096, 8).unwrap(),
+            names: lamassu_format::header::NameMode::Encrypted,
+            name_max: 255,
+            convergent_small_files: true,
+            zone: crate::Zone::Private,
+            created: 5,
+        };
+        let (header, keys) = crate::create_vault(&new, &slot).unwrap();
+        crate::destroy::draft(Path::new("/nowhere"), &header, &keys, &audit(7)).unwrap()
+    }
+
+    #[test]
+    fn every_change_of_a_receipt_is_seen() {
+        let mut made = receipt();
+        let public = audit(7).public();
+        assert!(matches!(Receipt::verified(&made.to_json(), &public), Err(ReceiptError::Unsigned)));
+        made.sign(&audit(7));
+        let json = made.to_json();
+        assert_eq!(Receipt::verified(&json, &public).unwrap(), made);
+        assert!(matches!(Receipt::verified(&json, &audit(8).public()), Err(ReceiptError::OtherKey { .. })));
+        let text = String::from_utf8(json).unwrap();
+        assert!(Receipt::verified(text.trim().as_bytes(), &public).is_ok(), "white space says nothing");
+        for (from, to) in [
+            ("\"complete\": false", "\"complete\": true"),
+            ("\"label\": \"first\"", "\"label\": \"other\""),
+            ("\"epoch\": 1", "\"epoch\": 2"),
+            ("/nowhere", "/elsewhere"),
+        ] {
+            let changed = text.replacen(from, to, 1);
+            assert_ne!(changed, text, "{from}");
+            assert!(matches!(Receipt::verified(changed.as_bytes(), &public), Err(ReceiptError::Signature)), "{from}");
+        }
+        for bad in [
+            text.replacen("{", "{\"more\": 1,", 1),
+            text.replacen("{", "{\"complete\": true,", 1),
+            text.replacen("\"version\": 1", "\"version\": 2", 1),
+            text.replace("\"epochs\"", "\"epoch\""),
+            String::new(),
+        ] {
+            assert!(Receipt::verified(bad.as_bytes(), &public).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_receipt_holds_no_key() {
+        let key = Material::new(SlotKind::Passphrase, SecretBytes::new(b"guess me".to_vec())).unwrap();
+        assert!(AuditKey::of(&key).is_err());
+        let made = receipt();
+        assert_eq!(made.epochs.len(), 2);
+        assert!(made.epochs.iter().all(|e| e.digest.len() == 64 && !e.zone_shares));
+        assert_ne!(made.epochs[0].digest, made.epochs[1].digest);
+    }
+}

@@ -1,0 +1,282 @@
+//! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is their own vault's (`forest`).
+
+use crate::attr::Wanted;
+use crate::error::{errno, io, is_not_found};
+use crate::inode::StoreId;
+use crate::names::remove_companion;
+use crate::staging::{PRIVATE, dataset_name, delete_tree, rename_no_replace};
+use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
+use lamassu_format::name::{HEADER, STAGING};
+use lamassu_store::{Backend, BackendDir};
+use std::ffi::{OsStr, OsString};
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A dataset met in a walk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dataset {
+    /// Plain path, where it is known.
+    pub plain: Option<PathBuf>,
+    /// Path in the store, relative to the vault's directory.
+    pub stored: PathBuf,
+}
+
+/// Whether a vault lies in this directory.
+pub(crate) fn has_header(dir: &dyn BackendDir) -> bool {
+    dir.stat_entry(OsStr::new(HEADER)).is_ok_and(|st| st.kind == Kind::File)
+}
+
+impl Vault {
+    /// Whether directories of the tree may be datasets.
+    pub fn has_datasets(&self) -> bool {
+        self.datasets.load(Ordering::Acquire)
+    }
+
+    /// They may from now on: the header says so.
+    pub fn allow_datasets(&self) {
+        self.datasets.store(true, Ordering::Release);
+    }
+
+    /// The backing directory of a dataset's root in this tree; `None` for every other directory, and at once where there are no datasets.
+    pub(crate) fn dataset_at(&self, ino: Ino) -> Result<Option<Arc<dyn BackendDir>>> {
+        if !self.has_datasets() || ino == ROOT {
+            return Ok(None);
+        }
+        let _tree = self.tree.read();
+        match self.dir(ino) {
+            Ok(dir) => match dir.handle.stat_entry(OsStr::new(HEADER)) {
+                Ok(st) => Ok((st.kind == Kind::File).then(|| dir.handle.clone())),
+                Err(e) if is_not_found(&e) => Ok(None),
+                // Not to be taken for a directory of the vault's own: then others' contents were read and made with the wrong keys.
+                Err(e) => Err(io("look for a dataset's header")(e)),
+            },
+            // Nobody gets into it, whatever it is.
+            Err(VaultError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Path in the store of an inode in use, relative to the vault's directory.
+    pub(crate) fn stored_path_of(&self, ino: Ino) -> Option<PathBuf> {
+        self.nodes.lock().stored_path(ino)
+    }
+
+    /// The directory an inode lies in, and its plain name there.
+    pub(crate) fn plain_place(&self, ino: Ino) -> Option<(Ino, OsString)> {
+        let (link, _) = self.nodes.lock().first_link(ino)?;
+        let _tree = self.tree.read();
+        let dir = self.dir(link.parent).ok()?;
+        let name = self.names(&dir).ok()?.open(&*dir.handle, &link.name).ok()??;
+        Some((link.parent, name))
+    }
+
+    /// Plain names of what lies in the root, as far as it is in use.
+    pub(crate) fn names_in_root(&self) -> Vec<OsString> {
+        let stored = self.nodes.lock().names_in(ROOT);
+        let root = self.dirs.root();
+        let Ok(names) = self.names(root) else { return Vec::new() };
+        stored.iter().filter_map(|name| names.open(&*root.handle, name).ok().flatten()).collect()
+    }
+
+    /// Makes a directory that is a dataset. `fill` is given its place as a store, and the path of that place in this vault's store, and makes a whole vault
+    /// there; only then does the directory appear in the tree. A dataset's root inherits no access control list: attributes are sealed under its own key.
+    ///
+    /// # Errors
+    /// As [`Vault::mkdir`], [`VaultError::Refused`] before [`Vault::allow_datasets`], and those of `fill`; nothing is then left of it.
+    pub fn make_dataset<E: From<VaultError>>(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        owner: Owner,
+        fill: impl FnOnce(&dyn Backend, &Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Entry, E> {
+        if !self.has_datasets() {
+            return Err(VaultError::Refused("the header of this vault does not say that it has datasets").into());
+        }
+        let _pass = self.change()?;
+        let _tree = self.tree.read();
+        let _names = self.names_of(parent).write();
+        let dir = self.dir(parent)?;
+        let stored = self.stored(&dir, name)?;
+        match dir.handle.stat_entry(&stored.name) {
+            Err(e) if is_not_found(&e) => {}
+            Err(e) => return Err(io("stat")(e).into()),
+            Ok(_) => return Err(VaultError::Exists.into()),
+        }
+        let wanted = self.wanted(&dir, Kind::Dir, mode, Owner { umask: 0, ..owner })?;
+        let setgid = wanted.mode.unwrap_or(0) & libc::S_ISGID;
+        let wanted = Wanted { mode: Some(mode & 0o777 & !owner.umask | setgid), inherited: None, ..wanted };
+        let (staging, temp) = (self.staging()?, dataset_name()?);
+        staging.make_dir(&temp, PRIVATE).map_err(io("create a dataset"))?;
+        let made = self.fill_dataset(&*staging, &temp, &wanted, fill).and_then(|made| {
+            let place = || {
+                rename_no_replace(&*staging, &temp, &*dir.handle, &stored.name).map_err(io("create a dataset"))?;
+                dir.handle.sync().map_err(io("sync a directory"))
+            };
+            self.create_with(&dir, &stored, place)?;
+            made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"))?;
+            Ok(())
+        });
+        if let Err(error) = made {
+            if let Err(error) = delete_tree(&*staging, &temp)
+                && !is_not_found(&error)
+            {
+                tracing::warn!(entry = %temp.to_string_lossy(), %error, "stays in lamassu.staging until the next open");
+            }
+            return Err(error);
+        }
+        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+        self.unsynced.add(StoreId::from(&st));
+        Ok(self.entry(&dir, &stored.name, &st))
+    }
+
+    fn fill_dataset<E: From<VaultError>>(
+        &self,
+        staging: &dyn BackendDir,
+        temp: &OsStr,
+        wanted: &Wanted,
+        fill: impl FnOnce(&dyn Backend, &Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Arc<dyn BackendDir>, E> {
+        let made = staging.open_dir(temp).map_err(io("create a dataset"))?;
+        let backend = made.as_backend().map_err(io("create a dataset"))?;
+        fill(&*backend, &Path::new(STAGING).join(temp))?;
+        let st = made.stat().map_err(io("stat"))?;
+        if let Some((uid, gid)) = wanted.owner_change(&st) {
+            made.set_owner(uid, gid).map_err(io("set the owner"))?;
+        }
+        backend.sync().map_err(io("sync the store"))?;
+        Ok(made)
+    }
+
+    /// Takes a dataset out of the tree, with everything in it, and deletes it.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after it has left the tree is done by the next
+    /// writer who opens the vault, and is logged.
+    pub fn remove_dataset(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        let _pass = self.change()?;
+        let (staging, temp) = (self.staging()?, dataset_name()?);
+        {
+            let _tree = self.tree.write();
+            let dir = self.dir(parent)?;
+            let stored = self.stored(&dir, name)?;
+            let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+            let is_dataset = st.kind == Kind::Dir
+                && has_header(&*dir.handle.open_dir(&stored.name).map_err(io("open a directory"))?);
+            if !is_dataset {
+                return Err(VaultError::Invalid);
+            }
+            // Moving a directory takes write permission on it.
+            if st.mode & PRIVATE != PRIVATE {
+                dir.handle.set_mode_entry(&stored.name, PRIVATE).map_err(io("remove a dataset"))?;
+            }
+            rename_no_replace(&*dir.handle, &stored.name, &*staging, &temp).map_err(io("remove a dataset"))?;
+            if let Some(companion) = &stored.companion {
+                remove_companion(&*dir.handle, &companion.name);
+            }
+            self.entry_gone(&dir, &stored.name, &st, None);
+            dir.handle.sync().map_err(io("sync a directory"))?;
+        }
+        if let Err(error) = delete_tree(&*staging, &temp) {
+            tracing::warn!(entry = %temp.to_string_lossy(), %error, "a destroyed dataset stays in lamassu.staging until the next open");
+        }
+        Ok(())
+    }
+
+    /// The datasets in this tree, below a directory of it; those within them are theirs to list. Directories that do not open are left out: `check` names them.
+    ///
+    /// # Errors
+    /// Those of the store, and [`VaultError::Damaged`], for the directory itself.
+    pub fn datasets(&self, below: Ino) -> Result<Vec<Dataset>> {
+        let mut found = Vec::new();
+        if !self.has_datasets() {
+            return Ok(found);
+        }
+        let (start, stored) = {
+            let _tree = self.tree.read();
+            (self.dir(below)?.handle.clone(), self.stored_path_of(below).ok_or(VaultError::Stale)?)
+        };
+        let plain = self.plain_path(&stored)?;
+        let mut todo = vec![(start, stored, plain)];
+        while let Some((dir, stored, plain)) = todo.pop() {
+            if !stored.as_os_str().is_empty() && has_header(&*dir) {
+                found.push(Dataset { plain: Some(plain), stored });
+                continue;
+            }
+            let Ok(names) = self.read_names(&*dir) else { continue };
+            for e in dir.read_dir().map_err(io("list a directory"))? {
+                let is_dir = match e.kind {
+                    Some(kind) => kind == Kind::Dir,
+                    None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
+                };
+                if !is_dir {
+                    continue;
+                }
+                let (Ok(Some(name)), Ok(child)) = (names.open(&*dir, &e.name), dir.open_dir(&e.name)) else { continue };
+                todo.push((child, stored.join(&e.name), plain.join(name)));
+            }
+        }
+        found.sort_by(|a, b| a.plain.cmp(&b.plain));
+        Ok(found)
+    }
+
+    /// The first directory on a path in the store that is a dataset.
+    pub(crate) fn dataset_above(&self, stored: &Path) -> Result<Option<PathBuf>> {
+        if !self.has_datasets() {
+            return Ok(None);
+        }
+        let (mut dir, mut walked) = (self.dirs.root().handle.clone(), PathBuf::new());
+        for part in stored.components() {
+            let Component::Normal(name) = part else { return Ok(None) };
+            dir = match dir.open_dir(name) {
+                Ok(below) => below,
+                // A file, or nothing: it lies in no dataset.
+                Err(_) => return Ok(None),
+            };
+            walked.push(name);
+            if has_header(&*dir) {
+                return Ok(Some(walked));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Where a plain path leads in this tree: its own entry, or the dataset on the way and the rest of the path in it.
+    ///
+    /// # Errors
+    /// As [`Vault::resolve`].
+    pub fn dataset_on(&self, path: &OsStr) -> Result<Option<(Dataset, PathBuf)>> {
+        if !self.has_datasets() {
+            return Ok(None);
+        }
+        let (mut dir, mut stored, mut plain) = (self.dirs.root().handle.clone(), PathBuf::new(), PathBuf::new());
+        let parts: Vec<&OsStr> = crate::path::components(path)?;
+        for (i, part) in parts.iter().enumerate() {
+            let kept = self.read_names(&*dir).map_err(|_| damaged(&stored))?.seal(part)?;
+            match dir.stat_entry(&kept.name) {
+                Ok(st) if st.kind == Kind::Dir => {}
+                Err(e) if !is_not_found(&e) => return Err(io("stat")(e)),
+                Ok(_) | Err(_) => return Ok(None),
+            }
+            dir = dir.open_dir(&kept.name).map_err(io("open a directory"))?;
+            stored.push(&kept.name);
+            plain.push(part);
+            if has_header(&*dir) {
+                let rest = parts[i + 1..].iter().collect();
+                return Ok(Some((Dataset { plain: Some(plain), stored }, rest)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn damaged(stored: &Path) -> VaultError {
+    VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
+}
+
+/// The error of a dataset that would have to be opened in a frozen store.
+pub(crate) fn frozen() -> VaultError {
+    errno("open a dataset while frozen", libc::EBUSY)
+}

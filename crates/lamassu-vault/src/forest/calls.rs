@@ -1,0 +1,279 @@
+//! The calls of a file system, each handed to the vault whose number it carries, its numbers turned into those of the whole.
+
+use super::{Forest, Number, ROOT_VOLUME, State, global, global_handle, local, local_handle, volume_of};
+use crate::open::fresh_handle;
+use crate::{
+    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
+    Vault, VaultError, Whence,
+};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// What a directory shows beside its entries.
+const PARENT: &str = "..";
+
+impl Forest {
+    /// Whether access control lists are kept.
+    pub fn keeps_acls(&self) -> bool {
+        self.keeps_acls
+    }
+
+    /// Whether the kernel may keep contents of this file.
+    pub fn may_cache(&self, ino: Ino) -> bool {
+        match volume_of(ino) {
+            ROOT_VOLUME => self.root.cached(),
+            volume => self.slot(volume).is_ok_and(|slot| slot.cached()),
+        }
+    }
+
+    fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
+        result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
+    }
+
+    /// The vault an open handle is of.
+    fn of(&self, handle: HandleId) -> Result<Arc<Vault>> {
+        self.at(handle.0)
+    }
+
+    /// The same, where a vault that is closed is nobody's loss.
+    fn still_of(&self, handle: HandleId) -> Option<Arc<Vault>> {
+        self.vault(volume_of(handle.0))
+    }
+
+    /// As [`Vault::lookup`].
+    pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
+        let vault = self.at(parent)?;
+        let entry = vault.lookup(local(parent), name)?;
+        self.entered(&vault, volume_of(parent), entry)
+    }
+
+    /// As [`Vault::forget`].
+    pub fn forget(&self, ino: Ino, count: u64) {
+        if let Ok(slot) = self.slot(volume_of(ino)) {
+            slot.forget(local(ino), count);
+        }
+    }
+
+    /// As [`Vault::getattr`]. The root of a dataset shows whether it is open or not.
+    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
+        let volume = volume_of(ino);
+        if local(ino) == ROOT {
+            return self.root_attr(&*self.slot(volume)?);
+        }
+        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
+    }
+
+    /// As [`Vault::setattr`].
+    pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
+        Self::attr(volume_of(ino), self.at(ino)?.setattr(local(ino), handle.map(local_handle), set))
+    }
+
+    /// As [`Vault::readlink`].
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.at(ino)?.readlink(local(ino))
+    }
+
+    fn made(&self, parent: Ino, make: impl FnOnce(&Vault, Ino) -> Result<Entry>) -> Result<Entry> {
+        let mut entry = make(&*self.at(parent)?, local(parent))?;
+        entry.attr.ino = global(volume_of(parent), entry.attr.ino);
+        Ok(entry)
+    }
+
+    /// As [`Vault::mknod`].
+    pub fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
+        self.made(parent, |vault, dir| vault.mknod(dir, name, kind, mode, rdev, owner))
+    }
+
+    /// As [`Vault::mkdir`].
+    pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
+        self.made(parent, |vault, dir| vault.mkdir(dir, name, mode, owner))
+    }
+
+    /// As [`Vault::symlink`].
+    pub fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
+        self.made(parent, |vault, dir| vault.symlink(dir, name, target, owner))
+    }
+
+    /// As [`Vault::link`].
+    ///
+    /// # Errors
+    /// [`VaultError::OtherDataset`].
+    pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
+        if volume_of(ino) != volume_of(parent) {
+            return Err(VaultError::OtherDataset);
+        }
+        self.made(parent, |vault, dir| vault.link(local(ino), dir, name))
+    }
+
+    /// As [`Vault::unlink`].
+    pub fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        self.at(parent)?.unlink(local(parent), name)
+    }
+
+    /// As [`Vault::rmdir`].
+    ///
+    /// # Errors
+    /// [`VaultError::DatasetRoot`].
+    pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        let vault = self.at(parent)?;
+        if self.leads_to_dataset(&vault, local(parent), name)? {
+            return Err(VaultError::DatasetRoot);
+        }
+        vault.rmdir(local(parent), name)
+    }
+
+    /// As [`Vault::rename`]. A dataset moves with its directory within the vault it lies in.
+    ///
+    /// # Errors
+    /// [`VaultError::OtherDataset`], [`VaultError::DatasetRoot`] for what would be replaced.
+    pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
+        if volume_of(parent) != volume_of(to_parent) {
+            return Err(VaultError::OtherDataset);
+        }
+        let vault = self.at(parent)?;
+        if mode == RenameMode::Replace && self.leads_to_dataset(&vault, local(to_parent), to_name)? {
+            return Err(VaultError::DatasetRoot);
+        }
+        vault.rename(local(parent), name, local(to_parent), to_name, mode)
+    }
+
+    /// As [`Vault::create`].
+    pub fn create(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        access: Access,
+        owner: Owner,
+    ) -> Result<(Entry, HandleId)> {
+        let volume = volume_of(parent);
+        let (mut entry, handle) = self.at(parent)?.create(local(parent), name, mode, access, owner)?;
+        entry.attr.ino = global(volume, entry.attr.ino);
+        Ok((entry, global_handle(volume, handle)))
+    }
+
+    /// As [`Vault::open_file`].
+    pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
+        self.at(ino)?.open_file(local(ino), access).map(|handle| global_handle(volume_of(ino), handle))
+    }
+
+    /// As [`Vault::read`].
+    pub fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.of(handle)?.read(local_handle(handle), offset, buf)
+    }
+
+    /// As [`Vault::write`].
+    pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.of(handle)?.write(local_handle(handle), offset, data)
+    }
+
+    /// As [`Vault::flush`]. Nothing is left to hand on where the vault was closed.
+    pub fn flush(&self, handle: HandleId) -> Result<()> {
+        self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)))
+    }
+
+    /// As [`Vault::fsync`].
+    pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
+        self.of(handle)?.fsync(local_handle(handle), data_only)
+    }
+
+    /// As [`Vault::release`].
+    pub fn release(&self, handle: HandleId) -> Result<()> {
+        self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)))
+    }
+
+    /// As [`Vault::fallocate`].
+    pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
+        self.of(handle)?.fallocate(local_handle(handle), mode, offset, len)
+    }
+
+    /// As [`Vault::copy_range`]. Between datasets the caller has to read and write: their keys are others.
+    pub fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
+        if volume_of(from.0.0) != volume_of(to.0.0) {
+            return Ok(None);
+        }
+        self.of(to.0)?.copy_range((local_handle(from.0), from.1), (local_handle(to.0), to.1), len)
+    }
+
+    /// As [`Vault::seek`].
+    pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
+        self.of(handle)?.seek(local_handle(handle), offset, whence)
+    }
+
+    /// As [`Vault::open_dir`]. The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
+    pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
+        let volume = volume_of(ino);
+        let opened = match self.at(ino) {
+            Err(VaultError::KeyNotLoaded) if local(ino) == ROOT => Ok(fresh_handle()),
+            vault => vault?.open_dir(local(ino)),
+        };
+        opened.map(|handle| global_handle(volume, handle))
+    }
+
+    /// As [`Vault::read_dir`].
+    pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
+        let volume = volume_of(handle.0);
+        let vault = self.of(handle)?;
+        let crossings = if vault.has_datasets() { Some(self.crossings.read().clone()) } else { None };
+        let above = self.slot(volume)?.place().and_then(|(parent, ino)| {
+            let dir = self.vault(parent)?.nodes.lock().parent(ino)?;
+            Some(global(parent, dir))
+        });
+        let mut is_root = false;
+        vault.read_dir(local_handle(handle), cookie, &mut |entry, next| {
+            let mut ino = global(volume, entry.ino);
+            if entry.name == "." {
+                is_root = entry.ino == ROOT;
+            } else if entry.name == PARENT {
+                ino = above.filter(|_| is_root).unwrap_or(ino);
+            } else if let Some(below) = crossings.as_ref().and_then(|c| c.get(&ino)) {
+                ino = global(*below, ROOT);
+            }
+            fill(&DirEntry { ino, ..entry.clone() }, next)
+        })
+    }
+
+    /// As [`Vault::release_dir`].
+    pub fn release_dir(&self, handle: HandleId) -> Result<()> {
+        self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)))
+    }
+
+    /// As [`Vault::fsync_dir`].
+    pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
+        self.of(handle)?.fsync_dir(local_handle(handle))
+    }
+
+    /// Whether an inode is the root of a dataset for which there is no key: it has no attributes but those of stat.
+    fn is_locked_root(&self, ino: Ino) -> bool {
+        let state = || self.slot(volume_of(ino)).map(|slot| slot.state());
+        local(ino) == ROOT
+            && matches!(self.at(ino), Err(VaultError::KeyNotLoaded))
+            && matches!(state(), Ok(State::Locked | State::Unloaded))
+    }
+
+    /// As [`Vault::get_xattr`].
+    pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
+        if self.is_locked_root(ino) {
+            return Err(VaultError::NoAttribute);
+        }
+        self.at(ino)?.get_xattr(local(ino), name)
+    }
+
+    /// As [`Vault::set_xattr`].
+    pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
+        self.at(ino)?.set_xattr(local(ino), name, value, mode)
+    }
+
+    /// As [`Vault::list_xattr`].
+    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        if self.is_locked_root(ino) {
+            return Ok(Vec::new());
+        }
+        self.at(ino)?.list_xattr(local(ino))
+    }
+
+    /// As [`Vault::remove_xattr`].
+    pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
+        self.at(ino)?.remove_xattr(local(ino), name)
+    }
+}

@@ -1,0 +1,408 @@
+//! Vaults that lie in one another, as one file system: each *dataset* is a [`Vault`] of its own, met at a directory of the one it lies in.
+//!
+//! Every vault in use is a *volume* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode numbers are the same over mounts and
+//! reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's number, the rest is the vault's own business: routing looks at the number alone,
+//! takes one short lock and clones one reference. A vault knows nothing of this.
+//!
+//! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* where no key for it was found, and *unloaded* by request. It is
+//! opened at the first operation inside, not when it is merely listed.
+//!
+//! Locks: `changing` is taken by loading and unloading alone, never by a request: those who hold it wait for requests to end, and for the kernel, which
+//! waits for requests too.
+
+mod calls;
+mod states;
+
+pub use states::{State, Volume};
+
+use crate::error::io;
+use crate::inode::{OWN_MAX, StoreId};
+use crate::{Attr, Entry, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
+use lamassu_crypto::{Engine, KeyRing};
+use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
+use lamassu_format::name::HEADER;
+use lamassu_store::{Backend, BackendDir};
+use parking_lot::{Mutex, RwLock};
+use states::Slot;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+/// Number of a volume.
+pub type Number = u16;
+/// The mount's own vault.
+pub const ROOT_VOLUME: Number = 0;
+
+/// Bits of inode numbers and handle ids below the volume's.
+const SHIFT: u32 = OWN_MAX.trailing_zeros();
+/// The most volumes: the highest bit is that of a vault's own alternative numbers.
+const NUMBER_MAX: Number = 0x7fff;
+const MASK: u64 = (NUMBER_MAX as u64) << SHIFT;
+
+/// The number within its vault.
+pub fn local(number: u64) -> u64 {
+    number & !MASK
+}
+
+/// The volume of an inode number or a handle id.
+pub fn volume_of(number: u64) -> Number {
+    ((number & MASK) >> SHIFT) as Number
+}
+
+/// A number of a vault as one of the whole.
+fn global(volume: Number, number: u64) -> u64 {
+    number & !MASK | u64::from(volume) << SHIFT
+}
+
+fn local_handle(handle: HandleId) -> HandleId {
+    HandleId(local(handle.0))
+}
+
+fn global_handle(volume: Number, handle: HandleId) -> HandleId {
+    HandleId(global(volume, handle.0))
+}
+
+/// What opens a dataset.
+pub struct Opening {
+    /// its header, authenticated
+    pub header: VaultHeader,
+    /// its keys
+    pub ring: KeyRing,
+    /// how
+    pub options: Options,
+    /// whether the kernel may keep contents of its files
+    pub cached: bool,
+}
+
+/// Gets the keys of datasets, and is told what becomes of them: the composition root.
+pub trait Opener: Send + Sync {
+    /// The keys of a dataset whose header was read and is not authenticated, and which lies in `parent`. `None`: there is no key for it here, it is locked.
+    ///
+    /// # Errors
+    /// Anything but a missing key; it is asked again at the next operation inside.
+    fn open(&self, volume: Number, parent: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>>;
+    /// The vault of a volume is open.
+    fn opened(&self, volume: Number, vault: &Arc<Vault>);
+    /// The vault of a volume is closed, or could not be opened: whatever holds its keys lets them go.
+    fn unloading(&self, volume: Number);
+}
+
+/// What keeps file contents, attributes and names beside a vault: the kernel. Its calls may wait for requests.
+pub trait Cache: Send + Sync {
+    /// Writes back what is not here yet, and drops contents and attributes.
+    fn drop_inode(&self, ino: Ino);
+    /// Drops a name, and all it knows below it.
+    fn drop_entry(&self, parent: Ino, name: &OsStr);
+}
+
+/// See the module's head.
+pub struct Forest {
+    root: Arc<Slot>,
+    table: RwLock<HashMap<Number, Arc<Slot>>>,
+    /// Directories, by number, that are known to be roots of datasets.
+    crossings: RwLock<HashMap<Ino, Number>>,
+    opener: Arc<dyn Opener>,
+    cache: OnceLock<Box<dyn Cache>>,
+    keeps_acls: bool,
+    /// Cipher threads, of all vaults together.
+    engine: Arc<Engine>,
+    changing: Mutex<()>,
+    /// Shared while a vault is opened: what freezes waits for those.
+    opens: RwLock<()>,
+    frozen: AtomicBool,
+    /// A request came since the last look.
+    used: AtomicBool,
+    idle: Mutex<Idle>,
+}
+
+/// When everything is unloaded by itself.
+struct Idle {
+    after: Option<std::time::Duration>,
+    since: Instant,
+}
+
+impl Forest {
+    /// The file system of `vault` and of the datasets in it. `backend` is that of `vault`; `cached`: whether the kernel may keep contents of its files.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn new(
+        vault: Arc<Vault>,
+        backend: Arc<dyn Backend>,
+        id: [u8; 16],
+        cached: bool,
+        opener: Arc<dyn Opener>,
+    ) -> Result<Arc<Forest>> {
+        let st = backend.root().stat().map_err(io("stat the root"))?;
+        let (keeps_acls, engine) = (vault.keeps_acls(), vault.engine());
+        opener.opened(ROOT_VOLUME, &vault);
+        let root = Slot::new(ROOT_VOLUME, id, StoreId::from(&st), backend, Some(vault));
+        root.set_cached(cached);
+        Ok(Arc::new(Forest {
+            root,
+            table: RwLock::default(),
+            crossings: RwLock::default(),
+            opener,
+            cache: OnceLock::new(),
+            keeps_acls,
+            engine,
+            changing: Mutex::new(()),
+            opens: RwLock::new(()),
+            frozen: AtomicBool::new(false),
+            used: AtomicBool::new(true),
+            idle: Mutex::new(Idle { after: None, since: Instant::now() }),
+        }))
+    }
+
+    /// What to tell when vaults are unloaded; once.
+    pub fn set_cache(&self, cache: Box<dyn Cache>) {
+        // A second one would be of the same mount.
+        let _ = self.cache.set(cache);
+    }
+
+    fn slot(&self, volume: Number) -> Result<Arc<Slot>> {
+        match volume {
+            ROOT_VOLUME => Ok(self.root.clone()),
+            _ => self.table.read().get(&volume).cloned().ok_or(VaultError::Stale),
+        }
+    }
+
+    fn slots(&self) -> Vec<Arc<Slot>> {
+        let table = self.table.read();
+        std::iter::once(&self.root).chain(table.values()).cloned().collect()
+    }
+
+    /// The open vault of a number, opened now if it was only sighted.
+    ///
+    /// # Errors
+    /// [`VaultError::KeyNotLoaded`], [`VaultError::Stale`]; what the opening fails with.
+    pub fn at(&self, ino: Ino) -> Result<Arc<Vault>> {
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
+        let volume = volume_of(ino);
+        if volume == ROOT_VOLUME {
+            return self.root.loaded().ok_or(VaultError::KeyNotLoaded);
+        }
+        let known = self.table.read().get(&volume).map(|slot| slot.loaded().ok_or_else(|| slot.clone()));
+        match known {
+            Some(Ok(vault)) => Ok(vault),
+            Some(Err(slot)) => self.open_slot(&slot),
+            None => Err(VaultError::Stale),
+        }
+    }
+
+    /// The vault of a volume, if it is open.
+    pub fn vault(&self, volume: Number) -> Option<Arc<Vault>> {
+        self.slot(volume).ok()?.loaded()
+    }
+
+    /// Directory of a volume, relative to that of the mount's vault in the store; `None` where a vault on the way is not open.
+    pub fn stored_dir(&self, volume: Number) -> Option<PathBuf> {
+        if volume == ROOT_VOLUME {
+            return Some(PathBuf::new());
+        }
+        let (parent, ino) = self.slot(volume).ok()?.place()?;
+        let here = self.vault(parent)?.stored_path_of(ino)?;
+        Some(self.stored_dir(parent)?.join(here))
+    }
+
+    /// The volume it lies in, the number there of the directory it lies in, and its name there.
+    pub fn plain_place(&self, volume: Number) -> Option<(Ino, OsString)> {
+        let (parent, ino) = self.slot(volume).ok()?.place()?;
+        let (dir, name) = self.vault(parent)?.plain_place(ino)?;
+        Some((global(parent, dir), name))
+    }
+
+    /// Whether an inode is the root of its volume.
+    pub fn is_root(&self, ino: Ino) -> bool {
+        local(ino) == ROOT
+    }
+
+    /// The volume that one lies in; `None` of the mount's own, and where that is not open.
+    pub fn parent(&self, volume: Number) -> Option<Number> {
+        self.slot(volume).ok()?.place().map(|(parent, _)| parent)
+    }
+
+    /// Whether a volume is `above`, or lies in it.
+    pub fn is_below(&self, volume: Number, above: Number) -> bool {
+        let mut at = Some(volume);
+        while let Some(here) = at {
+            if here == above {
+                return true;
+            }
+            at = self.parent(here);
+        }
+        false
+    }
+
+    /// The entry at a plain path, through datasets, one reference counted.
+    ///
+    /// # Errors
+    /// As [`Vault::resolve`], and those of [`Forest::at`].
+    pub fn resolve(&self, path: &OsStr) -> Result<Entry> {
+        self.resolve_from(ROOT_VOLUME, path)
+    }
+
+    /// The same of a path within a volume.
+    ///
+    /// # Errors
+    /// As [`Forest::resolve`].
+    pub fn resolve_from(&self, volume: Number, path: &OsStr) -> Result<Entry> {
+        let attr = self.root_attr(&*self.slot(volume)?)?;
+        let mut at = Entry { attr, generation: 0 };
+        for name in crate::path::components(path)? {
+            let next = match at.attr.kind {
+                Kind::Dir => self.lookup(at.attr.ino, name),
+                _ => Err(VaultError::NotDirectory),
+            };
+            self.forget(at.attr.ino, 1);
+            at = next?;
+        }
+        Ok(at)
+    }
+
+    /// Path in the store of what lies at a plain path, through datasets. The root of one takes no key of it.
+    ///
+    /// # Errors
+    /// As [`Forest::resolve`].
+    pub fn stored_path(&self, path: &OsStr) -> Result<PathBuf> {
+        let (mut volume, mut stored, mut rest) = (ROOT_VOLUME, PathBuf::new(), PathBuf::from(path));
+        loop {
+            let vault = self.at(global(volume, ROOT))?;
+            let Some((dataset, below)) = vault.dataset_on(rest.as_os_str())? else {
+                return Ok(stored.join(vault.stored_path(rest.as_os_str())?));
+            };
+            stored.push(dataset.stored);
+            if below.as_os_str().is_empty() {
+                return Ok(stored);
+            }
+            let plain = dataset.plain.unwrap_or_default();
+            volume = volume_of(self.resolve_from(volume, plain.as_os_str())?.attr.ino);
+            rest = below;
+        }
+    }
+
+    /// Plain path of what lies at a path in the store, relative to the vault's directory, through datasets.
+    ///
+    /// # Errors
+    /// As [`Vault::plain_path`], and those of [`Forest::at`].
+    pub fn plain_path(&self, stored: &Path) -> Result<PathBuf> {
+        let (mut volume, mut plain, mut rest) = (ROOT_VOLUME, PathBuf::new(), stored.to_path_buf());
+        loop {
+            let vault = self.at(global(volume, ROOT))?;
+            let Some(dataset) = vault.dataset_above(&rest)? else { return Ok(plain.join(vault.plain_path(&rest)?)) };
+            let here = vault.plain_path(&dataset)?;
+            volume = volume_of(self.resolve_from(volume, here.as_os_str())?.attr.ino);
+            plain.push(here);
+            rest = rest.strip_prefix(&dataset).map_err(|_| VaultError::Invalid)?.to_path_buf();
+            if rest.as_os_str().is_empty() {
+                return Ok(plain);
+            }
+        }
+    }
+
+    /// Plain path of a directory within its volume.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`], and as [`Vault::plain_path`].
+    pub fn plain_path_in(&self, dir: Ino) -> Result<PathBuf> {
+        let vault = self.at(dir)?;
+        vault.plain_path(&vault.stored_path_of(local(dir)).ok_or(VaultError::Stale)?)
+    }
+
+    /// Puts an entry of `vault` into the numbers of the whole; one that is the root of a dataset becomes that.
+    fn entered(&self, vault: &Vault, volume: Number, mut entry: Entry) -> Result<Entry> {
+        if entry.attr.kind == Kind::Dir && vault.has_datasets() {
+            match self.crossed(vault, volume, entry.attr.ino) {
+                Ok(None) => {}
+                Ok(Some(slot)) => return Ok(Entry { attr: self.root_attr(&slot)?, generation: 0 }),
+                Err(error) => {
+                    vault.forget(entry.attr.ino, 1);
+                    return Err(error);
+                }
+            }
+        }
+        entry.attr.ino = global(volume, entry.attr.ino);
+        Ok(entry)
+    }
+
+    /// The dataset whose root is the directory `ino` of `vault`. Takes over the reference to that: one is kept for as long as the volume is known, so that its
+    /// place is, and others are given back.
+    fn crossed(&self, vault: &Vault, volume: Number, ino: Ino) -> Result<Option<Arc<Slot>>> {
+        let Some(dir) = vault.dataset_at(ino)? else { return Ok(None) };
+        let store = StoreId::from(&dir.stat().map_err(io("stat a directory"))?);
+        let known = self.crossings.read().get(&global(volume, ino)).copied();
+        if let Some(slot) = known.and_then(|n| self.slot(n).ok()).filter(|s| s.store == store) {
+            vault.forget(ino, 1);
+            return Ok(Some(slot));
+        }
+        let header = read_header(&*dir)?;
+        let slot = self.sight(header.id(), store, &*dir)?;
+        self.crossings.write().insert(global(volume, ino), slot.number);
+        if !slot.set_place(volume, ino) {
+            vault.forget(ino, 1);
+        }
+        Ok(Some(slot))
+    }
+
+    /// The volume of a dataset: the one it has, or a new one. Its number comes from its id; where that is taken, by a copy of it for one, it is the next.
+    fn sight(&self, id: [u8; 16], store: StoreId, dir: &dyn BackendDir) -> Result<Arc<Slot>> {
+        let backend = dir.as_backend().map_err(io("open a dataset"))?;
+        let mut table = self.table.write();
+        let first = (u16::from_le_bytes([id[0], id[1]]) & NUMBER_MAX).max(1);
+        let mut number = first;
+        loop {
+            match table.get(&number) {
+                Some(slot) if slot.id == id && slot.store == store => return Ok(slot.clone()),
+                Some(_) => {}
+                None => break,
+            }
+            number = number % NUMBER_MAX + 1;
+            if number == first {
+                return Err(VaultError::Refused("more datasets than one mount can hold"));
+            }
+        }
+        let slot = Slot::new(number, id, store, backend, None);
+        table.insert(number, slot.clone());
+        Ok(slot)
+    }
+
+    /// stat of a volume's root, which also a locked one has.
+    fn root_attr(&self, slot: &Slot) -> Result<Attr> {
+        let attr = match slot.loaded() {
+            Some(vault) => vault.getattr(ROOT, None)?,
+            None => slot.backing_attr()?,
+        };
+        Ok(Attr { ino: global(slot.number, ROOT), ..attr })
+    }
+
+    /// Whether an entry of a vault is the root of a dataset.
+    fn leads_to_dataset(&self, vault: &Vault, parent: Ino, name: &OsStr) -> Result<bool> {
+        if !vault.has_datasets() {
+            return Ok(false);
+        }
+        let entry = match vault.lookup(parent, name) {
+            Err(VaultError::NotFound) => return Ok(false),
+            other => other?,
+        };
+        let found = match entry.attr.kind {
+            Kind::Dir => vault.dataset_at(entry.attr.ino).map(|found| found.is_some()),
+            _ => Ok(false),
+        };
+        vault.forget(entry.attr.ino, 1);
+        found
+    }
+}
+
+/// Reads the header in a directory. Not authenticated.
+fn read_header(dir: &dyn BackendDir) -> Result<VaultHeader> {
+    let damaged = |what: String| VaultError::Damaged { what: "dataset header", stored: what };
+    let file = dir.open_file(OsStr::new(HEADER), false).map_err(io("open a dataset's header"))?;
+    let mut bytes = vec![0; HEADER_MAX + 1];
+    let len = file.read_at(0, &mut bytes).map_err(io("read a dataset's header"))?;
+    VaultHeader::parse(&bytes[..len]).map_err(|e| damaged(e.to_string()))
+}

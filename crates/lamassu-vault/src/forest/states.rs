@@ -1,0 +1,581 @@
+//! Volumes and their states: opening, unloading, loading, and what concerns all of them at once.
+
+use super::{Forest, Number, Opening, ROOT_VOLUME, global, read_header};
+use crate::dataset::frozen;
+use crate::error::{errno, io};
+use crate::inode::StoreId;
+use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
+use lamassu_format::header::VaultHeader;
+use lamassu_store::Backend;
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long an unloaded vault is waited for that requests still use: they end by themselves, and the last takes the keys with it.
+const ENDING: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(1);
+/// References that unloading itself has to the vault: its own, and [`Owed::ending`].
+const HELD_HERE: usize = 2;
+
+/// What a volume is at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Seen, not opened yet.
+    Sighted,
+    /// Open.
+    Loaded,
+    /// No key for it was found.
+    Locked,
+    /// Closed by request; not opened again by itself.
+    Unloaded,
+}
+
+enum Inside {
+    Sighted,
+    Loaded(Arc<Vault>),
+    Locked,
+    Unloaded,
+}
+
+/// A volume, as it is shown.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// Its number.
+    pub number: Number,
+    /// Of its vault.
+    pub id: [u8; 16],
+    /// At this moment.
+    pub state: State,
+}
+
+/// A volume.
+pub(super) struct Slot {
+    pub number: Number,
+    pub id: [u8; 16],
+    pub store: StoreId,
+    pub backend: Arc<dyn Backend>,
+    /// The volume it lies in, and its directory's number there; unknown while that is not open.
+    place: Mutex<Option<(Number, Ino)>>,
+    inside: RwLock<Inside>,
+    /// One opening at a time.
+    opening: Mutex<()>,
+    owed: Mutex<Owed>,
+    cached: AtomicBool,
+}
+
+/// References the kernel holds to numbers of vaults of a volume that are closed: given back, they are not those of the open one.
+#[derive(Default)]
+struct Owed {
+    counts: HashMap<Ino, u64>,
+    /// The vault that is being closed: its references are not counted yet.
+    ending: Option<Arc<Vault>>,
+}
+
+impl Slot {
+    pub fn new(
+        number: Number,
+        id: [u8; 16],
+        store: StoreId,
+        backend: Arc<dyn Backend>,
+        vault: Option<Arc<Vault>>,
+    ) -> Arc<Slot> {
+        Arc::new(Slot {
+            number,
+            id,
+            store,
+            backend,
+            place: Mutex::new(None),
+            inside: RwLock::new(vault.map_or(Inside::Sighted, Inside::Loaded)),
+            opening: Mutex::new(()),
+            owed: Mutex::default(),
+            cached: AtomicBool::new(true),
+        })
+    }
+
+    pub fn loaded(&self) -> Option<Arc<Vault>> {
+        match &*self.inside.read() {
+            Inside::Loaded(vault) => Some(vault.clone()),
+            Inside::Sighted | Inside::Locked | Inside::Unloaded => None,
+        }
+    }
+
+    pub fn state(&self) -> State {
+        match &*self.inside.read() {
+            Inside::Sighted => State::Sighted,
+            Inside::Loaded(_) => State::Loaded,
+            Inside::Locked => State::Locked,
+            Inside::Unloaded => State::Unloaded,
+        }
+    }
+
+    pub fn place(&self) -> Option<(Number, Ino)> {
+        *self.place.lock()
+    }
+
+    /// True: it was not known, so that the caller's reference to it is kept.
+    pub fn set_place(&self, parent: Number, ino: Ino) -> bool {
+        self.place.lock().replace((parent, ino)) != Some((parent, ino))
+    }
+
+    pub fn cached(&self) -> bool {
+        self.cached.load(Ordering::Relaxed)
+    }
+
+    pub fn set_cached(&self, cached: bool) {
+        self.cached.store(cached, Ordering::Relaxed);
+    }
+
+    /// The kernel gives references back.
+    pub fn forget(&self, ino: Ino, mut count: u64) {
+        let mut owed = self.owed.lock();
+        if let Some(old) = owed.counts.get_mut(&ino) {
+            let settled = count.min(*old);
+            (*old, count) = (*old - settled, count - settled);
+            if *old == 0 {
+                owed.counts.remove(&ino);
+            }
+        }
+        if count == 0 {
+            return;
+        }
+        // Under the lock: a vault whose references are being counted has this one or has it not.
+        if let Some(vault) = owed.ending.clone().or_else(|| self.loaded()) {
+            vault.forget(ino, count);
+        }
+    }
+
+    /// The root as its backing directory has it.
+    pub fn backing_attr(&self) -> Result<Attr> {
+        const BLOCK_SIZE: u32 = 4096;
+        let st = self.backend.root().stat().map_err(io("stat"))?;
+        Ok(Attr {
+            ino: ROOT,
+            kind: st.kind,
+            mode: st.mode,
+            nlink: st.nlink,
+            uid: st.uid,
+            gid: st.gid,
+            rdev: st.rdev,
+            size: st.len,
+            blocks: st.blocks,
+            block_size: BLOCK_SIZE,
+            atime: st.atime,
+            mtime: st.mtime,
+            ctime: st.ctime,
+        })
+    }
+}
+
+impl Forest {
+    /// Opens a volume that was only sighted.
+    pub(super) fn open_slot(&self, slot: &Arc<Slot>) -> Result<Arc<Vault>> {
+        let _one = slot.opening.lock();
+        if let Some(vault) = slot.loaded() {
+            return Ok(vault);
+        }
+        if slot.state() != State::Sighted {
+            return Err(VaultError::KeyNotLoaded);
+        }
+        let _open = self.opens.read();
+        if self.frozen.load(Ordering::Acquire) {
+            return Err(frozen());
+        }
+        let (parent, _) = slot.place().ok_or(VaultError::KeyNotLoaded)?;
+        let above = self.vault(parent).ok_or(VaultError::KeyNotLoaded)?;
+        let header = read_header(&*slot.backend.root())?;
+        if header.id() != slot.id {
+            return Err(VaultError::Stale);
+        }
+        match self.opener.open(slot.number, (parent, &above), header)? {
+            Some(opening) => self.fill(slot, opening),
+            None => {
+                *slot.inside.write() = Inside::Locked;
+                Err(VaultError::KeyNotLoaded)
+            }
+        }
+    }
+
+    /// Opens the vault of a volume; the caller holds its `opening`.
+    fn fill(&self, slot: &Slot, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
+        let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone());
+        let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
+        let vault = Arc::new(vault);
+        slot.set_cached(cached);
+        self.opener.opened(slot.number, &vault);
+        *slot.inside.write() = Inside::Loaded(vault.clone());
+        Ok(vault)
+    }
+
+    /// Every volume that is known.
+    pub fn volumes(&self) -> Vec<Volume> {
+        let slots = self.slots();
+        slots.iter().map(|s| Volume { number: s.number, id: s.id, state: s.state() }).collect()
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`].
+    pub fn volume(&self, number: Number) -> Result<Volume> {
+        let slot = self.slot(number)?;
+        Ok(Volume { number, id: slot.id, state: slot.state() })
+    }
+
+    /// The header of a volume, as it is in the store now. Not authenticated.
+    ///
+    /// # Errors
+    /// [`VaultError::Damaged`], those of the store.
+    pub fn header(&self, number: Number) -> Result<VaultHeader> {
+        read_header(&*self.slot(number)?.backend.root())
+    }
+
+    /// Says whether the kernel may keep contents of files of a volume, of those opened from now on; what it may not keep any more it is told to drop.
+    ///
+    /// # Errors
+    /// [`VaultError::Stale`].
+    pub fn set_cached(&self, number: Number, cached: bool) -> Result<()> {
+        let slot = self.slot(number)?;
+        slot.set_cached(cached);
+        if let Some(vault) = slot.loaded().filter(|_| !cached) {
+            self.drop_cached(&slot, &vault);
+        }
+        Ok(())
+    }
+
+    /// Volumes at or below one, the deepest first.
+    fn at_or_below(&self, number: Number) -> Vec<Arc<Slot>> {
+        let mut found: Vec<(usize, Arc<Slot>)> = self
+            .slots()
+            .into_iter()
+            .filter_map(|slot| {
+                let (mut depth, mut above) = (0, slot.number);
+                while above != number {
+                    (above, _) = self.slot(above).ok()?.place()?;
+                    depth += 1;
+                }
+                Some((depth, slot))
+            })
+            .collect();
+        found.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+        found.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    /// Files that are open in a volume and in those below it.
+    pub fn open_files(&self, number: Number) -> usize {
+        self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum()
+    }
+
+    /// Closes a volume and those in it, deepest first, and lets their keys go. What the kernel holds of them is written back before, and dropped. Who has
+    /// files open there reads and writes them no more. Returns whether any was open.
+    ///
+    /// # Errors
+    /// [`VaultError::Refused`] while frozen; the first thing that could not be committed: all are closed nevertheless.
+    pub fn unload(&self, number: Number) -> Result<bool> {
+        let _one = self.changing.lock();
+        if self.frozen.load(Ordering::Acquire) {
+            return Err(VaultError::Refused("frozen: `lamassu thaw` it first"));
+        }
+        let by_request: Vec<Number> =
+            self.at_or_below(number).iter().filter(|s| s.state() == State::Unloaded).map(|s| s.number).collect();
+        let mut done = Ok(());
+        let mut any = false;
+        let slots = loop {
+            let slots = self.at_or_below(number);
+            // Who is opening one has ended then, and nobody begins.
+            for slot in &slots {
+                let _opening = slot.opening.lock();
+                if slot.loaded().is_none() {
+                    *slot.inside.write() = Inside::Unloaded;
+                }
+            }
+            let loaded: Vec<_> = slots.iter().filter_map(|s| Some((s, s.loaded()?))).collect();
+            if loaded.is_empty() {
+                break slots;
+            }
+            any = true;
+            for (slot, vault) in loaded {
+                let closed = self.unload_one(slot, vault);
+                done = done.and(closed);
+            }
+        };
+        // What was closed because it lay in another opens again with it.
+        for slot in slots.iter().filter(|s| s.number != number) {
+            *slot.place.lock() = None;
+            if !by_request.contains(&slot.number) {
+                *slot.inside.write() = Inside::Sighted;
+            }
+        }
+        let below: Vec<Number> = slots.iter().map(|s| s.number).collect();
+        self.crossings.write().retain(|ino, _| !below.contains(&super::volume_of(*ino)));
+        done.map(|()| any)
+    }
+
+    fn unload_one(&self, slot: &Slot, vault: Arc<Vault>) -> Result<()> {
+        // First with the keys: what the kernel has not written yet needs them.
+        self.drop_cached(slot, &vault);
+        // References that are given back from here on are still this vault's, until they are counted.
+        slot.owed.lock().ending = Some(vault.clone());
+        {
+            let _opening = slot.opening.lock();
+            *slot.inside.write() = Inside::Unloaded;
+        }
+        // What requests under way answer is counted too, and its names are shown to nobody.
+        let until = Instant::now() + ENDING;
+        while Arc::strong_count(&vault) > HELD_HERE && Instant::now() < until {
+            std::thread::sleep(POLL);
+        }
+        if Arc::strong_count(&vault) > HELD_HERE {
+            tracing::warn!(
+                volume = slot.number,
+                "a request still uses a vault that was unloaded; its keys go when that ends"
+            );
+        }
+        let names = if slot.number == ROOT_VOLUME { vault.names_in_root() } else { Vec::new() };
+        let place = self.plain_place(slot.number);
+        // Its end is written down with its keys: they go after that.
+        let closed = vault.close();
+        self.opener.unloading(slot.number);
+        self.drop_cached(slot, &vault);
+        if let Some(cache) = self.cache.get() {
+            let root = global(ROOT_VOLUME, ROOT);
+            names.iter().for_each(|name| cache.drop_entry(root, name));
+            if let Some((dir, name)) = place {
+                cache.drop_entry(dir, &name);
+            }
+        }
+        let mut owed = slot.owed.lock();
+        owed.ending = None;
+        for (ino, count) in vault.nodes.lock().references() {
+            *owed.counts.entry(ino).or_default() += count;
+        }
+        closed
+    }
+
+    fn drop_cached(&self, slot: &Slot, vault: &Vault) {
+        let Some(cache) = self.cache.get() else { return };
+        let known: Vec<Ino> = vault.nodes.lock().references().into_iter().map(|(ino, _)| ino).collect();
+        known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
+    }
+
+    /// Opens a volume with keys that somebody brings.
+    ///
+    /// # Errors
+    /// Those of [`Vault::open`]; [`VaultError::Refused`] where it is open, or the vault it lies in is not.
+    pub fn load(&self, number: Number, opening: Opening) -> Result<Arc<Vault>> {
+        let _one = self.changing.lock();
+        let slot = self.slot(number)?;
+        let _opening = slot.opening.lock();
+        self.may_load(&slot)?;
+        if opening.header.id() != slot.id {
+            return Err(VaultError::Stale);
+        }
+        let vault = self.fill(&slot, opening)?;
+        self.shown_anew(&slot);
+        Ok(vault)
+    }
+
+    /// Opens a volume with what the opener has for it.
+    ///
+    /// # Errors
+    /// [`VaultError::KeyNotLoaded`] where it has nothing, and as [`Forest::load`].
+    pub fn load_again(&self, number: Number) -> Result<Arc<Vault>> {
+        let _one = self.changing.lock();
+        let slot = self.slot(number)?;
+        {
+            let _opening = slot.opening.lock();
+            self.may_load(&slot)?;
+            if number == ROOT_VOLUME {
+                return Err(VaultError::KeyNotLoaded);
+            }
+            *slot.inside.write() = Inside::Sighted;
+        }
+        let vault = self.open_slot(&slot)?;
+        self.shown_anew(&slot);
+        Ok(vault)
+    }
+
+    fn may_load(&self, slot: &Slot) -> Result<()> {
+        if slot.loaded().is_some() {
+            return Err(VaultError::Refused("its key is loaded already"));
+        }
+        if self.frozen.load(Ordering::Acquire) {
+            return Err(frozen());
+        }
+        Ok(())
+    }
+
+    fn shown_anew(&self, slot: &Slot) {
+        if let Some(cache) = self.cache.get() {
+            cache.drop_inode(global(slot.number, ROOT));
+        }
+    }
+
+    /// Makes a dataset in directory `parent`; see [`Vault::make_dataset`]. Returns its volume.
+    ///
+    /// # Errors
+    /// Those of [`Vault::make_dataset`] and of [`Forest::at`].
+    pub fn make_dataset<E: From<VaultError>>(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        owner: Owner,
+        fill: impl FnOnce(&dyn Backend, &Path) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Number, E> {
+        let vault = self.at(parent)?;
+        let entry = vault.make_dataset(super::local(parent), name, mode, owner, fill)?;
+        let entry = self.entered(&vault, super::volume_of(parent), entry)?;
+        if let Some(cache) = self.cache.get() {
+            // It may be known not to be there.
+            cache.drop_entry(parent, name);
+            cache.drop_inode(parent);
+        }
+        Ok(super::volume_of(entry.attr.ino))
+    }
+
+    /// Unloads a dataset, and removes it with everything in it. With `forced` also while files in it are open.
+    ///
+    /// # Errors
+    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault; those of [`Vault::remove_dataset`].
+    pub fn destroy(&self, number: Number, forced: bool) -> Result<()> {
+        if number == ROOT_VOLUME {
+            return Err(VaultError::Refused("this is the mount's own vault, not a dataset"));
+        }
+        if !forced && self.open_files(number) > 0 {
+            return Err(VaultError::Refused("files in it are open: close them, or give --force"));
+        }
+        let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
+        if let Err(error) = self.unload(number) {
+            if self.slot(number)?.loaded().is_some() {
+                return Err(error);
+            }
+            tracing::warn!(%error, "a dataset that is destroyed could not be committed");
+        }
+        let _one = self.changing.lock();
+        let above = self.at(dir)?;
+        // It may have been renamed meanwhile, and another one have its name.
+        let entry = above.lookup(super::local(dir), &name)?;
+        let there = above.dataset_at(entry.attr.ino);
+        above.forget(entry.attr.ino, 1);
+        let there = there?.ok_or(VaultError::NotFound)?.stat().map_err(io("stat a dataset"))?;
+        if StoreId::from(&there) != self.slot(number)?.store {
+            return Err(VaultError::NotFound);
+        }
+        above.remove_dataset(super::local(dir), &name)?;
+        self.table.write().remove(&number);
+        self.crossings.write().retain(|_, n| *n != number);
+        if let Some(cache) = self.cache.get() {
+            cache.drop_entry(dir, &name);
+            cache.drop_inode(dir);
+        }
+        Ok(())
+    }
+
+    /// After how long without a request and without an open file everything is unloaded.
+    pub fn unload_after(&self, idle: Duration) {
+        self.idle.lock().after = Some(idle);
+    }
+
+    /// Whether that time is over.
+    fn is_idle(&self) -> bool {
+        let mut idle = self.idle.lock();
+        let Some(after) = idle.after else { return false };
+        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 {
+            idle.since = Instant::now();
+        }
+        idle.since.elapsed() >= after && self.root.loaded().is_some()
+    }
+
+    fn each_loaded(&self, mut call: impl FnMut(&Vault) -> Result<()>) -> Result<()> {
+        let loaded: Vec<_> = self.at_or_below(ROOT_VOLUME).iter().filter_map(|s| s.loaded()).collect();
+        // All of them, whatever one fails with.
+        let mut done = Ok(());
+        for vault in &loaded {
+            let now = call(vault);
+            done = done.and(now);
+        }
+        done
+    }
+
+    /// To be called every few seconds.
+    ///
+    /// # Errors
+    /// As [`Vault::maintain`].
+    pub fn maintain(&self) -> Result<()> {
+        self.each_loaded(Vault::maintain)
+    }
+
+    /// To be called every few seconds too, by nobody for whom a change waits: unloads everything when the time for that is over.
+    ///
+    /// # Errors
+    /// As [`Forest::unload`].
+    pub fn unload_idle(&self) -> Result<()> {
+        if !self.is_idle() {
+            return Ok(());
+        }
+        tracing::info!("unloaded: no request came for the time that was set; `lamassu key load` loads it again");
+        self.unload(ROOT_VOLUME).map(drop)
+    }
+
+    /// Everything committed, durable and settled.
+    ///
+    /// # Errors
+    /// As [`Vault::sync_all`].
+    pub fn sync_all(&self) -> Result<()> {
+        self.each_loaded(Vault::sync_all)
+    }
+
+    /// As [`Vault::freeze`], all vaults that are open; none is opened until [`Forest::thaw`].
+    ///
+    /// # Errors
+    /// `EBUSY` while one is loaded, unloaded or destroyed, and as [`Vault::freeze`].
+    pub fn freeze(&self) -> Result<()> {
+        // Not waited for: who unloads waits for requests of the kernel, which a front-end that freezes holds back.
+        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
+        self.frozen.store(true, Ordering::Release);
+        drop(self.opens.write());
+        self.each_loaded(Vault::freeze).inspect_err(|_| {
+            // Nothing is frozen where not everything is.
+            let _ = self.each_loaded(Vault::thaw);
+            self.frozen.store(false, Ordering::Release);
+        })
+    }
+
+    /// Lets changes go on.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn thaw(&self) -> Result<()> {
+        self.frozen.store(false, Ordering::Release);
+        self.each_loaded(Vault::thaw)
+    }
+
+    /// Whether changes wait for [`Forest::thaw`].
+    pub fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
+
+    /// Closes all, children before parents.
+    ///
+    /// # Errors
+    /// The first thing that could not be committed; everything is closed nevertheless.
+    pub fn close(&self) -> Result<()> {
+        let _one = self.changing.lock();
+        self.each_loaded(Vault::close)
+    }
+
+    /// statfs: that of the mount's own vault.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn statfs(&self) -> Result<StatFs> {
+        match self.root.loaded() {
+            Some(vault) => vault.statfs(),
+            None => self.root.backend.stat_fs().map_err(io("statfs")),
+        }
+    }
+}

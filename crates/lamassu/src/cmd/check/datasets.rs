@@ -1,0 +1,174 @@
+//! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that takes no key.
+
+use crate::served::serve::Served;
+use anyhow::Result;
+use lamassu_format::header::Header;
+use lamassu_format::name;
+use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
+use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
+use lamassu_vault::{Dataset, VaultError};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// A check of several vaults.
+pub struct Walk<'a> {
+    pub served: &'a Served,
+    pub repair: bool,
+    pub shown: &'a dyn Progress,
+    pub report: Report,
+}
+
+/// Puts the paths of one vault below that of its directory.
+struct Below<'a> {
+    shown: &'a dyn Progress,
+    plain: &'a Path,
+    stored: &'a Path,
+}
+
+impl Below<'_> {
+    fn placed(&self, problem: &Problem) -> Problem {
+        Problem {
+            path: problem.path.as_ref().map(|p| self.plain.join(p).display().to_string()),
+            stored: self.stored.join(&problem.stored).display().to_string(),
+            ..problem.clone()
+        }
+    }
+}
+
+impl Progress for Below<'_> {
+    fn total(&self, files: u64, bytes: u64) {
+        self.shown.total(files, bytes);
+    }
+
+    fn advance(&self, files: u64, bytes: u64) {
+        self.shown.advance(files, bytes);
+    }
+
+    fn problem(&self, problem: &Problem) {
+        self.shown.problem(&self.placed(problem));
+    }
+}
+
+impl Walk<'_> {
+    /// All of a vault, or what lies at and below plain paths in it; `plain` and `stored` are where it lies.
+    pub fn volume(&mut self, volume: Number, plain: &Path, stored: &Path, paths: &[PathBuf]) -> Result<()> {
+        let vault = self.served.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let (mut own, mut within) = (Vec::new(), Vec::new());
+        for path in paths {
+            match vault.dataset_on(path.as_os_str())? {
+                Some((dataset, rest)) => within.push((dataset, rest)),
+                None => own.push(path.as_os_str()),
+            }
+        }
+        if paths.is_empty() || !own.is_empty() {
+            let below = Below { shown: self.shown, plain, stored };
+            let found = vault.check(&own, self.repair, &below)?;
+            within.extend(found.datasets.iter().map(|dataset| (dataset.clone(), PathBuf::new())));
+            self.merge(found, plain, stored);
+        }
+        if paths.is_empty() {
+            self.history(volume, plain, stored)?;
+        }
+        for (dataset, rest) in within {
+            self.dataset(volume, (plain, stored), &dataset, rest)?;
+        }
+        Ok(())
+    }
+
+    fn dataset(&mut self, above: Number, at: (&Path, &Path), dataset: &Dataset, rest: PathBuf) -> Result<()> {
+        let stored = at.1.join(&dataset.stored);
+        let forest = self.served.forest();
+        let plain = dataset.plain.as_ref().map(|p| at.0.join(p));
+        let opened = match &dataset.plain {
+            Some(path) => forest.resolve_from(above, path.as_os_str()).and_then(|entry| {
+                let ino = entry.attr.ino;
+                forest.at(ino).map(|_| volume_of(ino))
+            }),
+            // Its name does not open, so it cannot be entered.
+            None => Err(VaultError::KeyNotLoaded),
+        };
+        match opened {
+            Ok(volume) => {
+                let paths = if rest.as_os_str().is_empty() { Vec::new() } else { vec![rest] };
+                self.volume(volume, plain.as_deref().unwrap_or(&stored), &stored, &paths)
+            }
+            Err(VaultError::KeyNotLoaded) => self.locked(plain.as_deref(), &stored),
+            Err(error) => {
+                self.say(plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    /// A dataset without keys; those in it are looked through as well.
+    fn locked(&mut self, plain: Option<&Path>, stored: &Path) -> Result<()> {
+        let dir = self.served.keeper().dir(ROOT_VOLUME)?.join(stored);
+        self.report.locked.push(plain.unwrap_or(stored).display().to_string());
+        let header = match lamassu_keys::header_file::read(&dir.join(name::HEADER)) {
+            Ok(header) => header,
+            Err(error) => {
+                self.say(plain, stored, format!("its header does not parse: {error}"));
+                return Ok(());
+            }
+        };
+        let found = check_locked(lamassu_store::Backend::root(&crate::open::backend(&dir)?), &header)?;
+        let datasets = found.datasets.clone();
+        found.problems.iter().for_each(|p| Below { shown: self.shown, plain: stored, stored }.problem(p));
+        self.merge(found, stored, stored);
+        datasets.iter().try_for_each(|inner| self.locked(None, &stored.join(&inner.stored)))
+    }
+
+    /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so in a new one.
+    fn history(&mut self, volume: Number, plain: &Path, stored: &Path) -> Result<()> {
+        let (header, dir) = (self.served.forest().header(volume)?, self.served.keeper().dir(volume)?);
+        let history = {
+            let kept = self.served.keeper().kept();
+            kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys.history(&dir)
+        };
+        let read = history.read(header.keys().history.as_ref())?;
+        if let Some(fault) = read.fault {
+            let problem =
+                Problem { kind: "history".into(), text: fault.to_string(), ..unplaced(OsStr::new(name::HISTORY)) };
+            let problem = Below { shown: self.shown, plain, stored }.placed(&problem);
+            self.shown.problem(&problem);
+            self.report.problems.push(problem);
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, plain: Option<&Path>, stored: &Path, text: String) {
+        let path = plain.map(|p| p.display().to_string());
+        let problem = Problem { path, kind: kind::DATASET.into(), text, ..unplaced(stored.as_os_str()) };
+        self.shown.problem(&problem);
+        self.report.problems.push(problem);
+    }
+
+    fn merge(&mut self, found: Report, plain: &Path, stored: &Path) {
+        let below = Below { shown: self.shown, plain, stored };
+        let all = &mut self.report;
+        all.files += found.files;
+        all.directories += found.directories;
+        all.symlinks += found.symlinks;
+        all.other += found.other;
+        all.xattrs += found.xattrs;
+        all.pages += found.pages;
+        all.blocks += found.blocks;
+        all.recovered += found.recovered;
+        all.unsealed_empty += found.unsealed_empty;
+        all.problems.extend(found.problems.iter().map(|p| below.placed(p)));
+    }
+}
+
+fn unplaced(stored: &OsStr) -> Problem {
+    Problem {
+        path: None,
+        stored: stored.to_string_lossy().into_owned(),
+        kind: String::new(),
+        segment: None,
+        page: None,
+        block: None,
+        repaired: false,
+        harmless: false,
+        text: String::new(),
+    }
+}

@@ -1,0 +1,413 @@
+//! `lamassu dataset create|list|set|destroy`: vaults that lie in a directory of another, with keys of their own.
+//!
+//! In a mount the daemon does it; without one, this process opens the vault and does the same.
+
+use crate::cmd::key::{self, destroy::How};
+use crate::cmd::mount::IntegrityArg;
+use crate::fault::Fault;
+use crate::keys::{self, CostArg, KeyArg, SourceText};
+use crate::open::{self, Found};
+use crate::output::{self, Ui};
+use crate::served;
+use crate::served::datasets::name_to_hex;
+use crate::served::protocol::{DatasetSpec, Datasets, Listed, Properties, Request, Status};
+use crate::served::serve::Served;
+use crate::text;
+use anyhow::Result;
+use clap::ValueEnum;
+use lamassu_format::{Domain, Suite};
+use lamassu_fuse::control::Caller;
+use lamassu_keys::Purpose;
+use lamassu_vault::{Ino, VaultError};
+use serde::Serialize;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  lamassu dataset create /mnt/projects                        inherits the key of the vault mounted at /mnt
+  lamassu dataset create -n raw:file:/root/p.key /mnt/private brings its own: locked until `key load`
+  lamassu dataset create --domain family /srv/store/vault projects    without a mount: vault, then path";
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  lamassu dataset list /mnt
+  lamassu dataset list --json /srv/store/vault";
+
+const SET_EXAMPLES: &str = "\
+Examples:
+  lamassu dataset set /mnt/projects cache=none           no plaintext of it stays in the page cache
+  lamassu dataset set /mnt/projects integrity=metadata   from the next time it is loaded on
+  lamassu dataset set /mnt/projects inherit=no           takes the parent's slot away; add a key of its own first
+Properties: integrity=full|metadata|inherit, cache=mount|none|inherit, inherit=yes|no";
+
+const DESTROY_EXAMPLES: &str = "\
+Examples:
+  lamassu dataset destroy /mnt/projects
+  lamassu dataset destroy --shred-key --receipt seven.receipt --audit-key raw:file:audit.key /mnt/seven
+Everything in it goes. Copies of the store, and backups of its header, stay readable with its keys.";
+
+/// Dataset commands.
+#[derive(clap::Subcommand, Debug)]
+pub enum DatasetCommand {
+    /// Make a dataset
+    Create(Create),
+    /// List the datasets, their keys and properties
+    List(List),
+    /// Change properties
+    Set(Set),
+    /// Remove a dataset and everything in it
+    Destroy(Destroy),
+}
+
+/// Options of `dataset create`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = CREATE_EXAMPLES, after_long_help = help(CREATE_EXAMPLES))]
+pub struct Create {
+    #[command(flatten)]
+    key: KeyArg,
+    /// A key of its own: what shall open it. Without, it inherits the key of the vault it lies in
+    #[arg(short = 'n', long, value_name = "SOURCE")]
+    new_key: Option<SourceText>,
+    /// Inherit the key as well where --new-key gives it one of its own
+    #[arg(long)]
+    inherit: bool,
+    /// Within what equal blocks are equal in the store: whatever the vault it lies in deduplicates with (`zone`), the `family` of the dataset and its clones; each
+    /// `file`, or nothing (`none`) [default: that of the vault it lies in]
+    #[arg(long, value_name = "DOMAIN", value_parser = text::domains())]
+    domain: Option<Domain>,
+    /// Ciphers and hashes [default: those of the vault it lies in]
+    #[arg(short, long, value_parser = text::suites())]
+    suite: Option<Suite>,
+    /// Bytes of a block [default: as the vault it lies in]
+    #[arg(short, long, value_name = "N", value_parser = text::parse_block_size)]
+    block_size: Option<u32>,
+    /// Whether file names are encrypted [default: as in the vault it lies in]
+    #[arg(long, value_enum)]
+    names: Option<Names>,
+    /// What is verified on every read [default: as in the vault it lies in]
+    #[arg(short, long, value_enum)]
+    integrity: Option<IntegrityArg>,
+    /// Whether the mount may leave plaintext in the page cache [default: as in the vault it lies in]
+    #[arg(short, long, value_enum)]
+    cache: Option<CacheArg>,
+    #[command(flatten)]
+    cost: CostArg,
+    /// Label of the slot that --new-key makes, for people
+    #[arg(short, long, default_value = "")]
+    label: String,
+    /// Where: a path in a mount; without a mount, the vault and a path in it
+    #[arg(required = true, num_args = 1..=2, value_name = "PATH")]
+    places: Vec<PathBuf>,
+}
+
+/// Options of `dataset list`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = LIST_EXAMPLES, after_long_help = help(LIST_EXAMPLES))]
+pub struct List {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// A directory in a mount; without a mount, the vault, and a path in it if not all of it
+    #[arg(required = true, num_args = 1..=2, value_name = "PATH")]
+    places: Vec<PathBuf>,
+}
+
+/// Options of `dataset set`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = SET_EXAMPLES, after_long_help = help(SET_EXAMPLES))]
+pub struct Set {
+    #[command(flatten)]
+    key: KeyArg,
+    /// The dataset in a mount; without a mount, the vault and the path in it; then properties
+    #[arg(required = true, num_args = 2.., value_name = "PATH|NAME=VALUE")]
+    words: Vec<OsString>,
+}
+
+/// Options of `dataset destroy`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = DESTROY_EXAMPLES, after_long_help = help(DESTROY_EXAMPLES))]
+pub struct Destroy {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Also while files in it are open
+    #[arg(short, long)]
+    force: bool,
+    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then be read by nobody. The key of the dataset, or of the vault it lies in,
+    /// has to be given again
+    #[arg(long)]
+    shred_key: bool,
+    #[command(flatten)]
+    how: How,
+    /// The dataset in a mount; without a mount, the vault and the path in it
+    #[arg(required = true, num_args = 1..=2, value_name = "PATH")]
+    places: Vec<PathBuf>,
+}
+
+fn help(examples: &str) -> String {
+    format!("{examples}\n\n{}", keys::HELP)
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Names {
+    Encrypted,
+    Plain,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CacheArg {
+    Mount,
+    None,
+}
+
+fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |v| v.get_name().into())
+}
+
+pub fn run(ui: &Ui, command: DatasetCommand) -> Result<()> {
+    match command {
+        DatasetCommand::Create(args) => create(ui, &args),
+        DatasetCommand::List(args) => list(ui, &args),
+        DatasetCommand::Set(args) => set(ui, &args),
+        DatasetCommand::Destroy(args) => destroy(ui, &args),
+    }
+}
+
+/// Who does it, and where.
+enum Site {
+    /// The daemon of a mount; a path there.
+    Mount(PathBuf),
+    /// This process; a path in the vault.
+    Here { served: Arc<Served>, path: PathBuf },
+}
+
+impl Site {
+    fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool) -> Result<Site> {
+        let [vault, rest @ ..] = places else { return Err(Fault::Usage("give a path").into()) };
+        let path = rest.first().map(PathBuf::as_path);
+        let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_path_buf();
+        if let Some(mountpoint) = served::of(vault) {
+            return Ok(Site::Mount(path.map_or(mountpoint.clone(), |path| mountpoint.join(inside(path)))));
+        }
+        // What is to be made is not there yet.
+        let lies_in_mount = |dir: &Path| served::within(dir).is_some();
+        if path.is_none() && (lies_in_mount(vault) || vault.parent().is_some_and(lies_in_mount)) {
+            return Ok(Site::Mount(vault.clone()));
+        }
+        let found = Found::at(vault).map_err(|error| match path {
+            Some(_) => error,
+            None => Fault::NotInAMount { path: vault.clone() }.into(),
+        })?;
+        let served = found.unlock(ui, key)?.open_forest(open::options(read_only))?;
+        Ok(Site::Here { served, path: path.map_or_else(PathBuf::new, inside) })
+    }
+
+    /// The directory a new entry comes to, and its name.
+    fn parent(&self) -> Result<(PathBuf, OsString)> {
+        let (Site::Mount(path) | Site::Here { served: _, path }) = self;
+        let name = path.file_name().ok_or(Fault::Usage("a dataset is a directory in a vault: give its path"))?;
+        Ok((path.parent().unwrap_or(Path::new("")).into(), name.into()))
+    }
+
+    fn close(&self) -> Result<()> {
+        match self {
+            Site::Mount(_) => Ok(()),
+            Site::Here { served, path: _ } => Ok(served.forest().close()?),
+        }
+    }
+
+    /// Does it, and closes what was opened for it.
+    fn work<T>(
+        &self,
+        by_daemon: impl FnOnce(&Path) -> Result<T>,
+        here: impl FnOnce(&Served, &Caller, Ino) -> Result<T>,
+    ) -> Result<T> {
+        let done = match self {
+            Site::Mount(path) => by_daemon(path),
+            Site::Here { served, path } => at(served, path).and_then(|dir| here(served, &me(), dir)),
+        };
+        let closed = self.close();
+        done.and_then(|done| closed.map(|()| done))
+    }
+}
+
+fn at(served: &Served, path: &Path) -> Result<Ino> {
+    Ok(served.forest().resolve(path.as_os_str())?.attr.ino)
+}
+
+/// Who works without a mount has the keys.
+fn me() -> Caller {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    Caller { uid, gid, pid: std::process::id(), is_owner: true }
+}
+
+/// Permission bits of a new directory of ours.
+fn mode() -> u32 {
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    0o777 & !mask.bits()
+}
+
+fn create(ui: &Ui, args: &Create) -> Result<()> {
+    super::key::check_label(&args.label)?;
+    let spec = DatasetSpec {
+        inherit: args.inherit || args.new_key.is_none(),
+        label: args.label.clone(),
+        domain: args.domain.map(|d| d.name().into()),
+        suite: args.suite.map(|s| s.name().into()),
+        block_size: args.block_size,
+        names: args.names.map(word),
+        properties: Properties { integrity: args.integrity.map(word), cache: args.cache.map(word) },
+        mode: mode(),
+    };
+    let site = Site::of(ui, &args.key, &args.places, false)?;
+    let (parent, name) = site.parent()?;
+    let own = match &args.new_key {
+        None => None,
+        Some(source) => {
+            let material =
+                keys::load(ui, &source.parse("--new-key")?, &Path::new(&name).display().to_string(), Purpose::Create)?;
+            let cost = args.cost.measure(ui, &material);
+            Some((material, cost))
+        }
+    };
+    let made = match &site {
+        Site::Mount(_) => {
+            let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent };
+            let secret = own.as_ref().map(|(material, cost)| served::pack(&parent, material, *cost)).transpose()?;
+            served::ask(&parent, &Request::CreateDataset { name: name_to_hex(&name), spec, secret })
+        }
+        Site::Here { served, path: _ } => {
+            at(served, &parent).and_then(|dir| served.create_dataset(&me(), dir, &name, &spec, own.as_ref()))
+        }
+    };
+    let closed = site.close();
+    let id: String = made?;
+    closed?;
+    ui.note(format_args!("made dataset {id}: {}", args.places.last().map_or(Path::new(""), |p| p).display()));
+    if own.is_some() && !args.inherit {
+        ui.note("it is locked until its key is loaded: `lamassu key load -k SOURCE PATH`");
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct All {
+    datasets: Vec<Listed>,
+}
+
+fn list(ui: &Ui, args: &List) -> Result<()> {
+    let site = Site::of(ui, &args.key, &args.places, true)?;
+    let mut datasets: Vec<Listed> = Vec::new();
+    loop {
+        let after = datasets.last().map(|l| l.path.clone());
+        let some: Datasets = match &site {
+            Site::Mount(path) => served::ask(path, &Request::ListDatasets { after })?,
+            Site::Here { served, path } => served.list_datasets(&me(), at(served, path)?, after.as_deref())?,
+        };
+        datasets.extend(some.datasets);
+        if !some.more {
+            break;
+        }
+    }
+    site.close()?;
+    if args.json { output::print_json(&All { datasets }) } else { output::print(table(&datasets)) }
+}
+
+fn table(datasets: &[Listed]) -> String {
+    let mut out = String::from("state      keys       domain  suite   integrity  cache    path");
+    for l in datasets {
+        let or_inherited = |value: &Option<String>| value.clone().unwrap_or_else(|| "inherit".into());
+        out.push_str(&format!(
+            "\n{:<9}  {:<9}  {:<6}  {:<6}  {:<9}  {:<7}  {}",
+            l.state,
+            l.keys,
+            l.domain,
+            l.suite,
+            or_inherited(&l.integrity),
+            or_inherited(&l.cache),
+            text::printable(&l.path)
+        ));
+    }
+    out
+}
+
+fn set(ui: &Ui, args: &Set) -> Result<()> {
+    let is_property =
+        |word: &&OsString| word.to_str().and_then(|w| w.split_once('=')).is_some_and(|(n, _)| NAMES.contains(&n));
+    let (values, places): (Vec<_>, Vec<_>) = args.words.iter().partition(is_property);
+    let places: Vec<PathBuf> = places.into_iter().map(PathBuf::from).collect();
+    if values.is_empty() || places.is_empty() || places.len() > 2 {
+        return Err(Fault::Usage("give the dataset, then properties as name=value: integrity, cache, inherit").into());
+    }
+    let (properties, inherit) = parse(&values)?;
+    let changes_integrity = properties.integrity.is_some();
+    let site = Site::of(ui, &args.key, &places, false)?;
+    match &site {
+        Site::Mount(path) => served::ask::<()>(path, &Request::SetDataset { properties, inherit })?,
+        Site::Here { .. } => {
+            site.work(|_| Ok(()), |served, me, dir| served.set_dataset(me, dir, &properties, inherit))?
+        }
+    }
+    if changes_integrity && matches!(site, Site::Mount(_)) {
+        ui.note("integrity holds from the next time the dataset is loaded on: `lamassu key unload` and `key load`");
+    }
+    Ok(())
+}
+
+const NAMES: [&str; 3] = ["integrity", "cache", "inherit"];
+
+fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
+    let (mut properties, mut inherit) = (Properties::default(), None);
+    for value in values {
+        let Some((name, value)) = value.to_str().and_then(|v| v.split_once('=')) else { continue };
+        match (name, value) {
+            ("integrity", "full" | "metadata" | "inherit") => properties.integrity = Some(value.into()),
+            ("cache", "mount" | "none" | "inherit") => properties.cache = Some(value.into()),
+            ("inherit", "yes") => inherit = Some(true),
+            ("inherit", "no") => inherit = Some(false),
+            _ => {
+                return Err(Fault::Usage(
+                    "properties are integrity=full|metadata|inherit, cache=mount|none|inherit, inherit=yes|no",
+                )
+                .into());
+            }
+        }
+    }
+    Ok((properties, inherit))
+}
+
+fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
+    if args.how.is_given() && !args.shred_key {
+        return Err(Fault::Usage("--receipt, --audit-key, --with-server and --yes are for --shred-key").into());
+    }
+    let site = Site::of(ui, &args.key, &args.places, false)?;
+    // Its vault is closed before its keys go, and nobody opens it again.
+    let shred = |status: &Status, unload: &dyn Fn() -> Result<bool>| {
+        if status.open_files > 0 && !args.force {
+            return Err(VaultError::Refused("files in it are open: close them, or give --force").into());
+        }
+        unload()?;
+        key::destroy::run(ui, &key::destroy::Destroy::of(&args.key, &args.how, status.dir.clone().into()))
+    };
+    site.work(
+        |path| {
+            if args.shred_key {
+                let status = served::ask(path, &Request::Status {})?;
+                shred(&status, &|| served::ask(path, &Request::Unload {}))?;
+            }
+            served::ask(path, &Request::DestroyDataset { force: args.force })
+        },
+        |served, me, dir| {
+            if args.shred_key {
+                shred(&served.status(served.volume(dir)?)?, &|| served.unload(me, dir))?;
+            }
+            served.destroy_dataset(me, dir, args.force)
+        },
+    )?;
+    ui.note(format_args!("destroyed {}", args.places.last().map_or(OsStr::new(""), |p| p.as_os_str()).display()));
+    Ok(())
+}

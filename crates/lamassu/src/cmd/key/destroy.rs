@@ -1,0 +1,281 @@
+//! `lamassu key destroy`: assured delete of a vault by its keys.
+//!
+//! Nothing is destroyed before everything that can be refused was: the key opens an administrator's slot, each key to be destroyed elsewhere opens a slot too,
+//! and the receipt could be written. A run that is cut off is finished by the next.
+
+use crate::cmd::receipt;
+use crate::fault::Fault;
+use crate::keys::{self, KeyArg, SourceText};
+use crate::output::{self, Ui};
+use crate::{mounts, open, served, signals};
+use anyhow::{Context, Result};
+use lamassu_format::header::{Destroyed, VaultHeader};
+use lamassu_format::name;
+use lamassu_keys::destroy::{self, Destruction};
+use lamassu_keys::history::Kind;
+use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
+use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  lamassu key destroy --receipt seven.receipt --audit-key raw:file:audit.key /srv/store/seven
+  lamassu key destroy -k 'kmip://kms.example/?name=seven#cert=me.pem' --with-server --yes /srv/store/seven
+Copies of the header from before still open the vault with the keys of their slots: the receipt names those on record.";
+
+/// What is typed to go on.
+const WORD: &str = "destroy";
+
+/// How keys are destroyed.
+#[derive(clap::Args, Clone, Debug)]
+pub struct How {
+    /// Write the signed receipt to FILE, which must not exist, unless it is that of a run that was cut off; without it, it goes to standard output
+    #[arg(long, value_name = "FILE", requires = "audit_key")]
+    receipt: Option<PathBuf>,
+    /// Sign a receipt with this key: 32 bytes, kept apart from the vault; `lamassu receipt key` prints its public half
+    #[arg(long, value_name = "SOURCE")]
+    audit_key: Option<SourceText>,
+    /// Also destroy the key that --key (or SOURCE) names, at its KMIP server or in its token. Other vaults may have slots for it: nobody can tell
+    #[arg(long, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    with_server: Vec<SourceText>,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+}
+
+/// Options of `key destroy`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES, after_long_help = super::help(EXAMPLES))]
+pub struct Destroy {
+    #[command(flatten)]
+    key: KeyArg,
+    #[command(flatten)]
+    how: How,
+    /// The vault; must not be mounted
+    dir: PathBuf,
+}
+
+impl How {
+    /// Whether anything of it was said.
+    pub fn is_given(&self) -> bool {
+        self.receipt.is_some() || self.audit_key.is_some() || self.yes || !self.with_server.is_empty()
+    }
+}
+
+impl Destroy {
+    /// For a vault that is a dataset: `dataset destroy --shred-key`.
+    pub fn of(key: &KeyArg, how: &How, dir: PathBuf) -> Destroy {
+        Destroy { key: key.clone(), how: how.clone(), dir }
+    }
+}
+
+pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
+    if let Some(mountpoint) = served::at(&args.dir).or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint)) {
+        return Err(Fault::RetireMounted { mountpoint }.into());
+    }
+    let path = args.dir.join(name::HEADER);
+    if !args.dir.join(name::HEADER_REPLACING).exists() && path.symlink_metadata().is_err() {
+        return Err(Fault::NotAVault { dir: args.dir.clone() }.into());
+    }
+    let servers = servers(args)?;
+    let audit = args.how.audit_key.as_ref().map(receipt::load).transpose()?;
+    // Nobody has it open from before it is looked at until it is done.
+    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let destruction = Destruction::begin(&path)?;
+    let mut run = Run { ui, args, audit, servers, receipt: None };
+    match destruction.begun() {
+        None => run.begin(destruction),
+        Some(destroyed) => run.go_on(destruction, destroyed),
+    }
+}
+
+/// The sources of `--with-server`, none of which is a zone's.
+fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
+    let source = |text: &SourceText| if text.is_empty() { args.key.source() } else { text.parse("--with-server") };
+    let sources = args.how.with_server.iter().map(source).collect::<Result<Vec<_>>>()?;
+    for source in &sources {
+        source.can_destroy().with_context(|| format!("--with-server: {source}"))?;
+    }
+    Ok(sources)
+}
+
+struct Run<'a> {
+    ui: &'a Ui,
+    args: &'a Destroy,
+    audit: Option<AuditKey>,
+    servers: Vec<KeySource>,
+    /// where an audit key signs one
+    receipt: Option<Receipt>,
+}
+
+impl Run<'_> {
+    fn begin(&mut self, destruction: Destruction) -> Result<()> {
+        let header = destruction.header().clone();
+        let unlocked = keys::unlock(self.ui, &header, &self.args.key.source()?, &self.args.dir)?;
+        unlocked.may_change(&header)?;
+        self.prove(&header)?;
+        // A draft is made in any case: it is what a person is shown. Where no audit key is given nobody keeps it.
+        let throwaway;
+        let audit = match &self.audit {
+            Some(audit) => audit,
+            None => {
+                let key = lamassu_crypto::Secret::random()?;
+                throwaway = AuditKey::of(&lamassu_keys::Material::Key { kind: lamassu_keys::SlotKind::Raw, key })?;
+                &throwaway
+            }
+        };
+        let mut draft = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
+        draft.stored_bytes = lamassu_vault::stored_bytes(&self.args.dir).ok();
+        self.confirm(&draft)?;
+        signals::check()?;
+        // From here on it is finished, whoever presses Ctrl-C.
+        signals::flag_only();
+        let destroyed = draft.mark().map_err(KeyError::from)?;
+        if let Some(audit) = &self.audit {
+            draft.sign(audit);
+            if let Some(file) = &self.args.how.receipt {
+                // Of a run that was cut off before anything was destroyed there may be a draft.
+                let is_draft =
+                    receipt::read(file, &audit.public()).is_ok_and(|r| !r.complete && r.vault == draft.vault);
+                if file.symlink_metadata().is_ok() && !is_draft {
+                    return Err(FileError::Exists { path: file.clone() }.into());
+                }
+                header_file::write_over(file, &draft.to_json())?;
+            }
+            self.receipt = Some(draft);
+        }
+        let done = self.commit(destruction, &unlocked, destroyed);
+        match done {
+            Ok(destruction) => self.finish(destruction),
+            Err(error) => {
+                // The vault is whole: a receipt that says otherwise is none.
+                let whole = header_file::read::<VaultHeader>(&self.args.dir.join(name::HEADER));
+                if let (Some(file), Ok(header)) = (&self.args.how.receipt, whole)
+                    && lamassu_format::header::Header::destroyed(&header).is_none()
+                {
+                    let _ = std::fs::remove_file(file);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn commit(&self, destruction: Destruction, keys: &Unlocked, destroyed: Destroyed) -> Result<Destruction> {
+        let id = crate::text::hex(&destroyed.receipt);
+        let event = Event::new(Kind::KeyDestroyed).slot(keys.slot()).detail("receipt", id);
+        Ok(destruction.commit(keys, destroyed, &event)?)
+    }
+
+    /// Another run got past the point of no return.
+    fn go_on(&mut self, destruction: Destruction, destroyed: Destroyed) -> Result<()> {
+        let earlier = match (&self.audit, &self.args.how.receipt) {
+            (Some(audit), Some(file)) if file.symlink_metadata().is_ok() => Some(receipt::read(file, &audit.public())?),
+            _ => None,
+        };
+        if let Some(earlier) = &earlier
+            && earlier.mark().map_err(KeyError::from)? != destroyed
+        {
+            return Err(KeyError::from(ReceiptError::Other)).context("--receipt");
+        }
+        let is_done = destruction.is_cleared() && earlier.as_ref().is_none_or(|r| r.complete);
+        if is_done {
+            return Err(KeyError::Destroyed(destroyed)).with_context(|| self.args.dir.display().to_string());
+        }
+        match destruction.opens() {
+            Some(header) => self.prove(&header.clone())?,
+            None if self.servers.is_empty() => {}
+            None => return Err(KeyError::NothingToProve.into()),
+        }
+        self.ui.note("an earlier run was cut off; this one finishes it");
+        signals::flag_only();
+        if let Some(audit) = &self.audit {
+            let bare = || Receipt::bare(&self.args.dir, destruction.header(), destroyed, audit);
+            self.receipt = Some(earlier.unwrap_or_else(bare));
+        }
+        self.finish(destruction)
+    }
+
+    /// Each key to be destroyed elsewhere is one of this vault's, and there.
+    fn prove(&self, header: &VaultHeader) -> Result<()> {
+        for source in &self.servers {
+            let subject = self.args.dir.display().to_string();
+            let material = keys::load(self.ui, source, &subject, Purpose::Unlock)?;
+            lamassu_keys::unlock(header, &material).with_context(|| format!("--with-server: {source}"))?;
+        }
+        Ok(())
+    }
+
+    fn confirm(&self, draft: &Receipt) -> Result<()> {
+        for backup in &draft.backups {
+            self.ui
+                .warn(format_args!("a copy of the header on record still opens it: {} ({})", backup.file, backup.now));
+        }
+        for clone in &draft.clones {
+            self.ui.warn(format_args!("a {} of it has the same keys: {}", clone.kind, clone.id));
+        }
+        if draft.epochs.iter().any(|e| e.zone_shares && e.key == lamassu_keys::Tier::Outer) {
+            self.ui
+                .warn("its outer key is its zone's too: who has the zone's keys goes on reading it; re-key it first");
+        }
+        if self.args.how.yes {
+            return Ok(());
+        }
+        if !std::io::stdin().is_terminal() {
+            return Err(Fault::Usage("nobody is there to be asked: --yes destroys the keys without asking").into());
+        }
+        let slots = draft.slots.len();
+        output::say(format_args!(
+            "The keys of {} (vault {}, {slots} slots) will be destroyed; what it holds can then not be read by anyone.\nType {WORD} to go on:",
+            draft.path, draft.vault
+        ));
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).map_err(|source| Fault::Local {
+            op: "read",
+            path: "standard input".into(),
+            source,
+        })?;
+        if line.trim() == WORD { Ok(()) } else { Err(Fault::Interrupted.into()) }
+    }
+
+    /// Everything behind the point of no return: servers first, while the old header still tells whose keys those were.
+    fn finish(&mut self, destruction: Destruction) -> Result<()> {
+        let servers = self.destroy_elsewhere();
+        let mark = destruction.begun();
+        let cleared = destruction.clear()?;
+        for copy in &cleared.copies {
+            self.ui.warn(format_args!(
+                "{copy:?} in the vault's directory is a copy of the header, and opens it; it was left alone"
+            ));
+        }
+        let left: Vec<String> = servers.iter().filter(|s| !s.destroyed).map(|s| s.source.clone()).collect();
+        if let (Some(receipt), Some(audit)) = (&mut self.receipt, &self.audit) {
+            receipt.servers.extend(servers);
+            receipt.erased.extend(cleared.erased);
+            receipt.copies_beside = cleared.copies;
+            receipt.complete = true;
+            receipt.sign(audit);
+            match &self.args.how.receipt {
+                Some(file) => header_file::write_over(file, &receipt.to_json())?,
+                None => output::print_bytes(&receipt.to_json())?,
+            }
+        }
+        let id = mark.map(|m| crate::text::hex(&m.receipt)).unwrap_or_default();
+        self.ui.note(format_args!("the keys of {} are destroyed (receipt {id})", self.args.dir.display()));
+        if left.is_empty() { Ok(()) } else { Err(Fault::LeftAtServer { sources: left.join(", ") }.into()) }
+    }
+
+    fn destroy_elsewhere(&self) -> Vec<AtServer> {
+        let subject = self.args.dir.display().to_string();
+        let ask = Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true };
+        let one = |source: &KeySource| {
+            let (destroyed, answers) = match source.destroy(&ask) {
+                Ok(answers) => (true, answers),
+                Err(error) => (false, vec![error.to_string()]),
+            };
+            answers.iter().for_each(|answer| self.ui.note(format_args!("{source}: {answer}")));
+            AtServer { source: source.to_string(), destroyed, answers }
+        };
+        self.servers.iter().map(one).collect()
+    }
+}

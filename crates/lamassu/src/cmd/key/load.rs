@@ -1,0 +1,70 @@
+//! `lamassu key unload` and `key load`: the keys of what is mounted, while it stays mounted.
+
+use crate::exit::Code;
+use crate::fault::Fault;
+use crate::keys::{self, KeyArg};
+use crate::output::Ui;
+use crate::served;
+use crate::served::protocol::Request;
+use anyhow::Result;
+use lamassu_keys::{Purpose, cost};
+use std::path::{Path, PathBuf};
+
+const UNLOAD_EXAMPLES: &str = "\
+Examples:
+  lamassu key unload /mnt/projects     the dataset's files stay in the store; nobody reads them until the key is loaded
+  lamassu key unload /mnt              the whole vault
+Files that are open there are read and written no more; what was written before is in the store.";
+
+const LOAD_EXAMPLES: &str = "\
+Examples:
+  lamassu key load /mnt/projects                             a dataset that inherits its key
+  lamassu key load -k raw:file:/root/p.key /mnt/projects     one that has a key of its own
+  lamassu key load /mnt                                      the whole vault: asks for its passphrase";
+
+/// Options of `key unload`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = UNLOAD_EXAMPLES)]
+pub struct Unload {
+    /// Where the vault is mounted, or a dataset in it
+    path: PathBuf,
+}
+
+/// Options of `key load`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = LOAD_EXAMPLES, after_long_help = help())]
+pub struct Load {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Where the vault is mounted, or a dataset in it
+    path: PathBuf,
+}
+
+fn help() -> String {
+    format!("{LOAD_EXAMPLES}\n\n{}", keys::HELP)
+}
+
+fn mounted(path: &Path) -> Result<PathBuf> {
+    Ok(served::within(path).ok_or_else(|| Fault::NotInAMount { path: path.into() })?)
+}
+
+pub fn unload(ui: &Ui, args: &Unload) -> Result<()> {
+    let was_open: bool = served::ask(&mounted(&args.path)?, &Request::Unload {})?;
+    let what = if was_open { "unloaded" } else { "was not loaded" };
+    ui.note(format_args!("{} {what}", args.path.display()));
+    Ok(())
+}
+
+pub fn load(ui: &Ui, args: &Load) -> Result<()> {
+    let dir = mounted(&args.path)?;
+    if !args.key.is_typed() {
+        match served::ask::<()>(&dir, &Request::Load { secret: None }) {
+            // It has no key here: one is asked for.
+            Err(error) if crate::exit::code_of(&error) == Code::KeyNotLoaded => {}
+            done => return done,
+        }
+    }
+    let material = keys::load(ui, &args.key.source()?, &args.path.display().to_string(), Purpose::Unlock)?;
+    let secret = served::pack(&dir, &material, cost::FALLBACK)?;
+    served::ask(&dir, &Request::Load { secret: Some(secret) })
+}

@@ -1,0 +1,145 @@
+//! `lamassu receipt verify|key`: what `key destroy` has left on record.
+
+use crate::keys::SourceText;
+use crate::output;
+use crate::{pins, text};
+use anyhow::{Context, Result};
+use lamassu_keys::receipt::{AuditKey, RECEIPT_MAX, Receipt as Document};
+use lamassu_keys::{Ask, KeyError, Purpose, Tier};
+use std::fmt::Write as _;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+const VERIFY_EXAMPLES: &str = "\
+Examples:
+  lamassu receipt verify --audit-key HEX seven.receipt";
+
+const KEY_EXAMPLES: &str = "\
+Examples:
+  lamassu key generate audit.key
+  lamassu receipt key --audit-key raw:file:audit.key        the public half, to give to whoever verifies";
+
+/// Receipt commands.
+#[derive(clap::Subcommand, Debug)]
+pub enum Receipt {
+    /// Verify a receipt and print what it says
+    Verify(Verify),
+    /// Print the public half of an audit key
+    Key(Key),
+}
+
+/// Options of `receipt verify`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = VERIFY_EXAMPLES)]
+pub struct Verify {
+    /// Public half of the audit key, as `lamassu receipt key` prints it
+    #[arg(long, value_name = "HEX", value_parser = pins::parse_key)]
+    audit_key: [u8; 32],
+    /// Print the receipt as one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The receipt
+    file: PathBuf,
+}
+
+/// Options of `receipt key`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = KEY_EXAMPLES)]
+pub struct Key {
+    /// The audit key: 32 bytes, e.g. of `lamassu key generate`
+    #[arg(long, value_name = "SOURCE")]
+    audit_key: SourceText,
+}
+
+pub fn run(command: &Receipt) -> Result<()> {
+    match command {
+        Receipt::Verify(args) => verify(args),
+        Receipt::Key(args) => output::print(text::hex(&load(&args.audit_key)?.public())),
+    }
+}
+
+/// An audit key from its source.
+pub fn load(source: &SourceText) -> Result<AuditKey> {
+    const OPTION: &str = "--audit-key";
+    let source = source.parse(OPTION)?;
+    let ask = Ask { subject: "the audit key", purpose: Purpose::Unlock, stdin: true };
+    let material = source.load(&ask).context(OPTION)?.material;
+    AuditKey::of(&material).context(OPTION)
+}
+
+/// Reads a receipt and verifies it.
+pub fn read(file: &Path, public: &[u8; 32]) -> Result<Document> {
+    let failed = |source| crate::fault::Fault::Local { op: "read", path: file.into(), source };
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(file).map_err(failed)?;
+    opened.take(RECEIPT_MAX as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let receipt = Document::verified(&bytes, public).map_err(KeyError::from);
+    receipt.with_context(|| file.display().to_string())
+}
+
+fn verify(args: &Verify) -> Result<()> {
+    let receipt = read(&args.file, &args.audit_key)?;
+    if args.json { output::print_json(&receipt) } else { output::print(shown(&receipt)) }
+}
+
+/// A receipt for people.
+pub fn shown(receipt: &Document) -> String {
+    let time = |seconds: u64| text::time(i64::try_from(seconds).unwrap_or(i64::MAX / 2));
+    let mut out = format!("receipt {}, signed by {}\n", receipt.id, receipt.audit_key);
+    let state = if receipt.complete { "destroyed" } else { "NOT FINISHED: run `lamassu key destroy` again; begun" };
+    let by = receipt.by.user.clone().unwrap_or_else(|| format!("uid {}", receipt.by.uid));
+    let _ = writeln!(
+        out,
+        "keys of vault {} ({}) {state} on {} by {}@{}",
+        receipt.vault,
+        receipt.path,
+        time(receipt.time),
+        by,
+        receipt.by.host
+    );
+    let mut section = |title: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            let _ = writeln!(out, "{title}");
+            lines.iter().for_each(|line| {
+                let _ = writeln!(out, "  {}", text::printable(line));
+            });
+        }
+    };
+    let epochs = receipt.epochs.iter().map(|e| {
+        let name = match e.key {
+            Tier::Inner => "K_in",
+            Tier::Outer => "K_out",
+        };
+        let kept = if e.zone_shares { "; its zone keeps it" } else { "" };
+        format!("{name} epoch {}, made {}, digest {}{kept}", e.epoch, time(e.created), e.digest)
+    });
+    section("Keys that are gone from it:", epochs.collect());
+    let slots = receipt.slots.iter().map(|s| format!("slot {}: {}, {:?}", s.id, s.kind, s.label));
+    section("Slots erased:", slots.collect());
+    section(
+        "Became unreadable:",
+        receipt.stored_bytes.iter().map(|b| format!("{} in the store", text::bytes(*b))).collect(),
+    );
+    let erased = receipt.erased.iter().map(|e| {
+        let given = if e.punched { ", blocks given back" } else { "" };
+        let names = if e.other_names > 0 { format!(", {} more names led to it", e.other_names) } else { String::new() };
+        format!("{}: {} bytes overwritten{given}, removed{names}", e.file, e.bytes)
+    });
+    section("Files erased:", erased.collect());
+    let servers = receipt.servers.iter().map(|s| {
+        let what = if s.destroyed { "destroyed" } else { "NOT DESTROYED" };
+        format!("{}: {what}: {}", s.source, s.answers.join("; "))
+    });
+    section("Keys at servers and in tokens:", servers.collect());
+    let backups = receipt.backups.iter().map(|b| {
+        let slots = b.slots.as_deref().unwrap_or("not recorded");
+        format!("{} on {}, made {}, slots {slots}: {}", b.file, b.host, time(b.time), b.now)
+    });
+    section("Copies of the header on record, each of which would still open it:", backups.collect());
+    section("Copies of the header beside the vault's own files, left alone:", receipt.copies_beside.clone());
+    let clones = receipt.clones.iter().map(|c| format!("{} {}, made {}", c.kind, c.id, time(c.time)));
+    section("Clones on record, which have the same keys:", clones.collect());
+    section("What cannot be known:", receipt.cannot_know.clone());
+    out.truncate(out.trim_end().len());
+    out
+}

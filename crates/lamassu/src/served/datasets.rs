@@ -1,0 +1,358 @@
+//! Datasets of a mount: made, listed, changed, destroyed, unloaded and loaded. Commands that work without a mount use the same, in their own process.
+
+use super::parcel::Channels;
+use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties};
+use super::serve::Served;
+use crate::fault::Fault;
+use crate::pins;
+use crate::text;
+use anyhow::{Context, Result};
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
+use lamassu_format::{Domain, Geometry, Suite, name};
+use lamassu_fuse::control::Caller;
+use lamassu_keys::dataset::{inherits, parent_epoch};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{
+    Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now, unlock_by_parent,
+};
+use lamassu_vault::forest::{Number, ROOT_VOLUME, State, volume_of};
+use lamassu_vault::{Ino, Owner, Vault, VaultError};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+/// What brings a key of its own: material, and what a guess at a passphrase shall cost.
+pub type Own = (Material, Argon2Params);
+
+/// How much of an answer a list may take; the rest is asked for.
+const LIST_LEN_MAX: usize = 12 << 10;
+
+impl Served {
+    /// Only root, who mounted, and those whose directory it is.
+    fn may_work_in(&self, caller: &Caller, dir: Ino) -> Result<()> {
+        if caller.is_owner || self.forest().getattr(dir, None)?.uid == caller.uid {
+            return Ok(());
+        }
+        Err(Fault::NotPermitted.into())
+    }
+
+    /// The volume whose root a directory is.
+    ///
+    /// # Errors
+    /// [`Fault::NotADataset`].
+    pub fn volume(&self, dir: Ino) -> Result<Number> {
+        match self.forest().is_root(dir) {
+            true => Ok(volume_of(dir)),
+            false => Err(Fault::NotADataset.into()),
+        }
+    }
+
+    /// Makes a dataset. A delegate makes one that inherits, in a directory of its own.
+    pub fn create_dataset(
+        &self,
+        caller: &Caller,
+        dir: Ino,
+        name: &OsStr,
+        spec: &DatasetSpec,
+        own: Option<&Own>,
+    ) -> Result<String> {
+        self.may_work_in(caller, dir)?;
+        if !caller.is_owner && own.is_some() {
+            return Err(Fault::NotPermitted.into());
+        }
+        self.forest().at(dir)?;
+        let above = volume_of(dir);
+        self.has_datasets(above)?;
+        let (mut header, keys) = self.new_header(above, spec, own)?;
+        let (id, base) = (header.id(), self.keeper().dir(above)?);
+        let owner = Owner { uid: caller.uid, gid: caller.gid, umask: 0 };
+        let made = self.forest().make_dataset(dir, name, spec.mode, owner, |backend, stored| {
+            let ring = keys.key_ring(header.suite())?;
+            Vault::make_tree(backend, &header, &ring)?;
+            let update = Update::begin(&base.join(stored).join(name::HEADER))?;
+            let event = Event::new(Kind::Created).by(caller.uid).slot(keys.slot());
+            let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());
+            update.create_recorded(&mut header, &keys, &[event])?;
+            anyhow::Ok(())
+        });
+        made.with_context(|| Path::new(name).display().to_string())?;
+        let event = Event::new(Kind::DatasetCreated).by(caller.uid).detail("dataset", text::hex(&id));
+        self.note(above, event.detail("name", Path::new(name).display()));
+        Ok(text::hex(&id))
+    }
+
+    /// Has the header of a vault say that it has datasets. Not taken back: where making the first one fails, the header says more than there is.
+    fn has_datasets(&self, volume: Number) -> Result<()> {
+        let vault = self.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        if vault.has_datasets() {
+            return Ok(());
+        }
+        self.change_without_event(volume, |keys, header| Ok(keys.allow_datasets(header)?))?;
+        vault.allow_datasets();
+        Ok(())
+    }
+
+    fn new_header(
+        &self,
+        above: Number,
+        spec: &DatasetSpec,
+        own: Option<&Own>,
+    ) -> Result<(VaultHeader, lamassu_keys::Unlocked)> {
+        let parent = self.forest().header(above)?;
+        let vault = self.forest().vault(above).ok_or(VaultError::KeyNotLoaded)?;
+        let created = unix_now();
+        let slot = own.map(|(material, cost)| NewSlot { material, cost: *cost, label: &spec.label, created });
+        let suite = match &spec.suite {
+            Some(name) => Suite::from_name(name).ok_or(Fault::GarbledRequest)?,
+            None => parent.suite(),
+        };
+        let domain = match &spec.domain {
+            Some(name) => Domain::from_name(name).ok_or(Fault::GarbledRequest)?,
+            None => parent.domain(),
+        };
+        if !domain.is_for(suite) {
+            return Err(Fault::Usage(
+                "the domains file and none need another suite than paper, whose keys, as published, depend on a block's content alone",
+            )
+            .into());
+        }
+        let integrity = known(spec.properties.integrity.as_deref(), Verified::from_name)?.flatten();
+        if integrity == Some(Verified::Metadata) && suite.is_malleable() {
+            return Err(Fault::SuiteNeedsFull { suite: suite.name() }.into());
+        }
+        let block_size = spec.block_size.unwrap_or(parent.geometry().block_size() as u32);
+        let new = NewDataset {
+            suite,
+            geometry: Geometry::new(block_size, parent.geometry().reserved() as u16)
+                .ok_or(Fault::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?,
+            names: match &spec.names {
+                Some(name) => NameMode::from_name(name).ok_or(Fault::GarbledRequest)?,
+                None => parent.names(),
+            },
+            domain,
+            integrity,
+            cache: known(spec.properties.cache.as_deref(), Caching::from_name)?.flatten(),
+            inherit: spec.inherit,
+            slot,
+            created,
+        };
+        let kept = self.keeper().kept();
+        let keys = &kept.get(&above).ok_or(VaultError::KeyNotLoaded)?.keys;
+        // As the header is now: somebody else may have changed it.
+        Ok(create_dataset(&parent, &keys.reopen(&parent)?, vault.ring(), &new)?)
+    }
+
+    /// In the history of a volume's vault. Where that cannot be written, what was done is done all the same.
+    fn note(&self, volume: Number, event: Event) {
+        let noted = || {
+            let (header, dir) = (self.forest().header(volume)?, self.keeper().dir(volume)?);
+            let kept = self.keeper().kept();
+            let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+            keys.history(&dir).note(event, header.keys().history.as_ref())?;
+            anyhow::Ok(())
+        };
+        if let Err(error) = noted() {
+            tracing::warn!(%error, "what was done to a dataset is not written down");
+        }
+    }
+
+    /// The datasets in a directory of the tree, those in them too where they are loaded; such as come behind `after`, as many as an answer holds.
+    pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
+        self.may_work_in(caller, dir)?;
+        let mut all = Vec::new();
+        self.list_below(dir, Path::new(""), &mut all)?;
+        all.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut out = Datasets { datasets: Vec::new(), more: false };
+        let mut len = 0;
+        for listed in all.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
+            len += serde_json::to_vec(&listed)?.len() + 1;
+            if len > LIST_LEN_MAX {
+                out.more = true;
+                break;
+            }
+            out.datasets.push(listed);
+        }
+        Ok(out)
+    }
+
+    fn list_below(&self, dir: Ino, base: &Path, all: &mut Vec<Listed>) -> Result<()> {
+        let above = volume_of(dir);
+        let Some(vault) = self.forest().vault(above) else { return Ok(()) };
+        let start = self.forest().plain_path_in(dir)?;
+        for found in vault.datasets(lamassu_vault::forest::local(dir))? {
+            let Some(plain) = found.plain else { continue };
+            let shown = base.join(plain.strip_prefix(&start).unwrap_or(&plain));
+            let entry = self.forest().resolve_from(above, plain.as_os_str())?;
+            let root = entry.attr.ino;
+            let listed = self.described(volume_of(root), &shown);
+            all.push(listed?);
+            if self.forest().volume(volume_of(root))?.state == State::Loaded {
+                self.list_below(root, &shown, all)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn described(&self, volume: Number, shown: &Path) -> Result<Listed> {
+        let header = self.forest().header(volume)?;
+        let state = match self.forest().volume(volume)?.state {
+            State::Loaded => "loaded",
+            State::Sighted if inherits(&header) => "available",
+            State::Sighted | State::Locked => "locked",
+            State::Unloaded => "unloaded",
+        };
+        let own = header.keys().slots.iter().any(|s| s.parent.is_none());
+        Ok(Listed {
+            path: shown.display().to_string(),
+            id: text::hex(&header.id()),
+            state: state.into(),
+            keys: match (inherits(&header), own) {
+                (true, true) => "both",
+                (true, false) => "inherited",
+                (false, _) => "own",
+            }
+            .into(),
+            domain: header.domain().name().into(),
+            suite: header.suite().name().into(),
+            block_size: header.geometry().block_size() as u32,
+            names: header.names().name().into(),
+            integrity: header.integrity().map(|v| v.name().into()),
+            cache: header.cache().map(|c| c.name().into()),
+        })
+    }
+
+    /// Sets properties; those that are `None` stay, `inherit` as a value is what the parent says.
+    pub fn set_dataset(&self, caller: &Caller, dir: Ino, set: &Properties, inherit: Option<bool>) -> Result<()> {
+        let volume = self.volume(dir)?;
+        // Its keys change its header: it is opened if it was only seen.
+        self.forest().at(dir)?;
+        let above = self.forest().parent(volume);
+        let integrity = known(set.integrity.as_deref(), Verified::from_name)?;
+        let cache = known(set.cache.as_deref(), Caching::from_name)?;
+        if volume == ROOT_VOLUME && inherit == Some(true) {
+            return Err(Fault::NotADataset.into());
+        }
+        self.change(caller, volume, |keys, header| {
+            if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
+                return Err(Fault::SuiteNeedsFull { suite: header.suite().name() }.into());
+            }
+            let mut event = Event::new(Kind::DatasetChanged);
+            if integrity.is_some() || cache.is_some() {
+                let (integrity, cache) = (integrity.unwrap_or(header.integrity()), cache.unwrap_or(header.cache()));
+                keys.set_properties(header, integrity, cache)?;
+                event = event
+                    .detail("integrity", integrity.map_or("inherit", Verified::name))
+                    .detail("cache", cache.map_or("inherit", Caching::name));
+            }
+            match inherit {
+                Some(true) if !inherits(header) => {
+                    let parent = above.and_then(|n| self.forest().vault(n)).ok_or(VaultError::KeyNotLoaded)?;
+                    keys.add_parent_slot(header, parent.ring(), unix_now())?;
+                }
+                Some(false) if inherits(header) => drop(keys.remove_parent_slot(header)?.to_string()),
+                _ => {}
+            }
+            let event = inherit.into_iter().fold(event, |event, inherit| event.detail("inherit", inherit));
+            Ok(((), event))
+        })?;
+        if let Some(cache) = cache {
+            self.forest().set_cached(volume, self.keeper().cached_by(volume, above, cache))?;
+        }
+        Ok(())
+    }
+
+    /// Unloads and removes a dataset.
+    pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<()> {
+        let volume = self.volume(dir)?;
+        let above = self.forest().parent(volume).ok_or(Fault::NotADataset)?;
+        if self.is_read_only() {
+            return Err(Fault::ReadOnlyMount.into());
+        }
+        let id = self.forest().volume(volume)?.id;
+        self.end_jobs(volume);
+        self.forest().destroy(volume, forced)?;
+        self.note(above, Event::new(Kind::DatasetDestroyed).by(caller.uid).detail("dataset", text::hex(&id)));
+        Ok(())
+    }
+
+    /// Closes a vault and those in it, and lets their keys go.
+    pub fn unload(&self, caller: &Caller, dir: Ino) -> Result<bool> {
+        let volume = self.volume(dir)?;
+        if volume == ROOT_VOLUME && !caller.is_owner {
+            return Err(Fault::NotPermitted.into());
+        }
+        self.may_work_in(caller, dir)?;
+        self.end_jobs(volume);
+        Ok(self.forest().unload(volume)?)
+    }
+
+    /// Opens a vault again: with the keys of the one it lies in, or with a key that is brought.
+    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<&Material>) -> Result<()> {
+        let volume = self.volume(dir)?;
+        self.may_work_in(caller, dir)?;
+        let Some(material) = brought else {
+            self.forest().load_again(volume)?;
+            return Ok(());
+        };
+        if !caller.is_owner {
+            return Err(Fault::NotPermitted.into());
+        }
+        let header = self.forest().header(volume)?;
+        let unlocked = lamassu_keys::unlock(&header, material)?;
+        let pinned = match volume {
+            ROOT_VOLUME => pins::of(&header.id())?,
+            _ => pins::known(&header.id())?,
+        };
+        lamassu_keys::admin::check_pinned(&header, &pinned)?;
+        let opening = self.keeper().opening(volume, self.forest().parent(volume), header, unlocked)?;
+        self.forest().load(volume, opening).inspect_err(|_| self.keeper().forget_unless_loaded(volume))?;
+        Ok(())
+    }
+}
+
+/// A value of a property: `None` where it is not named, `Some(None)` where it is to be inherited.
+fn known<T>(text: Option<&str>, from_name: impl Fn(&str) -> Option<T>) -> Result<Option<Option<T>>> {
+    match text {
+        None => Ok(None),
+        Some("inherit") => Ok(Some(None)),
+        Some(name) => Ok(Some(Some(from_name(name).ok_or(Fault::GarbledRequest)?))),
+    }
+}
+
+/// What a parcel brings, if there is one.
+pub fn unpacked(channels: &Channels, parcel: Option<&Parcel>) -> Result<Option<Own>> {
+    parcel.map(|parcel| channels.unpack(parcel)).transpose()
+}
+
+/// A name, as requests carry it.
+pub fn name_to_hex(name: &OsStr) -> String {
+    text::hex(name.as_bytes())
+}
+
+/// And back.
+pub fn name_from_hex(hex: &str) -> Result<OsString> {
+    let bytes = data_encoding::HEXLOWER.decode(hex.as_bytes()).map_err(|_| Fault::GarbledRequest)?;
+    Ok(OsString::from_vec(bytes))
+}
+
+/// Seals the parent slot of the dataset in `dir` under the newest K_out of the vault it lies in, whose loaded keys are `ring`. One that inherits nothing is left alone.
+///
+/// # Errors
+/// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`].
+pub fn reseal(dir: &Path, ring: &KeyRing, uid: u32) -> Result<()> {
+    let update = Update::begin(&dir.join(name::HEADER))?;
+    let mut header: VaultHeader = update.read()?;
+    if !inherits(&header) || parent_epoch(&header, ring) == Some(ring.newest().1) {
+        return Ok(());
+    }
+    let keys = unlock_by_parent(&header, ring).with_context(|| dir.display().to_string())?;
+    if keys.reseal_parent_slot(&mut header, ring)? {
+        let event = Event::new(Kind::SlotChanged)
+            .by(uid)
+            .slot(keys.slot())
+            .detail("what", "sealed under the newest key of its parent");
+        update.record(&mut header, &keys, &[event])?;
+    }
+    Ok(())
+}

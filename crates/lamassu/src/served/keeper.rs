@@ -1,0 +1,195 @@
+//! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when they are unloaded.
+
+use crate::pins;
+use anyhow::Result;
+use lamassu_format::header::{Caching, Header, HistoryMark, VaultHeader, Verified};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
+use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// What is kept of an open vault.
+pub struct Kept {
+    pub keys: Unlocked,
+    /// what its header says of its datasets' properties where they do not say themselves
+    integrity: Integrity,
+    cached: bool,
+}
+
+/// See the module's head.
+pub struct Keeper {
+    /// of the mount's own vault; absolute
+    dir: PathBuf,
+    /// how vaults are opened; integrity where no header says more
+    options: Options,
+    /// whether the mount leaves contents in the page cache
+    cached: bool,
+    /// for the histories; `None`: no mount, so nobody is told of loading and unloading
+    mountpoint: Option<PathBuf>,
+    kept: Mutex<HashMap<Number, Kept>>,
+    forest: OnceLock<Weak<Forest>>,
+    me: Weak<Keeper>,
+}
+
+impl Keeper {
+    /// Of a mount, or of a command that works without one, whose own vault is opened with `options`.
+    pub fn new(dir: PathBuf, options: Options, cached: bool, mountpoint: Option<PathBuf>) -> Arc<Keeper> {
+        Arc::new_cyclic(|me| Keeper {
+            dir,
+            options,
+            cached,
+            mountpoint,
+            kept: Mutex::default(),
+            forest: OnceLock::new(),
+            me: me.clone(),
+        })
+    }
+
+    /// The vaults whose keys these are; once.
+    pub fn serve(&self, forest: &Arc<Forest>) {
+        // There is one forest for one keeper.
+        let _ = self.forest.set(Arc::downgrade(forest));
+    }
+
+    pub fn kept(&self) -> MutexGuard<'_, HashMap<Number, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory of a volume's vault, as it is now.
+    pub fn dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
+        if volume == ROOT_VOLUME {
+            return Ok(self.dir.clone());
+        }
+        let forest = self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)?;
+        Ok(self.dir.join(forest.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)?))
+    }
+
+    /// The open vault of a volume.
+    pub fn vault(&self, volume: Number) -> Result<Arc<Vault>, VaultError> {
+        let forest = self.forest.get().and_then(Weak::upgrade);
+        forest.and_then(|forest| forest.vault(volume)).ok_or(VaultError::KeyNotLoaded)
+    }
+
+    /// What opens a vault with keys that are kept from now on. `parent`: the volume it lies in.
+    ///
+    /// # Errors
+    /// [`KeyError::NoOuterKey`] never, of a vault.
+    pub fn opening(
+        &self,
+        volume: Number,
+        parent: Option<Number>,
+        header: VaultHeader,
+        keys: Unlocked,
+    ) -> Result<Opening, KeyError> {
+        let ring = keys.key_ring(header.suite())?;
+        let mut kept = self.kept();
+        let above = parent.and_then(|parent| kept.get(&parent));
+        let (integrity, cached) = above.map_or((self.options.integrity, self.cached), |k| (k.integrity, k.cached));
+        let integrity = match header.integrity() {
+            // What is inherited holds as far as the suite allows it; full is always allowed.
+            None if header.suite().is_malleable() => Integrity::Full,
+            None => integrity,
+            Some(Verified::Full) => Integrity::Full,
+            Some(Verified::Metadata) => Integrity::Metadata,
+        };
+        let cached = match header.cache() {
+            None => cached,
+            Some(Caching::Mount) => self.cached,
+            Some(Caching::None) => false,
+        };
+        kept.insert(volume, Kept { keys, integrity, cached });
+        let read_only = self.options.read_only || header.is_snapshot();
+        Ok(Opening { header, ring, options: Options { integrity, read_only, ..self.options.clone() }, cached })
+    }
+
+    /// Whether contents of a volume's files may be cached, now that its header says `cache`.
+    pub fn cached_by(&self, volume: Number, parent: Option<Number>, cache: Option<Caching>) -> bool {
+        let mut kept = self.kept();
+        let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
+        let cached = match cache {
+            None => above,
+            Some(Caching::Mount) => self.cached,
+            Some(Caching::None) => false,
+        };
+        if let Some(kept) = kept.get_mut(&volume) {
+            kept.cached = cached;
+        }
+        cached
+    }
+
+    /// Lets keys go again that opened nothing.
+    pub fn forget_unless_loaded(&self, volume: Number) {
+        let forest = self.forest.get().and_then(Weak::upgrade);
+        if forest.is_none_or(|forest| forest.vault(volume).is_none()) {
+            self.kept().remove(&volume);
+        }
+    }
+
+    /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be written the vault is none the worse.
+    fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
+        let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
+        let dir = self.dir(volume)?;
+        let header: VaultHeader = lamassu_keys::header_file::read(&dir.join(lamassu_format::name::HEADER))?;
+        if header.is_snapshot() {
+            return Ok(());
+        }
+        let mark = header.keys().history;
+        let loaded = Event::new(Kind::Loaded).detail("mountpoint", mountpoint.display());
+        self.note(volume, &dir, loaded, mark)?;
+        let me = self.me.clone();
+        vault.at_close(move || {
+            // Where it lies by then: directories are renamed.
+            let noted = me.upgrade().map(|keeper| {
+                let dir = keeper.dir(volume)?;
+                keeper.note(volume, &dir, Event::new(Kind::Unloaded), mark)
+            });
+            if let Some(Err(error)) = noted {
+                tracing::warn!(%error, "the end of the mount is not written down");
+            }
+        });
+        Ok(())
+    }
+
+    fn note(&self, volume: Number, dir: &Path, event: Event, mark: Option<HistoryMark>) -> Result<()> {
+        let kept = self.kept();
+        let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+        Ok(keys.history(dir).note(event.slot(keys.slot()), mark.as_ref())?)
+    }
+}
+
+impl Opener for Keeper {
+    fn open(
+        &self,
+        volume: Number,
+        (parent, above): (Number, &Vault),
+        header: VaultHeader,
+    ) -> lamassu_vault::Result<Option<Opening>> {
+        let refused =
+            |error: &dyn std::fmt::Display| VaultError::Damaged { what: "dataset header", stored: error.to_string() };
+        let keys = match unlock_by_parent(&header, above.ring()) {
+            Ok(keys) => keys,
+            Err(KeyError::NoParentSlot) => return Ok(None),
+            Err(error @ KeyError::OtherParent) => {
+                tracing::warn!(volume, %error, "locked");
+                return Ok(None);
+            }
+            Err(error) => return Err(refused(&error)),
+        };
+        let pinned = pins::known(&header.id()).map_err(|e| refused(&e))?;
+        admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
+        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|e| refused(&e))
+    }
+
+    fn opened(&self, volume: Number, vault: &Arc<Vault>) {
+        if let Err(error) = self.write_down(volume, vault) {
+            tracing::warn!(%error, "that the vault is loaded is not written down");
+        }
+    }
+
+    fn unloading(&self, volume: Number) {
+        self.kept().remove(&volume);
+    }
+}

@@ -1,0 +1,363 @@
+//! Assured delete: `lamassu key destroy`, its receipt, what is left in the store, and what it does at servers and in tokens.
+
+use crate::support::{Bench, Ran};
+use crate::tokens::Hsm;
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// A vault with a file, an audit key and its public half.
+fn vault(b: &Bench) -> String {
+    b.run("init v").ok();
+    b.file("x", b"content");
+    b.run("cp v x vault:").ok();
+    b.key("audit");
+    b.run("receipt key --audit-key raw:file:audit").ok().text().trim().into()
+}
+
+const DESTROY: &str = "key destroy --yes --receipt r --audit-key raw:file:audit";
+
+fn receipt(b: &Bench, public: &str) -> Value {
+    b.run(&format!("receipt verify --json --audit-key {public} r")).ok().json()
+}
+
+/// Every secret string of a header: what its slots and its keychain wrap.
+fn wrapped(header: &Path) -> Vec<String> {
+    let header: Value = serde_json::from_slice(&std::fs::read(header).unwrap()).unwrap();
+    let text = |v: &Value| v.as_str().unwrap().to_string();
+    let slots = header["slots"].as_array().unwrap();
+    slots.iter().map(|s| text(&s["wrapped"])).chain([text(&header["keychain"]["sealed"])]).collect()
+}
+
+/// How many pieces of 32 digits of those strings stand in some bytes.
+fn found(strings: &[String], bytes: &[u8]) -> usize {
+    let pieces: std::collections::HashSet<&[u8]> = strings.iter().flat_map(|s| s.as_bytes().chunks_exact(32)).collect();
+    let mut seen = std::collections::HashSet::new();
+    for window in bytes.windows(32) {
+        // Noise is seldom hex digits.
+        if window[0].is_ascii_hexdigit() && window[31].is_ascii_hexdigit() && pieces.contains(window) {
+            seen.insert(window);
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn nothing_opens_the_vault_and_the_receipt_says_what_still_would() {
+    let b = Bench::new();
+    let public = vault(&b);
+    let second = b.key("second");
+    b.run(&format!("key add --use-only -n {second} --label second v")).ok();
+    b.run("key backup -k raw:file:key v copy").ok();
+    b.run("snapshot v monday").ok();
+    let old = wrapped(&b.path("v/lamassu.vault"));
+    std::fs::copy(b.path("v/lamassu.vault"), b.path("v/by-hand")).unwrap();
+    std::fs::copy(b.path("v/lamassu.vault"), b.path("v/lamassu.vault.mine")).unwrap();
+
+    // What is refused leaves the vault whole.
+    b.run("key destroy v").code(2).says("--yes");
+    b.run(&format!("key destroy --yes -k {second} v")).code(28).says("use-only");
+    b.run("key destroy --yes -k raw:file:audit v").code(12);
+    b.run("key destroy --yes --receipt r v").code(2);
+    b.run("key destroy --yes --with-server v").code(2).says("kmip");
+    b.run(&format!("{DESTROY} nowhere")).code(6);
+    b.file("r", b"somebody's");
+    b.run(&format!("{DESTROY} v")).code(24).says("exists already");
+    std::fs::remove_file(b.path("r")).unwrap();
+    b.run("ls v").ok();
+
+    b.run(&format!("{DESTROY} v")).ok().says("are destroyed").says("by-hand").says("snapshot");
+    b.dir("m");
+    for line in [
+        "ls v",
+        "cat v x",
+        "info v",
+        "key list v",
+        "key epochs v",
+        "key rotate --outer v",
+        "key add -n raw:file:second v",
+        "key backup v c2",
+        "history v",
+        "check v",
+        "leak v",
+        "rekey --full v",
+        "key renew v",
+        "key admin show v",
+        "mount v m",
+        "clone v w",
+        "inspect v x",
+        "path v x",
+        "cp v x vault:",
+        "key destroy --yes v",
+    ] {
+        b.run(line).code(52).says("its keys were destroyed on 20").says("receipt ");
+    }
+    for file in std::fs::read_dir(b.path("v")).unwrap() {
+        let path = file.unwrap().path();
+        if path.is_file() && !path.ends_with("by-hand") {
+            assert_eq!(found(&old, &std::fs::read(&path).unwrap()), 0, "{path:?}");
+        }
+    }
+    assert!(!b.path("v/lamassu.vault.mine").exists());
+
+    let r = receipt(&b, &public);
+    let header: Value = serde_json::from_slice(&std::fs::read(b.path("v/lamassu.vault")).unwrap()).unwrap();
+    assert_eq!((&r["complete"], &r["id"]), (&true.into(), &header["destroyed"]["receipt"]));
+    assert_eq!((&r["vault"], &r["time"]), (&header["id"], &header["destroyed"]["time"]));
+    assert!(r["path"].as_str().unwrap().ends_with("/v") && r["stored_bytes"].as_u64().unwrap() >= 4096);
+    let epochs: Vec<_> =
+        r["epochs"].as_array().unwrap().iter().map(|e| (e["key"].clone(), e["epoch"].clone())).collect();
+    assert_eq!(epochs, [("inner".into(), 1.into()), ("outer".into(), 1.into())]);
+    assert_eq!((&r["slots"][1]["label"], &r["slots"][1]["use_only"]), (&"second".into(), &true.into()));
+    let backup = &r["backups"][0];
+    assert!(backup["file"].as_str().unwrap().ends_with("/copy") && backup["slots"] == "1, 2", "{backup}");
+    assert!(backup["now"].as_str().unwrap().contains("opens the vault"), "{backup}");
+    assert_eq!((&r["clones"][0]["kind"], &r["copies_beside"][0]), (&"snapshot".into(), &"by-hand".into()));
+    let erased: Vec<_> = r["erased"].as_array().unwrap().iter().map(|e| e["file"].as_str().unwrap()).collect();
+    assert_eq!(erased, ["lamassu.vault.mine", "lamassu.vault.replacing"]);
+    assert!(r["history"]["verified"] == true && r["cannot_know"].as_array().unwrap().len() >= 4);
+    let shown = b.run(&format!("receipt verify --audit-key {public} r")).ok().text();
+    assert!(shown.contains("/copy") && shown.contains("slot 2: raw") && shown.contains("snapshot"), "{shown}");
+
+    // The receipt told the truth: the recorded copy opens it again.
+    b.run("key restore copy v").ok().says("destroyed");
+    assert_eq!(b.run("cat v x").ok().out, b"content");
+    b.run("history v").ok();
+    b.run("ls monday").ok();
+
+    // Another's signature, or another word, is found.
+    b.run(&format!("receipt verify --audit-key {} r", "ab".repeat(32))).code(26).says("signed by");
+    let text = std::fs::read_to_string(b.path("r")).unwrap();
+    b.file("r", text.replace("\"complete\": true", "\"complete\": false").as_bytes());
+    b.run(&format!("receipt verify --audit-key {public} r")).code(26).says("does not verify");
+}
+
+/// Whoever can write to the store can say that keys were destroyed; the administrator has not signed that.
+#[test]
+fn a_forged_destruction_is_told_from_a_true_one() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let path = b.path("v/lamassu.vault");
+    let mut header: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    header["slots"] = serde_json::json!([]);
+    header["destroyed"] = serde_json::json!({"time": 1, "receipt": "ab".repeat(16)});
+    std::fs::write(&path, header.to_string()).unwrap();
+    b.run("ls v").code(50).says("signature");
+}
+
+#[test]
+fn a_vault_in_use_is_not_destroyed() {
+    let b = Bench::new();
+    vault(&b);
+    b.dir("m");
+    for how in ["", "--read-only "] {
+        b.run(&format!("mount {how}v m")).ok();
+        b.run(&format!("{DESTROY} v")).code(11).says("mounted");
+        b.run(&format!("{DESTROY} m")).code(11).says("mounted");
+        b.unmount("m");
+    }
+    assert!(!b.path("r").exists());
+    b.run("ls v").ok();
+}
+
+/// Killed before each of its system calls that change anything: the vault is whole then, or the next run finishes.
+#[test]
+fn a_kill_at_any_step_leaves_it_whole_or_to_be_finished() {
+    killed_at_each_step(&format!("{DESTROY} v"));
+}
+
+/// The same where no receipt remembers what was begun.
+#[test]
+fn a_kill_without_a_receipt_too() {
+    killed_at_each_step("key destroy --yes v");
+}
+
+fn killed_at_each_step(line: &str) {
+    const CALLS: [&str; 14] = [
+        "write",
+        "pwrite64",
+        "fsync",
+        "ftruncate",
+        "rename",
+        "renameat",
+        "renameat2",
+        "link",
+        "linkat",
+        "unlink",
+        "unlinkat",
+        "fallocate",
+        "fchmod",
+        "fchown",
+    ];
+    let (mut whole, mut to_finish, mut finished) = (0, 0, 0);
+    // strace counts each call on its own.
+    let mut points = CALLS.iter().flat_map(|call| (1..100).map(move |n| (*call, n))).peekable();
+    while let Some((call, n)) = points.next() {
+        let step = format!("{call} {n}");
+        let b = Bench::new();
+        let public = vault(&b);
+        let old = wrapped(&b.path("v/lamassu.vault"));
+        b.run("key backup v copy").ok();
+        b.run("key restore copy v").ok();
+        assert!(b.path("v/lamassu.vault.replaced").exists());
+        let plain = b.command(line.split_whitespace());
+        let killed = Command::new("strace")
+            .args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")])
+            .args(["-e", &format!("inject={call}:signal=KILL:when={n}")])
+            .arg(plain.get_program())
+            .args(plain.get_args())
+            .current_dir(plain.get_current_dir().unwrap())
+            .envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))))
+            .output()
+            .expect("strace: run scripts/setup");
+        let done = killed.status.success();
+        match b.run("ls v") {
+            Ran { code: 0, .. } => {
+                whole += 1;
+                // What a cut-off run has left of a receipt says that nothing was done, and is not in the way.
+                if b.path("r").exists() {
+                    assert_eq!(receipt(&b, &public)["complete"], false);
+                }
+                b.run(line).ok();
+            }
+            opened => {
+                opened.code(52);
+                match b.run(line) {
+                    Ran { code: 0, .. } => to_finish += 1,
+                    again => {
+                        again.code(52);
+                        finished += 1;
+                    }
+                }
+            }
+        }
+        if line.contains("--receipt") {
+            assert_eq!(receipt(&b, &public)["complete"], true, "step {step}");
+            assert_eq!(receipt(&b, &public)["slots"][0]["id"], 1, "step {step}");
+        }
+        b.run("ls v").code(52);
+        for file in std::fs::read_dir(b.path("v")).unwrap() {
+            let path = file.unwrap().path();
+            if path.is_file() {
+                assert_eq!(found(&old, &std::fs::read(&path).unwrap()), 0, "step {step}: {path:?}");
+            }
+        }
+        if done {
+            while points.next_if(|(same, _)| *same == call).is_some() {}
+        }
+    }
+    assert!(whole > 5 && to_finish > 5 && finished >= 1, "{whole} {to_finish} {finished}");
+}
+
+/// The raw image of a store: nothing that ever wrapped the keys stands in it any more, not in free blocks either.
+fn scanned(mkfs: &[&str], megabytes: u64) {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: mounting an image takes root");
+        return;
+    }
+    let b = Bench::new();
+    let image = b.path("image");
+    std::fs::File::create(&image).unwrap().set_len(megabytes << 20).unwrap();
+    let must = |program: &str, args: &[&str]| {
+        let out = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+        assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    };
+    let (image_arg, store) = (image.display().to_string(), b.dir("store").display().to_string());
+    must(mkfs[0], &[&mkfs[1..], &[image_arg.as_str()]].concat());
+    must("mount", &["-o", "loop", &image_arg, &store]);
+    let mut strings = Vec::new();
+    let note = |strings: &mut Vec<String>| {
+        must("sync", &["-f", &store]);
+        strings.extend(wrapped(&b.path("store/v/lamassu.vault")));
+    };
+    // A header that was replaced many times, with the means that leave files beside it.
+    b.run("init store/v").ok();
+    note(&mut strings);
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} store/v")).ok();
+    note(&mut strings);
+    b.run(&format!("key change -k {second} -n {second} store/v")).ok();
+    note(&mut strings);
+    b.run("key backup -k raw:file:key store/v copy").ok();
+    b.run("key restore copy store/v").ok();
+    assert!(b.path("store/v/lamassu.vault.replaced").exists());
+    b.run("key rotate --outer store/v").ok();
+    note(&mut strings);
+    assert!(found(&strings, &std::fs::read(&image).unwrap()) > 4, "the scan finds what is there");
+    b.run("key destroy --yes store/v").ok();
+    must("umount", &[&store]);
+    assert_eq!(found(&strings, &std::fs::read(&image).unwrap()), 0, "{mkfs:?}");
+}
+
+#[test]
+fn an_image_of_ext4_holds_no_wrapped_key_afterwards() {
+    scanned(&["mkfs.ext4", "-q"], 64);
+}
+
+#[test]
+fn an_image_of_xfs_holds_no_wrapped_key_afterwards() {
+    scanned(&["mkfs.xfs", "-q"], 320);
+}
+
+#[cfg(feature = "kmip")]
+#[test]
+fn the_wrapping_key_at_a_kmip_server_goes_too_if_asked() {
+    let b = Bench::new();
+    let mut kms = crate::pykmip::PyKmip::start(&b.dir("kms"));
+    let (key, other) = (kms.uri("?name=vault"), kms.uri("?name=other"));
+    let zone = kms.uri("?zone=7");
+    for source in [&key, &other, &zone] {
+        b.run(&format!("key generate {source}")).ok();
+    }
+    b.key("audit");
+    let public: String = b.run("receipt key --audit-key raw:file:audit").ok().text().trim().into();
+    b.run(&format!("init -k {key} --zone {zone} v")).ok();
+    b.run(&format!("init -k {key} beside")).ok();
+
+    // Never a zone's keys; never a key that is not this vault's; nothing at all while the server is down.
+    b.run(&format!("{DESTROY} -k {key} --with-server={zone} v")).code(28).says("zone");
+    b.run(&format!("{DESTROY} -k {key} --with-server={other} v")).code(12);
+    kms.stop();
+    b.run(&format!("{DESTROY} -k {key} --with-server v")).code(40);
+    kms.restart();
+    b.run(&format!("ls -k {key} v")).ok();
+    assert!(!b.path("r").exists());
+
+    b.run(&format!("{DESTROY} -k {key} --with-server v")).ok().says("revoked").says("destroyed");
+    b.run(&format!("ls -k {key} v")).code(52);
+    // It cannot be told who else used it: this one did.
+    b.run(&format!("ls -k {key} beside")).code(43);
+    let r = receipt(&b, &public);
+    assert_eq!(r["servers"][0]["destroyed"], true);
+    assert!(r["servers"][0]["answers"][1].as_str().unwrap().starts_with("destroyed"), "{r}");
+    assert!(!r["servers"][0]["source"].as_str().unwrap().is_empty());
+    let inner = &r["epochs"][0];
+    assert_eq!((&inner["key"], &inner["zone_shares"]), (&"inner".into(), &true.into()));
+    assert!(r["cannot_know"].to_string().contains("Members of zone"), "{r}");
+    b.run(&format!("init -k {other} --zone {zone} w")).ok();
+    // Without being asked the server's key stays.
+    b.run(&format!("key destroy --yes -k {other} w")).ok();
+    b.run(&format!("init -k {other} w2")).ok();
+}
+
+#[test]
+fn the_wrapping_key_in_a_token_goes_too_if_asked() {
+    let h = Hsm::new();
+    h.token("office");
+    h.rsa("office", "wrap", "01");
+    h.key("office", "sym", "02", &["--keygen", "--key-type", "aes:32"]);
+    let (rsa, aes) = (h.uri("token=office;object=wrap"), h.uri("token=office;object=sym"));
+    h.b.key("audit");
+    let public: String = h.run("receipt key --audit-key raw:file:audit").ok().text().trim().into();
+    h.run(&format!("init -k {rsa} v")).ok();
+    h.run(&format!("key add -k {rsa} -n {aes} v")).ok();
+    h.run(&format!("{DESTROY} -k {rsa} --with-server --with-server={aes} v")).ok();
+    h.run(&format!("ls -k {rsa} v")).code(52);
+    for gone in [&rsa, &aes] {
+        h.run(&format!("init -k {gone} w")).code(43);
+    }
+    let r = receipt(&h.b, &public);
+    let answers = |i: usize| r["servers"][i]["answers"].to_string();
+    assert!(answers(0).contains("private key") && answers(0).contains("public half"), "{r}");
+    assert!(answers(1).contains("secret key") && answers(1).contains("left in the token: 0"), "{r}");
+}
