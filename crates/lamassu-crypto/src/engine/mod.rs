@@ -6,9 +6,11 @@
 //!
 //! The seam for another device is [`Engine::seal`] and [`Engine::open_fetched`] themselves: whole batches, in place, synchronous.
 
-#[cfg(all(test, feature = "model"))]
+#[cfg(test)]
 mod model;
 mod pool;
+#[cfg(test)]
+mod pool_tests;
 mod sync;
 
 use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};

@@ -1,8 +1,13 @@
 //! The pool under shuttle: thousands of schedules of its threads, among them those that no machine shows in a year.
-//!
-//!     cargo test -p lamassu-crypto --features model --lib engine::model
+//! The pool's source is compiled a second time, over shuttle's threads.
 
-use super::pool::{Pool, Side};
+#[path = "pool.rs"]
+#[allow(dead_code, clippy::duplicate_mod)] // the second time is meant; some is of use to the engine alone
+mod pool;
+#[path = "modelled.rs"]
+mod sync;
+
+use pool::{Pool, Side};
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use shuttle::{check_pct, check_random, thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -72,6 +72,20 @@ impl Pool {
     }
 }
 
+#[cfg(test)]
+impl Pool {
+    /// Idle workers, and offers that none has taken up.
+    pub(super) fn state(&self) -> (usize, usize) {
+        let queue = self.shared.queue.lock();
+        (queue.free, queue.offers.len())
+    }
+
+    /// Alive while a thread of the pool is.
+    pub(super) fn threads(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
+        Arc::downgrade(&self.shared) as std::sync::Weak<_>
+    }
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
@@ -179,95 +193,5 @@ impl Job {
             self.left.wait(&mut state);
         }
         state.panic.take().map_or(Ok(()), Err)
-    }
-}
-
-#[cfg(all(test, not(feature = "model")))]
-mod tests {
-    use super::*;
-    use std::sync::Barrier;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
-
-    /// Waits until every worker is idle: a worker that has left its work takes a moment to say so, and is not offered any meanwhile.
-    fn rested(pool: &Pool) -> &Pool {
-        while pool.shared.queue.lock().free != pool.workers() {
-            std::thread::sleep(Duration::from_micros(100));
-        }
-        pool
-    }
-
-    #[test]
-    fn idle_workers_help() {
-        let pool = Pool::new(3);
-        for _ in 0..50 {
-            // Nobody gets past the barrier alone: all four are in it at once.
-            let barrier = Barrier::new(4);
-            rested(&pool).run(3, &|_| {
-                barrier.wait();
-            });
-        }
-    }
-
-    #[test]
-    fn a_submitter_does_not_wait_for_a_worker_that_has_not_begun() {
-        let pool = Pool::new(1);
-        let (inside, release) = (Barrier::new(3), Barrier::new(3));
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                pool.run(1, &|_| {
-                    inside.wait();
-                    release.wait();
-                });
-            });
-            inside.wait();
-            // The one worker is busy with the other batch.
-            let calls = AtomicUsize::new(0);
-            pool.run(1, &|_| {
-                calls.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(calls.load(Ordering::Relaxed), 1);
-            release.wait();
-        });
-    }
-
-    #[test]
-    fn offers_not_taken_up_are_withdrawn() {
-        let pool = Pool::new(2);
-        for _ in 0..2000 {
-            pool.run(2, &|_| {});
-        }
-        assert!(rested(&pool).shared.queue.lock().offers.is_empty());
-    }
-
-    #[test]
-    fn panics_reach_the_submitter_and_workers_live_on() {
-        let pool = Pool::new(2);
-        let here = std::thread::current().id();
-        for _ in 0..20 {
-            let barrier = Barrier::new(3);
-            let run = AssertUnwindSafe(|| {
-                rested(&pool).run(2, &|_| {
-                    barrier.wait();
-                    assert!(std::thread::current().id() == here, "planned, in a worker");
-                })
-            });
-            assert!(catch_unwind(run).is_err());
-        }
-        let run = AssertUnwindSafe(|| pool.run(2, &|_| assert!(std::thread::current().id() != here, "planned, here")));
-        assert!(catch_unwind(run).is_err());
-        let barrier = Barrier::new(3);
-        rested(&pool).run(2, &|_| {
-            barrier.wait();
-        });
-    }
-
-    #[test]
-    fn dropping_ends_the_threads() {
-        let pool = Pool::new(3);
-        let shared = Arc::downgrade(&pool.shared);
-        pool.run(3, &|_| {});
-        drop(pool);
-        assert!(shared.upgrade().is_none(), "each thread held one reference");
     }
 }

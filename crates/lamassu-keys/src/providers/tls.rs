@@ -8,6 +8,7 @@ use crate::source::SourceError;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject};
 use rustls::{AlertDescription, ClientConfig, RootCertStore};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -151,6 +152,15 @@ pub(super) fn fault(error: rustls::Error) -> ServerFault {
         ) => ServerFault::Unwelcome { source: Box::new(error) },
         other => ServerFault::Protocol { source: Box::new(other) },
     }
+}
+
+/// What a write says where the server has turned away already. With TLS 1.3 a client has done its part of the handshake before the server has looked at
+/// its certificate: the server may refuse that, and close, while the first request is on its way. Why it did then waits to be read.
+pub(super) fn turned_away(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+    )
 }
 
 fn auxiliary(role: &'static str, path: &Path) -> impl FnOnce(pem::Error) -> SourceError {

@@ -6,6 +6,7 @@
 //! The answer passes through the TLS library's buffers, which are not wiped.
 
 mod address;
+mod transport;
 
 use super::bytes::{KEY_MAX, read_key};
 use super::{Location, tls};
@@ -71,7 +72,7 @@ impl Https {
             .timeout_global(Some(self.address.options.timeout))
             .tls_config(self.tls()?)
             .build();
-        Ok(config.into())
+        Ok(transport::agent(config))
     }
 
     fn tls(&self) -> Result<TlsConfig, SourceError> {

@@ -127,7 +127,8 @@ fn io_fault(error: io::Error, timeout: Duration) -> ServerFault {
     }
 }
 
-/// A connection whose every read and write ends at the deadline.
+/// A connection whose every read and write ends at the deadline. Writing to a server that has [turned away](tls::turned_away) "succeeds": the read that
+/// follows hears why, or that there is nothing more.
 struct Timed {
     tcp: TcpStream,
     until: Instant,
@@ -154,7 +155,10 @@ impl Read for Timed {
 impl Write for Timed {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.tcp.set_write_timeout(Some(left(self.until)?))?;
-        self.tcp.write(buf).map_err(over)
+        match self.tcp.write(buf).map_err(over) {
+            Err(e) if tls::turned_away(&e) => Ok(buf.len()),
+            other => other,
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {
