@@ -25,10 +25,10 @@ class Used:
 
 
 class Mount:
-    """A served mount point. `used` is filled in when it has ended."""
+    """A served mount point. `used` is filled in when it has ended, and `said`: what it wrote to standard error."""
 
     def __init__(self, path, process):
-        self.path, self.process, self.used = path, process, Used()
+        self.path, self.process, self.used, self.said = path, process, Used(), ""
         self._cpu_before = self._cpu() if process else 0.0
         if process:
             # proc_pid_clear_refs(5): 5 resets the peak, so that what deriving a key needs is not counted.
@@ -68,6 +68,8 @@ def mounted(system, store, work):
         mount.read_peak()
         unmount(path, system.umount)
         mount.ended(reap(process))
+        os.set_blocking(process.stderr.fileno(), False)
+        mount.said = (process.stderr.read() or b"").decode(errors="replace")
 
 
 def wait_until_mounted(system, process, path):
@@ -128,8 +130,8 @@ def drop_caches(sync=False):
 
 
 def fio(directory, rw, block, size_mib, *more, filename="bench.dat"):
-    """One job of psync I/O; fio's own account of it. Writes end with fsync, whose time counts."""
-    options = ["--name=job", f"--directory={directory}", f"--filename={filename}", f"--size={size_mib}M", f"--bs={block}",
+    """One job of psync I/O; fio's own account of it. Writes end with fsync, whose time counts. Without `filename`, a file for each of its threads."""
+    options = ["--name=job", f"--directory={directory}", *([f"--filename={filename}"] if filename else []), f"--size={size_mib}M", f"--bs={block}",
                f"--rw={rw}", "--ioengine=psync", "--thread", "--fallocate=none", "--unlink=0", "--output-format=json", *more]
     if rw not in ("read", "randread"):
         # Fresh bytes for every block, as real data has few equal ones.

@@ -75,9 +75,9 @@ def timed(bench, system, store, workload, work):
             "rss_peak_mib": round(mount.used.rss_peak_mib, 1)}
 
 
-def dbench(path, seconds):
+def dbench(path, seconds, clients=DBENCH_CLIENTS):
     """MB/s of dbench's own account; its load file is the NetBench trace that comes with it."""
-    ended = subprocess.run(["dbench", "-D", path, "-t", str(seconds), str(DBENCH_CLIENTS)], capture_output=True, text=True)
+    ended = subprocess.run(["dbench", "-D", path, "-t", str(seconds), str(clients)], capture_output=True, text=True)
     found = re.search(r"^Throughput ([0-9.]+) MB/sec", ended.stdout, re.MULTILINE)
     if ended.returncode or not found:
         raise DemoError(f"dbench failed: {(ended.stdout + ended.stderr)[-400:]}")

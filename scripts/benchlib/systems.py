@@ -4,6 +4,7 @@ A system makes its store in an empty directory, and serves it from a foreground 
 memory can be read. Passphrases are made for the run and lie in a directory in memory.
 """
 
+import copy
 import os
 import secrets
 import subprocess
@@ -18,9 +19,17 @@ class System:
     """`name` in tables; `package` is Debian's."""
 
     name = command = package = ""
+    mount_options = ()
+    environment = {}
 
     def __init__(self, keys):
         self.keys = keys
+
+    def with_mount(self, options, environment):
+        """The same with further options of the mount, and a changed environment; only Lamassu's own take options."""
+        changed = copy.copy(self)
+        changed.mount_options, changed.environment = (*self.mount_options, *options), environment
+        return changed
 
     def there(self):
         return have(self.command)
@@ -37,7 +46,7 @@ class System:
         raise NotImplementedError
 
     def start(self, store, mountpoint):
-        environment = {**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8", "CRYFS_FRONTEND": "noninteractive"}
+        environment = {**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8", "CRYFS_FRONTEND": "noninteractive", **self.environment}
         process = subprocess.Popen([str(a) for a in self.argv(store, mountpoint)], stdin=subprocess.PIPE, env=environment,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         process.stdin.write(self.typed())
@@ -95,6 +104,10 @@ class PlainFs(Lamassu):
 
     def make(self, store):
         pass
+
+    def with_mount(self, options, environment):
+        """It has no ciphers: what changes with the options is elsewhere."""
+        return self
 
     def argv(self, store, mountpoint):
         return [self.command, "mount", "--foreground", "--passthrough", *self.mount_options, store, mountpoint]

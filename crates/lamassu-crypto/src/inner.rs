@@ -6,6 +6,7 @@
 use crate::kernel::{Kernel, RoundKeys};
 use crate::salt::{SALT_MAX, Salts};
 use crate::secret::{Locked, Secret, without_trace};
+use crate::stages::{Stage, timed};
 use crate::xaes::doubled;
 use crate::{BlockKey, Suite, derive};
 use chacha20::ChaCha20;
@@ -67,15 +68,15 @@ impl InnerKey {
         check_shape(blocks.len(), block_size, keys.len());
         for (n, (group, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)).enumerate() {
             let plain = Group::of(group.chunks_exact(block_size));
-            self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys);
-            match self.suite {
+            timed(Stage::Key, || self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys));
+            timed(Stage::Encrypt, || match self.suite {
                 Suite::Aes | Suite::Paper => {
                     let mut lanes: Vec<&mut [u8]> = group.chunks_exact_mut(block_size).collect();
                     self.kernel.cbc_encrypt(keys, &mut lanes);
                 }
                 // A stream cipher is its own inverse.
                 Suite::Blake3 | Suite::Chacha => decrypt_with(self.kernel, self.suite, group, block_size, keys),
-            }
+            });
         }
     }
 

@@ -21,6 +21,7 @@ pub mod secret;
 pub mod selftest;
 pub mod sign;
 pub mod speed;
+pub mod stages;
 pub mod wrap;
 mod xaes;
 

@@ -15,6 +15,7 @@ mod sync;
 
 use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
+use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
 use parking_lot::Mutex;
 use pool::{Pool, Side};
@@ -244,7 +245,7 @@ fn open_group(
     let (suite, keys) = (ring.suite(), keyed.keys);
     let mut live = [0usize; GROUP];
     let mut live_count = 0;
-    for (i, (block, key)) in blocks.chunks_exact_mut(block_size).zip(keys).enumerate() {
+    let decrypt = |(i, (block, key)): (usize, (&mut [u8], &BlockKey))| {
         if *key == [0; 32] {
             block.fill(0);
         } else if !is_possible(suite, key) {
@@ -255,12 +256,13 @@ fn open_group(
             live[live_count] = i;
             live_count += 1;
         }
-    }
+    };
+    timed(Stage::Decrypt, || blocks.chunks_exact_mut(block_size).zip(keys).enumerate().for_each(decrypt));
     let live = &live[..live_count];
     if verify == Verify::No || live.is_empty() {
         return;
     }
-    let verified = verify_blocks(ring, blocks, block_size, keyed, live);
+    let verified = timed(Stage::Key, || verify_blocks(ring, blocks, block_size, keyed, live));
     for (&i, verified) in live.iter().zip(verified) {
         if !bool::from(verified) {
             blocks[i * block_size..][..block_size].fill(0);

@@ -14,6 +14,7 @@ use crate::signals;
 use crate::users;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use lamassu_crypto::stages;
 use lamassu_format::name;
 use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
@@ -267,11 +268,15 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
 fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     raise_descriptor_limit();
+    if std::env::var_os("LAMASSU_STAGES").is_some() {
+        stages::measure();
+    }
     let mounted = plan.attach(ui)?;
     confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         mounted.wait()?;
+        tell_stages();
         return Ok(Code::Done);
     };
     ready.tell()?;
@@ -279,8 +284,16 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     // Nobody reads our standard error any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
     tracing::info!(dir = %plan.dir.display(), "unmounted");
+    tell_stages();
     ended?;
     Ok(Code::Done)
+}
+
+/// Where the time went, if that was measured.
+fn tell_stages() {
+    if let Some(times) = stages::times() {
+        tracing::info!("seconds by stage: {times}");
+    }
 }
 
 impl Plan {

@@ -7,6 +7,7 @@
 //! Files of other stores pass through here untouched.
 
 use super::retry;
+use lamassu_crypto::stages::{Stage, timed};
 use parking_lot::Mutex;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -130,7 +131,7 @@ impl Handle {
         own: u64,
         mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<T>,
     ) -> rustix::io::Result<T> {
-        let done = retry(|| call(self.fd()));
+        let done = timed(Stage::Store, || retry(|| call(self.fd())));
         match done {
             Err(Errno::IO | Errno::STALE | Errno::NOTCONN | Errno::CONNABORTED | Errno::BADF)
                 if self.remote.is_some() && self.open_anew(own).is_ok() =>
