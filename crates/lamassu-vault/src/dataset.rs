@@ -4,11 +4,16 @@ use crate::attr::Wanted;
 use crate::error::{errno, io, is_not_found};
 use crate::inode::StoreId;
 use crate::names::remove_companion;
-use crate::staging::{PRIVATE, dataset_name, delete_tree, rename_no_replace};
+use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
+use lamassu_store::backend::Time;
 use lamassu_store::{Backend, BackendDir};
+use lru::LruCache;
+use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,9 +27,25 @@ pub struct Dataset {
     pub stored: PathBuf,
 }
 
+/// Directories of which it is remembered that they are no datasets, though nobody may look into them.
+const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// What dataset roots there are not, among directories that take a lent permission to be looked into: those whose change time is still this one.
+pub(crate) struct Shut(Mutex<LruCache<StoreId, Time>>);
+
+impl Default for Shut {
+    fn default() -> Self {
+        Shut(Mutex::new(LruCache::new(SHUT_MAX)))
+    }
+}
+
 /// Whether a vault lies in this directory.
-pub(crate) fn has_header(dir: &dyn BackendDir) -> bool {
-    dir.stat_entry(OsStr::new(HEADER)).is_ok_and(|st| st.kind == Kind::File)
+pub(crate) fn has_header(dir: &dyn BackendDir) -> stdio::Result<bool> {
+    match dir.stat_entry(OsStr::new(HEADER)) {
+        Ok(st) => Ok(st.kind == Kind::File),
+        Err(e) if is_not_found(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 impl Vault {
@@ -43,18 +64,29 @@ impl Vault {
         if !self.has_datasets() || ino == ROOT {
             return Ok(None);
         }
-        let _tree = self.tree.read();
-        match self.dir(ino) {
-            Ok(dir) => match dir.handle.stat_entry(OsStr::new(HEADER)) {
-                Ok(st) => Ok((st.kind == Kind::File).then(|| dir.handle.clone())),
-                Err(e) if is_not_found(&e) => Ok(None),
-                // Not to be taken for a directory of the vault's own: then others' contents were read and made with the wrong keys.
-                Err(e) => Err(io("look for a dataset's header")(e)),
-            },
-            // Nobody gets into it, whatever it is.
-            Err(VaultError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(None),
-            Err(error) => Err(error),
+        {
+            let _tree = self.tree.read();
+            let dir = self.dir(ino)?.handle.clone();
+            match has_header(&*dir) {
+                Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
+                    let st = dir.stat().map_err(io("stat a directory"))?;
+                    if self.shut.0.lock().get(&StoreId::from(&st)) == Some(&st.ctime) {
+                        return Ok(None);
+                    }
+                }
+                // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong keys.
+                seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
+            }
         }
+        // Exclusive: nobody sees the mode that is lent, or sets another meanwhile.
+        let _tree = self.tree.write();
+        let dir = self.dir(ino)?.handle.clone();
+        let is_dataset = lending(&*dir, || has_header(&*dir)).map_err(io("look for a dataset's header"))?;
+        if !is_dataset {
+            let st = dir.stat().map_err(io("stat a directory"))?;
+            self.shut.0.lock().put(StoreId::from(&st), st.ctime);
+        }
+        Ok(is_dataset.then_some(dir))
     }
 
     /// Path in the store of an inode in use, relative to the vault's directory.
@@ -163,9 +195,11 @@ impl Vault {
             let dir = self.dir(parent)?;
             let stored = self.stored(&dir, name)?;
             let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-            let is_dataset = st.kind == Kind::Dir
-                && has_header(&*dir.handle.open_dir(&stored.name).map_err(io("open a directory"))?);
-            if !is_dataset {
+            let is_dataset = || {
+                let inside = dir.handle.open_dir(&stored.name)?;
+                lending(&*inside, || has_header(&*inside))
+            };
+            if st.kind != Kind::Dir || !is_dataset().map_err(io("look for a dataset's header"))? {
                 return Err(VaultError::Invalid);
             }
             // Moving a directory takes write permission on it.
@@ -201,7 +235,7 @@ impl Vault {
         let plain = self.plain_path(&stored)?;
         let mut todo = vec![(start, stored, plain)];
         while let Some((dir, stored, plain)) = todo.pop() {
-            if !stored.as_os_str().is_empty() && has_header(&*dir) {
+            if !stored.as_os_str().is_empty() && has_header(&*dir).unwrap_or(false) {
                 found.push(Dataset { plain: Some(plain), stored });
                 continue;
             }
@@ -236,7 +270,7 @@ impl Vault {
                 Err(_) => return Ok(None),
             };
             walked.push(name);
-            if has_header(&*dir) {
+            if has_header(&*dir).map_err(io("look for a dataset's header"))? {
                 return Ok(Some(walked));
             }
         }
@@ -263,7 +297,7 @@ impl Vault {
             dir = dir.open_dir(&kept.name).map_err(io("open a directory"))?;
             stored.push(&kept.name);
             plain.push(part);
-            if has_header(&*dir) {
+            if has_header(&*dir).map_err(io("look for a dataset's header"))? {
                 let rest = parts[i + 1..].iter().collect();
                 return Ok(Some((Dataset { plain: Some(plain), stored }, rest)));
             }

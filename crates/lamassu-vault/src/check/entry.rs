@@ -62,7 +62,7 @@ impl Checker<'_> {
     }
 
     fn is_dataset(&self, at: &Place) -> bool {
-        self.vault.has_datasets() && at.dir.open_dir(&at.name).is_ok_and(|dir| has_header(&*dir))
+        self.vault.has_datasets() && at.dir.open_dir(&at.name).and_then(|dir| has_header(&*dir)).unwrap_or(false)
     }
 
     fn link(&mut self, at: &Place, st: &Stat, links: &mut Links) {

@@ -44,7 +44,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
                 continue;
             }
         };
-        if !stored.as_os_str().is_empty() && has_header(&*dir) {
+        if !stored.as_os_str().is_empty() && has_header(&*dir).unwrap_or(false) {
             report.datasets.push(Dataset { plain: None, stored });
             continue;
         }

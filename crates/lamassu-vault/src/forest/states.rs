@@ -4,12 +4,14 @@ use super::{Forest, Number, Opening, ROOT_VOLUME, global, read_header};
 use crate::dataset::frozen;
 use crate::error::{errno, io};
 use crate::inode::StoreId;
+use crate::staging::lending;
 use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -201,7 +203,14 @@ impl Forest {
 
     /// Opens the vault of a volume; the caller holds its `opening`.
     fn fill(&self, slot: &Slot, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
-        let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone());
+        let open =
+            || Vault::open_with(slot.backend.clone(), &header, ring.clone(), options.clone(), self.engine.clone());
+        // Nobody sets the mode of its root meanwhile: that takes an open vault.
+        let vault = lending(&*slot.backend.root(), || match open() {
+            Err(VaultError::Io { op: _, source }) if source.kind() == ErrorKind::PermissionDenied => Err(source),
+            opened => Ok(opened),
+        });
+        let vault = vault.map_err(io("open a dataset")).and_then(|opened| opened);
         let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
         let vault = Arc::new(vault);
         slot.set_cached(cached);
