@@ -4,8 +4,7 @@ use super::parcel::Channels;
 use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties};
 use super::serve::Served;
 use crate::fault::Fault;
-use crate::pins;
-use crate::text;
+use crate::{fips, pins, text};
 use anyhow::{Context, Result};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
@@ -111,6 +110,7 @@ impl Served {
             Some(name) => Domain::from_name(name).ok_or(Fault::GarbledRequest)?,
             None => parent.domain(),
         };
+        fips::check_suite(suite)?;
         if !domain.is_for(suite) {
             return Err(Fault::Usage(
                 "the domains file and none need another suite than paper, whose keys, as published, depend on a block's content alone",
@@ -140,7 +140,9 @@ impl Served {
         let kept = self.keeper().kept();
         let keys = &kept.get(&above).ok_or(VaultError::KeyNotLoaded)?.keys;
         // As the header is now: somebody else may have changed it.
-        Ok(create_dataset(&parent, &keys.reopen(&parent)?, vault.ring(), &new)?)
+        let made = create_dataset(&parent, &keys.reopen(&parent)?, vault.ring(), &new)?;
+        fips::check_small_files(made.0.convergent_small_files())?;
+        Ok(made)
     }
 
     /// In the history of a volume's vault. Where that cannot be written, what was done is done all the same.

@@ -1,6 +1,7 @@
 //! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when they are unloaded.
 
-use crate::pins;
+use crate::fault::Fault;
+use crate::{fips, pins};
 use anyhow::Result;
 use lamassu_format::header::{Caching, Header, HistoryMark, VaultHeader, Verified};
 use lamassu_keys::history::Kind;
@@ -76,14 +77,16 @@ impl Keeper {
     /// What opens a vault with keys that are kept from now on. `parent`: the volume it lies in.
     ///
     /// # Errors
-    /// [`KeyError::NoOuterKey`] never, of a vault.
+    /// [`Fault::NotApproved`]; [`KeyError::NoOuterKey`] never, of a vault.
     pub fn opening(
         &self,
         volume: Number,
         parent: Option<Number>,
         header: VaultHeader,
         keys: Unlocked,
-    ) -> Result<Opening, KeyError> {
+    ) -> Result<Opening> {
+        fips::check_suite(header.suite())?;
+        fips::check_small_files(header.convergent_small_files())?;
         let ring = keys.key_ring(header.suite())?;
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent));
@@ -180,7 +183,10 @@ impl Opener for Keeper {
         };
         let pinned = pins::known(&header.id()).map_err(|e| refused(&e))?;
         admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
-        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|e| refused(&e))
+        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error.downcast_ref() {
+            Some(Fault::NotApproved { why }) => VaultError::Refused(why),
+            _ => refused(&error),
+        })
     }
 
     fn opened(&self, volume: Number, vault: &Arc<Vault>) {

@@ -92,7 +92,8 @@ impl Walk<'_> {
                 let paths = if rest.as_os_str().is_empty() { Vec::new() } else { vec![rest] };
                 self.volume(volume, plain.as_deref().unwrap_or(&stored), &stored, &paths)
             }
-            Err(VaultError::KeyNotLoaded) => self.locked(plain.as_deref(), &stored),
+            // Refused: by --fips.
+            Err(VaultError::KeyNotLoaded | VaultError::Refused(_)) => self.locked(plain.as_deref(), &stored),
             Err(error) => {
                 self.say(plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
                 Ok(())
