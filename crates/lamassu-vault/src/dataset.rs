@@ -182,12 +182,12 @@ impl Vault {
         Ok(made)
     }
 
-    /// Takes a dataset out of the tree, with everything in it, and deletes it.
+    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the name by now stays.
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after it has left the tree is done by the next
     /// writer who opens the vault, and is logged.
-    pub fn remove_dataset(&self, parent: Ino, name: &OsStr) -> Result<()> {
+    pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
         {
@@ -195,6 +195,9 @@ impl Vault {
             let dir = self.dir(parent)?;
             let stored = self.stored(&dir, name)?;
             let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+            if StoreId::from(&st) != id {
+                return Err(VaultError::NotFound);
+            }
             let is_dataset = || {
                 let inside = dir.handle.open_dir(&stored.name)?;
                 lending(&*inside, || has_header(&*inside))

@@ -162,7 +162,7 @@ impl Wood {
             (self.forest.header(ROOT_VOLUME).unwrap(), keys.key_ring(header.suite()).unwrap())
         };
         let opening = Opening { header, ring, options: options(false), cached: true };
-        self.forest.load(ROOT_VOLUME, opening).unwrap();
+        self.forest.load(ROOT_VOLUME, || Ok::<_, VaultError>(opening)).unwrap();
     }
 }
 
@@ -442,4 +442,72 @@ fn a_dataset_that_cannot_be_made_leaves_nothing() {
 fn a_store_without_directories_of_its_own_has_no_datasets() {
     let backend: Arc<dyn Backend> = common::memory();
     assert!(backend.root().as_backend().is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP)));
+}
+
+#[test]
+fn no_key_opens_what_is_open_or_lies_in_a_vault_that_is_not() {
+    let w = wood(NameMode::Encrypted);
+    let locked = volume_of(w.plant("locked", false));
+    let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
+    let opening = || -> Result<Opening> {
+        let header = w.forest.header(locked)?;
+        let keys = lamassu_keys::unlock(&header, &material).unwrap();
+        let ring = keys.key_ring(header.suite()).unwrap();
+        Ok(Opening { header, ring, options: options(false), cached: true })
+    };
+    w.forest.unload(ROOT_VOLUME).unwrap();
+    key_not_loaded(w.forest.load(locked, opening).map(drop));
+    w.load_root();
+    w.ino("locked");
+    w.forest.load(locked, opening).unwrap();
+    let asked = || -> Result<Opening> { panic!("its keys would be kept in the place of those that are in use") };
+    assert!(matches!(w.forest.load(locked, asked).map(drop), Err(VaultError::Refused(_))));
+    w.put("locked/f", b"content");
+}
+
+#[test]
+fn what_gets_the_name_of_a_destroyed_one_stays() {
+    let w = wood(NameMode::Encrypted);
+    let kept = w.plant("a", true);
+    w.put("a/f", b"kept");
+    for _ in 0..40 {
+        let free = if w.forest.resolve(n("a")).is_ok() { "b" } else { "a" };
+        let gone = volume_of(w.plant(free, true));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = w.forest.rename(ROOT, n("a"), ROOT, n("b"), RenameMode::Exchange);
+                }
+            });
+            // Under another name by then: asked again.
+            while let Err(error) = w.forest.destroy(gone, true) {
+                assert!(matches!(error, VaultError::NotFound), "{error:?}");
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let left = ["a", "b"].into_iter().find(|name| w.forest.resolve(n(name)).is_ok()).unwrap();
+        assert_eq!((w.ino(left), w.get(&format!("{left}/f")).unwrap()), (kept, b"kept".to_vec()));
+    }
+}
+
+#[test]
+fn a_header_is_read_whole_while_it_is_replaced() {
+    let w = wood(NameMode::Encrypted);
+    let a = volume_of(w.plant("a", true));
+    let path = w.dir.path().join(w.forest.stored_dir(a).unwrap()).join("lamassu.vault");
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..500 {
+                let update = lamassu_keys::Update::begin(&path).unwrap();
+                let header: VaultHeader = update.read().unwrap();
+                update.replace(&header).unwrap();
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        while !done.load(std::sync::atomic::Ordering::Relaxed) {
+            w.forest.header(a).unwrap();
+        }
+    });
 }

@@ -8,7 +8,7 @@ use crate::staging::lending;
 use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::Backend;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -284,7 +284,10 @@ impl Forest {
     /// # Errors
     /// [`VaultError::Refused`] while frozen; the first thing that could not be committed: all are closed nevertheless.
     pub fn unload(&self, number: Number) -> Result<bool> {
-        let _one = self.changing.lock();
+        self.unload_by(&self.changing.lock(), number)
+    }
+
+    fn unload_by(&self, _changing: &MutexGuard<'_, ()>, number: Number) -> Result<bool> {
         if self.frozen.load(Ordering::Acquire) {
             return Err(VaultError::Refused("frozen: `lamassu thaw` it first"));
         }
@@ -370,17 +373,23 @@ impl Forest {
         known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
     }
 
-    /// Opens a volume with keys that somebody brings.
+    /// Opens a volume with keys that somebody brings: `opening` is asked for them when it is certain that it may be opened.
     ///
     /// # Errors
-    /// Those of [`Vault::open`]; [`VaultError::Refused`] where it is open, or the vault it lies in is not.
-    pub fn load(&self, number: Number, opening: Opening) -> Result<Arc<Vault>> {
+    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::KeyNotLoaded`] where the vault it lies in is not.
+    pub fn load<E: From<VaultError>>(
+        &self,
+        number: Number,
+        opening: impl FnOnce() -> std::result::Result<Opening, E>,
+    ) -> std::result::Result<Arc<Vault>, E> {
         let _one = self.changing.lock();
         let slot = self.slot(number)?;
         let _opening = slot.opening.lock();
         self.may_load(&slot)?;
+        let opening = opening()?;
         if opening.header.id() != slot.id {
-            return Err(VaultError::Stale);
+            self.opener.unloading(number);
+            return Err(VaultError::Stale.into());
         }
         let vault = self.fill(&slot, opening)?;
         self.shown_anew(&slot);
@@ -413,6 +422,10 @@ impl Forest {
         }
         if self.frozen.load(Ordering::Acquire) {
             return Err(frozen());
+        }
+        let lies_in_an_open_one = || slot.place().is_some_and(|(parent, _)| self.vault(parent).is_some());
+        if slot.number != ROOT_VOLUME && !lies_in_an_open_one() {
+            return Err(VaultError::KeyNotLoaded);
         }
         Ok(())
     }
@@ -457,24 +470,18 @@ impl Forest {
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }
-        let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
-        if let Err(error) = self.unload(number) {
-            if self.slot(number)?.loaded().is_some() {
+        // To the end: nobody loads it again in between.
+        let changing = self.changing.lock();
+        let slot = self.slot(number)?;
+        if let Err(error) = self.unload_by(&changing, number) {
+            if slot.loaded().is_some() {
                 return Err(error);
             }
             tracing::warn!(%error, "a dataset that is destroyed could not be committed");
         }
-        let _one = self.changing.lock();
-        let above = self.at(dir)?;
-        // It may have been renamed meanwhile, and another one have its name.
-        let entry = above.lookup(super::local(dir), &name)?;
-        let there = above.dataset_at(entry.attr.ino);
-        above.forget(entry.attr.ino, 1);
-        let there = there?.ok_or(VaultError::NotFound)?.stat().map_err(io("stat a dataset"))?;
-        if StoreId::from(&there) != self.slot(number)?.store {
-            return Err(VaultError::NotFound);
-        }
-        above.remove_dataset(super::local(dir), &name)?;
+        let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
+        // It may be renamed meanwhile, and another one have its name.
+        self.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
         self.table.write().remove(&number);
         self.crossings.write().retain(|_, n| *n != number);
         if let Some(cache) = self.cache.get() {

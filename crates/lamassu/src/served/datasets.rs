@@ -307,8 +307,8 @@ impl Served {
             _ => pins::known(&header.id())?,
         };
         lamassu_keys::admin::check_pinned(&header, &pinned)?;
-        let opening = self.keeper().opening(volume, self.forest().parent(volume), header, unlocked)?;
-        self.forest().load(volume, opening).inspect_err(|_| self.keeper().forget_unless_loaded(volume))?;
+        let opening = || self.keeper().opening(volume, self.forest().parent(volume), header, unlocked);
+        self.forest().load(volume, opening)?;
         Ok(())
     }
 }

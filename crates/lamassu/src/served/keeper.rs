@@ -74,7 +74,7 @@ impl Keeper {
         forest.and_then(|forest| forest.vault(volume)).ok_or(VaultError::KeyNotLoaded)
     }
 
-    /// What opens a vault with keys that are kept from now on. `parent`: the volume it lies in.
+    /// What opens a vault with keys that are kept from now on; called where nothing else can open or close the volume. `parent`: the volume it lies in.
     ///
     /// # Errors
     /// [`Fault::NotApproved`]; [`KeyError::NoOuterKey`] never, of a vault.
@@ -121,14 +121,6 @@ impl Keeper {
             kept.cached = cached;
         }
         cached
-    }
-
-    /// Lets keys go again that opened nothing.
-    pub fn forget_unless_loaded(&self, volume: Number) {
-        let forest = self.forest.get().and_then(Weak::upgrade);
-        if forest.is_none_or(|forest| forest.vault(volume).is_none()) {
-            self.kept().remove(&volume);
-        }
     }
 
     /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be written the vault is none the worse.

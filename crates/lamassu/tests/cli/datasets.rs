@@ -394,6 +394,20 @@ fn properties_are_the_parents_unless_they_are_set() {
 }
 
 #[test]
+fn a_refused_load_leaves_the_keys_that_are_loaded() {
+    let b = mounted("", "");
+    b.run("dataset create m/a").ok();
+    let (weak, own) = (b.key("weak"), b.key("own"));
+    b.run(&format!("key add --use-only -n {weak} m/a")).ok();
+    for _ in 0..2 {
+        b.run(&format!("key load -k {weak} m/a")).code(28).says("loaded already");
+        b.run("dataset set m/a cache=none").ok();
+    }
+    b.run(&format!("key add -n {own} m/a")).ok();
+    b.unmount("m");
+}
+
+#[test]
 fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can be somebody else");
