@@ -27,7 +27,7 @@ use std::sync::Arc;
 const CREATE_EXAMPLES: &str = "\
 Examples:
   lamassu dataset create /mnt/projects                        inherits the key of the vault mounted at /mnt
-  lamassu dataset create -n raw:file:/root/p.key /mnt/private brings its own: locked until `key load`
+  lamassu dataset create -n raw:file:/root/p.key /mnt/private brings its own
   lamassu dataset create --domain family /srv/store/vault projects    without a mount: vault, then path";
 
 const LIST_EXAMPLES: &str = "\
@@ -288,8 +288,8 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     let id: String = made?;
     closed?;
     ui.note(format_args!("made dataset {id}: {}", args.places.last().map_or(Path::new(""), |p| p).display()));
-    if own.is_some() && !args.inherit {
-        ui.note("it is locked until its key is loaded: `lamassu key load -k SOURCE PATH`");
+    if own.is_some() && !args.inherit && matches!(site, Site::Mount(_)) {
+        ui.note("its key is loaded; once unloaded, or in another mount, it is locked until `lamassu key load -k SOURCE PATH`");
     }
     Ok(())
 }

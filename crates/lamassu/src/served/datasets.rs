@@ -75,9 +75,14 @@ impl Served {
             update.create_recorded(&mut header, &keys, &[event])?;
             anyhow::Ok(())
         });
-        made.with_context(|| Path::new(name).display().to_string())?;
+        let volume = made.with_context(|| Path::new(name).display().to_string())?;
         let event = Event::new(Kind::DatasetCreated).by(caller.uid).detail("dataset", text::hex(&id));
         self.note(above, event.detail("name", Path::new(name).display()));
+        // Who brought the key is not asked for it again. What inherits opens when it is entered.
+        if !spec.inherit {
+            let opening = || self.keeper().opening(volume, Some(above), header, keys);
+            self.forest().load(volume, opening).context("it is made, and does not open")?;
+        }
         Ok(text::hex(&id))
     }
 

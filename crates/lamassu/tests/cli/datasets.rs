@@ -116,6 +116,11 @@ fn a_key_of_its_own_locks_it_for_everybody_else() {
     let b = mounted("", "");
     let own = b.key("own");
     b.run(&format!("dataset create -n {own} --domain family m/private")).ok().says("locked until");
+    // Whoever made it brought the key.
+    assert_eq!(listed(&b, "m", "private")["state"], "loaded");
+    write(&b, "m/private/first", b"at once");
+    b.unmount("m");
+    b.run("mount v m").ok();
     fs::set_permissions(b.path("m/private"), fs::Permissions::from_mode(0o750)).unwrap_err();
     let locked = listed(&b, "m", "private");
     assert_eq!(
@@ -499,7 +504,6 @@ fn no_key_of_what_is_unloaded_is_left_in_memory() {
     let b = mounted("", "");
     let own = b.key("own");
     b.run(&format!("dataset create -n {own} --domain family m/a")).ok();
-    b.run(&format!("key load -k {own} m/a")).ok();
     write(&b, "m/a/f", &noise(100_000, 6));
     b.run("key rotate --outer m/a").ok();
     b.run("rekey --outer m/a").ok();
