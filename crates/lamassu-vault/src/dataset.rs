@@ -3,7 +3,7 @@
 use crate::attr::Wanted;
 use crate::error::{errno, io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::remove_companion;
+use crate::names::{RecordFault, remove_companion};
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
@@ -25,6 +25,15 @@ pub struct Dataset {
     pub plain: Option<PathBuf>,
     /// Path in the store, relative to the vault's directory.
     pub stored: PathBuf,
+}
+
+/// What a walk met.
+#[derive(Debug, Default)]
+pub struct Sighted {
+    /// by plain path
+    pub datasets: Vec<Dataset>,
+    /// Directories that could not be looked into, by plain path: datasets may lie in them.
+    pub unseen: Vec<(PathBuf, VaultError)>,
 }
 
 /// Directories of which it is remembered that they are no datasets, though nobody may look into them.
@@ -222,12 +231,12 @@ impl Vault {
         Ok(())
     }
 
-    /// The datasets in this tree, below a directory of it; those within them are theirs to list. Directories that do not open are left out: `check` names them.
+    /// The datasets in this tree, below a directory of it; those within them are theirs to list.
     ///
     /// # Errors
-    /// Those of the store, and [`VaultError::Damaged`], for the directory itself.
-    pub fn datasets(&self, below: Ino) -> Result<Vec<Dataset>> {
-        let mut found = Vec::new();
+    /// Those of the store for the directory itself.
+    pub fn datasets(&self, below: Ino) -> Result<Sighted> {
+        let mut found = Sighted::default();
         if !self.has_datasets() {
             return Ok(found);
         }
@@ -236,27 +245,58 @@ impl Vault {
             (self.dir(below)?.handle.clone(), self.stored_path_of(below).ok_or(VaultError::Stale)?)
         };
         let plain = self.plain_path(&stored)?;
-        let mut todo = vec![(start, stored, plain)];
-        while let Some((dir, stored, plain)) = todo.pop() {
-            if !stored.as_os_str().is_empty() && has_header(&*dir).unwrap_or(false) {
-                found.push(Dataset { plain: Some(plain), stored });
-                continue;
-            }
-            let Ok(names) = self.read_names(&*dir) else { continue };
-            for e in dir.read_dir().map_err(io("list a directory"))? {
-                let is_dir = match e.kind {
-                    Some(kind) => kind == Kind::Dir,
-                    None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
-                };
-                if !is_dir {
-                    continue;
-                }
-                let (Ok(Some(name)), Ok(child)) = (names.open(&*dir, &e.name), dir.open_dir(&e.name)) else { continue };
-                todo.push((child, stored.join(&e.name), plain.join(name)));
+        // Each is opened when its turn comes, through its parent, which stays open until the last in it was.
+        let mut todo = vec![(start, None, stored, plain)];
+        while let Some((dir, name, stored, plain)) = todo.pop() {
+            match self.look_for_datasets(dir, name.as_deref(), &stored) {
+                Ok(None) => found.datasets.push(Dataset { plain: Some(plain), stored }),
+                Ok(Some((dir, below))) => todo.extend(below.into_iter().map(|(name, shown)| {
+                    let (stored, plain) = (stored.join(&name), plain.join(shown));
+                    (dir.clone(), Some(name), stored, plain)
+                })),
+                // Gone meanwhile.
+                Err(VaultError::NotFound) => {}
+                Err(error) => found.unseen.push((plain, error)),
             }
         }
-        found.sort_by(|a, b| a.plain.cmp(&b.plain));
+        found.datasets.sort_by(|a, b| a.plain.cmp(&b.plain));
+        found.unseen.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
+    }
+
+    /// A directory, `name` in `dir` or `dir` itself, and the directories in it, by stored and plain name; `None` of a dataset.
+    #[allow(clippy::type_complexity)]
+    fn look_for_datasets(
+        &self,
+        dir: Arc<dyn BackendDir>,
+        name: Option<&OsStr>,
+        stored: &Path,
+    ) -> Result<Option<(Arc<dyn BackendDir>, Vec<(OsString, OsString)>)>> {
+        let dir = match name {
+            None => dir,
+            Some(name) => dir.open_dir(name).map_err(io("open a directory"))?,
+        };
+        if !stored.as_os_str().is_empty() && has_header(&*dir).map_err(io("look for a dataset's header"))? {
+            return Ok(None);
+        }
+        let names = self.read_names(&*dir).map_err(|fault| match fault {
+            RecordFault::Unreadable(e) => io("read a directory record")(e),
+            RecordFault::Text | RecordFault::Seal(_) | RecordFault::Content(_) => damaged(stored),
+        })?;
+        let mut below = Vec::new();
+        for e in dir.read_dir().map_err(io("list a directory"))? {
+            let is_dir = match e.kind {
+                Some(kind) => kind == Kind::Dir,
+                None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
+            };
+            // What has no name here is not shown either; `check` names it.
+            if let Ok(Some(shown)) = names.open(&*dir, &e.name)
+                && is_dir
+            {
+                below.push((e.name, shown));
+            }
+        }
+        Ok(Some((dir, below)))
     }
 
     /// The first directory on a path in the store that is a dataset.

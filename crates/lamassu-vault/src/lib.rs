@@ -27,7 +27,7 @@ mod tree;
 pub mod types;
 mod xattr;
 
-pub use dataset::Dataset;
+pub use dataset::{Dataset, Sighted};
 pub use forest::Forest;
 pub use rekey::{Rekey, RekeyProgress, Rekeyed, stored_bytes};
 pub use types::*;

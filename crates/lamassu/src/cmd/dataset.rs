@@ -10,7 +10,7 @@ use crate::open::{self, Found};
 use crate::output::{self, Ui};
 use crate::served;
 use crate::served::datasets::name_to_hex;
-use crate::served::protocol::{DatasetSpec, Datasets, Listed, Properties, Request, Status};
+use crate::served::protocol::{DatasetSpec, Datasets, Listed, Properties, Request, Status, Unseen};
 use crate::served::serve::Served;
 use crate::text;
 use anyhow::Result;
@@ -297,12 +297,13 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
 #[derive(Serialize)]
 struct All {
     datasets: Vec<Listed>,
+    unseen: Vec<Unseen>,
 }
 
 fn list(ui: &Ui, args: &List) -> Result<()> {
     let site = Site::of(ui, &args.key, &args.places, true)?;
     let mut datasets: Vec<Listed> = Vec::new();
-    loop {
+    let (unseen, unseen_count) = loop {
         let after = datasets.last().map(|l| l.path.clone());
         let some: Datasets = match &site {
             Site::Mount(path) => served::ask(path, &Request::ListDatasets { after })?,
@@ -310,11 +311,19 @@ fn list(ui: &Ui, args: &List) -> Result<()> {
         };
         datasets.extend(some.datasets);
         if !some.more {
-            break;
+            break (some.unseen, some.unseen_count);
         }
-    }
+    };
     site.close()?;
-    if args.json { output::print_json(&All { datasets }) } else { output::print(table(&datasets)) }
+    for Unseen { path, text } in &unseen {
+        ui.warn(format_args!("not looked into: {}: {}", text::printable(path), text::printable(text)));
+    }
+    if args.json {
+        output::print_json(&All { datasets, unseen })?
+    } else {
+        output::print(table(&datasets))?
+    }
+    if unseen_count > 0 { Err(Fault::NotAllSeen { count: unseen_count }.into()) } else { Ok(()) }
 }
 
 fn table(datasets: &[Listed]) -> String {

@@ -1,7 +1,7 @@
 //! Datasets of a mount: made, listed, changed, destroyed, unloaded and loaded. Commands that work without a mount use the same, in their own process.
 
 use super::parcel::Channels;
-use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties};
+use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties, Unseen};
 use super::serve::Served;
 use crate::fault::Fault;
 use crate::{fips, pins, text};
@@ -26,6 +26,18 @@ pub type Own = (Material, Argon2Params);
 
 /// How much of an answer a list may take; the rest is asked for.
 const LIST_LEN_MAX: usize = 12 << 10;
+/// Places that could not be looked into are counted, and the first told.
+const UNSEEN_MAX: usize = 8;
+/// How much of each.
+const UNSEEN_CHARS_MAX: usize = 150;
+
+impl Datasets {
+    fn not_seen(&mut self, shown: &Path, error: &dyn std::error::Error) {
+        let cut = |text: String| text.chars().take(UNSEEN_CHARS_MAX).collect();
+        self.unseen_count += 1;
+        self.unseen.push(Unseen { path: cut(shown.display().to_string()), text: cut(error.to_string()) });
+    }
+}
 
 impl Served {
     /// Only root, who mounted, and those whose directory it is.
@@ -167,12 +179,13 @@ impl Served {
     /// The datasets in a directory of the tree, those in them too where they are loaded; such as come behind `after`, as many as an answer holds.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
-        let mut all = Vec::new();
+        let mut all = Datasets::default();
         self.list_below(dir, Path::new(""), &mut all)?;
-        all.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut out = Datasets { datasets: Vec::new(), more: false };
+        all.datasets.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut out = Datasets { datasets: Vec::new(), ..all };
+        out.unseen.truncate(UNSEEN_MAX);
         let mut len = 0;
-        for listed in all.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
+        for listed in all.datasets.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
             len += serde_json::to_vec(&listed)?.len() + 1;
             if len > LIST_LEN_MAX {
                 out.more = true;
@@ -183,22 +196,31 @@ impl Served {
         Ok(out)
     }
 
-    fn list_below(&self, dir: Ino, base: &Path, all: &mut Vec<Listed>) -> Result<()> {
+    fn list_below(&self, dir: Ino, base: &Path, all: &mut Datasets) -> Result<()> {
         let above = volume_of(dir);
         let Some(vault) = self.forest().vault(above) else { return Ok(()) };
         let start = self.forest().plain_path_in(dir)?;
-        for found in vault.datasets(lamassu_vault::forest::local(dir))? {
-            let Some(plain) = found.plain else { continue };
-            let shown = base.join(plain.strip_prefix(&start).unwrap_or(&plain));
-            let entry = self.forest().resolve_from(above, plain.as_os_str())?;
-            let root = entry.attr.ino;
-            let listed = self.described(volume_of(root), &shown);
-            all.push(listed?);
-            if self.forest().volume(volume_of(root))?.state == State::Loaded {
-                self.list_below(root, &shown, all)?;
+        let shown = |plain: &Path| base.join(plain.strip_prefix(&start).unwrap_or(plain));
+        let found = vault.datasets(lamassu_vault::forest::local(dir))?;
+        found.unseen.iter().for_each(|(plain, error)| all.not_seen(&shown(plain), error));
+        for dataset in found.datasets {
+            let Some(plain) = dataset.plain else { continue };
+            let shown = shown(&plain);
+            // One that is damaged keeps nobody from seeing the others.
+            if let Err(error) = self.list_one((above, &plain), &shown, all) {
+                all.not_seen(&shown, error.root_cause());
             }
         }
         Ok(())
+    }
+
+    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, all: &mut Datasets) -> Result<()> {
+        let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
+        all.datasets.push(self.described(volume_of(root), shown)?);
+        match self.forest().volume(volume_of(root))?.state {
+            State::Loaded => self.list_below(root, shown, all),
+            State::Sighted | State::Locked | State::Unloaded => Ok(()),
+        }
     }
 
     fn described(&self, volume: Number, shown: &Path) -> Result<Listed> {

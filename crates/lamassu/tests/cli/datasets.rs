@@ -412,6 +412,54 @@ fn a_refused_load_leaves_the_keys_that_are_loaded() {
     b.unmount("m");
 }
 
+/// The program with few descriptors.
+fn limited(b: &Bench, line: &str) -> Ran {
+    let line = format!("ulimit -n 128; exec {} {line}", env!("CARGO_BIN_EXE_lamassu"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).current_dir(b.path(""));
+    command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display())).output().unwrap().into()
+}
+
+#[test]
+fn many_directories_take_few_descriptors() {
+    let b = mounted("", "");
+    let own = b.key("own");
+    b.run(&format!("dataset create -n {own} m/private")).ok();
+    for dir in ["m/many", "m/private/many"] {
+        for i in 0..200 {
+            fs::create_dir_all(b.path(&format!("{dir}/{i}"))).unwrap();
+        }
+    }
+    for i in [0, 100, 199] {
+        b.run(&format!("dataset create m/many/{i}/inner")).ok();
+    }
+    b.unmount("m");
+    let checked = limited(&b, "check --json v").ok().json();
+    assert_eq!((&checked["status"], &checked["locked"]), (&"clean".into(), &serde_json::json!(["private"])));
+    let told = limited(&b, "dataset list --json v").ok().json();
+    assert_eq!((told["datasets"].as_array().unwrap().len(), &told["unseen"]), (4, &serde_json::json!([])));
+}
+
+#[test]
+fn a_list_says_where_it_could_not_look() {
+    let b = mounted("", "");
+    fs::create_dir(b.path("m/broken")).unwrap();
+    for path in ["m/broken/lost", "m/a"] {
+        b.run(&format!("dataset create {path}")).ok();
+    }
+    b.unmount("m");
+    let record = b.stored("v", "broken").join("lamassu.dir");
+    fs::remove_file(&record).unwrap();
+    std::os::unix::fs::symlink("AAAA", &record).unwrap();
+    let told = b.run("dataset list --json v").code(1).says("not looked into: broken");
+    let told = told.json();
+    assert_eq!(told["datasets"].as_array().unwrap().len(), 1, "{told}");
+    assert_eq!(told["unseen"][0]["path"], "broken", "{told}");
+    b.run("mount v m").ok();
+    b.run("dataset list m").code(1).says("not looked into: broken");
+    b.unmount("m");
+}
+
 #[test]
 fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     if !rustix::process::geteuid().is_root() {
