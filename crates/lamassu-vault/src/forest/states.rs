@@ -273,6 +273,11 @@ impl Forest {
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
+    /// The volumes at and below one that are open, the ones above before those in them.
+    pub fn loaded_below(&self, number: Number) -> Vec<Number> {
+        self.at_or_below(number).iter().rev().filter(|s| s.loaded().is_some()).map(|s| s.number).collect()
+    }
+
     /// Files that are open in a volume and in those below it.
     pub fn open_files(&self, number: Number) -> usize {
         self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum()

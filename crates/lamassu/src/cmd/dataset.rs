@@ -355,11 +355,17 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     let (properties, inherit) = parse(&values)?;
     let changes_integrity = properties.integrity.is_some();
     let site = Site::of(ui, &args.key, &places, false)?;
-    match &site {
-        Site::Mount(path) => served::ask::<()>(path, &Request::SetDataset { properties, inherit })?,
+    let removed: Option<String> = match &site {
+        Site::Mount(path) => served::ask(path, &Request::SetDataset { properties, inherit })?,
         Site::Here { .. } => {
-            site.work(|_| Ok(()), |served, me, dir| served.set_dataset(me, dir, &properties, inherit))?
+            site.work(|_| Ok(None), |served, me, dir| served.set_dataset(me, dir, &properties, inherit))?
         }
+    };
+    if let Some(removed) = removed {
+        ui.note(format_args!(
+            "{removed}. Who had the key of the vault it lies in may have opened it and kept its keys: `lamassu key renew`, \
+             `key admin rotate` and `rekey` take those away"
+        ));
     }
     if changes_integrity && matches!(site, Site::Mount(_)) {
         ui.note("integrity holds from the next time the dataset is loaded on: `lamassu key unload` and `key load`");

@@ -252,7 +252,14 @@ impl Served {
     }
 
     /// Sets properties; those that are `None` stay, `inherit` as a value is what the parent says.
-    pub fn set_dataset(&self, caller: &Caller, dir: Ino, set: &Properties, inherit: Option<bool>) -> Result<()> {
+    /// Returns what to tell of a slot that this removed.
+    pub fn set_dataset(
+        &self,
+        caller: &Caller,
+        dir: Ino,
+        set: &Properties,
+        inherit: Option<bool>,
+    ) -> Result<Option<String>> {
         let volume = self.volume(dir)?;
         // Its keys change its header: it is opened if it was only seen.
         self.forest().at(dir)?;
@@ -262,7 +269,7 @@ impl Served {
         if volume == ROOT_VOLUME && inherit == Some(true) {
             return Err(Fault::NotADataset.into());
         }
-        self.change(caller, volume, |keys, header| {
+        let removed = self.change(caller, volume, |keys, header| {
             if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
                 return Err(Fault::SuiteNeedsFull { suite: header.suite().name() }.into());
             }
@@ -274,21 +281,28 @@ impl Served {
                     .detail("integrity", integrity.map_or("inherit", Verified::name))
                     .detail("cache", cache.map_or("inherit", Caching::name));
             }
+            let mut removed = None;
             match inherit {
                 Some(true) if !inherits(header) => {
                     let parent = above.and_then(|n| self.forest().vault(n)).ok_or(VaultError::KeyNotLoaded)?;
                     keys.add_parent_slot(header, parent.ring(), unix_now())?;
                 }
-                Some(false) if inherits(header) => drop(keys.remove_parent_slot(header)?.to_string()),
+                Some(false) if inherits(header) => {
+                    removed = Some(keys.remove_parent_slot(header)?.to_string());
+                }
                 _ => {}
             }
             let event = inherit.into_iter().fold(event, |event, inherit| event.detail("inherit", inherit));
-            Ok(((), event))
+            Ok((removed, event))
         })?;
-        if let Some(cache) = cache {
-            self.forest().set_cached(volume, self.keeper().cached_by(volume, above, cache))?;
+        if cache.is_some() {
+            // Those in it may say nothing of their own.
+            for below in self.forest().loaded_below(volume) {
+                let (header, above) = (self.forest().header(below)?, self.forest().parent(below));
+                self.forest().set_cached(below, self.keeper().cached_by(below, above, header.cache()))?;
+            }
         }
-        Ok(())
+        Ok(removed)
     }
 
     /// Unloads and removes a dataset.

@@ -98,25 +98,25 @@ impl Keeper {
             Some(Verified::Full) => Integrity::Full,
             Some(Verified::Metadata) => Integrity::Metadata,
         };
-        let cached = match header.cache() {
-            None => cached,
-            Some(Caching::Mount) => self.cached,
-            Some(Caching::None) => false,
-        };
+        let cached = self.caches(header.cache(), cached);
         kept.insert(volume, Kept { keys, integrity, cached });
         let read_only = self.options.read_only || header.is_snapshot();
         Ok(Opening { header, ring, options: Options { integrity, read_only, ..self.options.clone() }, cached })
+    }
+
+    fn caches(&self, cache: Option<Caching>, above: bool) -> bool {
+        match cache {
+            None => above,
+            Some(Caching::Mount) => self.cached,
+            Some(Caching::None) => false,
+        }
     }
 
     /// Whether contents of a volume's files may be cached, now that its header says `cache`.
     pub fn cached_by(&self, volume: Number, parent: Option<Number>, cache: Option<Caching>) -> bool {
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
-        let cached = match cache {
-            None => above,
-            Some(Caching::Mount) => self.cached,
-            Some(Caching::None) => false,
-        };
+        let cached = self.caches(cache, above);
         if let Some(kept) = kept.get_mut(&volume) {
             kept.cached = cached;
         }

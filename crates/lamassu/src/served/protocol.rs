@@ -39,7 +39,7 @@ pub enum Request {
     },
     /// The datasets below the directory that is called, behind a path: [`Datasets`].
     ListDatasets { after: Option<String> },
-    /// Other properties for the dataset whose root is called.
+    /// Other properties for the dataset whose root is called; what to tell of a slot that this removes.
     SetDataset { properties: Properties, inherit: Option<bool> },
     /// One dataset less, with all that is in it.
     DestroyDataset { force: bool },

@@ -215,7 +215,7 @@ fn inheritance_comes_and_goes() {
     let own = b.key("own");
     b.run(&format!("key add -n {own} m/a")).ok();
     assert_eq!(listed(&b, "m", "a")["keys"], "both");
-    b.run("dataset set m/a inherit=no").ok();
+    b.run("dataset set m/a inherit=no").ok().says("An older copy of the header").says("key renew");
     assert_eq!(listed(&b, "m", "a")["keys"], "own");
     b.run("key unload m/a").ok();
     b.run("key load m/a").code(12);
@@ -396,6 +396,42 @@ fn properties_are_the_parents_unless_they_are_set() {
     assert_eq!(b.run("cat v b/f").ok().out, content);
     let leak = b.run(&format!("leak --json v/{}", b.run("path v c").ok().text().trim())).ok().json();
     assert_eq!(leak["equal_blocks"]["repeated"], 0, "{leak}");
+}
+
+/// Bytes of a file in the page cache.
+fn resident(b: &Bench, path: &str) -> u64 {
+    let out = Command::new("fincore").args(["-bno", "RES"]).arg(b.path(path)).output().unwrap();
+    String::from_utf8(out.stdout).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn what_is_not_to_be_cached_is_not_in_datasets_that_inherit_it_either() {
+    if Command::new("fincore").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: takes fincore(1)");
+        return;
+    }
+    let b = mounted("", "");
+    for path in ["m/a", "m/a/inner"] {
+        b.run(&format!("dataset create {path}")).ok();
+    }
+    b.run("dataset create --cache mount m/a/asks").ok();
+    let files = ["m/f", "m/a/f", "m/a/inner/f", "m/a/asks/f"];
+    let cached = || {
+        files.map(|path| {
+            read(&b, path);
+            resident(&b, path) > 0
+        })
+    };
+    files.iter().for_each(|path| write(&b, path, &noise(50_000, 1)));
+    assert_eq!(cached(), [true; 4]);
+    b.run("dataset set m/a cache=none").ok();
+    assert_eq!(files.map(|path| resident(&b, path) > 0), [true, false, false, true], "dropped at once");
+    assert_eq!(cached(), [true, false, false, true]);
+    b.run("dataset set m/a cache=inherit").ok();
+    assert_eq!(cached(), [true; 4]);
+    b.run("dataset set m cache=none").ok();
+    assert_eq!(cached(), [false, false, false, true]);
+    b.unmount("m");
 }
 
 #[test]
