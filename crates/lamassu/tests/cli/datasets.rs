@@ -381,6 +381,19 @@ fn properties_are_the_parents_unless_they_are_set() {
         (&"chacha".into(), &65536.into(), &"plain".into())
     );
     b.run("dataset set m/b integrity=metadata").code(28).says("malleable");
+    b.run("dataset set m/a integrity=full").ok();
+    let info = |dir: &str| {
+        let told = b.run(&format!("info --json {dir}")).ok().json();
+        ["datasets", "integrity", "cache"].map(|member| told[member].to_string())
+    };
+    assert_eq!(info("m"), ["true", "null", "null"]);
+    assert_eq!(info("m/a"), ["false", "\"full\"", "null"]);
+    assert_eq!(info("m/b"), ["false", "null", "\"none\""]);
+    let shown = b.run("info m/b").ok().text();
+    assert!(
+        shown.lines().any(|l| l == "cache         none") && shown.lines().any(|l| l == "integrity     inherit"),
+        "{shown}"
+    );
     // Each block by itself: what is equal here is not equal in the store.
     b.run("dataset create --suite paper --domain none m/c").code(2);
     b.run("dataset create --domain none m/c").ok();
