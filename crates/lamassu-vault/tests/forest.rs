@@ -369,6 +369,60 @@ fn the_whole_mount_is_unloaded_when_nobody_uses_it() {
     assert_eq!(w.ino("a"), a);
 }
 
+/// A re-keying that ends when it is told to.
+#[derive(Default)]
+struct Held {
+    begun: std::sync::atomic::AtomicBool,
+    may_end: std::sync::atomic::AtomicBool,
+}
+
+impl lamassu_vault::RekeyProgress for Held {
+    fn total(&self, _: u64) {
+        self.begun.store(true, std::sync::atomic::Ordering::Release);
+        while !self.may_end.load(std::sync::atomic::Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fn advance(&self, _: u64) {}
+    fn failed(&self, stored: &str, error: &VaultError) {
+        panic!("{stored}: {error}");
+    }
+    fn dataset(&self, _: &Path) -> Result<()> {
+        Ok(())
+    }
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_rekeying_under_way_is_use() {
+    let w = wood(NameMode::Encrypted);
+    let a = volume_of(w.plant("a", true));
+    w.put("a/f", b"a");
+    w.forest.unload_after(Duration::from_millis(100));
+    let held = Held::default();
+    let idle = || {
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(100));
+            w.forest.unload_idle().unwrap();
+        }
+        w.state(ROOT_VOLUME)
+    };
+    std::thread::scope(|scope| {
+        let vault = w.forest.vault(a).unwrap();
+        let held = &held;
+        scope.spawn(move || vault.rekey(lamassu_vault::Rekey::Outer, None, held).unwrap());
+        while !held.begun.load(std::sync::atomic::Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let state = idle();
+        held.may_end.store(true, std::sync::atomic::Ordering::Release);
+        assert_eq!(state, State::Loaded);
+    });
+    assert_eq!(idle(), State::Unloaded);
+}
+
 #[test]
 fn a_copy_of_a_dataset_is_another_volume() {
     let w = wood(NameMode::Plain);

@@ -501,11 +501,15 @@ impl Forest {
         self.idle.lock().after = Some(idle);
     }
 
+    fn is_rekeying(&self) -> bool {
+        self.slots().iter().filter_map(|s| s.loaded()).any(|vault| vault.rekeying.is_locked())
+    }
+
     /// Whether that time is over.
     fn is_idle(&self) -> bool {
         let mut idle = self.idle.lock();
         let Some(after) = idle.after else { return false };
-        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 {
+        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 || self.is_rekeying() {
             idle.since = Instant::now();
         }
         idle.since.elapsed() >= after && self.root.loaded().is_some()
