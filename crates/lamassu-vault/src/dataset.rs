@@ -152,12 +152,18 @@ impl Vault {
         let (staging, temp) = (self.staging()?, dataset_name()?);
         staging.make_dir(&temp, PRIVATE).map_err(io("create a dataset"))?;
         let made = self.fill_dataset(&*staging, &temp, &wanted, fill).and_then(|made| {
-            let place = || {
-                rename_no_replace(&*staging, &temp, &*dir.handle, &stored.name).map_err(io("create a dataset"))?;
-                dir.handle.sync().map_err(io("sync a directory"))
-            };
-            self.create_with(&dir, &stored, place)?;
-            made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"))?;
+            let place = || rename_no_replace(&*staging, &temp, &*dir.handle, &stored.name);
+            self.create_with(&dir, &stored, || place().map_err(io("create a dataset")))?;
+            // Moving a directory takes write permission on it, so the mode comes last.
+            let set = || made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"));
+            let done = set().and_then(|()| dir.handle.sync().map_err(io("sync a directory")));
+            if let Err(error) = done {
+                // Out of the tree again, and then its companion; what cannot be taken out stays, with its name.
+                let _ = made.set_mode(PRIVATE);
+                rename_no_replace(&*dir.handle, &stored.name, &*staging, &temp).map_err(io("take a dataset back"))?;
+                stored.companion.iter().for_each(|companion| remove_companion(&*dir.handle, &companion.name));
+                return Err(error.into());
+            }
             Ok(())
         });
         if let Err(error) = made {
