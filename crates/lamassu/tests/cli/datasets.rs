@@ -461,6 +461,32 @@ fn a_refused_load_leaves_the_keys_that_are_loaded() {
     b.unmount("m");
 }
 
+#[test]
+fn a_dataset_that_is_open_by_itself_is_noticed() {
+    let b = mounted("", "");
+    let own = b.key("own");
+    b.run("dataset create m/a").ok();
+    b.run(&format!("dataset create -n {own} m/a/private")).ok();
+    write(&b, "m/a/f", b"content");
+    b.unmount("m");
+    let dirs = [b.stored("v", "a"), b.stored("v", "a/private")];
+    for (dir, key) in dirs.iter().zip(["raw:file:key", &own]) {
+        b.run(&format!("mount -k {key} {} m", dir.display())).ok();
+        for refused in ["check v", "check --repair v", "snapshot v s", "clone v w"] {
+            b.run(refused).code(11).says("mounted on");
+        }
+        b.dir("n");
+        b.run("mount v n").ok();
+        b.run("snapshot v s").code(11).says("mounted on");
+        b.unmount("n");
+        b.unmount("m");
+    }
+    assert!(!b.path("s").exists() && !b.path("w").exists());
+    b.run("check v").ok();
+    b.run("snapshot v s").ok();
+    b.run("check s").ok();
+}
+
 /// The program with few descriptors.
 fn limited(b: &Bench, line: &str) -> Ran {
     let line = format!("ulimit -n 128; exec {} {line}", env!("CARGO_BIN_EXE_lamassu"));
