@@ -176,6 +176,8 @@ impl Vault {
         }
         let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
         self.unsynced.add(StoreId::from(&st));
+        // The number may have been another directory's, and the store's clock be coarse.
+        self.shut.0.lock().pop(&StoreId::from(&st));
         Ok(self.entry(&dir, &stored.name, &st))
     }
 

@@ -53,9 +53,17 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
                 continue;
             }
         };
-        if !stored.as_os_str().is_empty() && has_header(&*dir).unwrap_or(false) {
-            report.datasets.push(Dataset { plain: None, stored });
-            continue;
+        match has_header(&*dir) {
+            Ok(true) if !stored.as_os_str().is_empty() => {
+                report.datasets.push(Dataset { plain: None, stored });
+                continue;
+            }
+            Err(e) => {
+                let text = format!("whether the directory is a dataset cannot be seen: {e}");
+                report.problems.push(problem(&stored, kind::IO, text));
+                continue;
+            }
+            Ok(_) => {}
         }
         report.directories += 1;
         if header.names() == NameMode::Encrypted && !entries.iter().any(|e| e.name == OsStr::new(DIR_RECORD)) {

@@ -192,6 +192,11 @@ fn an_ordinary_users_shut_directories_stay_what_they_are() {
     assert_eq!(user.shell("ls m"), "a\nb\nd\ne\n");
     assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n");
     assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n", "asked again");
+    user.run("umount m").ok();
+    let checked = user.run("check --repair --json v").code(26).json();
+    let kinds = checked["problems"].as_array().unwrap().iter().map(|p| p["kind"].as_str().unwrap());
+    assert_eq!(kinds.collect::<Vec<_>>(), ["io"; 4], "nothing in them is taken for the vault's own: {checked}");
+    user.run("mount v m").ok();
     // Both are renamed; one is a dataset still, and the other is removed like a directory.
     user.shell("cd m && mv d d2 && mv a a2 && rmdir e && ! rmdir a2 2> ../said && cat b/f > ../copy");
     assert_eq!(fs::read(user.bench.path("copy")).unwrap(), b"unlisted\n");
