@@ -11,12 +11,14 @@ use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_fuse::{CacheMode, MountOptions, Mounted, control};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
-use lamassu_vault::{Durability, Integrity, Options, Vault};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State};
+use lamassu_vault::{Durability, Forest, Integrity, Options, Vault};
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use suite::support::{errno, pattern};
 
 #[derive(Clone, Copy)]
@@ -123,6 +125,48 @@ impl Fixture {
         assert_eq!(found.next(), None);
         path
     }
+}
+
+/// What a mount without datasets asks of who composes it.
+struct NoDatasets;
+
+impl Opener for NoDatasets {
+    fn open(&self, _: Number, _: (Number, &Vault), _: VaultHeader) -> lamassu_vault::Result<Option<Opening>> {
+        Ok(None)
+    }
+    fn opened(&self, _: Number, _: &Arc<Vault>) {}
+    fn unloading(&self, _: Number) {}
+}
+
+#[test]
+fn a_mount_that_nobody_uses_is_unloaded() {
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    f.unmount();
+    let r = f.recipe;
+    let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(f.store.path()).unwrap());
+    let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 2 };
+    let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
+    let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
+    let mounted = lamassu_fuse::mount(forest.clone(), f.point.path(), &MountOptions::default()).unwrap();
+    forest.set_cache(mounted.cache());
+    f.mounted = Some(mounted);
+    let state = || forest.volume(ROOT_VOLUME).unwrap().state;
+    fs::write(f.path("file"), b"content").unwrap();
+    let open = fs::File::open(f.path("file")).unwrap();
+    forest.unload_after(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(state(), State::Loaded, "a file is open");
+    drop(open);
+    let waited = (0..600).any(|_| {
+        std::thread::sleep(Duration::from_millis(100));
+        state() == State::Unloaded
+    });
+    assert!(waited, "still loaded after a minute");
+    // The kernel has forgotten contents and names, and the mount is still there.
+    assert_eq!(errno(fs::read(f.path("file"))), libc::ENOKEY);
+    f.unmount();
+    f.mount(false);
+    assert_eq!(fs::read(f.path("file")).unwrap(), b"content");
 }
 
 fn with(recipe: Recipe, test: &str, body: fn(&Path)) {

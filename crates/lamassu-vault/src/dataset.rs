@@ -3,12 +3,17 @@
 use crate::attr::Wanted;
 use crate::error::{errno, io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::remove_companion;
-use crate::staging::{PRIVATE, dataset_name, delete_tree, rename_no_replace};
+use crate::names::{RecordFault, remove_companion};
+use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
+use lamassu_store::backend::Time;
 use lamassu_store::{Backend, BackendDir};
+use lru::LruCache;
+use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,9 +27,34 @@ pub struct Dataset {
     pub stored: PathBuf,
 }
 
+/// What a walk met.
+#[derive(Debug, Default)]
+pub struct Sighted {
+    /// by plain path
+    pub datasets: Vec<Dataset>,
+    /// Directories that could not be looked into, by plain path: datasets may lie in them.
+    pub unseen: Vec<(PathBuf, VaultError)>,
+}
+
+/// Directories of which it is remembered that they are no datasets, though nobody may look into them.
+const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+
+/// What dataset roots there are not, among directories that take a lent permission to be looked into: those whose change time is still this one.
+pub(crate) struct Shut(Mutex<LruCache<StoreId, Time>>);
+
+impl Default for Shut {
+    fn default() -> Self {
+        Shut(Mutex::new(LruCache::new(SHUT_MAX)))
+    }
+}
+
 /// Whether a vault lies in this directory.
-pub(crate) fn has_header(dir: &dyn BackendDir) -> bool {
-    dir.stat_entry(OsStr::new(HEADER)).is_ok_and(|st| st.kind == Kind::File)
+pub(crate) fn has_header(dir: &dyn BackendDir) -> stdio::Result<bool> {
+    match dir.stat_entry(OsStr::new(HEADER)) {
+        Ok(st) => Ok(st.kind == Kind::File),
+        Err(e) if is_not_found(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 impl Vault {
@@ -43,18 +73,29 @@ impl Vault {
         if !self.has_datasets() || ino == ROOT {
             return Ok(None);
         }
-        let _tree = self.tree.read();
-        match self.dir(ino) {
-            Ok(dir) => match dir.handle.stat_entry(OsStr::new(HEADER)) {
-                Ok(st) => Ok((st.kind == Kind::File).then(|| dir.handle.clone())),
-                Err(e) if is_not_found(&e) => Ok(None),
-                // Not to be taken for a directory of the vault's own: then others' contents were read and made with the wrong keys.
-                Err(e) => Err(io("look for a dataset's header")(e)),
-            },
-            // Nobody gets into it, whatever it is.
-            Err(VaultError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => Ok(None),
-            Err(error) => Err(error),
+        {
+            let _tree = self.tree.read();
+            let dir = self.dir(ino)?.handle.clone();
+            match has_header(&*dir) {
+                Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
+                    let st = dir.stat().map_err(io("stat a directory"))?;
+                    if self.shut.0.lock().get(&StoreId::from(&st)) == Some(&st.ctime) {
+                        return Ok(None);
+                    }
+                }
+                // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong keys.
+                seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
+            }
         }
+        // Exclusive: nobody sees the mode that is lent, or sets another meanwhile.
+        let _tree = self.tree.write();
+        let dir = self.dir(ino)?.handle.clone();
+        let is_dataset = lending(&*dir, || has_header(&*dir)).map_err(io("look for a dataset's header"))?;
+        if !is_dataset {
+            let st = dir.stat().map_err(io("stat a directory"))?;
+            self.shut.0.lock().put(StoreId::from(&st), st.ctime);
+        }
+        Ok(is_dataset.then_some(dir))
     }
 
     /// Path in the store of an inode in use, relative to the vault's directory.
@@ -111,12 +152,18 @@ impl Vault {
         let (staging, temp) = (self.staging()?, dataset_name()?);
         staging.make_dir(&temp, PRIVATE).map_err(io("create a dataset"))?;
         let made = self.fill_dataset(&*staging, &temp, &wanted, fill).and_then(|made| {
-            let place = || {
-                rename_no_replace(&*staging, &temp, &*dir.handle, &stored.name).map_err(io("create a dataset"))?;
-                dir.handle.sync().map_err(io("sync a directory"))
-            };
-            self.create_with(&dir, &stored, place)?;
-            made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"))?;
+            let place = || rename_no_replace(&*staging, &temp, &*dir.handle, &stored.name);
+            self.create_with(&dir, &stored, || place().map_err(io("create a dataset")))?;
+            // Moving a directory takes write permission on it, so the mode comes last.
+            let set = || made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"));
+            let done = set().and_then(|()| dir.handle.sync().map_err(io("sync a directory")));
+            if let Err(error) = done {
+                // Out of the tree again, and then its companion; what cannot be taken out stays, with its name.
+                let _ = made.set_mode(PRIVATE);
+                rename_no_replace(&*dir.handle, &stored.name, &*staging, &temp).map_err(io("take a dataset back"))?;
+                stored.companion.iter().for_each(|companion| remove_companion(&*dir.handle, &companion.name));
+                return Err(error.into());
+            }
             Ok(())
         });
         if let Err(error) = made {
@@ -129,6 +176,8 @@ impl Vault {
         }
         let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
         self.unsynced.add(StoreId::from(&st));
+        // The number may have been another directory's, and the store's clock be coarse.
+        self.shut.0.lock().pop(&StoreId::from(&st));
         Ok(self.entry(&dir, &stored.name, &st))
     }
 
@@ -150,12 +199,12 @@ impl Vault {
         Ok(made)
     }
 
-    /// Takes a dataset out of the tree, with everything in it, and deletes it.
+    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the name by now stays.
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after it has left the tree is done by the next
     /// writer who opens the vault, and is logged.
-    pub fn remove_dataset(&self, parent: Ino, name: &OsStr) -> Result<()> {
+    pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
         {
@@ -163,9 +212,14 @@ impl Vault {
             let dir = self.dir(parent)?;
             let stored = self.stored(&dir, name)?;
             let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-            let is_dataset = st.kind == Kind::Dir
-                && has_header(&*dir.handle.open_dir(&stored.name).map_err(io("open a directory"))?);
-            if !is_dataset {
+            if StoreId::from(&st) != id {
+                return Err(VaultError::NotFound);
+            }
+            let is_dataset = || {
+                let inside = dir.handle.open_dir(&stored.name)?;
+                lending(&*inside, || has_header(&*inside))
+            };
+            if st.kind != Kind::Dir || !is_dataset().map_err(io("look for a dataset's header"))? {
                 return Err(VaultError::Invalid);
             }
             // Moving a directory takes write permission on it.
@@ -185,12 +239,12 @@ impl Vault {
         Ok(())
     }
 
-    /// The datasets in this tree, below a directory of it; those within them are theirs to list. Directories that do not open are left out: `check` names them.
+    /// The datasets in this tree, below a directory of it; those within them are theirs to list.
     ///
     /// # Errors
-    /// Those of the store, and [`VaultError::Damaged`], for the directory itself.
-    pub fn datasets(&self, below: Ino) -> Result<Vec<Dataset>> {
-        let mut found = Vec::new();
+    /// Those of the store for the directory itself.
+    pub fn datasets(&self, below: Ino) -> Result<Sighted> {
+        let mut found = Sighted::default();
         if !self.has_datasets() {
             return Ok(found);
         }
@@ -199,27 +253,58 @@ impl Vault {
             (self.dir(below)?.handle.clone(), self.stored_path_of(below).ok_or(VaultError::Stale)?)
         };
         let plain = self.plain_path(&stored)?;
-        let mut todo = vec![(start, stored, plain)];
-        while let Some((dir, stored, plain)) = todo.pop() {
-            if !stored.as_os_str().is_empty() && has_header(&*dir) {
-                found.push(Dataset { plain: Some(plain), stored });
-                continue;
-            }
-            let Ok(names) = self.read_names(&*dir) else { continue };
-            for e in dir.read_dir().map_err(io("list a directory"))? {
-                let is_dir = match e.kind {
-                    Some(kind) => kind == Kind::Dir,
-                    None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
-                };
-                if !is_dir {
-                    continue;
-                }
-                let (Ok(Some(name)), Ok(child)) = (names.open(&*dir, &e.name), dir.open_dir(&e.name)) else { continue };
-                todo.push((child, stored.join(&e.name), plain.join(name)));
+        // Each is opened when its turn comes, through its parent, which stays open until the last in it was.
+        let mut todo = vec![(start, None, stored, plain)];
+        while let Some((dir, name, stored, plain)) = todo.pop() {
+            match self.look_for_datasets(dir, name.as_deref(), &stored) {
+                Ok(None) => found.datasets.push(Dataset { plain: Some(plain), stored }),
+                Ok(Some((dir, below))) => todo.extend(below.into_iter().map(|(name, shown)| {
+                    let (stored, plain) = (stored.join(&name), plain.join(shown));
+                    (dir.clone(), Some(name), stored, plain)
+                })),
+                // Gone meanwhile.
+                Err(VaultError::NotFound) => {}
+                Err(error) => found.unseen.push((plain, error)),
             }
         }
-        found.sort_by(|a, b| a.plain.cmp(&b.plain));
+        found.datasets.sort_by(|a, b| a.plain.cmp(&b.plain));
+        found.unseen.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
+    }
+
+    /// A directory, `name` in `dir` or `dir` itself, and the directories in it, by stored and plain name; `None` of a dataset.
+    #[allow(clippy::type_complexity)]
+    fn look_for_datasets(
+        &self,
+        dir: Arc<dyn BackendDir>,
+        name: Option<&OsStr>,
+        stored: &Path,
+    ) -> Result<Option<(Arc<dyn BackendDir>, Vec<(OsString, OsString)>)>> {
+        let dir = match name {
+            None => dir,
+            Some(name) => dir.open_dir(name).map_err(io("open a directory"))?,
+        };
+        if !stored.as_os_str().is_empty() && has_header(&*dir).map_err(io("look for a dataset's header"))? {
+            return Ok(None);
+        }
+        let names = self.read_names(&*dir).map_err(|fault| match fault {
+            RecordFault::Unreadable(e) => io("read a directory record")(e),
+            RecordFault::Text | RecordFault::Seal(_) | RecordFault::Content(_) => damaged(stored),
+        })?;
+        let mut below = Vec::new();
+        for e in dir.read_dir().map_err(io("list a directory"))? {
+            let is_dir = match e.kind {
+                Some(kind) => kind == Kind::Dir,
+                None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
+            };
+            // What has no name here is not shown either; `check` names it.
+            if let Ok(Some(shown)) = names.open(&*dir, &e.name)
+                && is_dir
+            {
+                below.push((e.name, shown));
+            }
+        }
+        Ok(Some((dir, below)))
     }
 
     /// The first directory on a path in the store that is a dataset.
@@ -236,7 +321,7 @@ impl Vault {
                 Err(_) => return Ok(None),
             };
             walked.push(name);
-            if has_header(&*dir) {
+            if has_header(&*dir).map_err(io("look for a dataset's header"))? {
                 return Ok(Some(walked));
             }
         }
@@ -263,7 +348,7 @@ impl Vault {
             dir = dir.open_dir(&kept.name).map_err(io("open a directory"))?;
             stored.push(&kept.name);
             plain.push(part);
-            if has_header(&*dir) {
+            if has_header(&*dir).map_err(io("look for a dataset's header"))? {
                 let rest = parts[i + 1..].iter().collect();
                 return Ok(Some((Dataset { plain: Some(plain), stored }, rest)));
             }

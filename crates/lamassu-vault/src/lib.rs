@@ -27,7 +27,7 @@ mod tree;
 pub mod types;
 mod xattr;
 
-pub use dataset::Dataset;
+pub use dataset::{Dataset, Sighted};
 pub use forest::Forest;
 pub use rekey::{Rekey, RekeyProgress, Rekeyed, stored_bytes};
 pub use types::*;
@@ -63,6 +63,7 @@ pub struct Vault {
     name_max: usize,
     /// Whether directories of the tree may be roots of vaults of their own.
     datasets: AtomicBool,
+    shut: dataset::Shut,
     nodes: Mutex<inode::NodeTable>,
     dirs: dirs::Dirs,
     files: open::OpenFiles,
@@ -146,6 +147,7 @@ impl Vault {
             name_mode: header.names(),
             name_max: header.name_max(),
             datasets: AtomicBool::new(header.has_datasets()),
+            shut: dataset::Shut::default(),
             nodes: Mutex::new(inode::NodeTable::new(&st)),
             dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, root), dirs_max),
             files: open::OpenFiles::default(),

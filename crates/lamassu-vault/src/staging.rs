@@ -92,19 +92,28 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
-/// The same of an entry of `parent`. A directory whose owner may not look into it is lent the permission for the moment: rmdir needs none.
-pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<bool> {
-    let look = || parent.open_dir(name).and_then(|dir| is_empty(&*dir));
-    match look() {
-        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
-            let mode = parent.stat_entry(name)?.mode;
-            parent.set_mode_entry(name, mode | PRIVATE)?;
-            let seen = look();
-            parent.set_mode_entry(name, mode)?;
-            seen
-        }
-        other => other,
+/// Looks into a directory. One whose owner, who we are, may not is lent the permission for the moment: callers hold what keeps others from
+/// seeing or setting its mode, as far as there are any.
+pub(crate) fn lending<T>(dir: &dyn BackendDir, look: impl Fn() -> stdio::Result<T>) -> stdio::Result<T> {
+    let denied = match look() {
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => e,
+        done => return done,
+    };
+    let mode = dir.stat()?.mode;
+    if mode & PRIVATE == PRIVATE || dir.set_mode(mode | PRIVATE).is_err() {
+        return Err(denied);
     }
+    let seen = look();
+    if dir.stat()?.mode == mode | PRIVATE {
+        dir.set_mode(mode)?;
+    }
+    seen
+}
+
+/// Whether an entry of `parent` is a directory that holds nothing: rmdir needs no permission to look into it.
+pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<bool> {
+    let dir = parent.open_dir(name)?;
+    lending(&*dir, || is_empty(&*dir))
 }
 
 /// Deletes the empty directory `name` of the staging directory.

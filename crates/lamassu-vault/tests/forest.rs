@@ -11,6 +11,8 @@ use lamassu_keys::{
     Argon2Params, Material, NewDataset, NewSlot, NewVault, SlotKind, Unlocked, Zone, create_dataset, create_vault,
     unlock_by_parent,
 };
+use lamassu_store::backend::FaultBackend;
+use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::forest::{Cache, Number, Opener, Opening, ROOT_VOLUME, State, local as own_number, volume_of};
 use lamassu_vault::{Forest, HandleId, Ino, Kind, ROOT, RenameMode, Result, SetAttr, Vault, VaultError};
@@ -18,6 +20,8 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::Path;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -63,7 +67,12 @@ struct Wood {
 }
 
 fn wood(names: NameMode) -> Wood {
+    wood_over(names, |backend| backend)
+}
+
+fn wood_over(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Wood {
     let (dir, backend) = local();
+    let backend = wrap(backend);
     let new = NewVault {
         suite: Suite::Aes,
         geometry: Geometry::new(4096, 8).unwrap(),
@@ -162,7 +171,7 @@ impl Wood {
             (self.forest.header(ROOT_VOLUME).unwrap(), keys.key_ring(header.suite()).unwrap())
         };
         let opening = Opening { header, ring, options: options(false), cached: true };
-        self.forest.load(ROOT_VOLUME, opening).unwrap();
+        self.forest.load(ROOT_VOLUME, || Ok::<_, VaultError>(opening)).unwrap();
     }
 }
 
@@ -369,6 +378,60 @@ fn the_whole_mount_is_unloaded_when_nobody_uses_it() {
     assert_eq!(w.ino("a"), a);
 }
 
+/// A re-keying that ends when it is told to.
+#[derive(Default)]
+struct Held {
+    begun: AtomicBool,
+    may_end: AtomicBool,
+}
+
+impl lamassu_vault::RekeyProgress for Held {
+    fn total(&self, _: u64) {
+        self.begun.store(true, Release);
+        while !self.may_end.load(Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    fn advance(&self, _: u64) {}
+    fn failed(&self, stored: &str, error: &VaultError) {
+        panic!("{stored}: {error}");
+    }
+    fn dataset(&self, _: &Path) -> Result<()> {
+        Ok(())
+    }
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_rekeying_under_way_is_use() {
+    let w = wood(NameMode::Encrypted);
+    let a = volume_of(w.plant("a", true));
+    w.put("a/f", b"a");
+    w.forest.unload_after(Duration::from_millis(100));
+    let held = Held::default();
+    let idle = || {
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(100));
+            w.forest.unload_idle().unwrap();
+        }
+        w.state(ROOT_VOLUME)
+    };
+    std::thread::scope(|scope| {
+        let vault = w.forest.vault(a).unwrap();
+        let held = &held;
+        scope.spawn(move || vault.rekey(lamassu_vault::Rekey::Outer, None, held).unwrap());
+        while !held.begun.load(Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let state = idle();
+        held.may_end.store(true, Release);
+        assert_eq!(state, State::Loaded);
+    });
+    assert_eq!(idle(), State::Unloaded);
+}
+
 #[test]
 fn a_copy_of_a_dataset_is_another_volume() {
     let w = wood(NameMode::Plain);
@@ -437,9 +500,113 @@ fn a_dataset_that_cannot_be_made_leaves_nothing() {
     assert!(matches!(make(true, "f"), Err(VaultError::Exists)));
 }
 
+#[test]
+fn a_dataset_whose_place_is_not_durable_is_taken_back() {
+    let mut faults = None;
+    let w = wood_over(NameMode::Encrypted, |backend| {
+        let fault = Arc::new(FaultBackend::new(backend));
+        faults = Some(fault.faults().clone());
+        fault
+    });
+    let faults = faults.unwrap();
+    let long = "l".repeat(250);
+    w.plant("first", true);
+    let before = || std::fs::read_dir(w.dir.path()).unwrap().count();
+    let entries = before();
+    // Of what comes after the dataset was moved to its place: that directory's barrier, and that its mode is set.
+    for fails in [Call::SyncDir, Call::SetMode] {
+        let stage = AtomicUsize::new(0);
+        faults.rule(move |c| {
+            let moved = c.call == Call::Rename && stage.compare_exchange(0, 1, Relaxed, Relaxed).is_ok();
+            let hit = !moved && c.call == fails && stage.compare_exchange(1, 2, Relaxed, Relaxed).is_ok();
+            hit.then_some(Fault::Errno(libc::EIO))
+        });
+        let made = w.forest.make_dataset(ROOT, n(&long), 0o755, me(), |backend, _| -> Result<()> {
+            write_header(&*backend.root(), b"header");
+            Ok(())
+        });
+        assert!(matches!(made, Err(VaultError::Io { .. })), "{made:?}");
+        faults.clear_rules();
+        assert!(matches!(w.forest.resolve(n(&long)), Err(VaultError::NotFound)));
+        assert_eq!(before(), entries, "nothing is left, nor a companion");
+        assert_eq!(std::fs::read_dir(w.dir.path().join("lamassu.staging")).unwrap().count(), 0);
+    }
+    w.plant(&long, true);
+    w.put(&format!("{long}/f"), b"content");
+    root_is_whole(&w);
+}
+
 /// Backends that have no such thing refuse, and say so.
 #[test]
 fn a_store_without_directories_of_its_own_has_no_datasets() {
     let backend: Arc<dyn Backend> = common::memory();
     assert!(backend.root().as_backend().is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP)));
+}
+
+#[test]
+fn no_key_opens_what_is_open_or_lies_in_a_vault_that_is_not() {
+    let w = wood(NameMode::Encrypted);
+    let locked = volume_of(w.plant("locked", false));
+    let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
+    let opening = || -> Result<Opening> {
+        let header = w.forest.header(locked)?;
+        let keys = lamassu_keys::unlock(&header, &material).unwrap();
+        let ring = keys.key_ring(header.suite()).unwrap();
+        Ok(Opening { header, ring, options: options(false), cached: true })
+    };
+    w.forest.unload(ROOT_VOLUME).unwrap();
+    key_not_loaded(w.forest.load(locked, opening).map(drop));
+    w.load_root();
+    w.ino("locked");
+    w.forest.load(locked, opening).unwrap();
+    let asked = || -> Result<Opening> { panic!("its keys would be kept in the place of those that are in use") };
+    assert!(matches!(w.forest.load(locked, asked).map(drop), Err(VaultError::Refused(_))));
+    w.put("locked/f", b"content");
+}
+
+#[test]
+fn what_gets_the_name_of_a_destroyed_one_stays() {
+    let w = wood(NameMode::Encrypted);
+    let kept = w.plant("a", true);
+    w.put("a/f", b"kept");
+    for _ in 0..40 {
+        let free = if w.forest.resolve(n("a")).is_ok() { "b" } else { "a" };
+        let gone = volume_of(w.plant(free, true));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let _ = w.forest.rename(ROOT, n("a"), ROOT, n("b"), RenameMode::Exchange);
+                }
+            });
+            // Under another name by then: asked again.
+            while let Err(error) = w.forest.destroy(gone, true) {
+                assert!(matches!(error, VaultError::NotFound), "{error:?}");
+            }
+            done.store(true, Relaxed);
+        });
+        let left = ["a", "b"].into_iter().find(|name| w.forest.resolve(n(name)).is_ok()).unwrap();
+        assert_eq!((w.ino(left), w.get(&format!("{left}/f")).unwrap()), (kept, b"kept".to_vec()));
+    }
+}
+
+#[test]
+fn a_header_is_read_whole_while_it_is_replaced() {
+    let w = wood(NameMode::Encrypted);
+    let a = volume_of(w.plant("a", true));
+    let path = w.dir.path().join(w.forest.stored_dir(a).unwrap()).join("lamassu.vault");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..500 {
+                let update = lamassu_keys::Update::begin(&path).unwrap();
+                let header: VaultHeader = update.read().unwrap();
+                update.replace(&header).unwrap();
+            }
+            done.store(true, Relaxed);
+        });
+        while !done.load(Relaxed) {
+            w.forest.header(a).unwrap();
+        }
+    });
 }

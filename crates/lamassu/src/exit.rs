@@ -181,7 +181,8 @@ fn fault(error: &Fault) -> Code {
         Fault::Pins { .. } => Code::KeySource,
         Fault::NoZonePin { .. } => Code::AdminSignature,
         Fault::Unprinted { .. } => Code::Other,
-        Fault::Local { .. } | Fault::DaemonKilled { .. } | Fault::SomeFailed { .. } => Code::Other,
+        Fault::Local { .. } | Fault::DaemonKilled { .. } => Code::Other,
+        Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
         // A failure that calls itself success is one all the same.
         Fault::Told { code: 0, message: _ } => Code::Other,
         Fault::Told { code, message: _ } => Code::from_number((*code).into()),

@@ -178,6 +178,9 @@ pub enum Fault {
     /// Some of several files failed; each was named when it did.
     #[error("{failed} of {all} could not be done")]
     SomeFailed { failed: usize, all: usize },
+    /// A list of datasets with gaps; the first of these were named.
+    #[error("directories that could not be looked into, where further datasets may lie: {count}")]
+    NotAllSeen { count: usize },
     /// umount(2) and fusermount3 both refused.
     #[error("cannot unmount {path:?}: {reason}")]
     Umount { path: PathBuf, reason: String },

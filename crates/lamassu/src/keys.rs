@@ -152,7 +152,7 @@ pub fn unlock_and_keep<H: Header>(
         let opened = match lamassu_keys::unlock(header, &material) {
             // The directory of a dataset in the store: the key of the vault it lies in opens it too.
             Err(error) if error.is_wrong_key() && inherits(header) => by_parent(header, &material, subject, error),
-            done => done,
+            done => done.map_err(Into::into),
         };
         match opened {
             Ok(unlocked) => {
@@ -166,7 +166,7 @@ pub fn unlock_and_keep<H: Header>(
                     .for_each(|w| ui.warn(w));
                 return Ok((unlocked, material));
             }
-            Err(KeyError::WrongKey { .. }) if attempt < attempts => {
+            Err(error) if matches!(error.downcast_ref(), Some(KeyError::WrongKey { .. })) && attempt < attempts => {
                 attempt += 1;
                 ui.warn("wrong passphrase, try again");
             }
@@ -176,15 +176,16 @@ pub fn unlock_and_keep<H: Header>(
 }
 
 /// Opens the header of a dataset in `dir` by the vault above it in the store, which the material opens, or that by the one above it.
-fn by_parent<H: Header>(header: &H, material: &Material, dir: &Path, own: KeyError) -> Result<Unlocked, KeyError> {
-    let Ok(dir) = dir.canonicalize() else { return Err(own) };
-    let Some(above) = dir.ancestors().skip(1).find(|d| d.join(name::HEADER).is_file()) else { return Err(own) };
-    let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Err(own) };
+fn by_parent<H: Header>(header: &H, material: &Material, dir: &Path, own: KeyError) -> Result<Unlocked> {
+    let Ok(dir) = dir.canonicalize() else { return Err(own.into()) };
+    let Some(above) = dir.ancestors().skip(1).find(|d| d.join(name::HEADER).is_file()) else { return Err(own.into()) };
+    let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Err(own.into()) };
+    fips::check_suite(parent.suite())?;
     let keys = match lamassu_keys::unlock(&parent, material) {
         Err(error) if error.is_wrong_key() && inherits(&parent) => by_parent(&parent, material, above, error)?,
         done => done?,
     };
-    unlock_by_parent(header, &keys.key_ring(parent.suite())?)
+    Ok(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?)
 }
 
 /// Refuses a vault's header that somebody else has signed than who is pinned; a pin follows a key that the pinned one has signed. Zones have no administrator.

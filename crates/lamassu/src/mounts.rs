@@ -58,6 +58,12 @@ pub fn of_vault(dir: &Path) -> Option<Mount> {
     all().into_iter().find(|m| m.fs_type == TYPE && m.source == dir && !m.is_read_only())
 }
 
+/// Where a dataset of the vault in `dir`, a path without links, is mounted by itself for writing.
+pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
+    let is_within = |m: &Mount| m.source != dir && m.source.starts_with(dir);
+    all().into_iter().find(|m| m.fs_type == TYPE && is_within(m) && !m.is_read_only())
+}
+
 /// Where the vault in `dir` is mounted, read-only too.
 pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;

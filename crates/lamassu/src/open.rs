@@ -192,6 +192,29 @@ pub fn lock_out_writers(dir: &Path) -> Result<Option<File>> {
     }
 }
 
+/// The same of every dataset in the vault: each can be opened by itself, by its directory in the store.
+///
+/// # Errors
+/// [`Fault::Locked`], and those of the store.
+pub fn lock_out_writers_below(dir: &Path) -> Result<Vec<File>> {
+    let (mut held, mut todo) = (Vec::new(), vec![dir.to_path_buf()]);
+    while let Some(at) = todo.pop() {
+        let listing = |source| Fault::Backing { op: "list", path: at.clone(), source };
+        for entry in std::fs::read_dir(&at).map_err(listing)? {
+            let entry = entry.map_err(listing)?;
+            if !entry.file_type().map_err(listing)?.is_dir() || entry.file_name() == name::STAGING {
+                continue;
+            }
+            let below = entry.path();
+            if below.join(name::HEADER).symlink_metadata().is_ok_and(|meta| meta.is_file()) {
+                held.extend(lock_out_writers(&below)?);
+            }
+            todo.push(below);
+        }
+    }
+    Ok(held)
+}
+
 /// Tries until the vault is free. umount(8) returns before the daemon has closed the vault, so a writer that has it mounted nowhere may be about to
 /// close it.
 ///

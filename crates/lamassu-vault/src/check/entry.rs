@@ -44,9 +44,19 @@ impl Checker<'_> {
         if !is_first {
             return Some(st.kind);
         }
-        if st.kind == Kind::Dir && self.is_dataset(at) {
-            self.report.datasets.push(Dataset { plain: at.plain.clone(), stored: at.stored.clone() });
-            return None;
+        if st.kind == Kind::Dir && self.vault.has_datasets() {
+            match at.dir.open_dir(&at.name).and_then(|dir| has_header(&*dir)) {
+                Ok(true) => {
+                    self.report.datasets.push(Dataset { plain: at.plain.clone(), stored: at.stored.clone() });
+                    return None;
+                }
+                // Nothing in it is taken for ours, least of all by a repair.
+                Err(e) if !is_not_found(&e) => {
+                    self.note_io(at, "whether the directory is a dataset cannot be seen", &e);
+                    return None;
+                }
+                Ok(false) | Err(_) => {}
+            }
         }
         self.xattrs_of(at, &at.dir, Some(&at.name));
         match st.kind {
@@ -59,10 +69,6 @@ impl Checker<'_> {
             self.progress.advance(1, 0);
         }
         Some(st.kind)
-    }
-
-    fn is_dataset(&self, at: &Place) -> bool {
-        self.vault.has_datasets() && at.dir.open_dir(&at.name).is_ok_and(|dir| has_header(&*dir))
     }
 
     fn link(&mut self, at: &Place, st: &Stat, links: &mut Links) {

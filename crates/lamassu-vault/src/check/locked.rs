@@ -9,7 +9,7 @@ use lamassu_format::PAGE_LEN;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::{DIR_RECORD, Stored, classify};
 use lamassu_store::BackendDir;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,8 +34,17 @@ fn problem(stored: &Path, kind: &str, text: String) -> Problem {
 /// Those of the store, for the root.
 pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<Report> {
     let mut report = Report::default();
-    let mut todo = vec![(root, PathBuf::new())];
-    while let Some((dir, stored)) = todo.pop() {
+    // Each is opened when its turn comes, through its parent, which stays open until the last in it was.
+    let mut todo = vec![(root, OsString::new(), PathBuf::new())];
+    while let Some((above, name, stored)) = todo.pop() {
+        let opened = if name.is_empty() { Ok(above) } else { above.open_dir(&name) };
+        let dir = match opened {
+            Ok(dir) => dir,
+            Err(e) => {
+                report.problems.push(problem(&stored, kind::IO, format!("the directory does not open: {e}")));
+                continue;
+            }
+        };
         let entries = match dir.read_dir() {
             Ok(entries) => entries,
             Err(e) if stored.as_os_str().is_empty() => return Err(listing(e)),
@@ -44,9 +53,17 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
                 continue;
             }
         };
-        if !stored.as_os_str().is_empty() && has_header(&*dir) {
-            report.datasets.push(Dataset { plain: None, stored });
-            continue;
+        match has_header(&*dir) {
+            Ok(true) if !stored.as_os_str().is_empty() => {
+                report.datasets.push(Dataset { plain: None, stored });
+                continue;
+            }
+            Err(e) => {
+                let text = format!("whether the directory is a dataset cannot be seen: {e}");
+                report.problems.push(problem(&stored, kind::IO, text));
+                continue;
+            }
+            Ok(_) => {}
         }
         report.directories += 1;
         if header.names() == NameMode::Encrypted && !entries.iter().any(|e| e.name == OsStr::new(DIR_RECORD)) {
@@ -66,10 +83,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
             }
             let Ok(st) = dir.stat_entry(&e.name) else { continue };
             match st.kind {
-                Kind::Dir => match dir.open_dir(&e.name) {
-                    Ok(below) => todo.push((below, at)),
-                    Err(e) => report.problems.push(problem(&at, kind::IO, format!("the directory does not open: {e}"))),
-                },
+                Kind::Dir => todo.push((dir.clone(), e.name, at)),
                 Kind::File => {
                     report.files += 1;
                     if st.len % PAGE_LEN as u64 != 0 {

@@ -83,7 +83,7 @@ impl Checker<'_> {
             let opened = match name {
                 None => dir,
                 Some(name) => match dir.open_dir(&name) {
-                    Ok(dir) if self.vault.has_datasets() && has_header(&*dir) => continue,
+                    Ok(dir) if self.vault.has_datasets() && has_header(&*dir).unwrap_or(false) => continue,
                     Ok(dir) => dir,
                     Err(_) => continue,
                 },

@@ -17,6 +17,7 @@ pub use states::{State, Volume};
 
 use crate::error::io;
 use crate::inode::{OWN_MAX, StoreId};
+use crate::staging::lending;
 use crate::{Attr, Entry, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
@@ -351,7 +352,7 @@ impl Forest {
 
     /// The volume of a dataset: the one it has, or a new one. Its number comes from its id; where that is taken, by a copy of it for one, it is the next.
     fn sight(&self, id: [u8; 16], store: StoreId, dir: &dyn BackendDir) -> Result<Arc<Slot>> {
-        let backend = dir.as_backend().map_err(io("open a dataset"))?;
+        let backend = lending(dir, || dir.as_backend()).map_err(io("open a dataset"))?;
         let mut table = self.table.write();
         let first = (u16::from_le_bytes([id[0], id[1]]) & NUMBER_MAX).max(1);
         let mut number = first;
@@ -401,8 +402,22 @@ impl Forest {
 /// Reads the header in a directory. Not authenticated.
 fn read_header(dir: &dyn BackendDir) -> Result<VaultHeader> {
     let damaged = |what: String| VaultError::Damaged { what: "dataset header", stored: what };
-    let file = dir.open_file(OsStr::new(HEADER), false).map_err(io("open a dataset's header"))?;
-    let mut bytes = vec![0; HEADER_MAX + 1];
-    let len = file.read_at(0, &mut bytes).map_err(io("read a dataset's header"))?;
-    VaultHeader::parse(&bytes[..len]).map_err(|e| damaged(e.to_string()))
+    let bytes = lending(dir, || read_header_bytes(dir)).map_err(io("read a dataset's header"))?;
+    VaultHeader::parse(&bytes).map_err(|e| damaged(e.to_string()))
+}
+
+/// The bytes of a header, at most one more than a header may have. As `lamassu_keys::header_file::read_bytes`.
+fn read_header_bytes(dir: &dyn BackendDir) -> std::io::Result<Vec<u8>> {
+    const ATTEMPTS_MAX: usize = 16;
+    for _ in 0..ATTEMPTS_MAX {
+        let file = dir.open_file(OsStr::new(HEADER), false)?;
+        let mut bytes = vec![0; HEADER_MAX + 1];
+        let len = file.read_at(0, &mut bytes)?;
+        // What was replaced meanwhile is overwritten, so what was read of it may be noise.
+        if StoreId::from(&file.stat()?) == StoreId::from(&dir.stat_entry(OsStr::new(HEADER))?) {
+            bytes.truncate(len);
+            return Ok(bytes);
+        }
+    }
+    Err(std::io::ErrorKind::ResourceBusy.into())
 }

@@ -4,12 +4,14 @@ use super::{Forest, Number, Opening, ROOT_VOLUME, global, read_header};
 use crate::dataset::frozen;
 use crate::error::{errno, io};
 use crate::inode::StoreId;
+use crate::staging::lending;
 use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::Backend;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -201,7 +203,14 @@ impl Forest {
 
     /// Opens the vault of a volume; the caller holds its `opening`.
     fn fill(&self, slot: &Slot, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
-        let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone());
+        let open =
+            || Vault::open_with(slot.backend.clone(), &header, ring.clone(), options.clone(), self.engine.clone());
+        // Nobody sets the mode of its root meanwhile: that takes an open vault.
+        let vault = lending(&*slot.backend.root(), || match open() {
+            Err(VaultError::Io { op: _, source }) if source.kind() == ErrorKind::PermissionDenied => Err(source),
+            opened => Ok(opened),
+        });
+        let vault = vault.map_err(io("open a dataset")).and_then(|opened| opened);
         let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
         let vault = Arc::new(vault);
         slot.set_cached(cached);
@@ -264,6 +273,11 @@ impl Forest {
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
+    /// The volumes at and below one that are open, the ones above before those in them.
+    pub fn loaded_below(&self, number: Number) -> Vec<Number> {
+        self.at_or_below(number).iter().rev().filter(|s| s.loaded().is_some()).map(|s| s.number).collect()
+    }
+
     /// Files that are open in a volume and in those below it.
     pub fn open_files(&self, number: Number) -> usize {
         self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum()
@@ -275,7 +289,10 @@ impl Forest {
     /// # Errors
     /// [`VaultError::Refused`] while frozen; the first thing that could not be committed: all are closed nevertheless.
     pub fn unload(&self, number: Number) -> Result<bool> {
-        let _one = self.changing.lock();
+        self.unload_by(&self.changing.lock(), number)
+    }
+
+    fn unload_by(&self, _changing: &MutexGuard<'_, ()>, number: Number) -> Result<bool> {
         if self.frozen.load(Ordering::Acquire) {
             return Err(VaultError::Refused("frozen: `lamassu thaw` it first"));
         }
@@ -361,17 +378,23 @@ impl Forest {
         known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
     }
 
-    /// Opens a volume with keys that somebody brings.
+    /// Opens a volume with keys that somebody brings: `opening` is asked for them when it is certain that it may be opened.
     ///
     /// # Errors
-    /// Those of [`Vault::open`]; [`VaultError::Refused`] where it is open, or the vault it lies in is not.
-    pub fn load(&self, number: Number, opening: Opening) -> Result<Arc<Vault>> {
+    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::KeyNotLoaded`] where the vault it lies in is not.
+    pub fn load<E: From<VaultError>>(
+        &self,
+        number: Number,
+        opening: impl FnOnce() -> std::result::Result<Opening, E>,
+    ) -> std::result::Result<Arc<Vault>, E> {
         let _one = self.changing.lock();
         let slot = self.slot(number)?;
         let _opening = slot.opening.lock();
         self.may_load(&slot)?;
+        let opening = opening()?;
         if opening.header.id() != slot.id {
-            return Err(VaultError::Stale);
+            self.opener.unloading(number);
+            return Err(VaultError::Stale.into());
         }
         let vault = self.fill(&slot, opening)?;
         self.shown_anew(&slot);
@@ -404,6 +427,10 @@ impl Forest {
         }
         if self.frozen.load(Ordering::Acquire) {
             return Err(frozen());
+        }
+        let lies_in_an_open_one = || slot.place().is_some_and(|(parent, _)| self.vault(parent).is_some());
+        if slot.number != ROOT_VOLUME && !lies_in_an_open_one() {
+            return Err(VaultError::KeyNotLoaded);
         }
         Ok(())
     }
@@ -448,24 +475,18 @@ impl Forest {
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }
-        let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
-        if let Err(error) = self.unload(number) {
-            if self.slot(number)?.loaded().is_some() {
+        // To the end: nobody loads it again in between.
+        let changing = self.changing.lock();
+        let slot = self.slot(number)?;
+        if let Err(error) = self.unload_by(&changing, number) {
+            if slot.loaded().is_some() {
                 return Err(error);
             }
             tracing::warn!(%error, "a dataset that is destroyed could not be committed");
         }
-        let _one = self.changing.lock();
-        let above = self.at(dir)?;
-        // It may have been renamed meanwhile, and another one have its name.
-        let entry = above.lookup(super::local(dir), &name)?;
-        let there = above.dataset_at(entry.attr.ino);
-        above.forget(entry.attr.ino, 1);
-        let there = there?.ok_or(VaultError::NotFound)?.stat().map_err(io("stat a dataset"))?;
-        if StoreId::from(&there) != self.slot(number)?.store {
-            return Err(VaultError::NotFound);
-        }
-        above.remove_dataset(super::local(dir), &name)?;
+        let (dir, name) = self.plain_place(number).ok_or(VaultError::KeyNotLoaded)?;
+        // It may be renamed meanwhile, and another one have its name.
+        self.at(dir)?.remove_dataset(super::local(dir), &name, slot.store)?;
         self.table.write().remove(&number);
         self.crossings.write().retain(|_, n| *n != number);
         if let Some(cache) = self.cache.get() {
@@ -480,11 +501,15 @@ impl Forest {
         self.idle.lock().after = Some(idle);
     }
 
+    fn is_rekeying(&self) -> bool {
+        self.slots().iter().filter_map(|s| s.loaded()).any(|vault| vault.rekeying.is_locked())
+    }
+
     /// Whether that time is over.
     fn is_idle(&self) -> bool {
         let mut idle = self.idle.lock();
         let Some(after) = idle.after else { return false };
-        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 {
+        if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 || self.is_rekeying() {
             idle.since = Instant::now();
         }
         idle.since.elapsed() >= after && self.root.loaded().is_some()

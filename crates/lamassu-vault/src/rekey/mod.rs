@@ -354,7 +354,7 @@ fn bytes_below(
         let dir = match name {
             None => dir,
             Some(name) => match dir.open_dir(&name) {
-                Ok(dir) if leave_out && has_header(&*dir) => continue,
+                Ok(dir) if leave_out && has_header(&*dir).unwrap_or(false) => continue,
                 Ok(dir) => dir,
                 Err(_) => continue, // the walk says so
             },

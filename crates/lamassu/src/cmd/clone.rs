@@ -248,21 +248,31 @@ fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
     }
 }
 
-/// That nobody writes the vault, for as long as this lives.
+/// That nobody writes the vault or a dataset in it, for as long as this lives.
 enum Quiet {
+    /// By the daemon, which has the datasets too.
     Frozen(Mount),
-    Locked(#[allow(dead_code, reason = "held, not read")] Option<File>),
+    Locked(#[allow(dead_code, reason = "held, not read")] Vec<File>),
 }
 
 impl Quiet {
     fn make(dir: &Path) -> Result<Quiet> {
+        if let Some(mount) = mounts::of_dataset_in(dir) {
+            return Err(open::locked(&mount.source).into());
+        }
         open::once_closed(dir, || match mounts::of_vault(dir).filter(Mount::is_trusted) {
             Some(mount) => {
                 control::freeze(&mount.mountpoint)
                     .with_context(|| format!("cannot freeze {} to copy it", mount.mountpoint.display()))?;
                 Ok(Quiet::Frozen(mount))
             }
-            None => open::lock_out_writers(dir).map(Quiet::Locked),
+            None => {
+                let mut held: Vec<File> = open::lock_out_writers(dir)?.into_iter().collect();
+                if Found::at(dir)?.header.has_datasets() {
+                    held.extend(open::lock_out_writers_below(dir)?);
+                }
+                Ok(Quiet::Locked(held))
+            }
         })
     }
 }

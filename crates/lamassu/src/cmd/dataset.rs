@@ -10,7 +10,7 @@ use crate::open::{self, Found};
 use crate::output::{self, Ui};
 use crate::served;
 use crate::served::datasets::name_to_hex;
-use crate::served::protocol::{DatasetSpec, Datasets, Listed, Properties, Request, Status};
+use crate::served::protocol::{DatasetSpec, Datasets, Listed, Properties, Request, Status, Unseen};
 use crate::served::serve::Served;
 use crate::text;
 use anyhow::Result;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 const CREATE_EXAMPLES: &str = "\
 Examples:
   lamassu dataset create /mnt/projects                        inherits the key of the vault mounted at /mnt
-  lamassu dataset create -n raw:file:/root/p.key /mnt/private brings its own: locked until `key load`
+  lamassu dataset create -n raw:file:/root/p.key /mnt/private brings its own
   lamassu dataset create --domain family /srv/store/vault projects    without a mount: vault, then path";
 
 const LIST_EXAMPLES: &str = "\
@@ -288,8 +288,8 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     let id: String = made?;
     closed?;
     ui.note(format_args!("made dataset {id}: {}", args.places.last().map_or(Path::new(""), |p| p).display()));
-    if own.is_some() && !args.inherit {
-        ui.note("it is locked until its key is loaded: `lamassu key load -k SOURCE PATH`");
+    if own.is_some() && !args.inherit && matches!(site, Site::Mount(_)) {
+        ui.note("its key is loaded; once unloaded, or in another mount, it is locked until `lamassu key load -k SOURCE PATH`");
     }
     Ok(())
 }
@@ -297,12 +297,13 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
 #[derive(Serialize)]
 struct All {
     datasets: Vec<Listed>,
+    unseen: Vec<Unseen>,
 }
 
 fn list(ui: &Ui, args: &List) -> Result<()> {
     let site = Site::of(ui, &args.key, &args.places, true)?;
     let mut datasets: Vec<Listed> = Vec::new();
-    loop {
+    let (unseen, unseen_count) = loop {
         let after = datasets.last().map(|l| l.path.clone());
         let some: Datasets = match &site {
             Site::Mount(path) => served::ask(path, &Request::ListDatasets { after })?,
@@ -310,11 +311,19 @@ fn list(ui: &Ui, args: &List) -> Result<()> {
         };
         datasets.extend(some.datasets);
         if !some.more {
-            break;
+            break (some.unseen, some.unseen_count);
         }
-    }
+    };
     site.close()?;
-    if args.json { output::print_json(&All { datasets }) } else { output::print(table(&datasets)) }
+    for Unseen { path, text } in &unseen {
+        ui.warn(format_args!("not looked into: {}: {}", text::printable(path), text::printable(text)));
+    }
+    if args.json {
+        output::print_json(&All { datasets, unseen })?
+    } else {
+        output::print(table(&datasets))?
+    }
+    if unseen_count > 0 { Err(Fault::NotAllSeen { count: unseen_count }.into()) } else { Ok(()) }
 }
 
 fn table(datasets: &[Listed]) -> String {
@@ -346,11 +355,17 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     let (properties, inherit) = parse(&values)?;
     let changes_integrity = properties.integrity.is_some();
     let site = Site::of(ui, &args.key, &places, false)?;
-    match &site {
-        Site::Mount(path) => served::ask::<()>(path, &Request::SetDataset { properties, inherit })?,
+    let removed: Option<String> = match &site {
+        Site::Mount(path) => served::ask(path, &Request::SetDataset { properties, inherit })?,
         Site::Here { .. } => {
-            site.work(|_| Ok(()), |served, me, dir| served.set_dataset(me, dir, &properties, inherit))?
+            site.work(|_| Ok(None), |served, me, dir| served.set_dataset(me, dir, &properties, inherit))?
         }
+    };
+    if let Some(removed) = removed {
+        ui.note(format_args!(
+            "{removed}. Who had the key of the vault it lies in may have opened it and kept its keys: `lamassu key renew`, \
+             `key admin rotate` and `rekey` take those away"
+        ));
     }
     if changes_integrity && matches!(site, Site::Mount(_)) {
         ui.note("integrity holds from the next time the dataset is loaded on: `lamassu key unload` and `key load`");

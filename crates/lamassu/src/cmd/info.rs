@@ -3,7 +3,7 @@
 use crate::open::Found;
 use crate::{output, served, text};
 use anyhow::Result;
-use lamassu_format::header::{Header, Role, Slot, VaultHeader};
+use lamassu_format::header::{Caching, Header, Role, Slot, VaultHeader, Verified};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -41,6 +41,12 @@ pub struct Described {
     small_files: &'static str,
     /// within what equal blocks are equal
     domain: &'static str,
+    /// whether directories in it may be vaults of their own
+    datasets: bool,
+    /// what is verified on reads; null: what the vault it lies in or the mount says
+    integrity: Option<&'static str>,
+    /// what may stay in the page cache; null: likewise
+    cache: Option<&'static str>,
     /// a snapshot
     read_only: bool,
     created: u64,
@@ -91,6 +97,9 @@ impl Described {
             name_max: header.name_max(),
             small_files: if header.convergent_small_files() { "convergent" } else { "random" },
             domain: header.domain().name(),
+            datasets: header.has_datasets(),
+            integrity: header.integrity().map(Verified::name),
+            cache: header.cache().map(Caching::name),
             read_only: header.is_snapshot(),
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
@@ -168,6 +177,9 @@ pub fn run(args: Args) -> Result<()> {
         ("names", format!("{}, at most {} bytes in the store", d.names, d.name_max)),
         ("small files", d.small_files.into()),
         ("domain", d.domain.into()),
+        ("datasets", if d.datasets { "yes" } else { "none" }.into()),
+        ("integrity", d.integrity.unwrap_or("inherit").into()),
+        ("cache", d.cache.unwrap_or("inherit").into()),
         ("created", created),
         ("kind", if d.read_only { "snapshot, read-only" } else { "vault" }.into()),
         ("administrator", d.administrator.clone().unwrap_or_else(|| "none".into())),

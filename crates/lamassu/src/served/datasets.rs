@@ -1,11 +1,10 @@
 //! Datasets of a mount: made, listed, changed, destroyed, unloaded and loaded. Commands that work without a mount use the same, in their own process.
 
 use super::parcel::Channels;
-use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties};
+use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties, Unseen};
 use super::serve::Served;
 use crate::fault::Fault;
-use crate::pins;
-use crate::text;
+use crate::{fips, pins, text};
 use anyhow::{Context, Result};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
@@ -27,6 +26,18 @@ pub type Own = (Material, Argon2Params);
 
 /// How much of an answer a list may take; the rest is asked for.
 const LIST_LEN_MAX: usize = 12 << 10;
+/// Places that could not be looked into are counted, and the first told.
+const UNSEEN_MAX: usize = 8;
+/// How much of each.
+const UNSEEN_CHARS_MAX: usize = 150;
+
+impl Datasets {
+    fn not_seen(&mut self, shown: &Path, error: &dyn std::error::Error) {
+        let cut = |text: String| text.chars().take(UNSEEN_CHARS_MAX).collect();
+        self.unseen_count += 1;
+        self.unseen.push(Unseen { path: cut(shown.display().to_string()), text: cut(error.to_string()) });
+    }
+}
 
 impl Served {
     /// Only root, who mounted, and those whose directory it is.
@@ -76,9 +87,14 @@ impl Served {
             update.create_recorded(&mut header, &keys, &[event])?;
             anyhow::Ok(())
         });
-        made.with_context(|| Path::new(name).display().to_string())?;
+        let volume = made.with_context(|| Path::new(name).display().to_string())?;
         let event = Event::new(Kind::DatasetCreated).by(caller.uid).detail("dataset", text::hex(&id));
         self.note(above, event.detail("name", Path::new(name).display()));
+        // Who brought the key is not asked for it again. What inherits opens when it is entered.
+        if !spec.inherit {
+            let opening = || self.keeper().opening(volume, Some(above), header, keys);
+            self.forest().load(volume, opening).context("it is made, and does not open")?;
+        }
         Ok(text::hex(&id))
     }
 
@@ -111,6 +127,7 @@ impl Served {
             Some(name) => Domain::from_name(name).ok_or(Fault::GarbledRequest)?,
             None => parent.domain(),
         };
+        fips::check_suite(suite)?;
         if !domain.is_for(suite) {
             return Err(Fault::Usage(
                 "the domains file and none need another suite than paper, whose keys, as published, depend on a block's content alone",
@@ -140,7 +157,9 @@ impl Served {
         let kept = self.keeper().kept();
         let keys = &kept.get(&above).ok_or(VaultError::KeyNotLoaded)?.keys;
         // As the header is now: somebody else may have changed it.
-        Ok(create_dataset(&parent, &keys.reopen(&parent)?, vault.ring(), &new)?)
+        let made = create_dataset(&parent, &keys.reopen(&parent)?, vault.ring(), &new)?;
+        fips::check_small_files(made.0.convergent_small_files())?;
+        Ok(made)
     }
 
     /// In the history of a volume's vault. Where that cannot be written, what was done is done all the same.
@@ -160,12 +179,13 @@ impl Served {
     /// The datasets in a directory of the tree, those in them too where they are loaded; such as come behind `after`, as many as an answer holds.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
-        let mut all = Vec::new();
+        let mut all = Datasets::default();
         self.list_below(dir, Path::new(""), &mut all)?;
-        all.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut out = Datasets { datasets: Vec::new(), more: false };
+        all.datasets.sort_by(|a, b| a.path.cmp(&b.path));
+        let mut out = Datasets { datasets: Vec::new(), ..all };
+        out.unseen.truncate(UNSEEN_MAX);
         let mut len = 0;
-        for listed in all.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
+        for listed in all.datasets.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
             len += serde_json::to_vec(&listed)?.len() + 1;
             if len > LIST_LEN_MAX {
                 out.more = true;
@@ -176,22 +196,31 @@ impl Served {
         Ok(out)
     }
 
-    fn list_below(&self, dir: Ino, base: &Path, all: &mut Vec<Listed>) -> Result<()> {
+    fn list_below(&self, dir: Ino, base: &Path, all: &mut Datasets) -> Result<()> {
         let above = volume_of(dir);
         let Some(vault) = self.forest().vault(above) else { return Ok(()) };
         let start = self.forest().plain_path_in(dir)?;
-        for found in vault.datasets(lamassu_vault::forest::local(dir))? {
-            let Some(plain) = found.plain else { continue };
-            let shown = base.join(plain.strip_prefix(&start).unwrap_or(&plain));
-            let entry = self.forest().resolve_from(above, plain.as_os_str())?;
-            let root = entry.attr.ino;
-            let listed = self.described(volume_of(root), &shown);
-            all.push(listed?);
-            if self.forest().volume(volume_of(root))?.state == State::Loaded {
-                self.list_below(root, &shown, all)?;
+        let shown = |plain: &Path| base.join(plain.strip_prefix(&start).unwrap_or(plain));
+        let found = vault.datasets(lamassu_vault::forest::local(dir))?;
+        found.unseen.iter().for_each(|(plain, error)| all.not_seen(&shown(plain), error));
+        for dataset in found.datasets {
+            let Some(plain) = dataset.plain else { continue };
+            let shown = shown(&plain);
+            // One that is damaged keeps nobody from seeing the others.
+            if let Err(error) = self.list_one((above, &plain), &shown, all) {
+                all.not_seen(&shown, error.root_cause());
             }
         }
         Ok(())
+    }
+
+    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, all: &mut Datasets) -> Result<()> {
+        let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
+        all.datasets.push(self.described(volume_of(root), shown)?);
+        match self.forest().volume(volume_of(root))?.state {
+            State::Loaded => self.list_below(root, shown, all),
+            State::Sighted | State::Locked | State::Unloaded => Ok(()),
+        }
     }
 
     fn described(&self, volume: Number, shown: &Path) -> Result<Listed> {
@@ -223,7 +252,14 @@ impl Served {
     }
 
     /// Sets properties; those that are `None` stay, `inherit` as a value is what the parent says.
-    pub fn set_dataset(&self, caller: &Caller, dir: Ino, set: &Properties, inherit: Option<bool>) -> Result<()> {
+    /// Returns what to tell of a slot that this removed.
+    pub fn set_dataset(
+        &self,
+        caller: &Caller,
+        dir: Ino,
+        set: &Properties,
+        inherit: Option<bool>,
+    ) -> Result<Option<String>> {
         let volume = self.volume(dir)?;
         // Its keys change its header: it is opened if it was only seen.
         self.forest().at(dir)?;
@@ -233,7 +269,7 @@ impl Served {
         if volume == ROOT_VOLUME && inherit == Some(true) {
             return Err(Fault::NotADataset.into());
         }
-        self.change(caller, volume, |keys, header| {
+        let removed = self.change(caller, volume, |keys, header| {
             if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
                 return Err(Fault::SuiteNeedsFull { suite: header.suite().name() }.into());
             }
@@ -245,21 +281,28 @@ impl Served {
                     .detail("integrity", integrity.map_or("inherit", Verified::name))
                     .detail("cache", cache.map_or("inherit", Caching::name));
             }
+            let mut removed = None;
             match inherit {
                 Some(true) if !inherits(header) => {
                     let parent = above.and_then(|n| self.forest().vault(n)).ok_or(VaultError::KeyNotLoaded)?;
                     keys.add_parent_slot(header, parent.ring(), unix_now())?;
                 }
-                Some(false) if inherits(header) => drop(keys.remove_parent_slot(header)?.to_string()),
+                Some(false) if inherits(header) => {
+                    removed = Some(keys.remove_parent_slot(header)?.to_string());
+                }
                 _ => {}
             }
             let event = inherit.into_iter().fold(event, |event, inherit| event.detail("inherit", inherit));
-            Ok(((), event))
+            Ok((removed, event))
         })?;
-        if let Some(cache) = cache {
-            self.forest().set_cached(volume, self.keeper().cached_by(volume, above, cache))?;
+        if cache.is_some() {
+            // Those in it may say nothing of their own.
+            for below in self.forest().loaded_below(volume) {
+                let (header, above) = (self.forest().header(below)?, self.forest().parent(below));
+                self.forest().set_cached(below, self.keeper().cached_by(below, above, header.cache()))?;
+            }
         }
-        Ok(())
+        Ok(removed)
     }
 
     /// Unloads and removes a dataset.
@@ -305,8 +348,8 @@ impl Served {
             _ => pins::known(&header.id())?,
         };
         lamassu_keys::admin::check_pinned(&header, &pinned)?;
-        let opening = self.keeper().opening(volume, self.forest().parent(volume), header, unlocked)?;
-        self.forest().load(volume, opening).inspect_err(|_| self.keeper().forget_unless_loaded(volume))?;
+        let opening = || self.keeper().opening(volume, self.forest().parent(volume), header, unlocked);
+        self.forest().load(volume, opening)?;
         Ok(())
     }
 }

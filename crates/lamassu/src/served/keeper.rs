@@ -1,6 +1,7 @@
 //! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when they are unloaded.
 
-use crate::pins;
+use crate::fault::Fault;
+use crate::{fips, pins};
 use anyhow::Result;
 use lamassu_format::header::{Caching, Header, HistoryMark, VaultHeader, Verified};
 use lamassu_keys::history::Kind;
@@ -73,17 +74,19 @@ impl Keeper {
         forest.and_then(|forest| forest.vault(volume)).ok_or(VaultError::KeyNotLoaded)
     }
 
-    /// What opens a vault with keys that are kept from now on. `parent`: the volume it lies in.
+    /// What opens a vault with keys that are kept from now on; called where nothing else can open or close the volume. `parent`: the volume it lies in.
     ///
     /// # Errors
-    /// [`KeyError::NoOuterKey`] never, of a vault.
+    /// [`Fault::NotApproved`]; [`KeyError::NoOuterKey`] never, of a vault.
     pub fn opening(
         &self,
         volume: Number,
         parent: Option<Number>,
         header: VaultHeader,
         keys: Unlocked,
-    ) -> Result<Opening, KeyError> {
+    ) -> Result<Opening> {
+        fips::check_suite(header.suite())?;
+        fips::check_small_files(header.convergent_small_files())?;
         let ring = keys.key_ring(header.suite())?;
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent));
@@ -95,37 +98,29 @@ impl Keeper {
             Some(Verified::Full) => Integrity::Full,
             Some(Verified::Metadata) => Integrity::Metadata,
         };
-        let cached = match header.cache() {
-            None => cached,
-            Some(Caching::Mount) => self.cached,
-            Some(Caching::None) => false,
-        };
+        let cached = self.caches(header.cache(), cached);
         kept.insert(volume, Kept { keys, integrity, cached });
         let read_only = self.options.read_only || header.is_snapshot();
         Ok(Opening { header, ring, options: Options { integrity, read_only, ..self.options.clone() }, cached })
+    }
+
+    fn caches(&self, cache: Option<Caching>, above: bool) -> bool {
+        match cache {
+            None => above,
+            Some(Caching::Mount) => self.cached,
+            Some(Caching::None) => false,
+        }
     }
 
     /// Whether contents of a volume's files may be cached, now that its header says `cache`.
     pub fn cached_by(&self, volume: Number, parent: Option<Number>, cache: Option<Caching>) -> bool {
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
-        let cached = match cache {
-            None => above,
-            Some(Caching::Mount) => self.cached,
-            Some(Caching::None) => false,
-        };
+        let cached = self.caches(cache, above);
         if let Some(kept) = kept.get_mut(&volume) {
             kept.cached = cached;
         }
         cached
-    }
-
-    /// Lets keys go again that opened nothing.
-    pub fn forget_unless_loaded(&self, volume: Number) {
-        let forest = self.forest.get().and_then(Weak::upgrade);
-        if forest.is_none_or(|forest| forest.vault(volume).is_none()) {
-            self.kept().remove(&volume);
-        }
     }
 
     /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be written the vault is none the worse.
@@ -180,7 +175,10 @@ impl Opener for Keeper {
         };
         let pinned = pins::known(&header.id()).map_err(|e| refused(&e))?;
         admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
-        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|e| refused(&e))
+        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error.downcast_ref() {
+            Some(Fault::NotApproved { why }) => VaultError::Refused(why),
+            _ => refused(&error),
+        })
     }
 
     fn opened(&self, volume: Number, vault: &Arc<Vault>) {

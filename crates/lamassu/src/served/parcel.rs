@@ -2,6 +2,7 @@
 
 use super::protocol::{Cost, Parcel};
 use crate::fault::Fault;
+use crate::fips;
 use anyhow::Result;
 use data_encoding::HEXLOWER;
 use lamassu_crypto::{Secret, wrap};
@@ -67,9 +68,11 @@ impl Channels {
     /// Opens a parcel; its channel is closed then.
     ///
     /// # Errors
-    /// [`Fault::GarbledRequest`].
+    /// [`Fault::GarbledRequest`]; [`Fault::NotApproved`], whatever the one that asks was started with.
     pub fn unpack(&self, parcel: &Parcel) -> Result<(Material, Argon2Params)> {
-        Ok(self.opened(parcel).ok_or(Fault::GarbledRequest)?)
+        let opened = self.opened(parcel).ok_or(Fault::GarbledRequest)?;
+        fips::check_kind(opened.0.kind())?;
+        Ok(opened)
     }
 
     fn opened(&self, parcel: &Parcel) -> Option<(Material, Argon2Params)> {

@@ -39,7 +39,7 @@ pub enum Request {
     },
     /// The datasets below the directory that is called, behind a path: [`Datasets`].
     ListDatasets { after: Option<String> },
-    /// Other properties for the dataset whose root is called.
+    /// Other properties for the dataset whose root is called; what to tell of a slot that this removes.
     SetDataset { properties: Properties, inherit: Option<bool> },
     /// One dataset less, with all that is in it.
     DestroyDataset { force: bool },
@@ -76,11 +76,24 @@ pub struct Properties {
 }
 
 /// Some of the datasets.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Datasets {
     pub datasets: Vec<Listed>,
     /// whether there are others behind them
     pub more: bool,
+    /// directories that could not be looked into: the first of these
+    pub unseen: Vec<Unseen>,
+    /// all of them
+    pub unseen_count: usize,
+}
+
+/// A directory in which datasets may lie.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Unseen {
+    /// below the directory asked for
+    pub path: String,
+    /// why
+    pub text: String,
 }
 
 /// A dataset.

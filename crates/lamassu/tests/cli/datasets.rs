@@ -116,6 +116,11 @@ fn a_key_of_its_own_locks_it_for_everybody_else() {
     let b = mounted("", "");
     let own = b.key("own");
     b.run(&format!("dataset create -n {own} --domain family m/private")).ok().says("locked until");
+    // Whoever made it brought the key.
+    assert_eq!(listed(&b, "m", "private")["state"], "loaded");
+    write(&b, "m/private/first", b"at once");
+    b.unmount("m");
+    b.run("mount v m").ok();
     fs::set_permissions(b.path("m/private"), fs::Permissions::from_mode(0o750)).unwrap_err();
     let locked = listed(&b, "m", "private");
     assert_eq!(
@@ -210,7 +215,7 @@ fn inheritance_comes_and_goes() {
     let own = b.key("own");
     b.run(&format!("key add -n {own} m/a")).ok();
     assert_eq!(listed(&b, "m", "a")["keys"], "both");
-    b.run("dataset set m/a inherit=no").ok();
+    b.run("dataset set m/a inherit=no").ok().says("An older copy of the header").says("key renew");
     assert_eq!(listed(&b, "m", "a")["keys"], "own");
     b.run("key unload m/a").ok();
     b.run("key load m/a").code(12);
@@ -376,6 +381,19 @@ fn properties_are_the_parents_unless_they_are_set() {
         (&"chacha".into(), &65536.into(), &"plain".into())
     );
     b.run("dataset set m/b integrity=metadata").code(28).says("malleable");
+    b.run("dataset set m/a integrity=full").ok();
+    let info = |dir: &str| {
+        let told = b.run(&format!("info --json {dir}")).ok().json();
+        ["datasets", "integrity", "cache"].map(|member| told[member].to_string())
+    };
+    assert_eq!(info("m"), ["true", "null", "null"]);
+    assert_eq!(info("m/a"), ["false", "\"full\"", "null"]);
+    assert_eq!(info("m/b"), ["false", "null", "\"none\""]);
+    let shown = b.run("info m/b").ok().text();
+    assert!(
+        shown.lines().any(|l| l == "cache         none") && shown.lines().any(|l| l == "integrity     inherit"),
+        "{shown}"
+    );
     // Each block by itself: what is equal here is not equal in the store.
     b.run("dataset create --suite paper --domain none m/c").code(2);
     b.run("dataset create --domain none m/c").ok();
@@ -391,6 +409,130 @@ fn properties_are_the_parents_unless_they_are_set() {
     assert_eq!(b.run("cat v b/f").ok().out, content);
     let leak = b.run(&format!("leak --json v/{}", b.run("path v c").ok().text().trim())).ok().json();
     assert_eq!(leak["equal_blocks"]["repeated"], 0, "{leak}");
+}
+
+/// Bytes of a file in the page cache.
+fn resident(b: &Bench, path: &str) -> u64 {
+    let out = Command::new("fincore").args(["-bno", "RES"]).arg(b.path(path)).output().unwrap();
+    String::from_utf8(out.stdout).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn what_is_not_to_be_cached_is_not_in_datasets_that_inherit_it_either() {
+    if Command::new("fincore").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: takes fincore(1)");
+        return;
+    }
+    let b = mounted("", "");
+    for path in ["m/a", "m/a/inner"] {
+        b.run(&format!("dataset create {path}")).ok();
+    }
+    b.run("dataset create --cache mount m/a/asks").ok();
+    let files = ["m/f", "m/a/f", "m/a/inner/f", "m/a/asks/f"];
+    let cached = || {
+        files.map(|path| {
+            read(&b, path);
+            resident(&b, path) > 0
+        })
+    };
+    files.iter().for_each(|path| write(&b, path, &noise(50_000, 1)));
+    assert_eq!(cached(), [true; 4]);
+    b.run("dataset set m/a cache=none").ok();
+    assert_eq!(files.map(|path| resident(&b, path) > 0), [true, false, false, true], "dropped at once");
+    assert_eq!(cached(), [true, false, false, true]);
+    b.run("dataset set m/a cache=inherit").ok();
+    assert_eq!(cached(), [true; 4]);
+    b.run("dataset set m cache=none").ok();
+    assert_eq!(cached(), [false, false, false, true]);
+    b.unmount("m");
+}
+
+#[test]
+fn a_refused_load_leaves_the_keys_that_are_loaded() {
+    let b = mounted("", "");
+    b.run("dataset create m/a").ok();
+    let (weak, own) = (b.key("weak"), b.key("own"));
+    b.run(&format!("key add --use-only -n {weak} m/a")).ok();
+    for _ in 0..2 {
+        b.run(&format!("key load -k {weak} m/a")).code(28).says("loaded already");
+        b.run("dataset set m/a cache=none").ok();
+    }
+    b.run(&format!("key add -n {own} m/a")).ok();
+    b.unmount("m");
+}
+
+#[test]
+fn a_dataset_that_is_open_by_itself_is_noticed() {
+    let b = mounted("", "");
+    let own = b.key("own");
+    b.run("dataset create m/a").ok();
+    b.run(&format!("dataset create -n {own} m/a/private")).ok();
+    write(&b, "m/a/f", b"content");
+    b.unmount("m");
+    let dirs = [b.stored("v", "a"), b.stored("v", "a/private")];
+    for (dir, key) in dirs.iter().zip(["raw:file:key", &own]) {
+        b.run(&format!("mount -k {key} {} m", dir.display())).ok();
+        for refused in ["check v", "check --repair v", "snapshot v s", "clone v w"] {
+            b.run(refused).code(11).says("mounted on");
+        }
+        b.dir("n");
+        b.run("mount v n").ok();
+        b.run("snapshot v s").code(11).says("mounted on");
+        b.unmount("n");
+        b.unmount("m");
+    }
+    assert!(!b.path("s").exists() && !b.path("w").exists());
+    b.run("check v").ok();
+    b.run("snapshot v s").ok();
+    b.run("check s").ok();
+}
+
+/// The program with few descriptors.
+fn limited(b: &Bench, line: &str) -> Ran {
+    let line = format!("ulimit -n 128; exec {} {line}", env!("CARGO_BIN_EXE_lamassu"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).current_dir(b.path(""));
+    command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display())).output().unwrap().into()
+}
+
+#[test]
+fn many_directories_take_few_descriptors() {
+    let b = mounted("", "");
+    let own = b.key("own");
+    b.run(&format!("dataset create -n {own} m/private")).ok();
+    for dir in ["m/many", "m/private/many"] {
+        for i in 0..200 {
+            fs::create_dir_all(b.path(&format!("{dir}/{i}"))).unwrap();
+        }
+    }
+    for i in [0, 100, 199] {
+        b.run(&format!("dataset create m/many/{i}/inner")).ok();
+    }
+    b.unmount("m");
+    let checked = limited(&b, "check --json v").ok().json();
+    assert_eq!((&checked["status"], &checked["locked"]), (&"clean".into(), &serde_json::json!(["private"])));
+    let told = limited(&b, "dataset list --json v").ok().json();
+    assert_eq!((told["datasets"].as_array().unwrap().len(), &told["unseen"]), (4, &serde_json::json!([])));
+}
+
+#[test]
+fn a_list_says_where_it_could_not_look() {
+    let b = mounted("", "");
+    fs::create_dir(b.path("m/broken")).unwrap();
+    for path in ["m/broken/lost", "m/a"] {
+        b.run(&format!("dataset create {path}")).ok();
+    }
+    b.unmount("m");
+    let record = b.stored("v", "broken").join("lamassu.dir");
+    fs::remove_file(&record).unwrap();
+    std::os::unix::fs::symlink("AAAA", &record).unwrap();
+    let told = b.run("dataset list --json v").code(1).says("not looked into: broken");
+    let told = told.json();
+    assert_eq!(told["datasets"].as_array().unwrap().len(), 1, "{told}");
+    assert_eq!(told["unseen"][0]["path"], "broken", "{told}");
+    b.run("mount v m").ok();
+    b.run("dataset list m").code(1).says("not looked into: broken");
+    b.unmount("m");
 }
 
 #[test]
@@ -485,7 +627,6 @@ fn no_key_of_what_is_unloaded_is_left_in_memory() {
     let b = mounted("", "");
     let own = b.key("own");
     b.run(&format!("dataset create -n {own} --domain family m/a")).ok();
-    b.run(&format!("key load -k {own} m/a")).ok();
     write(&b, "m/a/f", &noise(100_000, 6));
     b.run("key rotate --outer m/a").ok();
     b.run("rekey --outer m/a").ok();

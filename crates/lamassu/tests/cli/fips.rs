@@ -33,3 +33,49 @@ fn only_what_is_built_of_approved_primitives_is_made_and_opened() {
     b.run("--fips mount plain m").code(28).says("SP 800-38D");
     b.run("ls plain").ok();
 }
+
+#[test]
+fn datasets_and_what_a_daemon_is_given_are_approved_too() {
+    let b = Bench::new();
+    let odd = "--suite chacha --domain family";
+    b.file("x", b"content");
+    b.secret("words", b"a passphrase");
+    b.run("init --small-files random v").ok();
+    b.run("--fips dataset create v good").ok();
+    b.run(&format!("--fips dataset create {odd} v odd")).code(28).says("ChaCha20");
+    b.run(&format!("dataset create {odd} v odd")).ok();
+    for dataset in ["good", "odd"] {
+        b.run(&format!("cp v x vault:{dataset}/")).ok();
+    }
+    b.run("--fips cat v good/x").ok();
+    b.run("--fips cat v odd/x").code(28).says("ChaCha20");
+    b.run("--fips cp v vault:odd/x y").code(28);
+    let checked = b.run("--fips check --json v").ok().json();
+    assert_eq!((&checked["locked"], &checked["files"]), (&serde_json::json!(["odd"]), &2.into()), "{checked}");
+
+    b.run("dataset create -n passphrase:file:words --argon2-ms 1 v phrase").ok();
+    b.dir("m");
+    b.run("--fips mount v m").ok();
+    assert_eq!(std::fs::read(b.path("m/good/x")).unwrap(), b"content");
+    assert_eq!(std::fs::read(b.path("m/odd/x")).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    // Whoever asks the daemon may have been started without.
+    for asked in [
+        "key add --argon2-ms 1 -n passphrase:file:words m",
+        "key change --argon2-ms 1 --slot 1 -n passphrase:file:words m",
+        "dataset create --argon2-ms 1 -n passphrase:file:words m/more",
+        "key load -k passphrase:file:words m/phrase",
+    ] {
+        b.run(asked).code(28).says("Argon2id");
+    }
+    b.run(&format!("dataset create {odd} m/more")).code(28).says("ChaCha20");
+    b.unmount("m");
+
+    // A vault of small files under computed nonces, and a dataset of it by the directory in the store.
+    b.run("init --suite chacha --small-files random other").ok();
+    b.run("dataset create --suite aes --domain family other inner").ok();
+    let inner = b.stored("other", "inner");
+    b.run(&format!("--fips ls {}", inner.display())).code(28).says("ChaCha20");
+    b.run(&format!("ls {}", inner.display())).ok();
+    b.run("init convergent").ok();
+    b.run("--fips dataset create convergent inner").code(28).says("SP 800-38D");
+}

@@ -171,3 +171,45 @@ fn an_ordinary_user_mounts_and_unmounts() {
     user.run("umount m").ok();
     user.run("check v").ok();
 }
+
+/// A daemon that is not root may not look into a directory that its owner has shut: whether it is a dataset it finds out all the same.
+#[test]
+fn an_ordinary_users_shut_directories_stay_what_they_are() {
+    let Some(user) = AsUser::new() else { return };
+    user.shell("mkdir m");
+    user.run("init v").ok();
+    user.run("mount v m").ok();
+    user.run("dataset create m/a").ok();
+    user.run("dataset create m/b").ok();
+    user.shell("cd m && mkdir d e && echo plain > d/f && echo mine > a/f && echo unlisted > b/f");
+    user.shell("cd m && chmod 600 d && chmod 0 a e && chmod 300 b");
+    let again = || {
+        user.run("umount m").ok();
+        user.run("mount v m").ok();
+    };
+    again();
+    let shown = |dir: &str| user.shell(&format!("cd m && stat -c '%n %a' {dir}"));
+    assert_eq!(user.shell("ls m"), "a\nb\nd\ne\n");
+    assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n");
+    assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n", "asked again");
+    user.run("umount m").ok();
+    let checked = user.run("check --repair --json v").code(26).json();
+    let kinds = checked["problems"].as_array().unwrap().iter().map(|p| p["kind"].as_str().unwrap());
+    assert_eq!(kinds.collect::<Vec<_>>(), ["io"; 4], "nothing in them is taken for the vault's own: {checked}");
+    user.run("mount v m").ok();
+    // Both are renamed; one is a dataset still, and the other is removed like a directory.
+    user.shell("cd m && mv d d2 && mv a a2 && rmdir e && ! rmdir a2 2> ../said && cat b/f > ../copy");
+    assert_eq!(fs::read(user.bench.path("copy")).unwrap(), b"unlisted\n");
+    assert!(fs::read_to_string(user.bench.path("said")).unwrap().contains("busy"));
+    again();
+    assert_eq!(user.shell("cd m && chmod 700 d2 a2 b && cat d2/f a2/f b/f"), "plain\nmine\nunlisted\n");
+    again();
+    // A new directory in the place of one that was no dataset is looked at anew.
+    user.shell("cd m && mkdir x && chmod 0 x && stat x && rmdir x");
+    user.run("dataset create m/x").ok();
+    user.shell("cd m && echo new > x/f && chmod 0 x");
+    again();
+    assert_eq!(user.shell("cd m && stat x > ../copy && chmod 700 x && cat x/f"), "new\n");
+    user.run("umount m").ok();
+    user.run("check v").ok();
+}

@@ -1,7 +1,7 @@
 //! The files and directories of a [`super::FaultBackend`].
 
-use super::{Call, Fault, Faults, errno};
-use crate::backend::{BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat};
+use super::{Call, Fault, FaultBackend, Faults, errno};
+use crate::backend::{Backend, BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
@@ -262,6 +262,10 @@ impl BackendDir for FaultDir {
     fn sync(&self) -> io::Result<()> {
         self.pass(Call::SyncDir, None)?;
         self.inner.sync()
+    }
+
+    fn as_backend(&self) -> io::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(FaultBackend { inner: self.inner.as_backend()?, faults: self.faults.clone() }))
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

@@ -1,5 +1,6 @@
 //! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that takes no key.
 
+use crate::open;
 use crate::served::serve::Served;
 use anyhow::Result;
 use lamassu_format::header::Header;
@@ -8,6 +9,7 @@ use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
 use lamassu_vault::{Dataset, VaultError};
 use std::ffi::OsStr;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// A check of several vaults.
@@ -89,10 +91,14 @@ impl Walk<'_> {
         };
         match opened {
             Ok(volume) => {
+                // A repair has opened it as a writer does.
+                let _lock = if self.repair { None } else { self.lock_out_writers(&stored)? };
                 let paths = if rest.as_os_str().is_empty() { Vec::new() } else { vec![rest] };
                 self.volume(volume, plain.as_deref().unwrap_or(&stored), &stored, &paths)
             }
-            Err(VaultError::KeyNotLoaded) => self.locked(plain.as_deref(), &stored),
+            // Refused: by --fips.
+            Err(VaultError::KeyNotLoaded | VaultError::Refused(_)) => self.locked(plain.as_deref(), &stored),
+            Err(VaultError::Locked) => Err(open::locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)).into()),
             Err(error) => {
                 self.say(plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
                 Ok(())
@@ -100,8 +106,15 @@ impl Walk<'_> {
         }
     }
 
+    /// It may be opened by itself, by its directory in the store.
+    fn lock_out_writers(&self, stored: &Path) -> Result<Option<File>> {
+        let dir = self.served.keeper().dir(ROOT_VOLUME)?.join(stored);
+        open::once_closed(&dir, || open::lock_out_writers(&dir))
+    }
+
     /// A dataset without keys; those in it are looked through as well.
     fn locked(&mut self, plain: Option<&Path>, stored: &Path) -> Result<()> {
+        let _lock = self.lock_out_writers(stored)?;
         let dir = self.served.keeper().dir(ROOT_VOLUME)?.join(stored);
         self.report.locked.push(plain.unwrap_or(stored).display().to_string());
         let header = match lamassu_keys::header_file::read(&dir.join(name::HEADER)) {
@@ -111,7 +124,7 @@ impl Walk<'_> {
                 return Ok(());
             }
         };
-        let found = check_locked(lamassu_store::Backend::root(&crate::open::backend(&dir)?), &header)?;
+        let found = check_locked(lamassu_store::Backend::root(&open::backend(&dir)?), &header)?;
         let datasets = found.datasets.clone();
         found.problems.iter().for_each(|p| Below { shown: self.shown, plain: stored, stored }.problem(p));
         self.merge(found, stored, stored);
