@@ -14,7 +14,8 @@ use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
     Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultParams, Verified,
 };
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite, name};
+use std::path::{Path, PathBuf};
 
 /// A dataset to be made.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +98,12 @@ fn parent_slot<H: Header>(header: &H) -> Option<(&Slot, &[u8; PARENT_RECORD_LEN]
 /// Whether the parent's keys open this header, as far as it says.
 pub fn inherits<H: Header>(header: &H) -> bool {
     parent_slot(header).is_some()
+}
+
+/// The directory of the vault that the one in `dir` lies in, as far as the store's directories tell.
+pub fn vault_above(dir: &Path) -> Option<PathBuf> {
+    let dir = dir.canonicalize().ok()?;
+    dir.ancestors().skip(1).find(|above| above.join(name::HEADER).is_file()).map(Path::to_path_buf)
 }
 
 /// Which epoch of the parent's K_out the parent slot is sealed under; `None`: there is no slot, or no loaded key is it.

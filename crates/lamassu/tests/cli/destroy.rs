@@ -361,3 +361,41 @@ fn the_wrapping_key_in_a_token_goes_too_if_asked() {
     assert!(answers(0).contains("private key") && answers(0).contains("public half"), "{r}");
     assert!(answers(1).contains("secret key") && answers(1).contains("left in the token: 0"), "{r}");
 }
+
+/// A dataset with slots of its own needs no key of the vault: nobody is told that it went with it.
+#[test]
+fn datasets_that_stay_readable_are_named_and_not_counted() {
+    let b = Bench::new();
+    let public = vault(&b);
+    let own = b.key("own");
+    b.file("big", &crate::support::noise(300_000, 1));
+    b.run("dataset create v inherits").ok();
+    b.run("cp v big vault:/inherits/").ok();
+    b.run(&format!("dataset create --new-key {own} v p")).ok();
+    b.run(&format!("dataset create --new-key {own} --domain family v q")).ok();
+    let stored = |name: &str| b.run(&format!("path v {name}")).ok().text().trim().to_string();
+    let (p, q) = (stored("p"), stored("q"));
+    b.run(&format!("cp -k {own} v/{p} big vault:")).ok();
+    // One that inherits from a dataset that stays, stays with it.
+    b.run(&format!("dataset create -k {own} v/{p} within")).ok();
+
+    b.run(&format!("{DESTROY} v")).ok().says("a dataset in it opens without it, and has its inner key").says(&p);
+    assert_eq!(b.run(&format!("ls -k {own} v/{p}")).ok().text().trim(), "big\nwithin");
+    let r = receipt(&b, &public);
+    let named = |stored: &str| r["datasets"].as_array().unwrap().iter().find(|d| d["stored"] == stored).cloned();
+    assert_eq!(named(&p).unwrap()["zone_shares"], true);
+    assert_eq!(named(&q).unwrap()["zone_shares"], false);
+    assert_eq!(r["datasets"].as_array().unwrap().len(), 3, "{r}");
+    let bytes = r["stored_bytes"].as_u64().unwrap();
+    assert!((300_000..600_000).contains(&bytes), "that of inherits, and not of p: {bytes}");
+    assert_eq!((&r["epochs"][0]["key"], &r["epochs"][0]["zone_shares"]), (&"inner".into(), &true.into()));
+    assert!(r["cannot_know"].to_string().contains("K_in lives on in datasets"), "{r}");
+    assert!(b.run(&format!("receipt verify --audit-key {public} r")).ok().text().contains(&p));
+
+    // A clone of the vault took the dataset's header along, and the dataset's history does not know.
+    std::fs::remove_file(b.path("r")).unwrap();
+    b.run(&format!("{DESTROY} -k {own} v/{q}")).ok();
+    let r = receipt(&b, &public);
+    assert!(r["cannot_know"].to_string().contains("the vault that this dataset lies in"), "{r}");
+    assert_eq!(r["datasets"], Value::Null);
+}

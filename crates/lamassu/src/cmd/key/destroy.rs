@@ -9,14 +9,15 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::{mounts, open, served, signals};
 use anyhow::{Context, Result};
-use lamassu_format::header::{Destroyed, VaultHeader};
+use lamassu_format::header::{Destroyed, Header, SlotKind, VaultHeader};
 use lamassu_format::name;
+use lamassu_keys::dataset::inherits;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::Kind;
-use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
+use lamassu_keys::receipt::{AtServer, AuditKey, LeftDataset, Receipt, ReceiptError};
 use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -100,6 +101,36 @@ fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
     Ok(sources)
 }
 
+/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not: they have slots of their own, or inherit from such a one.
+fn survey(dir: &Path, header: &VaultHeader) -> Result<(u64, Vec<LeftDataset>)> {
+    let regions = lamassu_vault::regions(dir)?;
+    let (mut bytes, mut left, mut stays) = (0, Vec::new(), Vec::with_capacity(regions.len()));
+    for (i, region) in regions.iter().enumerate() {
+        let found = header_file::read::<VaultHeader>(&dir.join(&region.stored).join(name::HEADER));
+        let opens = match &found {
+            _ if i == 0 => false,
+            Ok(found) => {
+                let has_own = found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent);
+                has_own || (inherits(found) && stays[region.above])
+            }
+            // What cannot be read has to be taken for one that opens.
+            Err(_) => true,
+        };
+        stays.push(opens);
+        if opens {
+            let of = found.as_ref().ok();
+            left.push(LeftDataset {
+                stored: region.stored.display().to_string(),
+                id: of.map(|found| crate::text::hex(&found.id())),
+                zone_shares: of.is_none_or(|found| found.zone() == header.zone()),
+            });
+        } else {
+            bytes += region.bytes;
+        }
+    }
+    Ok((bytes, left))
+}
+
 struct Run<'a> {
     ui: &'a Ui,
     args: &'a Destroy,
@@ -126,7 +157,11 @@ impl Run<'_> {
             }
         };
         let mut draft = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
-        draft.stored_bytes = lamassu_vault::stored_bytes(&self.args.dir).ok();
+        let (bytes, left) = survey(&self.args.dir, &header)?;
+        draft.stored_bytes = Some(bytes);
+        if header.has_datasets() || !left.is_empty() {
+            draft.leave(left);
+        }
         self.confirm(&draft)?;
         signals::check()?;
         // From here on it is finished, whoever presses Ctrl-C.
@@ -152,7 +187,7 @@ impl Run<'_> {
                 // The vault is whole: a receipt that says otherwise is none.
                 let whole = header_file::read::<VaultHeader>(&self.args.dir.join(name::HEADER));
                 if let (Some(file), Ok(header)) = (&self.args.how.receipt, whole)
-                    && lamassu_format::header::Header::destroyed(&header).is_none()
+                    && header.destroyed().is_none()
                 {
                     let _ = std::fs::remove_file(file);
                 }
@@ -213,6 +248,13 @@ impl Run<'_> {
         }
         for clone in &draft.clones {
             self.ui.warn(format_args!("a {} of it has the same keys: {}", clone.kind, clone.id));
+        }
+        for dataset in &draft.datasets {
+            let shares = if dataset.zone_shares { ", and has its inner key" } else { "" };
+            self.ui.warn(format_args!(
+                "a dataset in it opens without it{shares}: {:?}; destroy its keys first (`lamassu dataset destroy --shred-key`, or `key destroy` of its directory), if they are to go too",
+                dataset.stored
+            ));
         }
         if draft.epochs.iter().any(|e| e.zone_shares && e.key == lamassu_keys::Tier::Outer) {
             self.ui
