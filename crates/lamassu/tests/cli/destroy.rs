@@ -143,6 +143,14 @@ fn a_forged_destruction_is_told_from_a_true_one() {
     header["destroyed"] = serde_json::json!({"time": 1, "receipt": "ab".repeat(16)});
     std::fs::write(&path, header.to_string()).unwrap();
     b.run("ls v").code(50).says("signature");
+
+    // Nor does it lead to a receipt, or to the end of what might help: the copies beside it.
+    b.key("audit");
+    b.file("v/lamassu.vault.replaced", b"kept");
+    b.run(&format!("{DESTROY} v")).code(50).says("signature");
+    b.run("key destroy --yes v").code(50);
+    assert!(!b.path("r").exists());
+    assert_eq!(std::fs::read(b.path("v/lamassu.vault.replaced")).unwrap(), b"kept");
 }
 
 #[test]

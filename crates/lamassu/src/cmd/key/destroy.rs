@@ -204,6 +204,8 @@ impl Run<'_> {
 
     /// Another run got past the point of no return.
     fn go_on(&mut self, destruction: Destruction, destroyed: Destroyed) -> Result<()> {
+        // No key is asked for here, and what is left will be erased: a header that somebody has forged must not lead to that.
+        open::check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
         let earlier = match (&self.audit, &self.args.how.receipt) {
             (Some(audit), Some(file)) if file.symlink_metadata().is_ok() => Some(receipt::read(file, &audit.public())?),
             _ => None,
