@@ -180,6 +180,16 @@ fn a_kill_without_a_receipt_too() {
     killed_at_each_step("key destroy --yes v");
 }
 
+/// Runs a line that is killed at the nth of some system call.
+fn killed_at(b: &Bench, line: &str, call: &str, n: usize) -> Ran {
+    let plain = b.command(line.split_whitespace());
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
+    strace.args(["-e", &format!("inject={call}:signal=KILL:when={n}")]).arg(plain.get_program()).args(plain.get_args());
+    strace.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    strace.output().expect("strace: run scripts/setup").into()
+}
+
 fn killed_at_each_step(line: &str) {
     const CALLS: [&str; 14] = [
         "write",
@@ -208,17 +218,7 @@ fn killed_at_each_step(line: &str) {
         b.run("key backup v copy").ok();
         b.run("key restore copy v").ok();
         assert!(b.path("v/lamassu.vault.replaced").exists());
-        let plain = b.command(line.split_whitespace());
-        let killed = Command::new("strace")
-            .args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")])
-            .args(["-e", &format!("inject={call}:signal=KILL:when={n}")])
-            .arg(plain.get_program())
-            .args(plain.get_args())
-            .current_dir(plain.get_current_dir().unwrap())
-            .envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))))
-            .output()
-            .expect("strace: run scripts/setup");
-        let done = killed.status.success();
+        let done = killed_at(&b, line, call, n).code == 0;
         match b.run("ls v") {
             Ran { code: 0, .. } => {
                 whole += 1;
@@ -346,6 +346,72 @@ fn the_wrapping_key_at_a_kmip_server_goes_too_if_asked() {
     // Without being asked the server's key stays.
     b.run(&format!("key destroy --yes -k {other} w")).ok();
     b.run(&format!("init -k {other} w2")).ok();
+}
+
+/// Killed around the servers' part: the same command finishes it, and the receipt knows of each key, whoever destroyed it.
+#[cfg(feature = "kmip")]
+#[test]
+fn a_kill_beside_a_server_is_finished_too() {
+    let b = Bench::new();
+    let kms = crate::pykmip::PyKmip::start(&b.dir("kms"));
+    b.key("audit");
+    let public: String = b.run("receipt key --audit-key raw:file:audit").ok().text().trim().into();
+    let is_there = |source: &str| {
+        let made = b.run(&format!("zone create -k {source} z"));
+        made.code == 0 && std::fs::remove_file(b.path("z")).is_ok()
+    };
+    let (mut after_one, mut after_both) = (0, 0);
+    // The note of a slot's use, the receipt's draft, the header, the receipt after each key, and when all is done; then what is taken away.
+    for (call, n) in (1..=6).map(|n| ("rename", n)).chain((1..=2).map(|n| ("unlink", n))).chain([("fallocate", 1)]) {
+        let step = format!("{call} {n}");
+        let [one, two] = ["one", "two"].map(|name| kms.uri(&format!("?name={call}-{n}-{name}")));
+        for source in [&one, &two] {
+            b.run(&format!("key generate {source}")).ok();
+        }
+        b.run(&format!("init -k {one} v")).ok();
+        b.run(&format!("key add -k {one} -n {two} v")).ok();
+        let line = format!("{DESTROY} -k {one} --with-server --with-server={two} v");
+        assert_ne!(killed_at(&b, &line, call, n).code, 0, "step {step}");
+        let there = [&one, &two].map(|source| is_there(source));
+        after_one += usize::from(there == [false, true]);
+        after_both += usize::from(there == [false, false]);
+        b.run(&line).ok();
+        let r = receipt(&b, &public);
+        assert_eq!(r["complete"], true, "step {step}");
+        let servers = r["servers"].as_array().unwrap();
+        assert_eq!(servers.len(), 2, "step {step}: {r}");
+        for (asked, source) in servers.iter().zip([&one, &two]) {
+            assert_eq!(asked["destroyed"], true, "step {step}: {r}");
+            assert!(source.contains(asked["source"].as_str().unwrap().trim_start_matches("kmip:")), "step {step}: {r}");
+            assert!(!is_there(source), "step {step}");
+        }
+        b.run(&format!("ls -k {one} v")).code(52);
+        assert!(!b.path("v/lamassu.vault.replacing").exists(), "step {step}");
+        std::fs::remove_file(b.path("r")).unwrap();
+        std::fs::remove_dir_all(b.path("v")).unwrap();
+    }
+    assert!(after_one >= 1 && after_both >= 1, "{after_one} {after_both}");
+
+    // Finished without the option, the receipt tells what was begun; and without a receipt nothing is claimed that cannot be known.
+    for with_receipt in [true, false] {
+        let key = kms.uri(&format!("?name=last-{with_receipt}"));
+        b.run(&format!("init --generate-key -k {key} v")).ok();
+        let (line, call, n) = match with_receipt {
+            true => (DESTROY, "rename", 4),
+            false => ("key destroy --yes", "fallocate", 1),
+        };
+        let line = format!("{line} -k {key} --with-server v");
+        assert_ne!(killed_at(&b, &line, call, n).code, 0);
+        assert!(!is_there(&key));
+        b.run(&format!("ls -k {key} v")).code(52);
+        if with_receipt {
+            b.run(&format!("{DESTROY} v")).code(1).says("not the key of");
+            assert_eq!(receipt(&b, &public)["servers"][0]["destroyed"], false);
+        } else {
+            b.run(&line).ok().says("no such key").says("cut off");
+        }
+        std::fs::remove_dir_all(b.path("v")).unwrap();
+    }
 }
 
 #[test]
