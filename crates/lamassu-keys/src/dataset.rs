@@ -143,7 +143,7 @@ impl Unlocked {
     /// [`KeyError::NoParentSlot`], and as [`Unlocked::remove_slot`]: not where it is the only slot.
     pub fn remove_parent_slot(&self, header: &mut VaultHeader) -> Result<Removed, KeyError> {
         let id = parent_slot(header).map(|(slot, _)| slot.id).ok_or(KeyError::NoParentSlot)?;
-        self.remove_slot(header, id)
+        self.take_slot(header, id)
     }
 
     /// Seals the secret of the parent slot under the parent's newest K_out, unless it is already. Returns whether anything changed.

@@ -225,6 +225,7 @@ fn key(error: &KeyError) -> Code {
         | KeyError::OtherZone
         | KeyError::SharedKey { .. }
         | KeyError::NoParentSlot
+        | KeyError::ParentSlot { .. }
         | KeyError::HasParentSlot => Code::Refused,
         KeyError::OtherParent => Code::WrongKey,
         KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,

@@ -39,6 +39,23 @@ fn listed(b: &Bench, place: &str, path: &str) -> serde_json::Value {
 }
 
 #[test]
+fn a_key_of_the_vault_above_does_not_end_inheritance_by_the_way() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v p").ok();
+    let stored = b.run("path v p").ok().text().trim().to_string();
+    let other = b.key("other");
+    b.run(&format!("key admin rotate v/{stored}")).code(28).says("inherit=yes|no");
+    b.run(&format!("key change -n {other} v/{stored}")).code(28).says("inherit=yes|no");
+    b.run(&format!("key add -n {other} v/{stored}")).ok();
+    b.run(&format!("key remove v/{stored} 1")).code(28).says("inherit=yes|no");
+    b.run("ls v p").ok();
+    b.run(&format!("key admin rotate -k {other} v/{stored}")).ok().says("opens it no more");
+    b.run("dataset list v").ok();
+    b.run("ls v p").code(51);
+}
+
+#[test]
 fn a_dataset_inherits_its_key_and_is_entered_like_a_directory() {
     for names in ["encrypted", "plain"] {
         let b = mounted(&format!("--names {names}"), "");
