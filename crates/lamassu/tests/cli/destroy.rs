@@ -473,3 +473,79 @@ fn datasets_that_stay_readable_are_named_and_not_counted() {
     assert!(r["cannot_know"].to_string().contains("the vault that this dataset lies in"), "{r}");
     assert_eq!(r["datasets"], Value::Null);
 }
+
+/// A header that was replaced is overwritten, or a name still leads to it: also where the program is killed in between.
+#[test]
+fn no_kill_leaves_an_old_header_whole_without_a_name() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("key backup v copy").ok();
+    b.run("key restore copy v").ok();
+    let (mut seen, mut kept) = (0, 0);
+    for line in ["key change -n raw:file:key v", "key restore --force copy v"] {
+        for (call, n) in ["rename", "unlink", "fsync", "fallocate"].iter().flat_map(|c| (1..8).map(move |n| (*c, n))) {
+            let step = format!("{line}: {call} {n}");
+            let before: Vec<_> = ["v/lamassu.vault", "v/lamassu.vault.replaced", "v/lamassu.vault.replacing"]
+                .into_iter()
+                .filter_map(|name| Some((wrapped_in(&b.path(name))?, std::fs::File::open(b.path(name)).unwrap())))
+                .collect();
+            killed_at(&b, line, call, n);
+            for (strings, file) in before {
+                let mut bytes = vec![0; 1 << 20];
+                let len = file.read_at(&mut bytes, 0).unwrap();
+                let is_whole = found(&strings, &bytes[..len]) > 0;
+                assert!(!is_whole || file.metadata().unwrap().nlink() > 0, "{step}");
+                seen += usize::from(!is_whole);
+            }
+            kept += usize::from(b.path("v/lamassu.vault.replacing").exists());
+            b.run("ls v").ok();
+        }
+        // The next change takes away what was left.
+        b.run("key change -n raw:file:key v").ok();
+        assert!(!b.path("v/lamassu.vault.replacing").exists(), "{line}");
+    }
+    assert!(seen > 10 && kept > 3, "{seen} {kept}");
+    // What is overwritten on the way is no backup to restore from.
+    b.run("key restore v/lamassu.vault.replaced v").code(2).says("copy it");
+}
+
+/// What a header's slots wrap, where it is one.
+fn wrapped_in(header: &Path) -> Option<Vec<String>> {
+    let bytes = std::fs::read(header).ok()?;
+    serde_json::from_slice::<Value>(&bytes).ok()?;
+    Some(wrapped(header))
+}
+
+/// Who may not write a header may still be its owner: then it is overwritten all the same, and a destruction comes to its end.
+#[test]
+fn a_header_that_is_read_only_is_overwritten_too() {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    let b = Bench::new();
+    vault(&b);
+    let old =
+        |b: &Bench| (wrapped(&b.path("v/lamassu.vault")), std::fs::File::open(b.path("v/lamassu.vault")).unwrap());
+    let overwritten = |(strings, file): (Vec<String>, std::fs::File)| {
+        let mut bytes = vec![0; 1 << 20];
+        let len = file.read_at(&mut bytes, 0).unwrap();
+        assert_eq!(found(&strings, &bytes[..len]), 0);
+    };
+    let second = b.key("second");
+    for line in [format!("key add -n {second} v"), "key destroy --yes v".into()] {
+        std::fs::set_permissions(b.path("v/lamassu.vault"), std::fs::Permissions::from_mode(0o400)).unwrap();
+        let before = old(&b);
+        as_a_user(&b, &line).ok();
+        overwritten(before);
+        assert!(!b.path("v/lamassu.vault.replacing").exists());
+    }
+    b.run("ls v").code(52);
+}
+
+/// Runs a line as somebody whom modes bind: root's capabilities are dropped.
+fn as_a_user(b: &Bench, line: &str) -> Ran {
+    let plain = b.command(line.split_whitespace());
+    let mut bound = Command::new("setpriv");
+    bound.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(plain.get_program()).args(plain.get_args());
+    bound.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    bound.output().expect("setpriv").into()
+}

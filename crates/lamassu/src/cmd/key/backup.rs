@@ -140,7 +140,10 @@ fn put<H: Header + Clone>(
 ) -> Result<()> {
     let source = args.key.source()?;
     if is_working_copy(&args.file, place) {
-        return Err(Fault::Usage("FILE is a working copy that the restore would overwrite: rename it first").into());
+        return Err(Fault::Usage(
+            "FILE is a working copy that the restore would overwrite: copy it, and restore the copy",
+        )
+        .into());
     }
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
@@ -249,27 +252,29 @@ fn beside(place: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Whether `file` has the name under which the new header is made, or the one under which the old is kept on the way.
+/// Whether `file` has the name under which the new header is made, or one of those under which the old is kept, where an earlier one is overwritten.
 fn is_working_copy(file: &Path, place: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
-    [".new", ".replacing"].iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
+    let suffixes = [".new", ".replacing", ".replaced"];
+    suffixes.iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
 }
 
-/// A second name for what is about to be replaced, damaged or not. It takes the place of an earlier one when it is there whole. No link is followed: the
-/// store below may put one in the way.
+/// A second name for what is about to be replaced, damaged or not. No link is followed: the store below may put one in the way.
 fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
     if place.symlink_metadata().is_err() {
         return Ok(None);
     }
     let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
-    let _ = std::fs::remove_file(&making);
+    // A run that was cut off has left it: another name of what is in place, or a header that was replaced, or destroyed.
+    header_file::erase::replaced(&making)?;
     let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
     // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is not copied.
     match std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
         Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
         done => done.map_err(failed)?,
     }
+    header_file::erase::replaced(&kept)?;
     std::fs::rename(&making, &kept).map_err(failed)?;
     Ok(Some(kept))
 }
