@@ -305,6 +305,7 @@ fn server(fault: &ServerFault) -> Code {
         ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
+        | ServerFault::NotDestroyed(_)
         | ServerFault::NoState
         | ServerFault::NotAKey { .. }
         | ServerFault::KeyFormat { .. }

@@ -436,6 +436,26 @@ fn the_wrapping_key_in_a_token_goes_too_if_asked() {
     assert!(answers(1).contains("secret key") && answers(1).contains("left in the token: 0"), "{r}");
 }
 
+/// A name may be that of several keys, of which one private key alone can be meant: only its own public half goes with it.
+#[test]
+fn another_pairs_public_key_stays_in_the_token() {
+    let h = Hsm::new();
+    h.token("office");
+    // Two pairs, the first of which is left without its private half. SoftHSM lists objects in no order of its own.
+    for id in ["01", "02", "03", "04"] {
+        h.rsa("office", "wrap", id);
+    }
+    let publics = || h.objects("office", "pubkey");
+    for id in ["01", "02", "03"] {
+        h.delete("office", "privkey", id);
+    }
+    let source = h.uri("token=office");
+    h.run(&format!("init -k {source} v")).ok();
+    assert_eq!(publics(), ["01", "02", "03", "04"]);
+    h.run(&format!("key destroy --yes -k {source} --with-server v")).ok().says("destroyed its public half");
+    assert_eq!(publics(), ["01", "02", "03"]);
+}
+
 /// A dataset with slots of its own needs no key of the vault: nobody is told that it went with it.
 #[test]
 fn datasets_that_stay_readable_are_named_and_not_counted() {
