@@ -38,6 +38,32 @@ fn listed(b: &Bench, place: &str, path: &str) -> serde_json::Value {
     all.iter().find(|d| d["path"] == path).unwrap_or_else(|| panic!("{path} is not in {told}")).clone()
 }
 
+/// A copy of the header from before the first dataset would have them taken for damaged directories of the vault's own.
+#[test]
+fn an_older_header_that_is_restored_knows_of_datasets() {
+    for is_damaged in [false, true] {
+        let b = Bench::new();
+        b.run("init v").ok();
+        let job = b.key("job");
+        b.run(&format!("key add --use-only -n {job} v")).ok();
+        b.run("key backup v copy").ok();
+        b.run("dataset create v p").ok();
+        b.file("x", b"content");
+        b.run("cp v x vault:/p/").ok();
+        if is_damaged {
+            b.file("v/lamassu.vault", b"");
+            b.run(&format!("key restore -k {job} copy v")).code(28).says("from before the first dataset");
+        }
+        b.run("key restore copy v").ok().says("from before the first dataset");
+        assert_eq!(b.run("cat v p/x").ok().out, b"content");
+        assert_eq!(b.run("check --json v").ok().json()["status"], "clean");
+        if is_damaged {
+            b.file("v/lamassu.vault", b"");
+            b.run(&format!("key restore --force -k {job} copy v")).ok().says("lamassu.lost");
+        }
+    }
+}
+
 #[test]
 fn a_key_of_the_vault_above_does_not_end_inheritance_by_the_way() {
     let b = Bench::new();

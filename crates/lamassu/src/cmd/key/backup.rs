@@ -105,7 +105,7 @@ pub fn restore(ui: &Ui, args: &Restore) -> Result<()> {
             let header: ZoneFile = header_file::read(&args.file)?;
             // A zone file is the user's own: it may be a link to where it lies.
             let place = std::fs::canonicalize(&args.dir).unwrap_or_else(|_| args.dir.clone());
-            put(ui, args, &place, &header, |_| Ok(()))
+            put(ui, args, &place, &header, |_| Ok(()), |_, _, _| Ok(()))
         }
         Err(error) => Err(error.into()),
     }
@@ -113,7 +113,7 @@ pub fn restore(ui: &Ui, args: &Restore) -> Result<()> {
 
 fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     let backend = Arc::new(open::backend(&args.dir)?);
-    put(ui, args, &args.dir.join(name::HEADER), header, |keys| {
+    let belongs = |keys: &Unlocked| {
         let ring = keys.key_ring(header.suite())?;
         // The root directory's record is read when it is opened.
         let opened = Vault::open(backend, header, ring, open::options(true));
@@ -128,7 +128,28 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
             }
             Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", args.dir.display())),
         }
-    })
+    };
+    // That there may be datasets is never taken back (§4c): without it their directories would be taken for damaged ones of the vault's own.
+    let carry = |keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>| {
+        let said = now.is_some_and(VaultHeader::has_datasets);
+        if header.has_datasets() || !(said || lamassu_vault::regions(&args.dir)?.len() > 1) {
+            return Ok(());
+        }
+        match keys.allow_datasets(header) {
+            Ok(_) => ui.note("the copy is from before the first dataset; the restored header says that there are some"),
+            // A use-only slot cannot sign.
+            Err(KeyError::NotAdministrator { slot: _ }) if args.force => {
+                ui.warn("the copy is from before the first dataset: datasets are not found, and `check --repair` would move what they hold to lamassu.lost");
+            }
+            Err(error) => {
+                return Err(error).context(
+                    "the copy is from before the first dataset, and has to be signed anew to say that there are some",
+                );
+            }
+        }
+        Ok(())
+    };
+    put(ui, args, &args.dir.join(name::HEADER), header, belongs, carry)
 }
 
 fn put<H: Header + Clone>(
@@ -137,6 +158,7 @@ fn put<H: Header + Clone>(
     place: &Path,
     header: &H,
     belongs: impl FnOnce(&Unlocked) -> Result<()>,
+    carry: impl FnOnce(&Unlocked, &mut H, Option<&H>) -> Result<()>,
 ) -> Result<()> {
     let source = args.key.source()?;
     if is_working_copy(&args.file, place) {
@@ -150,8 +172,13 @@ fn put<H: Header + Clone>(
     let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
     keys::check_pinned(ui, header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
+    let mut now = None;
     match update.read::<H>() {
-        Ok(now) => compare(ui, args, &now, header, &unlocked, &material)?,
+        Ok(found) => {
+            // What the header in place says is believed where the key opens it.
+            let is_authentic = compare(ui, args, &found, header, &unlocked, &material)?;
+            now = is_authentic.then_some(found);
+        }
         // What cannot be read is what a restore is for.
         Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
         // Nor may a block that the store cannot read any more keep the good copy out.
@@ -167,8 +194,9 @@ fn put<H: Header + Clone>(
             return Err(error.into());
         }
     }
-    let replaced = keep_replaced(place)?;
     let mut header = header.clone();
+    carry(&unlocked, &mut header, now.as_ref())?;
+    let replaced = keep_replaced(place)?;
     let event = Event::new(Kind::Restored).detail("from", args.file.display());
     let there = place.symlink_metadata().is_ok();
     match unlocked.may_change(&header) {
@@ -195,7 +223,7 @@ fn put<H: Header + Clone>(
     Ok(())
 }
 
-/// The header in place and the one to be restored, where both can be read.
+/// The header in place and the one to be restored, where both can be read. Returns whether the former is that vault's, and opens.
 fn compare<H: Header>(
     ui: &Ui,
     args: &Restore,
@@ -203,14 +231,16 @@ fn compare<H: Header>(
     then: &H,
     restored: &Unlocked,
     material: &Material,
-) -> Result<()> {
+) -> Result<bool> {
     if now.keys().id != then.keys().id {
         if args.force {
-            return Ok(());
+            return Ok(false);
         }
         return Err(Fault::OtherId { file: args.file.clone(), dir: args.dir.clone() }.into());
     }
-    match lamassu_keys::unlock(now, material) {
+    let present = lamassu_keys::unlock(now, material);
+    let opens = present.is_ok();
+    match present {
         Ok(present) if !args.force && has_more(&present, restored) => {
             return Err(Fault::NewerKeys { file: args.file.clone(), dir: args.dir.clone() }.into());
         }
@@ -231,7 +261,7 @@ fn compare<H: Header>(
     if !gone.is_empty() {
         ui.warn(format_args!("slots added since the backup are gone: {}", listed(gone)));
     }
-    Ok(())
+    Ok(opens)
 }
 
 /// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of one backup give epochs of the same
