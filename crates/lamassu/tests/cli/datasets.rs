@@ -117,7 +117,7 @@ fn a_dataset_inherits_its_key_and_is_entered_like_a_directory() {
         let stored = b.run("path v a/dir/inner").ok().text();
         assert!(b.path("v").join(stored.trim()).join("lamassu.vault").exists(), "{stored}");
         let stored = b.run("path v a/dir/inner/file").ok().text();
-        assert_eq!(b.run(&format!("path --reverse v {}", stored.trim())).ok().text().trim(), "a/dir/inner/file");
+        assert_eq!(b.run(&format!("path --reverse v -- {}", stored.trim())).ok().text().trim(), "a/dir/inner/file");
         b.run("mount v m").ok();
         assert_eq!(listed(&b, "m", "a")["state"], "available", "not opened by being listed");
         assert_eq!(read(&b, "m/a/dir/inner/file"), inner);
