@@ -338,18 +338,21 @@ fn sync_dir_of(path: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
 }
 
-/// Writes a file whole, in the place of what is there, durably: to `PATH.new` first. For its owner alone (mode 0600).
+/// Writes a file whole, in the place of what is there, durably: under a name of its own first, beside it, as the directory is the user's. For its owner alone
+/// (mode 0600).
 ///
 /// # Errors
 /// [`FileError::Write`]; what was there is intact then, unless only the last step, the sync of the directory, failed.
 pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut unique = [0; 8];
+    lamassu_crypto::random(&mut unique).map_err(io::Error::other).map_err(writing("write", path))?;
     let mut new = path.as_os_str().to_owned();
-    new.push(".new");
+    new.push(format!(".{}.new", data_encoding::HEXLOWER.encode(&unique)));
     let new = PathBuf::from(new);
-    // An earlier attempt may have been cut off.
-    let _ = std::fs::remove_file(&new);
     write_new(&new, bytes)?;
-    std::fs::rename(&new, path).map_err(writing("rename", &new))?;
+    std::fs::rename(&new, path).map_err(writing("rename", &new)).inspect_err(|_| {
+        let _ = std::fs::remove_file(&new);
+    })?;
     sync_dir_of(path)
 }
 

@@ -61,6 +61,7 @@ fn nothing_opens_the_vault_and_the_receipt_says_what_still_would() {
     b.run("key destroy --yes --receipt r v").code(2);
     b.run("key destroy --yes --with-server v").code(2).says("kmip");
     b.run(&format!("{DESTROY} nowhere")).code(6);
+    b.file("r.new", b"somebody's own");
     b.file("r", b"somebody's");
     b.run(&format!("{DESTROY} v")).code(24).says("exists already");
     std::fs::remove_file(b.path("r")).unwrap();
@@ -100,6 +101,7 @@ fn nothing_opens_the_vault_and_the_receipt_says_what_still_would() {
     }
     assert!(!b.path("v/lamassu.vault.mine").exists());
 
+    assert_eq!(std::fs::read(b.path("r.new")).unwrap(), b"somebody's own");
     let r = receipt(&b, &public);
     let header: Value = serde_json::from_slice(&std::fs::read(b.path("v/lamassu.vault")).unwrap()).unwrap();
     assert_eq!((&r["complete"], &r["id"]), (&true.into(), &header["destroyed"]["receipt"]));
