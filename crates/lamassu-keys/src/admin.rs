@@ -7,6 +7,7 @@
 //! The key can be exchanged for another, which the old one signs: pins of the old one lead to the new one. Who has the old seed can sign another successor, for
 //! those whose pins have not followed yet.
 
+use crate::unlock::refuse_parent;
 use crate::{KeyError, Material, NewSlot, Terms, Unlocked};
 use lamassu_crypto::{Secret, sign};
 use lamassu_format::header::{Admin, Header, Pin, Predecessor, Role, Slot, ZoneFile};
@@ -101,7 +102,7 @@ impl Unlocked {
     /// use alone until it is changed.
     ///
     /// # Errors
-    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
+    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
     pub fn make_administrator<H: Header + Clone>(
         &mut self,
         header: &mut H,
@@ -111,6 +112,7 @@ impl Unlocked {
         if header.keys().admin.is_some() {
             return Err(KeyError::HasAdministrator);
         }
+        refuse_parent(header, self.slot())?;
         let mut next = header.clone();
         let keys = next.keys_mut();
         let at = keys.slots.iter().position(|s| s.id == self.slot()).ok_or(KeyError::NoSlot { id: self.slot() })?;
@@ -132,16 +134,17 @@ impl Unlocked {
     }
 
     /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is made anew, of the same material; other administrators'
-    /// slots go, since their secrets are not known; use-only slots stay. Who knows the old seed signs no header that anybody takes who has seen the new key.
+    /// slots go, since their secrets are not known, that of a dataset's parent too; use-only slots stay. Who knows the old seed signs no header that anybody takes who has seen the new key.
     ///
     /// # Errors
-    /// [`KeyError::NoAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::NoSlot`], and as [`Unlocked::add_slot`]. Both are then unchanged.
+    /// [`KeyError::NoAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`], and as [`Unlocked::add_slot`]. Both are then unchanged.
     pub fn exchange_administrator<H: Header + Clone>(
         &mut self,
         header: &mut H,
         material: &Material,
     ) -> Result<Exchanged, KeyError> {
         self.may_change(header)?;
+        refuse_parent(header, self.slot())?;
         let (Some(admin), Some(old_seed)) = (&header.keys().admin, self.seed()) else {
             return Err(KeyError::NoAdministrator);
         };

@@ -14,7 +14,8 @@ use lamassu_crypto::{Secret, SecretBytes, wrap};
 use lamassu_format::header::{
     Caching, Header, NameMode, PARENT_RECORD_LEN, Slot, SlotKind, VaultHeader, VaultParams, Verified,
 };
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::{Domain, Geometry, Suite, name};
+use std::path::{Path, PathBuf};
 
 /// A dataset to be made.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +100,12 @@ pub fn inherits<H: Header>(header: &H) -> bool {
     parent_slot(header).is_some()
 }
 
+/// The directory of the vault that the one in `dir` lies in, as far as the store's directories tell.
+pub fn vault_above(dir: &Path) -> Option<PathBuf> {
+    let dir = dir.canonicalize().ok()?;
+    dir.ancestors().skip(1).find(|above| above.join(name::HEADER).is_file()).map(Path::to_path_buf)
+}
+
 /// Which epoch of the parent's K_out the parent slot is sealed under; `None`: there is no slot, or no loaded key is it.
 pub fn parent_epoch(header: &VaultHeader, ring: &KeyRing) -> Option<EpochNumber> {
     let (_, record) = parent_slot(header)?;
@@ -136,7 +143,7 @@ impl Unlocked {
     /// [`KeyError::NoParentSlot`], and as [`Unlocked::remove_slot`]: not where it is the only slot.
     pub fn remove_parent_slot(&self, header: &mut VaultHeader) -> Result<Removed, KeyError> {
         let id = parent_slot(header).map(|(slot, _)| slot.id).ok_or(KeyError::NoParentSlot)?;
-        self.remove_slot(header, id)
+        self.take_slot(header, id)
     }
 
     /// Seals the secret of the parent slot under the parent's newest K_out, unless it is already. Returns whether anything changed.

@@ -196,6 +196,13 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
         }
     }
     receipt.tell_limits(header, keys);
+    if crate::dataset::vault_above(dir).is_some() {
+        receipt.cannot_know.push(
+            "Clones, snapshots and copies of the vault that this dataset lies in: each holds the dataset's header with its slots as of then, and opens as before. They are on record in that \
+             vault's history, if at all, and not here."
+                .into(),
+        );
+    }
     if receipt.history.as_ref().is_none_or(|h| !h.verified) {
         receipt.cannot_know.push("The history was missing, or did not verify as a whole: backups and clones it once recorded may not be listed.".into());
     }

@@ -193,6 +193,14 @@ pub enum KeyError {
     /// The user's: there is one already.
     #[error("this dataset inherits its key already")]
     HasParentSlot,
+    /// The user's: what lets the vault above open a dataset is not exchanged for a key.
+    #[error(
+        "slot {id} is the one by which the vault it lies in opens this dataset, and only `lamassu dataset set PATH inherit=yes|no` adds or removes it; give --key the source of a slot of the dataset's own (`lamassu key add` makes one)"
+    )]
+    ParentSlot {
+        /// the slot
+        id: u32,
+    },
     /// The store's, or another parent's: the slot is sealed under no key of this parent.
     #[error(
         "the keys of the vault it lies in do not open this dataset: it was moved here from another vault, or its parent slot is damaged; load it with a key of its own, or restore its header"

@@ -81,6 +81,9 @@ pub enum ServerFault {
     /// The key is there, and is not one to be used (KMIP).
     #[error("{0}")]
     KeyState(KeyState),
+    /// It has said yes to the key's destruction, and the key is there (KMIP).
+    #[error("it says that it has destroyed the key, and, asked afterwards: {0}")]
+    NotDestroyed(KeyState),
     /// The object has no State attribute (KMIP).
     #[error("it tells no state of the object: not a key")]
     NoState,

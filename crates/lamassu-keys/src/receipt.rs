@@ -112,6 +112,9 @@ pub struct Receipt {
     pub backups: Vec<Backup>,
     /// clones and snapshots on record: they hold the same keys in headers of their own
     pub clones: Vec<Copied>,
+    /// datasets in it that open without its keys
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub datasets: Vec<LeftDataset>,
     /// what nobody can know, in words
     pub cannot_know: Vec<String>,
     /// public half of the audit key
@@ -219,6 +222,18 @@ pub struct Copied {
     pub id: String,
 }
 
+/// A dataset in the vault that the vault's keys are not needed to open: it has slots of its own, or lies in such a one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeftDataset {
+    /// its directory in the store, below the vault's
+    pub stored: String,
+    /// its id; `None`: its header could not be read
+    pub id: Option<String>,
+    /// whether it has the vault's K_in, as far as its header tells
+    pub zone_shares: bool,
+}
+
 impl Backup {
     /// Of an entry of the history; looks whether the copy is still there.
     pub(crate) fn of(entry: &Entry) -> Backup {
@@ -273,6 +288,7 @@ impl Receipt {
             servers: Vec::new(),
             backups: Vec::new(),
             clones: Vec::new(),
+            datasets: Vec::new(),
             cannot_know: vec![
                 "Which epochs, slots and backups there were: the run that destroyed the keys was cut off, and its receipt was not given to the one that finished."
                     .into(),
@@ -318,6 +334,22 @@ impl Receipt {
             );
         }
         self.cannot_know = said;
+    }
+
+    /// Says which datasets stay as they are, of a vault that has or may have some.
+    pub fn leave(&mut self, datasets: Vec<LeftDataset>) {
+        if datasets.iter().any(|d| d.zone_shares) {
+            self.epochs.iter_mut().filter(|e| e.key == Tier::Inner).for_each(|e| e.zone_shares = true);
+            self.cannot_know.push(
+                "K_in lives on in datasets that are listed here: who opens one can confirm a guess of a block that is stored in the vault.".into(),
+            );
+        }
+        self.datasets = datasets;
+        self.cannot_know.push(
+            "Whether there are more datasets, in directories that could not be read, or taken elsewhere. A dataset with slots of its own opens as before, and is no part of \
+             what became unreadable; one that inherits its key alone went with the vault."
+                .into(),
+        );
     }
 
     /// Signs, in the place of an earlier signature.

@@ -3,7 +3,7 @@
 //! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New locations are a row in
 //! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, and a key at a KMIP server `kmip://…`: what those give is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
 
-use crate::fault::{Cause, ServerFault, TokenFault};
+use crate::fault::{Cause, KeyState, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
 use crate::{recovery, shares};
 use data_encoding::HEXLOWER_PERMISSIVE;
@@ -397,6 +397,25 @@ pub enum SourceError {
     /// The system's.
     #[error(transparent)]
     NoRandom(#[from] lamassu_crypto::NoRandom),
+}
+
+impl SourceError {
+    /// Whether the place is there and says that the key is not: it was destroyed, or never there.
+    pub fn is_gone(&self) -> bool {
+        matches!(
+            self,
+            SourceError::Server { fault: ServerFault::NoObject | ServerFault::KeyState(KeyState::Destroyed), .. }
+                | SourceError::Token(TokenFault::NoObject { .. })
+        )
+    }
+
+    /// Whether it is there, and was revoked.
+    pub fn is_revoked(&self) -> bool {
+        matches!(
+            self,
+            SourceError::Server { fault: ServerFault::KeyState(KeyState::Deactivated | KeyState::Compromised), .. }
+        )
+    }
 }
 
 impl KeySource {

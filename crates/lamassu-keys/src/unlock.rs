@@ -74,6 +74,14 @@ impl std::fmt::Display for Removed {
     }
 }
 
+/// The slot that a parent opens is its own business: a key in its place would end the inheritance unseen.
+pub(crate) fn refuse_parent<H: Header>(header: &H, id: u32) -> Result<(), KeyError> {
+    match header.keys().slot(id) {
+        Some(slot) if slot.kind == SlotKind::Parent => Err(KeyError::ParentSlot { id }),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Opens `header` with what a source gave: the first slot of that kind that opens, then the MAC, then the keychain.
 ///
 /// A passphrase is tried on each passphrase slot at the cost that slot names (each bounded to 4 GiB and 64 passes by the header's parser); a key on raw, hex and recovery slots alike; a token
@@ -193,8 +201,14 @@ impl Unlocked {
     /// Removes a slot. Old copies of the header still open with it: see [`Removed`].
     ///
     /// # Errors
-    /// [`KeyError::NoSlot`], [`KeyError::LastSlot`], [`KeyError::LastAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then unchanged.
+    /// [`KeyError::NoSlot`], [`KeyError::ParentSlot`], [`KeyError::LastSlot`], [`KeyError::LastAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then unchanged.
     pub fn remove_slot<H: Header + Clone>(&self, header: &mut H, id: u32) -> Result<Removed, KeyError> {
+        refuse_parent(header, id)?;
+        self.take_slot(header, id)
+    }
+
+    /// The same for a slot of any kind.
+    pub(crate) fn take_slot<H: Header + Clone>(&self, header: &mut H, id: u32) -> Result<Removed, KeyError> {
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
             let at = slots.iter().position(|s| s.id == id).ok_or(KeyError::NoSlot { id })?;
@@ -232,6 +246,7 @@ impl Unlocked {
         new: &NewSlot<'_>,
         terms: Terms,
     ) -> Result<(u32, Removed), KeyError> {
+        refuse_parent(header, id)?;
         self.edit(header, |next| {
             let slots = &mut next.keys_mut().slots;
             let at = slots.iter().position(|s| s.id == id).ok_or(KeyError::NoSlot { id })?;

@@ -79,6 +79,29 @@ fn a_domain_says_whose_inner_key_it_is_and_the_outer_key_is_always_its_own() {
     }
 }
 
+/// A key in the place of the parent's slot would end the inheritance, and nobody would have asked for that.
+#[test]
+fn no_key_takes_the_place_of_the_parents_slot() {
+    let (header, keys, ring) = parent();
+    let (mut child, _) = create_dataset(&header, &keys, &ring, &inheriting()).unwrap();
+    let mut opened = unlock_by_parent(&child, &ring).unwrap();
+    let id = opened.slot();
+    let own = opened.add_slot(&mut child, &slot(&raw(2))).unwrap();
+    let before = child.clone();
+    assert!(matches!(opened.exchange_administrator(&mut child, &raw(1)), Err(KeyError::ParentSlot { .. })));
+    assert!(matches!(opened.change_slot(&mut child, id, &slot(&raw(3))), Err(KeyError::ParentSlot { .. })));
+    assert!(matches!(opened.remove_slot(&mut child, id), Err(KeyError::ParentSlot { .. })));
+    assert_eq!(child, before);
+    // Of its own slots it may be done; the parent's held the old key, and is named among those that are gone.
+    let mut by_own = unlock(&child, &raw(2)).unwrap();
+    let done = by_own.exchange_administrator(&mut child, &raw(2)).unwrap();
+    assert_eq!(done.gone.iter().map(|s| s.kind).collect::<Vec<_>>(), [SlotKind::Parent]);
+    assert!(!inherits(&child) && child.keys().slot(own).is_some());
+    by_own.add_parent_slot(&mut child, &ring, 9).unwrap();
+    assert!(unlock_by_parent(&child, &ring).is_ok());
+    let _removed = by_own.remove_parent_slot(&mut child).unwrap();
+}
+
 #[test]
 fn the_parents_keys_open_it_and_nobody_elses() {
     let (header, keys, ring) = parent();

@@ -29,7 +29,7 @@ mod xattr;
 
 pub use dataset::{Dataset, Sighted};
 pub use forest::Forest;
-pub use rekey::{Rekey, RekeyProgress, Rekeyed, stored_bytes};
+pub use rekey::{Region, Rekey, RekeyProgress, Rekeyed, regions, stored_bytes};
 pub use types::*;
 
 use crate::error::io;

@@ -226,6 +226,7 @@ fn key(error: &KeyError) -> Code {
         | KeyError::OtherZone
         | KeyError::SharedKey { .. }
         | KeyError::NoParentSlot
+        | KeyError::ParentSlot { .. }
         | KeyError::HasParentSlot => Code::Refused,
         KeyError::OtherParent => Code::WrongKey,
         KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
@@ -305,6 +306,7 @@ fn server(fault: &ServerFault) -> Code {
         ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
+        | ServerFault::NotDestroyed(_)
         | ServerFault::NoState
         | ServerFault::NotAKey { .. }
         | ServerFault::KeyFormat { .. }

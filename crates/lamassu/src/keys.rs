@@ -9,7 +9,7 @@ use crate::{pins, text};
 use anyhow::{Context, Result};
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_format::name;
-use lamassu_keys::dataset::inherits;
+use lamassu_keys::dataset::{inherits, vault_above};
 use lamassu_keys::{
     Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, header_file,
     unix_now, unlock_by_parent,
@@ -177,12 +177,11 @@ pub fn unlock_and_keep<H: Header>(
 
 /// Opens the header of a dataset in `dir` by the vault above it in the store, which the material opens, or that by the one above it.
 fn by_parent<H: Header>(header: &H, material: &Material, dir: &Path, own: KeyError) -> Result<Unlocked> {
-    let Ok(dir) = dir.canonicalize() else { return Err(own.into()) };
-    let Some(above) = dir.ancestors().skip(1).find(|d| d.join(name::HEADER).is_file()) else { return Err(own.into()) };
+    let Some(above) = vault_above(dir) else { return Err(own.into()) };
     let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Err(own.into()) };
     fips::check_suite(parent.suite())?;
     let keys = match lamassu_keys::unlock(&parent, material) {
-        Err(error) if error.is_wrong_key() && inherits(&parent) => by_parent(&parent, material, above, error)?,
+        Err(error) if error.is_wrong_key() && inherits(&parent) => by_parent(&parent, material, &above, error)?,
         done => done?,
     };
     Ok(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?)

@@ -122,10 +122,16 @@ impl Unsealed {
 }
 
 /// Whoever can write to the store can say that keys were destroyed: where the vault has an administrator, it has to be signed, by the right one.
-pub fn refuse_destroyed(header: &VaultHeader) -> Result<()> {
-    let Some(destroyed) = header.destroyed() else { return Ok(()) };
+pub fn check_signed(header: &VaultHeader) -> Result<()> {
     admin::verify_signature(header)?;
     admin::check_pinned(header, &pins::of(&header.id())?)?;
+    Ok(())
+}
+
+/// A destroyed vault opens no more, where it is one.
+pub fn refuse_destroyed(header: &VaultHeader) -> Result<()> {
+    let Some(destroyed) = header.destroyed() else { return Ok(()) };
+    check_signed(header)?;
     Err(KeyError::Destroyed(destroyed).into())
 }
 

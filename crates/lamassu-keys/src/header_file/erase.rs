@@ -8,9 +8,10 @@ use super::{FileError, sync_dir_of, writing};
 use lamassu_format::header::HEADER_MAX;
 use rustix::fs::{FallocateFlags, OFlags};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// A file whose content is gone.
@@ -32,8 +33,7 @@ pub struct Erased {
 /// # Errors
 /// [`FileError::Write`].
 pub fn file(path: &Path) -> Result<Option<Erased>, FileError> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = match OpenOptions::new().write(true).custom_flags(flags).open(path) {
+    let file = match open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(_) if path.symlink_metadata().is_ok_and(|m| !m.is_file()) => return Ok(None),
@@ -43,6 +43,7 @@ pub fn file(path: &Path) -> Result<Option<Erased>, FileError> {
     if !meta.is_file() {
         return Ok(None);
     }
+    let file = writable(&file).map_err(writing("open", path))?;
     let mut on_disk = OnDisk { path: path.into(), file, punched: false };
     steps::erase(&mut on_disk)?;
     Ok(Some(Erased {
@@ -53,22 +54,59 @@ pub fn file(path: &Path) -> Result<Option<Erased>, FileError> {
     }))
 }
 
+/// Takes away a header that another one has replaced. It is overwritten before, unless another name leads to it, which is somebody's copy, or the store may
+/// lose the name of the one that replaced it.
+///
+/// # Errors
+/// [`FileError::Write`].
+pub fn replaced(path: &Path) -> Result<(), FileError> {
+    let is_alone = path.symlink_metadata().is_ok_and(|m| m.is_file() && m.nlink() == 1);
+    if is_alone && keeps_names(path) {
+        return file(path).map(drop);
+    }
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(writing("remove", path)(e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// A file to be looked at, and then to be erased: no link is followed, and nothing is waited for.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// The same regular file, for writing. Its owner may have taken that right from everybody: it is lent, to a file that is erased anyway.
+pub(super) fn writable(file: &File) -> io::Result<File> {
+    let again = || OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    match again() {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            let mode = file.metadata()?.mode() & 0o7777;
+            file.set_permissions(Permissions::from_mode(mode | 0o200))?;
+            again()
+        }
+        done => done,
+    }
+}
+
 /// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. What fsync(2) of a directory says there is nothing that the machine below has promised.
 const NAMES_UNSURE: [u64; 4] = [0x6573_5546, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42];
 
 /// Whether a rename that was synced is durable. Where it may not be, a power cut at the server can bring the old name back, which must then lead to the old
 /// header and not to noise.
-fn keeps_names(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|st| !NAMES_UNSURE.contains(&(st.f_type as u64 & 0xffff_ffff)))
+pub(super) fn keeps_names(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|st| !NAMES_UNSURE.contains(&(st.f_type as u64 & 0xffff_ffff)))
 }
 
-/// Overwrites a file that was replaced, durably, where no name leads to it any more: another name is somebody's copy. The change it belonged to has been made,
-/// so a failure is none of that.
-pub(super) fn unnamed(file: &File) {
-    let is_unnamed = file.metadata().is_ok_and(|m| m.is_file() && m.nlink() == 0) && keeps_names(file);
-    if is_unnamed && let Err(error) = overwrite(file).and_then(|()| punch(file)) {
-        tracing::debug!(%error, "the header that was replaced could not be overwritten");
+/// Overwrites a file that was replaced at `path`, durably, where no name leads to it any more: another name is somebody's copy.
+pub(super) fn unnamed(file: &File, path: &Path) -> Result<(), FileError> {
+    let is_unnamed = file.metadata().is_ok_and(|m| m.is_file() && m.nlink() == 0) && keeps_names(path);
+    if !is_unnamed {
+        return Ok(());
     }
+    let done = writable(file).and_then(|file| overwrite(&file).map(|()| file));
+    // A store that cannot give blocks back keeps noise.
+    done.map(|file| drop(punch(&file))).map_err(writing("overwrite what was at", path))
 }
 
 /// Overwrites a file with random bytes, and syncs it; nothing where it is empty. Never more than a header can have: another file could be endless.

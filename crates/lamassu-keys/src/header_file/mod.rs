@@ -201,18 +201,31 @@ impl Update {
         }
     }
 
-    /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten where it lies, if it has no other name.
+    /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten where it lies, if it has no other name. That
+    /// of a vault has a name until then ([`Update::kept_path`]), so that a program that is killed leaves none whole in blocks that nobody finds: the next change,
+    /// or the next attempt to destroy the keys, takes it away.
     ///
     /// # Errors
     /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is then intact, unless only the last step, the
     /// sync of the directory, failed.
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-        let before = OpenOptions::new().write(true).custom_flags(flags).open(&self.path);
         let mode = self.take_over_owner()?;
-        self.put(header, mode, steps::replace)?;
-        if let Ok(before) = before {
-            erase::unnamed(&before);
+        let (path, kept) = (self.path.clone(), self.kept_path());
+        let erased = if lies_in_the_store(&path) && erase::keeps_names(&path) && self.link_kept().is_ok() {
+            let done = self.put(header, mode, steps::replace_keeping);
+            if done.is_err() && id_of(&kept) == id_of(&path) {
+                let _ = std::fs::remove_file(&kept);
+            }
+            done?;
+            erase::replaced(&kept)
+        } else {
+            let before = erase::open(&path);
+            self.put(header, mode, steps::replace)?;
+            before.map_or(Ok(()), |before| erase::unnamed(&before, &path))
+        };
+        // The change was made, and a failure here is none of it.
+        if let Err(error) = erased {
+            tracing::warn!(%error, "the header that was replaced could not be overwritten: the keys of its slots may still open it in the store");
         }
         Ok(())
     }
@@ -229,6 +242,16 @@ impl Update {
     /// Where the old header is kept while it is replaced for good.
     pub(crate) fn kept_path(&self) -> PathBuf {
         self.path.with_file_name(lamassu_format::name::HEADER_REPLACING)
+    }
+
+    /// Gives the old header its second name. One that an earlier attempt has left there is taken away.
+    fn link_kept(&self) -> io::Result<()> {
+        let kept = self.kept_path();
+        if id_of(&kept).is_some() && id_of(&kept) == id_of(&self.path) {
+            return Ok(());
+        }
+        erase::replaced(&kept).map_err(io::Error::other)?;
+        std::fs::hard_link(&self.path, &kept)
     }
 
     /// Undoes a [`Update::replace_keeping`] that left no header.
@@ -290,14 +313,8 @@ impl Steps for Update {
 
     fn keep(&mut self) -> Result<(), FileError> {
         let kept = self.kept_path();
-        let id = |path: &Path| path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok();
-        // An earlier attempt was cut off here.
-        if id(&kept).is_some() && id(&kept) == id(&self.path) {
-            return Ok(());
-        }
-        erase::file(&kept)?;
         // Not every store has hard links.
-        std::fs::hard_link(&self.path, &kept)
+        self.link_kept()
             .or_else(|_| std::fs::rename(&self.path, &kept))
             .map_err(writing("keep the old header as", &kept))
     }
@@ -321,18 +338,21 @@ fn sync_dir_of(path: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
 }
 
-/// Writes a file whole, in the place of what is there, durably: to `PATH.new` first. For its owner alone (mode 0600).
+/// Writes a file whole, in the place of what is there, durably: under a name of its own first, beside it, as the directory is the user's. For its owner alone
+/// (mode 0600).
 ///
 /// # Errors
 /// [`FileError::Write`]; what was there is intact then, unless only the last step, the sync of the directory, failed.
 pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    let mut unique = [0; 8];
+    lamassu_crypto::random(&mut unique).map_err(io::Error::other).map_err(writing("write", path))?;
     let mut new = path.as_os_str().to_owned();
-    new.push(".new");
+    new.push(format!(".{}.new", data_encoding::HEXLOWER.encode(&unique)));
     let new = PathBuf::from(new);
-    // An earlier attempt may have been cut off.
-    let _ = std::fs::remove_file(&new);
     write_new(&new, bytes)?;
-    std::fs::rename(&new, path).map_err(writing("rename", &new))?;
+    std::fs::rename(&new, path).map_err(writing("rename", &new)).inspect_err(|_| {
+        let _ = std::fs::remove_file(&new);
+    })?;
     sync_dir_of(path)
 }
 
@@ -376,9 +396,22 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         .mode(MODE_NEW)
         .custom_flags(flags)
         .open(path)
+        // Of a header that nobody may write, a program that died may have left one.
+        .or_else(|e| match e.kind() {
+            io::ErrorKind::PermissionDenied => erase::open(path).and_then(|file| match file.metadata()?.is_file() {
+                true => erase::writable(&file),
+                false => Ok(file),
+            }),
+            _ => Err(e),
+        })
         .map_err(writing("create", path))?;
     let meta = file.metadata().map_err(writing("stat", path))?;
     if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: path.into() }) }
+}
+
+/// Which file a name leads to.
+fn id_of(path: &Path) -> Option<(u64, u64)> {
+    path.symlink_metadata().map(|m| (m.dev(), m.ino())).ok()
 }
 
 fn is_same(file: &File, path: &Path) -> io::Result<bool> {

@@ -110,7 +110,7 @@ pub fn shown(receipt: &Document) -> String {
             Tier::Inner => "K_in",
             Tier::Outer => "K_out",
         };
-        let kept = if e.zone_shares { "; its zone keeps it" } else { "" };
+        let kept = if e.zone_shares { "; its zone, or a dataset, keeps it" } else { "" };
         format!("{name} epoch {}, made {}, digest {}{kept}", e.epoch, time(e.created), e.digest)
     });
     section("Keys that are gone from it:", epochs.collect());
@@ -139,6 +139,11 @@ pub fn shown(receipt: &Document) -> String {
     section("Copies of the header beside the vault's own files, left alone:", receipt.copies_beside.clone());
     let clones = receipt.clones.iter().map(|c| format!("{} {}, made {}", c.kind, c.id, time(c.time)));
     section("Clones on record, which have the same keys:", clones.collect());
+    let datasets = receipt.datasets.iter().map(|d| {
+        let shares = if d.zone_shares { "; it has the same K_in" } else { "" };
+        format!("{}, id {}{shares}", d.stored, d.id.as_deref().unwrap_or("not known: its header could not be read"))
+    });
+    section("Datasets in it that open without its keys:", datasets.collect());
     section("What cannot be known:", receipt.cannot_know.clone());
     out.truncate(out.trim_end().len());
     out

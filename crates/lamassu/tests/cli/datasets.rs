@@ -38,6 +38,49 @@ fn listed(b: &Bench, place: &str, path: &str) -> serde_json::Value {
     all.iter().find(|d| d["path"] == path).unwrap_or_else(|| panic!("{path} is not in {told}")).clone()
 }
 
+/// A copy of the header from before the first dataset would have them taken for damaged directories of the vault's own.
+#[test]
+fn an_older_header_that_is_restored_knows_of_datasets() {
+    for is_damaged in [false, true] {
+        let b = Bench::new();
+        b.run("init v").ok();
+        let job = b.key("job");
+        b.run(&format!("key add --use-only -n {job} v")).ok();
+        b.run("key backup v copy").ok();
+        b.run("dataset create v p").ok();
+        b.file("x", b"content");
+        b.run("cp v x vault:/p/").ok();
+        if is_damaged {
+            b.file("v/lamassu.vault", b"");
+            b.run(&format!("key restore -k {job} copy v")).code(28).says("from before the first dataset");
+        }
+        b.run("key restore copy v").ok().says("from before the first dataset");
+        assert_eq!(b.run("cat v p/x").ok().out, b"content");
+        assert_eq!(b.run("check --json v").ok().json()["status"], "clean");
+        if is_damaged {
+            b.file("v/lamassu.vault", b"");
+            b.run(&format!("key restore --force -k {job} copy v")).ok().says("lamassu.lost");
+        }
+    }
+}
+
+#[test]
+fn a_key_of_the_vault_above_does_not_end_inheritance_by_the_way() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v p").ok();
+    let stored = b.run("path v p").ok().text().trim().to_string();
+    let other = b.key("other");
+    b.run(&format!("key admin rotate v/{stored}")).code(28).says("inherit=yes|no");
+    b.run(&format!("key change -n {other} v/{stored}")).code(28).says("inherit=yes|no");
+    b.run(&format!("key add -n {other} v/{stored}")).ok();
+    b.run(&format!("key remove v/{stored} 1")).code(28).says("inherit=yes|no");
+    b.run("ls v p").ok();
+    b.run(&format!("key admin rotate -k {other} v/{stored}")).ok().says("opens it no more");
+    b.run("dataset list v").ok();
+    b.run("ls v p").code(51);
+}
+
 #[test]
 fn a_dataset_inherits_its_key_and_is_entered_like_a_directory() {
     for names in ["encrypted", "plain"] {
@@ -74,7 +117,7 @@ fn a_dataset_inherits_its_key_and_is_entered_like_a_directory() {
         let stored = b.run("path v a/dir/inner").ok().text();
         assert!(b.path("v").join(stored.trim()).join("lamassu.vault").exists(), "{stored}");
         let stored = b.run("path v a/dir/inner/file").ok().text();
-        assert_eq!(b.run(&format!("path --reverse v {}", stored.trim())).ok().text().trim(), "a/dir/inner/file");
+        assert_eq!(b.run(&format!("path --reverse v -- {}", stored.trim())).ok().text().trim(), "a/dir/inner/file");
         b.run("mount v m").ok();
         assert_eq!(listed(&b, "m", "a")["state"], "available", "not opened by being listed");
         assert_eq!(read(&b, "m/a/dir/inner/file"), inner);

@@ -61,6 +61,7 @@ fn nothing_opens_the_vault_and_the_receipt_says_what_still_would() {
     b.run("key destroy --yes --receipt r v").code(2);
     b.run("key destroy --yes --with-server v").code(2).says("kmip");
     b.run(&format!("{DESTROY} nowhere")).code(6);
+    b.file("r.new", b"somebody's own");
     b.file("r", b"somebody's");
     b.run(&format!("{DESTROY} v")).code(24).says("exists already");
     std::fs::remove_file(b.path("r")).unwrap();
@@ -100,6 +101,7 @@ fn nothing_opens_the_vault_and_the_receipt_says_what_still_would() {
     }
     assert!(!b.path("v/lamassu.vault.mine").exists());
 
+    assert_eq!(std::fs::read(b.path("r.new")).unwrap(), b"somebody's own");
     let r = receipt(&b, &public);
     let header: Value = serde_json::from_slice(&std::fs::read(b.path("v/lamassu.vault")).unwrap()).unwrap();
     assert_eq!((&r["complete"], &r["id"]), (&true.into(), &header["destroyed"]["receipt"]));
@@ -143,6 +145,14 @@ fn a_forged_destruction_is_told_from_a_true_one() {
     header["destroyed"] = serde_json::json!({"time": 1, "receipt": "ab".repeat(16)});
     std::fs::write(&path, header.to_string()).unwrap();
     b.run("ls v").code(50).says("signature");
+
+    // Nor does it lead to a receipt, or to the end of what might help: the copies beside it.
+    b.key("audit");
+    b.file("v/lamassu.vault.replaced", b"kept");
+    b.run(&format!("{DESTROY} v")).code(50).says("signature");
+    b.run("key destroy --yes v").code(50);
+    assert!(!b.path("r").exists());
+    assert_eq!(std::fs::read(b.path("v/lamassu.vault.replaced")).unwrap(), b"kept");
 }
 
 #[test]
@@ -170,6 +180,16 @@ fn a_kill_at_any_step_leaves_it_whole_or_to_be_finished() {
 #[test]
 fn a_kill_without_a_receipt_too() {
     killed_at_each_step("key destroy --yes v");
+}
+
+/// Runs a line that is killed at the nth of some system call.
+fn killed_at(b: &Bench, line: &str, call: &str, n: usize) -> Ran {
+    let plain = b.command(line.split_whitespace());
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")]);
+    strace.args(["-e", &format!("inject={call}:signal=KILL:when={n}")]).arg(plain.get_program()).args(plain.get_args());
+    strace.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    strace.output().expect("strace: run scripts/setup").into()
 }
 
 fn killed_at_each_step(line: &str) {
@@ -200,17 +220,7 @@ fn killed_at_each_step(line: &str) {
         b.run("key backup v copy").ok();
         b.run("key restore copy v").ok();
         assert!(b.path("v/lamassu.vault.replaced").exists());
-        let plain = b.command(line.split_whitespace());
-        let killed = Command::new("strace")
-            .args(["-f", "-qqq", "-o", "/dev/null", "-e", &format!("trace={call}")])
-            .args(["-e", &format!("inject={call}:signal=KILL:when={n}")])
-            .arg(plain.get_program())
-            .args(plain.get_args())
-            .current_dir(plain.get_current_dir().unwrap())
-            .envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))))
-            .output()
-            .expect("strace: run scripts/setup");
-        let done = killed.status.success();
+        let done = killed_at(&b, line, call, n).code == 0;
         match b.run("ls v") {
             Ran { code: 0, .. } => {
                 whole += 1;
@@ -340,6 +350,72 @@ fn the_wrapping_key_at_a_kmip_server_goes_too_if_asked() {
     b.run(&format!("init -k {other} w2")).ok();
 }
 
+/// Killed around the servers' part: the same command finishes it, and the receipt knows of each key, whoever destroyed it.
+#[cfg(feature = "kmip")]
+#[test]
+fn a_kill_beside_a_server_is_finished_too() {
+    let b = Bench::new();
+    let kms = crate::pykmip::PyKmip::start(&b.dir("kms"));
+    b.key("audit");
+    let public: String = b.run("receipt key --audit-key raw:file:audit").ok().text().trim().into();
+    let is_there = |source: &str| {
+        let made = b.run(&format!("zone create -k {source} z"));
+        made.code == 0 && std::fs::remove_file(b.path("z")).is_ok()
+    };
+    let (mut after_one, mut after_both) = (0, 0);
+    // The note of a slot's use, the receipt's draft, the header, the receipt after each key, and when all is done; then what is taken away.
+    for (call, n) in (1..=6).map(|n| ("rename", n)).chain((1..=2).map(|n| ("unlink", n))).chain([("fallocate", 1)]) {
+        let step = format!("{call} {n}");
+        let [one, two] = ["one", "two"].map(|name| kms.uri(&format!("?name={call}-{n}-{name}")));
+        for source in [&one, &two] {
+            b.run(&format!("key generate {source}")).ok();
+        }
+        b.run(&format!("init -k {one} v")).ok();
+        b.run(&format!("key add -k {one} -n {two} v")).ok();
+        let line = format!("{DESTROY} -k {one} --with-server --with-server={two} v");
+        assert_ne!(killed_at(&b, &line, call, n).code, 0, "step {step}");
+        let there = [&one, &two].map(|source| is_there(source));
+        after_one += usize::from(there == [false, true]);
+        after_both += usize::from(there == [false, false]);
+        b.run(&line).ok();
+        let r = receipt(&b, &public);
+        assert_eq!(r["complete"], true, "step {step}");
+        let servers = r["servers"].as_array().unwrap();
+        assert_eq!(servers.len(), 2, "step {step}: {r}");
+        for (asked, source) in servers.iter().zip([&one, &two]) {
+            assert_eq!(asked["destroyed"], true, "step {step}: {r}");
+            assert!(source.contains(asked["source"].as_str().unwrap().trim_start_matches("kmip:")), "step {step}: {r}");
+            assert!(!is_there(source), "step {step}");
+        }
+        b.run(&format!("ls -k {one} v")).code(52);
+        assert!(!b.path("v/lamassu.vault.replacing").exists(), "step {step}");
+        std::fs::remove_file(b.path("r")).unwrap();
+        std::fs::remove_dir_all(b.path("v")).unwrap();
+    }
+    assert!(after_one >= 1 && after_both >= 1, "{after_one} {after_both}");
+
+    // Finished without the option, the receipt tells what was begun; and without a receipt nothing is claimed that cannot be known.
+    for with_receipt in [true, false] {
+        let key = kms.uri(&format!("?name=last-{with_receipt}"));
+        b.run(&format!("init --generate-key -k {key} v")).ok();
+        let (line, call, n) = match with_receipt {
+            true => (DESTROY, "rename", 4),
+            false => ("key destroy --yes", "fallocate", 1),
+        };
+        let line = format!("{line} -k {key} --with-server v");
+        assert_ne!(killed_at(&b, &line, call, n).code, 0);
+        assert!(!is_there(&key));
+        b.run(&format!("ls -k {key} v")).code(52);
+        if with_receipt {
+            b.run(&format!("{DESTROY} v")).code(1).says("not the key of");
+            assert_eq!(receipt(&b, &public)["servers"][0]["destroyed"], false);
+        } else {
+            b.run(&line).ok().says("no such key").says("cut off");
+        }
+        std::fs::remove_dir_all(b.path("v")).unwrap();
+    }
+}
+
 #[test]
 fn the_wrapping_key_in_a_token_goes_too_if_asked() {
     let h = Hsm::new();
@@ -360,4 +436,138 @@ fn the_wrapping_key_in_a_token_goes_too_if_asked() {
     let answers = |i: usize| r["servers"][i]["answers"].to_string();
     assert!(answers(0).contains("private key") && answers(0).contains("public half"), "{r}");
     assert!(answers(1).contains("secret key") && answers(1).contains("left in the token: 0"), "{r}");
+}
+
+/// A name may be that of several keys, of which one private key alone can be meant: only its own public half goes with it.
+#[test]
+fn another_pairs_public_key_stays_in_the_token() {
+    let h = Hsm::new();
+    h.token("office");
+    // Two pairs, the first of which is left without its private half. SoftHSM lists objects in no order of its own.
+    for id in ["01", "02", "03", "04"] {
+        h.rsa("office", "wrap", id);
+    }
+    let publics = || h.objects("office", "pubkey");
+    for id in ["01", "02", "03"] {
+        h.delete("office", "privkey", id);
+    }
+    let source = h.uri("token=office");
+    h.run(&format!("init -k {source} v")).ok();
+    assert_eq!(publics(), ["01", "02", "03", "04"]);
+    h.run(&format!("key destroy --yes -k {source} --with-server v")).ok().says("destroyed its public half");
+    assert_eq!(publics(), ["01", "02", "03"]);
+}
+
+/// A dataset with slots of its own needs no key of the vault: nobody is told that it went with it.
+#[test]
+fn datasets_that_stay_readable_are_named_and_not_counted() {
+    let b = Bench::new();
+    let public = vault(&b);
+    let own = b.key("own");
+    b.file("big", &crate::support::noise(300_000, 1));
+    b.run("dataset create v inherits").ok();
+    b.run("cp v big vault:/inherits/").ok();
+    b.run(&format!("dataset create --new-key {own} v p")).ok();
+    b.run(&format!("dataset create --new-key {own} --domain family v q")).ok();
+    let stored = |name: &str| b.run(&format!("path v {name}")).ok().text().trim().to_string();
+    let (p, q) = (stored("p"), stored("q"));
+    b.run(&format!("cp -k {own} v/{p} big vault:")).ok();
+    // One that inherits from a dataset that stays, stays with it.
+    b.run(&format!("dataset create -k {own} v/{p} within")).ok();
+
+    b.run(&format!("{DESTROY} v")).ok().says("a dataset in it opens without it, and has its inner key").says(&p);
+    assert_eq!(b.run(&format!("ls -k {own} v/{p}")).ok().text().trim(), "big\nwithin");
+    let r = receipt(&b, &public);
+    let named = |stored: &str| r["datasets"].as_array().unwrap().iter().find(|d| d["stored"] == stored).cloned();
+    assert_eq!(named(&p).unwrap()["zone_shares"], true);
+    assert_eq!(named(&q).unwrap()["zone_shares"], false);
+    assert_eq!(r["datasets"].as_array().unwrap().len(), 3, "{r}");
+    let bytes = r["stored_bytes"].as_u64().unwrap();
+    assert!((300_000..600_000).contains(&bytes), "that of inherits, and not of p: {bytes}");
+    assert_eq!((&r["epochs"][0]["key"], &r["epochs"][0]["zone_shares"]), (&"inner".into(), &true.into()));
+    assert!(r["cannot_know"].to_string().contains("K_in lives on in datasets"), "{r}");
+    assert!(b.run(&format!("receipt verify --audit-key {public} r")).ok().text().contains(&p));
+
+    // A clone of the vault took the dataset's header along, and the dataset's history does not know.
+    std::fs::remove_file(b.path("r")).unwrap();
+    b.run(&format!("{DESTROY} -k {own} v/{q}")).ok();
+    let r = receipt(&b, &public);
+    assert!(r["cannot_know"].to_string().contains("the vault that this dataset lies in"), "{r}");
+    assert_eq!(r["datasets"], Value::Null);
+}
+
+/// A header that was replaced is overwritten, or a name still leads to it: also where the program is killed in between.
+#[test]
+fn no_kill_leaves_an_old_header_whole_without_a_name() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("key backup v copy").ok();
+    b.run("key restore copy v").ok();
+    let (mut seen, mut kept) = (0, 0);
+    for line in ["key change -n raw:file:key v", "key restore --force copy v"] {
+        for (call, n) in ["rename", "unlink", "fsync", "fallocate"].iter().flat_map(|c| (1..8).map(move |n| (*c, n))) {
+            let step = format!("{line}: {call} {n}");
+            let before: Vec<_> = ["v/lamassu.vault", "v/lamassu.vault.replaced", "v/lamassu.vault.replacing"]
+                .into_iter()
+                .filter_map(|name| Some((wrapped_in(&b.path(name))?, std::fs::File::open(b.path(name)).unwrap())))
+                .collect();
+            killed_at(&b, line, call, n);
+            for (strings, file) in before {
+                let mut bytes = vec![0; 1 << 20];
+                let len = file.read_at(&mut bytes, 0).unwrap();
+                let is_whole = found(&strings, &bytes[..len]) > 0;
+                assert!(!is_whole || file.metadata().unwrap().nlink() > 0, "{step}");
+                seen += usize::from(!is_whole);
+            }
+            kept += usize::from(b.path("v/lamassu.vault.replacing").exists());
+            b.run("ls v").ok();
+        }
+        // The next change takes away what was left.
+        b.run("key change -n raw:file:key v").ok();
+        assert!(!b.path("v/lamassu.vault.replacing").exists(), "{line}");
+    }
+    assert!(seen > 10 && kept > 3, "{seen} {kept}");
+    // What is overwritten on the way is no backup to restore from.
+    b.run("key restore v/lamassu.vault.replaced v").code(2).says("copy it");
+}
+
+/// What a header's slots wrap, where it is one.
+fn wrapped_in(header: &Path) -> Option<Vec<String>> {
+    let bytes = std::fs::read(header).ok()?;
+    serde_json::from_slice::<Value>(&bytes).ok()?;
+    Some(wrapped(header))
+}
+
+/// Who may not write a header may still be its owner: then it is overwritten all the same, and a destruction comes to its end.
+#[test]
+fn a_header_that_is_read_only_is_overwritten_too() {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    let b = Bench::new();
+    vault(&b);
+    let old =
+        |b: &Bench| (wrapped(&b.path("v/lamassu.vault")), std::fs::File::open(b.path("v/lamassu.vault")).unwrap());
+    let overwritten = |(strings, file): (Vec<String>, std::fs::File)| {
+        let mut bytes = vec![0; 1 << 20];
+        let len = file.read_at(&mut bytes, 0).unwrap();
+        assert_eq!(found(&strings, &bytes[..len]), 0);
+    };
+    let second = b.key("second");
+    for line in [format!("key add -n {second} v"), "key destroy --yes v".into()] {
+        std::fs::set_permissions(b.path("v/lamassu.vault"), std::fs::Permissions::from_mode(0o400)).unwrap();
+        let before = old(&b);
+        as_a_user(&b, &line).ok();
+        overwritten(before);
+        assert!(!b.path("v/lamassu.vault.replacing").exists());
+    }
+    b.run("ls v").code(52);
+}
+
+/// Runs a line as somebody whom modes bind: root's capabilities are dropped.
+fn as_a_user(b: &Bench, line: &str) -> Ran {
+    let plain = b.command(line.split_whitespace());
+    let mut bound = Command::new("setpriv");
+    bound.args(["--bounding-set=-all", "--inh-caps=-all"]).arg(plain.get_program()).args(plain.get_args());
+    bound.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
+    bound.output().expect("setpriv").into()
 }

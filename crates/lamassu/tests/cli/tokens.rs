@@ -53,6 +53,23 @@ impl Hsm {
         self.key(token, label, id, &["--keypairgen", "--key-type", "rsa:2048"]);
     }
 
+    pub fn delete(&self, token: &str, class: &str, id: &str) {
+        let base = ["--module", self.module, "--token-label", token, "--login", "--pin", PIN];
+        self.must("pkcs11-tool", &[&base[..], &["--delete-object", "--type", class, "--id", id]].concat());
+    }
+
+    /// Ids of the token's objects of a class, sorted.
+    pub fn objects(&self, token: &str, class: &str) -> Vec<String> {
+        let base =
+            ["--module", self.module, "--token-label", token, "--login", "--pin", PIN, "--list-objects", "--type"];
+        let out = self.tool("pkcs11-tool", &[&base[..], &[class]].concat()).output().unwrap();
+        let text = String::from_utf8(out.stdout).unwrap();
+        let mut ids: Vec<_> =
+            text.lines().filter_map(|l| Some(l.trim().strip_prefix("ID:")?.trim().to_string())).collect();
+        ids.sort();
+        ids
+    }
+
     pub fn uri(&self, path: &str) -> String {
         format!("pkcs11:{path}?module-path={}&pin-source=file:{}", self.module, self.b.path("pin").display())
     }

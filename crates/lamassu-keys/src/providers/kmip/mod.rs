@@ -116,12 +116,21 @@ fn destroy(session: &mut Session, id: &str) -> Result<Vec<String>, ServerFault> 
     }
     session.destroy(id)?;
     said.push(format!("destroyed {id}"));
-    match session.state(id) {
-        Err(ServerFault::NoObject) => said.push(format!("{id} is not there any more")),
-        Err(ServerFault::KeyState(state)) | Ok(state) => said.push(format!("asked afterwards: {state}")),
-        Err(fault) => said.push(format!("asked afterwards: {fault}")),
-    }
+    said.push(match gone(session.state(id))? {
+        None => format!("{id} is not there any more"),
+        Some(state) => format!("asked afterwards: {state}"),
+    });
     Ok(said)
+}
+
+/// What a server that has said yes says of the key afterwards, if that is that it is gone. A server can say yes and do nothing.
+fn gone(state: Result<KeyState, ServerFault>) -> Result<Option<KeyState>, ServerFault> {
+    match state {
+        Err(ServerFault::NoObject) => Ok(None),
+        Err(ServerFault::KeyState(KeyState::Destroyed)) | Ok(KeyState::Destroyed) => Ok(Some(KeyState::Destroyed)),
+        Err(ServerFault::KeyState(state)) | Ok(state) => Err(ServerFault::NotDestroyed(state)),
+        Err(fault) => Err(fault),
+    }
 }
 
 /// Lets the server make a key that nothing there is mistaken for; returns its identifier. It can be used then.
@@ -148,4 +157,22 @@ fn make(session: &mut Session, usage: Usage, attributes: &[Attribute<'_>]) -> Re
 /// Those of a key's attributes that it is found by.
 fn named_by<'a>(attributes: &[Attribute<'a>]) -> Vec<Attribute<'a>> {
     attributes.iter().copied().filter(|a| matches!(a, Attribute::Name(_) | Attribute::Group(_))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_still_there_was_not_destroyed() {
+        assert!(matches!(gone(Err(ServerFault::NoObject)), Ok(None)));
+        assert!(matches!(gone(Ok(KeyState::of(5))), Ok(Some(_))));
+        assert!(matches!(gone(Ok(KeyState::of(6))), Ok(Some(_))));
+        assert!(matches!(gone(Err(ServerFault::KeyState(KeyState::Destroyed))), Ok(Some(_))));
+        for number in [1, 2, 3, 4, 77] {
+            let fault = gone(Ok(KeyState::of(number))).unwrap_err();
+            assert!(fault.to_string().starts_with("it says that it has destroyed the key"), "{fault}");
+        }
+        assert!(gone(Err(ServerFault::NotPermitted { op: "tell a key's state" })).is_err());
+    }
 }

@@ -60,9 +60,9 @@ impl TokenKey {
         }
     }
 
-    /// Destroys the key, and the public half of the same name; tells what was done. The session has to be one that may write.
+    /// Destroys the key, and its public half; tells what was done. The session has to be one that may write.
     pub(super) fn destroy(&self) -> Result<Vec<String>, TokenFault> {
-        let public = if self.kind == Kind::Rsa { self.sealing_key().ok() } else { None };
+        let public = if self.kind == Kind::Rsa { self.public_half(&self.public_keys()?) } else { None };
         self.session.destroy_object(self.key).map_err(failed("destroy the key"))?;
         let mut said = vec![match self.kind {
             Kind::Rsa => "destroyed the private key".to_string(),
@@ -79,16 +79,32 @@ impl TokenKey {
         Ok(said)
     }
 
-    /// What encrypts: the key itself, or the public half of the same name.
+    /// What encrypts: the key itself, or its public half. A token that does not tell which that is may have one of the same name; what it seals is tried.
     fn sealing_key(&self) -> Result<ObjectHandle, TokenFault> {
         if self.kind == Kind::Aes {
             return Ok(self.key);
         }
+        let found = self.public_keys()?;
+        let half = self.public_half(&found).or(found.first().copied());
+        half.ok_or(TokenFault::NoObject { wanted: "public key" })
+    }
+
+    /// RSA public keys of the name that was given, which may be that of other pairs too.
+    fn public_keys(&self) -> Result<Vec<ObjectHandle>, TokenFault> {
         let mut template = self.named.clone();
         template.push(Attribute::Class(ObjectClass::PUBLIC_KEY));
         template.push(Attribute::KeyType(KeyType::RSA));
-        let found = self.session.find_objects(&template).map_err(failed("list its keys"))?;
-        found.first().copied().ok_or(TokenFault::NoObject { wanted: "public key" })
+        self.session.find_objects(&template).map_err(failed("list its keys"))
+    }
+
+    /// That of the key's own pair, by the modulus.
+    fn public_half(&self, among: &[ObjectHandle]) -> Option<ObjectHandle> {
+        let modulus = |key| match self.session.get_attributes(key, &[AttributeType::Modulus]).ok()?.pop() {
+            Some(Attribute::Modulus(modulus)) if !modulus.is_empty() => Some(modulus),
+            Some(_) | None => None,
+        };
+        let ours = modulus(self.key)?;
+        among.iter().copied().find(|key| modulus(*key).as_ref() == Some(&ours))
     }
 
     fn encrypt(&self, mechanism: TokenMechanism, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {

@@ -9,7 +9,7 @@ use anyhow::Result;
 use lamassu_format::header::{Header, Pin as Pinned, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
-use lamassu_keys::{Event, KeyError, Purpose, Update, admin};
+use lamassu_keys::{Event, KeyError, Purpose, SlotKind, Update, admin};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -149,7 +149,11 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
         .detail("instead_of", text::hex(&done.before));
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("the administrator's key is new; the old one, {}, has signed it", text::hex(&done.before)));
-    let gone: Vec<String> = done.gone.iter().map(|s| format!("{} ({:?})", s.id, text::printable(&s.label))).collect();
+    let (parent, gone): (Vec<_>, Vec<_>) = done.gone.iter().partition(|s| s.kind == SlotKind::Parent);
+    if !parent.is_empty() {
+        ui.warn("the vault it lies in opens it no more; `lamassu dataset set PATH inherit=yes` lets it do so again");
+    }
+    let gone: Vec<String> = gone.iter().map(|s| format!("{} ({:?})", s.id, text::printable(&s.label))).collect();
     if !gone.is_empty() {
         ui.warn(format_args!("these administrators' slots are gone, add them again: {}", gone.join(", ")));
     }

@@ -105,7 +105,7 @@ pub fn restore(ui: &Ui, args: &Restore) -> Result<()> {
             let header: ZoneFile = header_file::read(&args.file)?;
             // A zone file is the user's own: it may be a link to where it lies.
             let place = std::fs::canonicalize(&args.dir).unwrap_or_else(|_| args.dir.clone());
-            put(ui, args, &place, &header, |_| Ok(()))
+            put(ui, args, &place, &header, |_| Ok(()), |_, _, _| Ok(()))
         }
         Err(error) => Err(error.into()),
     }
@@ -113,7 +113,7 @@ pub fn restore(ui: &Ui, args: &Restore) -> Result<()> {
 
 fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     let backend = Arc::new(open::backend(&args.dir)?);
-    put(ui, args, &args.dir.join(name::HEADER), header, |keys| {
+    let belongs = |keys: &Unlocked| {
         let ring = keys.key_ring(header.suite())?;
         // The root directory's record is read when it is opened.
         let opened = Vault::open(backend, header, ring, open::options(true));
@@ -128,7 +128,28 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
             }
             Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", args.dir.display())),
         }
-    })
+    };
+    // That there may be datasets is never taken back (§4c): without it their directories would be taken for damaged ones of the vault's own.
+    let carry = |keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>| {
+        let said = now.is_some_and(VaultHeader::has_datasets);
+        if header.has_datasets() || !(said || lamassu_vault::regions(&args.dir)?.len() > 1) {
+            return Ok(());
+        }
+        match keys.allow_datasets(header) {
+            Ok(_) => ui.note("the copy is from before the first dataset; the restored header says that there are some"),
+            // A use-only slot cannot sign.
+            Err(KeyError::NotAdministrator { slot: _ }) if args.force => {
+                ui.warn("the copy is from before the first dataset: datasets are not found, and `check --repair` would move what they hold to lamassu.lost");
+            }
+            Err(error) => {
+                return Err(error).context(
+                    "the copy is from before the first dataset, and has to be signed anew to say that there are some",
+                );
+            }
+        }
+        Ok(())
+    };
+    put(ui, args, &args.dir.join(name::HEADER), header, belongs, carry)
 }
 
 fn put<H: Header + Clone>(
@@ -137,18 +158,27 @@ fn put<H: Header + Clone>(
     place: &Path,
     header: &H,
     belongs: impl FnOnce(&Unlocked) -> Result<()>,
+    carry: impl FnOnce(&Unlocked, &mut H, Option<&H>) -> Result<()>,
 ) -> Result<()> {
     let source = args.key.source()?;
     if is_working_copy(&args.file, place) {
-        return Err(Fault::Usage("FILE is a working copy that the restore would overwrite: rename it first").into());
+        return Err(Fault::Usage(
+            "FILE is a working copy that the restore would overwrite: copy it, and restore the copy",
+        )
+        .into());
     }
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
     keys::check_pinned(ui, header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
+    let mut now = None;
     match update.read::<H>() {
-        Ok(now) => compare(ui, args, &now, header, &unlocked, &material)?,
+        Ok(found) => {
+            // What the header in place says is believed where the key opens it.
+            let is_authentic = compare(ui, args, &found, header, &unlocked, &material)?;
+            now = is_authentic.then_some(found);
+        }
         // What cannot be read is what a restore is for.
         Err(FileError::Missing { .. } | FileError::Header { .. }) => {}
         // Nor may a block that the store cannot read any more keep the good copy out.
@@ -164,8 +194,9 @@ fn put<H: Header + Clone>(
             return Err(error.into());
         }
     }
-    let replaced = keep_replaced(place)?;
     let mut header = header.clone();
+    carry(&unlocked, &mut header, now.as_ref())?;
+    let replaced = keep_replaced(place)?;
     let event = Event::new(Kind::Restored).detail("from", args.file.display());
     let there = place.symlink_metadata().is_ok();
     match unlocked.may_change(&header) {
@@ -192,7 +223,7 @@ fn put<H: Header + Clone>(
     Ok(())
 }
 
-/// The header in place and the one to be restored, where both can be read.
+/// The header in place and the one to be restored, where both can be read. Returns whether the former is that vault's, and opens.
 fn compare<H: Header>(
     ui: &Ui,
     args: &Restore,
@@ -200,14 +231,16 @@ fn compare<H: Header>(
     then: &H,
     restored: &Unlocked,
     material: &Material,
-) -> Result<()> {
+) -> Result<bool> {
     if now.keys().id != then.keys().id {
         if args.force {
-            return Ok(());
+            return Ok(false);
         }
         return Err(Fault::OtherId { file: args.file.clone(), dir: args.dir.clone() }.into());
     }
-    match lamassu_keys::unlock(now, material) {
+    let present = lamassu_keys::unlock(now, material);
+    let opens = present.is_ok();
+    match present {
         Ok(present) if !args.force && has_more(&present, restored) => {
             return Err(Fault::NewerKeys { file: args.file.clone(), dir: args.dir.clone() }.into());
         }
@@ -228,7 +261,7 @@ fn compare<H: Header>(
     if !gone.is_empty() {
         ui.warn(format_args!("slots added since the backup are gone: {}", listed(gone)));
     }
-    Ok(())
+    Ok(opens)
 }
 
 /// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of one backup give epochs of the same
@@ -249,27 +282,29 @@ fn beside(place: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Whether `file` has the name under which the new header is made, or the one under which the old is kept on the way.
+/// Whether `file` has the name under which the new header is made, or one of those under which the old is kept, where an earlier one is overwritten.
 fn is_working_copy(file: &Path, place: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
-    [".new", ".replacing"].iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
+    let suffixes = [".new", ".replacing", ".replaced"];
+    suffixes.iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
 }
 
-/// A second name for what is about to be replaced, damaged or not. It takes the place of an earlier one when it is there whole. No link is followed: the
-/// store below may put one in the way.
+/// A second name for what is about to be replaced, damaged or not. No link is followed: the store below may put one in the way.
 fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
     if place.symlink_metadata().is_err() {
         return Ok(None);
     }
     let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
-    let _ = std::fs::remove_file(&making);
+    // A run that was cut off has left it: another name of what is in place, or a header that was replaced, or destroyed.
+    header_file::erase::replaced(&making)?;
     let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
     // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is not copied.
     match std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
         Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
         done => done.map_err(failed)?,
     }
+    header_file::erase::replaced(&kept)?;
     std::fs::rename(&making, &kept).map_err(failed)?;
     Ok(Some(kept))
 }

@@ -9,14 +9,15 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::{mounts, open, served, signals};
 use anyhow::{Context, Result};
-use lamassu_format::header::{Destroyed, VaultHeader};
+use lamassu_format::header::{Destroyed, Header, SlotKind, VaultHeader};
 use lamassu_format::name;
+use lamassu_keys::dataset::inherits;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::Kind;
-use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
-use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file};
+use lamassu_keys::receipt::{AtServer, AuditKey, LeftDataset, Receipt, ReceiptError};
+use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, SourceError, Unlocked, header_file};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,7 +84,7 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     // Nobody has it open from before it is looked at until it is done.
     let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
     let destruction = Destruction::begin(&path)?;
-    let mut run = Run { ui, args, audit, servers, receipt: None };
+    let mut run = Run { ui, args, audit, servers, asked: Vec::new(), gone: Vec::new(), receipt: None };
     match destruction.begun() {
         None => run.begin(destruction),
         Some(destroyed) => run.go_on(destruction, destroyed),
@@ -93,11 +94,45 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
 /// The sources of `--with-server`, none of which is a zone's.
 fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
     let source = |text: &SourceText| if text.is_empty() { args.key.source() } else { text.parse("--with-server") };
-    let sources = args.how.with_server.iter().map(source).collect::<Result<Vec<_>>>()?;
-    for source in &sources {
+    let mut sources = Vec::new();
+    for source in args.how.with_server.iter().map(source) {
+        let source = source?;
         source.can_destroy().with_context(|| format!("--with-server: {source}"))?;
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
     }
     Ok(sources)
+}
+
+/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not: they have slots of their own, or inherit from such a one.
+fn survey(dir: &Path, header: &VaultHeader) -> Result<(u64, Vec<LeftDataset>)> {
+    let regions = lamassu_vault::regions(dir)?;
+    let (mut bytes, mut left, mut stays) = (0, Vec::new(), Vec::with_capacity(regions.len()));
+    for (i, region) in regions.iter().enumerate() {
+        let found = header_file::read::<VaultHeader>(&dir.join(&region.stored).join(name::HEADER));
+        let opens = match &found {
+            _ if i == 0 => false,
+            Ok(found) => {
+                let has_own = found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent);
+                has_own || (inherits(found) && stays[region.above])
+            }
+            // What cannot be read has to be taken for one that opens.
+            Err(_) => true,
+        };
+        stays.push(opens);
+        if opens {
+            let of = found.as_ref().ok();
+            left.push(LeftDataset {
+                stored: region.stored.display().to_string(),
+                id: of.map(|found| crate::text::hex(&found.id())),
+                zone_shares: of.is_none_or(|found| found.zone() == header.zone()),
+            });
+        } else {
+            bytes += region.bytes;
+        }
+    }
+    Ok((bytes, left))
 }
 
 struct Run<'a> {
@@ -105,6 +140,10 @@ struct Run<'a> {
     args: &'a Destroy,
     audit: Option<AuditKey>,
     servers: Vec<KeySource>,
+    /// what was asked of them, by this run and earlier ones
+    asked: Vec<AtServer>,
+    /// those whose key is not there any more, of which nobody wrote down that it was this vault's
+    gone: Vec<String>,
     /// where an audit key signs one
     receipt: Option<Receipt>,
 }
@@ -114,7 +153,10 @@ impl Run<'_> {
         let header = destruction.header().clone();
         let unlocked = keys::unlock(self.ui, &header, &self.args.key.source()?, &self.args.dir)?;
         unlocked.may_change(&header)?;
-        self.prove(&header)?;
+        for source in &self.servers {
+            self.prove(source, Some(&header))?;
+            self.asked.push(AtServer { source: source.to_string(), destroyed: false, answers: Vec::new() });
+        }
         // A draft is made in any case: it is what a person is shown. Where no audit key is given nobody keeps it.
         let throwaway;
         let audit = match &self.audit {
@@ -126,14 +168,17 @@ impl Run<'_> {
             }
         };
         let mut draft = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
-        draft.stored_bytes = lamassu_vault::stored_bytes(&self.args.dir).ok();
+        let (bytes, left) = survey(&self.args.dir, &header)?;
+        draft.stored_bytes = Some(bytes);
+        if header.has_datasets() || !left.is_empty() {
+            draft.leave(left);
+        }
         self.confirm(&draft)?;
         signals::check()?;
         // From here on it is finished, whoever presses Ctrl-C.
         signals::flag_only();
         let destroyed = draft.mark().map_err(KeyError::from)?;
         if let Some(audit) = &self.audit {
-            draft.sign(audit);
             if let Some(file) = &self.args.how.receipt {
                 // Of a run that was cut off before anything was destroyed there may be a draft.
                 let is_draft =
@@ -141,9 +186,9 @@ impl Run<'_> {
                 if file.symlink_metadata().is_ok() && !is_draft {
                     return Err(FileError::Exists { path: file.clone() }.into());
                 }
-                header_file::write_over(file, &draft.to_json())?;
             }
             self.receipt = Some(draft);
+            self.put_down()?;
         }
         let done = self.commit(destruction, &unlocked, destroyed);
         match done {
@@ -152,7 +197,7 @@ impl Run<'_> {
                 // The vault is whole: a receipt that says otherwise is none.
                 let whole = header_file::read::<VaultHeader>(&self.args.dir.join(name::HEADER));
                 if let (Some(file), Ok(header)) = (&self.args.how.receipt, whole)
-                    && lamassu_format::header::Header::destroyed(&header).is_none()
+                    && header.destroyed().is_none()
                 {
                     let _ = std::fs::remove_file(file);
                 }
@@ -169,6 +214,8 @@ impl Run<'_> {
 
     /// Another run got past the point of no return.
     fn go_on(&mut self, destruction: Destruction, destroyed: Destroyed) -> Result<()> {
+        // No key is asked for here, and what is left will be erased: a header that somebody has forged must not lead to that.
+        open::check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
         let earlier = match (&self.audit, &self.args.how.receipt) {
             (Some(audit), Some(file)) if file.symlink_metadata().is_ok() => Some(receipt::read(file, &audit.public())?),
             _ => None,
@@ -182,11 +229,8 @@ impl Run<'_> {
         if is_done {
             return Err(KeyError::Destroyed(destroyed)).with_context(|| self.args.dir.display().to_string());
         }
-        match destruction.opens() {
-            Some(header) => self.prove(&header.clone())?,
-            None if self.servers.is_empty() => {}
-            None => return Err(KeyError::NothingToProve.into()),
-        }
+        self.asked = earlier.iter().flat_map(|r| r.servers.clone()).collect();
+        self.take_up(destruction.opens())?;
         self.ui.note("an earlier run was cut off; this one finishes it");
         signals::flag_only();
         if let Some(audit) = &self.audit {
@@ -196,12 +240,58 @@ impl Run<'_> {
         self.finish(destruction)
     }
 
-    /// Each key to be destroyed elsewhere is one of this vault's, and there.
-    fn prove(&self, header: &VaultHeader) -> Result<()> {
-        for source in &self.servers {
-            let subject = self.args.dir.display().to_string();
-            let material = keys::load(self.ui, source, &subject, Purpose::Unlock)?;
-            lamassu_keys::unlock(header, &material).with_context(|| format!("--with-server: {source}"))?;
+    /// A key to be destroyed elsewhere is there, and one of this vault's, as far as there is still a header that tells.
+    fn prove(&self, source: &KeySource, header: Option<&VaultHeader>) -> Result<()> {
+        let subject = self.args.dir.display().to_string();
+        let material = keys::load(self.ui, source, &subject, Purpose::Unlock)?;
+        let header = header.ok_or(KeyError::NothingToProve)?;
+        lamassu_keys::unlock(header, &material).with_context(|| format!("--with-server: {source}"))?;
+        Ok(())
+    }
+
+    /// Leaves those keys that are still to be destroyed elsewhere. One that an earlier run has proven, as its receipt says, is not proven again: it may be
+    /// revoked by now, or gone.
+    fn take_up(&mut self, header: Option<&VaultHeader>) -> Result<()> {
+        for source in std::mem::take(&mut self.servers) {
+            let name = source.to_string();
+            if let Some(asked) = self.asked.iter().find(|s| s.source == name) {
+                if !asked.destroyed {
+                    self.servers.push(source);
+                }
+                continue;
+            }
+            let error = match self.prove(&source, header) {
+                Ok(()) => None,
+                Err(error) => match error.downcast_ref::<SourceError>() {
+                    Some(e) if e.is_gone() || e.is_revoked() => Some((e.is_gone(), error.to_string())),
+                    Some(_) | None => return Err(error),
+                },
+            };
+            let mut answers = Vec::new();
+            match error {
+                None => self.servers.push(source),
+                Some((is_gone, error)) => {
+                    answers.push(format!(
+                        "{error}; the run that was cut off may have done that, but nothing tells that it was this vault's key"
+                    ));
+                    self.ui.warn(format_args!("{name}: {}", answers[0]));
+                    self.gone.extend(is_gone.then(|| name.clone()));
+                }
+            }
+            self.asked.push(AtServer { source: name, destroyed: false, answers });
+        }
+        Ok(())
+    }
+
+    /// The receipt, as far as things are; on standard output only when all is done.
+    fn put_down(&mut self) -> Result<()> {
+        let (Some(receipt), Some(audit)) = (&mut self.receipt, &self.audit) else { return Ok(()) };
+        receipt.servers.clone_from(&self.asked);
+        receipt.sign(audit);
+        match &self.args.how.receipt {
+            Some(file) => header_file::write_over(file, &receipt.to_json())?,
+            None if receipt.complete => output::print_bytes(&receipt.to_json())?,
+            None => {}
         }
         Ok(())
     }
@@ -213,6 +303,13 @@ impl Run<'_> {
         }
         for clone in &draft.clones {
             self.ui.warn(format_args!("a {} of it has the same keys: {}", clone.kind, clone.id));
+        }
+        for dataset in &draft.datasets {
+            let shares = if dataset.zone_shares { ", and has its inner key" } else { "" };
+            self.ui.warn(format_args!(
+                "a dataset in it opens without it{shares}: {:?}; destroy its keys first (`lamassu dataset destroy --shred-key`, or `key destroy` of its directory), if they are to go too",
+                dataset.stored
+            ));
         }
         if draft.epochs.iter().any(|e| e.zone_shares && e.key == lamassu_keys::Tier::Outer) {
             self.ui
@@ -240,7 +337,7 @@ impl Run<'_> {
 
     /// Everything behind the point of no return: servers first, while the old header still tells whose keys those were.
     fn finish(&mut self, destruction: Destruction) -> Result<()> {
-        let servers = self.destroy_elsewhere();
+        self.destroy_elsewhere()?;
         let mark = destruction.begun();
         let cleared = destruction.clear()?;
         for copy in &cleared.copies {
@@ -248,34 +345,40 @@ impl Run<'_> {
                 "{copy:?} in the vault's directory is a copy of the header, and opens it; it was left alone"
             ));
         }
-        let left: Vec<String> = servers.iter().filter(|s| !s.destroyed).map(|s| s.source.clone()).collect();
-        if let (Some(receipt), Some(audit)) = (&mut self.receipt, &self.audit) {
-            receipt.servers.extend(servers);
+        for unasked in self.asked.iter_mut().filter(|s| s.answers.is_empty()) {
+            unasked.answers.push("not asked: the run that finished this was not told to destroy it".into());
+        }
+        let left = self.asked.iter().filter(|s| !s.destroyed && !self.gone.contains(&s.source));
+        let left: Vec<String> = left.map(|s| s.source.clone()).collect();
+        if let Some(receipt) = &mut self.receipt {
             receipt.erased.extend(cleared.erased);
             receipt.copies_beside = cleared.copies;
             receipt.complete = true;
-            receipt.sign(audit);
-            match &self.args.how.receipt {
-                Some(file) => header_file::write_over(file, &receipt.to_json())?,
-                None => output::print_bytes(&receipt.to_json())?,
-            }
         }
+        self.put_down()?;
         let id = mark.map(|m| crate::text::hex(&m.receipt)).unwrap_or_default();
         self.ui.note(format_args!("the keys of {} are destroyed (receipt {id})", self.args.dir.display()));
         if left.is_empty() { Ok(()) } else { Err(Fault::LeftAtServer { sources: left.join(", ") }.into()) }
     }
 
-    fn destroy_elsewhere(&self) -> Vec<AtServer> {
+    /// What was answered is written down at once: behind this step the keys cannot be asked for again.
+    fn destroy_elsewhere(&mut self) -> Result<()> {
         let subject = self.args.dir.display().to_string();
         let ask = Ask { subject: &subject, purpose: Purpose::Unlock, stdin: true };
-        let one = |source: &KeySource| {
+        for source in std::mem::take(&mut self.servers) {
             let (destroyed, answers) = match source.destroy(&ask) {
                 Ok(answers) => (true, answers),
+                // It was there when it was proven to be this vault's key.
+                Err(error) if error.is_gone() => (true, vec![format!("{error}: it was destroyed before")]),
                 Err(error) => (false, vec![error.to_string()]),
             };
             answers.iter().for_each(|answer| self.ui.note(format_args!("{source}: {answer}")));
-            AtServer { source: source.to_string(), destroyed, answers }
-        };
-        self.servers.iter().map(one).collect()
+            let name = source.to_string();
+            if let Some(asked) = self.asked.iter_mut().find(|s| s.source == name) {
+                (asked.destroyed, asked.answers) = (destroyed, answers);
+            }
+            self.put_down()?;
+        }
+        Ok(())
     }
 }
