@@ -201,6 +201,48 @@ fn unloading_takes_the_keys_and_the_mount_stays() {
     b.run("check v").ok();
 }
 
+/// The kernel keeps an inode for as long as a file of it is open: it must not take what it meets after `key load` for that one.
+#[test]
+fn files_from_before_an_unload_are_not_those_of_after() {
+    use std::os::unix::fs::FileExt;
+    for cache in ["writeback", "through"] {
+        let b = mounted("", &format!("--cache {cache}"));
+        b.run("dataset create m/a").ok();
+        let opened = |path: &str| {
+            let mut options = fs::File::options();
+            options.read(true).write(true).create(true).truncate(false).open(b.path(path)).unwrap()
+        };
+        write(&b, "m/a/f", b"content");
+        write(&b, "m/a/removed", b"removed");
+        let (before, removed) = (opened("m/a/f"), opened("m/a/removed"));
+        fs::remove_file(b.path("m/a/removed")).unwrap();
+        b.run("key unload m/a").ok();
+        b.run("key load m/a").ok();
+        // The store gives the number of what was removed to what is made next, if it is one that does.
+        let after = opened("m/a/f");
+        let made: Vec<fs::File> = (0..8).map(|n| opened(&format!("m/a/made-{n}"))).collect();
+        made.iter().for_each(|file| file.write_all_at(b"content", 0).unwrap());
+        for old in [before, removed] {
+            // Through the page cache a write is refused at once or when it is handed over.
+            let late = old.write_all_at(b"late", 0).and_then(|()| old.sync_all());
+            assert!(late.is_err(), "{cache}: cannot be kept");
+            assert!(old.read_at(&mut [0; 7], 0).is_err(), "{cache}: another file's content");
+        }
+        for file in made.iter().chain([&after]) {
+            let mut bytes = [0; 7];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            file.sync_all().unwrap();
+            assert_eq!(&bytes, b"content", "{cache}");
+        }
+        drop((made, after));
+        b.unmount("m");
+        for path in ["a/f", "a/made-0", "a/made-1", "a/made-7"] {
+            assert_eq!(b.run(&format!("cat v {path}")).ok().out, b"content", "{cache}: {path}");
+        }
+        b.run("check v").ok();
+    }
+}
+
 #[test]
 fn inheritance_comes_and_goes() {
     let b = mounted("", "");
