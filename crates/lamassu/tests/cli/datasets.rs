@@ -435,6 +435,73 @@ fn properties_are_the_parents_unless_they_are_set() {
     assert_eq!(leak["equal_blocks"]["repeated"], 0, "{leak}");
 }
 
+/// A file mapped for reading.
+struct Map(*mut libc::c_void, usize);
+
+impl Map {
+    fn of(path: &Path) -> Map {
+        use std::os::fd::AsRawFd;
+        let file = fs::File::open(path).unwrap();
+        let len = file.metadata().unwrap().len() as usize;
+        let fd = file.as_raw_fd();
+        // SAFETY: a fresh map at an address of the kernel's choice.
+        let map = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(map, libc::MAP_FAILED);
+        // SAFETY: the map that was just made. No reading ahead by the kernel.
+        assert_eq!(unsafe { libc::madvise(map, len, libc::MADV_RANDOM) }, 0);
+        Map(map, len)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the map is that long, it is only read, and the file keeps its length.
+        unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), self.1) }
+    }
+
+    /// How many pages of the file are in the page cache.
+    fn resident(&self) -> usize {
+        let mut pages = vec![0_u8; self.1.div_ceil(4096)];
+        // SAFETY: `pages` has a byte for each page of the map.
+        assert_eq!(unsafe { libc::mincore(self.0, self.1, pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped, and `bytes` borrows this.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+#[test]
+fn nothing_of_an_uncached_file_stays_in_memory() {
+    for cache in ["writeback", "through"] {
+        let b = mounted("", &format!("--cache {cache}"));
+        b.run("dataset create m/a").ok();
+        let content = noise(1 << 20, 7);
+        write(&b, "m/a/f", &content);
+        let path = b.path("m/a/f");
+        // Looked at where opening does not empty the cache. When a file was closed, the daemon is told some time after.
+        let left = |_| {
+            b.run("dataset set m/a cache=none").ok();
+            let map = Map::of(&path);
+            for n in [3, 99, 41, 7, 120, 64, 77, 12, 33, 50] {
+                assert_eq!(map.bytes()[n * 4096], content[n * 4096]);
+            }
+            // What the daemon reads ahead would have come by then.
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            assert_eq!(map.resident(), 10, "{cache}: what was touched, and no more");
+            drop(map);
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            b.run("dataset set m/a cache=mount").ok();
+            Map::of(&path).resident()
+        };
+        assert!((0..5).map(left).any(|left| left == 0), "{cache}: pages of what is closed are left");
+        assert!(read(&b, "m/a/f") == content);
+        b.unmount("m");
+    }
+}
+
 #[test]
 fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     if !rustix::process::geteuid().is_root() {
