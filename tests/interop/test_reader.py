@@ -921,6 +921,32 @@ class Tree(Temp):
         with self.assertRaisesRegex(lr.Damage, "does not open"):
             vault.xattrs(entry)
 
+    def test_dataset_attributes(self) -> None:
+        """Those of a dataset's root are sealed under its own keys; of a locked and of a destroyed one there are none."""
+        w = self.writer()
+        w.header["datasets"] = True
+        for name, kind in ((b"inherits", "parent"), (b"locked", "raw"), (b"destroyed", "raw")):
+            path = w.name(w.dir, name)
+            d = Writer(path, "aes", seed=name)
+            secret = noise(32, len(name))
+            d.slot(kind, secret)
+            if kind == "parent":
+                d.header["slots"][0]["parent"] = w.record(6, d.id, secret).hex()
+            if name == b"destroyed":
+                d.header |= {"slots": [], "destroyed": {"time": 1700000000, "receipt": "00" * 16}}
+            d.finish()
+            try:
+                d.xattr(path, b"user.of", name)
+            except OSError:
+                self.skipTest("no user attributes here")
+        w.finish()
+        vault = lr.Vault(str(w.dir), KEY)
+        found = {entry.path: vault.xattrs(entry) for entry in vault.walk()}
+        self.assertEqual(found, {b"inherits": {b"user.of": b"inherits"}, b"locked": {}, b"destroyed": {}})
+        self.assertEqual(self.problems(w), [])
+        lines = treehash.of_vault(vault, self.fail, attributes=True)
+        self.assertEqual([line.split()[-2:] for line in lines if line.startswith("x")], [["inherits", "user.of"]])
+
     def test_damaged_names(self) -> None:
         """Names, companions and records that do not hold."""
         w = self.writer(name_max=64)
@@ -1120,6 +1146,31 @@ class Tree(Temp):
         (w.dir / "lamassu.vault").write_text(json.dumps(body))
         with self.assertRaisesRegex(lr.Refused, "signature does not verify"):
             load(w.dir / "lamassu.vault", KeySource(other, "raw"))
+
+    def test_destroyed(self) -> None:
+        """Said by a header of its own kind, after its signature, if it has one, has been verified."""
+        for seed in (None, bytes(range(32))):
+            w = Writer(self.tmp / f"destroyed-{seed is None}", "aes")
+            w.seed = seed
+            w.slot("raw", RAW)
+            slots = w.header["slots"]
+            w.header |= {"destroyed": {"time": 1700000001, "receipt": "ab" * 16}, "slots": []}
+            w.finish()
+            path = w.dir / "lamassu.vault"
+            with self.assertRaisesRegex(lr.Destroyed, "at 1700000001, receipt abab"):
+                load(path, KEY)
+            good = json.loads(path.read_text())
+            changed = [{"destroyed": {"time": 1}}, {"destroyed": {"time": 1, "receipt": "ab"}}, {"slots": slots}]
+            if seed:
+                changed += [{"created": 1}, {"destroyed": good["destroyed"] | {"time": 2}}]
+            for change in changed:
+                path.write_text(json.dumps(good | change))
+                with self.assertRaises(lr.Refused):
+                    load(path, KEY)
+            del good["destroyed"]
+            path.write_text(json.dumps(good))
+            with self.assertRaisesRegex(lr.Refused, "not 1 to 64 slots"):
+                load(path, KEY)
 
 
 if __name__ == "__main__":

@@ -141,6 +141,36 @@ fn a_copy_that_fails_leaves_nothing_behind() {
     assert_eq!(to.size(), 300 * B);
 }
 
+/// What was written into the target before, and acknowledged, was not for the copy to lose.
+#[test]
+fn a_copy_that_fails_leaves_what_was_buffered() {
+    let setup = Setup { reserved: 8, ..Setup::default() };
+    let (memory, from) = file(&setup);
+    drop(memory);
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let to = File::create(setup.context(), create_in(&store), "test").unwrap();
+    from.write_at(0, &fill((20 * B) as usize, &mut Rng(2))).unwrap();
+    to.write_at(0, &fill((20 * B) as usize, &mut Rng(3))).unwrap();
+    from.settle_now().unwrap();
+    to.settle_now().unwrap();
+    // Whole blocks and parts of one; neither has reached the store.
+    let (whole, part) = (fill((4 * B) as usize, &mut Rng(4)), fill(100, &mut Rng(5)));
+    to.write_at(B, &whole).unwrap();
+    to.write_at(10 * B + 7, &part).unwrap();
+    let model = content(&to);
+    store.faults().rule(|call| (call.call == Call::Write).then_some(Fault::Errno(libc::ENOSPC)));
+    assert!(to.copy_from(&from, 0, 0, 20 * B).is_err());
+    assert!(to.sync().is_err(), "not all of it is durable");
+    assert!(content(&to) == model);
+    store.faults().clear_rules();
+    to.sync().unwrap();
+    let backing = to.backing().clone();
+    drop(to);
+    let again = File::open(setup.context(), backing, "test").unwrap();
+    assert!(content(&again) == model);
+    check(&again);
+}
+
 /// A block larger than what the store writes at once, reached in part: it is old or new all the same, while the file is open and after the next commit.
 #[test]
 fn a_copy_that_fails_inside_a_block_loses_neither_content() {

@@ -3,13 +3,15 @@
 //! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below it. It knows its places as
 //! (parent, stored name) pairs, so renames and hard links cost nothing and no file descriptor is held. An inode number never names two things at
 //! once: a node whose last link went away keeps its number while anybody refers to it (a *zombie*), and a new entry that the store gives the same
-//! number gets another one. Nothing here touches the store.
+//! number gets another one. The kernel outlives the table of a vault that is unloaded and loaded again, and tells inodes apart by number and generation:
+//! so neither a generation nor a number of ours is ever used by two tables of a process. Nothing here touches the store.
 
 use crate::{Ino, Kind, ROOT, Time};
 use lamassu_store::backend::Stat;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Numbers from here on are ours.
 const ALTERNATIVE: u64 = 1 << 63;
@@ -17,6 +19,19 @@ const ALTERNATIVE: u64 = 1 << 63;
 pub(crate) const OWN_MAX: u64 = 1 << 48;
 /// A path deeper than this is a loop that somebody made below us.
 pub(crate) const DEPTH_MAX: usize = 65_536;
+
+/// Numbers of ours that were given out.
+static ALTERNATIVES: AtomicU64 = AtomicU64::new(0);
+/// Generations that were given out: 32 bits, as the kernel keeps no more.
+static GENERATIONS: AtomicU32 = AtomicU32::new(0);
+
+fn new_generation() -> u64 {
+    GENERATIONS.fetch_add(1, Ordering::Relaxed).into()
+}
+
+fn alternative() -> Ino {
+    ALTERNATIVE | (ALTERNATIVES.fetch_add(1, Ordering::Relaxed) % OWN_MAX)
+}
 
 /// What the store calls an inode: device and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,8 +103,8 @@ pub(crate) struct NodeTable {
     nodes: HashMap<Ino, Node>,
     by_store: HashMap<StoreId, Ino>,
     root_dev: u64,
-    next_alternative: u64,
-    zombies_made: u64,
+    /// That of nodes made now.
+    generation: u64,
 }
 
 impl NodeTable {
@@ -110,8 +125,7 @@ impl NodeTable {
             nodes: HashMap::from([(ROOT, node)]),
             by_store: HashMap::from([(id, ROOT)]),
             root_dev: root.dev,
-            next_alternative: ALTERNATIVE,
-            zombies_made: 0,
+            generation: new_generation(),
         }
     }
 
@@ -189,18 +203,12 @@ impl NodeTable {
 
     fn insert(&mut self, id: StoreId, kind: Kind) -> Ino {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < OWN_MAX && !self.nodes.contains_key(&id.ino);
-        let ino = if own { id.ino } else { self.alternative() };
-        let generation = self.zombies_made;
+        let ino = if own { id.ino } else { alternative() };
+        let generation = self.generation;
         let node =
             Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true, last: None };
         self.nodes.insert(ino, node);
         self.by_store.insert(id, ino);
-        ino
-    }
-
-    fn alternative(&mut self) -> Ino {
-        let ino = self.next_alternative;
-        self.next_alternative += 1;
         ino
     }
 
@@ -253,7 +261,7 @@ impl NodeTable {
         node.live = false;
         node.size = None;
         let (id, links) = (node.id, std::mem::take(&mut node.links));
-        self.zombies_made += 1;
+        self.generation = new_generation();
         self.by_store.remove(&id);
         for l in links {
             self.unpin(l.parent);
@@ -414,9 +422,10 @@ mod tests {
         let wide = t.reference(ROOT, name("w"), &stat(OWN_MAX, Kind::File)).ino;
         assert!(wide >= ALTERNATIVE && t.shown(5, OWN_MAX + 7) == ALTERNATIVE + 7);
         let elsewhere = Stat { dev: 6, ..stat(40, Kind::File) };
-        let other = t.reference(ROOT, name("d"), &elsewhere).ino;
+        let found = t.reference(ROOT, name("d"), &elsewhere);
+        let other = found.ino;
         assert!(other >= ALTERNATIVE);
-        assert_eq!(t.reference(ROOT, name("d"), &elsewhere), Referenced { ino: other, generation: 0, is_new: false });
+        assert_eq!(t.reference(ROOT, name("d"), &elsewhere), Referenced { is_new: false, ..found });
         assert_eq!((t.shown(6, 40), t.shown(5, 40), t.shown(5, 41)), (other, 40, 41));
     }
 
@@ -436,6 +445,20 @@ mod tests {
         let again = t.reference(ROOT, name("c"), &st);
         assert_eq!(again.ino, 40);
         assert_ne!(again.generation, old.generation, "another user of the same number");
+    }
+
+    #[test]
+    fn another_table_names_other_inodes() {
+        let here = |t: &mut NodeTable| t.reference(ROOT, name("a"), &stat(40, Kind::File));
+        let there = |t: &mut NodeTable| t.reference(ROOT, name("b"), &Stat { dev: 6, ..stat(40, Kind::File) });
+        let (mut one, mut two) = (table(), table());
+        for t in [&mut one, &mut two] {
+            t.unlinked(&stat(40, Kind::File), ROOT, name("a"), true);
+        }
+        let ((a, b), (c, d)) = ((here(&mut one), there(&mut one)), (here(&mut two), there(&mut two)));
+        assert_eq!(a.ino, c.ino, "the store's own");
+        assert_ne!(a.generation, c.generation);
+        assert_ne!(b.ino, d.ino);
     }
 
     #[test]
@@ -484,9 +507,10 @@ mod tests {
     fn an_exchanged_inode_keeps_its_number_and_names() {
         let mut t = table();
         let (old, new) = (stat(12, Kind::Symlink), stat(13, Kind::Symlink));
-        let l = t.reference(ROOT, name("l"), &old).ino;
+        let found = t.reference(ROOT, name("l"), &old);
+        let l = found.ino;
         t.exchanged(StoreId::from(&old), StoreId::from(&new));
-        assert_eq!(t.reference(ROOT, name("l"), &new), Referenced { ino: l, generation: 0, is_new: false });
+        assert_eq!(t.reference(ROOT, name("l"), &new), Referenced { is_new: false, ..found });
         // Both numbers can be met again, as others.
         assert_ne!(t.reference(ROOT, name("m"), &old).ino, l);
         t.forget(l, 2);

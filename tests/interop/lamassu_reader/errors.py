@@ -29,6 +29,10 @@ class NoKey(LamassuError):
     """No key slot is opened by the given source."""
 
 
+class Destroyed(LamassuError):
+    """The vault's keys were destroyed: nothing opens its header."""
+
+
 class Damage(LamassuError):
     """Something sealed does not open, does not verify, or contradicts the rest."""
 

@@ -16,7 +16,7 @@ from argon2.low_level import ARGON2_VERSION, hash_secret_raw
 from . import records
 from . import strictjson as sj
 from .crypto import SUITES, TAG, OpenFailed, Suite, ed25519_public, ed25519_verify, hkdf, prf, same, xaes_open
-from .errors import LamassuError, NoKey, Refused, Where, show
+from .errors import Destroyed, LamassuError, NoKey, Refused, Where, show
 
 LIMIT = 1 << 20
 PASSPHRASE_LIMIT = 4096
@@ -29,7 +29,7 @@ TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
-_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "integrity", "cache"}  # members that a vault may have
+_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "integrity", "cache", "destroyed"}  # members that a vault may have
 _OF_ZONES = {"pins"}  # members that a zone may have
 _OF_SLOTS = {"expires"}  # members that a slot may have
 
@@ -252,13 +252,22 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     vault_id = sj.hexbytes(m["id"], 16, f"{w}: id")
     signed = "admin" in m
     slots = tuple(_slot(s, signed, f"{w}: slots[{i}]") for i, s in enumerate(sj.array(m["slots"], f"{w}: slots")))
-    if not 1 <= len(slots) <= 64 or len({s.id for s in slots}) != len(slots):
-        raise Refused(f"{w}: slots", "not 1 to 64 slots with distinct ids")
+    least, most = (0, 0) if "destroyed" in m else (1, 64)
+    if not least <= len(slots) <= most or len({s.id for s in slots}) != len(slots):
+        raise Refused(f"{w}: slots", f"not {least} to {most} slots with distinct ids")
     if sum(s.kind == "parent" for s in slots) > 1:
         raise Refused(f"{w}: slots", "more than one parent slot")
-    if max(s.id for s in slots) >= sj.integer(m["next_slot"], 1, (1 << 32) - 1, f"{w}: next_slot"):
+    if max((s.id for s in slots), default=0) >= sj.integer(m["next_slot"], 1, (1 << 32) - 1, f"{w}: next_slot"):
         raise Refused(f"{w}: next_slot", "not above the id of every slot")
     mac = sj.hexbytes(m["mac"], 32, f"{w}: mac")
+    body = {name: value for name, value in obj.items() if name != "mac"}
+    if "destroyed" in m:
+        mark = sj.members(m["destroyed"], {"time", "receipt"}, f"{w}: destroyed")
+        time = sj.integer(mark["time"], 0, sj.U64, f"{w}: destroyed.time")
+        receipt = sj.hexbytes(mark["receipt"], 16, f"{w}: destroyed.receipt")
+        if signed:  # before it is believed
+            _admin(m["admin"], body, b"", vault_id, f"{w}: admin")
+        raise Destroyed(w, f"its keys were destroyed at {time}, receipt {receipt.hex()}")
 
     for slot in sorted(slots, key=lambda s: s.kind == "passphrase"):  # cheap ones first
         opened = slot.open(source, vault_id)
@@ -268,7 +277,6 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     else:
         raise NoKey(w, "no slot is opened by this key source")
 
-    body = {name: value for name, value in obj.items() if name != "mac"}
     if not same(mac, prf(hkdf(file_key, b"lamassu v1 header"), sj.canonical(body))):
         raise Refused(w, "the MAC does not verify: the header was changed")
     admin = _admin(m["admin"], body, seed, vault_id, f"{w}: admin") if signed else None

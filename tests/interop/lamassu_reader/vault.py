@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from . import records
 from .content import File
 from .crypto import OpenFailed, b64, outer, siv_open
-from .errors import Damage, LamassuError, NotFound
+from .errors import Damage, Destroyed, LamassuError, NoKey, NotFound
 from .header import Header, KeySource, ParentKeys, load_vault
 from .history import History
 
@@ -172,7 +172,13 @@ class Vault:
         return records.open_link(self.header.suite, self.header.outer, entry.store, os.readlink(entry.store))
 
     def xattrs(self, entry: Entry) -> dict[bytes, bytes]:
-        """The extended attributes of an entry: name to value."""
+        """The extended attributes of an entry: name to value. Those of a dataset's root are the dataset's; none where that is locked."""
+        if self.is_dataset(entry):
+            try:
+                dataset = self.dataset(entry)
+            except (NoKey, Destroyed):
+                return {}
+            return dataset.xattrs(dataset.root())
         try:
             stored_names = os.listxattr(entry.store, follow_symlinks=False)
         except OSError as e:

@@ -115,7 +115,6 @@ impl<F: FileSystem> Shared<F> {
     /// and asking for pages would wait for the very page that this request is to fill.
     pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
         let writeback = self.cache == CacheMode::WriteBack;
-        self.note_read(ino, &at, direct);
         self.read_into_buffer(handle, at.clone(), direct, |result| match result {
             // Before a direct read the kernel writes back the pages of its range alone. Where the file seems to end within the range, its end may
             // lie in pages that have not come to us yet: they are asked for first, or the caller would take this for the end.

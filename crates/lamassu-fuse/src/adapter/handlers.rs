@@ -225,8 +225,10 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);
         let direct = is_direct && lock_owner.is_some();
-        if !direct && is_direct {
-            self.0.note_cached(ino.0);
+        match is_direct {
+            false => self.0.note_read(ino.0, &at),
+            true if !direct => self.0.note_cached(ino.0),
+            true => {}
         }
         guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
     }
@@ -275,8 +277,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        let shared = self.0.clone();
         self.0.in_order(ino.0, "release", move |s| {
-            s.drop_use(ino.0, s.access(flags).write);
+            shared.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&fh.0);
             s.forget_directness(HandleId(fh.0));
             send_empty("release", s.fs.release(HandleId(fh.0)), reply);

@@ -3,13 +3,12 @@
 //! The kernel reads ahead of sequential reads alone. A random read of one block costs a request of its own, in which one block is fetched and verified by
 //! itself; a whole window is verified at several times that rate, and none of its blocks is asked for again.
 //!
-//! Never puts old bytes over new ones: a window is stored only while nobody has the file open for writing, so that no page of it can be dirty, and who
-//! wants to open it so, or to set its size, is answered when the store under way has ended. Never on a request thread: the kernel may hold a page that is to be
+//! Never stores what must not stay in memory. Never puts old bytes over new ones: a window is stored only while nobody has the file open for writing, so
+//! that no page of it can be dirty, and who wants to open it so, or to set its size, is answered when the store under way has ended. Never on a request thread: the kernel may hold a page that is to be
 //! stored until the read that fills it has been answered.
 
 use super::{Shared, guarded};
 use crate::fs::FileSystem;
-use crate::options::CacheMode;
 use fuser::INodeNo;
 use lamassu_vault::{Access, HandleId, Ino};
 use parking_lot::{Condvar, Mutex};
@@ -134,8 +133,9 @@ impl<F: FileSystem> Drop for Claim<F> {
 }
 
 impl<F: FileSystem> Shared<F> {
-    pub(super) fn note_read(&self, ino: Ino, at: &Range<u64>, direct: bool) {
-        if !direct && self.cache != CacheMode::None && at.end - at.start <= SMALL && !self.is_written(ino) {
+    /// A read through a handle that is for the page cache.
+    pub(super) fn note_read(&self, ino: Ino, at: &Range<u64>) {
+        if at.end - at.start <= SMALL && !self.is_written(ino) {
             self.hot.note(ino, at);
         }
     }
@@ -183,7 +183,8 @@ impl<F: FileSystem> Shared<F> {
         let Some(notifier) = self.notifier.get() else { return };
         let _storing = {
             let mut state = self.hot.state.lock();
-            if self.is_written(ino) {
+            // Asked here, and not only when it was opened: who takes the leave back waits for the store that it may find under way.
+            if self.is_written(ino) || !self.may_stay(ino) {
                 return;
             }
             state.storing = Some(ino);

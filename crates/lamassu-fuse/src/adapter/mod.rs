@@ -195,15 +195,26 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    fn drop_use(&self, ino: Ino, writes: bool) {
+    /// The last use takes from the page cache what came there although it must not stay: contents of a file that was mapped.
+    fn drop_use(self: &Arc<Self>, ino: Ino, writes: bool) {
         let mut all = self.uses.lock();
-        if let Some(uses) = all.get_mut(&ino) {
-            uses.handles -= 1;
-            uses.writers -= u32::from(writes);
-            if uses.handles == 0 {
-                all.remove(&ino);
-            }
+        let Some(uses) = all.get_mut(&ino) else { return };
+        uses.handles -= 1;
+        uses.writers -= u32::from(writes);
+        if uses.handles > 0 {
+            return;
         }
+        let cached = uses.cached;
+        all.remove(&ino);
+        drop(all);
+        if cached && !self.may_stay(ino) {
+            self.aside("release", move |shared| shared.push_out(ino, 0, 0));
+        }
+    }
+
+    /// Whether contents of a file may stay in the page cache.
+    fn may_stay(&self, ino: Ino) -> bool {
+        self.cache != CacheMode::None && self.fs.may_cache(ino)
     }
 }
 

@@ -164,7 +164,16 @@ impl Mounted {
         if let Some(error) = (self.close_error)() {
             return Err(MountError::Close(error));
         }
-        ended.map_err(MountError::Session)
+        of_unmounting(ended).map_err(MountError::Session)
+    }
+}
+
+/// Takes the end of the connection for what it is: to a thread that is just taking a request when it comes (the close of the last file of a mount that
+/// was unmounted lazily, above all) the kernel says `ECONNABORTED` instead of `ENODEV`, which the session knows.
+fn of_unmounting(ended: io::Result<()>) -> io::Result<()> {
+    match ended {
+        Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
+        ended => ended,
     }
 }
 

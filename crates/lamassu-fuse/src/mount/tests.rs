@@ -1,6 +1,6 @@
 //! A file system that panics in every method must still give every caller an answer.
 
-use super::{MountError, Mounted, mount};
+use super::{MountError, Mounted, mount, of_unmounting};
 use crate::control;
 use crate::fs::Panics;
 use crate::options::MountOptions;
@@ -34,6 +34,12 @@ fn panics_become_errors_and_the_mount_lives_on() {
     mounted.unmounter().unmount(false).unwrap();
     assert!(matches!(mounted.wait(), Err(MountError::Close(VaultError::Io { op: "close", .. }))));
     assert!(matches!(control::status(point.path()), Err(control::ControlError::NotMounted(_))));
+}
+
+#[test]
+fn a_request_that_the_end_of_the_mount_cut_off_is_no_error() {
+    let ended = |errno| of_unmounting(Err(std::io::Error::from_raw_os_error(errno)));
+    assert!(ended(libc::ECONNABORTED).is_ok() && ended(libc::EIO).is_err());
 }
 
 #[test]

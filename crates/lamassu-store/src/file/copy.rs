@@ -66,6 +66,8 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
     if !source.dirty.is_empty() || source.barrier_failed {
         return Ok(None);
     }
+    // What was written before is not the copy's to lose: blocks of it take the place of what is buffered, and go again where the copy fails.
+    to.core.commit(&mut st)?;
     let end = from_offset.saturating_add(len).min(source.size);
     let blocks = from_offset / size..end / size;
     let first_there = offset / size;

@@ -249,6 +249,48 @@ fn unloading_takes_the_keys_and_the_mount_stays() {
     b.run("check v").ok();
 }
 
+/// The kernel keeps an inode for as long as a file of it is open: it must not take what it meets after `key load` for that one.
+#[test]
+fn files_from_before_an_unload_are_not_those_of_after() {
+    use std::os::unix::fs::FileExt;
+    for cache in ["writeback", "through"] {
+        let b = mounted("", &format!("--cache {cache}"));
+        b.run("dataset create m/a").ok();
+        let opened = |path: &str| {
+            let mut options = fs::File::options();
+            options.read(true).write(true).create(true).truncate(false).open(b.path(path)).unwrap()
+        };
+        write(&b, "m/a/f", b"content");
+        write(&b, "m/a/removed", b"removed");
+        let (before, removed) = (opened("m/a/f"), opened("m/a/removed"));
+        fs::remove_file(b.path("m/a/removed")).unwrap();
+        b.run("key unload m/a").ok();
+        b.run("key load m/a").ok();
+        // The store gives the number of what was removed to what is made next, if it is one that does.
+        let after = opened("m/a/f");
+        let made: Vec<fs::File> = (0..8).map(|n| opened(&format!("m/a/made-{n}"))).collect();
+        made.iter().for_each(|file| file.write_all_at(b"content", 0).unwrap());
+        for old in [before, removed] {
+            // Through the page cache a write is refused at once or when it is handed over.
+            let late = old.write_all_at(b"late", 0).and_then(|()| old.sync_all());
+            assert!(late.is_err(), "{cache}: cannot be kept");
+            assert!(old.read_at(&mut [0; 7], 0).is_err(), "{cache}: another file's content");
+        }
+        for file in made.iter().chain([&after]) {
+            let mut bytes = [0; 7];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            file.sync_all().unwrap();
+            assert_eq!(&bytes, b"content", "{cache}");
+        }
+        drop((made, after));
+        b.unmount("m");
+        for path in ["a/f", "a/made-0", "a/made-1", "a/made-7"] {
+            assert_eq!(b.run(&format!("cat v {path}")).ok().out, b"content", "{cache}: {path}");
+        }
+        b.run("check v").ok();
+    }
+}
+
 #[test]
 fn inheritance_comes_and_goes() {
     let b = mounted("", "");
@@ -576,6 +618,73 @@ fn a_list_says_where_it_could_not_look() {
     b.run("mount v m").ok();
     b.run("dataset list m").code(1).says("not looked into: broken");
     b.unmount("m");
+}
+
+/// A file mapped for reading.
+struct Map(*mut libc::c_void, usize);
+
+impl Map {
+    fn of(path: &Path) -> Map {
+        use std::os::fd::AsRawFd;
+        let file = fs::File::open(path).unwrap();
+        let len = file.metadata().unwrap().len() as usize;
+        let fd = file.as_raw_fd();
+        // SAFETY: a fresh map at an address of the kernel's choice.
+        let map = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(map, libc::MAP_FAILED);
+        // SAFETY: the map that was just made. No reading ahead by the kernel.
+        assert_eq!(unsafe { libc::madvise(map, len, libc::MADV_RANDOM) }, 0);
+        Map(map, len)
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the map is that long, it is only read, and the file keeps its length.
+        unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), self.1) }
+    }
+
+    /// How many pages of the file are in the page cache.
+    fn resident(&self) -> usize {
+        let mut pages = vec![0_u8; self.1.div_ceil(4096)];
+        // SAFETY: `pages` has a byte for each page of the map.
+        assert_eq!(unsafe { libc::mincore(self.0, self.1, pages.as_mut_ptr()) }, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped, and `bytes` borrows this.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+#[test]
+fn nothing_of_an_uncached_file_stays_in_memory() {
+    for cache in ["writeback", "through"] {
+        let b = mounted("", &format!("--cache {cache}"));
+        b.run("dataset create m/a").ok();
+        let content = noise(1 << 20, 7);
+        write(&b, "m/a/f", &content);
+        let path = b.path("m/a/f");
+        // Looked at where opening does not empty the cache. When a file was closed, the daemon is told some time after.
+        let left = |_| {
+            b.run("dataset set m/a cache=none").ok();
+            let map = Map::of(&path);
+            for n in [3, 99, 41, 7, 120, 64, 77, 12, 33, 50] {
+                assert_eq!(map.bytes()[n * 4096], content[n * 4096]);
+            }
+            // What the daemon reads ahead would have come by then.
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            assert_eq!(map.resident(), 10, "{cache}: what was touched, and no more");
+            drop(map);
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            b.run("dataset set m/a cache=mount").ok();
+            Map::of(&path).resident()
+        };
+        assert!((0..5).map(left).any(|left| left == 0), "{cache}: pages of what is closed are left");
+        assert!(read(&b, "m/a/f") == content);
+        b.unmount("m");
+    }
 }
 
 #[test]
