@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo test torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ demo: setup build ## shows on real data that the ciphertext deduplicates (a few 
 
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
+
+test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake and Go) and runs the tests of the ciphers and of `--fips`
+	cargo test --locked --package lamassu-crypto --features fips
+	cargo test --locked --package lamassu --features fips --test cli -- fips golden leaks
 
 torture: build ## random operations, killed daemons, power cuts, damage, failing stores, sshfs, backups, in real mounts (10 minutes); then millions of simulated crashes
 	tests/torture/run

@@ -5,6 +5,7 @@
 //! * [`inner`]: convergent encryption of data blocks under K_in. [`outer`], [`name`]: metadata under K_out. [`ring`]: all epochs of both.
 //! * [`salt`]: what block keys depend on beside their content, by the deduplication domain.
 //! * [`kernel`]: the block ciphers and hashes over many blocks at once, chosen by what the processor has.
+//! * [`Provider`]: whether this code computes them, or a FIPS module (feature `fips`).
 //! * [`engine`]: batches of blocks over worker threads.
 //! * [`wrap`]: what the header needs.
 
@@ -13,8 +14,11 @@ mod argon;
 pub mod engine;
 pub mod inner;
 pub mod kernel;
+#[cfg(feature = "fips")]
+mod module;
 pub mod name;
 pub mod outer;
+mod provider;
 pub mod ring;
 pub mod salt;
 pub mod secret;
@@ -28,6 +32,7 @@ pub use engine::{Engine, Verify};
 pub use inner::InnerKey;
 pub use lamassu_format::{BlockKey, Suite};
 pub use outer::OuterKey;
+pub use provider::Provider;
 pub use ring::KeyRing;
 pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};
@@ -42,12 +47,21 @@ pub struct Unauthentic;
 #[error("no randomness from the kernel: {0}")]
 pub struct NoRandom(#[from] getrandom::Error);
 
-/// Fills `buf` from getrandom(2).
+/// Fills `buf` from getrandom(2), or by the FIPS module where that is used.
 ///
 /// # Errors
 /// [`NoRandom`]: `buf` is then unspecified and must not be used.
 pub fn random(buf: &mut [u8]) -> Result<(), NoRandom> {
-    Ok(getrandom::fill(buf)?)
+    random_by(Provider::current(), buf)
+}
+
+pub(crate) fn random_by(provider: Provider, buf: &mut [u8]) -> Result<(), NoRandom> {
+    let filled = match provider {
+        Provider::Own => getrandom::fill(buf),
+        #[cfg(feature = "fips")]
+        Provider::Module => module::random(buf),
+    };
+    Ok(filled?)
 }
 
 /// `derive(key, purpose)` of docs/format.md §2.

@@ -4,7 +4,6 @@ use crate::secret::{Secret, without_trace};
 use crate::{Unauthentic, wrap};
 use aes_siv::KeyInit;
 use aes_siv::siv::Aes256Siv;
-use sha2::{Digest, Sha256};
 
 /// Key of the names of one directory.
 pub struct NameKey {
@@ -33,7 +32,7 @@ impl NameKey {
 
     /// SHA-256 of a sealed name, for long names.
     pub fn hash(sealed: &[u8]) -> [u8; 32] {
-        Sha256::digest(sealed).into()
+        wrap::sha256(sealed)
     }
 }
 

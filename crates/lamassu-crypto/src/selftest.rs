@@ -6,7 +6,7 @@ use crate::argon::{Argon2Cost, argon2id};
 use crate::kernel::Kernel;
 use crate::name::{siv_open, siv_seal};
 use crate::xaes::Xaes;
-use crate::{Engine, InnerKey, KeyRing, Keyed, Salts, Secret, Suite, Verify, aead::Aead, sign, wrap};
+use crate::{Engine, InnerKey, KeyRing, Keyed, Provider, Salts, Secret, Suite, Verify, aead::Aead, sign, wrap};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
 
@@ -56,6 +56,10 @@ pub enum Primitive {
     Suite(Suite),
     /// getrandom(2).
     Random,
+    /// The FIPS module's generator.
+    Drbg,
+    /// Whether the FIPS module says that it is in its approved mode: its own self-tests have passed.
+    Module,
 }
 
 impl std::fmt::Display for Primitive {
@@ -76,6 +80,8 @@ impl std::fmt::Display for Primitive {
             Primitive::Ed25519 => "Ed25519",
             Primitive::Suite(suite) => return write!(f, "suite {}", suite.name()),
             Primitive::Random => "getrandom",
+            Primitive::Drbg => "DRBG",
+            Primitive::Module => "FIPS mode",
         })
     }
 }
@@ -107,6 +113,11 @@ pub fn run_on(kernel: Kernel) -> Result<(), SelfTestFailure> {
 
 /// Every test on a kernel of choice, and whether it passed.
 pub fn each_on(kernel: Kernel, mut report: impl FnMut(Primitive, bool)) {
+    let generator = match kernel.provider() {
+        Provider::Own => Primitive::Random,
+        #[cfg(feature = "fips")]
+        Provider::Module => Primitive::Drbg,
+    };
     let tests: [KnownAnswer; 14] = [
         (Primitive::Sha256, sha256),
         (Primitive::Hmac, hmac),
@@ -121,8 +132,12 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(Primitive, bool)) {
         (Primitive::Siv, siv),
         (Primitive::Argon2id, argon),
         (Primitive::Ed25519, ed25519),
-        (Primitive::Random, random),
+        (generator, random),
     ];
+    #[cfg(feature = "fips")]
+    if kernel.provider() == Provider::Module {
+        report(Primitive::Module, crate::module::is_approved());
+    }
     for (primitive, passes) in tests {
         report(primitive, passes(kernel));
     }
@@ -139,14 +154,14 @@ fn sha256(kernel: Kernel) -> bool {
 }
 
 /// RFC 4868 §2.7.1, AUTH256-1.
-fn hmac(_: Kernel) -> bool {
-    wrap::hmac(&Secret::new(&mut [0x0b; 32]), b"Hi There")
+fn hmac(kernel: Kernel) -> bool {
+    wrap::hmac_by(kernel.provider(), &Secret::new(&mut [0x0b; 32]), &[b"Hi There"])
         == hex("198a607eb44bfbc69903a0f1cf2bbdc5ba0aa3f3d9ae3c1c7a3b1696a0b68cf7")
 }
 
 /// RFC 5869, A.3 (the first 32 bytes).
-fn hkdf(_: Kernel) -> bool {
-    wrap::hkdf(&[0x0b; 22], b"", b"").expose()
+fn hkdf(kernel: Kernel) -> bool {
+    wrap::hkdf_by::<32>(kernel.provider(), &[0x0b; 22], b"", b"").expose()
         == &hex("8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d")
 }
 
@@ -210,9 +225,9 @@ fn blake3(_: Kernel) -> bool {
 }
 
 /// C2SP XAES-256-GCM, second test vector.
-fn xaes(_: Kernel) -> bool {
-    let (key, nonce, aad) =
-        (Xaes::new(&Secret::new(&mut [3; 32])), b"ABCDEFGHIJKLMNOPQRSTUVWX", b"c2sp.org/XAES-256-GCM");
+fn xaes(kernel: Kernel) -> bool {
+    let key = Xaes::by(kernel.provider(), &Secret::new(&mut [3; 32]));
+    let (nonce, aad) = (b"ABCDEFGHIJKLMNOPQRSTUVWX", b"c2sp.org/XAES-256-GCM");
     let mut content = *b"XAES-256-GCM";
     let tag = key.seal(nonce, aad, &mut content);
     let sealed = content == hex("986ec1832593df5443a17943") && tag == hex("7fd083bf3fdb41abd740a21f71eb769d");
@@ -252,9 +267,10 @@ fn argon(_: Kernel) -> bool {
         .is_some_and(|s| s.expose() == &hex("67b97f2e7aad443ac68d5ea719e3e4351f8bca441029e737192ebccae8daecad"))
 }
 
-fn random(_: Kernel) -> bool {
+fn random(kernel: Kernel) -> bool {
     let (mut a, mut b) = ([0; 32], [0; 32]);
-    crate::random(&mut a).is_ok() && crate::random(&mut b).is_ok() && a != b && a != [0; 32]
+    let fill = |buf: &mut [u8; 32]| crate::random_by(kernel.provider(), buf).is_ok();
+    fill(&mut a) && fill(&mut b) && a != b && a != [0; 32]
 }
 
 /// `testdata/vectors/blocks.json`, the rows `zeros`: K_in, K and SHA-256 of the ciphertext of 4096 zero bytes.

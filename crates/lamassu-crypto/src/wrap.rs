@@ -2,7 +2,7 @@
 
 use crate::secret::{Secret, SecretBytes, without_trace};
 use crate::xaes::Xaes;
-use crate::{NoRandom, Unauthentic, random};
+use crate::{NoRandom, Provider, Unauthentic, random};
 use hkdf::Hkdf;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -20,10 +20,18 @@ pub fn hkdf(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<32> {
 
 /// HKDF-SHA-256 to N bytes, at most 8160.
 pub fn hkdf_n<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
+    hkdf_by(Provider::current(), ikm, salt, info)
+}
+
+pub(crate) fn hkdf_by<const N: usize>(provider: Provider, ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
     const { assert!(N <= 255 * 32) };
-    without_trace(|| {
-        let prk = Hkdf::<Sha256>::new(Some(salt), ikm);
-        Secret::filled_by(|out| prk.expand(info, out).expect("the length is within RFC 5869, checked above"))
+    without_trace(|| match provider {
+        Provider::Own => {
+            let prk = Hkdf::<Sha256>::new(Some(salt), ikm);
+            Secret::filled_by(|out| prk.expand(info, out).expect("the length is within RFC 5869, checked above"))
+        }
+        #[cfg(feature = "fips")]
+        Provider::Module => Secret::filled_by(|out| crate::module::hkdf(ikm, salt, info, out)),
     })
 }
 
@@ -34,16 +42,28 @@ pub fn hmac(key: &Secret<32>, data: &[u8]) -> [u8; 32] {
 
 /// HMAC-SHA-256 of parts, joined.
 pub(crate) fn hmac_of(key: &Secret<32>, parts: &[&[u8]]) -> [u8; 32] {
-    without_trace(|| {
-        let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("HMAC takes keys of any length");
-        parts.iter().for_each(|p| mac.update(p));
-        mac.finalize().into_bytes().into()
+    hmac_by(Provider::current(), key, parts)
+}
+
+pub(crate) fn hmac_by(provider: Provider, key: &Secret<32>, parts: &[&[u8]]) -> [u8; 32] {
+    without_trace(|| match provider {
+        Provider::Own => {
+            let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).expect("HMAC takes keys of any length");
+            parts.iter().for_each(|p| mac.update(p));
+            mac.finalize().into_bytes().into()
+        }
+        #[cfg(feature = "fips")]
+        Provider::Module => crate::module::hmac(key.expose(), parts),
     })
 }
 
 /// SHA-256.
 pub fn sha256(data: &[u8]) -> [u8; 32] {
-    Sha256::digest(data).into()
+    match Provider::current() {
+        Provider::Own => Sha256::digest(data).into(),
+        #[cfg(feature = "fips")]
+        Provider::Module => crate::module::sha256(data),
+    }
 }
 
 /// Constant-time comparison. Lengths are public.

@@ -1,19 +1,22 @@
 //! XAES-256-GCM (C2SP): AES-256-GCM with 192-bit nonces, so that random nonces never run out (§2).
 
-use crate::Unauthentic;
 use crate::secret::{Locked, Secret};
+use crate::{Provider, Unauthentic};
 use aes::Aes256;
 use aes::cipher::{Block, BlockCipherEncrypt, KeyInit};
 use aes_gcm::Aes256Gcm;
 use aes_gcm::aead::AeadInOut;
 use zeroize::{Zeroize, Zeroizing};
 
-/// A key of XAES-256-GCM, expanded.
-pub(crate) struct Xaes {
-    key: Locked<Expanded>,
+/// A key of XAES-256-GCM.
+pub(crate) enum Xaes {
+    Own(Locked<Expanded>),
+    /// Not expanded: the module does that anew each time.
+    #[cfg(feature = "fips")]
+    Module(Secret<32>),
 }
 
-struct Expanded {
+pub(crate) struct Expanded {
     cipher: Aes256,
     /// The first CMAC subkey, which every derivation uses.
     k1: Zeroizing<[u8; 16]>,
@@ -21,31 +24,64 @@ struct Expanded {
 
 impl Xaes {
     pub(crate) fn new(key: &Secret<32>) -> Self {
+        Self::by(Provider::current(), key)
+    }
+
+    pub(crate) fn by(provider: Provider, key: &Secret<32>) -> Self {
+        match provider {
+            Provider::Own => Self::expanded(key),
+            #[cfg(feature = "fips")]
+            Provider::Module => Xaes::Module(Secret::filled_by(|out| *out = *key.expose())),
+        }
+    }
+
+    fn expanded(key: &Secret<32>) -> Self {
         let cipher = Aes256::new(key.expose().into());
         let mut l = Block::<Aes256>::default();
         cipher.encrypt_block(&mut l);
         let k1 = Zeroizing::new(doubled(&l.into()));
         l.zeroize();
-        Xaes { key: Locked::new(Expanded { cipher, k1 }) }
+        Xaes::Own(Locked::new(Expanded { cipher, k1 }))
     }
 
-    /// AES-256-GCM under the key that the first half of the nonce gives.
-    fn derived(&self, nonce: &[u8; 24]) -> Aes256Gcm {
+    /// The key of AES-256-GCM that the first half of the nonce gives.
+    fn derived(&self, nonce: &[u8; 24]) -> Zeroizing<[u8; 32]> {
         let mut key = Zeroizing::new([0u8; 32]);
         for (counter, half) in (1u8..).zip(key.chunks_exact_mut(16)) {
             half[..4].copy_from_slice(&[0, counter, 0x58, 0]);
             half[4..].copy_from_slice(&nonce[..12]);
-            half.iter_mut().zip(self.key.k1.iter()).for_each(|(m, k)| *m ^= k);
-            let block: &mut Block<Aes256> = half.try_into().expect("half of 32 bytes");
-            self.key.cipher.encrypt_block(block);
         }
-        Aes256Gcm::new((&*key).into())
+        let masked = |key: &mut [u8; 32], k1: &[u8; 16]| {
+            key.as_chunks_mut::<16>().0.iter_mut().for_each(|half| half.iter_mut().zip(k1).for_each(|(m, k)| *m ^= k));
+        };
+        match self {
+            Xaes::Own(own) => {
+                masked(&mut key, &own.k1);
+                own.cipher.encrypt_blocks(Block::<Aes256>::slice_as_chunks_mut(&mut *key).0);
+            }
+            #[cfg(feature = "fips")]
+            Xaes::Module(root) => {
+                let mut k1 = Zeroizing::new([0; 16]);
+                crate::module::ecb_encrypt(root.expose(), &mut *k1);
+                *k1 = doubled(&k1);
+                masked(&mut key, &k1);
+                crate::module::ecb_encrypt(root.expose(), &mut *key);
+            }
+        }
+        key
     }
 
     /// Encrypts in place; returns the tag.
     pub(crate) fn seal(&self, nonce: &[u8; 24], aad: &[u8], content: &mut [u8]) -> [u8; 16] {
-        let tag = self.derived(nonce).encrypt_inout_detached(nonce_rest(nonce).into(), aad, content.into());
-        tag.expect("content and AAD are far below the 64 GiB of GCM").into()
+        let (key, nonce) = (self.derived(nonce), nonce_rest(nonce));
+        match self {
+            Xaes::Own(_) => {
+                let tag = Aes256Gcm::new((&*key).into()).encrypt_inout_detached(nonce.into(), aad, content.into());
+                tag.expect("content and AAD are far below the 64 GiB of GCM").into()
+            }
+            #[cfg(feature = "fips")]
+            Xaes::Module(_) => crate::module::gcm_seal(&key, nonce, aad, content),
+        }
     }
 
     /// Decrypts in place. On failure the content is unspecified.
@@ -56,8 +92,14 @@ impl Xaes {
         content: &mut [u8],
         tag: &[u8; 16],
     ) -> Result<(), Unauthentic> {
-        let gcm = self.derived(nonce);
-        gcm.decrypt_inout_detached(nonce_rest(nonce).into(), aad, content.into(), tag.into()).map_err(|_| Unauthentic)
+        let (key, nonce) = (self.derived(nonce), nonce_rest(nonce));
+        match self {
+            Xaes::Own(_) => Aes256Gcm::new((&*key).into())
+                .decrypt_inout_detached(nonce.into(), aad, content.into(), tag.into())
+                .map_err(|_| Unauthentic),
+            #[cfg(feature = "fips")]
+            Xaes::Module(_) => crate::module::gcm_open(&key, nonce, aad, content, tag),
+        }
     }
 }
 

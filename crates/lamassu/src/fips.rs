@@ -4,7 +4,7 @@
 
 use crate::fault::Fault;
 use anyhow::Result;
-use lamassu_crypto::selftest;
+use lamassu_crypto::{Provider, selftest};
 use lamassu_format::Suite;
 use lamassu_format::header::SlotKind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,13 +16,24 @@ pub fn is_required() -> bool {
     REQUIRED.load(Ordering::Relaxed)
 }
 
-/// Runs every known-answer test on the kernel that this process uses; from now on only what is approved is allowed.
+/// Has the FIPS module compute what it can, where it is built in (feature `fips`), and runs every known-answer test on the kernel that this process uses, which
+/// asks the module for its own verdict too; from now on only what is approved is allowed.
 ///
 /// # Errors
 /// [`selftest::SelfTestFailure`].
 pub fn require() -> Result<()> {
     REQUIRED.store(true, Ordering::Relaxed);
+    Provider::require_module();
+    tracing::info!("{}", module());
     Ok(selftest::run()?)
+}
+
+/// What this build has of a FIPS module.
+pub fn module() -> &'static str {
+    match Provider::is_module_built_in() {
+        true => "FIPS module: AWS-LC, used with --fips",
+        false => "FIPS module: none in this build (feature `fips`); --fips uses the program's own code",
+    }
 }
 
 /// Refuses a suite whose ciphers, hashes or derivation no NIST publication approves.

@@ -12,6 +12,9 @@ mod sha256;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use crate::Provider;
+#[cfg(feature = "fips")]
+use crate::module;
 use cpu::Cpu;
 use lamassu_format::BlockKey;
 use std::fmt;
@@ -25,6 +28,8 @@ enum AesKernel {
     Library,
     AesNi,
     Vaes256,
+    #[cfg(feature = "fips")]
+    Module,
 }
 
 /// How SHA-256 runs.
@@ -35,6 +40,8 @@ enum ShaKernel {
     Avx2,
     ShaNi,
     Avx512,
+    #[cfg(feature = "fips")]
+    Module,
 }
 
 /// Which implementation of each primitive runs. A value exists only for what this processor has.
@@ -48,9 +55,26 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The fastest that this processor and `LAMASSU_CPU` allow.
+    /// The fastest that this processor and `LAMASSU_CPU` allow; that of the FIPS module where it is used.
     pub fn best() -> Kernel {
-        Kernel::of(Cpu::allowed())
+        match Provider::current() {
+            Provider::Own => Kernel::of(Cpu::allowed()),
+            #[cfg(feature = "fips")]
+            Provider::Module => Kernel::MODULE,
+        }
+    }
+
+    /// The FIPS module, one block after another.
+    #[cfg(feature = "fips")]
+    const MODULE: Kernel = Kernel { aes: AesKernel::Module, sha: ShaKernel::Module, sha_ni: false };
+
+    /// Who computes what goes with this kernel and is none of its own: MACs, the AEAD.
+    pub(crate) fn provider(&self) -> Provider {
+        match self.aes {
+            #[cfg(feature = "fips")]
+            AesKernel::Module => Provider::Module,
+            _ => Provider::Own,
+        }
     }
 
     /// Plain Rust, no processor feature.
@@ -80,6 +104,8 @@ impl Kernel {
                 kernels.push(kernel);
             }
         }
+        #[cfg(feature = "fips")]
+        kernels.push(Kernel::MODULE);
         kernels
     }
 
@@ -111,6 +137,8 @@ impl Kernel {
         match self.sha {
             ShaKernel::Portable => portable::sha256::sha256(messages, out),
             ShaKernel::Library => library::sha256(messages, out),
+            #[cfg(feature = "fips")]
+            ShaKernel::Module => messages.iter().zip(out).for_each(|(m, o)| *o = module::sha256(m)),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where SHA, SSE4.1 and SSSE3 were detected.
             ShaKernel::ShaNi => unsafe { x86::sha_ni::sha256(messages, out) },
@@ -166,6 +194,8 @@ impl Kernel {
         match self.aes {
             AesKernel::Portable => portable::aes::ecb_encrypt(keys, blocks),
             AesKernel::Library => library::ecb_encrypt(keys, blocks),
+            #[cfg(feature = "fips")]
+            AesKernel::Module => module::ecb_encrypt(&keys.key(), blocks.as_flattened_mut()),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variants exist only where AES, SSE4.1 and SSSE3 were detected.
             AesKernel::AesNi | AesKernel::Vaes256 => unsafe { x86::aesni::ecb_encrypt(keys, blocks) },
@@ -182,6 +212,8 @@ impl Kernel {
         match self.aes {
             AesKernel::Portable => portable::aes::cbc_encrypt(keys, lanes),
             AesKernel::Library => library::cbc_encrypt(keys, lanes),
+            #[cfg(feature = "fips")]
+            AesKernel::Module => keys.iter().zip(lanes).for_each(|(key, lane)| module::cbc_encrypt(key, lane)),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
             AesKernel::AesNi => unsafe { x86::aesni::cbc_encrypt(keys, lanes) },
@@ -199,6 +231,8 @@ impl Kernel {
         match self.aes {
             AesKernel::Portable => portable::aes::cbc_decrypt(key, data),
             AesKernel::Library => library::cbc_decrypt(key, data),
+            #[cfg(feature = "fips")]
+            AesKernel::Module => module::cbc_decrypt(key, data),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
             AesKernel::AesNi => unsafe { x86::aesni::cbc_decrypt(key, data) },
@@ -216,6 +250,8 @@ impl Kernel {
         match self.aes {
             AesKernel::Portable => portable::aes::ctr(key, data),
             AesKernel::Library => library::ctr(key, data),
+            #[cfg(feature = "fips")]
+            AesKernel::Module => module::ctr(key, data),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
             AesKernel::AesNi => unsafe { x86::aesni::ctr(key, data) },
@@ -260,6 +296,8 @@ impl fmt::Display for Kernel {
             AesKernel::Library => "library",
             AesKernel::AesNi => "aesni",
             AesKernel::Vaes256 => "vaes256",
+            #[cfg(feature = "fips")]
+            AesKernel::Module => "aws-lc-fips",
         };
         let sha = match self.sha {
             ShaKernel::Portable => "portable",
@@ -268,6 +306,8 @@ impl fmt::Display for Kernel {
             ShaKernel::ShaNi => "shani",
             ShaKernel::Avx512 if self.sha_ni => "avx512/shani",
             ShaKernel::Avx512 => "avx512",
+            #[cfg(feature = "fips")]
+            ShaKernel::Module => "aws-lc-fips",
         };
         if aes == sha { f.write_str(aes) } else { write!(f, "{aes}+{sha}") }
     }

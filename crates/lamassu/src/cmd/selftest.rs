@@ -45,6 +45,7 @@ pub fn run(args: Args) -> Result<()> {
             let result = if row.passed { "passed" } else { "FAILED" };
             output::print(format_args!("{result}  {:<20} {}", row.primitive, row.kernel))?;
         }
+        output::print(format_args!("{}", crate::fips::module()))?;
     }
     failed.map_or(Ok(()), |failure| Err(failure.into()))
 }
