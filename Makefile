@@ -41,6 +41,7 @@ test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
 
 test-fips: ## builds with the FIPS module of AWS-LC (feature `fips`; takes cmake and Go) and runs the tests of the ciphers and of `--fips`
+	scripts/setup --fips
 	cargo test --locked --package lamassu-crypto --features fips
 	cargo test --locked --package lamassu --features fips --test cli -- fips golden leaks
 

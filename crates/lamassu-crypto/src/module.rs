@@ -19,7 +19,7 @@ pub(crate) fn is_approved() -> bool {
     aws_lc_rs::try_fips_mode().is_ok()
 }
 
-/// Random bytes of the module's generator, which the kernel seeds.
+/// Random bytes of the module's generator, which seeds itself.
 pub(crate) fn random(out: &mut [u8]) -> Result<(), getrandom::Error> {
     rand::fill(out).map_err(|_| getrandom::Error::UNEXPECTED)
 }
