@@ -33,7 +33,7 @@ pub enum Verify {
     No,
 }
 
-/// Bytes of a chunk: 16 blocks of 4 KiB, one lane group. A batch of one chunk never leaves its thread: handing it over would take longer.
+/// Bytes of a chunk of small blocks: 16 of 4 KiB, one lane group. A batch of one chunk never leaves its thread: handing it over would take longer.
 const CHUNK_BYTES: usize = 64 << 10;
 /// A pool of cipher workers.
 pub struct Engine {
@@ -65,7 +65,7 @@ impl Engine {
     /// Unless `blocks.len() == keys.len() * block_size`.
     pub fn seal(&self, key: &InnerKey, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
         check_shape(blocks.len(), block_size, keys.len());
-        let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
+        let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk)).enumerate();
         self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
             key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
@@ -87,7 +87,7 @@ impl Engine {
     ) {
         check_shape(plain.len(), block_size, keys.len());
         check_shape(sealed.len(), block_size, keys.len());
-        let (bytes, per_chunk) = (plain.len(), blocks_per_chunk(block_size));
+        let (bytes, per_chunk) = (plain.len(), self.blocks_per_chunk(block_size, keys.len()));
         let places = sealed.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
         let chunks = plain.chunks(per_chunk * block_size).zip(places).enumerate();
         self.each(bytes, per_chunk * block_size, chunks, |(n, (plain, (sealed, keys)))| {
@@ -158,7 +158,7 @@ impl Engine {
     ) -> Result<Vec<usize>, E> {
         let Keyed { keys, salts } = keyed;
         check_shape(blocks.len(), block_size, keys.len());
-        let (bytes, per_chunk) = (blocks.len(), blocks_per_chunk(block_size));
+        let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk)).enumerate();
         let failed = Mutex::new(Vec::new());
         let error: Mutex<Option<(usize, E)>> = Mutex::new(None);
@@ -182,6 +182,13 @@ impl Engine {
         let mut failed = failed.into_inner();
         failed.sort_unstable();
         Ok(failed)
+    }
+
+    /// Of small blocks [`CHUNK_BYTES`]. Of larger ones as many as the widest kernel has lanes, if there are so many for each thread: hashing and sealing one block
+    /// alone takes four times as long as in lanes, while what lanes of long blocks lose is the nearest cache.
+    fn blocks_per_chunk(&self, block_size: usize, count: usize) -> usize {
+        let lanes = count.div_ceil(self.threads()).min(GROUP);
+        (CHUNK_BYTES / block_size).max(lanes).max(1)
     }
 
     /// Does `work` for every chunk, on this thread and on the workers that are idle now, as long as that makes no more threads than the engine has.
@@ -226,10 +233,6 @@ impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-fn blocks_per_chunk(block_size: usize) -> usize {
-    (CHUNK_BYTES / block_size).max(1)
 }
 
 /// Opens at most [`GROUP`] blocks; calls `fail` for each that fails, ascending.
