@@ -325,3 +325,66 @@ fn a_killed_mount_leaves_copies_old_or_new() {
         }
     }
 }
+
+/// Paths in the store are longer than those in the vault, and than the system takes.
+#[test]
+fn a_deep_vault_with_datasets_is_copied() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let mnt = b.dir("m");
+    b.run("mount v m").ok();
+    let below: std::path::PathBuf = (0..30).map(|i| format!("{i:0>110}")).collect();
+    fs::create_dir_all(mnt.join("a").join(&below)).unwrap();
+    fs::write(mnt.join("a").join(&below).join("f"), b"deep").unwrap();
+    b.run(&format!("dataset create m/a/{}/d", below.display())).ok();
+    fs::write(mnt.join("a").join(&below).join("d/f"), b"deeper").unwrap();
+    b.unmount("m");
+    let stored = b.run(&format!("path v a/{}/f", below.display())).ok().text();
+    assert!(stored.len() > 4096, "{}", stored.len());
+
+    b.run("snapshot v s").ok();
+    b.run("clone v w").ok();
+    for copy in ["s", "w"] {
+        assert_eq!(b.run(&format!("cat {copy} a/{}/f", below.display())).ok().out, b"deep");
+        assert_eq!(b.run(&format!("cat {copy} a/{}/d/f", below.display())).ok().out, b"deeper");
+    }
+    // Whoever has the dataset open keeps it from being copied, how deep it may lie: its lock is below what the path can name.
+    let lock =
+        lock_of(&b.path("v"), Path::new(b.run(&format!("path v a/{}/d", below.display())).ok().text().trim_end()));
+    b.run("clone v x").code(11);
+    drop(lock);
+    b.run("clone v x").ok();
+}
+
+/// The writer's lock of a dataset, held.
+fn lock_of(vault: &Path, stored: &Path) -> fs::File {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let mut at = openat(CWD, vault, OFlags::PATH, Mode::empty()).unwrap();
+    for name in stored {
+        at = openat(&at, name, OFlags::PATH, Mode::empty()).unwrap();
+    }
+    let lock = openat(&at, "lamassu.lock", OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR).unwrap();
+    let lock = fs::File::from(lock);
+    lock.try_lock().unwrap();
+    lock
+}
+
+/// Each is locked while the vault is copied, and that takes a descriptor.
+#[test]
+fn a_vault_with_many_datasets_is_copied_with_few_descriptors() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let header = b.stored("v", "a").join("lamassu.vault");
+    for i in 0..150 {
+        let dir = b.dir(&format!("v/{i}"));
+        fs::copy(&header, dir.join("lamassu.vault")).unwrap();
+    }
+    let line = format!("ulimit -S -n 64; exec {} clone v w", env!("CARGO_BIN_EXE_lamassu"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).current_dir(b.path(""));
+    command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()));
+    crate::support::Ran::from(command.output().unwrap()).ok();
+    assert!(b.path("w/149/lamassu.vault").exists());
+}
