@@ -388,3 +388,27 @@ fn a_vault_with_many_datasets_is_copied_with_few_descriptors() {
     crate::support::Ran::from(command.output().unwrap()).ok();
     assert!(b.path("w/149/lamassu.vault").exists());
 }
+
+/// Whoever may mount FUSE gives the mount the name of any directory, and must not keep others from copying what lies there.
+#[test]
+fn a_strangers_mount_keeps_nobody_from_copying() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: another user takes root");
+        return;
+    }
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let mnt = b.dir("m");
+    // As fusermount3 mounts for an ordinary user: the kernel is told who it was. Nobody serves it.
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&fuse);
+    let options = format!("fd={fd},rootmode=40000,user_id=12345,group_id=12345\0");
+    let data = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).unwrap();
+    let source = b.stored("v", "a").canonicalize().unwrap();
+    rustix::mount::mount(&source, &mnt, "fuse.lamassu", rustix::mount::MountFlags::empty(), data).unwrap();
+    let seen = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(seen.lines().any(|l| l.contains("fuse.lamassu") && l.contains(source.to_str().unwrap())));
+    b.run("clone v w").ok();
+    rustix::mount::unmount(&mnt, rustix::mount::UnmountFlags::DETACH).unwrap();
+}
