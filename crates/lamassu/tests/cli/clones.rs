@@ -355,6 +355,11 @@ fn a_deep_vault_with_datasets_is_copied() {
     b.run("clone v x").code(11);
     drop(lock);
     b.run("clone v x").ok();
+    // What goes with its keys is known of it, too.
+    b.key("audit");
+    b.run("key destroy --yes --receipt r --audit-key raw:file:audit v").ok();
+    let receipt: serde_json::Value = serde_json::from_slice(&fs::read(b.path("r")).unwrap()).unwrap();
+    assert!(receipt["datasets"].as_array().is_none_or(Vec::is_empty), "{receipt}");
 }
 
 /// The writer's lock of a dataset, held.

@@ -496,6 +496,32 @@ fn datasets_that_stay_readable_are_named_and_not_counted() {
     assert_eq!(r["datasets"], Value::Null);
 }
 
+/// A dataset that was moved here in the store inherits from the vault it comes from, and from this one nothing.
+#[test]
+fn a_dataset_of_another_vault_is_not_counted() {
+    let b = Bench::new();
+    let public = vault(&b);
+    b.run("dataset create v own").ok();
+    b.run("init w").ok();
+    b.run("dataset create w d").ok();
+    b.run("dataset create w d/e").ok();
+    b.file("big", &crate::support::noise(300_000, 1));
+    b.run("cp w big vault:/d/").ok();
+    b.run("cp w big vault:/d/e/").ok();
+    let place = b.stored("w", "d");
+    std::fs::rename(&place, b.path("v/moved")).unwrap();
+
+    b.run(&format!("{DESTROY} v")).ok().says("a dataset in it opens without it").says("moved");
+    let r = receipt(&b, &public);
+    let listed: Vec<_> = r["datasets"].as_array().unwrap().iter().map(|d| d["stored"].as_str().unwrap()).collect();
+    assert!(listed.len() == 2 && listed[0] == "moved" && listed[1].starts_with("moved/"), "{r}");
+    let bytes = r["stored_bytes"].as_u64().unwrap();
+    assert!(bytes < 100_000, "{bytes}");
+    // As the receipt says.
+    std::fs::rename(b.path("v/moved"), &place).unwrap();
+    assert_eq!(b.run("cat w d/e/big").ok().out.len(), 300_000);
+}
+
 /// A header that was replaced is overwritten, or a name still leads to it: also where the program is killed in between.
 #[test]
 fn no_kill_leaves_an_old_header_whole_without_a_name() {
