@@ -522,6 +522,33 @@ fn a_dataset_of_another_vault_is_not_counted() {
     assert_eq!(b.run("cat w d/e/big").ok().out.len(), 300_000);
 }
 
+/// What an earlier change left of the header before it: `key destroy` overwrites it, also where the store may lose names, or another name leads to it.
+#[test]
+fn what_a_killed_change_left_is_overwritten_in_every_store() {
+    let b = Bench::new();
+    b.run("init below").ok();
+    b.dir("m");
+    b.run("mount below m").ok();
+    // A FUSE file system, and an ordinary one where the leftover has another name.
+    for (store, is_linked) in [("m/", false), ("", true)] {
+        b.run(&format!("init {store}v")).ok();
+        let (header, left) =
+            (b.path(&format!("{store}v/lamassu.vault")), b.path(&format!("{store}v/lamassu.vault.replacing")));
+        std::fs::copy(&header, &left).unwrap();
+        let held = std::fs::File::open(&left).unwrap();
+        if is_linked {
+            std::fs::hard_link(&left, b.path("linked")).unwrap();
+        }
+        let old = wrapped(&header);
+        b.run(&format!("key destroy --yes {store}v")).ok();
+        let mut bytes = vec![0; 1 << 20];
+        let len = std::os::unix::fs::FileExt::read_at(&held, &mut bytes, 0).unwrap();
+        assert!(len > 0, "{store}");
+        assert_eq!(found(&old, &bytes[..len]), 0, "{store}");
+    }
+    b.unmount("m");
+}
+
 /// A header that was replaced is overwritten, or a name still leads to it: also where the program is killed in between.
 #[test]
 fn no_kill_leaves_an_old_header_whole_without_a_name() {
