@@ -84,6 +84,14 @@ pub enum ServerFault {
     /// It has said yes to the key's destruction, and the key is there (KMIP).
     #[error("it says that it has destroyed the key, and, asked afterwards: {0}")]
     NotDestroyed(KeyState),
+    /// Some of what it was asked is done, and then something failed (KMIP).
+    #[error("{done}; and then: {fault}")]
+    Partly {
+        /// what it has done, for people
+        done: String,
+        /// what failed
+        fault: Box<ServerFault>,
+    },
     /// The object has no State attribute (KMIP).
     #[error("it tells no state of the object: not a key")]
     NoState,

@@ -241,6 +241,47 @@ fn a_server_that_answers_nonsense() {
     assert!(matches!(long, ServerFault::TooLong { max: 65536 }), "{long:?}");
 }
 
+/// What a server answers of a key to be destroyed, in order; it answers nothing else.
+fn destroy(dir: &std::path::Path, answers: Vec<Vec<u8>>) -> Result<Vec<String>, SourceError> {
+    server(dir, answers).parse::<KeySource>().unwrap().destroy(&ASK)
+}
+
+/// A yes to Revoke (19) or Destroy (20).
+fn yes(operation: u32) -> Vec<u8> {
+    answer(operation, &[item(0x420094, 7, b"7")])
+}
+
+/// Killed after the server's yes and before that was written down, a run is followed by one that finds the key destroyed: by a server that remembers it, and
+/// need not take a second Destroy.
+#[test]
+fn a_key_that_a_server_remembers_as_destroyed_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    for number in [5, 6] {
+        let gone = destroy(dir.path(), vec![state(number)]).unwrap_err();
+        assert!(gone.is_gone(), "{gone}");
+    }
+    let said = destroy(dir.path(), vec![state(2), yes(19), yes(20), state(5)]).unwrap();
+    assert_eq!(said[..2], ["revoked 7", "destroyed 7"]);
+    assert!(said[2].starts_with("asked afterwards: the key was destroyed"), "{said:?}");
+}
+
+#[test]
+fn what_was_done_before_a_server_fell_silent_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let silent = destroy(dir.path(), vec![state(2), yes(19), yes(20)]).unwrap_err();
+    assert!(!silent.is_gone() && silent.to_string().contains("revoked 7; destroyed 7; and then: "), "{silent}");
+    assert!(
+        matches!(fault::<()>(Err(silent)), ServerFault::Partly { fault, .. } if matches!(*fault, ServerFault::Timeout { .. }))
+    );
+    let half = destroy(dir.path(), vec![state(2), yes(19)]).unwrap_err();
+    assert!(half.to_string().contains("revoked 7; and then: "), "{half}");
+    // Yes was said, and is not true.
+    let untrue = destroy(dir.path(), vec![state(3), yes(20), state(3)]).unwrap_err();
+    assert!(untrue.to_string().contains("destroyed 7; and then: it says that it has destroyed the key"), "{untrue}");
+    // Nothing was done: the fault itself.
+    assert!(matches!(fault(destroy(dir.path(), vec![])), ServerFault::Timeout { .. }));
+}
+
 #[test]
 fn a_server_that_is_not_there_or_falls_silent() {
     let dir = tempfile::tempdir().unwrap();

@@ -171,6 +171,40 @@ fn a_copy_that_fails_leaves_what_was_buffered() {
     check(&again);
 }
 
+/// A copy into a file just made writes its page once, with the keys in it: there is nothing to save before. Nor is there where others were written.
+#[test]
+fn a_copy_commits_once_where_it_replaces_nothing_buffered() {
+    let setup = Setup { reserved: 8, ..Setup::default() };
+    let (memory, from) = file(&setup);
+    drop(memory);
+    let bytes = fill((20 * B) as usize, &mut Rng(2));
+    from.write_at(0, &bytes).unwrap();
+    from.settle_now().unwrap();
+    let pages_written = |buffered: bool, there: u64| {
+        let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+        let to = File::create(setup.context(), create_in(&store), "test").unwrap();
+        if buffered {
+            to.write_at(0, &bytes[..B as usize]).unwrap();
+        }
+        let count = Arc::new(AtomicU64::new(0));
+        let counted = count.clone();
+        store.faults().rule(move |call| {
+            counted.fetch_add(u64::from(call.call == Call::Write && call.offset == 0), Ordering::Relaxed);
+            None
+        });
+        assert_eq!(to.copy_from(&from, 0, there, 0).unwrap(), None);
+        assert_eq!(count.load(Ordering::Relaxed), 0, "nothing was to be copied");
+        assert_eq!(to.copy_from(&from, 0, there, 20 * B).unwrap(), Some(20 * B));
+        let written = count.load(Ordering::Relaxed);
+        to.settle_now().unwrap();
+        assert!(content(&to)[there as usize..] == bytes);
+        check(&to);
+        written
+    };
+    assert_eq!((pages_written(false, 0), pages_written(true, B)), (1, 1));
+    assert_eq!(pages_written(true, 0), 2, "what is replaced is saved");
+}
+
 /// A block larger than what the store writes at once, reached in part: it is old or new all the same, while the file is open and after the next commit.
 #[test]
 fn a_copy_that_fails_inside_a_block_loses_neither_content() {

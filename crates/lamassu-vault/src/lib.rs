@@ -17,6 +17,7 @@ mod nameless;
 mod names;
 mod open;
 mod path;
+mod regions;
 mod rekey;
 mod rename;
 mod settle;
@@ -29,7 +30,8 @@ mod xattr;
 
 pub use dataset::{Dataset, Sighted};
 pub use forest::Forest;
-pub use rekey::{Region, Rekey, RekeyProgress, Rekeyed, regions, stored_bytes};
+pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
+pub use rekey::{Rekey, RekeyProgress, Rekeyed};
 pub use types::*;
 
 use crate::error::io;

@@ -304,6 +304,7 @@ fn server(fault: &ServerFault) -> Code {
         ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => Code::KeySource,
         ServerFault::NameTaken => Code::Refused,
         ServerFault::KeyState(state) => key_state(*state),
+        ServerFault::Partly { done: _, fault } => server(fault),
         ServerFault::Redirect { .. }
         | ServerFault::Status { .. }
         | ServerFault::NotDestroyed(_)

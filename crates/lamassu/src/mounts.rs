@@ -1,8 +1,10 @@
 //! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts themselves, which may hang.
 
+use lamassu_format::name;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
 
 /// The type a mount of ours has, unless `-o subtype=` said otherwise.
 pub const TYPE: &str = "fuse.lamassu";
@@ -30,9 +32,25 @@ impl Mount {
 
     /// Whether root mounted it, or the user of this process: what others mount may say of itself what it likes.
     pub fn is_trusted(&self) -> bool {
+        self.user().is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
+    }
+
+    /// Who mounted it.
+    fn user(&self) -> Option<u32> {
         let mut words = self.super_options.split(',');
-        let owner = words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse::<u32>().ok());
-        owner.is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
+        words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok())
+    }
+
+    /// Whether it can be what it says, a mount of the vault in a directory below `dir`: a stranger's word counts where a vault lies there that is the
+    /// stranger's. Nothing outside of `dir` is looked at.
+    fn is_of_one_below(&self, dir: &Path) -> bool {
+        let is_plain = self.source.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+        if !is_plain || self.source == dir || !self.source.starts_with(dir) {
+            return false;
+        }
+        let owns = |id| self.source.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == id);
+        let has_header = || self.source.join(name::HEADER).symlink_metadata().is_ok_and(|m| m.is_file());
+        self.is_trusted() || (self.user().is_some_and(owns) && has_header())
     }
 }
 
@@ -60,8 +78,7 @@ pub fn of_vault(dir: &Path) -> Option<Mount> {
 
 /// Where a dataset of the vault in `dir`, a path without links, is mounted by itself for writing.
 pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
-    let is_within = |m: &Mount| m.source != dir && m.source.starts_with(dir);
-    all().into_iter().find(|m| m.fs_type == TYPE && is_within(m) && !m.is_read_only())
+    all().into_iter().find(|m| m.fs_type == TYPE && m.is_of_one_below(dir) && !m.is_read_only())
 }
 
 /// Where the vault in `dir` is mounted, read-only too.
@@ -129,6 +146,36 @@ mod tests {
         assert!(!parse(b"1 2 0:5 / /mnt rw - fuse.lamassu x rw").unwrap().is_trusted());
         assert!(parse(b"").is_none() && parse(b"1 2 3 4 5 6 7 8").is_none());
         assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
+    }
+
+    /// Whoever may mount FUSE chooses what mountinfo says of it.
+    #[test]
+    fn a_stranger_mounts_no_dataset_that_is_not_the_strangers() {
+        let vault = tempfile::tempdir().unwrap();
+        let dir = vault.path().canonicalize().unwrap();
+        let dataset = dir.join("d");
+        std::fs::create_dir(&dataset).unwrap();
+        let of = |source: &Path, user: u32| {
+            let line = format!("1 2 0:5 / /mnt rw - fuse.lamassu {} rw,user_id={user}", source.display());
+            parse(line.as_bytes()).unwrap().is_of_one_below(&dir)
+        };
+        let (me, stranger) = (dataset.metadata().unwrap().uid(), 4_294_967_294);
+        let theirs = tempfile::tempdir().unwrap();
+        std::fs::write(theirs.path().join(name::HEADER), "{}").unwrap();
+        std::fs::write(dataset.join(name::HEADER), "{}").unwrap();
+        assert!(of(&dataset, 0) && of(&dataset, me));
+        assert!(!of(&dataset, stranger) && !of(&dir, 0) && !of(&dir.join("../d"), 0));
+        // Root sees what is not root's as its owner's.
+        if me == 0 {
+            let give = |to: &Path| rustix::fs::chown(to, Some(rustix::fs::Uid::from_raw(12_345)), None).unwrap();
+            give(&dataset);
+            give(theirs.path());
+            assert!(of(&dataset, 12_345) && !of(&dataset, stranger));
+            let outside: PathBuf = dir.join("..").join(theirs.path().file_name().unwrap());
+            assert!(outside.join(name::HEADER).exists() && !of(&outside, 12_345));
+            std::fs::remove_file(dataset.join(name::HEADER)).unwrap();
+            assert!(!of(&dataset, 12_345), "no vault lies there");
+        }
     }
 
     #[test]

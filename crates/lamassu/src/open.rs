@@ -14,9 +14,13 @@ use lamassu_keys::{KeyError, Unlocked, admin, header_file};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
 use lamassu_vault::{Durability, Forest, Integrity, Options, Vault, VaultError};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -177,48 +181,67 @@ pub fn backend(dir: &Path) -> Result<LocalBackend> {
 /// # Errors
 /// [`Fault::Locked`].
 pub fn lock_out_writers(dir: &Path) -> Result<Option<File>> {
-    let path = dir.join(name::LOCK);
-    let mut options = File::options();
-    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let mut opened = options.open(&path);
-    if opened.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
+    lock_in(rustix::fs::CWD, &dir.join(name::LOCK), dir)
+}
+
+/// The same, of the vault whose lock is the file `lock` below `at`, and which a person knows as `dir`.
+fn lock_in(at: BorrowedFd<'_>, lock: &Path, dir: &Path) -> Result<Option<File>> {
+    let failed = |op| move |source| Fault::Backing { op, path: dir.join(name::LOCK), source };
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut opened = rustix::fs::openat(at, lock, flags | OFlags::RDONLY, Mode::empty());
+    if matches!(opened, Err(Errno::NOENT)) {
         // As a writer makes it: one that comes now finds it.
-        opened = match options.write(true).create(true).mode(0o600).open(&path) {
-            Err(e) if matches!(e.kind(), io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied) => {
-                return Ok(None);
-            }
+        let made = flags | OFlags::RDWR | OFlags::CREATE;
+        opened = match rustix::fs::openat(at, lock, made, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::ROFS | Errno::ACCESS | Errno::PERM) => return Ok(None),
             opened => opened,
         };
     }
-    let file = opened.map_err(|source| Fault::Backing { op: "open", path: path.clone(), source })?;
+    let file = File::from(opened.map_err(io::Error::from).map_err(failed("open"))?);
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => Err(locked(dir).into()),
-        Err(TryLockError::Error(source)) => Err(Fault::Backing { op: "lock", path, source }.into()),
+        Err(TryLockError::Error(source)) => Err(failed("lock")(source).into()),
     }
 }
 
-/// The same of every dataset in the vault: each can be opened by itself, by its directory in the store.
+/// The same of every dataset in the vault: each can be opened by itself, by its directory in the store. It takes a descriptor for each.
 ///
 /// # Errors
 /// [`Fault::Locked`], and those of the store.
 pub fn lock_out_writers_below(dir: &Path) -> Result<Vec<File>> {
-    let (mut held, mut todo) = (Vec::new(), vec![dir.to_path_buf()]);
-    while let Some(at) = todo.pop() {
-        let listing = |source| Fault::Backing { op: "list", path: at.clone(), source };
-        for entry in std::fs::read_dir(&at).map_err(listing)? {
-            let entry = entry.map_err(listing)?;
-            if !entry.file_type().map_err(listing)?.is_dir() || entry.file_name() == name::STAGING {
-                continue;
-            }
-            let below = entry.path();
-            if below.join(name::HEADER).symlink_metadata().is_ok_and(|meta| meta.is_file()) {
-                held.extend(lock_out_writers(&below)?);
-            }
-            todo.push(below);
-        }
+    raise_descriptor_limit();
+    let below = lamassu_vault::datasets_below(dir);
+    let mut held = Vec::new();
+    for stored in below.with_context(|| format!("cannot look for datasets in {}", dir.display()))? {
+        let named = dir.join(&stored);
+        let failed = |source| Fault::Backing { op: "open", path: named.clone(), source };
+        let at = directory_below(dir, &stored).map_err(failed)?;
+        held.extend(lock_in(at.as_fd(), Path::new(name::LOCK), &named)?);
     }
     Ok(held)
+}
+
+/// A directory in the store of the vault in `dir`, opened so that what is in it can be opened: name by name, as its path may be longer than the system takes.
+pub fn directory_below(dir: &Path, stored: &Path) -> io::Result<OwnedFd> {
+    let mut at = search(rustix::fs::CWD, dir.as_os_str(), OFlags::empty())?;
+    for component in stored {
+        at = search(at.as_fd(), component, OFlags::NOFOLLOW)?;
+    }
+    Ok(at)
+}
+
+fn search(at: BorrowedFd<'_>, name: &OsStr, more: OFlags) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
+    Ok(rustix::fs::openat(at, name, flags, Mode::empty())?)
+}
+
+/// As many files open as the system lets this process: for what holds many at once.
+pub fn raise_descriptor_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(%error, "the limit of open files stays as it is");
+    }
 }
 
 /// Tries until the vault is free. umount(8) returns before the daemon has closed the vault, so a writer that has it mounted nowhere may be about to
@@ -250,8 +273,6 @@ pub fn locked(dir: &Path) -> Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lamassu_store::Backend;
-    use std::ffi::OsStr;
 
     #[test]
     fn a_vault_that_nobody_ever_wrote_is_locked_too() {

@@ -313,6 +313,10 @@ impl Steps for Update {
 
     fn keep(&mut self) -> Result<(), FileError> {
         let kept = self.kept_path();
+        // What an earlier attempt left there is overwritten, whatever the store makes of names: the old header gets that name durably before it loses its own.
+        if id_of(&kept) != id_of(&self.path) {
+            erase::file(&kept)?;
+        }
         // Not every store has hard links.
         self.link_kept()
             .or_else(|_| std::fs::rename(&self.path, &kept))

@@ -66,11 +66,18 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
     if !source.dirty.is_empty() || source.barrier_failed {
         return Ok(None);
     }
-    // What was written before is not the copy's to lose: blocks of it take the place of what is buffered, and go again where the copy fails.
-    to.core.commit(&mut st)?;
     let end = from_offset.saturating_add(len).min(source.size);
     let blocks = from_offset / size..end / size;
+    if blocks.is_empty() {
+        return Ok(None);
+    }
     let first_there = offset / size;
+    // What was written before is not the copy's to lose: blocks of it take the place of what is buffered there, and go again where the copy fails. What is
+    // buffered elsewhere stays where it is, and goes to the store with the copy.
+    let there = first_there..first_there.saturating_add(blocks.end - blocks.start);
+    if st.dirty.range(there).next().is_some() {
+        to.core.commit(&mut st)?;
+    }
     let mut done = blocks.start;
     while done < blocks.end {
         let piece = done..blocks.end.min(done + PIECE_LEN / size);

@@ -12,6 +12,7 @@ mod records;
 use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
+use crate::regions::{Visit, bytes_of, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{Stored, classify};
@@ -22,7 +23,7 @@ use records::Batch;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -323,96 +324,36 @@ impl Run<'_> {
 
     /// Bytes of all files that lie ahead.
     fn bytes_ahead(&self) -> u64 {
-        let root = self.vault.dirs.root().handle.clone();
-        let leave_out = self.vault.has_datasets();
-        bytes_below(
-            root,
-            &mut |_, dir| leave_out && has_header(dir).unwrap_or(false),
-            &|name| self.is_entry(name),
-            &|| self.progress.is_cancelled(),
-        )
+        let mut ahead = Ahead { run: self, leave_out: self.vault.has_datasets(), bytes: 0 };
+        // It takes nothing for an error.
+        let _ = walk(self.vault.dirs.root().handle.clone(), &mut ahead);
+        ahead.bytes
     }
 }
 
-/// What of a file has to be gone through.
-fn bytes_of(st: &Stat) -> u64 {
-    st.len.min(st.blocks.saturating_mul(512).max(4096))
+/// How much there is to do: datasets are left to their own runs, and what fails to the run itself, which says so.
+struct Ahead<'a> {
+    run: &'a Run<'a>,
+    leave_out: bool,
+    bytes: u64,
 }
 
-/// Bytes of all files of the vault in a directory, as they are stored.
-///
-/// # Errors
-/// Those of the store, for the directory itself; what cannot be looked into counts nothing.
-pub fn stored_bytes(dir: &std::path::Path) -> Result<u64> {
-    let root = lamassu_store::backend::LocalBackend::open(dir).map_err(io("open"))?;
-    Ok(bytes_below(lamassu_store::Backend::root(&root), &mut |_, _| false, &|_| true, &|| false))
-}
-
-/// A vault, or a dataset in it at any depth: a directory with a header of its own, and what lies in it alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// path in the store, relative to the vault's directory
-    pub stored: PathBuf,
-    /// which of the regions it lies in; the vault itself: 0
-    pub above: usize,
-    /// bytes of its own files, as they are stored
-    pub bytes: u64,
-}
-
-/// The vault in a directory, first, and all datasets in it, each behind the one it lies in. Takes no key, so it goes by what lies in the store, and not by what
-/// the header says.
-///
-/// # Errors
-/// Those of the store, for these directories themselves; what cannot be looked into counts nothing.
-pub fn regions(dir: &Path) -> Result<Vec<Region>> {
-    let mut found = vec![Region { stored: PathBuf::new(), above: 0, bytes: 0 }];
-    let mut at = 0;
-    while let Some(Region { stored, .. }) = found.get(at).cloned() {
-        let root = lamassu_store::backend::LocalBackend::open(dir.join(&stored)).map_err(io("open"))?;
-        let mut is_dataset = |path: &Path, dir: &dyn BackendDir| {
-            let is_one = has_header(dir).unwrap_or(false);
-            if is_one {
-                found.push(Region { stored: stored.join(path), above: at, bytes: 0 });
-            }
-            is_one
-        };
-        let bytes = bytes_below(lamassu_store::Backend::root(&root), &mut is_dataset, &|_| true, &|| false);
-        found[at].bytes = bytes;
-        at += 1;
+impl Visit for Ahead<'_> {
+    fn enter(&mut self, _path: &Path, dir: &dyn BackendDir, above: usize) -> std::io::Result<Option<usize>> {
+        Ok(if self.leave_out && has_header(dir).unwrap_or(false) { None } else { Some(above) })
     }
-    Ok(found)
-}
 
-/// `leave_out`: which directories, by their paths below the root, do not count with all that is in them.
-fn bytes_below(
-    root: Arc<dyn BackendDir>,
-    leave_out: &mut dyn FnMut(&Path, &dyn BackendDir) -> bool,
-    counts: &dyn Fn(&OsStr) -> bool,
-    stop: &dyn Fn() -> bool,
-) -> u64 {
-    let mut bytes = 0;
-    let mut dirs: Vec<(Arc<dyn BackendDir>, PathBuf)> = vec![(root, PathBuf::new())];
-    while let Some((dir, path)) = dirs.pop() {
-        let dir = match path.file_name() {
-            None => dir,
-            Some(name) => match dir.open_dir(name) {
-                Ok(dir) if leave_out(&path, &*dir) => continue,
-                Ok(dir) => dir,
-                Err(_) => continue, // the walk says so
-            },
-        };
-        for e in dir.read_dir().unwrap_or_default().into_iter().filter(|e| counts(&e.name)) {
-            match dir.stat_entry(&e.name) {
-                Ok(st) if st.kind == Kind::Dir => dirs.push((dir.clone(), path.join(&e.name))),
-                Ok(st) if st.kind == Kind::File => bytes += bytes_of(&st),
-                Ok(_) | Err(_) => {}
-            }
-        }
-        if stop() {
-            break;
-        }
+    fn wants(&self, name: &OsStr) -> bool {
+        self.run.is_entry(name)
     }
-    bytes
+
+    fn file(&mut self, _region: usize, bytes: u64) {
+        self.bytes += bytes;
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.run.progress.is_cancelled()
+    }
 }
 
 impl Vault {

@@ -6,7 +6,7 @@ use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::Found;
+use crate::open::{self, Found};
 use crate::output::Ui;
 use crate::served::keeper::Keeper;
 use crate::served::serve::Served;
@@ -19,7 +19,6 @@ use lamassu_format::name;
 use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_vault::{Durability, Forest, Integrity, Options};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -267,7 +266,7 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
 fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
-    raise_descriptor_limit();
+    open::raise_descriptor_limit();
     if std::env::var_os("LAMASSU_STAGES").is_some() {
         stages::measure();
     }
@@ -379,14 +378,6 @@ fn unmount_on_signal(mounted: &Mounted, forest: Option<Arc<Forest>>) {
         unmount();
     }
     signals::call(unmount);
-}
-
-/// A file system holds many files open: as many as the system lets this process.
-fn raise_descriptor_limit() {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
-    }
 }
 
 impl From<IntegrityArg> for Integrity {

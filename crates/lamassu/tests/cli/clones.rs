@@ -325,3 +325,95 @@ fn a_killed_mount_leaves_copies_old_or_new() {
         }
     }
 }
+
+/// Paths in the store are longer than those in the vault, and than the system takes.
+#[test]
+fn a_deep_vault_with_datasets_is_copied() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let mnt = b.dir("m");
+    b.run("mount v m").ok();
+    let below: std::path::PathBuf = (0..30).map(|i| format!("{i:0>110}")).collect();
+    fs::create_dir_all(mnt.join("a").join(&below)).unwrap();
+    fs::write(mnt.join("a").join(&below).join("f"), b"deep").unwrap();
+    b.run(&format!("dataset create m/a/{}/d", below.display())).ok();
+    fs::write(mnt.join("a").join(&below).join("d/f"), b"deeper").unwrap();
+    b.unmount("m");
+    let stored = b.run(&format!("path v a/{}/f", below.display())).ok().text();
+    assert!(stored.len() > 4096, "{}", stored.len());
+
+    b.run("snapshot v s").ok();
+    b.run("clone v w").ok();
+    for copy in ["s", "w"] {
+        assert_eq!(b.run(&format!("cat {copy} a/{}/f", below.display())).ok().out, b"deep");
+        assert_eq!(b.run(&format!("cat {copy} a/{}/d/f", below.display())).ok().out, b"deeper");
+    }
+    // Whoever has the dataset open keeps it from being copied, how deep it may lie: its lock is below what the path can name.
+    let lock =
+        lock_of(&b.path("v"), Path::new(b.run(&format!("path v a/{}/d", below.display())).ok().text().trim_end()));
+    b.run("clone v x").code(11);
+    drop(lock);
+    b.run("clone v x").ok();
+    // What goes with its keys is known of it, too.
+    b.key("audit");
+    b.run("key destroy --yes --receipt r --audit-key raw:file:audit v").ok();
+    let receipt: serde_json::Value = serde_json::from_slice(&fs::read(b.path("r")).unwrap()).unwrap();
+    assert!(receipt["datasets"].as_array().is_none_or(Vec::is_empty), "{receipt}");
+}
+
+/// The writer's lock of a dataset, held.
+fn lock_of(vault: &Path, stored: &Path) -> fs::File {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let mut at = openat(CWD, vault, OFlags::PATH, Mode::empty()).unwrap();
+    for name in stored {
+        at = openat(&at, name, OFlags::PATH, Mode::empty()).unwrap();
+    }
+    let lock = openat(&at, "lamassu.lock", OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR).unwrap();
+    let lock = fs::File::from(lock);
+    lock.try_lock().unwrap();
+    lock
+}
+
+/// Each is locked while the vault is copied, and that takes a descriptor.
+#[test]
+fn a_vault_with_many_datasets_is_copied_with_few_descriptors() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let header = b.stored("v", "a").join("lamassu.vault");
+    for i in 0..150 {
+        let dir = b.dir(&format!("v/{i}"));
+        fs::copy(&header, dir.join("lamassu.vault")).unwrap();
+    }
+    let line = format!("ulimit -S -n 64; exec {} clone v w", env!("CARGO_BIN_EXE_lamassu"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]).current_dir(b.path(""));
+    command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()));
+    crate::support::Ran::from(command.output().unwrap()).ok();
+    assert!(b.path("w/149/lamassu.vault").exists());
+}
+
+/// Whoever may mount FUSE gives the mount the name of any directory, and must not keep others from copying what lies there.
+#[test]
+fn a_strangers_mount_keeps_nobody_from_copying() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: another user takes root");
+        return;
+    }
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("dataset create v a").ok();
+    let mnt = b.dir("m");
+    // As fusermount3 mounts for an ordinary user: the kernel is told who it was. Nobody serves it.
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&fuse);
+    let options = format!("fd={fd},rootmode=40000,user_id=12345,group_id=12345\0");
+    let data = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).unwrap();
+    let source = b.stored("v", "a").canonicalize().unwrap();
+    rustix::mount::mount(&source, &mnt, "fuse.lamassu", rustix::mount::MountFlags::empty(), data).unwrap();
+    let seen = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(seen.lines().any(|l| l.contains("fuse.lamassu") && l.contains(source.to_str().unwrap())));
+    b.run("clone v w").ok();
+    rustix::mount::unmount(&mnt, rustix::mount::UnmountFlags::DETACH).unwrap();
+}

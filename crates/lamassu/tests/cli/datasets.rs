@@ -60,8 +60,25 @@ fn an_older_header_that_is_restored_knows_of_datasets() {
         if is_damaged {
             b.file("v/lamassu.vault", b"");
             b.run(&format!("key restore --force -k {job} copy v")).ok().says("lamassu.lost");
+            // That header opens, and does not say so.
+            b.run("key restore --force copy v").ok().says("from before the first dataset");
+            assert_eq!(b.run("cat v p/x").ok().out, b"content");
         }
     }
+}
+
+/// A header in place that opens is asked, and not the whole store.
+#[test]
+fn a_restore_takes_the_word_of_the_header_in_place() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("key backup v copy").ok();
+    b.dir("v/odd");
+    fs::copy(b.path("v/lamassu.vault"), b.path("v/odd/lamassu.vault")).unwrap();
+    let told = b.run("key restore copy v").ok();
+    assert!(!told.err.contains("first dataset"), "{}", told.err);
+    b.file("v/lamassu.vault", b"");
+    b.run("key restore copy v").ok().says("from before the first dataset");
 }
 
 #[test]

@@ -496,6 +496,59 @@ fn datasets_that_stay_readable_are_named_and_not_counted() {
     assert_eq!(r["datasets"], Value::Null);
 }
 
+/// A dataset that was moved here in the store inherits from the vault it comes from, and from this one nothing.
+#[test]
+fn a_dataset_of_another_vault_is_not_counted() {
+    let b = Bench::new();
+    let public = vault(&b);
+    b.run("dataset create v own").ok();
+    b.run("init w").ok();
+    b.run("dataset create w d").ok();
+    b.run("dataset create w d/e").ok();
+    b.file("big", &crate::support::noise(300_000, 1));
+    b.run("cp w big vault:/d/").ok();
+    b.run("cp w big vault:/d/e/").ok();
+    let place = b.stored("w", "d");
+    std::fs::rename(&place, b.path("v/moved")).unwrap();
+
+    b.run(&format!("{DESTROY} v")).ok().says("a dataset in it opens without it").says("moved");
+    let r = receipt(&b, &public);
+    let listed: Vec<_> = r["datasets"].as_array().unwrap().iter().map(|d| d["stored"].as_str().unwrap()).collect();
+    assert!(listed.len() == 2 && listed[0] == "moved" && listed[1].starts_with("moved/"), "{r}");
+    let bytes = r["stored_bytes"].as_u64().unwrap();
+    assert!(bytes < 100_000, "{bytes}");
+    // As the receipt says.
+    std::fs::rename(b.path("v/moved"), &place).unwrap();
+    assert_eq!(b.run("cat w d/e/big").ok().out.len(), 300_000);
+}
+
+/// What an earlier change left of the header before it: `key destroy` overwrites it, also where the store may lose names, or another name leads to it.
+#[test]
+fn what_a_killed_change_left_is_overwritten_in_every_store() {
+    let b = Bench::new();
+    b.run("init below").ok();
+    b.dir("m");
+    b.run("mount below m").ok();
+    // A FUSE file system, and an ordinary one where the leftover has another name.
+    for (store, is_linked) in [("m/", false), ("", true)] {
+        b.run(&format!("init {store}v")).ok();
+        let (header, left) =
+            (b.path(&format!("{store}v/lamassu.vault")), b.path(&format!("{store}v/lamassu.vault.replacing")));
+        std::fs::copy(&header, &left).unwrap();
+        let held = std::fs::File::open(&left).unwrap();
+        if is_linked {
+            std::fs::hard_link(&left, b.path("linked")).unwrap();
+        }
+        let old = wrapped(&header);
+        b.run(&format!("key destroy --yes {store}v")).ok();
+        let mut bytes = vec![0; 1 << 20];
+        let len = std::os::unix::fs::FileExt::read_at(&held, &mut bytes, 0).unwrap();
+        assert!(len > 0, "{store}");
+        assert_eq!(found(&old, &bytes[..len]), 0, "{store}");
+    }
+    b.unmount("m");
+}
+
 /// A header that was replaced is overwritten, or a name still leads to it: also where the program is killed in between.
 #[test]
 fn no_kill_leaves_an_old_header_whole_without_a_name() {

@@ -107,12 +107,27 @@ fn usable(session: &mut Session, id: &str) -> Result<Secret<32>, ServerFault> {
     }
 }
 
-/// Revokes a key where that has not been done, destroys it, and asks what became of it.
+/// Revokes a key where that has not been done, destroys it, and asks what became of it. One that a server remembers as destroyed is gone: nothing is asked of
+/// it, since servers refuse to destroy a key again in many words.
 fn destroy(session: &mut Session, id: &str) -> Result<Vec<String>, ServerFault> {
     let mut said = Vec::new();
-    if session.state(id)? == KeyState::Active {
-        session.revoke(id)?;
-        said.push(format!("revoked {id}"));
+    match destroy_telling(session, id, &mut said) {
+        Ok(()) => Ok(said),
+        Err(fault) if said.is_empty() => Err(fault),
+        // What was done cannot be found out again, and is for the receipt.
+        Err(fault) => Err(ServerFault::Partly { done: said.join("; "), fault: Box::new(fault) }),
+    }
+}
+
+/// `said`: what is done, step by step.
+fn destroy_telling(session: &mut Session, id: &str, said: &mut Vec<String>) -> Result<(), ServerFault> {
+    match session.state(id)? {
+        KeyState::Destroyed => return Err(ServerFault::KeyState(KeyState::Destroyed)),
+        KeyState::Active => {
+            session.revoke(id)?;
+            said.push(format!("revoked {id}"));
+        }
+        KeyState::PreActive | KeyState::Deactivated | KeyState::Compromised | KeyState::Unknown(_) => {}
     }
     session.destroy(id)?;
     said.push(format!("destroyed {id}"));
@@ -120,7 +135,7 @@ fn destroy(session: &mut Session, id: &str) -> Result<Vec<String>, ServerFault> 
         None => format!("{id} is not there any more"),
         Some(state) => format!("asked afterwards: {state}"),
     });
-    Ok(said)
+    Ok(())
 }
 
 /// What a server that has said yes says of the key afterwards, if that is that it is gone. A server can say yes and do nothing.

@@ -131,15 +131,22 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     };
     // That there may be datasets is never taken back (§4c): without it their directories would be taken for damaged ones of the vault's own.
     let carry = |keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>| {
-        let said = now.is_some_and(VaultHeader::has_datasets);
-        if header.has_datasets() || !(said || lamassu_vault::regions(&args.dir)?.len() > 1) {
+        if header.has_datasets() {
+            return Ok(());
+        }
+        let has_some = match now {
+            // Whoever forces a restore may be mending an earlier one that could not say so.
+            Some(now) if now.has_datasets() || !args.force => now.has_datasets(),
+            Some(_) | None => lamassu_vault::has_dataset(&args.dir)?,
+        };
+        if !has_some {
             return Ok(());
         }
         match keys.allow_datasets(header) {
             Ok(_) => ui.note("the copy is from before the first dataset; the restored header says that there are some"),
             // A use-only slot cannot sign.
             Err(KeyError::NotAdministrator { slot: _ }) if args.force => {
-                ui.warn("the copy is from before the first dataset: datasets are not found, and `check --repair` would move what they hold to lamassu.lost");
+                ui.warn("the copy is from before the first dataset: datasets are not found, and `check --repair` would move what they hold to lamassu.lost, until `key restore --force` is run with an administrator's slot");
             }
             Err(error) => {
                 return Err(error).context(

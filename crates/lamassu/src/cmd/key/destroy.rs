@@ -9,14 +9,18 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::{mounts, open, served, signals};
 use anyhow::{Context, Result};
+use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Destroyed, Header, SlotKind, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::Kind;
 use lamassu_keys::receipt::{AtServer, AuditKey, LeftDataset, Receipt, ReceiptError};
-use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, SourceError, Unlocked, header_file};
+use lamassu_keys::{
+    Ask, Event, FileError, KeyError, KeySource, Purpose, SourceError, Unlocked, header_file, unlock_by_parent,
+};
 use std::io::IsTerminal;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -105,24 +109,55 @@ fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
     Ok(sources)
 }
 
-/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not: they have slots of their own, or inherit from such a one.
-fn survey(dir: &Path, header: &VaultHeader) -> Result<(u64, Vec<LeftDataset>)> {
+/// What becomes of a region when the vault's keys go.
+enum Fate {
+    /// It goes on being opened: by slots of its own, by another vault that its parent slot is for, or by what it inherits from.
+    Opens,
+    /// Its keys go too: those of the datasets in it, where they inherit.
+    Goes(KeyRing),
+    /// It has no slot any more.
+    Gone,
+}
+
+/// What the slots of a dataset, in a region of that fate, make of it.
+fn fate(found: &VaultHeader, above: &Fate) -> Fate {
+    if found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent) {
+        return Fate::Opens;
+    }
+    match above {
+        _ if !inherits(found) => Fate::Gone,
+        Fate::Opens => Fate::Opens,
+        // It may have been moved here from another vault, whose keys open it as before.
+        Fate::Goes(ring) => {
+            let keys = unlock_by_parent(found, ring).and_then(|keys| keys.key_ring(found.suite()));
+            keys.map_or(Fate::Opens, Fate::Goes)
+        }
+        Fate::Gone => Fate::Gone,
+    }
+}
+
+/// The header of a dataset, however long its path.
+fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
+    let at = open::directory_below(dir, stored).ok()?;
+    header_file::read(&Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name::HEADER)).ok()
+}
+
+/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not.
+fn survey(dir: &Path, header: &VaultHeader, keys: &Unlocked) -> Result<(u64, Vec<LeftDataset>)> {
+    open::raise_descriptor_limit();
     let regions = lamassu_vault::regions(dir)?;
-    let (mut bytes, mut left, mut stays) = (0, Vec::new(), Vec::with_capacity(regions.len()));
+    let (mut bytes, mut left) = (0, Vec::new());
+    let mut fates = vec![Fate::Goes(keys.key_ring(header.suite())?)];
     for (i, region) in regions.iter().enumerate() {
-        let found = header_file::read::<VaultHeader>(&dir.join(&region.stored).join(name::HEADER));
-        let opens = match &found {
-            _ if i == 0 => false,
-            Ok(found) => {
-                let has_own = found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent);
-                has_own || (inherits(found) && stays[region.above])
-            }
-            // What cannot be read has to be taken for one that opens.
-            Err(_) => true,
-        };
-        stays.push(opens);
-        if opens {
-            let of = found.as_ref().ok();
+        if i == 0 {
+            bytes += region.bytes;
+            continue;
+        }
+        let found = header_of(dir, &region.stored);
+        let of = found.as_ref();
+        // What cannot be read has to be taken for one that opens.
+        let fate = of.map_or(Fate::Opens, |found| fate(found, &fates[region.above]));
+        if matches!(fate, Fate::Opens) {
             left.push(LeftDataset {
                 stored: region.stored.display().to_string(),
                 id: of.map(|found| crate::text::hex(&found.id())),
@@ -131,6 +166,7 @@ fn survey(dir: &Path, header: &VaultHeader) -> Result<(u64, Vec<LeftDataset>)> {
         } else {
             bytes += region.bytes;
         }
+        fates.push(fate);
     }
     Ok((bytes, left))
 }
@@ -168,7 +204,7 @@ impl Run<'_> {
             }
         };
         let mut draft = destroy::draft(&self.args.dir, &header, &unlocked, audit)?;
-        let (bytes, left) = survey(&self.args.dir, &header)?;
+        let (bytes, left) = survey(&self.args.dir, &header, &unlocked)?;
         draft.stored_bytes = Some(bytes);
         if header.has_datasets() || !left.is_empty() {
             draft.leave(left);
