@@ -278,7 +278,8 @@ impl Vault {
     /// The datasets in this tree, below a directory of it; those within them are theirs to list.
     ///
     /// # Errors
-    /// Those of the store for the directory itself.
+    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked into, the directory itself too, is in
+    /// [`Sighted::unseen`].
     pub fn datasets(&self, below: Ino) -> Result<Sighted> {
         let mut found = Sighted::default();
         if !self.has_datasets() {
@@ -308,22 +309,25 @@ impl Vault {
         Ok(found)
     }
 
-    /// A directory, `name` in `dir` or `dir` itself, and the directories in it, by stored and plain name; `None` of a dataset.
+    /// A directory, `name` in `above` or `above` itself, and the directories in it, by stored and plain name; `None` of a dataset.
     #[allow(clippy::type_complexity)]
     fn look_for_datasets(
         &self,
-        dir: Arc<dyn BackendDir>,
+        above: Arc<dyn BackendDir>,
         name: Option<&OsStr>,
         stored: &Path,
     ) -> Result<Option<(Arc<dyn BackendDir>, Vec<(OsString, OsString)>)>> {
         let dir = match name {
-            None => dir,
-            Some(name) => dir.open_dir(name).map_err(io("open a directory"))?,
+            None => above.clone(),
+            Some(name) => above.open_dir(name).map_err(io("open a directory"))?,
         };
+        let is_gone = || name.is_some_and(|name| above.stat_entry(name).is_err_and(|e| is_not_found(&e)));
         if !stored.as_os_str().is_empty() && has_header(&*dir).map_err(io("look for a dataset's header"))? {
             return Ok(None);
         }
         let names = self.read_names(&*dir).map_err(|fault| match fault {
+            // Datasets may lie below it all the same.
+            RecordFault::Unreadable(e) if is_not_found(&e) && !is_gone() => damaged(stored),
             RecordFault::Unreadable(e) => io("read a directory record")(e),
             RecordFault::Text | RecordFault::Seal(_) | RecordFault::Content(_) => damaged(stored),
         })?;
