@@ -158,6 +158,13 @@ fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
             }
         });
         d.set_mode(0).unwrap();
+        // Nothing but stats, one after the other: some of them meet a lent mode.
+        std::thread::scope(|scope| {
+            let looker = scope.spawn(looks);
+            while !looker.is_finished() {
+                assert_eq!(d.stat().unwrap().mode, 0);
+            }
+        });
         denied(&*lending.as_backend(true).unwrap().root());
         denied(&*d);
     });
