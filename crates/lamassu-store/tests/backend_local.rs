@@ -89,11 +89,16 @@ fn another_users_files_stay_closed() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("theirs"), b"x").unwrap();
     std::fs::set_permissions(dir.path().join("theirs"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::create_dir(dir.path().join("shut")).unwrap();
+    std::fs::set_permissions(dir.path().join("shut"), std::fs::Permissions::from_mode(0o700)).unwrap();
     unprivileged(dir.path(), |root| {
         assert_eq!(errno(root.open_file(name("theirs"), false)), Some(libc::EACCES));
         assert_eq!(errno(root.open_file(name("theirs"), true)), Some(libc::EACCES));
+        let shut = root.open_dir(name("shut")).unwrap().lending().unwrap();
+        assert_eq!(errno(shut.stat_entry(name("f"))), Some(libc::EACCES));
     });
     assert_eq!(mode(&dir.path().join("theirs")), 0o600);
+    assert_eq!(mode(&dir.path().join("shut")), 0o700);
 }
 
 #[test]
@@ -111,6 +116,73 @@ fn a_directory_that_may_only_be_searched_still_serves() {
         d.set_mode(0o700).unwrap();
         assert_eq!(d.stat().unwrap().mode, 0o700);
         assert_eq!(d.read_dir().unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
+    let dir = tempfile::tempdir().unwrap();
+    unprivileged(dir.path(), |root| {
+        root.make_dir(name("d"), 0o700).unwrap();
+        let d = root.open_dir(name("d")).unwrap();
+        d.create_file(name("f"), 0o600).unwrap();
+        d.make_dir(name("e"), 0o700).unwrap();
+        d.set_mode(0).unwrap();
+        let denied = |d: &dyn BackendDir| assert_eq!(errno(d.stat_entry(name("f"))), Some(libc::EACCES));
+        denied(&*d);
+        let lending = d.lending().unwrap();
+        let looks = || {
+            for _ in 0..200 {
+                assert_eq!(lending.stat_entry(name("f")).unwrap().len, 0);
+                lending.open_file(name("f"), true).unwrap();
+                lending.open_dir(name("e")).unwrap().read_dir().unwrap();
+                let backend = lending.as_backend(true).unwrap();
+                match backend.try_lock(name("lock")) {
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+                    Ok(lock) => drop(lock),
+                }
+                assert_eq!(lending.read_dir().unwrap().len(), 3);
+            }
+        };
+        std::thread::scope(|scope| {
+            let lookers = [scope.spawn(looks), scope.spawn(looks)];
+            for bits in [0, 0o040, 0o300, 0o500].into_iter().cycle() {
+                d.set_mode(bits).unwrap();
+                for _ in 0..10 {
+                    assert_eq!(d.stat().unwrap().mode, bits);
+                    assert_eq!(root.stat_entry(name("d")).unwrap().mode, bits);
+                }
+                if lookers.iter().all(|looker| looker.is_finished()) {
+                    break;
+                }
+            }
+        });
+        d.set_mode(0).unwrap();
+        // Nothing but stats, one after the other: some of them meet a lent mode.
+        std::thread::scope(|scope| {
+            let looker = scope.spawn(looks);
+            while !looker.is_finished() {
+                assert_eq!(d.stat().unwrap().mode, 0);
+            }
+        });
+        denied(&*lending.as_backend(true).unwrap().root());
+        denied(&*d);
+    });
+}
+
+#[test]
+fn a_store_that_may_only_be_searched_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    unprivileged(dir.path(), |root| {
+        root.make_dir(name("d"), 0o700).unwrap();
+        let d = root.open_dir(name("d")).unwrap();
+        d.create_file(name("f"), 0o600).unwrap().write_at(0, b"x").unwrap();
+        d.set_mode(0o300).unwrap();
+        assert_eq!(errno(d.as_backend(true)), Some(libc::EACCES));
+        let inner = d.as_backend(false).unwrap().root();
+        assert_eq!(inner.open_file(name("f"), false).unwrap().stat().unwrap().len, 1);
+        assert_eq!(errno(inner.read_dir()), Some(libc::EACCES));
+        assert_eq!(inner.stat().unwrap().mode, 0o300);
     });
 }
 

@@ -36,11 +36,12 @@ pub struct Sighted {
     pub unseen: Vec<(PathBuf, VaultError)>,
 }
 
-/// Directories of which it is remembered that they are no datasets, though nobody may look into them.
+/// Directories of which it is remembered whether they are datasets, though nobody may look into them.
 const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// What dataset roots there are not, among directories that take a lent permission to be looked into: those whose change time is still this one.
-pub(crate) struct Shut(Mutex<LruCache<StoreId, Time>>);
+/// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as long as their change time is still
+/// this one.
+pub(crate) struct Shut(Mutex<LruCache<StoreId, (Time, bool)>>);
 
 impl Default for Shut {
     fn default() -> Self {
@@ -73,29 +74,62 @@ impl Vault {
         if !self.has_datasets() || ino == ROOT {
             return Ok(None);
         }
-        {
-            let _tree = self.tree.read();
-            let dir = self.dir(ino)?.handle.clone();
-            match has_header(&*dir) {
-                Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
-                    let st = dir.stat().map_err(io("stat a directory"))?;
-                    if self.shut.0.lock().get(&StoreId::from(&st)) == Some(&st.ctime) {
-                        return Ok(None);
-                    }
-                }
-                // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong keys.
-                seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
-            }
-        }
-        // Exclusive: nobody sees the mode that is lent, or sets another meanwhile.
-        let _tree = self.tree.write();
+        let _tree = self.tree.read();
         let dir = self.dir(ino)?.handle.clone();
-        let is_dataset = lending(&*dir, || has_header(&*dir)).map_err(io("look for a dataset's header"))?;
-        if !is_dataset {
-            let st = dir.stat().map_err(io("stat a directory"))?;
-            self.shut.0.lock().put(StoreId::from(&st), st.ctime);
+        match has_header(&*dir) {
+            Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {}
+            // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong keys.
+            seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
         }
+        // A directory that nobody enters, then: this vault sets no mode that would let anybody in.
+        if self.options.read_only {
+            return Ok(None);
+        }
+        let stat = || dir.stat().map_err(io("stat a directory"));
+        let st = stat()?;
+        let known = self.shut.0.lock().get(&StoreId::from(&st)).copied();
+        if let Some((_, is_dataset)) = known.filter(|(ctime, _)| *ctime == st.ctime) {
+            return Ok(is_dataset.then_some(dir));
+        }
+        let is_dataset = self.look_into(&dir, "look for a dataset's header", has_header)?;
+        let st = stat()?;
+        self.shut.0.lock().put(StoreId::from(&st), (st.ctime, is_dataset));
         Ok(is_dataset.then_some(dir))
+    }
+
+    /// Looks into a directory. One that its owner, who we are, has shut is lent the permission for each call of `look`, where this vault may change something:
+    /// the look is denied in one that is read-only.
+    ///
+    /// # Errors
+    /// Those of the store; `EBUSY` where a permission would have to be lent while frozen.
+    pub(crate) fn look_into<T>(
+        &self,
+        dir: &Arc<dyn BackendDir>,
+        op: &'static str,
+        look: impl Fn(&dyn BackendDir) -> stdio::Result<T>,
+    ) -> Result<T> {
+        match look(&**dir) {
+            Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied && !self.options.read_only => {}
+            done => return done.map_err(io(op)),
+        }
+        // Not waited for: those who ask change nothing, and may hold what others wait for.
+        let pass = self.gate.try_enter();
+        if self.closed.load(Ordering::Acquire) {
+            return Err(VaultError::ReadOnly);
+        }
+        let _pass = pass.ok_or_else(frozen)?;
+        look(&*lending(dir)).map_err(io(op))
+    }
+
+    /// A dataset's root was looked into again, which may have moved its change time.
+    pub(crate) fn seen_again(&self, ino: Ino) {
+        let _tree = self.tree.read();
+        let Ok(dir) = self.dir(ino) else { return };
+        if let Ok(st) = dir.handle.stat()
+            && let Some((ctime, true)) = self.shut.0.lock().get_mut(&StoreId::from(&st))
+        {
+            *ctime = st.ctime;
+        }
     }
 
     /// Path in the store of an inode in use, relative to the vault's directory.
@@ -189,7 +223,7 @@ impl Vault {
         fill: impl FnOnce(&dyn Backend, &Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<Arc<dyn BackendDir>, E> {
         let made = staging.open_dir(temp).map_err(io("create a dataset"))?;
-        let backend = made.as_backend().map_err(io("create a dataset"))?;
+        let backend = made.as_backend(true).map_err(io("create a dataset"))?;
         fill(&*backend, &Path::new(STAGING).join(temp))?;
         let st = made.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
@@ -217,7 +251,7 @@ impl Vault {
             }
             let is_dataset = || {
                 let inside = dir.handle.open_dir(&stored.name)?;
-                lending(&*inside, || has_header(&*inside))
+                has_header(&*lending(&inside))
             };
             if st.kind != Kind::Dir || !is_dataset().map_err(io("look for a dataset's header"))? {
                 return Err(VaultError::Invalid);
@@ -231,6 +265,8 @@ impl Vault {
                 remove_companion(&*dir.handle, &companion.name);
             }
             self.entry_gone(&dir, &stored.name, &st, None);
+            // Its number may become another directory's.
+            self.shut.0.lock().pop(&id);
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
         if let Err(error) = delete_tree(&*staging, &temp) {
@@ -242,7 +278,8 @@ impl Vault {
     /// The datasets in this tree, below a directory of it; those within them are theirs to list.
     ///
     /// # Errors
-    /// Those of the store for the directory itself.
+    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked into, the directory itself too, is in
+    /// [`Sighted::unseen`].
     pub fn datasets(&self, below: Ino) -> Result<Sighted> {
         let mut found = Sighted::default();
         if !self.has_datasets() {
@@ -272,22 +309,25 @@ impl Vault {
         Ok(found)
     }
 
-    /// A directory, `name` in `dir` or `dir` itself, and the directories in it, by stored and plain name; `None` of a dataset.
+    /// A directory, `name` in `above` or `above` itself, and the directories in it, by stored and plain name; `None` of a dataset.
     #[allow(clippy::type_complexity)]
     fn look_for_datasets(
         &self,
-        dir: Arc<dyn BackendDir>,
+        above: Arc<dyn BackendDir>,
         name: Option<&OsStr>,
         stored: &Path,
     ) -> Result<Option<(Arc<dyn BackendDir>, Vec<(OsString, OsString)>)>> {
         let dir = match name {
-            None => dir,
-            Some(name) => dir.open_dir(name).map_err(io("open a directory"))?,
+            None => above.clone(),
+            Some(name) => above.open_dir(name).map_err(io("open a directory"))?,
         };
+        let is_gone = || name.is_some_and(|name| above.stat_entry(name).is_err_and(|e| is_not_found(&e)));
         if !stored.as_os_str().is_empty() && has_header(&*dir).map_err(io("look for a dataset's header"))? {
             return Ok(None);
         }
         let names = self.read_names(&*dir).map_err(|fault| match fault {
+            // Datasets may lie below it all the same.
+            RecordFault::Unreadable(e) if is_not_found(&e) && !is_gone() => damaged(stored),
             RecordFault::Unreadable(e) => io("read a directory record")(e),
             RecordFault::Text | RecordFault::Seal(_) | RecordFault::Content(_) => damaged(stored),
         })?;

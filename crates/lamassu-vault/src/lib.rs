@@ -232,6 +232,10 @@ impl Vault {
         if self.closed.load(Ordering::Acquire) { Err(VaultError::ReadOnly) } else { Ok(pass) }
     }
 
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only
+    }
+
     /// Milliseconds since the vault was opened, from 1.
     fn now(&self) -> open::Millis {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)

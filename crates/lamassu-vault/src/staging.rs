@@ -92,28 +92,14 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
-/// Looks into a directory. One whose owner, who we are, may not is lent the permission for the moment: callers hold what keeps others from
-/// seeing or setting its mode, as far as there are any.
-pub(crate) fn lending<T>(dir: &dyn BackendDir, look: impl Fn() -> stdio::Result<T>) -> stdio::Result<T> {
-    let denied = match look() {
-        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => e,
-        done => return done,
-    };
-    let mode = dir.stat()?.mode;
-    if mode & PRIVATE == PRIVATE || dir.set_mode(mode | PRIVATE).is_err() {
-        return Err(denied);
-    }
-    let seen = look();
-    if dir.stat()?.mode == mode | PRIVATE {
-        dir.set_mode(mode)?;
-    }
-    seen
+/// A directory for looking into it also where its owner, who we are, may not: see [`BackendDir::lending`]. For those who may change something here.
+pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
+    dir.lending().unwrap_or_else(|| dir.clone())
 }
 
 /// Whether an entry of `parent` is a directory that holds nothing: rmdir needs no permission to look into it.
 pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<bool> {
-    let dir = parent.open_dir(name)?;
-    lending(&*dir, || is_empty(&*dir))
+    is_empty(&*lending(&parent.open_dir(name)?))
 }
 
 /// Deletes the empty directory `name` of the staging directory.
@@ -152,7 +138,8 @@ fn random_name() -> Result<OsString> {
 impl Vault {
     /// The staging directory, made if it is not there.
     pub(crate) fn staging(&self) -> Result<Arc<dyn BackendDir>> {
-        let root = &self.dirs.root().handle;
+        // The root of a dataset may be shut.
+        let root = lending(&self.dirs.root().handle);
         match root.open_dir(OsStr::new(STAGING)) {
             Err(e) if is_not_found(&e) => {
                 match root.make_dir(OsStr::new(STAGING), PRIVATE) {

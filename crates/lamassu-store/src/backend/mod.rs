@@ -290,9 +290,17 @@ pub trait BackendDir: Send + Sync {
     fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()>;
     /// fsync of the directory.
     fn sync(&self) -> io::Result<()>;
-    /// This directory as a store of its own: that of a vault which lies in another's tree. `EOPNOTSUPP` where the store has no such thing.
-    fn as_backend(&self) -> io::Result<Arc<dyn Backend>> {
+    /// This directory as a store of its own: that of a vault which lies in another's tree. `write` false: to read alone, also where it may be searched and
+    /// not listed. `EOPNOTSUPP` where the store has no such thing.
+    fn as_backend(&self, write: bool) -> io::Result<Arc<dyn Backend>> {
+        let _ = write;
         Err(errno(libc::EOPNOTSUPP))
+    }
+    /// This directory for looking into it although its owner, who we are, may not: opening, stat and making of directories in it, listing it, and
+    /// `as_backend` lend it the permission, each for the moment of one system call, which no stat of this process shows and which undoes no chmod. What is
+    /// opened so lends nothing. `None` where the store denies nobody.
+    fn lending(&self) -> Option<Arc<dyn BackendDir>> {
+        None
     }
     /// For backends to recognise their own directories in `link` and `rename`.
     fn as_any(&self) -> &dyn std::any::Any;
@@ -307,7 +315,8 @@ pub trait Backend: Send + Sync {
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
     /// Takes an exclusive lock on the file `name` in the root (created if missing), held until the returned guard is dropped. Somebody else holds it:
-    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one.
+    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one. A store that is a directory of another lends as
+    /// [`BackendDir::lending`] for it.
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())

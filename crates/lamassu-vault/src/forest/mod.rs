@@ -17,7 +17,6 @@ pub use states::{State, Volume};
 
 use crate::error::io;
 use crate::inode::{OWN_MAX, StoreId};
-use crate::staging::lending;
 use crate::{Attr, Entry, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
@@ -341,8 +340,9 @@ impl Forest {
             vault.forget(ino, 1);
             return Ok(Some(slot));
         }
-        let header = read_header(&*dir)?;
-        let slot = self.sight(header.id(), store, &*dir)?;
+        let header = read_header(Some(vault), &dir)?;
+        let slot = self.sight(vault, header.id(), store, &dir)?;
+        vault.seen_again(ino);
         self.crossings.write().insert(global(volume, ino), slot.number);
         if !slot.set_place(volume, ino) {
             vault.forget(ino, 1);
@@ -351,8 +351,9 @@ impl Forest {
     }
 
     /// The volume of a dataset: the one it has, or a new one. Its number comes from its id; where that is taken, by a copy of it for one, it is the next.
-    fn sight(&self, id: [u8; 16], store: StoreId, dir: &dyn BackendDir) -> Result<Arc<Slot>> {
-        let backend = lending(dir, || dir.as_backend()).map_err(io("open a dataset"))?;
+    fn sight(&self, above: &Vault, id: [u8; 16], store: StoreId, dir: &Arc<dyn BackendDir>) -> Result<Arc<Slot>> {
+        let write = !above.is_read_only();
+        let backend = above.look_into(dir, "open a dataset", |dir| dir.as_backend(write))?;
         let mut table = self.table.write();
         let first = (u16::from_le_bytes([id[0], id[1]]) & NUMBER_MAX).max(1);
         let mut number = first;
@@ -399,10 +400,14 @@ impl Forest {
     }
 }
 
-/// Reads the header in a directory. Not authenticated.
-fn read_header(dir: &dyn BackendDir) -> Result<VaultHeader> {
+/// Reads the header in a directory, which a vault may lend the permission for that. Not authenticated.
+fn read_header(lender: Option<&Vault>, dir: &Arc<dyn BackendDir>) -> Result<VaultHeader> {
+    const READ: &str = "read a dataset's header";
     let damaged = |what: String| VaultError::Damaged { what: "dataset header", stored: what };
-    let bytes = lending(dir, || read_header_bytes(dir)).map_err(io("read a dataset's header"))?;
+    let bytes = match lender {
+        Some(vault) => vault.look_into(dir, READ, read_header_bytes)?,
+        None => read_header_bytes(&**dir).map_err(io(READ))?,
+    };
     VaultHeader::parse(&bytes).map_err(|e| damaged(e.to_string()))
 }
 

@@ -4,14 +4,12 @@ use super::{Forest, Number, Opening, ROOT_VOLUME, global, read_header};
 use crate::dataset::frozen;
 use crate::error::{errno, io};
 use crate::inode::StoreId;
-use crate::staging::lending;
 use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -188,7 +186,7 @@ impl Forest {
         }
         let (parent, _) = slot.place().ok_or(VaultError::KeyNotLoaded)?;
         let above = self.vault(parent).ok_or(VaultError::KeyNotLoaded)?;
-        let header = read_header(&*slot.backend.root())?;
+        let header = read_header(Some(&above), &slot.backend.root())?;
         if header.id() != slot.id {
             return Err(VaultError::Stale);
         }
@@ -203,14 +201,7 @@ impl Forest {
 
     /// Opens the vault of a volume; the caller holds its `opening`.
     fn fill(&self, slot: &Slot, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
-        let open =
-            || Vault::open_with(slot.backend.clone(), &header, ring.clone(), options.clone(), self.engine.clone());
-        // Nobody sets the mode of its root meanwhile: that takes an open vault.
-        let vault = lending(&*slot.backend.root(), || match open() {
-            Err(VaultError::Io { op: _, source }) if source.kind() == ErrorKind::PermissionDenied => Err(source),
-            opened => Ok(opened),
-        });
-        let vault = vault.map_err(io("open a dataset")).and_then(|opened| opened);
+        let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone());
         let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
         let vault = Arc::new(vault);
         slot.set_cached(cached);
@@ -239,7 +230,9 @@ impl Forest {
     /// # Errors
     /// [`VaultError::Damaged`], those of the store.
     pub fn header(&self, number: Number) -> Result<VaultHeader> {
-        read_header(&*self.slot(number)?.backend.root())
+        let slot = self.slot(number)?;
+        let above = || self.vault(slot.place()?.0);
+        read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root())
     }
 
     /// Says whether the kernel may keep contents of files of a volume, of those opened from now on; what it may not keep any more it is told to drop.

@@ -26,16 +26,41 @@ pub type Own = (Material, Argon2Params);
 
 /// How much of an answer a list may take; the rest is asked for.
 const LIST_LEN_MAX: usize = 12 << 10;
-/// Places that could not be looked into are counted, and the first told.
-const UNSEEN_MAX: usize = 8;
+/// Places that could not be looked into are counted, and the first told: as many as this much of an answer holds.
+const UNSEEN_LEN_MAX: usize = 3 << 10;
 /// How much of each.
 const UNSEEN_CHARS_MAX: usize = 150;
+// The rest is for what stands around them.
+const _: () = assert!(LIST_LEN_MAX + UNSEEN_LEN_MAX + 512 <= lamassu_fuse::control::CALL_LEN_MAX);
 
 impl Datasets {
     fn not_seen(&mut self, shown: &Path, error: &dyn std::error::Error) {
         let cut = |text: String| text.chars().take(UNSEEN_CHARS_MAX).collect();
         self.unseen_count += 1;
         self.unseen.push(Unseen { path: cut(shown.display().to_string()), text: cut(error.to_string()) });
+    }
+
+    /// Those that come behind `after`, as many as an answer holds. One that is too long by itself is left to the sender, who says so.
+    fn page(self, after: Option<&str>) -> Result<Datasets> {
+        let mut out = Datasets { unseen_count: self.unseen_count, ..Datasets::default() };
+        let mut len = 0;
+        for unseen in self.unseen {
+            len += serde_json::to_vec(&unseen)?.len() + 1;
+            if len > UNSEEN_LEN_MAX {
+                break;
+            }
+            out.unseen.push(unseen);
+        }
+        let mut len = 0;
+        for listed in self.datasets.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
+            len += serde_json::to_vec(&listed)?.len() + 1;
+            if len > LIST_LEN_MAX && !out.datasets.is_empty() {
+                out.more = true;
+                break;
+            }
+            out.datasets.push(listed);
+        }
+        Ok(out)
     }
 }
 
@@ -182,18 +207,7 @@ impl Served {
         let mut all = Datasets::default();
         self.list_below(dir, Path::new(""), &mut all)?;
         all.datasets.sort_by(|a, b| a.path.cmp(&b.path));
-        let mut out = Datasets { datasets: Vec::new(), ..all };
-        out.unseen.truncate(UNSEEN_MAX);
-        let mut len = 0;
-        for listed in all.datasets.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
-            len += serde_json::to_vec(&listed)?.len() + 1;
-            if len > LIST_LEN_MAX {
-                out.more = true;
-                break;
-            }
-            out.datasets.push(listed);
-        }
-        Ok(out)
+        all.page(after)
     }
 
     fn list_below(&self, dir: Ino, base: &Path, all: &mut Datasets) -> Result<()> {
@@ -398,4 +412,51 @@ pub fn reseal(dir: &Path, ring: &KeyRing, uid: u32) -> Result<()> {
         update.record(&mut header, &keys, &[event])?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::protocol::Answer;
+    use super::*;
+
+    fn listed(path: String) -> Listed {
+        Listed {
+            path,
+            id: "0".repeat(32),
+            state: "available".into(),
+            keys: "inherited".into(),
+            domain: "private".into(),
+            suite: "chacha".into(),
+            block_size: 1 << 20,
+            names: "encrypted".into(),
+            integrity: None,
+            cache: None,
+        }
+    }
+
+    #[test]
+    fn every_page_of_a_list_fits_an_answer() {
+        let paths: Vec<String> = (0..300).map(|i| format!("{i:03}")).collect();
+        for name in ["a", "\u{1}", "\u{1f600}"] {
+            let shown = name.repeat(4096);
+            let (mut seen, mut pages) = (Vec::new(), 0);
+            loop {
+                let mut all = Datasets::default();
+                all.datasets.extend(paths.iter().cloned().map(listed));
+                for _ in 0..20 {
+                    all.not_seen(Path::new(&shown), &std::io::Error::other(shown.clone()));
+                }
+                let page = all.page(seen.last().map(String::as_str)).unwrap();
+                let answer = serde_json::to_vec(&Answer::Done(&page)).unwrap();
+                assert!(answer.len() <= lamassu_fuse::control::CALL_LEN_MAX, "{}", answer.len());
+                assert!(!page.unseen.is_empty() && page.unseen_count == 20);
+                seen.extend(page.datasets.into_iter().map(|l| l.path));
+                pages += 1;
+                if !page.more {
+                    break;
+                }
+            }
+            assert!(seen == paths && pages > 1);
+        }
+    }
 }

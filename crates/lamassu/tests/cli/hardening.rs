@@ -193,6 +193,18 @@ fn an_ordinary_users_shut_directories_stay_what_they_are() {
     assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n");
     assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n", "asked again");
     user.run("umount m").ok();
+    // A read-only mount shows the same and lends nothing.
+    let store = || {
+        let out = Command::new("find").arg(user.bench.path("v")).args(["-printf", "%P %m %C@\n"]).output().unwrap();
+        assert!(out.status.success());
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let before = store();
+    user.run("mount -o ro v m").ok();
+    assert_eq!(shown("a b d e"), "a 0\nb 300\nd 600\ne 0\n");
+    assert_eq!(user.shell("cat m/b/f"), "unlisted\n");
+    user.run("umount m").ok();
+    assert_eq!(store(), before);
     let checked = user.run("check --repair --json v").code(26).json();
     let kinds = checked["problems"].as_array().unwrap().iter().map(|p| p["kind"].as_str().unwrap());
     assert_eq!(kinds.collect::<Vec<_>>(), ["io"; 4], "nothing in them is taken for the vault's own: {checked}");

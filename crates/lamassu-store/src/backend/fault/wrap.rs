@@ -264,8 +264,12 @@ impl BackendDir for FaultDir {
         self.inner.sync()
     }
 
-    fn as_backend(&self) -> io::Result<Arc<dyn Backend>> {
-        Ok(Arc::new(FaultBackend { inner: self.inner.as_backend()?, faults: self.faults.clone() }))
+    fn as_backend(&self, write: bool) -> io::Result<Arc<dyn Backend>> {
+        Ok(Arc::new(FaultBackend { inner: self.inner.as_backend(write)?, faults: self.faults.clone() }))
+    }
+
+    fn lending(&self) -> Option<Arc<dyn BackendDir>> {
+        Some(Arc::new(FaultDir { inner: self.inner.lending()?, faults: self.faults.clone() }))
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

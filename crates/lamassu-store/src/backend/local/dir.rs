@@ -24,20 +24,30 @@ pub(super) struct LocalDir {
     remote: Option<Arc<Remote>>,
     /// Reading leaves access times alone.
     quiet: bool,
+    /// See [`BackendDir::lending`].
+    lends: bool,
 }
 
 impl LocalDir {
     pub(super) fn root(fd: Arc<OwnedFd>, remote: Option<Arc<Remote>>, quiet: bool) -> LocalDir {
-        LocalDir { fd: fd.clone(), root: fd, remote, quiet }
+        LocalDir { fd: fd.clone(), root: fd, remote, quiet, lends: false }
+    }
+
+    /// Runs a call that looks a name up here.
+    fn search<T>(&self, call: impl Fn() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+        match call() {
+            Err(Errno::ACCESS) if self.lends => mode::lend_dir(self.fd(), call),
+            done => done,
+        }
     }
 
     /// Opens an entry for reading, or for reading and writing. Access times of what belongs to others can be left alone by root only.
     fn open(&self, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let open = |flags| retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty()));
-        match open(if self.quiet { flags | OFlags::NOATIME } else { flags }) {
+        self.search(|| match open(if self.quiet { flags | OFlags::NOATIME } else { flags }) {
             Err(Errno::PERM) if self.quiet => open(flags),
             done => done,
-        }
+        })
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -64,11 +74,14 @@ impl BackendDir for LocalDir {
         check_name(name)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match self.open(name, flags | OFlags::RDONLY) {
-            Err(Errno::ACCESS) => retry(|| rustix::fs::openat(self.fd(), name, flags | OFlags::PATH, Mode::empty()))?,
+            Err(Errno::ACCESS) => {
+                let open = || rustix::fs::openat(self.fd(), name, flags | OFlags::PATH, Mode::empty());
+                self.search(|| retry(open))?
+            }
             other => other?,
         };
         let (root, remote, quiet) = (self.root.clone(), self.remote.clone(), self.quiet);
-        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root, remote, quiet }))
+        Ok(Arc::new(LocalDir { fd: Arc::new(fd), root, remote, quiet, lends: false }))
     }
 
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
@@ -97,7 +110,8 @@ impl BackendDir for LocalDir {
     }
 
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()> {
-        Ok(rustix::fs::mkdirat(self.fd(), check_name(name)?, mode_bits(mode))?)
+        check_name(name)?;
+        Ok(self.search(|| rustix::fs::mkdirat(self.fd(), name, mode_bits(mode)))?)
     }
 
     fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()> {
@@ -168,11 +182,15 @@ impl BackendDir for LocalDir {
 
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
         check_name(name)?;
-        stat_of(&mode::steady(|| rustix::fs::statat(self.fd(), name, AtFlags::SYMLINK_NOFOLLOW))?)
+        let stat = || rustix::fs::statat(self.fd(), name, AtFlags::SYMLINK_NOFOLLOW);
+        match mode::steady(stat) {
+            Err(Errno::ACCESS) if self.lends => stat_of(&mode::lend_dir(self.fd(), stat)?),
+            done => stat_of(&done?),
+        }
     }
 
     fn stat(&self) -> io::Result<Stat> {
-        stat_of(&rustix::fs::fstat(self.fd())?)
+        stat_of(&mode::steady(|| rustix::fs::fstat(self.fd()))?)
     }
 
     fn read_dir(&self) -> io::Result<Vec<Entry>> {
@@ -236,11 +254,22 @@ impl BackendDir for LocalDir {
         }
     }
 
-    fn as_backend(&self) -> io::Result<Arc<dyn Backend>> {
+    fn as_backend(&self, write: bool) -> io::Result<Arc<dyn Backend>> {
         // Opened anew: this descriptor may be for searching alone.
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty()))?;
-        Ok(Arc::new(LocalBackend::over(root, self.quiet)?))
+        let open = |access| {
+            let flags = access | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            self.search(|| retry(|| rustix::fs::openat(self.fd(), ".", flags, Mode::empty())))
+        };
+        let root = match open(OFlags::RDONLY) {
+            Err(Errno::ACCESS) if !write => open(OFlags::PATH)?,
+            other => other?,
+        };
+        Ok(Arc::new(LocalBackend::over(root, self.quiet, true)?))
+    }
+
+    fn lending(&self) -> Option<Arc<dyn BackendDir>> {
+        let (fd, root, remote) = (self.fd.clone(), self.root.clone(), self.remote.clone());
+        Some(Arc::new(LocalDir { fd, root, remote, quiet: self.quiet, lends: true }))
     }
 
     fn as_any(&self) -> &dyn std::any::Any {

@@ -21,7 +21,7 @@ pub use copy::{Copied, CopyError, Watch};
 use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;
 use remote::Remote;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use std::any::Any;
@@ -36,6 +36,8 @@ pub struct LocalBackend {
     /// Of stores whose syncfs(2) is no barrier.
     remote: Option<Arc<Remote>>,
     quiet: bool,
+    /// It is a directory of another store, which its owner, who we are, may have shut.
+    inner: bool,
 }
 
 impl LocalBackend {
@@ -44,12 +46,12 @@ impl LocalBackend {
     pub fn open(path: impl AsRef<Path>) -> io::Result<LocalBackend> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = retry(|| rustix::fs::open(path.as_ref(), flags, Mode::empty()))?;
-        LocalBackend::over(root, false)
+        LocalBackend::over(root, false, false)
     }
 
-    fn over(root: OwnedFd, quiet: bool) -> io::Result<LocalBackend> {
+    fn over(root: OwnedFd, quiet: bool, inner: bool) -> io::Result<LocalBackend> {
         let remote = Remote::new(rustix::fs::fstatfs(&root)?.f_type as u64);
-        Ok(LocalBackend { root: Arc::new(root), remote, quiet })
+        Ok(LocalBackend { root: Arc::new(root), remote, quiet, inner })
     }
 
     /// Reading files and directories leaves their access times alone, as far as the system lets us (`O_NOATIME`: one's own, or as root).
@@ -90,7 +92,11 @@ impl Backend for LocalBackend {
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = super::check_name(name)?;
-        let lock = retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR))?;
+        let open = || retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR));
+        let lock = match open() {
+            Err(Errno::ACCESS) if self.inner => mode::lend_dir(self.root.as_fd(), open)?,
+            other => other?,
+        };
         retry(|| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive))?;
         Ok(Box::new(Lock(lock)))
     }

@@ -1,10 +1,11 @@
-//! Permission bits of entries without following links, and opening files whose owner has taken the permission from
-//! himself.
+//! Permission bits of entries without following links, and opening files and looking into directories whose owner has
+//! taken the permission from himself.
 //!
 //! Lamassu keeps an application's mode on the backing file. A daemon that is not root then meets files of its own
 //! user that it may not read or write, yet an application may hold them open (a file created with mode 0400, say).
-//! Such a file gets the missing bits for the moment of one open(2). All of it works on an `O_PATH` descriptor, so the
-//! bits go to the very file that was looked at, whatever happens to its name meanwhile.
+//! Such a file gets the missing bits for the moment of one open(2), and a directory for that of one call that goes into
+//! it. All of it works on a descriptor (an `O_PATH` one of a file), so the bits go to the very file that was looked at,
+//! whatever happens to its name meanwhile.
 
 use super::{retry, stat_of};
 use crate::backend::{Kind, Stat};
@@ -21,6 +22,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 static LENDING: RwLock<()> = RwLock::new(());
 /// Odd while a mode is lent. A reader that sees it change may have seen the lent bits.
 static LENT: AtomicU64 = AtomicU64::new(0);
+
+/// What a directory is lent.
+const OWNER_BITS: u32 = 0o700;
 
 pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
@@ -52,28 +56,28 @@ pub(super) fn chmod_entry(dir: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::R
     if stat_of(&rustix::fs::fstat(&entry)?)?.kind == Kind::Symlink {
         return Err(Errno::OPNOTSUPP.into());
     }
-    chmod_through_proc(entry.as_fd(), mode)
+    Ok(chmod_through_proc(entry.as_fd(), mode)?)
 }
 
 /// chmod of what a descriptor (also an `O_PATH` one) refers to.
 pub(super) fn chmod_fd(fd: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     let _no_lending = LENDING.read();
-    chmod_fd_unlocked(fd, mode)
+    Ok(chmod_fd_unlocked(fd, mode)?)
 }
 
-fn chmod_fd_unlocked(fd: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
+fn chmod_fd_unlocked(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     match rustix::fs::fchmod(fd, Mode::from_raw_mode(mode)) {
         Err(Errno::BADF) => {}
-        other => return Ok(other?),
+        other => return other,
     }
     match fchmodat2(fd, c"", mode, AtFlags::EMPTY_PATH) {
         Err(Errno::NOSYS | Errno::PERM) => chmod_through_proc(fd, mode),
-        other => Ok(other?),
+        other => other,
     }
 }
 
-fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
-    Ok(rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))?)
+fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
+    rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))
 }
 
 fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
@@ -92,24 +96,42 @@ pub(super) fn open_lending(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, nee
     }
     if stat.mode & needed == needed {
         // Another mode by now: someone's chmod came first.
-        return open_same(entry.as_fd(), flags);
+        return Ok(open_same(entry.as_fd(), flags)?);
     }
-    LENT.fetch_add(1, Ordering::AcqRel);
-    let result = lend(entry.as_fd(), &stat, flags, needed);
-    LENT.fetch_add(1, Ordering::AcqRel);
-    result
+    Ok(lend(entry.as_fd(), &stat, needed, || open_same(entry.as_fd(), flags))?)
 }
 
-fn lend(entry: BorrowedFd<'_>, stat: &Stat, flags: OFlags, needed: u32) -> io::Result<OwnedFd> {
-    chmod_fd_unlocked(entry, stat.mode | needed)?;
-    let opened = open_same(entry, flags);
-    chmod_fd_unlocked(entry, stat.mode)?;
-    opened
+/// Runs a call that goes into a directory of ours which refused us with `EACCES`, lending it the owner bits it lacks.
+/// `EACCES` again if it is not ours. The call takes none of the locks here: no [`steady`], no other lending.
+pub(super) fn lend_dir<T>(dir: BorrowedFd<'_>, call: impl FnOnce() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let _alone = LENDING.write();
+    let stat = stat_of(&rustix::fs::fstat(dir)?).map_err(|_| Errno::IO)?;
+    if stat.uid != rustix::process::geteuid().as_raw() {
+        return Err(Errno::ACCESS);
+    }
+    // Otherwise it has another mode by now.
+    if stat.mode & OWNER_BITS == OWNER_BITS { call() } else { lend(dir, &stat, OWNER_BITS, call) }
 }
 
-fn open_same(entry: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+/// The caller holds [`LENDING`].
+fn lend<T>(
+    fd: BorrowedFd<'_>,
+    stat: &Stat,
+    needed: u32,
+    call: impl FnOnce() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    LENT.fetch_add(1, Ordering::AcqRel);
+    let done = chmod_fd_unlocked(fd, stat.mode | needed).and_then(|()| {
+        let called = call();
+        chmod_fd_unlocked(fd, stat.mode).and(called)
+    });
+    LENT.fetch_add(1, Ordering::AcqRel);
+    done
+}
+
+fn open_same(entry: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     // NOFOLLOW would refuse the magic link itself; what it leads to is the inode held in `entry`.
-    Ok(retry(|| rustix::fs::open(proc_path(entry), flags - OFlags::NOFOLLOW, Mode::empty()))?)
+    retry(|| rustix::fs::open(proc_path(entry), flags - OFlags::NOFOLLOW, Mode::empty()))
 }
 
 /// fchmodat2(2), Linux 6.6, which rustix does not offer.
