@@ -171,7 +171,7 @@ fn repair(story: &Story, store: &MemoryBackend, size: u64, before: Survey) -> (u
     let open = |read_only| File::open(story.context(read_only), backing(store), "repair").expect("opens");
     let only_checked = open(true).check(false, &mut |_| {}).expect("checks");
     assert_check(story, &only_checked, &before);
-    open(false).check(true, &mut |_| {}).expect("repairs");
+    open(false).check(true, &mut |_| {}).unwrap_or_else(|e| panic!("repairs: {e}, of {story:?}: {before:?}"));
     let (size_after, after) = survey(story, store);
     assert_eq!(size_after, size, "a repair changes the size");
     for (block, read) in &before {

@@ -183,7 +183,9 @@ pub(super) fn walk(
         let plausible = len > 0 && len <= CONTENT_MAX && len.is_multiple_of(UNIT);
         let rest = if plausible { HEAD_LEN - 4 + len } else { ENTRY_MAX };
         input.by_ref().take(rest as u64).read_to_end(&mut bytes)?;
-        let opened = if plausible { link.open(key, id, &bytes) } else { None };
+        // The length is no part of what is sealed: only an entry that is as long as it says is one.
+        let whole = plausible && bytes.len() == HEAD_LEN + len;
+        let opened = if whole { link.open(key, id, &bytes) } else { None };
         if let Some((entry, next)) = opened {
             each(entry, next);
             (link, good) = (next, good + bytes.len() as u64);

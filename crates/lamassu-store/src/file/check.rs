@@ -13,8 +13,14 @@ impl Core {
     pub fn check(&self, st: &mut State, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
         let geo = *self.geo();
         let mut found = FileCheck { size: st.size, unsealed_empty: st.unsealed_empty, ..FileCheck::default() };
+        // What was cut off in the middle cannot always be ended where pages are damaged. That is told with the damage, and hinders nothing else.
+        let damage = |done| match done {
+            Err(error @ StoreError::Damaged(_)) => Ok(Some(error)),
+            done => done.map(|()| None),
+        };
+        let mut hindered = None;
         if repair && st.lost_from.is_none() && !matches!(self.page(st, 0)?, Entry::Bad(_)) {
-            self.prepare_write(st)?;
+            hindered = damage(self.prepare_write(st))?;
         }
         let mut next = 0;
         while let Some(g) = self.next_page(st, next)? {
@@ -43,9 +49,12 @@ impl Core {
             found.excess = st.len.saturating_sub(self.implied_len(st)?);
         }
         if repair && !self.ctx.read_only && st.lost_from.is_none() && self.needs_settle(st) {
-            self.settle_now(st)?;
+            hindered = hindered.or(damage(self.settle_now(st))?);
         }
-        Ok(found)
+        match hindered {
+            Some(error) if found.damage.is_empty() => Err(error),
+            _ => Ok(found),
+        }
     }
 
     fn check_blocks(
