@@ -162,7 +162,14 @@ fn judge(story: &Story, told: &Told, found: &Survey, replayed: bool) {
         let may_be_hole = story.is_sparse() || had_nothing(&told.new) || (both && had_nothing(&told.old));
         let is_hole = may_be_hole && data.iter().all(|&x| x == 0);
         // The end of a file that was read as larger than it is.
-        assert!(is_new || is_old || is_hole, "block {block} reads as what was never written ({story:?})");
+        let shown = &data[..data.len().min(16)];
+        assert!(
+            is_new || is_old || is_hole,
+            "block {block} reads as what was never written: {shown:?}… of {} ({story:?}, {} bytes); {:?}",
+            data.len(),
+            told.new.len(),
+            found.iter().map(|(b, r)| (*b, r.is_ok())).collect::<Vec<_>>()
+        );
     }
 }
 

@@ -84,9 +84,10 @@ impl Core {
                 st.disk_size = self.size_by_length(st.len).clamp(1, span);
                 st.pages.insert(0, Entry::Bad(DamageKind::PageMissing));
             }
-            Entry::Bad(_) => st.disk_size = present,
+            // Page 0 would tell whether pages may be absent: without it none may, and what they held is not known to be zeros.
+            Entry::Bad(_) => (st.disk_size, st.floor) = (present, present),
             Entry::Absent => {
-                st.disk_size = present;
+                (st.disk_size, st.floor) = (present, present);
                 st.pages.insert(0, Entry::Bad(DamageKind::PageMissing));
             }
         }
