@@ -196,11 +196,14 @@ class File:
         if page is None:
             size = max(self._floor, self._geo.reach(last, self._length))
             self.summary = Summary(size, last + 1, False, False, None, exact=False)
+            self._floor = self._floor if zero else size  # as below
             return
         size, lost_from = page.size, None
         if self._floor > min(size, (last + 1) * covered):
             size, lost_from = self._floor, min(size, (last + 1) * covered)
         self.summary = Summary(size, last + 1, False, False, lost_from)
+        if not zero:
+            self._floor = size  # page 0 would tell of holes: without it nothing is one
 
     @property
     def size(self) -> int:
