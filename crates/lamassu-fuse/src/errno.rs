@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn damage_is_an_input_output_error() {
-        let damage = Damage { kind: DamageKind::BlockHash, segment: 0, page: 0, block: Some(1) };
+        let damage = Damage { kind: DamageKind::BlockHash, segment: 0, page: 0, pages: 1, block: Some(1) };
         assert_eq!(errno_of(&VaultError::Store(StoreError::Damaged(damage))), libc::EIO);
         assert_eq!(errno_of(&VaultError::Damaged { what: "name", stored: String::new() }), libc::EIO);
     }

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Blocks that a survey reads from the start of a file; and its last one.
-const SURVEYED: u64 = 160;
+pub const SURVEYED: u64 = 160;
 
 /// How a file came about. Few enough to be kept.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -382,3 +382,31 @@ fn survey_kinds(file: &File, data: &[u8]) -> std::collections::BTreeMap<u64, Dam
     };
     (0..blocks).filter_map(kind).collect()
 }
+
+/// Only page 0 tells that the pages in a hole of any length need not be there.
+#[test]
+fn a_huge_sparse_file_whose_first_page_is_lost_is_checked_at_once() {
+    let setup = Setup::default();
+    let store = MemoryBackend::new();
+    let file = File::create(setup.context(), create_in(&store), "huge").expect("creates");
+    let data = fill(BLOCK as usize, &mut Rng(4));
+    file.truncate(1 << 58).expect("grows");
+    for at in [0, 1 << 40, (1 << 58) - BLOCK] {
+        file.write_at(at, &data).expect("writes");
+    }
+    file.settle_now().expect("settles");
+    raw(&store).write_at(0, &[0; 4096]).expect("zeroes page 0");
+
+    let file = open(&setup, &store);
+    let found = file.check(false, &mut |_| {}).expect("checks").damage;
+    let (present, last) = ((1 << 40) / BLOCK / N, ((1 << 58) / BLOCK - 1) / N);
+    let pages: Vec<_> = found.iter().map(|d| (d.kind, d.page, d.pages)).collect();
+    let missing = DamageKind::PageMissing;
+    assert_eq!(pages, [(missing, 0, 1), (missing, 1, present - 1), (missing, present + 1, last - present - 1)]);
+    assert_eq!(found[1].to_string(), format!("page-missing in segment 1, page 1 and the {} after it", present - 2));
+    assert_eq!(file.seek_hole(0).expect("seeks"), Some(present * N * BLOCK), "in the page that is there");
+    let mut back = vec![0; BLOCK as usize];
+    file.read_at(1 << 40, &mut back).expect("reads");
+    assert_eq!(back, data);
+    assert!(file.read_at(1 << 30, &mut back).is_err(), "what is missing is not zeros");
+}

@@ -2,7 +2,7 @@
 
 use super::read::View;
 use super::state::{Core, Entry, State};
-use super::types::{FileCheck, StoreError};
+use super::types::{Damage, FileCheck, StoreError};
 use lamassu_crypto::Verify;
 
 /// Bytes verified at once.
@@ -32,7 +32,8 @@ impl Core {
                 Entry::Absent => {}
                 Entry::Bad(kind) => {
                     let kind = *kind;
-                    found.damage.push(self.damage(kind, g, None));
+                    next = self.end_of_bad(st, g)?;
+                    found.damage.push(Damage { pages: next - g, ..self.damage(kind, g, None) });
                 }
                 Entry::Good(_) => {
                     found.pages += 1;

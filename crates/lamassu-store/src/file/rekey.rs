@@ -61,7 +61,8 @@ impl Core {
             if let Entry::Bad(kind) = self.page(st, g)? {
                 let kind = *kind;
                 let _ = self.damaged(kind, g, None);
-                step.damaged += 1;
+                next = self.end_of_bad(st, g)?;
+                step.damaged += next - g;
                 continue;
             }
             seen.push(g);

@@ -41,7 +41,14 @@ impl Core {
             if !self.is_data(st, block) {
                 return Ok(Some(offset.max(block * size)));
             }
-            block += 1;
+            let g = self.geo().slot_of(block).0;
+            block = match st.pages.get(&g) {
+                Some(Entry::Bad(_)) => {
+                    let buffered = st.dirty.range(block + 1..).next().map_or(u64::MAX, |(b, _)| *b);
+                    self.geo().first_block(self.end_of_bad(st, g)?).min(buffered)
+                }
+                _ => block + 1,
+            };
         }
         Ok(Some(st.size))
     }

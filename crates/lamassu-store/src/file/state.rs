@@ -247,7 +247,7 @@ impl Core {
     }
 
     pub fn damage(&self, kind: DamageKind, page: u64, block: Option<u64>) -> Damage {
-        Damage { kind, segment: page / self.geo().pages_per_segment(), page, block }
+        Damage { kind, segment: page / self.geo().pages_per_segment(), page, pages: 1, block }
     }
 
     /// Reads exactly `buf.len()` bytes, zeros past the end. Returns how many were there.

@@ -53,6 +53,8 @@ pub struct Damage {
     pub segment: u64,
     /// Page number in the file.
     pub page: u64,
+    /// How many pages from that one on; more than one where a check finds a run of pages missing.
+    pub pages: u64,
     /// Block number in the file, if it concerns one block.
     pub block: Option<u64>,
 }
@@ -60,6 +62,9 @@ pub struct Damage {
 impl std::fmt::Display for Damage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} in segment {}, page {}", self.kind.word(), self.segment, self.page)?;
+        if self.pages > 1 {
+            write!(f, " and the {} after it", self.pages - 1)?;
+        }
         match self.block {
             Some(block) => write!(f, ", block {block}"),
             None => Ok(()),

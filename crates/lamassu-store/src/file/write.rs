@@ -236,6 +236,20 @@ impl Core {
         Ok(())
     }
 
+    /// The page behind the damaged page `g`, or behind the run of missing pages that begins with it: a store can make a file's hole of any length, in no space.
+    pub fn end_of_bad(&self, st: &mut State, g: u64) -> Result<u64, StoreError> {
+        let geo = *self.geo();
+        if !matches!(self.page(st, g)?, Entry::Bad(DamageKind::PageMissing)) || g == 0 {
+            return Ok(g + 1);
+        }
+        let offset = geo.page_offset(g);
+        let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
+        // No page from `floor` on is missed.
+        let missed = st.floor.min(st.disk_size).div_ceil(geo.page_span());
+        let present = data.map_or(missed, |data| data / geo.segment_len() * geo.pages_per_segment());
+        Ok(present.min(missed).max(g + 1))
+    }
+
     /// The first page at or after `g`, within the size on disk, that is not known to be absent.
     pub fn next_page(&self, st: &mut State, mut g: u64) -> Result<Option<u64>, StoreError> {
         let geo = *self.geo();

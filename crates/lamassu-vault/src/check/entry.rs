@@ -132,6 +132,7 @@ impl Checker<'_> {
             kind: d.kind.word().to_owned(),
             segment: Some(d.segment),
             page: Some(d.page),
+            pages: (d.pages > 1).then_some(d.pages),
             block: d.block,
             repaired: false,
             harmless: false,

@@ -21,6 +21,7 @@ fn problem(stored: &Path, kind: &str, text: String) -> Problem {
         kind: kind.to_owned(),
         segment: None,
         page: None,
+        pages: None,
         block: None,
         repaired: false,
         harmless: false,

@@ -80,6 +80,7 @@ impl Checker<'_> {
             kind: kind.to_owned(),
             segment: None,
             page: None,
+            pages: None,
             block: None,
             repaired: found == Found::Mended,
             harmless: found == Found::Harmless,

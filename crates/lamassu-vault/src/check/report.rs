@@ -22,6 +22,9 @@ pub struct Problem {
     pub segment: Option<u64>,
     /// Page.
     pub page: Option<u64>,
+    /// How many pages from that one on, where it is more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pages: Option<u64>,
     /// Block.
     pub block: Option<u64>,
     /// Whether `--repair` mended it, or moved it to `lamassu.lost`.

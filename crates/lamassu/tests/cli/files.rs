@@ -213,6 +213,13 @@ fn inspection() {
     let broken = b.run("inspect --json v tree/large").ok().json();
     assert_eq!(broken["pages"][0]["state"], "broken");
     assert_eq!(broken["pages"][1]["state"], "good");
+    // A hole of a terabyte is one line, and takes no longer.
+    let stored = std::fs::File::options().write(true).open(b.stored("v", "tree/large")).unwrap();
+    stored.set_len(1 << 40).unwrap();
+    let sparse = b.run("inspect --json v tree/large").ok().json();
+    let pages = sparse["pages"].as_array().unwrap();
+    let segments = (1u64 << 40).div_ceil(pages[1]["offset"].as_u64().unwrap());
+    assert_eq!((pages.len(), &pages[3]["state"], &pages[3]["pages"]), (4, &"absent".into(), &(segments - 3).into()));
     b.run("inspect v nosuch").code(3);
 }
 

@@ -179,6 +179,7 @@ fn unplaced(stored: &OsStr) -> Problem {
         kind: String::new(),
         segment: None,
         page: None,
+        pages: None,
         block: None,
         repaired: false,
         harmless: false,

@@ -8,6 +8,8 @@ use anyhow::Result;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::page::Page;
 use lamassu_format::{Geometry, PAGE_LEN, Suite};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -33,6 +35,9 @@ pub struct Inspected {
 #[derive(Serialize)]
 struct InspectedPage {
     page: u64,
+    /// More than one where a hole of the store takes the place of several.
+    #[serde(skip_serializing_if = "is_one")]
+    pages: u64,
     segment: u64,
     offset: u64,
     /// `good`, `absent`, `no-key`, `broken`, `bad-format`
@@ -89,8 +94,12 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
     let mut pages = Vec::new();
     let mut g = 0;
     while geometry.page_offset(g) < len {
-        pages.push(reader.page(g)?);
-        g += 1;
+        let mut page = reader.page(g)?;
+        if page.state == "absent" {
+            page.pages = reader.next_data(g)? - g;
+        }
+        g += page.pages;
+        pages.push(page);
     }
     let size = size_of(&pages);
     let first = pages.first().and_then(|p| p.content.as_ref());
@@ -128,7 +137,25 @@ struct Reader<'a> {
     ring: lamassu_crypto::KeyRing,
 }
 
+fn is_one(n: &u64) -> bool {
+    *n == 1
+}
+
 impl Reader<'_> {
+    /// The first page after the absent page `g` that is not wholly in the same hole of the store; the end of the file ends one.
+    fn next_data(&self, g: u64) -> Result<u64> {
+        let geo = &self.geometry;
+        let data = match seek(self.file, SeekFrom::Data(geo.page_offset(g))) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => self.len,
+            Err(Errno::INVAL) => return Ok(g + 1), // a store that knows no holes
+            Err(error) => return Err(self.subject.failed("seek in", &self.subject.on_disk)(error.into()).into()),
+        };
+        let before = data / geo.segment_len() * geo.pages_per_segment();
+        let end = if data >= self.len { before + geo.pages_per_segment() } else { before };
+        Ok((g + 1..end).rev().find(|g| geo.page_offset(*g) < self.len).map_or(g + 1, |last| last + 1))
+    }
+
     fn page(&self, g: u64) -> Result<InspectedPage> {
         let geo = &self.geometry;
         let offset = geo.page_offset(g);
@@ -139,6 +166,7 @@ impl Reader<'_> {
             .map_err(self.subject.failed("read", &self.subject.on_disk))?;
         let shown = |state, why: Option<String>, content| InspectedPage {
             page: g,
+            pages: 1,
             segment: g / geo.pages_per_segment(),
             offset,
             state,
@@ -228,6 +256,9 @@ impl InspectedPage {
         let mut out = format!("page {:<8} segment {}, offset {}: {}", self.page, self.segment, self.offset, self.state);
         if let Some(why) = &self.why {
             let _ = write!(out, " ({why})");
+        }
+        if self.pages > 1 {
+            let _ = write!(out, ", and the {} pages after it", self.pages - 1);
         }
         let Some(c) = &self.content else { return out + "\n" };
         let _ =
