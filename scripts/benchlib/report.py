@@ -89,24 +89,24 @@ def rate(samples, system, workload):
     return median(found, "read") or median(found, "write")
 
 
-def factors(results):
-    """(what, how many times as fast as the best peer, that peer), over everything measured."""
+def factors(results, own="lamassu"):
+    """(what, how many times as fast as the best peer, that peer), over everything measured; `own`: which mount of Lamassu's."""
     if "mount" in results:
         samples = results["mount"]["samples"]
         for workload in names(samples, "workload"):
-            yield workload, *best(lambda s, w=workload: rate(samples, s, w), names(samples, "system"), False)
+            yield workload, *best(lambda s, w=workload: rate(samples, s, w), names(samples, "system"), False, own)
     for experiment in ("small", "durable"):
         if experiment in results:
             samples, units = results[experiment]["samples"], results[experiment]["units"]
             for workload in names(samples, "workload"):
                 value = lambda s, w=workload: median(by(samples, system=s, workload=w), "value")  # noqa: E731
-                yield workload, *best(value, names(samples, "system"), units[workload] == "s")
+                yield workload, *best(value, names(samples, "system"), units[workload] == "s", own)
 
 
-def best(value, systems, less_is_better):
+def best(value, systems, less_is_better, own="lamassu"):
     """(Lamassu's speed ÷ the best peer's, that peer)."""
     peers = {p: value(p) for p in PEERS if p in systems and value(p)}
-    own = value("lamassu")
+    own = value(own)
     if not peers or not own:
         return None, "–"
     peer = (min if less_is_better else max)(peers, key=peers.get)
@@ -121,6 +121,10 @@ def glance(results):
     lines = ["## At a glance", "", "Lamassu, with full integrity and its default options, beside the fastest of the encrypting peers in each line:", ""]
     for title, part in (("Faster", won), ("Even", even), ("Slower", lost)):
         lines.append(f"* {title}: {', '.join(part) or 'nowhere'}.")
+    asleep = [f"{what} {factor:.2f}×" for what, factor, _ in factors(results, "lamassu-asleep") if factor is not None]
+    if asleep:
+        lines += ["", "By default, in a virtual machine like this one, Lamassu keeps processors awake while requests come (docs/semantics.md, `keep_awake=`). No peer "
+                  f"does. Without it (`keep_awake=never`): {', '.join(asleep)}."]
     return "\n".join(lines)
 
 
@@ -146,7 +150,8 @@ def mount(result, plots):
 
 {result["size_mib"]} MiB, fio psync, fsync at the end of writes counted, stores on {result["store"]}, page cache emptied and a new mount for each pass, {runs(result)}; MB/s
 (10⁶ bytes; read / write of the mixture). `scripts/bench mount`. `plainfs` is Lamassu's own front-end without encryption (`mount --passthrough`),
-`lamassu-metadata` trusts blocks without re-hashing them (`--integrity metadata`); `bindfs` encrypts nothing either.
+`lamassu-metadata` trusts blocks without re-hashing them (`--integrity metadata`); `lamassu-asleep` lets processors sleep
+between requests (`-o keep_awake=never`), as the peers do, and `plainfs` does not; `bindfs` encrypts nothing either.
 
 {table(["MB/s", *workloads], rows)}
 

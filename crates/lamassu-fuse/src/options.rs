@@ -24,6 +24,30 @@ impl std::str::FromStr for CacheMode {
     }
 }
 
+/// Whether processors are kept from sleeping while many requests come: see the page on performance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum KeepAwake {
+    /// In virtual machines of few processors, if the user may.
+    #[default]
+    Auto,
+    /// Wherever the user may; an error where not.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+impl std::str::FromStr for KeepAwake {
+    type Err = OptionError;
+    fn from_str(s: &str) -> Result<Self, OptionError> {
+        match s {
+            "auto" => Ok(KeepAwake::Auto),
+            "always" => Ok(KeepAwake::Always),
+            "never" => Ok(KeepAwake::Never),
+            _ => Err(OptionError::BadValue { option: "keep_awake", value: s.into() }),
+        }
+    }
+}
+
 /// An option that cannot be obeyed.
 #[derive(Debug, thiserror::Error)]
 pub enum OptionError {
@@ -85,6 +109,8 @@ pub struct MountOptions {
     /// Bytes of one read request at most, a multiple of 4096. What a request brings is decrypted and copied to the kernel while it is still in the
     /// processor's cache; but no smaller than the blocks of the file system, which would be read several times.
     pub max_read: u32,
+    /// Whether processors are kept from sleeping while many requests come.
+    pub keep_awake: KeepAwake,
 }
 
 impl Default for MountOptions {
@@ -110,6 +136,7 @@ impl Default for MountOptions {
             nonempty: false,
             read_ahead_kib: 4096,
             max_read: 512 << 10,
+            keep_awake: KeepAwake::default(),
         }
     }
 }
@@ -166,6 +193,7 @@ impl MountOptions {
                 self.subtype = value.into();
             }
             "cache" => self.cache = value.parse()?,
+            "keep_awake" => self.keep_awake = value.parse()?,
             "threads" | "max_threads" => {
                 self.threads = value
                     .parse()
@@ -215,8 +243,17 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         let mut o = MountOptions::default();
-        for bad in ["nosuch", "nosuch=1", "threads=0", "threads=x", "cache=fast", "subtype=a/b", "auto_unmount", "ro=1"]
-        {
+        for bad in [
+            "nosuch",
+            "nosuch=1",
+            "threads=0",
+            "threads=x",
+            "cache=fast",
+            "keep_awake=yes",
+            "subtype=a/b",
+            "auto_unmount",
+            "ro=1",
+        ] {
             let error = o.apply(bad).unwrap_err().to_string();
             assert!(error.contains(bad.split('=').next().unwrap()), "{bad}: {error}");
         }

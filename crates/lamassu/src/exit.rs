@@ -402,6 +402,7 @@ fn mount(error: &MountError) -> Code {
         MountError::NoFuse(_) | MountError::Mount { .. } | MountError::NoHelper(_) | MountError::HelperRefused(_) => {
             Code::NoFuse
         }
+        MountError::KeepAwake(_) => Code::Usage,
         MountError::Session(_) => Code::Other,
         MountError::Close(e) => vault(e),
     }

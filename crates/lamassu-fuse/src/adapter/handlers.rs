@@ -37,7 +37,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     // --- inodes
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        guarded("lookup", || match self.0.fs.lookup(parent.0, name) {
+        self.0.answer("lookup", || match self.0.fs.lookup(parent.0, name) {
             Err(error) if is_not_found(&error) => {
                 reply.entry(&self.0.absent(parent.0, name), &negative_entry(), Generation(0));
             }
@@ -46,12 +46,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, count: u64) {
-        guarded("forget", || self.0.fs.forget(ino.0, count));
+        self.0.answer("forget", || self.0.fs.forget(ino.0, count));
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let handle = fh.map(|fh| HandleId(fh.0));
-        guarded("getattr", || self.0.send_attr("getattr", self.0.fs.getattr(ino.0, handle), reply));
+        self.0.answer("getattr", || self.0.send_attr("getattr", self.0.fs.getattr(ino.0, handle), reply));
     }
 
     fn setattr(
@@ -94,7 +94,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        guarded("readlink", || match self.0.fs.readlink(ino.0) {
+        self.0.answer("readlink", || match self.0.fs.readlink(ino.0) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(failed("readlink", &error)),
         });
@@ -206,7 +206,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
                 });
             });
         } else {
-            guarded("open", || job(&self.0));
+            self.0.answer("open", || job(&self.0));
         }
     }
 
@@ -230,7 +230,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             true if !direct => self.0.note_cached(ino.0),
             true => {}
         }
-        guarded("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
+        self.0.answer("read", || self.0.read(ino.0, HandleId(fh.0), at, direct, reply));
     }
 
     fn write(
@@ -255,7 +255,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         };
         let counted = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| CacheWrite::new(&self.0));
         if let Some(_pass) = self.0.gate.enter() {
-            guarded("write", || self.0.write(request, data, counted, reply));
+            self.0.answer("write", || self.0.write(request, data, counted, reply));
             return;
         }
         let (shared, data) = (self.0.clone(), data.to_vec());
@@ -353,14 +353,14 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             CacheMode::None => FopenFlags::empty(),
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
-        guarded("opendir", || match self.0.fs.open_dir(ino.0) {
+        self.0.answer("opendir", || match self.0.fs.open_dir(ino.0) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
         });
     }
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        guarded("readdir", || {
+        self.0.answer("readdir", || {
             let listed = self.0.fs.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
                 !reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name)
             });
@@ -372,7 +372,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        guarded("readdirplus", || {
+        self.0.answer("readdirplus", || {
             match Self::readdirplus_batches(&self.0, ino.0, HandleId(fh.0), offset, &mut reply) {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(failed("readdirplus", &error)),
@@ -381,7 +381,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        guarded("releasedir", || send_empty("releasedir", self.0.fs.release_dir(HandleId(fh.0)), reply));
+        self.0.answer("releasedir", || send_empty("releasedir", self.0.fs.release_dir(HandleId(fh.0)), reply));
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -391,7 +391,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     // --- attributes and statistics
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        guarded("statfs", || match self.0.fs.statfs() {
+        self.0.answer("statfs", || match self.0.fs.statfs() {
             Ok(s) => {
                 let block = u32::try_from(s.block_size).unwrap_or(4096);
                 reply.statfs(
@@ -438,11 +438,11 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         if let Err(errno) = self.0.refuse_acl(name) {
             return reply.error(errno);
         }
-        guarded("getxattr", || send_xattr("getxattr", self.0.fs.get_xattr(ino.0, name), size, reply));
+        self.0.answer("getxattr", || send_xattr("getxattr", self.0.fs.get_xattr(ino.0, name), size, reply));
     }
 
     fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        guarded("listxattr", || {
+        self.0.answer("listxattr", || {
             let names = self.0.fs.list_xattr(ino.0).map(|names| {
                 let mut list = Vec::new();
                 for name in names {
@@ -486,6 +486,6 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         }
         let caller = self.0.caller(req);
         let request = IoctlRequest { command: cmd, input: in_data, out_size };
-        guarded("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
+        self.0.answer("ioctl", || self.0.ioctl(ino.0, caller, request, reply));
     }
 }

@@ -2,11 +2,12 @@
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
 //! `reply` has what answers have in common; `cache` takes from the kernel what it caches of vaults that are unloaded; `acl` says what access control lists mean to the
-//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `upkeep` has the threads that
+//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `awake` keeps the processors from sleeping while many requests come; `upkeep` has the threads that
 //! live as long as the mount.
 
 mod acl;
 mod admin;
+mod awake;
 mod cache;
 mod convert;
 mod file_io;
@@ -22,6 +23,7 @@ use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::fs::FileSystem;
 use crate::options::{CacheMode, MountOptions};
+use awake::Awake;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
 use hot::Hot;
@@ -95,6 +97,7 @@ pub(crate) struct Shared<F> {
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
     hot: Hot,
+    awake: Awake,
     upkeep: Upkeep,
     closed: Mutex<Option<VaultError>>,
     /// Who answers calls, if anybody does.
@@ -105,8 +108,14 @@ pub(crate) struct Shared<F> {
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    pub(crate) fn new(fs: Arc<F>, options: &MountOptions, owner: u32, calls: Option<Calls>) -> Arc<Self> {
-        Arc::new(Shared {
+    /// An error only where processors are to be kept awake at all costs and cannot be.
+    pub(crate) fn new(
+        fs: Arc<F>,
+        options: &MountOptions,
+        owner: u32,
+        calls: Option<Calls>,
+    ) -> std::io::Result<Arc<Self>> {
+        Ok(Arc::new(Shared {
             fs,
             cache: options.cache,
             owner,
@@ -122,10 +131,17 @@ impl<F: FileSystem> Shared<F> {
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
             hot: Hot::default(),
+            awake: Awake::new(options.keep_awake)?,
             upkeep: Upkeep::default(),
             closed: Mutex::new(None),
             calls,
-        })
+        }))
+    }
+
+    /// Carries a request out now.
+    fn answer<T>(&self, op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+        self.awake.request();
+        guarded(op, body)
     }
 
     /// The way to tell the kernel to drop what it caches.
@@ -142,7 +158,7 @@ impl<F: FileSystem> Shared<F> {
     /// Carries a change out now, or after the thaw.
     fn change(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         if let Some(_pass) = self.gate.enter() {
-            guarded(op, || job(self));
+            self.answer(op, || job(self));
             return;
         }
         let shared = self.clone();
@@ -152,7 +168,7 @@ impl<F: FileSystem> Shared<F> {
     /// Carries out what changes nothing in a frozen file system, but must not overtake waiting changes of the same inode.
     fn in_order(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         if !self.gate.holds(ino) {
-            guarded(op, || job(self));
+            self.answer(op, || job(self));
             return;
         }
         let shared = self.clone();

@@ -1,4 +1,4 @@
-//! The threads that live as long as the mount (periodic commits, changes that waited for a thaw, windows read ahead), and the end of it all.
+//! The threads that live as long as the mount (periodic commits, changes that waited for a thaw, windows read ahead, bursts of requests), and the end of it all.
 
 use super::{Shared, guarded};
 use crate::fs::FileSystem;
@@ -39,6 +39,8 @@ impl<F: FileSystem> Shared<F> {
         state.threads.push(spawn("lamassu-upkeep", Box::new(move || rounds.run_rounds()))?);
         let hot = self.clone();
         state.threads.push(spawn("lamassu-ahead", Box::new(move || hot.run_hot()))?);
+        let awake = self.clone();
+        state.threads.push(spawn("lamassu-awake", Box::new(move || awake.awake.run()))?);
         state.live = true;
         Ok(())
     }
@@ -85,6 +87,7 @@ impl<F: FileSystem> Shared<F> {
         self.thaw_for_unmount();
         self.gate.stop();
         self.hot.stop();
+        self.awake.stop();
         let (threads, live) = {
             let mut state = self.upkeep.state.lock();
             state.stopping = true;

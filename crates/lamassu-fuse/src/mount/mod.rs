@@ -53,6 +53,9 @@ pub enum MountError {
     /// The mount is in use.
     #[error("{0} is busy: close what is open there, or unmount lazily")]
     Busy(PathBuf),
+    /// The user's: may not keep the processors awake.
+    #[error("keep_awake=always needs /dev/cpu_dma_latency: {0}; mount as root, or leave it out")]
+    KeepAwake(#[source] io::Error),
     /// The request loop ended with an error.
     #[error("serving requests: {0}")]
     Session(io::Error),
@@ -91,7 +94,7 @@ pub fn mount_answering<F: FileSystem>(
 ) -> Result<Mounted, MountError> {
     let path = check_mountpoint(mountpoint, options)?;
     let owner = rustix::process::geteuid().as_raw();
-    let shared = Shared::new(fs, options, owner, calls);
+    let shared = Shared::new(fs, options, owner, calls).map_err(MountError::KeepAwake)?;
     let device = sys::attach(&path, options)?;
     let started = start(&shared, device, options);
     let session = started.map_err(|source| {

@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["integrity", "durability", "threads", "idle", "delegate"])]
     passthrough: bool,
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, and key=, integrity=, cache=,
-    /// durability= as above
+    /// durability= as above; keep_awake=auto|always|never
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
     /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s

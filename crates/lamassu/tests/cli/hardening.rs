@@ -142,6 +142,9 @@ fn an_ordinary_user_mounts_and_unmounts() {
     let Some(user) = AsUser::new() else { return };
     user.shell("mkdir m");
     user.run("init v").ok();
+    if Path::new("/dev/cpu_dma_latency").exists() {
+        user.run("mount -o keep_awake=always v m").code(2).says("mount as root");
+    }
     for ended_by in ["lamassu umount m", "fusermount3 -u m", "signal"] {
         user.run("mount v m").ok();
         let pid = daemon_of(&user.bench);

@@ -91,6 +91,29 @@ fn options_of_mount() {
 }
 
 #[test]
+fn processors_are_kept_awake_if_so_wished() {
+    let device = Path::new("/dev/cpu_dma_latency");
+    if fs::File::options().write(true).open(device).is_err() {
+        eprintln!("SKIPPED: {} cannot be opened here", device.display());
+        return;
+    }
+    let b = bench("");
+    for (wish, held) in [("always", true), ("never", false)] {
+        b.run(&format!("mount -o keep_awake={wish} v m")).ok();
+        // Many requests in a burst, and on.
+        for i in 0..500 {
+            fs::write(b.path(&format!("m/{i}")), [b'x'; 100]).unwrap();
+        }
+        let open = fs::read_dir(format!("/proc/{}/fd", daemon_of(&b))).unwrap().flatten();
+        let holds = open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|path| path == device);
+        assert_eq!(holds, held, "keep_awake={wish}");
+        b.unmount("m");
+    }
+    b.run("check v").ok();
+    b.run("mount -o keep_awake=yes v m").code(2).says("keep_awake");
+}
+
+#[test]
 fn mount_failures_have_their_own_codes() {
     let b = bench("");
     b.run("mount nosuch m").code(6);
