@@ -17,8 +17,9 @@ use std::sync::Arc;
 /// Units that a file with unwritten buffers is said to take at least: with none, tar and cp would take it for one hole.
 const DIRTY_BLOCKS_MIN: u64 = 8;
 
-impl Vault {
-    fn attr(&self, ino: Ino, st: &Stat, size: u64) -> Attr {
+impl Attr {
+    /// What the store says of an entry, but for its number, size, and the size of its blocks.
+    pub(crate) fn new(ino: Ino, st: &Stat, size: u64, block_size: u32) -> Attr {
         Attr {
             ino,
             kind: st.kind,
@@ -29,11 +30,17 @@ impl Vault {
             rdev: st.rdev,
             size,
             blocks: st.blocks,
-            block_size: self.ctx.geometry.block_size() as u32,
+            block_size,
             atime: st.atime,
             mtime: st.mtime,
             ctime: st.ctime,
         }
+    }
+}
+
+impl Vault {
+    fn attr(&self, ino: Ino, st: &Stat, size: u64) -> Attr {
+        Attr::new(ino, st, size, self.ctx.geometry.block_size() as u32)
     }
 
     fn attr_of_open(&self, ino: Ino, file: &File, st: &Stat) -> Attr {

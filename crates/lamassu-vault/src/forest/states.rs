@@ -152,21 +152,7 @@ impl Slot {
     pub fn backing_attr(&self) -> Result<Attr> {
         const BLOCK_SIZE: u32 = 4096;
         let st = self.backend.root().stat().map_err(io("stat"))?;
-        Ok(Attr {
-            ino: ROOT,
-            kind: st.kind,
-            mode: st.mode,
-            nlink: st.nlink,
-            uid: st.uid,
-            gid: st.gid,
-            rdev: st.rdev,
-            size: st.len,
-            blocks: st.blocks,
-            block_size: BLOCK_SIZE,
-            atime: st.atime,
-            mtime: st.mtime,
-            ctime: st.ctime,
-        })
+        Ok(Attr::new(ROOT, &st, st.len, BLOCK_SIZE))
     }
 }
 

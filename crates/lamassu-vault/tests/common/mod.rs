@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod steps;
+pub mod wood;
 
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};

@@ -1,21 +1,21 @@
-//! Datasets, as a user makes and uses them.
+//! Datasets, as a user makes and uses them. What concerns their keys is in `dataset_keys`, what stays in memory in `dataset_memory`.
 
 use crate::support::{Bench, Ran, noise};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 
-const ENOKEY: i32 = libc::ENOKEY;
+pub const ENOKEY: i32 = libc::ENOKEY;
 
 #[track_caller]
-fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
 /// A vault mounted on `m`.
-fn mounted(init: &str, mount: &str) -> Bench {
+pub fn mounted(init: &str, mount: &str) -> Bench {
     let b = Bench::new();
     b.run(&format!("init {init} v")).ok();
     b.dir("m");
@@ -23,79 +23,19 @@ fn mounted(init: &str, mount: &str) -> Bench {
     b
 }
 
-fn write(b: &Bench, path: &str, content: &[u8]) {
+pub fn write(b: &Bench, path: &str, content: &[u8]) {
     fs::write(b.path(path), content).unwrap();
 }
 
-fn read(b: &Bench, path: &str) -> Vec<u8> {
+pub fn read(b: &Bench, path: &str) -> Vec<u8> {
     fs::read(b.path(path)).unwrap()
 }
 
 /// What `dataset list --json` says of one dataset.
-fn listed(b: &Bench, place: &str, path: &str) -> serde_json::Value {
+pub fn listed(b: &Bench, place: &str, path: &str) -> serde_json::Value {
     let told = b.run(&format!("dataset list --json {place}")).ok().json();
     let all = told["datasets"].as_array().unwrap();
     all.iter().find(|d| d["path"] == path).unwrap_or_else(|| panic!("{path} is not in {told}")).clone()
-}
-
-/// A copy of the header from before the first dataset would have them taken for damaged directories of the vault's own.
-#[test]
-fn an_older_header_that_is_restored_knows_of_datasets() {
-    for is_damaged in [false, true] {
-        let b = Bench::new();
-        b.run("init v").ok();
-        let job = b.key("job");
-        b.run(&format!("key add --use-only -n {job} v")).ok();
-        b.run("key backup v copy").ok();
-        b.run("dataset create v p").ok();
-        b.file("x", b"content");
-        b.run("cp v x vault:/p/").ok();
-        if is_damaged {
-            b.file("v/lamassu.vault", b"");
-            b.run(&format!("key restore -k {job} copy v")).code(28).says("from before the first dataset");
-        }
-        b.run("key restore copy v").ok().says("from before the first dataset");
-        assert_eq!(b.run("cat v p/x").ok().out, b"content");
-        assert_eq!(b.run("check --json v").ok().json()["status"], "clean");
-        if is_damaged {
-            b.file("v/lamassu.vault", b"");
-            b.run(&format!("key restore --force -k {job} copy v")).ok().says("lamassu.lost");
-            // That header opens, and does not say so.
-            b.run("key restore --force copy v").ok().says("from before the first dataset");
-            assert_eq!(b.run("cat v p/x").ok().out, b"content");
-        }
-    }
-}
-
-/// A header in place that opens is asked, and not the whole store.
-#[test]
-fn a_restore_takes_the_word_of_the_header_in_place() {
-    let b = Bench::new();
-    b.run("init v").ok();
-    b.run("key backup v copy").ok();
-    b.dir("v/odd");
-    fs::copy(b.path("v/lamassu.vault"), b.path("v/odd/lamassu.vault")).unwrap();
-    let told = b.run("key restore copy v").ok();
-    assert!(!told.err.contains("first dataset"), "{}", told.err);
-    b.file("v/lamassu.vault", b"");
-    b.run("key restore copy v").ok().says("from before the first dataset");
-}
-
-#[test]
-fn a_key_of_the_vault_above_does_not_end_inheritance_by_the_way() {
-    let b = Bench::new();
-    b.run("init v").ok();
-    b.run("dataset create v p").ok();
-    let stored = b.run("path v p").ok().text().trim().to_string();
-    let other = b.key("other");
-    b.run(&format!("key admin rotate v/{stored}")).code(28).says("inherit=yes|no");
-    b.run(&format!("key change -n {other} v/{stored}")).code(28).says("inherit=yes|no");
-    b.run(&format!("key add -n {other} v/{stored}")).ok();
-    b.run(&format!("key remove v/{stored} 1")).code(28).says("inherit=yes|no");
-    b.run("ls v p").ok();
-    b.run(&format!("key admin rotate -k {other} v/{stored}")).ok().says("opens it no more");
-    b.run("dataset list v").ok();
-    b.run("ls v p").code(51);
 }
 
 #[test]
@@ -169,56 +109,6 @@ fn what_is_between_datasets_is_another_device() {
     b.unmount("m");
     assert_eq!(b.run("cat v empty/b/f").ok().out, b"content");
     b.run("check v").ok();
-}
-
-#[test]
-fn a_key_of_its_own_locks_it_for_everybody_else() {
-    let b = mounted("", "");
-    let own = b.key("own");
-    b.run(&format!("dataset create -n {own} --domain family m/private")).ok().says("locked until");
-    // Whoever made it brought the key.
-    assert_eq!(listed(&b, "m", "private")["state"], "loaded");
-    write(&b, "m/private/first", b"at once");
-    b.unmount("m");
-    b.run("mount v m").ok();
-    fs::set_permissions(b.path("m/private"), fs::Permissions::from_mode(0o750)).unwrap_err();
-    let locked = listed(&b, "m", "private");
-    assert_eq!(
-        (&locked["state"], &locked["keys"], &locked["domain"]),
-        (&"locked".into(), &"own".into(), &"family".into())
-    );
-    // It shows, and nothing in it does.
-    assert!(fs::metadata(b.path("m/private")).unwrap().is_dir());
-    assert_eq!(errno(fs::read_dir(b.path("m/private")).unwrap().next().unwrap()), ENOKEY);
-    assert_eq!(errno(fs::read(b.path("m/private/f"))), ENOKEY);
-    assert_eq!(errno(fs::write(b.path("m/private/f"), b"")), ENOKEY);
-    b.run("key load m/private").code(12);
-    let other = b.key("other");
-    b.run(&format!("key load -k {other} m/private")).code(12);
-    b.run(&format!("key load -k {own} m/private")).ok();
-    b.run(&format!("key load -k {own} m/private")).code(28).says("loaded already");
-    write(&b, "m/private/f", b"mine");
-    fs::set_permissions(b.path("m/private"), fs::Permissions::from_mode(0o750)).unwrap();
-    b.unmount("m");
-
-    // Who has the key of the vault alone reads nothing of it, and can check, list and copy it.
-    b.run("cat v private/f").code(51).says("not loaded");
-    b.run("ls -R v").ok().says("not loaded");
-    let checked = b.run("check --json v").ok().json();
-    assert_eq!((&checked["locked"], &checked["status"]), (&serde_json::json!(["private"]), &"clean".into()));
-    let stored = b.run("path v private").ok().text();
-    let dir = b.path("v").join(stored.trim());
-    // Its directory in the store is a vault, for who has its key.
-    let ran: Ran = b.command(["cat", "-k", &own]).arg(&dir).arg("f").output().unwrap().into();
-    assert_eq!(ran.ok().out, b"mine");
-    // Damage that needs no key to be seen.
-    let file = fs::read_dir(&dir)
-        .unwrap()
-        .map(|e| e.unwrap())
-        .find(|e| e.file_type().unwrap().is_file() && !e.file_name().to_str().unwrap().starts_with("lamassu."));
-    fs::File::options().append(true).open(file.unwrap().path()).unwrap().write_all(b"x").unwrap();
-    let checked = b.run("check --json v").code(26).json();
-    assert_eq!(checked["problems"][0]["kind"], "length", "{checked}");
 }
 
 #[test]
@@ -309,78 +199,6 @@ fn files_from_before_an_unload_are_not_those_of_after() {
 }
 
 #[test]
-fn inheritance_comes_and_goes() {
-    let b = mounted("", "");
-    b.run("dataset create m/a").ok();
-    write(&b, "m/a/f", b"content");
-    b.run("dataset set m/a inherit=no").code(28).says("last");
-    let own = b.key("own");
-    b.run(&format!("key add -n {own} m/a")).ok();
-    assert_eq!(listed(&b, "m", "a")["keys"], "both");
-    b.run("dataset set m/a inherit=no").ok().says("An older copy of the header").says("key renew");
-    assert_eq!(listed(&b, "m", "a")["keys"], "own");
-    b.run("key unload m/a").ok();
-    b.run("key load m/a").code(12);
-    b.run(&format!("key load -k {own} m/a")).ok();
-    b.run("dataset set m/a inherit=yes").ok();
-    b.run("dataset set m/a speed=full").code(2);
-    b.run("dataset set m inherit=yes").code(2);
-    let slots = b.run("key list --json m/a").ok().json();
-    let kinds: Vec<&str> = slots["slots"].as_array().unwrap().iter().filter_map(|s| s["kind"].as_str()).collect();
-    assert_eq!(kinds, ["raw", "parent"]);
-    b.unmount("m");
-    assert_eq!(b.run("cat v a/f").ok().out, b"content");
-    // A parent slot is nobody's source.
-    b.run("key add -n parent:file:own v").code(2);
-    // Other keys of the vault it lies in change nothing, nor does a fresh file key.
-    b.key("next");
-    b.run("key change -n raw:file:next v").ok();
-    b.run("key renew -k raw:file:next v").ok();
-    assert_eq!(b.run("cat -k raw:file:next v a/f").ok().out, b"content");
-}
-
-#[test]
-fn rotation_of_the_parent_seals_its_datasets_slots_anew() {
-    let b = mounted("", "");
-    b.run("dataset create m/a").ok();
-    b.run("dataset create m/a/inner").ok();
-    let content = noise(200_000, 4);
-    for path in ["m/f", "m/a/f", "m/a/inner/f"] {
-        write(&b, path, &content);
-    }
-    b.run("key rotate --outer m").ok();
-    b.unmount("m");
-    // Everything of the vault itself needs the old key, and so does the dataset in it.
-    b.run("key retire --outer 1 v").code(28).says("parent slot");
-    b.run("mount v m").ok();
-    b.run("rekey --outer m").ok();
-    assert_eq!(read(&b, "m/a/inner/f"), content);
-    // The daemon goes on to change the header that was sealed anew.
-    b.run("dataset set m/a cache=none").ok();
-    b.unmount("m");
-    b.run("key retire --outer 1 v").ok();
-    assert_eq!(b.run("cat v a/inner/f").ok().out, content);
-    // A dataset is rotated and re-keyed by its own path; the one in it is opened by its new key.
-    b.run("mount v m").ok();
-    b.run("key rotate --outer m/a").ok();
-    b.run("key rotate --inner m/a").code(28).says("shares");
-    b.run("rekey --outer m/a").ok();
-    assert_eq!(b.run("key epochs --json m/a").ok().json()["outer"].as_array().unwrap().len(), 2);
-    b.unmount("m");
-    // Without a mount its directory in the store is named, and the key of the vault it lies in opens it.
-    let stored = format!("v/{}", b.run("path v a").ok().text().trim());
-    b.run(&format!("key retire --outer 1 {stored}")).ok();
-    assert_eq!(b.run(&format!("key epochs --json {stored}")).ok().json()["outer"].as_array().unwrap().len(), 1);
-    let inner = format!("v/{}", b.run("path v a/inner").ok().text().trim());
-    assert!(b.run(&format!("history {inner}")).ok().text().contains("slot-changed"), "sealed anew");
-    b.key("stranger");
-    b.run(&format!("key epochs -k raw:file:stranger {inner}")).code(12);
-    b.run("rekey --full v").ok();
-    assert_eq!(b.run("cat v a/inner/f").ok().out, content);
-    b.run("check v").ok();
-}
-
-#[test]
 fn copies_of_a_vault_have_its_datasets() {
     let b = mounted("", "");
     b.run("dataset create m/a").ok();
@@ -442,31 +260,6 @@ fn a_dataset_is_destroyed_whole() {
 }
 
 #[test]
-fn a_dataset_is_destroyed_by_its_keys() {
-    let b = mounted("", "");
-    for path in ["gone", "gone/inner", "stays"] {
-        b.run(&format!("dataset create m/{path}")).ok();
-        write(&b, &format!("m/{path}/f"), b"content");
-    }
-    b.key("audit");
-    let public = b.run("receipt key --audit-key raw:file:audit").ok().text().trim().to_owned();
-    let open = fs::File::open(b.path("m/gone/f")).unwrap();
-    b.run("dataset destroy --shred-key --yes m/gone").code(28).says("open");
-    drop(open);
-    b.run("dataset destroy --yes m/gone").code(2).says("--shred-key");
-    b.run("dataset destroy --shred-key --yes --receipt r --audit-key raw:file:audit m/gone").ok();
-    assert!(!b.path("m/gone").exists());
-    assert_eq!(fs::read(b.path("m/stays/f")).unwrap(), b"content");
-    let receipt = b.run(&format!("receipt verify --json --audit-key {public} r")).ok().json();
-    assert_eq!((&receipt["complete"], &receipt["slots"][0]["kind"]), (&true.into(), &"parent".into()), "{receipt}");
-    b.unmount("m");
-    b.run("check v").ok();
-    // Without a mount.
-    b.run("dataset destroy --shred-key --yes v stays").ok();
-    assert!(!b.run("ls v").ok().text().contains("stays"));
-}
-
-#[test]
 fn properties_are_the_parents_unless_they_are_set() {
     let b = mounted("--suite aes --block-size 8K", "--integrity metadata");
     b.run("dataset create m/a").ok();
@@ -511,56 +304,6 @@ fn properties_are_the_parents_unless_they_are_set() {
     assert_eq!(b.run("cat v b/f").ok().out, content);
     let leak = b.run(&format!("leak --json v/{}", b.run("path v c").ok().text().trim())).ok().json();
     assert_eq!(leak["equal_blocks"]["repeated"], 0, "{leak}");
-}
-
-/// Bytes of a file in the page cache.
-fn resident(b: &Bench, path: &str) -> u64 {
-    let out = Command::new("fincore").args(["-bno", "RES"]).arg(b.path(path)).output().unwrap();
-    String::from_utf8(out.stdout).unwrap().trim().parse().unwrap()
-}
-
-#[test]
-fn what_is_not_to_be_cached_is_not_in_datasets_that_inherit_it_either() {
-    if Command::new("fincore").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: takes fincore(1)");
-        return;
-    }
-    let b = mounted("", "");
-    for path in ["m/a", "m/a/inner"] {
-        b.run(&format!("dataset create {path}")).ok();
-    }
-    b.run("dataset create --cache mount m/a/asks").ok();
-    let files = ["m/f", "m/a/f", "m/a/inner/f", "m/a/asks/f"];
-    let cached = || {
-        files.map(|path| {
-            read(&b, path);
-            resident(&b, path) > 0
-        })
-    };
-    files.iter().for_each(|path| write(&b, path, &noise(50_000, 1)));
-    assert_eq!(cached(), [true; 4]);
-    b.run("dataset set m/a cache=none").ok();
-    assert_eq!(files.map(|path| resident(&b, path) > 0), [true, false, false, true], "dropped at once");
-    assert_eq!(cached(), [true, false, false, true]);
-    b.run("dataset set m/a cache=inherit").ok();
-    assert_eq!(cached(), [true; 4]);
-    b.run("dataset set m cache=none").ok();
-    assert_eq!(cached(), [false, false, false, true]);
-    b.unmount("m");
-}
-
-#[test]
-fn a_refused_load_leaves_the_keys_that_are_loaded() {
-    let b = mounted("", "");
-    b.run("dataset create m/a").ok();
-    let (weak, own) = (b.key("weak"), b.key("own"));
-    b.run(&format!("key add --use-only -n {weak} m/a")).ok();
-    for _ in 0..2 {
-        b.run(&format!("key load -k {weak} m/a")).code(28).says("loaded already");
-        b.run("dataset set m/a cache=none").ok();
-    }
-    b.run(&format!("key add -n {own} m/a")).ok();
-    b.unmount("m");
 }
 
 #[test]
@@ -641,124 +384,6 @@ fn a_list_says_where_it_could_not_look() {
     }
 }
 
-/// A file mapped for reading.
-struct Map(*mut libc::c_void, usize);
-
-impl Map {
-    fn of(path: &Path) -> Map {
-        use std::os::fd::AsRawFd;
-        let file = fs::File::open(path).unwrap();
-        let len = file.metadata().unwrap().len() as usize;
-        let fd = file.as_raw_fd();
-        // SAFETY: a fresh map at an address of the kernel's choice.
-        let map = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
-        assert_ne!(map, libc::MAP_FAILED);
-        // SAFETY: the map that was just made. No reading ahead by the kernel.
-        assert_eq!(unsafe { libc::madvise(map, len, libc::MADV_RANDOM) }, 0);
-        Map(map, len)
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the map is that long, it is only read, and the file keeps its length.
-        unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), self.1) }
-    }
-
-    /// How many pages of the file are in the page cache.
-    fn resident(&self) -> usize {
-        let mut pages = vec![0_u8; self.1.div_ceil(4096)];
-        // SAFETY: `pages` has a byte for each page of the map.
-        assert_eq!(unsafe { libc::mincore(self.0, self.1, pages.as_mut_ptr()) }, 0);
-        pages.iter().filter(|page| **page & 1 != 0).count()
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: it was mapped, and `bytes` borrows this.
-        unsafe { libc::munmap(self.0, self.1) };
-    }
-}
-
-#[test]
-fn nothing_of_an_uncached_file_stays_in_memory() {
-    for cache in ["writeback", "through"] {
-        let b = mounted("", &format!("--cache {cache}"));
-        b.run("dataset create m/a").ok();
-        let content = noise(1 << 20, 7);
-        write(&b, "m/a/f", &content);
-        let path = b.path("m/a/f");
-        // Looked at where opening does not empty the cache. When a file was closed, the daemon is told some time after.
-        let left = |_| {
-            b.run("dataset set m/a cache=none").ok();
-            let map = Map::of(&path);
-            for n in [3, 99, 41, 7, 120, 64, 77, 12, 33, 50] {
-                assert_eq!(map.bytes()[n * 4096], content[n * 4096]);
-            }
-            // What the daemon reads ahead would have come by then.
-            std::thread::sleep(std::time::Duration::from_millis(500));
-            assert_eq!(map.resident(), 10, "{cache}: what was touched, and no more");
-            drop(map);
-            std::thread::sleep(std::time::Duration::from_millis(200));
-            b.run("dataset set m/a cache=mount").ok();
-            Map::of(&path).resident()
-        };
-        assert!((0..5).map(left).any(|left| left == 0), "{cache}: pages of what is closed are left");
-        assert!(read(&b, "m/a/f") == content);
-        b.unmount("m");
-    }
-}
-
-#[test]
-fn a_delegate_makes_datasets_under_a_key_it_never_has() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can be somebody else");
-        return;
-    }
-    const DELEGATE: &str = "65534";
-    let b = Bench::new();
-    b.run("init v").ok();
-    b.dir("m");
-    b.run("mount --delegate 65534 v m").code(2).says("--allow-other");
-    b.run("mount --allow-other --delegate no-such-user v m").code(2);
-    b.run(&format!("mount --allow-other --delegate {DELEGATE} v m")).ok();
-    for dir in [".", "m"] {
-        fs::set_permissions(b.path(dir), fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    let home = b.dir("m/home");
-    std::os::unix::fs::chown(&home, Some(65534), Some(65534)).unwrap();
-    b.dir("m/roots");
-    let ran = |uid: &str, line: &str| -> Ran {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", uid, "--clear-groups", env!("CARGO_BIN_EXE_lamassu")]).args(line.split_whitespace());
-        command.current_dir(b.path("")).output().unwrap().into()
-    };
-    ran(DELEGATE, "dataset create m/home/mine").ok();
-    let made = fs::metadata(b.path("m/home/mine")).unwrap();
-    assert_eq!((made.uid(), made.is_dir()), (65534, true));
-    assert!(ran(DELEGATE, "dataset list m/home").ok().text().contains("mine"));
-    ran(DELEGATE, "key unload m/home/mine").ok();
-    assert_eq!(errno(fs::read_dir(b.path("m/home/mine")).unwrap().next().unwrap()), ENOKEY);
-    ran(DELEGATE, "key load m/home/mine").ok();
-    write(&b, "m/home/mine/f", b"content");
-    // Not its own, not without the vault's key, and nothing that shows or changes a key.
-    for refused in [
-        "dataset create m/roots/not-mine",
-        "dataset list m",
-        "key unload m",
-        "dataset set m/home/mine cache=none",
-        "dataset destroy m/home/mine",
-        "key remove m/home/mine 1",
-        "rekey --outer m/home/mine",
-    ] {
-        let said = ran(DELEGATE, refused);
-        assert!(said.code != 0 && said.err.contains("may"), "{refused}: {} {}", said.code, said.err);
-    }
-    // Who is no delegate is not heard at all.
-    ran("65533", "dataset list m").code(1);
-    b.unmount("m");
-    assert_eq!(b.run("cat v home/mine/f").ok().out, b"content");
-}
-
 #[test]
 fn a_frozen_mount_opens_and_makes_no_datasets() {
     let b = mounted("", "");
@@ -777,53 +402,8 @@ fn a_frozen_mount_opens_and_makes_no_datasets() {
     b.unmount("m");
 }
 
-/// Whether bytes stand anywhere in the memory of a process.
-fn is_in_memory(pid: i32, wanted: &[u8]) -> bool {
-    use std::os::unix::fs::FileExt;
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-    let memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
-    maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|perms| perms.starts_with('r'))).any(|line| {
-        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
-        let at = |hex: &str| u64::from_str_radix(hex, 16).unwrap();
-        let mut bytes = vec![0; (at(end) - at(start)) as usize];
-        let read = memory.read_at(&mut bytes, at(start)).unwrap_or(0);
-        bytes[..read].windows(wanted.len()).any(|window| window == wanted)
-    })
-}
-
-#[test]
-fn no_key_of_what_is_unloaded_is_left_in_memory() {
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can read the daemon's memory");
-        return;
-    }
-    let b = mounted("", "");
-    let own = b.key("own");
-    b.run(&format!("dataset create -n {own} --domain family m/a")).ok();
-    write(&b, "m/a/f", &noise(100_000, 6));
-    b.run("key rotate --outer m/a").ok();
-    b.run("rekey --outer m/a").ok();
-    let stored = dataset_dir(&b);
-    let header: lamassu_format::header::VaultHeader =
-        lamassu_keys::header_file::read(&stored.join("lamassu.vault")).unwrap();
-    let key = lamassu_crypto::SecretBytes::new(fs::read(b.path("own")).unwrap());
-    let material = lamassu_keys::Material::new(lamassu_keys::SlotKind::Raw, key).unwrap();
-    let keys = lamassu_keys::unlock(&header, &material).unwrap();
-    let epochs = || {
-        [lamassu_keys::Tier::Inner, lamassu_keys::Tier::Outer].into_iter().flat_map(|tier| keys.keychain().epochs(tier))
-    };
-    let pid = crate::mounts::daemon_of(&b);
-    assert!(epochs().any(|e| is_in_memory(pid, e.key().expose())), "the search finds what is there");
-    b.run("key unload m/a").ok();
-    for epoch in epochs() {
-        assert!(!is_in_memory(pid, epoch.key().expose()), "a key is left");
-    }
-    assert!(!is_in_memory(pid, &fs::read(b.path("own")).unwrap()), "what opened it is left");
-    b.unmount("m");
-}
-
 /// The directory in the store of the one dataset there is.
-fn dataset_dir(b: &Bench) -> std::path::PathBuf {
+pub fn dataset_dir(b: &Bench) -> std::path::PathBuf {
     let dirs = fs::read_dir(b.path("v")).unwrap().map(|e| e.unwrap().path());
     dirs.into_iter().find(|d| d.join("lamassu.vault").exists()).unwrap()
 }
@@ -846,34 +426,6 @@ fn what_a_crash_leaves_is_cleared() {
     fs::write(stored.join("lamassu.vault"), b"{}").unwrap();
     let checked = b.run("check --json v").code(26).json();
     assert_eq!(checked["problems"][0]["kind"], "dataset", "{checked}");
-}
-
-#[test]
-fn a_property_that_changes_while_files_are_open_hangs_nobody() {
-    use std::os::unix::fs::FileExt;
-    for cache in ["through", "writeback"] {
-        let b = mounted("", &format!("--cache {cache}"));
-        b.run("dataset create m/a").ok();
-        let path = b.path("m/a/f");
-        let opened = || fs::File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
-        let early = opened();
-        early.write_all_at(&[1; 5000], 0).unwrap();
-        b.run("dataset set m/a cache=none").ok();
-        // Through the page cache still; what is opened now is not.
-        early.write_all_at(&[2; 100], 10).unwrap();
-        early.sync_all().unwrap();
-        let late = opened();
-        late.write_all_at(&[3; 100], 4000).unwrap();
-        b.run("dataset set m/a cache=mount").ok();
-        late.write_all_at(&[4; 10], 4096).unwrap();
-        late.sync_all().unwrap();
-        let mut bytes = [0; 5000];
-        early.read_exact_at(&mut bytes, 0).unwrap();
-        assert_eq!((bytes[9], bytes[10], bytes[4000], bytes[4096], bytes[4999]), (1, 2, 3, 4, 1), "{cache}");
-        drop((early, late));
-        b.unmount("m");
-        b.run("check v").ok();
-    }
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 mod admin;
 mod clones;
+mod dataset_keys;
+mod dataset_memory;
 mod datasets;
 mod destroy;
 mod domains;

@@ -1,0 +1,199 @@
+//! A vault with datasets, over a directory of this host, and who opens them.
+
+use super::{RO, RW, local, me, n, options};
+use lamassu_crypto::SecretBytes;
+use lamassu_format::header::{Header, NameMode, VaultHeader};
+use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_keys::{
+    Argon2Params, Material, NewDataset, NewSlot, NewVault, SlotKind, Unlocked, Zone, create_dataset, create_vault,
+    unlock_by_parent,
+};
+use lamassu_store::backend::LocalBackend;
+use lamassu_store::{Backend, BackendDir};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State, volume_of};
+use lamassu_vault::{Forest, HandleId, Ino, Result, Vault, VaultError};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+
+pub fn slot(material: &Material) -> NewSlot<'_> {
+    NewSlot { material, cost: Argon2Params::new(64, 1, 2).unwrap(), label: "", created: 0 }
+}
+
+/// Opens what inherits; keeps what keys there are, and what it was told.
+#[derive(Default)]
+pub struct Keys {
+    pub kept: Mutex<HashMap<Number, (VaultHeader, Unlocked)>>,
+    pub told: Mutex<Vec<String>>,
+    pub read_only: AtomicBool,
+}
+
+impl Opener for Keys {
+    fn open(&self, volume: Number, _: (Number, &Vault), header: VaultHeader) -> Result<Option<Opening>> {
+        assert_ne!(volume, ROOT_VOLUME, "the root is never opened by itself");
+        let parent = self.kept.lock().unwrap();
+        // Tests have keys of every parent here; which it is does not matter.
+        let found = parent
+            .values()
+            .find_map(|(above, keys)| unlock_by_parent(&header, &keys.key_ring(above.suite()).unwrap()).ok());
+        drop(parent);
+        let Some(keys) = found else { return Ok(None) };
+        let ring = keys.key_ring(header.suite()).unwrap();
+        self.kept.lock().unwrap().insert(volume, (header.clone(), keys));
+        let options = options(self.read_only.load(Relaxed));
+        Ok(Some(Opening { header, ring, options, cached: true }))
+    }
+
+    fn opened(&self, volume: Number, _: &Arc<Vault>) {
+        self.told.lock().unwrap().push(format!("opened {}", volume == ROOT_VOLUME));
+    }
+
+    fn unloading(&self, volume: Number) {
+        self.told.lock().unwrap().push(format!("unloading {}", volume == ROOT_VOLUME));
+    }
+}
+
+pub struct Wood {
+    pub forest: Arc<Forest>,
+    pub keys: Arc<Keys>,
+    pub dir: tempfile::TempDir,
+}
+
+pub fn wood(names: NameMode) -> Wood {
+    wood_over(names, |backend| backend)
+}
+
+pub fn wood_over(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Wood {
+    let (dir, backend) = local();
+    let backend = wrap(backend);
+    let new = NewVault {
+        suite: Suite::Aes,
+        geometry: Geometry::new(4096, 8).unwrap(),
+        names,
+        name_max: 255,
+        convergent_small_files: true,
+        domain: Domain::Zone,
+        zone: Zone::Private,
+        created: 1,
+    };
+    let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![1; 32])).unwrap();
+    let (header, keys) = create_vault(&new, &slot(&material)).unwrap();
+    let ring = keys.key_ring(header.suite()).unwrap();
+    Vault::make_tree(&*backend, &header, &ring).unwrap();
+    std::fs::write(dir.path().join("lamassu.vault"), header.to_json().unwrap()).unwrap();
+    let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options(false)).unwrap());
+    let (id, opener) = (header.id(), Arc::new(Keys::default()));
+    opener.kept.lock().unwrap().insert(ROOT_VOLUME, (header, keys));
+    let forest = Forest::new(vault, backend, id, true, opener.clone()).unwrap();
+    Wood { forest, keys: opener, dir }
+}
+
+impl Wood {
+    /// Makes a dataset; `inherit` or locked for ever.
+    pub fn plant(&self, path: &str, inherit: bool) -> Ino {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let dir = self.ino(parent);
+        let above = volume_of(dir);
+        let vault = self.forest.at(dir).unwrap();
+        vault.allow_datasets();
+        let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
+        let (header, keys) = {
+            let mut kept = self.keys.kept.lock().unwrap();
+            let (parent, keys) = kept.get_mut(&above).unwrap();
+            if keys.allow_datasets(parent).unwrap() {
+                let stored = self.dir.path().join(self.forest.stored_dir(above).unwrap()).join("lamassu.vault");
+                std::fs::write(stored, parent.to_json().unwrap()).unwrap();
+            }
+            let new = NewDataset {
+                suite: parent.suite(),
+                geometry: parent.geometry(),
+                names: parent.names(),
+                domain: Domain::Zone,
+                integrity: None,
+                cache: None,
+                inherit,
+                slot: (!inherit).then(|| slot(&material)),
+                created: 2,
+            };
+            create_dataset(parent, keys, vault.ring(), &new).unwrap()
+        };
+        let made = self.forest.make_dataset(dir, n(name), 0o755, me(), |backend, _| -> Result<()> {
+            let ring = keys.key_ring(header.suite()).unwrap();
+            Vault::make_tree(backend, &header, &ring)?;
+            write_header(&*backend.root(), &header.to_json().unwrap());
+            Ok(())
+        });
+        let volume = made.unwrap();
+        assert_eq!(volume_of(self.ino(path)), volume);
+        self.ino(path)
+    }
+
+    pub fn ino(&self, path: &str) -> Ino {
+        self.forest.resolve(n(path)).unwrap_or_else(|e| panic!("{path}: {e}")).attr.ino
+    }
+
+    pub fn create(&self, path: &str) -> HandleId {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        self.forest.create(self.ino(parent), n(name), 0o644, RW, me()).unwrap().1
+    }
+
+    pub fn put(&self, path: &str, data: &[u8]) {
+        let handle = self.create(path);
+        self.forest.write(handle, 0, data).unwrap();
+        self.forest.release(handle).unwrap();
+    }
+
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+        let ino = self.forest.resolve(n(path))?.attr.ino;
+        let handle = self.forest.open_file(ino, RO)?;
+        let mut data = vec![0; 1 << 16];
+        let len = self.forest.read(handle, 0, &mut data)?;
+        self.forest.release(handle)?;
+        data.truncate(len);
+        Ok(data)
+    }
+
+    /// The same store in a mount that has met none of its datasets yet.
+    pub fn again(&self, read_only: bool) -> Arc<Forest> {
+        self.forest.close().unwrap();
+        let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.dir.path()).unwrap());
+        let (header, ring) = {
+            let kept = self.keys.kept.lock().unwrap();
+            let (header, keys) = &kept[&ROOT_VOLUME];
+            (header.clone(), keys.key_ring(header.suite()).unwrap())
+        };
+        self.keys.read_only.store(read_only, Relaxed);
+        let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options(read_only)).unwrap());
+        Forest::new(vault, backend, header.id(), true, self.keys.clone()).unwrap()
+    }
+
+    /// Directory of a volume in the store.
+    pub fn stored(&self, root: Ino) -> PathBuf {
+        self.dir.path().join(self.forest.stored_dir(volume_of(root)).unwrap())
+    }
+
+    pub fn state(&self, volume: Number) -> State {
+        self.forest.volume(volume).unwrap().state
+    }
+
+    pub fn load_root(&self) {
+        let (header, ring) = {
+            let kept = self.keys.kept.lock().unwrap();
+            let (header, keys) = &kept[&ROOT_VOLUME];
+            (self.forest.header(ROOT_VOLUME).unwrap(), keys.key_ring(header.suite()).unwrap())
+        };
+        let opening = Opening { header, ring, options: options(false), cached: true };
+        self.forest.load(ROOT_VOLUME, || Ok::<_, VaultError>(opening)).unwrap();
+    }
+}
+
+pub fn write_header(dir: &dyn BackendDir, json: &[u8]) {
+    let file = dir.create_file(n("lamassu.vault"), 0o600).unwrap();
+    file.write_at(0, json).unwrap();
+}
+
+pub fn key_not_loaded<T: std::fmt::Debug>(result: Result<T>) {
+    assert!(matches!(result, Err(VaultError::KeyNotLoaded)), "{result:?}");
+}
