@@ -292,6 +292,22 @@ fn a_copy_of_a_dataset_is_another_volume() {
     assert_eq!(w.get("a/f").unwrap(), b"a");
 }
 
+/// A store that puts a dataset into one of its own leaves no circle behind, in which whoever goes upwards would never arrive.
+#[test]
+fn a_dataset_never_lies_within_itself() {
+    let w = wood(NameMode::Plain);
+    let a = w.plant("a", true);
+    let b = w.plant("a/b", true);
+    w.plant("a/b/c", true);
+    let (top, inner) = (w.dir.path().join("a"), w.dir.path().join("c"));
+    std::fs::rename(top.join("b"), &inner).unwrap();
+    std::fs::rename(top, inner.join("d")).unwrap();
+    let entered = w.forest.lookup(b, n("d"));
+    assert!(matches!(entered, Err(VaultError::Damaged { .. })), "{entered:?}");
+    assert!(w.forest.is_below(volume_of(b), volume_of(a)) && !w.forest.is_below(volume_of(a), volume_of(b)));
+    assert_eq!(w.forest.loaded_below(ROOT_VOLUME).len(), 3, "the third was never entered");
+}
+
 #[test]
 fn destroyed_is_gone_and_frozen_is_still() {
     let w = wood(NameMode::Encrypted);

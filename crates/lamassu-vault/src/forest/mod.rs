@@ -342,8 +342,14 @@ impl Forest {
         }
         let header = read_header(Some(vault), &dir)?;
         let slot = self.sight(vault, header.id(), store, &dir)?;
+        // One at a time: what follows asks for the places of others.
+        let mut crossings = self.crossings.write();
+        if self.is_below(volume, slot.number) {
+            let stored = vault.stored_path_of(ino).unwrap_or_default().display().to_string();
+            return Err(VaultError::Damaged { what: "dataset (it lies within itself)", stored });
+        }
         vault.seen_again(ino);
-        self.crossings.write().insert(global(volume, ino), slot.number);
+        crossings.insert(global(volume, ino), slot.number);
         if !slot.set_place(volume, ino) {
             vault.forget(ino, 1);
         }
