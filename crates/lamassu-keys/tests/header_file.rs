@@ -7,6 +7,7 @@ use lamassu_format::header::{Header, HeaderError, VaultHeader, ZoneFile};
 use lamassu_keys::header_file::{self, FileError, Update};
 use lamassu_keys::{Argon2Params, Material, NewSlot, NewZone, SlotKind, Unlocked, create_zone, unlock};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
@@ -135,6 +136,50 @@ fn odd_files_are_refused() {
     symlink(at("victim"), at("z.new")).unwrap();
     assert!(matches!(Update::begin(&at("z")), Err(FileError::Write { .. })));
     assert_eq!(fs::read(at("victim")).unwrap(), b"precious");
+}
+
+/// It leads to a file that is somebody else's, whatever its permissions.
+#[test]
+fn a_hard_link_in_place_of_new_is_not_written_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (mut header, keys) = zone();
+    fs::write(at("victim"), "precious").unwrap();
+    fs::set_permissions(at("victim"), fs::Permissions::from_mode(0o444)).unwrap();
+    let link = || fs::hard_link(at("victim"), at("z.new")).unwrap();
+    let unharmed = || {
+        assert_eq!(fs::read(at("victim")).unwrap(), b"precious");
+        assert_eq!(mode(&at("victim")), 0o444);
+        assert!(!at("z.new").exists());
+    };
+    link();
+    drop(Update::begin(&at("z")).unwrap());
+    unharmed();
+    link();
+    Update::begin(&at("z")).unwrap().create(&header).unwrap();
+    unharmed();
+    keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
+    link();
+    Update::begin(&at("z")).unwrap().replace(&header).unwrap();
+    unharmed();
+    assert_eq!(header_file::read::<ZoneFile>(&at("z")).unwrap(), header);
+    assert_eq!(names(dir.path()), ["victim", "z"]);
+}
+
+/// The number of a descriptor says nothing to a person.
+#[test]
+fn a_header_reached_through_a_descriptor_is_named_by_its_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().canonicalize().unwrap();
+    let opened = fs::File::open(&place).unwrap();
+    let through = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string()).join("lamassu.vault");
+    match header_file::read::<VaultHeader>(&through) {
+        Err(FileError::Missing { path }) => assert_eq!(path, place.join("lamassu.vault")),
+        other => panic!("{other:?}"),
+    }
+    let refused = Update::begin(&through).unwrap().replace(&zone().0).unwrap_err().to_string();
+    assert!(refused.contains(&place.display().to_string()), "{refused}");
+    assert!(names(&place).is_empty());
 }
 
 #[test]

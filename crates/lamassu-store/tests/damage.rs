@@ -410,3 +410,47 @@ fn a_huge_sparse_file_whose_first_page_is_lost_is_checked_at_once() {
     assert_eq!(back, data);
     assert!(file.read_at(1 << 30, &mut back).is_err(), "what is missing is not zeros");
 }
+
+/// Far behind the end, and where no page lies, so that every segment in between is looked at unless holes are skipped again and again.
+#[test]
+fn data_that_a_store_puts_far_behind_the_end_costs_nothing() {
+    let setup = Setup::default();
+    let (store, data) = sample(&setup);
+    for far in [(1 << 36) + 5000, (1 << 50) + 70_000, (1u64 << 60) + 5000] {
+        raw(&store).write_at(far, b"x").expect("writes");
+    }
+    let file = open(&setup, &store);
+    assert_eq!(file.size(), data.len() as u64);
+    assert_eq!(survey(&file, &data), []);
+}
+
+/// What a store puts where a later last page would be tells nothing: the file does not become longer by zeros that nobody wrote.
+#[test]
+fn a_page_that_a_store_makes_up_brings_no_zeros() {
+    let setup = Setup::default();
+    for page in [1u64, 3, 1 << 20, 1 << 40] {
+        let store = MemoryBackend::new();
+        let file = File::create(setup.context(), create_in(&store), "short").expect("creates");
+        file.write_at(0, b"hello\n").expect("writes");
+        file.settle_now().expect("settles");
+        let geometry = lamassu_format::Geometry::new(BLOCK as u32, 62).expect("is one");
+        raw(&store).write_at(geometry.page_offset(page), &fill(4096, &mut Rng(9))).expect("makes one up");
+        let file = open(&setup, &store);
+        let mut block = vec![1; BLOCK as usize];
+        for b in [1, N - 1, N, page * N].into_iter().filter(|b| b * BLOCK < file.size()) {
+            let read = file.read_at(b * BLOCK, &mut block);
+            assert!(matches!(read, Err(StoreError::Damaged(_))), "page {page}, block {b}: {read:?}");
+        }
+        assert_eq!(file.read_at(0, &mut block[..6]).expect("reads"), 6);
+        assert_eq!(&block[..6], b"hello\n");
+        let found = file.check(false, &mut |_| {}).expect("checks").damage;
+        assert!(found.iter().map(|d| d.pages).sum::<u64>() > page, "{found:?}");
+        file.truncate(0).expect("empties");
+        file.write_at(10, b"again").expect("writes");
+        file.settle_now().expect("settles");
+        let file = open(&setup, &store);
+        assert_eq!(file.read_at(0, &mut block).expect("reads"), 15);
+        assert_eq!(&block[..15], b"\0\0\0\0\0\0\0\0\0\0again");
+        assert_eq!(file.check(false, &mut |_| {}).expect("checks").damage, []);
+    }
+}

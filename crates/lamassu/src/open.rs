@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::OsStr;
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -214,17 +214,69 @@ pub fn lock_out_writers_below(dir: &Path) -> Result<Vec<File>> {
     let below = lamassu_vault::datasets_below(dir);
     let mut held = Vec::new();
     for stored in below.with_context(|| format!("cannot look for datasets in {}", dir.display()))? {
-        let named = dir.join(&stored);
-        let failed = |source| Fault::Backing { op: "open", path: named.clone(), source };
-        let at = directory_below(dir, &stored).map_err(failed)?;
-        held.extend(lock_in(at.as_fd(), Path::new(name::LOCK), &named)?);
+        held.extend(lock_out_writers_of(dir, &stored)?);
     }
     Ok(held)
 }
 
-/// A directory in the store of the vault in `dir`, opened so that what is in it can be opened: name by name, as its path may be longer than the system takes.
-pub fn directory_below(dir: &Path, stored: &Path) -> io::Result<OwnedFd> {
-    let mut at = search(rustix::fs::CWD, dir.as_os_str(), OFlags::empty())?;
+/// The same of one dataset, by its path in the store of the vault in `dir`.
+///
+/// # Errors
+/// [`Fault::Locked`], and those of the store.
+pub fn lock_out_writers_of(dir: &Path, stored: &Path) -> Result<Option<File>> {
+    let place = Place::of(dir)?.below(stored)?;
+    lock_in(place.at.as_fd(), Path::new(name::LOCK), &place.dir)
+}
+
+/// A directory of a vault, held open. Whoever can write to the store can put a link on the way to it at any time: files in it are reached through the
+/// descriptor, which no link leads elsewhere, and never by its name.
+pub struct Place {
+    at: OwnedFd,
+    dir: PathBuf,
+}
+
+impl Place {
+    /// The vault that a person named: links on the way to it are theirs, and followed.
+    pub fn of(dir: &Path) -> Result<Place> {
+        let opened = search(rustix::fs::CWD, dir.as_os_str(), OFlags::empty());
+        Place::opened(opened, dir.into())
+    }
+
+    /// A directory in it, by its path in the store.
+    ///
+    /// # Errors
+    /// [`Fault::Backing`], as for a link on the way.
+    pub fn below(&self, stored: &Path) -> Result<Place> {
+        Place::opened(directory_below(self.at.as_fd(), stored), self.dir.join(stored))
+    }
+
+    fn opened(opened: io::Result<OwnedFd>, dir: PathBuf) -> Result<Place> {
+        match opened {
+            Ok(at) => Ok(Place { at, dir }),
+            Err(source) => Err(Fault::Backing { op: "open", path: dir, source }.into()),
+        }
+    }
+
+    /// The directory as a person knows it: to be shown, not to be opened.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The path of a file in it, through the descriptor: good for as long as this is kept.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// The same of the directory itself.
+    pub fn path(&self) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.at.as_raw_fd().to_string())
+    }
+}
+
+/// A directory below another one, opened so that what is in it can be opened: name by name, as its path may be longer than the system takes, and no link is
+/// followed.
+fn directory_below(at: BorrowedFd<'_>, stored: &Path) -> io::Result<OwnedFd> {
+    let mut at = search(at, OsStr::new("."), OFlags::NOFOLLOW)?;
     for component in stored {
         at = search(at.as_fd(), component, OFlags::NOFOLLOW)?;
     }
@@ -283,5 +335,25 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
         drop(held);
         drop(writer.try_lock(OsStr::new(name::LOCK)).unwrap());
+    }
+
+    #[test]
+    fn a_place_is_left_by_no_link() {
+        let (store, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let inner = store.path().join("a/inner");
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::create_dir(outside.path().join("inner")).unwrap();
+        let of = |stored: &str| Place::of(store.path()).and_then(|place| place.below(Path::new(stored)));
+        let place = of("a/inner").unwrap();
+        assert_eq!(place.dir(), inner);
+        std::fs::rename(store.path().join("a"), store.path().join("moved")).unwrap();
+        std::os::unix::fs::symlink(outside.path(), store.path().join("a")).unwrap();
+        std::fs::write(place.file("f"), b"content").unwrap();
+        assert_eq!(std::fs::read(store.path().join("moved/inner/f")).unwrap(), b"content");
+        for stored in ["a", "a/inner"] {
+            let refused = of(stored).map(drop).unwrap_err().to_string();
+            assert!(refused.contains(&store.path().join(stored).display().to_string()), "{refused}");
+        }
+        assert_eq!(std::fs::read_dir(outside.path().join("inner")).unwrap().count(), 0);
     }
 }

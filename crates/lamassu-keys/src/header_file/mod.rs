@@ -6,7 +6,8 @@
 //! What is replaced is overwritten where it lies ([`erase`]): a removed slot, or a destroyed key, must not be left in blocks that the file system has merely
 //! forgotten.
 //!
-//! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed. A zone file is the user's, and may be one.
+//! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed, and a hard link in the place of `PATH.new` is not
+//! written through. A zone file is the user's, and may be a link.
 
 pub mod erase;
 mod steps;
@@ -83,12 +84,28 @@ pub enum FileError {
 
 fn reading(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_path_buf();
-    move |source| FileError::Read { op, path, source }
+    move |source| FileError::Read { op, path: shown(&path), source }
 }
 
 fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_path_buf();
-    move |source| FileError::Write { op, path, source }
+    move |source| FileError::Write { op, path: shown(&path), source }
+}
+
+/// Where the descriptors of this process are, by number.
+const DESCRIPTORS: &str = "/proc/self/fd";
+
+/// A path as a person knows it. One that leads through a directory that this process holds open is named by where that directory is: the number of a descriptor
+/// says nothing, and may be another file's by the time somebody reads it.
+pub(crate) fn shown(path: &Path) -> PathBuf {
+    let Ok(rest) = path.strip_prefix(DESCRIPTORS) else { return path.into() };
+    let mut rest = rest.iter();
+    let Some(number) = rest.next() else { return path.into() };
+    match std::fs::read_link(Path::new(DESCRIPTORS).join(number)) {
+        // A pipe or a socket has no place.
+        Ok(place) if place.is_absolute() => rest.fold(place, |place, name| place.join(name)),
+        Ok(_) | Err(_) => path.into(),
+    }
 }
 
 /// Reads and parses a vault header or a zone file. Not authenticated.
@@ -97,7 +114,7 @@ fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError
 /// [`FileError`].
 pub fn read<H: Header>(path: &Path) -> Result<H, FileError> {
     let bytes = read_bytes(path)?;
-    H::parse(&bytes).map_err(|source| FileError::Header { path: path.into(), source })
+    H::parse(&bytes).map_err(|source| FileError::Header { path: shown(path), source })
 }
 
 /// The bytes of a header file, at most one more than a header may have; not parsed.
@@ -113,7 +130,7 @@ pub fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {
             return Ok(bytes);
         }
     }
-    Err(FileError::Busy { path: path.into() })
+    Err(FileError::Busy { path: shown(path) })
 }
 
 fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
@@ -123,13 +140,13 @@ fn read_once(path: &Path) -> Result<(File, Vec<u8>), FileError> {
     let file = match OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path) {
         Ok(file) => file,
         Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) && lies_in_the_store(path) => {
-            return Err(FileError::NotAFile { path: path.into() });
+            return Err(FileError::NotAFile { path: shown(path) });
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: path.into() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(FileError::Missing { path: shown(path) }),
         Err(e) => return Err(reading("open", path)(e)),
     };
     if !file.metadata().map_err(reading("stat", path))?.is_file() {
-        return Err(FileError::NotAFile { path: path.into() });
+        return Err(FileError::NotAFile { path: shown(path) });
     }
     let mut bytes = Vec::new();
     // One byte more than a header may have, so that the parser sees it is too large.
@@ -165,15 +182,24 @@ impl Update {
             let new_file = open_new(&new_path)?;
             match new_file.try_lock() {
                 Ok(()) => {}
-                Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path }),
+                Err(std::fs::TryLockError::WouldBlock) => return Err(FileError::Busy { path: shown(&path) }),
                 Err(std::fs::TryLockError::Error(e)) => return Err(writing("lock", &new_path)(e)),
             }
-            // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a file that is no longer there.
-            if is_same(&new_file, &new_path).map_err(writing("stat", &new_path))? {
-                return Ok(Update { path, new_path, new_file, committed: false });
+            match names_of(&new_file, &new_path).map_err(writing("stat", &new_path))? {
+                // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a file that is no longer there.
+                None => {}
+                // Not every file system counts names.
+                Some(0 | 1) => return Ok(Update { path, new_path, new_file, committed: false }),
+                // No update gives its file a second name, so this one is somebody else's, linked here by whoever can write to the store, and must not be
+                // overwritten. With the lock on it, nobody else puts a file of theirs into this place meanwhile.
+                Some(2..) => {
+                    let path = shown(&new_path);
+                    tracing::warn!(path = %path.display(), "a hard link to another file was in the way, and is removed");
+                    std::fs::remove_file(&new_path).map_err(writing("remove", &new_path))?;
+                }
             }
         }
-        Err(FileError::Busy { path })
+        Err(FileError::Busy { path: shown(&path) })
     }
 
     /// The header's file.
@@ -197,7 +223,7 @@ impl Update {
         match self.path.symlink_metadata() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => self.put(header, MODE_NEW, steps::replace),
             Err(e) => Err(writing("stat", &self.path)(e)),
-            Ok(_) => Err(FileError::Exists { path: self.path.clone() }),
+            Ok(_) => Err(FileError::Exists { path: shown(&self.path) }),
         }
     }
 
@@ -269,7 +295,7 @@ impl Update {
         let old = match self.path.symlink_metadata() {
             Ok(old) => old,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(FileError::Missing { path: self.path.clone() });
+                return Err(FileError::Missing { path: shown(&self.path) });
             }
             Err(e) => return Err(writing("stat", &self.path)(e)),
         };
@@ -284,7 +310,7 @@ impl Update {
         mode: u32,
         steps: impl FnOnce(&mut Self, &[u8]) -> Result<(), FileError>,
     ) -> Result<(), FileError> {
-        let json = header.to_json().map_err(|source| FileError::Header { path: self.path.clone(), source })?;
+        let json = header.to_json().map_err(|source| FileError::Header { path: shown(&self.path), source })?;
         let new = &self.new_path;
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
@@ -367,7 +393,7 @@ pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 pub fn write_new(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut file = match OpenOptions::new().write(true).create_new(true).mode(MODE_NEW).open(path) {
         Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(FileError::Exists { path: path.into() }),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(FileError::Exists { path: shown(path) }),
         Err(e) => return Err(writing("create", path)(e)),
     };
     let written = file.write_all(bytes).and_then(|()| file.sync_all()).map_err(writing("write", path));
@@ -402,15 +428,16 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         .open(path)
         // Of a header that nobody may write, a program that died may have left one.
         .or_else(|e| match e.kind() {
-            io::ErrorKind::PermissionDenied => erase::open(path).and_then(|file| match file.metadata()?.is_file() {
-                true => erase::writable(&file),
-                false => Ok(file),
+            io::ErrorKind::PermissionDenied => erase::open(path).and_then(|file| {
+                let meta = file.metadata()?;
+                // One with another name may be anybody's, whose mode is not ours to change; it is not written to.
+                if meta.is_file() && meta.nlink() <= 1 { erase::writable(&file) } else { Ok(file) }
             }),
             _ => Err(e),
         })
         .map_err(writing("create", path))?;
     let meta = file.metadata().map_err(writing("stat", path))?;
-    if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: path.into() }) }
+    if meta.is_file() { Ok(file) } else { Err(FileError::NotAFile { path: shown(path) }) }
 }
 
 /// Which file a name leads to.
@@ -419,10 +446,16 @@ fn id_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 fn is_same(file: &File, path: &Path) -> io::Result<bool> {
+    Ok(names_of(file, path)?.is_some())
+}
+
+/// How many names the file has, where `path` is one of them.
+fn names_of(file: &File, path: &Path) -> io::Result<Option<u64>> {
     let ours = file.metadata()?;
     match path.symlink_metadata() {
-        Ok(there) => Ok(there.dev() == ours.dev() && there.ino() == ours.ino()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Ok(there) if there.dev() == ours.dev() && there.ino() == ours.ino() => Ok(Some(there.nlink())),
+        Ok(_) => Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
 }

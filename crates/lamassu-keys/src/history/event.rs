@@ -1,6 +1,7 @@
 //! What is written down: events, before they become entries of the chain.
 
 use crate::Tier;
+use crate::header_file::shown;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -125,7 +126,7 @@ impl Event {
         let Event { kind, slot, epoch, uid, details } = self;
         let epoch = epoch.map(|(tier, number)| format!("{} {number}", tier.name()));
         tracing::info!(
-            target: "lamassu::key", event = kind.name(), path = %path.display(), slot, epoch, uid, details = ?details, "key event"
+            target: "lamassu::key", event = kind.name(), path = %shown(path).display(), slot, epoch, uid, details = ?details, "key event"
         );
     }
 }

@@ -3,6 +3,7 @@
 use super::chain::{self, End, Entry, Fault, Link, Report};
 use super::event::{Event, Kind};
 use crate::KeyError;
+use crate::header_file::shown;
 use lamassu_crypto::Secret;
 use lamassu_format::header::HistoryMark;
 use lamassu_format::name;
@@ -105,7 +106,7 @@ impl History {
     pub fn note(&self, event: Event, mark: Option<&HistoryMark>) -> Result<(), KeyError> {
         let (file, scanned) = self.open_and_scan(mark)?;
         if let Some(fault) = scanned.fault {
-            return Err(HistoryError::Damaged { path: self.path.clone(), fault }.into());
+            return Err(HistoryError::Damaged { path: shown(&self.path), fault }.into());
         }
         self.extend(&file, &scanned, std::slice::from_ref(&event))?;
         event.announce(&self.path);
@@ -240,19 +241,19 @@ impl History {
                 Ok(file) => file,
                 Err(e) if e.kind() == io::ErrorKind::NotFound && !write => return Ok(None),
                 Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-                    return Err(HistoryError::NotAFile { path: self.path.clone() });
+                    return Err(HistoryError::NotAFile { path: shown(&self.path) });
                 }
                 Err(e) => return Err(self.failed("open")(e)),
             };
             let meta = file.metadata().map_err(self.failed("stat"))?;
             if !meta.is_file() {
-                return Err(HistoryError::NotAFile { path: self.path.clone() });
+                return Err(HistoryError::NotAFile { path: shown(&self.path) });
             }
             match file.try_lock() {
                 // Set aside between open and lock: the lock is on a file that is no longer the history.
                 Ok(()) if self.is_at(&meta) => return Ok(Some(file)),
                 Ok(()) | Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(POLL),
-                Ok(()) | Err(TryLockError::WouldBlock) => return Err(HistoryError::Busy { path: self.path.clone() }),
+                Ok(()) | Err(TryLockError::WouldBlock) => return Err(HistoryError::Busy { path: shown(&self.path) }),
                 Err(TryLockError::Error(e)) => return Err(self.failed("lock")(e)),
             }
         }
@@ -264,6 +265,6 @@ impl History {
 
     fn failed(&self, op: &'static str) -> impl FnOnce(io::Error) -> HistoryError {
         let path = self.path.clone();
-        move |source| HistoryError::Io { op, path, source }
+        move |source| HistoryError::Io { op, path: shown(&path), source }
     }
 }

@@ -5,6 +5,9 @@ use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{Keyed, Salts, Verify};
 use lamassu_format::{BlockKey, PAGE_LEN, Page};
 
+/// Segments without a page that are looked through for the last page, holes apart.
+const ABSENT_MAX: u32 = 1 << 16;
+
 /// The key slot of a hole.
 pub(super) const HOLE: BlockKey = [0; 32];
 
@@ -78,6 +81,7 @@ impl Core {
                 }
                 st.disk_size = told;
                 st.floor = if geo.last_page(told) > 0 { page.size } else { 0 };
+                st.unknown_from = (!page.cut && st.pages.contains_key(&last)).then_some(page.size);
             }
             Entry::Bad(_) if last == 0 => st.disk_size = self.size_by_length(st.len).clamp(1, span),
             Entry::Absent if last == 0 => {
@@ -112,36 +116,36 @@ impl Core {
     }
 
     /// The highest page that is neither past the end nor all zeros; 0 if there is none above.
+    ///
+    /// # Errors
+    /// A store that knows no holes, and shows a file whose last segments without a page are too many to be read: no writer leaves such a one.
     fn last_page_present(&self, len: u64) -> Result<u64, StoreError> {
         let geo = *self.geo();
         let pages = geo.pages_per_segment();
         let mut segment = (len - 1) / geo.segment_len();
-        let mut is_first = true;
-        loop {
+        for _ in 0..ABSENT_MAX {
             let start = segment * geo.segment_len();
             let end = len.min(start + geo.block_size());
             if let Some(at) = self.last_nonzero_page(start, end)? {
                 return Ok(segment * pages + (at - start) / PAGE_LEN as u64);
             }
-            if std::mem::take(&mut is_first) {
-                // A hole at the end, of whatever length a store makes up, is skipped in one search.
-                segment = segment.min(self.last_data(len)? / geo.segment_len() + 1);
+            if segment == 0 {
+                return Ok(0);
             }
-            match segment.checked_sub(1) {
-                Some(earlier) => segment = earlier,
-                None => return Ok(0),
-            }
+            // A hole below, of whatever length a store makes up, is skipped in one search.
+            segment = (segment - 1).min(self.last_data(start)? / geo.segment_len());
         }
+        Err(self.damaged(DamageKind::PageMissing, segment * pages, None))
     }
 
-    /// An offset at or behind which, within a segment, the last data of the backing file lies: bisected, since SEEK_DATA goes forward.
+    /// An offset at or behind which, within a segment, the last data of the first `len` bytes of the backing file lies: bisected, since SEEK_DATA goes forward.
     fn last_data(&self, len: u64) -> Result<u64, StoreError> {
         let (mut low, mut high) = (0, len);
         while high - low > self.geo().segment_len() {
             let middle = low + (high - low) / 2;
             match self.backing.seek_data(middle).map_err(StoreError::io("seek data", middle))? {
-                Some(data) => low = data.max(middle).min(high),
-                None => high = middle,
+                Some(data) if data < len => low = data.max(middle).min(high),
+                _ => high = middle,
             }
         }
         Ok(high)
@@ -221,6 +225,9 @@ impl Core {
                 return Entry::Bad(DamageKind::Truncated);
             }
             _ => {}
+        }
+        if g > 0 && start < st.disk_size && st.unknown_from.is_some_and(|from| start + self.geo().page_span() > from) {
+            return Entry::Bad(DamageKind::PageMissing);
         }
         match g > 0 && start < st.floor && !st.sparse {
             true => Entry::Bad(DamageKind::PageMissing),

@@ -177,10 +177,12 @@ impl Core {
         }
     }
 
-    /// Past what the store still holds of a truncated file nothing is known to be a hole.
+    /// Past what the store still holds of a truncated file nothing is known to be a hole; nor past what is known of the size.
     fn hole_or_lost<'a>(&self, st: &State, b: u64) -> Source<'a> {
-        match st.lost_from {
-            Some(from) if b * self.geo().block_size() >= from => Source::Bad(DamageKind::Truncated),
+        let at = b * self.geo().block_size();
+        match (st.lost_from, st.unknown_from) {
+            (Some(from), _) if at >= from => Source::Bad(DamageKind::Truncated),
+            (_, Some(from)) if at >= from && at < st.disk_size => Source::Bad(DamageKind::PageMissing),
             _ => Source::Zeros,
         }
     }

@@ -15,7 +15,8 @@ impl Core {
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
         let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
         let page_zero_is_bad = matches!(st.pages.get(&0), Some(Entry::Bad(_)));
-        let floor_is_low = last > 0 && st.floor != st.disk_size && !stray_tail && !page_zero_is_bad;
+        let is_known = !stray_tail && !page_zero_is_bad && st.unknown_from.is_none();
+        let floor_is_low = last > 0 && st.floor != st.disk_size && is_known;
         let random = match st.pages.get(&0) {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
             _ => false,
@@ -93,7 +94,8 @@ impl Core {
         let cut_done = st.cut && !st.cut_open && st.drop_mark <= st.covered && last_mark <= st.covered;
         let (mark, durable) = st.marked;
         let stray_tail = last > 0 && self.good_page(st, 0)?.is_some_and(|held| !held.page.tail.is_empty());
-        let raises = last > 0 && !stray_tail && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
+        let is_known = !stray_tail && st.unknown_from.is_none();
+        let raises = last > 0 && is_known && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
         let Some(held) = self.good_page(st, 0)? else { return Ok(()) };
         let settled = held.page.pending & !held.lost == 0;
         let convergent = last == 0 && settled && self.wants_convergent(held);

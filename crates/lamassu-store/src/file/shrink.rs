@@ -43,6 +43,7 @@ impl Core {
             st.at_cut = Some((size / block_size, bytes.clone()));
         }
         st.size = size;
+        st.unknown_from = st.unknown_from.filter(|from| size > *from);
         st.mtime = Some(Time::now());
         shrunk
     }
@@ -89,6 +90,7 @@ impl Core {
         (st.ragged, st.refused) = (Some(false), None);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
         (st.sparse, st.cut, st.cut_open, st.prepared) = (false, false, false, true);
+        st.unknown_from = None;
         st.wants_page = true;
         (st.born, st.born_mark) = (true, st.seq);
         st.mtime = Some(Time::now());

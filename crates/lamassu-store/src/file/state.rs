@@ -174,6 +174,8 @@ pub(super) struct State {
     pub ragged: Option<bool>,
     /// Where the store lost the end of the file, in logical bytes.
     pub lost_from: Option<u64>,
+    /// The last page is damaged: from here on, in logical bytes, nothing tells how far the file goes, nor that a page or slot that is empty is a hole.
+    pub unknown_from: Option<u64>,
     /// Blocks of interrupted commits resolved so far.
     pub recovered: u64,
     /// An empty backing file, or a zeroed page that stands for one.

@@ -244,8 +244,9 @@ impl Core {
         }
         let offset = geo.page_offset(g);
         let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
-        // No page from `floor` on is missed.
-        let missed = st.floor.min(st.disk_size).div_ceil(geo.page_span());
+        // No page from `floor` on is missed, unless nobody knows.
+        let limit = if st.unknown_from.is_some() { st.disk_size } else { st.floor.min(st.disk_size) };
+        let missed = limit.div_ceil(geo.page_span());
         let present = data.map_or(missed, |data| data / geo.segment_len() * geo.pages_per_segment());
         Ok(present.min(missed).max(g + 1))
     }

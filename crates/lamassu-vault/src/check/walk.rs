@@ -67,14 +67,15 @@ impl Checker<'_> {
 
     /// How much lies ahead: entries but directories, and their backing bytes.
     fn count(&self, starts: &[(Arc<dyn BackendDir>, Option<OsString>)]) -> Result<()> {
-        let (mut files, mut bytes) = (0, 0);
+        // Saturating: what a store says of its files need not be so.
+        let (mut files, mut bytes) = (0, 0_u64);
         let mut dirs = Vec::new();
         for (dir, name) in starts {
             match name {
                 None => dirs.push((dir.clone(), None)),
                 Some(name) => match dir.stat_entry(name) {
                     Ok(st) if st.kind == Kind::Dir => dirs.push((dir.clone(), Some(name.clone()))),
-                    Ok(st) => (files, bytes) = (files + 1, bytes + st.len),
+                    Ok(st) => (files, bytes) = (files + 1, bytes.saturating_add(st.len)),
                     Err(_) => {}
                 },
             }
@@ -97,7 +98,7 @@ impl Checker<'_> {
                 let st = opened.stat_entry(&e.name).ok();
                 match st {
                     Some(st) if st.kind == Kind::Dir => dirs.push((opened.clone(), Some(e.name))),
-                    Some(st) => (files, bytes) = (files + 1, bytes + st.len),
+                    Some(st) => (files, bytes) = (files + 1, bytes.saturating_add(st.len)),
                     None => {}
                 }
             }

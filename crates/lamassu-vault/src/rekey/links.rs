@@ -11,7 +11,7 @@ use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{SetTime, Stat};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
@@ -26,18 +26,15 @@ pub(super) struct StagedLink {
 /// Links with several names, as the walk finds them. Holds a reference to each parent.
 #[derive(Default)]
 pub(super) struct LinkGroups {
-    names: HashMap<StoreId, Vec<(Ino, OsString)>>,
+    names: HashMap<StoreId, HashSet<(Ino, OsString)>>,
 }
 
 impl LinkGroups {
     pub fn add(&mut self, vault: &Vault, id: StoreId, parent: Ino, name: &OsStr) {
         // A directory that was moved meanwhile may be met again.
-        let names = self.names.entry(id).or_default();
-        if names.iter().any(|(dir, known)| *dir == parent && known == name) {
-            return;
+        if self.names.entry(id).or_default().insert((parent, name.to_owned())) {
+            vault.nodes.lock().add_reference(parent);
         }
-        vault.nodes.lock().add_reference(parent);
-        names.push((parent, name.to_owned()));
     }
 
     pub fn forget(&mut self, vault: &Vault) {
@@ -134,7 +131,8 @@ impl Run<'_> {
 
     /// Links with several names, after the walk has found them all.
     pub(super) fn relink_groups(&mut self) -> Result<()> {
-        let groups: Vec<_> = self.groups.names.iter().map(|(id, names)| (*id, names.clone())).collect();
+        let groups: Vec<_> =
+            self.groups.names.iter().map(|(id, names)| (*id, names.iter().cloned().collect::<Vec<_>>())).collect();
         for (id, names) in groups {
             if self.progress.is_cancelled() {
                 break;

@@ -12,6 +12,8 @@ use anyhow::Result;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::{Errno, retry_on_intr};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -255,9 +257,11 @@ impl Observer {
 
     fn file(&mut self, ui: &Ui, path: &Path, meta: &Metadata) -> Result<()> {
         let sizes = &mut self.leak.sizes;
-        sizes.bytes += meta.len();
-        sizes.allocated_bytes += meta.blocks() * 512;
-        *sizes.at_most.entry(meta.len().max(1).next_power_of_two()).or_default() += 1;
+        // Saturating: what a store says of its files need not be so.
+        sizes.bytes = sizes.bytes.saturating_add(meta.len());
+        sizes.allocated_bytes = sizes.allocated_bytes.saturating_add(meta.blocks().saturating_mul(512));
+        let at_most = meta.len().max(1).checked_next_power_of_two().unwrap_or(u64::MAX);
+        *sizes.at_most.entry(at_most).or_default() += 1;
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let file = match File::options().read(true).custom_flags(flags).open(path) {
             Ok(file) => file,
@@ -272,10 +276,30 @@ impl Observer {
     fn content(&mut self, ui: &Ui, path: &Path, file: &File, len: u64) -> Result<()> {
         let size = self.geometry.block_size();
         let mut buf = vec![0; size as usize];
-        let mut at = 0;
+        let mut at: u64 = 0;
+        // Up to here the store has told where it has data.
+        let mut known: u64 = 0;
         while at < len {
             if signals::interrupted() {
                 return Err(Fault::Interrupted.into());
+            }
+            if at >= known {
+                let (start, end) = match extent(file, at, len) {
+                    Ok(found) => found,
+                    Err(e) => {
+                        self.miss(ui, path, &e.into());
+                        return Ok(());
+                    }
+                };
+                known = end;
+                // A block that begins in a hole and ends in data is read.
+                let first = if start < len { start / size * size } else { len };
+                if first > at {
+                    let sizes = &mut self.leak.sizes;
+                    sizes.hole_bytes = sizes.hole_bytes.saturating_add(hole_bytes(&self.geometry, at, first));
+                    at = first;
+                    continue;
+                }
             }
             let block = &mut buf[..size.min(len - at) as usize];
             if let Err(e) = file.read_exact_at(block, at) {
@@ -283,12 +307,13 @@ impl Observer {
                 return Ok(());
             }
             // The first block of a segment holds its pages.
-            if at % self.geometry.segment_len() == 0 {
+            if at.is_multiple_of(self.geometry.segment_len()) {
                 for page in block.chunks(PAGE).filter(|p| p.iter().any(|b| *b != 0)) {
                     self.pages.add(digest(0, page)?, page.len() as u32)?;
                 }
             } else if block.iter().all(|b| *b == 0) {
-                self.leak.sizes.hole_bytes += block.len() as u64;
+                let sizes = &mut self.leak.sizes;
+                sizes.hole_bytes = sizes.hole_bytes.saturating_add(block.len() as u64);
             } else {
                 self.blocks.add(digest(0, block)?, block.len() as u32)?;
             }
@@ -300,6 +325,35 @@ impl Observer {
     fn finish(self) -> Result<Leak> {
         Ok(Leak { equal_blocks: self.blocks.count()?.into(), equal_pages: self.pages.count()?.into(), ..self.leak })
     }
+}
+
+/// The next stretch of data from `at` on; the end twice where there is none. A store that knows no holes has one stretch.
+fn extent(file: &File, at: u64, len: u64) -> rustix::io::Result<(u64, u64)> {
+    let start = match retry_on_intr(|| seek(file, SeekFrom::Data(at))) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok((len, len)),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, len)),
+        Err(e) => return Err(e),
+    };
+    let end = match retry_on_intr(|| seek(file, SeekFrom::Hole(start))) {
+        Ok(end) => end,
+        // It has shrunk since: reading it says so.
+        Err(Errno::NXIO) => len,
+        Err(e) => return Err(e),
+    };
+    Ok((start.min(len), end.min(len)))
+}
+
+/// Bytes of the blocks from `from`, where a block begins, to `to`, where one begins or the file ends, but for the blocks that hold a segment's pages.
+fn hole_bytes(geometry: &Geometry, from: u64, to: u64) -> u64 {
+    let (size, segment) = (geometry.block_size(), geometry.segment_len());
+    let (first, end) = (from.div_ceil(segment), to.div_ceil(segment));
+    let pages = match end.checked_sub(1) {
+        // Of the blocks of pages only the last may be cut off by the end of the file.
+        Some(last) if last >= first => (last - first) * size + size.min(to - last * segment),
+        Some(_) | None => 0,
+    };
+    to - from - pages
 }
 
 /// What equality an observer sees of blocks, once at the most: the header tells.
@@ -358,4 +412,30 @@ fn print(l: &Leak) -> Result<()> {
     }
     out.push_str("docs/threat-model.md says what follows from each, and `lamassu info` what the header tells.");
     output::print(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_counts_as_its_blocks_do_one_by_one() {
+        for block_size in [4096, 16384] {
+            let geometry = Geometry::new(block_size, 8).unwrap();
+            let (size, segment) = (geometry.block_size(), geometry.segment_len());
+            let one_by_one = |from: u64, to: u64| {
+                let blocks = (from..to).step_by(size as usize).filter(|at| at % segment != 0);
+                blocks.map(|at| size.min(to - at)).sum::<u64>()
+            };
+            let starts = [0, size, 2 * size, segment - size, segment, segment + size, 2 * segment];
+            for from in starts {
+                for to in starts.into_iter().chain([segment + 1, 2 * segment - 1, 3 * segment + 7, 3 * segment + size])
+                {
+                    if from <= to {
+                        assert_eq!(hole_bytes(&geometry, from, to), one_by_one(from, to), "{from} to {to}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! `lamassu ls`.
 
+use crate::fault::Fault;
 use crate::keys::{self, KeyArg};
 use crate::open;
 use crate::output::{self, Ui, shown};
 use crate::signals;
 use crate::text;
+use crate::tree::copy::{DEPTH_MAX, too_deep};
 use crate::tree::vault::list;
 use anyhow::{Context, Result};
 use lamassu_vault::{Attr, Forest, Ino, Kind, VaultError};
@@ -80,15 +82,25 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let vault = open::forest(ui, &args.dir, &args.key, true)?;
     let root = [PathBuf::new()];
     let paths = if args.paths.is_empty() { &root[..] } else { &args.paths };
-    let mut walk =
-        Walk { ui, vault: &vault, recursive: args.recursive, items: Vec::new(), long: args.long, json: args.json };
+    let mut walk = Walk {
+        ui,
+        vault: &vault,
+        recursive: args.recursive,
+        items: Vec::new(),
+        long: args.long,
+        json: args.json,
+        failed: 0,
+    };
     for path in paths {
         walk.start(path, args.directory)?;
     }
+    let (failed, all) = (walk.failed, walk.items.len());
     if args.json {
-        return output::print_json(&Listing { entries: walk.items });
+        output::print_json(&Listing { entries: walk.items })?;
+    } else {
+        walk.print()?;
     }
-    walk.print()
+    if failed == 0 { Ok(()) } else { Err(Fault::SomeFailed { failed, all }.into()) }
 }
 
 struct Walk<'a> {
@@ -98,49 +110,98 @@ struct Walk<'a> {
     long: bool,
     json: bool,
     items: Vec<Item>,
+    /// Directories that were named as too deep; the rest was listed.
+    failed: usize,
 }
 
-impl Walk<'_> {
+/// A directory under way. It owns a reference to its inode.
+struct Level<'a> {
+    vault: &'a Forest,
+    ino: Ino,
+    path: PathBuf,
+    /// Names still to be looked up; `None` until the directory was read.
+    left: Option<std::vec::IntoIter<OsString>>,
+}
+
+impl Drop for Level<'_> {
+    fn drop(&mut self) {
+        self.vault.forget(self.ino, 1);
+    }
+}
+
+/// What a directory turned out to hold next.
+enum Step<'a> {
+    Entry,
+    Below(Level<'a>),
+    End,
+}
+
+impl<'a> Walk<'a> {
     fn start(&mut self, path: &Path, directory: bool) -> Result<()> {
         let named = || format!("vault:{}", path.display());
         let entry = self.vault.resolve(path.as_os_str()).with_context(named)?;
         let attr = entry.attr;
         let plain = path.strip_prefix("/").unwrap_or(path);
-        let done = match attr.kind {
-            Kind::Dir if !directory => self.below(attr.ino, plain),
+        let level = Level { vault: self.vault, ino: attr.ino, path: plain.into(), left: None };
+        match attr.kind {
+            Kind::Dir if !directory => self.below(level),
             _ => self.add(plain.into(), attr),
-        };
-        self.vault.forget(attr.ino, 1);
-        done
+        }
     }
 
-    fn below(&mut self, dir: Ino, path: &Path) -> Result<()> {
-        signals::check()?;
-        let mut names = Vec::new();
-        list(self.vault, dir, &mut |name, _| names.push(name.to_os_string()))
-            .with_context(|| format!("vault:{}", path.display()))?;
-        names.sort();
-        for name in names {
-            let plain = path.join(&name);
-            let entry = self.vault.lookup(dir, &name).with_context(|| format!("vault:{}", plain.display()))?;
-            let done = self.add(plain.clone(), entry.attr).and_then(|()| match entry.attr.kind {
-                Kind::Dir if self.recursive => match self.below(entry.attr.ino, &plain) {
-                    // A dataset without its key is listed as what it is, a directory.
-                    Err(e) if matches!(e.downcast_ref(), Some(VaultError::KeyNotLoaded)) => {
-                        self.ui.warn(format_args!(
-                            "{}: the key of this dataset is not loaded",
-                            text::printable(&plain.to_string_lossy())
-                        ));
-                        Ok(())
-                    }
-                    done => done,
-                },
-                _ => Ok(()),
-            });
-            self.vault.forget(entry.attr.ino, 1);
-            done?;
+    /// Depth first. Without recursion: the depth of a tree is its maker's choice.
+    fn below(&mut self, start: Level<'a>) -> Result<()> {
+        let mut levels = vec![start];
+        loop {
+            let depth = levels.len();
+            let Some(level) = levels.last_mut() else { return Ok(()) };
+            match self.step(level, depth) {
+                Ok(Step::Entry) => {}
+                Ok(Step::Below(child)) => levels.push(child),
+                Ok(Step::End) => drop(levels.pop()),
+                // A dataset without its key is listed as what it is, a directory.
+                Err(e) if depth > 1 && matches!(e.downcast_ref(), Some(VaultError::KeyNotLoaded)) => {
+                    self.ui.warn(format_args!(
+                        "{}: the key of this dataset is not loaded",
+                        text::printable(&level.path.to_string_lossy())
+                    ));
+                    levels.pop();
+                }
+                Err(e) => return Err(e),
+            }
         }
-        Ok(())
+    }
+
+    /// Lists the next entry of a directory, which lies at `depth`, the first one at 1.
+    fn step(&mut self, level: &mut Level<'a>, depth: usize) -> Result<Step<'a>> {
+        let left = match level.left.take() {
+            Some(left) => left,
+            None => {
+                signals::check()?;
+                let mut names = Vec::new();
+                list(self.vault, level.ino, &mut |name, _| names.push(name.to_os_string()))
+                    .with_context(|| format!("vault:{}", level.path.display()))?;
+                names.sort();
+                names.into_iter()
+            }
+        };
+        let left = level.left.insert(left);
+        let Some(name) = left.next() else { return Ok(Step::End) };
+        let plain = level.path.join(&name);
+        let entry = self.vault.lookup(level.ino, &name).with_context(|| format!("vault:{}", plain.display()))?;
+        // From here on it gives the reference back, whatever happens.
+        let child = Level { vault: self.vault, ino: entry.attr.ino, path: plain.clone(), left: None };
+        self.add(plain, entry.attr)?;
+        if entry.attr.kind != Kind::Dir || !self.recursive {
+            return Ok(Step::Entry);
+        }
+        // The paths of one chain of directories need memory with the square of its length.
+        if depth > DEPTH_MAX {
+            self.failed += 1;
+            output::say_error(&too_deep(&format!("vault:{}", child.path.display())));
+            return Ok(Step::Entry);
+        }
+        Ok(Step::Below(child))
     }
 
     fn add(&mut self, plain: PathBuf, attr: Attr) -> Result<()> {

@@ -4,6 +4,7 @@ use super::parcel::Channels;
 use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties, Unseen};
 use super::serve::Served;
 use crate::fault::Fault;
+use crate::open::Place;
 use crate::{fips, pins, text};
 use anyhow::{Context, Result};
 use lamassu_crypto::KeyRing;
@@ -101,12 +102,13 @@ impl Served {
         let above = volume_of(dir);
         self.has_datasets(above)?;
         let (mut header, keys) = self.new_header(above, spec, own)?;
-        let (id, base) = (header.id(), self.keeper().dir(above)?);
+        let (id, base) = (header.id(), self.keeper().place(above)?);
         let owner = Owner { uid: caller.uid, gid: caller.gid, umask: 0 };
         let made = self.forest().make_dataset(dir, name, spec.mode, owner, |backend, stored| {
             let ring = keys.key_ring(header.suite())?;
             Vault::make_tree(backend, &header, &ring)?;
-            let update = Update::begin(&base.join(stored).join(name::HEADER))?;
+            let place = base.below(stored)?;
+            let update = Update::begin(&place.file(name::HEADER))?;
             let event = Event::new(Kind::Created).by(caller.uid).slot(keys.slot());
             let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());
             update.create_recorded(&mut header, &keys, &[event])?;
@@ -190,10 +192,10 @@ impl Served {
     /// In the history of a volume's vault. Where that cannot be written, what was done is done all the same.
     fn note(&self, volume: Number, event: Event) {
         let noted = || {
-            let (header, dir) = (self.forest().header(volume)?, self.keeper().dir(volume)?);
+            let (header, place) = (self.forest().header(volume)?, self.keeper().place(volume)?);
             let kept = self.keeper().kept();
             let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-            keys.history(&dir).note(event, header.keys().history.as_ref())?;
+            keys.history(&place.path()).note(event, header.keys().history.as_ref())?;
             anyhow::Ok(())
         };
         if let Err(error) = noted() {
@@ -393,17 +395,17 @@ pub fn name_from_hex(hex: &str) -> Result<OsString> {
     Ok(OsString::from_vec(bytes))
 }
 
-/// Seals the parent slot of the dataset in `dir` under the newest K_out of the vault it lies in, whose loaded keys are `ring`. One that inherits nothing is left alone.
+/// Seals the parent slot of the dataset in `place` under the newest K_out of the vault it lies in, whose loaded keys are `ring`. One that inherits nothing is left alone.
 ///
 /// # Errors
 /// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`].
-pub fn reseal(dir: &Path, ring: &KeyRing, uid: u32) -> Result<()> {
-    let update = Update::begin(&dir.join(name::HEADER))?;
+pub fn reseal(place: &Place, ring: &KeyRing, uid: u32) -> Result<()> {
+    let update = Update::begin(&place.file(name::HEADER))?;
     let mut header: VaultHeader = update.read()?;
     if !inherits(&header) || parent_epoch(&header, ring) == Some(ring.newest().1) {
         return Ok(());
     }
-    let keys = unlock_by_parent(&header, ring).with_context(|| dir.display().to_string())?;
+    let keys = unlock_by_parent(&header, ring).with_context(|| place.dir().display().to_string())?;
     if keys.reseal_parent_slot(&mut header, ring)? {
         let event = Event::new(Kind::SlotChanged)
             .by(uid)

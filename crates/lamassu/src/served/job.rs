@@ -1,6 +1,7 @@
 //! A re-keying on a thread of its own, here or in a daemon: its progress is asked for, and it can be cancelled.
 
 use super::protocol::{Ended, Failed, Progress};
+use crate::open::Place;
 use crate::{exit, output};
 use anyhow::Context;
 use lamassu_format::header::HistoryMark;
@@ -40,10 +41,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begins. It is written down in the history, where that can be written; `mark` is the header's, of how far that goes.
+    /// Begins. It is written down in the history, where that can be written, which lies in `place`; `mark` is the header's, of how far that goes.
     pub fn start(
         vault: Arc<Vault>,
-        history: History,
+        (history, place): (History, Place),
         mark: Option<HistoryMark>,
         task: Task,
         reseal: Reseal,
@@ -65,6 +66,8 @@ impl Job {
                 let error = anyhow::anyhow!("re-keying ended by a bug, see the log; it can be begun again");
                 *running.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(Ended::Failed(failed(&error)));
             }
+            // The history was written through its descriptor until now.
+            drop(place);
         };
         std::thread::Builder::new().name("lamassu-rekey".into()).spawn(body).context("cannot start a thread")?;
         Ok(job)

@@ -1,6 +1,7 @@
 //! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when they are unloaded.
 
 use crate::fault::Fault;
+use crate::open::Place;
 use crate::{fips, pins};
 use anyhow::Result;
 use lamassu_format::header::{Caching, Header, HistoryMark, VaultHeader, Verified};
@@ -9,7 +10,7 @@ use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// What is kept of an open vault.
@@ -59,13 +60,30 @@ impl Keeper {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The directory of a volume's vault, as it is now.
+    /// The directory of a volume's vault, as it is now: to be shown. What is in it is opened through [`Keeper::place`].
     pub fn dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
-        if volume == ROOT_VOLUME {
-            return Ok(self.dir.clone());
+        match volume {
+            ROOT_VOLUME => Ok(self.dir.clone()),
+            _ => Ok(self.dir.join(self.stored_dir(volume)?)),
         }
+    }
+
+    /// The same, held open.
+    ///
+    /// # Errors
+    /// [`VaultError::KeyNotLoaded`]; [`Fault::Backing`], as where there is a link on the way now.
+    pub fn place(&self, volume: Number) -> Result<Place> {
+        let own = Place::of(&self.dir)?;
+        match volume {
+            ROOT_VOLUME => Ok(own),
+            _ => own.below(&self.stored_dir(volume)?),
+        }
+    }
+
+    /// The path of a dataset in the store of the mount's own vault.
+    fn stored_dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
         let forest = self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)?;
-        Ok(self.dir.join(forest.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)?))
+        forest.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
     }
 
     /// The open vault of a volume.
@@ -126,20 +144,20 @@ impl Keeper {
     /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be written the vault is none the worse.
     fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
         let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
-        let dir = self.dir(volume)?;
-        let header: VaultHeader = lamassu_keys::header_file::read(&dir.join(lamassu_format::name::HEADER))?;
+        let place = self.place(volume)?;
+        let header: VaultHeader = lamassu_keys::header_file::read(&place.file(lamassu_format::name::HEADER))?;
         if header.is_snapshot() {
             return Ok(());
         }
         let mark = header.keys().history;
         let loaded = Event::new(Kind::Loaded).detail("mountpoint", mountpoint.display());
-        self.note(volume, &dir, loaded, mark)?;
+        self.note(volume, &place, loaded, mark)?;
         let me = self.me.clone();
         vault.at_close(move || {
             // Where it lies by then: directories are renamed.
             let noted = me.upgrade().map(|keeper| {
-                let dir = keeper.dir(volume)?;
-                keeper.note(volume, &dir, Event::new(Kind::Unloaded), mark)
+                let place = keeper.place(volume)?;
+                keeper.note(volume, &place, Event::new(Kind::Unloaded), mark)
             });
             if let Some(Err(error)) = noted {
                 tracing::warn!(%error, "the end of the mount is not written down");
@@ -148,10 +166,10 @@ impl Keeper {
         Ok(())
     }
 
-    fn note(&self, volume: Number, dir: &Path, event: Event, mark: Option<HistoryMark>) -> Result<()> {
+    fn note(&self, volume: Number, place: &Place, event: Event, mark: Option<HistoryMark>) -> Result<()> {
         let kept = self.kept();
         let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-        Ok(keys.history(dir).note(event.slot(keys.slot()), mark.as_ref())?)
+        Ok(keys.history(&place.path()).note(event.slot(keys.slot()), mark.as_ref())?)
     }
 }
 

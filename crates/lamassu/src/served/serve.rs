@@ -190,10 +190,10 @@ impl Served {
             return Err(Fault::Frozen.into());
         }
         let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
-        let dir = self.keeper.dir(volume)?;
+        let place = self.keeper.place(volume)?;
         let mut all = self.keeper.kept();
         let keys = &mut all.get_mut(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-        let update = Update::begin(&dir.join(name::HEADER))?;
+        let update = Update::begin(&place.file(name::HEADER))?;
         let mut header: VaultHeader = update.read()?;
         let mut now = keys.reopen(&header)?;
         let (done, events) = change(&mut now, &mut header)?;
@@ -274,20 +274,20 @@ impl Served {
         }
         // One that does something else and is still under way makes this one fail, by the vault's own lock.
         let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
-        let dir = self.keeper.dir(volume)?;
-        let header: VaultHeader = header_file::read(&dir.join(name::HEADER))?;
+        let place = self.keeper.place(volume)?;
+        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
         let history = {
             let kept = self.keeper.kept();
             let kept = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
-            kept.keys.reopen(&header)?.history(&dir)
+            kept.keys.reopen(&header)?.history(&place.path())
         };
         // The directory as it is when it is met: it may have been moved. No keys are kept here: they go with the vault.
         let keeper = self.keeper.clone();
         let reseal = move |stored: &Path| {
             let above = keeper.vault(volume)?;
-            datasets::reseal(&keeper.dir(volume)?.join(stored), above.ring(), task.uid)
+            datasets::reseal(&keeper.place(volume)?.below(stored)?, above.ring(), task.uid)
         };
-        let started = Job::start(vault, history, header.keys().history, task, Box::new(reseal))?;
+        let started = Job::start(vault, (history, place), header.keys().history, task, Box::new(reseal))?;
         jobs.insert(volume, started.clone());
         Ok(started.progress())
     }

@@ -7,7 +7,17 @@ use crate::progress::Meter;
 use crate::signals;
 use anyhow::Result;
 use lamassu_vault::{Kind, VaultError};
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// A directory deeper than this, below where a command begins, is not gone into. Whoever can write the store makes a valid tree of any depth, and
+/// resolving every path in it anew takes time with the square of the depth; PATH_MAX leaves other programs room for 2048 names in a path.
+pub const DEPTH_MAX: usize = 2000;
+
+/// The error for a directory deeper than [`DEPTH_MAX`].
+pub fn too_deep(name: &str) -> anyhow::Error {
+    anyhow::anyhow!("{name}: more than {DEPTH_MAX} directories deep; what is in it is left out")
+}
 
 /// One run of copying.
 pub struct Copier<'a> {
@@ -25,22 +35,60 @@ pub struct Copier<'a> {
     pub first: Option<anyhow::Error>,
 }
 
+/// A directory under way.
+struct Level {
+    source: PathBuf,
+    target: PathBuf,
+    meta: Meta,
+    left: std::vec::IntoIter<OsString>,
+}
+
 impl Copier<'_> {
     /// Copies an entry and what is below it. One that fails is named and counted, and the others go on; an error is for what concerns them all.
+    ///
+    /// Without recursion: the depth of a tree is its maker's choice.
     pub fn copy(&mut self, source: &Path, target: &Path) -> Result<()> {
+        let mut levels = Vec::new();
+        levels.extend(self.entry(source, target, 0)?);
+        while let Some(level) = levels.last_mut() {
+            let Some(name) = level.left.next() else {
+                // Last: copying into it changed its times, and its mode may forbid writing.
+                let done = self.finish(&level.source, &level.target, &level.meta);
+                levels.pop();
+                self.note(done)?;
+                continue;
+            };
+            let (source, target) = (level.source.join(&name), level.target.join(&name));
+            let depth = levels.len();
+            levels.extend(self.entry(&source, &target, depth)?);
+        }
+        Ok(())
+    }
+
+    /// Copies an entry at this depth below where the copy begins. A directory is only begun: what is in it is still to be copied.
+    fn entry(&mut self, source: &Path, target: &Path, depth: usize) -> Result<Option<Level>> {
         self.all += 1;
         signals::check()?;
-        let Err(error) = self.try_copy(source, target) else { return Ok(()) };
+        let begun = self.try_copy(source, target, depth);
+        Ok(self.note(begun)?.flatten())
+    }
+
+    /// Names and counts a failure; an error is for what concerns all entries.
+    fn note<T>(&mut self, done: Result<T>) -> Result<Option<T>> {
+        let error = match done {
+            Ok(value) => return Ok(Some(value)),
+            Err(error) => error,
+        };
         if matches!(error.downcast_ref(), Some(Fault::Interrupted)) || is_store_full(&error) {
             return Err(error);
         }
         self.failed += 1;
         self.meter.suspend(|| crate::output::say_error(&error));
         self.first.get_or_insert(error);
-        Ok(())
+        Ok(None)
     }
 
-    fn try_copy(&mut self, source: &Path, target: &Path) -> Result<()> {
+    fn try_copy(&mut self, source: &Path, target: &Path, depth: usize) -> Result<Option<Level>> {
         let meta = match self.from.stat(source)? {
             Some(meta) => meta,
             None => {
@@ -54,7 +102,7 @@ impl Copier<'_> {
         }
         self.meter.set_message(self.from.name(source));
         match meta.kind {
-            Kind::Dir => return self.copy_dir(source, target, &meta),
+            Kind::Dir => return self.begin_dir(source, target, meta, depth).map(Some),
             Kind::File => self.copy_file(source, target)?,
             Kind::Symlink => {
                 let link = self.from.read_link(source)?;
@@ -66,13 +114,17 @@ impl Copier<'_> {
                 self.to.make_node(target, &meta)?;
             }
         }
-        self.finish(source, target, &meta)
+        self.finish(source, target, &meta)?;
+        Ok(None)
     }
 
-    fn copy_dir(&mut self, source: &Path, target: &Path, meta: &Meta) -> Result<()> {
+    fn begin_dir(&self, source: &Path, target: &Path, meta: Meta, depth: usize) -> Result<Level> {
         if !self.recursive {
             let name = self.from.name(source);
             return Err(anyhow::Error::from(Fault::Usage("is a directory; use -r to copy it")).context(name));
+        }
+        if depth > DEPTH_MAX {
+            return Err(too_deep(&self.from.name(source)));
         }
         // Listed before anything is made: a directory copied into itself then has an end.
         let names = self.from.list(source)?;
@@ -84,11 +136,7 @@ impl Copier<'_> {
             }
             None => self.to.make_dir(target)?,
         }
-        for name in names {
-            self.copy(&source.join(&name), &target.join(&name))?;
-        }
-        // Last: copying into it changed its times, and its mode may forbid writing.
-        self.finish(source, target, meta)
+        Ok(Level { source: source.into(), target: target.into(), meta, left: names.into_iter() })
     }
 
     fn copy_file(&mut self, source: &Path, target: &Path) -> Result<()> {
@@ -148,4 +196,45 @@ fn is_store_full(error: &anyhow::Error) -> bool {
         .chain()
         .filter_map(|c| c.downcast_ref::<std::io::Error>())
         .any(|e| matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EROFS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::local::Local;
+    use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+
+    #[test]
+    fn a_directory_too_deep_is_named_and_the_others_are_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let (source, target) = (dir.path().join("s"), dir.path().join("t"));
+        std::fs::create_dir(&source).unwrap();
+        // Opened one by one: the path of the deepest is near PATH_MAX.
+        let mut at = openat(CWD, &source, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        for _ in 0..=DEPTH_MAX {
+            mkdirat(&at, "d", Mode::RWXU).unwrap();
+            at = openat(&at, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        }
+        std::fs::write(source.join("z"), b"after it").unwrap();
+        let ui = Ui { quiet: true, verbose: 0 };
+        let mut copier = Copier {
+            ui: &ui,
+            from: &Local,
+            to: &Local,
+            same_tree: false,
+            recursive: true,
+            meter: Meter::bytes(&ui, "copied"),
+            failed: 0,
+            all: 0,
+            first: None,
+        };
+        copier.copy(&source, &target).unwrap();
+        assert_eq!((copier.failed, copier.all), (1, DEPTH_MAX + 3));
+        assert!(copier.first.unwrap().to_string().contains("directories deep"));
+        assert_eq!(std::fs::read(target.join("z")).unwrap(), b"after it");
+        let deepest: PathBuf = std::iter::repeat_n("d", DEPTH_MAX).collect();
+        assert!(target.join(&deepest).is_dir());
+        // tempfile would hold a descriptor for every level.
+        assert!(std::process::Command::new("rm").arg("-rf").args([source, target]).status().unwrap().success());
+    }
 }

@@ -1,10 +1,10 @@
 //! The keys of datasets: inherited or their own, rotated, restored, destroyed, and who may have them.
 
-use crate::datasets::{ENOKEY, errno, listed, mounted, read, write};
+use crate::datasets::{ENOKEY, dataset_dir, errno, listed, mounted, read, write};
 use crate::support::{Bench, Ran, noise};
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::Command;
 
 /// A copy of the header from before the first dataset would have them taken for damaged directories of the vault's own.
@@ -146,6 +146,25 @@ fn inheritance_comes_and_goes() {
     b.run("key change -n raw:file:next v").ok();
     b.run("key renew -k raw:file:next v").ok();
     assert_eq!(b.run("cat -k raw:file:next v a/f").ok().out, b"content");
+}
+
+/// Whoever can write to the store can put one there while the daemon, which may be root, writes down what happens to the keys.
+#[test]
+fn a_link_in_place_of_a_dataset_s_directory_is_not_followed() {
+    let b = mounted("", "");
+    b.run("dataset create m/a").ok();
+    write(&b, "m/a/f", b"content");
+    let (stored, moved, outside) = (dataset_dir(&b), b.path("moved"), b.dir("outside"));
+    fs::rename(&stored, &moved).unwrap();
+    symlink(&outside, &stored).unwrap();
+    b.unmount("m");
+    let made: Vec<_> = fs::read_dir(&outside).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(made.is_empty(), "{made:?}");
+    // The dataset is none the worse.
+    fs::remove_file(&stored).unwrap();
+    fs::rename(&moved, &stored).unwrap();
+    assert_eq!(b.run("cat v a/f").ok().out, b"content");
+    b.run("check v").ok();
 }
 
 #[test]

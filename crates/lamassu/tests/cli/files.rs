@@ -223,6 +223,60 @@ fn inspection() {
     b.run("inspect v nosuch").code(3);
 }
 
+/// Whoever can write the store can put anything in the place of a record.
+#[test]
+fn a_record_that_is_none_is_neither_waited_for_nor_read_whole() {
+    let b = filled("aes");
+    let record = b.stored("v", "tree/sub/deep").join("lamassu.dir");
+    std::fs::remove_file(&record).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &record, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let state = || {
+        let shown = b.run("inspect --json v tree/sub/deep").ok().json();
+        shown["record"]["state"].as_str().unwrap().to_string()
+    };
+    assert!(state().starts_with("unreadable"), "a fifo: {}", state());
+    std::fs::remove_file(&record).unwrap();
+    std::fs::File::create(&record).unwrap().set_len(1 << 40).unwrap();
+    assert!(state().starts_with("unreadable"), "a terabyte: {}", state());
+    std::fs::remove_file(&record).unwrap();
+    std::fs::create_dir(&record).unwrap();
+    assert!(state().starts_with("unreadable"), "a directory: {}", state());
+}
+
+/// A directory's record copied into each directory below it makes a valid tree, as deep as one likes.
+#[test]
+fn a_tree_too_deep_is_listed_as_far_as_it_goes() {
+    use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat, symlinkat};
+    const DEPTH: usize = 2100;
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("a/a");
+    b.file("z", b"after it");
+    b.run("cp -r v a z vault:").ok();
+    let (above, below) = (b.stored("v", "a"), b.stored("v", "a/a"));
+    let Ok(record) = std::fs::read_link(above.join("lamassu.dir")) else {
+        eprintln!("no symbolic links in {above:?}: nothing to test");
+        return;
+    };
+    let name = below.file_name().unwrap();
+    std::fs::remove_dir_all(&below).unwrap();
+    let mut at = openat(CWD, &above, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+    for _ in 1..DEPTH {
+        mkdirat(&at, name, Mode::RWXU).unwrap();
+        at = openat(&at, name, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        symlinkat(&record, &at, "lamassu.dir").unwrap();
+    }
+    let listed = b.run("ls -R v").code(1).says("2000 directories deep");
+    let text = listed.text();
+    let lines: Vec<&str> = text.lines().collect();
+    // The vault's root is the first directory: the one 2001 below it is named, but not gone into; what comes after it is listed.
+    assert_eq!(lines.len(), 2002);
+    assert_eq!((lines[0], lines[1], lines[2001]), ("a", "a/a", "z"));
+    // tempfile would hold a descriptor for every level.
+    assert!(std::process::Command::new("rm").arg("-rf").arg(&above).status().unwrap().success());
+}
+
 #[test]
 fn damage_is_named_and_what_precedes_it_is_written() {
     let b = filled("aes");

@@ -36,6 +36,34 @@ fn leak_sees_what_the_store_shows() {
     b.run("leak data").code(6);
 }
 
+/// A hole takes no longer for being large, and counts as its blocks do one by one.
+#[test]
+fn leak_takes_a_hole_in_one_step() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.file("a", &noise(10 * 4096, 3));
+    b.run("cp v a vault:").ok();
+    let path = b.stored("v", "a");
+    let stored = std::fs::File::options().write(true).open(&path).unwrap();
+    let leak = || b.run("leak --json v").ok().json();
+    let hole = |leak: &serde_json::Value| leak["sizes"]["hole_bytes"].as_u64().unwrap();
+    let before = leak();
+    let len = stored.metadata().unwrap().len();
+    assert_eq!(len % 4096, 0, "the hole begins where a block does");
+    stored.set_len(len + 3 * 4096 + 100).unwrap();
+    assert_eq!(hole(&leak()), hole(&before) + 3 * 4096 + 100);
+    stored.set_len(1 << 40).unwrap();
+    let large = leak();
+    // The first block of a segment is for pages, and no hole.
+    let inspected = b.run("inspect --json --slots v a").ok().json();
+    let pages = &inspected["pages"];
+    let segment = pages[1]["offset"].as_u64().unwrap();
+    let segments = (1_u64 << 40).div_ceil(segment);
+    assert_eq!(hole(&large), hole(&before) + (1 << 40) - len - (segments - 1) * 4096);
+    assert_eq!((&large["equal_blocks"], &large["equal_pages"]), (&before["equal_blocks"], &before["equal_pages"]));
+    assert_eq!((&large["sizes"]["bytes"], &large["unreadable"]), (&(1_u64 << 40).into(), &0.into()));
+}
+
 /// What is predicted is what a vault then has: blocks and pages, all and different ones.
 #[test]
 fn an_estimate_is_what_the_vault_turns_out_to_be() {

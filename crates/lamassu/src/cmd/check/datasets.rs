@@ -108,8 +108,8 @@ impl Walk<'_> {
 
     /// It may be opened by itself, by its directory in the store.
     fn lock_out_writers(&self, stored: &Path) -> Result<Option<File>> {
-        let dir = self.served.keeper().dir(ROOT_VOLUME)?.join(stored);
-        open::once_closed(&dir, || open::lock_out_writers(&dir))
+        let dir = self.served.keeper().dir(ROOT_VOLUME)?;
+        open::once_closed(&dir.join(stored), || open::lock_out_writers_of(&dir, stored))
     }
 
     /// A dataset without keys; those in it are looked through as well.
@@ -133,10 +133,10 @@ impl Walk<'_> {
 
     /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so in a new one.
     fn history(&mut self, volume: Number, plain: &Path, stored: &Path) -> Result<()> {
-        let (header, dir) = (self.served.forest().header(volume)?, self.served.keeper().dir(volume)?);
+        let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
         let history = {
             let kept = self.served.keeper().kept();
-            kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys.history(&dir)
+            kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys.history(&place.path())
         };
         let read = history.read(header.keys().history.as_ref())?;
         if let Some(fault) = read.fault {

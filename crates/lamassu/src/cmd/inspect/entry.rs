@@ -8,8 +8,14 @@ use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored, classify};
 use lamassu_format::record::DirRecord;
 use serde::Serialize;
-use std::os::unix::ffi::OsStrExt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+/// Longest text of a record that is kept as a file, as lamassu-vault has it.
+const TEXT_MAX: usize = 8191;
 
 /// A directory, decoded.
 #[derive(Serialize)]
@@ -81,11 +87,7 @@ pub fn directory(subject: &Subject<'_>) -> Result<Directory> {
 }
 
 fn directory_record(subject: &Subject<'_>, path: &Path) -> Result<Record> {
-    // A symbolic link's target, or a file's content where the store has no links (§6).
-    let read = std::fs::read_link(path)
-        .map(|target| target.into_os_string().as_bytes().to_vec())
-        .or_else(|_| std::fs::read(path));
-    let text = match read {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(error) => return Ok(Record { state: format!("unreadable: {error}"), sealed_bytes: 0, id: None }),
     };
@@ -96,6 +98,31 @@ fn directory_record(subject: &Subject<'_>, path: &Path) -> Result<Record> {
         Some(Err(error)) => Record { state: error.to_string(), ..record },
         None => record,
     })
+}
+
+/// A symbolic link's target, or a file's content where the store has no links (§6). Whatever else stands there is neither waited for nor read to its end.
+fn read_text(path: &Path) -> io::Result<Vec<u8>> {
+    match std::fs::read_link(path) {
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
+        target => return target.map(|t| t.into_os_string().into_vec()),
+    }
+    let irregular = || io::Error::other("not a regular file");
+    // Looked at first, because opening a device or a fifo can have effects of its own.
+    if !path.symlink_metadata()?.is_file() {
+        return Err(irregular());
+    }
+    // NONBLOCK, should it have become a fifo since. It means nothing for a regular file.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(irregular());
+    }
+    let mut text = Vec::new();
+    file.take(TEXT_MAX as u64 + 1).read_to_end(&mut text)?;
+    match text.len() <= TEXT_MAX {
+        true => Ok(text),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "longer than any record")),
+    }
 }
 
 /// Opens b64 of a sealed record of one of `kinds`. The content may hold secrets: callers show its shape alone.

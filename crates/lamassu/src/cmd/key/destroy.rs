@@ -20,7 +20,6 @@ use lamassu_keys::{
     Ask, Event, FileError, KeyError, KeySource, Purpose, SourceError, Unlocked, header_file, unlock_by_parent,
 };
 use std::io::IsTerminal;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -138,8 +137,8 @@ fn fate(found: &VaultHeader, above: &Fate) -> Fate {
 
 /// The header of a dataset, however long its path.
 fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
-    let at = open::directory_below(dir, stored).ok()?;
-    header_file::read(&Path::new("/proc/self/fd").join(at.as_raw_fd().to_string()).join(name::HEADER)).ok()
+    let place = open::Place::of(dir).and_then(|above| above.below(stored)).ok()?;
+    header_file::read(&place.file(name::HEADER)).ok()
 }
 
 /// How many bytes become unreadable with a vault's keys, and the datasets in it that do not.
