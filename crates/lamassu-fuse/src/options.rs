@@ -145,10 +145,11 @@ impl MountOptions {
     /// Applies one `-o` argument: options separated by commas. Later ones win. What only mount(8) and systemd read (`noauto`, `_netdev`,
     /// `x-…`, …) is accepted and ignored, so that a line of fstab can be passed as it is.
     pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
-        argument.split(',').filter(|word| !word.is_empty()).try_for_each(|word| self.apply_one(word))
+        argument.split(',').filter(|word| !word.is_empty()).try_for_each(|word| self.apply_word(word))
     }
 
-    fn apply_one(&mut self, word: &str) -> Result<(), OptionError> {
+    /// Applies one option, commas and all.
+    pub fn apply_word(&mut self, word: &str) -> Result<(), OptionError> {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         if let Some(value) = value {
             return self.apply_value(name, value, word);

@@ -3,7 +3,7 @@
 
 use crate::fault::Fault;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 const NAMES: [&str; 3] = ["mount.lamassu", "mount.fuse.lamassu", "mount.fuse3.lamassu"];
@@ -13,6 +13,7 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
     if !is_helper(&argv) {
         return Ok(argv);
     }
+    let by_name = is_named_helper(&argv);
     let mut out: Vec<OsString> = ["lamassu", "mount"].map(OsString::from).into();
     let mut places = Vec::new();
     let mut rest = argv.into_iter().skip(1);
@@ -20,7 +21,7 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
         match arg.to_str() {
             Some("-o") => {
                 let words = rest.next().ok_or(Fault::Usage("-o needs options after it"))?;
-                out.extend(["-o".into(), words]);
+                out.extend(["-o".into(), if by_name { words } else { without_defaults(words) }]);
             }
             // The type, which we know.
             Some("-t" | "-N") => drop(rest.next()),
@@ -39,8 +40,24 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
 
 /// By its name; or, as mount.fuse3 calls, by an absolute path where else a command stands: no command begins with `/`.
 fn is_helper(argv: &[OsString]) -> bool {
+    is_named_helper(argv) || argv.get(1).is_some_and(|a| a.as_bytes().starts_with(b"/"))
+}
+
+fn is_named_helper(argv: &[OsString]) -> bool {
     let name = argv.first().and_then(|a| Path::new(a).file_name()).unwrap_or_default();
-    NAMES.iter().any(|n| name == *n) || argv.get(1).is_some_and(|a| a.as_bytes().starts_with(b"/"))
+    NAMES.iter().any(|n| name == *n)
+}
+
+/// mount.fuse3 puts `dev` and `suid` among the words of root, whether anybody asked for them or not: who wants them writes `allow_dev`, `allow_suid`.
+fn without_defaults(words: OsString) -> OsString {
+    let mut kept: Vec<&[u8]> = Vec::new();
+    for word in words.as_bytes().split(|b| *b == b',') {
+        let is_whole = !kept.last().is_some_and(|before| before.ends_with(b"\\"));
+        if !(is_whole && (word == b"dev" || word == b"suid")) {
+            kept.push(word);
+        }
+    }
+    OsString::from_vec(kept.join(&b','))
 }
 
 /// What a flag of mount(8) is here; `None` for one that changes nothing: FUSE mounts stand in no mtab (`-n`).
@@ -74,6 +91,11 @@ mod tests {
         assert_eq!(rewritten("mount.lamassu /v /m -sfv").unwrap(), "lamassu mount --sloppy --fake -v -- /v /m");
         // mount.fuse3 /srv/v /mnt -t fuse.lamassu
         assert_eq!(rewritten("lamassu /srv/v /mnt -o rw").unwrap(), "lamassu mount -o rw -- /srv/v /mnt");
+        assert_eq!(
+            rewritten("lamassu /srv/v /mnt -o rw,dev,suid,allow_dev,fsname=a\\,dev").unwrap(),
+            "lamassu mount -o rw,allow_dev,fsname=a\\,dev -- /srv/v /mnt"
+        );
+        assert_eq!(rewritten("mount.lamassu /v /m -o dev").unwrap(), "lamassu mount -o dev -- /v /m");
         assert_eq!(rewritten("lamassu mount -x").unwrap(), "lamassu mount -x");
         assert_eq!(rewritten("lamassu").unwrap(), "lamassu");
         assert_eq!(rewritten("mount.lamassu a b -o"), None);

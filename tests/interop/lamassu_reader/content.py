@@ -195,7 +195,8 @@ class File:
             page, self._cached = None, None
         if page is None:
             size = max(self._floor, self._geo.reach(last, self._length))
-            self.summary = Summary(size, last + 1, False, False, None, exact=False)
+            # Past the floor nothing tells how far the file goes, nor that what is empty is a hole.
+            self.summary = Summary(size, last + 1, False, False, self._floor if zero else None, exact=False)
             self._floor = self._floor if zero else size  # as below
             return
         size, lost_from = page.size, None

@@ -17,7 +17,7 @@ Examples:
   lamassu inspect /srv/store/vault disk.img      a file: geometry, size, and every page
   lamassu inspect /srv/store/vault photos        a directory: its id, and what is stored in it
   lamassu inspect --json /srv/store/vault disk.img | jq '.pages[] | select(.state != \"good\")'
-  lamassu inspect --header backup/lamassu.vault backup/Zk3…";
+  lamassu inspect --header backup/lamassu.vault backup/Zk3…/9aQ…";
 
 /// Options of `inspect`.
 #[derive(clap::Args, Debug)]

@@ -177,7 +177,7 @@ impl Plan {
                     Some(("durability", value)) => {
                         vault.durability = parse::<DurabilityArg>("durability", value)?.into()
                     }
-                    Some(_) | None => match mount.apply(&word) {
+                    Some(_) | None => match mount.apply_word(&word) {
                         Err(error @ OptionError::Unknown(_)) if args.sloppy => ui.warn(error),
                         done => done?,
                     },

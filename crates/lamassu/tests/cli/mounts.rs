@@ -80,6 +80,9 @@ fn options_of_mount() {
     assert!(line.contains("noatime") && line.contains("noexec") && line.contains(" fuse.lamassu "), "{line}");
     assert!(line.contains(b.path("v").to_str().unwrap()), "the vault is the source: {line}");
     b.unmount("m");
+    b.run("mount -o fsname=a\\,b v m").ok();
+    assert!(fs::read_to_string("/proc/self/mountinfo").unwrap().contains(" fuse.lamassu a,b "));
+    b.unmount("m");
     for options in ["nosuch", "cache=fast", "integrity=none", "durability="] {
         b.run(&format!("mount -o {options} v m")).code(2);
     }

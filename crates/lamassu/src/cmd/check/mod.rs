@@ -97,7 +97,7 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
         started.elapsed().as_secs_f64()
     );
     if report.recovered > 0 {
-        let what = if repair { "completed" } else { "good; `--repair` or the next mount completes them" };
+        let what = if repair { "completed" } else { "good; `--repair` or the next use of the file completes them" };
         out.push_str(&format!("\n{} blocks of interrupted commits: {what}", report.recovered));
     }
     if report.unsealed_empty > 0 {
