@@ -116,7 +116,10 @@ impl History {
     /// Appends, and gives the mark for the header. What does not verify or cannot be read is set aside, so that nobody can keep keys from being changed by
     /// damaging a log.
     pub(super) fn append(&self, mark: Option<&HistoryMark>, events: &[Event]) -> Result<HistoryMark, KeyError> {
+        let elsewhere = "what was there is sealed under an earlier file key, or damaged";
         let fault = match self.open_and_scan(mark) {
+            // One entry alone that does not open looks like one that was torn, and may be the whole history from before.
+            Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if mark.is_none() => elsewhere.into(),
             Ok((file, Scanned { fault: None, link, len, end })) => {
                 return self.extend(&file, &Scanned { fault: None, link, len, end }, events);
             }
@@ -129,9 +132,7 @@ impl History {
                 );
             }
             // The header knows of no history, as after its file key was made anew.
-            Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if mark.is_none() => {
-                "what was there is sealed under an earlier file key, or damaged".into()
-            }
+            Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if mark.is_none() => elsewhere.into(),
             Ok((_, Scanned { fault: Some(fault), .. })) => fault.to_string(),
             Err(error @ HistoryError::Busy { .. }) => return Err(error.into()),
             Err(error) => error.to_string(),

@@ -206,6 +206,9 @@ impl Served {
     /// The datasets in a directory of the tree, those in them too where they are loaded; such as come behind `after`, as many as an answer holds.
     pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
         self.may_work_in(caller, dir)?;
+        if self.forest().vault(volume_of(dir)).is_none() {
+            return Err(VaultError::KeyNotLoaded.into());
+        }
         let mut all = Datasets::default();
         self.list_below(dir, Path::new(""), &mut all)?;
         all.datasets.sort_by(|a, b| a.path.cmp(&b.path));

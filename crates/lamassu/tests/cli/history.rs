@@ -195,3 +195,14 @@ fn key_events_go_to_syslog_from_every_command() {
     b.run_in("LAMASSU_SYSLOG", &place, "key remove v 77").code(2);
     assert!(heard().is_empty());
 }
+
+/// With one entry alone, too, which might be taken for one that was torn.
+#[test]
+fn a_renewed_header_keeps_the_history_from_before() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let before = std::fs::read(b.path("v/lamassu.history")).unwrap();
+    b.run("key renew v").ok();
+    assert!(std::fs::read(b.path("v/lamassu.history.broken")).unwrap() == before);
+    assert_eq!(events(&b, "v"), ["restarted", "slot-changed"]);
+}
