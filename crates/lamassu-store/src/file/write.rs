@@ -261,14 +261,16 @@ impl Core {
             if !matches!(self.page(st, g)?, Entry::Absent) {
                 return Ok(Some(g));
             }
-            // A hole of many segments is skipped in one step.
+            // A hole of many segments is skipped in one step, but not past where absent pages are no holes any more.
+            let unknown = st.unknown_from.map(|from| from / geo.page_span()).filter(|first| g < *first);
             let offset = geo.page_offset(g);
             let data = self.backing.seek_data(offset).map_err(StoreError::io("seek data", offset))?;
-            let segment = match data {
-                Some(data) => data / geo.segment_len(),
-                None => return Ok(None),
+            let present = data.map(|data| data / geo.segment_len() * geo.pages_per_segment());
+            g = match (present, unknown) {
+                (None, None) => return Ok(None),
+                (Some(next), None) | (None, Some(next)) => next.max(g + 1),
+                (Some(present), Some(unknown)) => present.min(unknown).max(g + 1),
             };
-            g = (g + 1).max(segment * geo.pages_per_segment());
         }
     }
 }
