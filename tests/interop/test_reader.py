@@ -724,6 +724,19 @@ class Files(Temp):
             w.put_page(path, 1, PageSpec(w.N * w.B + 1, b"i" * 16, 1, more_flags=flags))
             self.last_damaged(w, path, "other than page 0")
 
+    def test_made_up_last_page(self) -> None:
+        """With the last page damaged an absent page is a hole below the floor alone, and where page 0 says so."""
+        w = self.writer(reserved=62)
+        path = w.dir / "f"
+        floor = 2 * w.N * w.B + 5
+        w.put_page(path, 0, PageSpec(floor, b"i" * 16, 1, sparse=True))
+        w.put(path, w.page_at(4), noise(4096, 3))
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            self.assertEqual([str(d).split(": ")[1].split(" (")[0] for d in f.damages()], ["page 2", "page 3", "page 4"])
+            self.assertEqual(f.block(w.N), bytes(4096))
+            with self.assertRaisesRegex(lr.Damage, "unknown"):
+                f.block(2 * w.N)
+
     def test_foreign_page(self) -> None:
         """A page of another file, and the same page elsewhere."""
         w = self.writer(reserved=62)

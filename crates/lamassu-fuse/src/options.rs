@@ -24,7 +24,7 @@ impl std::str::FromStr for CacheMode {
     }
 }
 
-/// Whether processors are kept from sleeping while many requests come: see the page on performance.
+/// Whether processors are kept from sleeping while many requests come (docs/semantics.md, "Mount options").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KeepAwake {
     /// In virtual machines of few processors, if the user may.

@@ -177,6 +177,7 @@ class File:
     def _open(self) -> None:
         """Size and states, section 9."""
         self.generation, self._floor, self._sparse, self._last = 0, 0, False, 0
+        self._unknown: int | None = None  # from here on nothing tells holes, the last page being damaged
         if self._length <= PAGE and self._raw_page(0) is None:
             self.summary = Summary(0, 0, True, False, None)
             return
@@ -196,7 +197,8 @@ class File:
         if page is None:
             size = max(self._floor, self._geo.reach(last, self._length))
             # Past the floor nothing tells how far the file goes, nor that what is empty is a hole.
-            self.summary = Summary(size, last + 1, False, False, self._floor if zero else None, exact=False)
+            self._unknown = self._floor if zero else None
+            self.summary = Summary(size, last + 1, False, False, self._unknown, exact=False)
             self._floor = self._floor if zero else size  # as below
             return
         size, lost_from = page.size, None
@@ -216,6 +218,8 @@ class File:
         page = self._load(g)
         if page is None and g * self._geo.covered < self._floor and not self._sparse:
             raise Damage(self._page_name(g), "absent below the size that was known durable")
+        if page is None and g and self._unknown is not None and (g + 1) * self._geo.covered > self._unknown:
+            raise Damage(self._page_name(g), "absent where the end of the file is unknown")
         return page
 
     # --- blocks ------------------------------------------------------------------------------
@@ -318,6 +322,8 @@ class File:
                 low, high = self._hole
                 if low <= self._geo.page_offset(here) < high:  # what lies in the same hole of the store is absent too
                     g = max(g, min(self._geo.last_page_within(high), pages) if self._sparse or start >= self._floor else g)
+                    if self._unknown is not None:
+                        g = max(here + 1, min(g, self._unknown // covered))
                 yield start, min(g * covered, end) - start
                 continue
             for b in range(here * per_page, -(-min(end, start + covered) // block)):
