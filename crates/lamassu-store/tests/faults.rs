@@ -428,3 +428,42 @@ fn a_file_that_gives_space_back_is_tried_again_at_once() {
         store.faults().fail_always(Call::Write, libc::EDQUOT);
     }
 }
+
+#[test]
+fn a_hole_that_a_crash_left_is_one_after_a_cut() {
+    let setup = Setup::default();
+    let geometry = setup.context().geometry;
+    let span = geometry.page_span();
+    let store = MemoryBackend::new();
+    let file = File::create(setup.context(), create_in(&store), "hole").expect("creates");
+    file.write_at(0, &fill(BLOCK, &mut Rng(1))).expect("writes");
+    file.settle_now().expect("settles");
+    file.write_at(span, &fill(3 * span as usize, &mut Rng(2))).expect("writes");
+    file.flush().expect("flushes");
+    // A crash that lost pages 1 and 2, which nothing had made durable.
+    let lost = store.snapshot();
+    for page in [1, 2] {
+        raw(&lost).write_at(geometry.page_offset(page), &[0; 4096]).expect("writes");
+    }
+    // The new last page is there; and it is one of those lost.
+    for size in [3 * span + 5000, 2 * span + 5000] {
+        for nth in 1.. {
+            let memory = Arc::new(lost.snapshot());
+            let store = FaultBackend::new(memory.clone());
+            let file = File::open(setup.context(), raw(&store), "hole").expect("opens");
+            assert_eq!(file.size(), 4 * span);
+            // From the nth change on none arrives: killed there.
+            store.faults().rule(move |c| (c.changes >= nth && c.call.is_change()).then_some(Fault::Errno(libc::EIO)));
+            let done = file.truncate(size).is_ok() && file.settle_now().is_ok();
+            let again = File::open(setup.context(), raw(&*memory), "hole").expect("opens again");
+            assert_eq!(again.check(false, &mut |_| {}).expect("checks").damage, [], "{size}, change {nth}");
+            let mut back = vec![1; again.size() as usize];
+            again.read_at(0, &mut back).expect("reads");
+            assert!(back[span as usize..2 * span as usize].iter().all(|byte| *byte == 0));
+            if done {
+                assert_eq!(again.size(), size);
+                break;
+            }
+        }
+    }
+}

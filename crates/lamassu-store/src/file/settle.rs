@@ -119,14 +119,14 @@ impl Core {
         settled
     }
 
-    /// Pages that a crash lost above the old floor read as holes; below the new one only `sparse` allows that. What this process
-    /// wrote it knows to be there.
-    fn note_absent_pages(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
+    /// To be called before the floor is raised to `durable`: pages that a crash lost above the old floor read as holes; below the new one only `sparse`
+    /// allows that. What this process wrote it knows to be there.
+    pub fn note_absent_pages(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
         if st.floor >= st.inherited_size || st.sparse {
             return Ok(());
         }
-        let end = self.geo().last_page(durable.min(st.inherited_size));
-        for g in self.geo().last_page(st.floor)..end {
+        let last = self.geo().last_page(durable.min(st.inherited_size));
+        for g in self.geo().last_page(st.floor)..=last {
             if matches!(self.page(st, g)?, Entry::Absent) {
                 st.sparse = true;
                 break;

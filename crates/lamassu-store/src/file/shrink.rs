@@ -114,6 +114,7 @@ impl Core {
         if last == 0 {
             self.write_last_page(st, size, true)?;
         } else {
+            self.note_absent_pages(st, size)?;
             let zero = self.good_page(st, 0)?.map(|held| (held.page.clone(), held.lost));
             let (mut page, lost) = zero.unwrap_or((Page::empty(st.file_id), 0));
             page.cut = true;
