@@ -393,7 +393,7 @@ fn a_full_store_is_not_tried_again_at_every_write() {
     let write = |n: usize| file.write_at((n * PIECE) as u64, &piece);
     let taken = (0..).find(|n| write(*n).is_err()).expect("the store is full");
     // The write that filled the buffer was taken, and is reported by the next ones and by sync.
-    assert!(taken * PIECE >= 4 << 20 && file.size() == (taken * PIECE) as u64);
+    assert!(taken * PIECE >= 16 << 20 && file.size() == (taken * PIECE) as u64);
     assert!(matches!(file.flush(), Err(StoreError::Io { .. })));
     let before = store.faults().calls(Call::Write);
     for _ in 0..200 {
@@ -419,7 +419,7 @@ fn a_file_that_gives_space_back_is_tried_again_at_once() {
     let file = File::create(Setup::default().context(), create_in(&store), "full").expect("creates");
     store.faults().fail_always(Call::Write, libc::EDQUOT);
     let piece = fill(5 << 20, &mut Rng(1));
-    for gives_back in [|f: &File| f.truncate(0), |f: &File| f.truncate(4 << 20), |f: &File| f.punch(0, 1 << 20)] {
+    for gives_back in [|f: &File| f.truncate(0), |f: &File| f.truncate(16 << 20), |f: &File| f.punch(0, 1 << 20)] {
         while file.append(&piece).is_ok() {}
         store.faults().clear_rules();
         gives_back(&file).expect("space comes back");

@@ -4,7 +4,7 @@
 //! for work that is not its own, nor for a worker that has not begun. A small batch never leaves its thread. Where as many threads submit as the
 //! engine has, workers stay out of it: more threads than processors would only take turns. A panic in a worker reaches the submitter as a panic.
 //!
-//! The seam for another device is [`Engine::seal`] and [`Engine::open_fetched`] themselves: whole batches, in place, synchronous.
+//! The seam for another device is [`Engine::seal_fetched`] and [`Engine::open_fetched`] themselves: whole batches, in place, synchronous.
 
 #[cfg(test)]
 mod model;
@@ -64,12 +64,7 @@ impl Engine {
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
     pub fn seal(&self, key: &InnerKey, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
-        check_shape(blocks.len(), block_size, keys.len());
-        let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
-        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk)).enumerate();
-        self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
-            key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
-        });
+        self.seal_fetched(key, salts, blocks, block_size, keys, |_, _| {});
     }
 
     /// [`Engine::seal`] of `plain` into `sealed`, of the same length. What is encrypted is what was hashed, whoever writes to `plain` meanwhile.
@@ -86,13 +81,32 @@ impl Engine {
         keys: &mut [BlockKey],
     ) {
         check_shape(plain.len(), block_size, keys.len());
-        check_shape(sealed.len(), block_size, keys.len());
-        let (bytes, per_chunk) = (plain.len(), self.blocks_per_chunk(block_size, keys.len()));
-        let places = sealed.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
-        let chunks = plain.chunks(per_chunk * block_size).zip(places).enumerate();
-        self.each(bytes, per_chunk * block_size, chunks, |(n, (plain, (sealed, keys)))| {
-            sealed.copy_from_slice(plain);
-            key.seal(salts.skip(n * per_chunk), sealed, block_size, keys);
+        let fetch = |first: usize, blocks: &mut [u8]| {
+            blocks.copy_from_slice(&plain[first * block_size..][..blocks.len()]);
+        };
+        self.seal_fetched(key, salts, sealed, block_size, keys, fetch);
+    }
+
+    /// [`Engine::seal`] of a batch that is still to come: `fetch` brings the plaintext of some blocks, given the index of the first, into their place, as in
+    /// [`Engine::open_fetched`].
+    ///
+    /// # Panics
+    /// Unless `blocks.len() == keys.len() * block_size`.
+    pub fn seal_fetched(
+        &self,
+        key: &InnerKey,
+        salts: Salts<'_>,
+        blocks: &mut [u8],
+        block_size: usize,
+        keys: &mut [BlockKey],
+        fetch: impl Fn(usize, &mut [u8]) + Sync,
+    ) {
+        check_shape(blocks.len(), block_size, keys.len());
+        let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
+        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk)).enumerate();
+        self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
+            fetch(n * per_chunk, blocks);
+            key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
         });
     }
 

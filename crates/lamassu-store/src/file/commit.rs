@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const OPEN_PAGES_MAX: usize = 2048;
 
 /// Capacity of the ciphertext buffer that a thread keeps.
-const SCRATCH_KEPT_MAX: usize = 8 << 20;
+const SCRATCH_KEPT_MAX: usize = 16 << 20;
 
 thread_local! {
     /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096 bytes.
@@ -138,6 +138,7 @@ impl Core {
             st.ragged = Some(false); // a last block written here is padded with zeros
         }
         st.wants_page = false;
+        st.replaces = false;
         st.at_cut = None;
         Ok(())
     }
@@ -250,17 +251,15 @@ impl Core {
             true => st.ensure_id()?,
             false => st.file_id,
         };
-        let mut scratch = SCRATCH.take();
-        scratch.clear();
         let mut keys = vec![[0u8; 32]; round.data.len()];
         let mut places = Vec::with_capacity(round.data.len());
-        let (mut plain, mut numbers) = (Vec::new(), Vec::new());
+        let (mut plain, mut contents, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
         for (n, (block, _)) in round.data.iter().enumerate() {
             match &st.dirty[block] {
                 Dirty::Data(bytes) => {
-                    places.push(Place::Scratch(scratch.len()));
-                    scratch.extend_from_slice(bytes);
+                    places.push(Place::Scratch(plain.len() * len));
                     plain.push(n);
+                    contents.push(&**bytes);
                     numbers.push(*block);
                 }
                 Dirty::Sealed(block) => {
@@ -276,7 +275,18 @@ impl Core {
         }
         let mut new_keys = vec![[0u8; 32]; plain.len()];
         let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
-        self.ctx.engine.seal(&self.ctx.ring.inner(), salts, &mut scratch, len, &mut new_keys);
+        let mut scratch = SCRATCH.take();
+        if scratch.len() < plain.len() * len {
+            scratch.resize(plain.len() * len, 0);
+        }
+        let fetch = |first: usize, blocks: &mut [u8]| {
+            blocks
+                .chunks_exact_mut(len)
+                .zip(&contents[first..])
+                .for_each(|(block, bytes)| block.copy_from_slice(bytes));
+        };
+        let sealed = &mut scratch[..plain.len() * len];
+        self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, &mut new_keys, fetch);
         for (n, key) in plain.into_iter().zip(new_keys) {
             keys[n] = key;
         }

@@ -7,6 +7,7 @@
 //! The source is held against writers until the target's blocks are in the store, so what is copied is what its pages say.
 
 use super::File;
+use super::block::Block;
 use super::read::Source;
 use super::state::{Core, Dirty, State};
 use super::types::StoreError;
@@ -163,7 +164,7 @@ fn copy_piece(
         st.dirty.retain(|_, dirty| !is_copy(dirty));
         st.size = before.max(st.disk_size);
         for block in torn {
-            let mut bytes = vec![0; size as usize].into_boxed_slice();
+            let mut bytes = Block::zeroed(size as usize);
             let mut bad = |b: u64, kind| Err(from.damaged(kind, from.geo().slot_of(b).0, Some(b)));
             let read = from.read_blocks(&view, block - there + blocks.start, &mut bytes, from.verify(), &mut bad);
             if read.is_ok() && block * size < st.size {

@@ -7,6 +7,7 @@
 //! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: what an earlier process left in
 //! the page cache then is durable, and the clean state of a page means what it says.
 
+mod block;
 mod check;
 mod chunk;
 mod commit;

@@ -1,5 +1,6 @@
 //! Planning a round of a commit: which pages are written, which blocks change under them, and how.
 
+use super::block::Block;
 use super::open::keep_bits;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::StoreError;
@@ -110,9 +111,9 @@ impl Core {
             if held.page.tail.is_empty() || tail.is_some_and(|(b, _)| b == block) {
                 continue;
             }
-            let mut bytes = vec![0u8; self.ctx.block_len()];
+            let mut bytes = Block::zeroed(self.ctx.block_len());
             bytes[..held.page.tail.len()].copy_from_slice(&held.page.tail);
-            st.dirty.entry(block).or_insert(Dirty::Data(bytes.into_boxed_slice()));
+            st.dirty.entry(block).or_insert(Dirty::Data(bytes));
         }
         Ok(())
     }

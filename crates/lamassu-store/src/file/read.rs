@@ -4,6 +4,7 @@
 //! for itself alone it would wait for the batches of all others, and they for it. What has to change the state, such as an interrupted commit, is
 //! left to who holds the lock alone.
 
+use super::block::Block;
 use super::chunk::SealedBlock;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State, are_too_many};
@@ -308,8 +309,8 @@ impl Core {
     }
 
     /// One block's plaintext with everything past `size` zero, loading its page if need be.
-    pub fn load_block(&self, st: &mut State, b: u64) -> Result<Box<[u8]>, StoreError> {
-        let mut bytes = vec![0u8; self.ctx.block_len()].into_boxed_slice();
+    pub fn load_block(&self, st: &mut State, b: u64) -> Result<Block, StoreError> {
+        let mut bytes = Block::zeroed(self.ctx.block_len());
         let start = b * self.geo().block_size();
         if start < st.size {
             self.load_pages(st, b, b)?;

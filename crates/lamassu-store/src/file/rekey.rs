@@ -4,6 +4,7 @@
 //! a second time, it goes on with what is left. A page is replaced by one write of the same content; blocks go through the commit protocol. Never changes content,
 //! size or modification time.
 
+use super::block::Block;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::{DamageKind, StoreError};
@@ -168,7 +169,7 @@ impl Core {
                     step.damaged += 1;
                     continue;
                 }
-                let mut bytes: Box<[u8]> = bytes.into();
+                let mut bytes = Block::of(bytes);
                 let inside = st.size.saturating_sub(block * self.geo().block_size()).min(len as u64) as usize;
                 bytes[inside..].fill(0);
                 st.dirty.insert(block, Dirty::Data(bytes));

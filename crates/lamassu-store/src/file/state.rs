@@ -4,6 +4,7 @@
 //! everything durable. A page remembers the mark of its own last write and of the last data write it covers; its pending bits may be
 //! cleared once `data_mark <= covered` (I3).
 
+use super::block::Block;
 use super::chunk::SealedBlock;
 use super::copy::Elsewhere;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
@@ -55,7 +56,7 @@ const REPORTED_MAX: usize = 1024;
 /// A buffered change of one block.
 pub(super) enum Dirty {
     /// New content, one block long.
-    Data(Box<[u8]>),
+    Data(Block),
     /// New content, sealed already.
     Sealed(SealedBlock),
     /// New content, sealed already, that lies in another file. Only during [`Core::copy_blocks`].
@@ -119,6 +120,8 @@ pub(super) struct State {
     pub dirty: BTreeMap<u64, Dirty>,
     /// Bytes of the chunks that sealed blocks among them lie in; a chunk lives until the last of its blocks is gone.
     pub chunk_len: Arc<AtomicUsize>,
+    /// Some buffered block replaces one that is stored: committing it takes barriers.
+    pub replaces: bool,
     /// Mark of the last write.
     pub seq: u64,
     /// Everything up to this mark is durable.
@@ -169,7 +172,7 @@ pub(super) struct State {
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
     pub excess: bool,
     /// Buffered content of the last block as the last shrink left it: what goes to disk before the size grows again.
-    pub at_cut: Option<(u64, Box<[u8]>)>,
+    pub at_cut: Option<(u64, Block)>,
     /// Whether the last block on disk holds anything past the size, if known.
     pub ragged: Option<bool>,
     /// Where the store lost the end of the file, in logical bytes.

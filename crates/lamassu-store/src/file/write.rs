@@ -1,6 +1,8 @@
 //! Changing a file: everything goes into the buffer of dirty blocks first.
 
+use super::block::Block;
 use super::chunk::Ahead;
+use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::{DamageKind, StoreError};
 use crate::backend::Time;
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Bytes of a write that are buffered under one hold of the lock.
 pub(super) const PIECE_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that needs no barrier: appends and filled holes.
-const APPEND_BUFFER_LEN: usize = 4 << 20;
+const APPEND_BUFFER_LEN: usize = 16 << 20;
 /// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
 const REPLACE_BUFFER_LEN: usize = 64 << 20;
 /// How long after the store refused a commit a large buffer grows no more, before all of it is sealed and tried again.
@@ -83,7 +85,7 @@ impl Core {
             let n = ((end - at).min(size - from as u64)) as usize;
             match ahead.block(block, size as usize) {
                 Some(sealed) => {
-                    self.good_page(st, self.geo().slot_of(block).0)?;
+                    self.note_replaced(st, block)?;
                     st.dirty.insert(block, Dirty::Sealed(sealed));
                 }
                 None => self.patch_block(st, block, from, &data[(at - offset) as usize..][..n])?,
@@ -100,6 +102,15 @@ impl Core {
         }
     }
 
+    /// To be called before a block is buffered. Fails under a damaged page, where it could never be committed.
+    fn note_replaced(&self, st: &mut State, block: u64) -> Result<(), StoreError> {
+        let (g, i) = self.geo().slot_of(block);
+        let held = self.good_page(st, g)?;
+        let is_keyed = held.and_then(|held| held.page.keys.get(i)).is_some_and(|key| *key != HOLE);
+        st.replaces |= is_keyed;
+        Ok(())
+    }
+
     fn patch_block(&self, st: &mut State, block: u64, from: usize, piece: &[u8]) -> Result<(), StoreError> {
         if piece.len() < self.ctx.block_len() {
             self.unseal(st, block)?;
@@ -108,14 +119,14 @@ impl Core {
             bytes[from..from + piece.len()].copy_from_slice(piece);
             return Ok(());
         }
-        self.good_page(st, self.geo().slot_of(block).0)?; // a block under a damaged page could never be committed
+        self.note_replaced(st, block)?;
         let start = block * self.geo().block_size();
         let covers = from == 0 && (piece.len() == self.ctx.block_len() || start + piece.len() as u64 >= st.size);
         let bytes = match (covers, piece.len() == self.ctx.block_len()) {
-            (true, true) => piece.into(),
+            (true, true) => Block::of(piece),
             (covers, _) => {
                 let mut bytes = match covers {
-                    true => vec![0u8; self.ctx.block_len()].into_boxed_slice(),
+                    true => Block::zeroed(self.ctx.block_len()),
                     false => self.load_block(st, block)?,
                 };
                 bytes[from..from + piece.len()].copy_from_slice(piece);
@@ -130,7 +141,7 @@ impl Core {
     pub fn unseal(&self, st: &mut State, block: u64) -> Result<(), StoreError> {
         let Some(Dirty::Sealed(sealed)) = st.dirty.get(&block) else { return Ok(()) };
         let len = self.ctx.block_len();
-        let mut bytes: Box<[u8]> = sealed.bytes(len).into();
+        let mut bytes = Block::of(sealed.bytes(len));
         let keyed = Keyed { keys: std::slice::from_ref(&sealed.key), salts: self.salts(st.file_id, block) };
         if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keyed, Verify::Full).is_empty() {
             return Err(self.damaged(DamageKind::BlockHash, self.geo().slot_of(block).0, Some(block)));
@@ -149,9 +160,8 @@ impl Core {
         if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
             return Ok(());
         }
-        let old_end = self.geo().blocks(st.disk_size);
-        let replaces = st.dirty.range(..old_end).next().is_some();
-        match replaces && buffered < REPLACE_BUFFER_LEN {
+        let limit = if st.replaces { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN };
+        match buffered < limit {
             true => Ok(()),
             false => self.commit(st),
         }
@@ -226,6 +236,7 @@ impl Core {
                 // A crash may have left a tail in a page that is not the last.
                 let tail = (!held.page.tail.is_empty()).then(|| page_first + held.page.keys.len() as u64);
                 let holes: Vec<u64> = (from..to).filter(|b| keyed(b) || tail == Some(*b)).collect();
+                st.replaces |= !holes.is_empty();
                 for b in holes {
                     st.dirty.insert(b, Dirty::Hole);
                 }

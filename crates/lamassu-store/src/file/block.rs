@@ -1,0 +1,99 @@
+//! Memory for the plaintext of buffered blocks.
+
+use parking_lot::Mutex;
+use std::ops::{Deref, DerefMut};
+
+/// Bytes kept for use again: what the allocator takes back it returns to the system block by block, and a fresh block costs a page fault.
+const SPARE_LEN_MAX: usize = 16 << 20;
+
+/// Blocks that are not in use, and their bytes in all.
+static SPARE: Mutex<(Vec<Box<[u8]>>, usize)> = Mutex::new((Vec::new(), 0));
+
+/// The plaintext of one block.
+pub(super) struct Block(Box<[u8]>);
+
+impl Block {
+    /// One of `len` zeros.
+    pub fn zeroed(len: usize) -> Block {
+        match Block::spare(len) {
+            Some(mut block) => {
+                block.fill(0);
+                block
+            }
+            None => Block(vec![0; len].into_boxed_slice()),
+        }
+    }
+
+    /// A block that holds what is in `bytes`.
+    pub fn of(bytes: &[u8]) -> Block {
+        match Block::spare(bytes.len()) {
+            Some(mut block) => {
+                block.copy_from_slice(bytes);
+                block
+            }
+            None => Block(bytes.into()),
+        }
+    }
+
+    /// One with whatever was in it last.
+    fn spare(len: usize) -> Option<Block> {
+        let (blocks, bytes) = &mut *SPARE.lock();
+        // Almost always the last: vaults with blocks of different length are seldom open together.
+        let at = blocks.iter().rposition(|block| block.len() == len)?;
+        *bytes -= len;
+        Some(Block(blocks.swap_remove(at)))
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let (blocks, bytes) = &mut *SPARE.lock();
+        if *bytes + self.0.len() <= SPARE_LEN_MAX {
+            *bytes += self.0.len();
+            blocks.push(std::mem::take(&mut self.0));
+        }
+    }
+}
+
+impl Clone for Block {
+    fn clone(&self) -> Block {
+        Block::of(self)
+    }
+}
+
+impl Deref for Block {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Block {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn used_again_a_block_holds_nothing_of_the_last() {
+        for len in [4096, 65536, 4096] {
+            drop(Block::of(&vec![7; len]));
+            assert_eq!(*Block::zeroed(len), vec![0; len][..]);
+            assert_eq!(*Block::of(&vec![9; len]), vec![9; len][..]);
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let many: Vec<Block> = (0..2 * SPARE_LEN_MAX / 65536).map(|_| Block::zeroed(65536)).collect();
+        drop(many);
+        let (blocks, bytes) = &*SPARE.lock();
+        assert!(*bytes <= SPARE_LEN_MAX);
+        assert_eq!(blocks.iter().map(|block| block.len()).sum::<usize>(), *bytes);
+    }
+}
