@@ -19,7 +19,7 @@ pub fn errno_of(error: &VaultError) -> i32 {
         VaultError::NoAttribute => libc::ENODATA,
         VaultError::NoData => libc::ENXIO,
         VaultError::Unsupported => libc::EOPNOTSUPP,
-        VaultError::Locked | VaultError::DatasetRoot => libc::EBUSY,
+        VaultError::Locked | VaultError::DatasetRoot | VaultError::Frozen => libc::EBUSY,
         VaultError::KeyNotLoaded => libc::ENOKEY,
         VaultError::OtherDataset => libc::EXDEV,
         VaultError::Damaged { what: _, stored: _ } => libc::EIO,
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn refusals_have_the_errno_users_know() {
         assert_eq!(errno_of(&VaultError::ReadOnly), libc::EROFS);
-        assert_eq!(errno_of(&VaultError::Locked), libc::EBUSY);
+        assert_eq!((errno_of(&VaultError::Locked), errno_of(&VaultError::Frozen)), (libc::EBUSY, libc::EBUSY));
         assert_eq!(errno_of(&VaultError::KeyNotLoaded), libc::ENOKEY);
         assert_eq!(
             (errno_of(&VaultError::OtherDataset), errno_of(&VaultError::DatasetRoot)),

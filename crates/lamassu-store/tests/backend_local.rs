@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime};
+use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime, next_data};
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -295,4 +295,20 @@ fn a_directory_swapped_for_a_link_leads_nowhere() {
     let mut left: Vec<_> = std::fs::read_dir(outside.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["f", "g"]);
+}
+
+/// Stores tell of holes in units of their own, or not at all.
+#[test]
+fn data_is_found_up_to_a_length() {
+    use std::os::unix::fs::FileExt;
+    const MIB: u64 = 1 << 20;
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(3 * MIB).unwrap();
+    file.write_all_at(b"data", MIB).unwrap();
+    let (start, end) = next_data(&file, 0, 3 * MIB).unwrap();
+    assert!(start <= MIB && MIB < end && end <= 3 * MIB, "{start} {end}");
+    for behind in [end, 3 * MIB, 4 * MIB] {
+        assert_eq!(next_data(&file, behind, 3 * MIB).unwrap(), (3 * MIB, 3 * MIB));
+    }
+    assert_eq!(next_data(&file, MIB, MIB + 1).unwrap(), (MIB, MIB + 1), "no more than was asked for");
 }

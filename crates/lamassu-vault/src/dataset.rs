@@ -1,7 +1,7 @@
 //! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is their own vault's (`forest`).
 
 use crate::attr::Wanted;
-use crate::error::{errno, io, is_not_found};
+use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::names::{RecordFault, remove_companion};
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
@@ -101,7 +101,7 @@ impl Vault {
     /// the look is denied in one that is read-only.
     ///
     /// # Errors
-    /// Those of the store; `EBUSY` where a permission would have to be lent while frozen.
+    /// Those of the store; [`VaultError::Frozen`] where a permission would have to be lent.
     pub(crate) fn look_into<T>(
         &self,
         dir: &Arc<dyn BackendDir>,
@@ -117,7 +117,7 @@ impl Vault {
         if self.closed.load(Ordering::Acquire) {
             return Err(VaultError::ReadOnly);
         }
-        let _pass = pass.ok_or_else(frozen)?;
+        let _pass = pass.ok_or(VaultError::Frozen)?;
         look(&*lending(dir)).map_err(io(op))
     }
 
@@ -399,9 +399,4 @@ impl Vault {
 
 fn damaged(stored: &Path) -> VaultError {
     VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
-}
-
-/// The error of a dataset that would have to be opened in a frozen store.
-pub(crate) fn frozen() -> VaultError {
-    errno("open a dataset while frozen", libc::EBUSY)
 }

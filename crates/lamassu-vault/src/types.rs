@@ -209,6 +209,9 @@ pub enum VaultError {
     /// What lies there is the root of a dataset.
     #[error("a dataset lies there; `lamassu dataset destroy PATH` removes one")]
     DatasetRoot,
+    /// Nothing is opened, loaded or unloaded until the thaw.
+    #[error("frozen: `lamassu thaw` it first")]
+    Frozen,
     /// A name, record, link target or attribute does not open.
     #[error("damaged {what}: {stored}")]
     Damaged {

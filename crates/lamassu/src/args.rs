@@ -126,3 +126,74 @@ pub enum Command {
     /// Print a completion script for a shell
     Completions(cmd::completions::Args),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// Every command that does something by itself, with the words that call it.
+    fn leaves() -> Vec<(String, clap::Command)> {
+        fn below(command: &clap::Command, words: &str, found: &mut Vec<(String, clap::Command)>) {
+            for sub in command.get_subcommands() {
+                let words = format!("{words} {}", sub.get_name());
+                match sub.has_subcommands() {
+                    true => below(sub, &words, found),
+                    false => found.push((words, sub.clone())),
+                }
+            }
+        }
+        let mut found = Vec::new();
+        below(&Cli::command(), "lamassu", &mut found);
+        found
+    }
+
+    /// The calls of this program among the examples, as far as a shell would pass them on: up to a comment, a pipe, a redirection.
+    fn calls(help: &str) -> Vec<Vec<String>> {
+        let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
+        let commands = lines.flat_map(|line| line.split(" && ")).flat_map(|part| part.split("; "));
+        commands
+            .filter(|command| command.starts_with("lamassu "))
+            .map(|command| {
+                let ends = ["  ", " | ", " > "].iter().filter_map(|end| command.find(end));
+                let words = &command[..ends.min().unwrap_or(command.len())];
+                words.split(' ').map(|word| word.trim_matches('\'').replace("HEX", &"00".repeat(32))).collect()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_command_has_examples_that_parse() {
+        for (words, command) in leaves() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.lines().any(|line| line.starts_with("Example")), "{words}: {help}");
+            let calls = calls(&help);
+            for call in &calls {
+                let parsed = Cli::try_parse_from(call).map(drop);
+                assert!(parsed.is_ok(), "{words}: {call:?}: {parsed:?}");
+            }
+            assert!(calls.iter().any(|call| call.join(" ").starts_with(&words)), "{words} is not among its examples");
+        }
+    }
+
+    /// docs/cli.md begins with a table of all there are.
+    #[test]
+    fn the_documentation_has_every_command() {
+        let page = include_str!("../../../docs/cli.md");
+        let table = page.lines().skip_while(|line| !line.starts_with("| command"));
+        let named: Vec<Vec<&str>> = table
+            .take_while(|line| line.starts_with('|'))
+            .filter_map(|row| row.split(" | ").next())
+            .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+            .map(|call| call.trim_start_matches("lamassu ").split(' ').collect())
+            .collect();
+        for (words, _) in leaves() {
+            let words: Vec<&str> = words.split(' ').skip(1).collect();
+            let is_it = |call: &Vec<&str>| {
+                let matches = |(word, any): (&&str, &&str)| any.split("\\|").any(|one| one == *word);
+                words.len() <= call.len() && words.iter().zip(call).all(matches)
+            };
+            assert!(named.iter().any(is_it), "{words:?}");
+        }
+    }
+}

@@ -189,9 +189,11 @@ fn fault(error: &Fault) -> Code {
         Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
         Fault::NotADataset | Fault::NoSuchUser { .. } => Code::Usage,
         Fault::NotInAMount { .. } => Code::Mountpoint,
+        Fault::AboveNotLoaded { .. } => Code::KeyNotLoaded,
         Fault::NotPermitted
         | Fault::ReadOnlyMount
         | Fault::Frozen
+        | Fault::Snapshot
         | Fault::ZoneNotAhead
         | Fault::LostNotEmpty { .. }
         | Fault::EpochNeeded { .. } => Code::Refused,
@@ -380,7 +382,7 @@ fn vault(error: &VaultError) -> Code {
         | VaultError::NoRandom(_) => Code::Other,
         VaultError::Locked => Code::Locked,
         VaultError::KeyNotLoaded => Code::KeyNotLoaded,
-        VaultError::OtherDataset | VaultError::DatasetRoot => Code::Refused,
+        VaultError::OtherDataset | VaultError::DatasetRoot | VaultError::Frozen => Code::Refused,
         VaultError::Damaged { .. } => Code::Damaged,
         VaultError::Refused(_) => Code::Refused,
         VaultError::Store(e) => store(e),

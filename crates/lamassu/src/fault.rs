@@ -127,6 +127,9 @@ pub enum Fault {
     /// The user's: nothing of ours is mounted there.
     #[error("{path:?} does not lie in a mounted vault; without a mount, give the vault and the path in it: VAULT PATH")]
     NotInAMount { path: PathBuf },
+    /// The user's: the way leads through a dataset, or a vault, that is not loaded.
+    #[error("{path:?} lies in {above:?}, whose key is not loaded: `lamassu key load {above:?}` first")]
+    AboveNotLoaded { path: PathBuf, above: PathBuf },
     /// The user's, or the administrator's who named the delegates.
     #[error(
         "only root and the user who mounted may do this; a delegate may create datasets that inherit their key, in its own directories, and list, unload and load its own"
@@ -138,6 +141,11 @@ pub enum Fault {
     /// Nobody asked for one.
     #[error("no re-keying was begun since the vault was mounted")]
     NoRekey,
+    /// The user's: a change of what is never written.
+    #[error(
+        "this vault is a snapshot, which nobody writes: a new key would never be used; `lamassu clone` makes a copy to work in"
+    )]
+    Snapshot,
     /// The user's: what `--zone` is for has been done.
     #[error("the zone has no newer key than this vault: `lamassu zone rotate FILE` makes one")]
     ZoneNotAhead,

@@ -74,11 +74,12 @@ impl SourceText {
     }
 }
 
-/// `--key` of a vault.
+/// `--key` of a vault, or of a zone where a command takes either. The environment is looked at here and not by clap: which variable counts depends on what is
+/// opened, and a word of `-o` comes before it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KeyArg {
-    /// What opens the vault [default: passphrase:prompt]
-    #[arg(short = 'k', long, value_name = "SOURCE", env = "LAMASSU_KEY", hide_env_values = true)]
+    /// What opens the vault [default: passphrase:prompt] [env: LAMASSU_KEY]
+    #[arg(short = 'k', long, value_name = "SOURCE")]
     key: Option<SourceText>,
     /// Whether standard input is read as data, so that nobody is asked there.
     #[arg(skip)]
@@ -86,9 +87,19 @@ pub struct KeyArg {
 }
 
 impl KeyArg {
-    /// The source given, or a prompt.
+    /// The source given, or that of LAMASSU_KEY, or a prompt.
     pub fn source(&self) -> Result<KeySource> {
-        let source = source_or_prompt(self.key.as_ref(), "--key")?;
+        self.source_for::<VaultHeader>()
+    }
+
+    /// The same for a header of this kind: LAMASSU_KEY is for vaults, LAMASSU_ZONE_KEY for zones.
+    pub fn source_for<H: Header>(&self) -> Result<KeySource> {
+        let variable = if H::IS_VAULT { "LAMASSU_KEY" } else { "LAMASSU_ZONE_KEY" };
+        let source = match (&self.key, std::env::var_os(variable)) {
+            (Some(key), _) => key.parse("--key")?,
+            (None, Some(text)) => SourceText(text.to_string_lossy().into_owned()).parse(variable)?,
+            (None, None) => source_or_prompt(None, "--key")?,
+        };
         Ok(if self.stdin_is_data { source.leaving_stdin() } else { source })
     }
 
@@ -97,15 +108,14 @@ impl KeyArg {
         KeyArg { stdin_is_data: true, ..self }
     }
 
-    /// Whether a key was named on the command line. One that LAMASSU_KEY says as well does not count: it may be meant for other commands.
+    /// Whether a key was named on the command line: what LAMASSU_KEY says may be meant for other commands.
     pub fn is_typed(&self) -> bool {
-        self.key.as_ref().is_some_and(|key| std::env::var("LAMASSU_KEY").ok().as_ref() != Some(&key.0))
+        self.key.is_some()
     }
 
-    /// A `key=` of `-o` counts where `--key` is not given.
+    /// A `key=` of `-o` counts where `--key` is not given, and before LAMASSU_KEY, which may have been meant for another mount.
     pub fn or(self, other: Option<SourceText>) -> KeyArg {
-        // What stands on the command line was meant for this mount; LAMASSU_KEY may have been meant for another.
-        KeyArg { key: other.or(self.key), ..self }
+        KeyArg { key: self.key.or(other), ..self }
     }
 }
 

@@ -5,6 +5,7 @@ use crate::fips;
 use crate::keys::{self, KeyArg};
 use crate::output::Ui;
 use crate::pins;
+use crate::served;
 use crate::served::keeper::Keeper;
 use crate::served::serve::Served;
 use anyhow::{Context, Result};
@@ -53,7 +54,10 @@ pub fn options(read_only: bool) -> Options {
 impl Found {
     /// Reads the header below `dir`.
     pub fn at(dir: &Path) -> Result<Found> {
-        let meta = std::fs::metadata(dir).map_err(|source| Fault::NotADirectory { dir: dir.into(), source })?;
+        let meta = std::fs::metadata(dir).map_err(|source| {
+            let not_there = || Fault::NotADirectory { dir: dir.into(), source };
+            served::hidden(dir).unwrap_or_else(not_there)
+        })?;
         if !meta.is_dir() {
             let source = io::Error::from_raw_os_error(libc::ENOTDIR);
             return Err(Fault::NotADirectory { dir: dir.into(), source }.into());

@@ -1,7 +1,6 @@
 //! Volumes and their states: opening, unloading, loading, and what concerns all of them at once.
 
 use super::{Forest, Number, Opening, ROOT_VOLUME, global, read_header};
-use crate::dataset::frozen;
 use crate::error::{errno, io};
 use crate::inode::StoreId;
 use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
@@ -168,7 +167,7 @@ impl Forest {
         }
         let _open = self.opens.read();
         if self.frozen.load(Ordering::Acquire) {
-            return Err(frozen());
+            return Err(VaultError::Frozen);
         }
         let (parent, _) = slot.place().ok_or(VaultError::KeyNotLoaded)?;
         let above = self.vault(parent).ok_or(VaultError::KeyNotLoaded)?;
@@ -266,14 +265,14 @@ impl Forest {
     /// files open there reads and writes them no more. Returns whether any was open.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] while frozen; the first thing that could not be committed: all are closed nevertheless.
+    /// [`VaultError::Frozen`]; the first thing that could not be committed: all are closed nevertheless.
     pub fn unload(&self, number: Number) -> Result<bool> {
         self.unload_by(&self.changing.lock(), number)
     }
 
     fn unload_by(&self, _changing: &MutexGuard<'_, ()>, number: Number) -> Result<bool> {
         if self.frozen.load(Ordering::Acquire) {
-            return Err(VaultError::Refused("frozen: `lamassu thaw` it first"));
+            return Err(VaultError::Frozen);
         }
         let by_request: Vec<Number> =
             self.at_or_below(number).iter().filter(|s| s.state() == State::Unloaded).map(|s| s.number).collect();
@@ -360,7 +359,8 @@ impl Forest {
     /// Opens a volume with keys that somebody brings: `opening` is asked for them when it is certain that it may be opened.
     ///
     /// # Errors
-    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::KeyNotLoaded`] where the vault it lies in is not.
+    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::Frozen`], [`VaultError::KeyNotLoaded`] where the vault
+    /// it lies in is not.
     pub fn load<E: From<VaultError>>(
         &self,
         number: Number,
@@ -405,7 +405,7 @@ impl Forest {
             return Err(VaultError::Refused("its key is loaded already"));
         }
         if self.frozen.load(Ordering::Acquire) {
-            return Err(frozen());
+            return Err(VaultError::Frozen);
         }
         let lies_in_an_open_one = || slot.place().is_some_and(|(parent, _)| self.vault(parent).is_some());
         if slot.number != ROOT_VOLUME && !lies_in_an_open_one() {

@@ -26,8 +26,8 @@ use std::sync::Arc;
 
 const CREATE_EXAMPLES: &str = "\
 Examples:
-  lamassu dataset create /mnt/projects                        inherits the key of the vault mounted at /mnt
-  lamassu dataset create -n raw:file:/root/p.key /mnt/private brings its own
+  lamassu dataset create /mnt/projects                           inherits the key of the vault mounted at /mnt
+  lamassu dataset create -n raw:file:/root/p.key /mnt/private    brings its own
   lamassu dataset create --domain family /srv/store/vault projects    without a mount: vault, then path";
 
 const LIST_EXAMPLES: &str = "\
@@ -199,7 +199,7 @@ impl Site {
         }
         let found = Found::at(vault).map_err(|error| match path {
             Some(_) => error,
-            None => Fault::NotInAMount { path: vault.clone() }.into(),
+            None => served::not_within(vault).into(),
         })?;
         let served = found.unlock(ui, key)?.open_forest(open::options(read_only))?;
         Ok(Site::Here { served, path: path.map_or_else(PathBuf::new, inside) })

@@ -9,7 +9,7 @@ use crate::output::{self, Ui};
 use crate::{signals, text};
 use anyhow::Result;
 use lamassu_format::{Domain, Geometry};
-use rustix::fs::SeekFrom;
+use lamassu_store::backend::next_data;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::File;
@@ -252,16 +252,9 @@ struct Extent {
 impl Extent {
     /// Whether there is data between two offsets; asked in ascending order.
     fn has(&mut self, file: &File, from: u64, to: u64) -> bool {
-        while self.end <= from {
-            let at = self.end.max(from);
-            // A store that knows no holes has none.
-            self.start = rustix::fs::seek(file, SeekFrom::Data(at)).unwrap_or(u64::MAX);
-            if self.start == u64::MAX {
-                // ENXIO: only a hole from here to the end.
-                self.end = u64::MAX;
-                break;
-            }
-            self.end = rustix::fs::seek(file, SeekFrom::Hole(self.start)).unwrap_or(u64::MAX);
+        if self.end <= from {
+            // Where the store cannot tell, there is data.
+            (self.start, self.end) = next_data(file, from, u64::MAX).unwrap_or((from, u64::MAX));
         }
         self.start < to && self.end > from
     }

@@ -12,8 +12,7 @@ use anyhow::Result;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::{Errno, retry_on_intr};
+use lamassu_store::backend::next_data;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -284,10 +283,10 @@ impl Observer {
                 return Err(Fault::Interrupted.into());
             }
             if at >= known {
-                let (start, end) = match extent(file, at, len) {
+                let (start, end) = match next_data(file, at, len) {
                     Ok(found) => found,
                     Err(e) => {
-                        self.miss(ui, path, &e.into());
+                        self.miss(ui, path, &e);
                         return Ok(());
                     }
                 };
@@ -325,23 +324,6 @@ impl Observer {
     fn finish(self) -> Result<Leak> {
         Ok(Leak { equal_blocks: self.blocks.count()?.into(), equal_pages: self.pages.count()?.into(), ..self.leak })
     }
-}
-
-/// The next stretch of data from `at` on; the end twice where there is none. A store that knows no holes has one stretch.
-fn extent(file: &File, at: u64, len: u64) -> rustix::io::Result<(u64, u64)> {
-    let start = match retry_on_intr(|| seek(file, SeekFrom::Data(at))) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok((len, len)),
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, len)),
-        Err(e) => return Err(e),
-    };
-    let end = match retry_on_intr(|| seek(file, SeekFrom::Hole(start))) {
-        Ok(end) => end,
-        // It has shrunk since: reading it says so.
-        Err(Errno::NXIO) => len,
-        Err(e) => return Err(e),
-    };
-    Ok((start.min(len), end.min(len)))
 }
 
 /// Bytes of the blocks from `from`, where a block begins, to `to`, where one begins or the file ends, but for the blocks that hold a segment's pages.

@@ -70,8 +70,8 @@ pub struct Args {
     /// NO ENCRYPTION: DIR, which must not be a vault, is mounted as it is. Only to compare with in benchmarks
     #[arg(long, conflicts_with_all = ["integrity", "durability", "threads", "idle", "delegate"])]
     passthrough: bool,
-    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, and key=, integrity=, cache=,
-    /// durability= as above; keep_awake=auto|always|never
+    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=auto|always|never (all
+    /// of them: docs/cli.md); and key=, integrity=, cache=, durability=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
     /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s
@@ -333,6 +333,7 @@ impl Plan {
                 let calls = Some(served.calls());
                 let mounted = lamassu_fuse::mount_answering(forest.clone(), &self.mountpoint, &options, calls)?;
                 forest.set_cache(mounted.cache());
+                served.keeper().mounted();
                 if let Some(idle) = self.idle {
                     forest.unload_after(idle);
                 }

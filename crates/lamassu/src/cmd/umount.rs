@@ -14,7 +14,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(1);
+/// When it is said what is waited for, and when what else it may be.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+const CLOSING: &str = "unmounted; waiting until everything is in the store";
+const HELD: &str = "still waiting: much is left to be written, or another mount namespace (of a container, a service) holds a copy \
+    of the mount, and the vault is closed when that goes; `grep -l fuse.lamassu /proc/[0-9]*/mountinfo` names the processes \
+    that see one";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -93,7 +98,7 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
 /// The kernel is done; the daemon still commits. It holds the vault's lock until it has.
 fn wait_until_closed(ui: &Ui, mount: &Mount) -> Result<()> {
     let started = Instant::now();
-    let mut told = false;
+    let mut hints = PATIENCE.into_iter().zip([CLOSING, HELD]).peekable();
     while let Err(error) = open::lock_out_writers(&mount.source) {
         let locked = matches!(error.downcast_ref(), Some(Fault::Locked { .. }));
         // Not the vault's directory (`-o fsname=`), or somebody mounted it again: then there is nothing to wait for.
@@ -101,9 +106,8 @@ fn wait_until_closed(ui: &Ui, mount: &Mount) -> Result<()> {
             return Ok(());
         }
         signals::check()?;
-        if !told && started.elapsed() > PATIENCE {
-            told = true;
-            ui.note("unmounted; waiting until everything is in the store");
+        if let Some((_, hint)) = hints.next_if(|(after, _)| started.elapsed() > *after) {
+            ui.note(hint);
         }
         std::thread::sleep(POLL);
     }

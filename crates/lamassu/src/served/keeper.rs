@@ -141,6 +141,19 @@ impl Keeper {
         cached
     }
 
+    /// The mount is there: that its own vault is loaded is written down now, since of a mount that was refused nothing is to be told.
+    pub fn mounted(&self) {
+        if let Ok(vault) = self.vault(ROOT_VOLUME) {
+            self.write_down_or_warn(ROOT_VOLUME, &vault);
+        }
+    }
+
+    fn write_down_or_warn(&self, volume: Number, vault: &Vault) {
+        if let Err(error) = self.write_down(volume, vault) {
+            tracing::warn!(%error, "that the vault is loaded is not written down");
+        }
+    }
+
     /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be written the vault is none the worse.
     fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
         let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
@@ -200,8 +213,9 @@ impl Opener for Keeper {
     }
 
     fn opened(&self, volume: Number, vault: &Arc<Vault>) {
-        if let Err(error) = self.write_down(volume, vault) {
-            tracing::warn!(%error, "that the vault is loaded is not written down");
+        // The mount's own vault is opened before there is a mount: see `mounted`.
+        if self.forest.get().is_some() {
+            self.write_down_or_warn(volume, vault);
         }
     }
 

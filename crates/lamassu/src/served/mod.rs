@@ -18,7 +18,7 @@ use crate::mounts;
 use anyhow::Result;
 use data_encoding::HEXLOWER;
 use lamassu_crypto::Secret;
-use lamassu_fuse::control;
+use lamassu_fuse::control::{self, ControlError};
 use lamassu_keys::{Argon2Params, Material};
 use protocol::{Answer, Channel, Parcel, Request, Status};
 use serde::Deserialize;
@@ -41,7 +41,31 @@ pub fn within(path: &Path) -> Option<PathBuf> {
     mounts::containing(&dir).filter(|m| m.fs_type == mounts::TYPE && m.is_trusted()).map(|_| dir)
 }
 
-/// The same, or where the vault in that directory is mounted for writing: for what a daemon must know of.
+/// The same of a path that has to lie in one.
+///
+/// # Errors
+/// [`Fault::NotInAMount`], [`Fault::AboveNotLoaded`].
+pub fn must_be_within(path: &Path) -> Result<PathBuf, Fault> {
+    within(path).ok_or_else(|| not_within(path))
+}
+
+/// Why a path does not lie in one.
+pub fn not_within(path: &Path) -> Fault {
+    hidden(path).unwrap_or_else(|| Fault::NotInAMount { path: path.into() })
+}
+
+/// The fault of a path that cannot be followed, since a dataset on the way or the mount's own vault is not loaded.
+pub fn hidden(path: &Path) -> Option<Fault> {
+    let is_hidden = |path: &Path| path.canonicalize().is_err_and(|e| e.raw_os_error() == Some(libc::ENOKEY));
+    if !is_hidden(path) {
+        return None;
+    }
+    let absolute = std::path::absolute(path).ok()?;
+    let above = absolute.ancestors().skip(1).find(|above| !is_hidden(above)).and_then(within)?;
+    Some(Fault::AboveNotLoaded { path: path.into(), above })
+}
+
+/// As [`at`], or where the vault in that directory is mounted for writing: for what a daemon must know of.
 pub fn of(path: &Path) -> Option<PathBuf> {
     at(path).or_else(|| mounts::of_vault(path).filter(mounts::Mount::is_trusted).map(|m| m.mountpoint))
 }
@@ -64,7 +88,24 @@ pub fn ask<T: DeserializeOwned>(mountpoint: &Path, request: &Request) -> Result<
 }
 
 fn call(mountpoint: &Path, request: &Request) -> Result<Zeroizing<Vec<u8>>> {
-    Ok(control::call(mountpoint, &serde_json::to_vec(request)?)?)
+    control::call(mountpoint, &serde_json::to_vec(request)?).map_err(|error| hindered(mountpoint, error))
+}
+
+/// What hinders asking: the directory lies below what is not loaded, or is that of a dataset which a frozen mount does not open.
+fn hindered(dir: &Path, error: ControlError) -> anyhow::Error {
+    let errno = match &error {
+        ControlError::Io { op: _, source } => source.raw_os_error(),
+        ControlError::NotMounted(_)
+        | ControlError::AlreadyFrozen
+        | ControlError::NotFrozen
+        | ControlError::NotPermitted
+        | ControlError::TooLong => None,
+    };
+    match errno {
+        Some(libc::EBUSY) => Fault::Frozen.into(),
+        Some(libc::ENOKEY) => hidden(dir).map_or_else(|| error.into(), Into::into),
+        _ => error.into(),
+    }
 }
 
 fn told<'a, T: Deserialize<'a>>(mountpoint: &Path, answer: &'a [u8]) -> Result<T> {

@@ -3,6 +3,7 @@
 use super::{Input, Meta, Output, Tree};
 use crate::fault::Fault;
 use anyhow::{Context, Result};
+use lamassu_store::backend::next_data;
 use lamassu_vault::{Kind, Time};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use std::ffi::{OsStr, OsString};
@@ -173,21 +174,9 @@ impl Input for LocalFile {
     }
 
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
-        use rustix::fs::SeekFrom;
-        use rustix::io::Errno;
-        let fail = |e: Errno| failed("read", &self.path)(e.into());
-        let start = match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(None),
-            // A file system that knows no holes.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                let len = self.file.metadata().map_err(failed("stat", &self.path))?.len();
-                return Ok((offset < len).then_some((offset, len)));
-            }
-            Err(e) => return Err(fail(e).into()),
-        };
-        let end = rustix::fs::seek(&self.file, SeekFrom::Hole(start)).map_err(fail)?;
-        Ok(Some((start, end)))
+        let len = self.file.metadata().map_err(failed("stat", &self.path))?.len();
+        let (start, end) = next_data(&self.file, offset, len).map_err(failed("read", &self.path))?;
+        Ok((start < end).then_some((start, end)))
     }
 }
 

@@ -58,7 +58,7 @@ fn a_use_only_slot_opens_and_changes_nothing() {
     assert_eq!((slots[0]["role"].as_str(), slots[1]["role"].as_str()), (Some("administrator"), Some("use")), "kept");
     // A zone's slots are all alike.
     b.run("zone create -k raw:file:key z").ok();
-    b.run(&format!("key add --use-only -n {job} z")).code(28).says("no administrator");
+    b.run(&format!("key add --use-only -k raw:file:key -n {job} z")).code(28).says("no administrator");
 }
 
 #[test]

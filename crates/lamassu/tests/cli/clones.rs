@@ -119,6 +119,7 @@ fn a_snapshot_is_not_written() {
     b.file("f", b"f");
     b.run("cp s f vault:/f").code(28).says("snapshot");
     b.run("check --repair s").code(28);
+    b.run("key rotate --outer s").code(28).says("snapshot");
     b.run("check s").ok();
     b.dir("mnt");
     b.run("mount s mnt").ok().says("read-only");

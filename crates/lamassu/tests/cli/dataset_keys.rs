@@ -118,6 +118,31 @@ fn a_key_of_its_own_locks_it_for_everybody_else() {
 }
 
 #[test]
+fn what_lies_below_an_unloaded_dataset_says_what_to_load() {
+    let b = mounted("", "");
+    b.run("dataset create m/a").ok();
+    b.run("dataset create m/a/inner").ok();
+    fs::create_dir(b.path("m/a/dir")).unwrap();
+    for unloaded in ["m/a", "m"] {
+        b.run(&format!("key unload {unloaded}")).ok();
+        let first = format!("key load {:?}", b.path(unloaded).canonicalize().unwrap());
+        for line in [
+            "key load m/a/inner",
+            "key load m/a/dir/any",
+            "key unload m/a/inner",
+            "dataset list m/a/inner",
+            "dataset set m/a/inner cache=none",
+            "dataset destroy m/a/dir/any",
+            "info m/a/inner",
+        ] {
+            b.run(line).code(51).says(&first);
+        }
+        b.run(&format!("key load {unloaded}")).ok();
+    }
+    b.unmount("m");
+}
+
+#[test]
 fn inheritance_comes_and_goes() {
     let b = mounted("", "");
     b.run("dataset create m/a").ok();

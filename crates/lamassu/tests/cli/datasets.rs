@@ -393,12 +393,19 @@ fn a_frozen_mount_opens_and_makes_no_datasets() {
     b.run("mount v m").ok();
     b.run("freeze m").ok();
     assert_eq!(errno(fs::read(b.path("m/a/f"))), libc::EBUSY, "opening it would write");
-    b.run("key unload m").code(28).says("thaw");
+    for refused in ["key unload m", "key load m/a", "dataset set m/a cache=none"] {
+        b.run(refused).code(28).says("thaw");
+    }
     b.run("thaw m").ok();
     assert_eq!(read(&b, "m/a/f"), b"content");
     b.run("freeze m").ok();
     assert_eq!(read(&b, "m/a/f"), b"content", "reads go on");
     b.run("thaw m").ok();
+    b.run("key unload m/a").ok();
+    b.run("freeze m").ok();
+    b.run("key load m/a").code(28).says("thaw");
+    b.run("thaw m").ok();
+    b.run("key load m/a").ok();
     b.unmount("m");
 }
 

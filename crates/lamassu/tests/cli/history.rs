@@ -111,6 +111,22 @@ fn mounts_and_their_ends_are_written_down() {
 }
 
 #[test]
+fn a_mount_that_is_refused_is_not_written_down() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    for dir in ["m", "n", "full/x"] {
+        b.dir(dir);
+    }
+    b.run("mount v full").code(10).says("not empty");
+    b.run("mount v nosuch").code(10);
+    assert_eq!(events(&b, "v"), ["created"]);
+    b.run("mount v m").ok();
+    b.run("mount v n").code(11);
+    b.unmount("m");
+    assert_eq!(events(&b, "v"), ["created", "loaded", "unloaded"]);
+}
+
+#[test]
 fn changes_of_it_are_found_and_survived() {
     let b = Bench::new();
     b.run("init v").ok();

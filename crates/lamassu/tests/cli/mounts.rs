@@ -87,6 +87,12 @@ fn options_of_mount() {
         b.run(&format!("mount -o {options} v m")).code(2);
     }
     assert!(!is_mounted(&m));
+    // Of an option and its word, the option; of a word and LAMASSU_KEY, the word.
+    let other = b.key("other");
+    b.run(&format!("mount -k raw:file:key -o key={other},cache=none --cache through v m")).ok();
+    b.unmount("m");
+    b.run(&format!("mount -k {other} -o key=raw:file:key v m")).code(12);
+    b.run(&format!("mount -o key={other} v m")).code(12);
     let c = bench("--suite blake3");
     c.run("mount --integrity metadata v m").code(28).says("--integrity full");
     c.run("mount --integrity full v m").ok();
@@ -252,6 +258,29 @@ fn a_mount_in_use_is_busy() {
     assert_eq!(text, "open", "usable until it is closed");
     drop(open);
     wait_for("the vault's end", || b.run("check v").code == 0);
+}
+
+#[test]
+fn a_copy_of_the_mount_elsewhere_keeps_the_vault_open() {
+    let b = bench("");
+    b.run("mount v m").ok();
+    let mut holder = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "echo held && exec sleep 60"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    if holder.stdout.take().unwrap().read_exact(&mut [0; 4]).is_err() {
+        eprintln!("SKIPPED: no mount namespaces here");
+        holder.wait().unwrap();
+        return;
+    }
+    let said = fs::File::create(b.path("said")).unwrap();
+    let mut umount = b.command(["umount", "m"]).stderr(said).spawn().unwrap();
+    wait_for("a word on it", || fs::read_to_string(b.path("said")).unwrap().contains("another mount namespace"));
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(umount.wait().unwrap().success());
+    b.run("check v").ok();
 }
 
 #[test]

@@ -179,12 +179,33 @@ fn zone_files_are_backed_up_too() {
     let b = Bench::new();
     b.run("zone create -k raw:file:key z").ok();
     b.run("key backup z copy").ok();
-    b.run("key restore copy gone").ok();
+    b.run("key restore -k raw:file:key copy gone").ok();
     b.run("zone show -k raw:file:key gone").ok();
     std::fs::write(b.path("z"), b"{}").unwrap();
-    b.run("key restore copy z").ok();
+    b.run("key restore -k raw:file:key copy z").ok();
     b.run("zone show -k raw:file:key z").ok();
     b.run("key backup z z").code(24);
+}
+
+/// LAMASSU_KEY, which is set in every run here, is for vaults.
+#[test]
+fn a_zone_file_takes_the_variable_of_zones() {
+    let b = Bench::new();
+    let (zone_key, other) = (b.key("zone-key"), b.key("other"));
+    b.run("zone create -k raw:file:key z").ok();
+    b.run(&format!("key add -n {other} z")).code(9);
+    b.run("zone create -k raw:file:zone-key y").ok();
+    let run = |line: &str| b.run_in("LAMASSU_ZONE_KEY", Path::new(&zone_key), line);
+    run(&format!("key add -n {other} y")).ok();
+    run("key backup y copy").ok();
+    run(&format!("key change --slot 2 -n {other} y")).ok();
+    run("key remove y 3").ok();
+    run("key restore copy y").ok();
+    run(&format!("key remove -k {other} y 1")).ok();
+    run("key remove y 2").code(12);
+    // And the other way round.
+    b.run("init v").ok();
+    run(&format!("key add -n {other} v")).ok();
 }
 
 /// Whenever the program is killed, the vault opens with the old key or the new one, and the next change goes through.

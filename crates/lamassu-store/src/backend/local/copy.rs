@@ -6,10 +6,10 @@
 //! Never: syncs, looks into files, writes into the source.
 
 use super::xattr::Target;
-use super::{LocalBackend, kind_of, mode, retry, stat_of};
+use super::{LocalBackend, kind_of, mode, next_data, retry, stat_of};
 use crate::backend::{Kind, Stat};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -261,7 +261,7 @@ impl Copy<'_> {
         let mut buf = vec![0u8; PIECE_LEN];
         let mut at = 0;
         while at < len {
-            let (start, end) = extent(from, at, len).map_err(item.failed("find the data of"))?;
+            let (start, end) = next_data(from, at, len).map_err(failed_io("find the data of", item.path))?;
             at = start;
             while at < end {
                 let most = usize::try_from(end - at).unwrap_or(PIECE_LEN).min(PIECE_LEN);
@@ -354,18 +354,6 @@ fn listed(target: &Target<'_>) -> io::Result<Vec<OsString>> {
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
         other => other,
     }
-}
-
-/// The next stretch of data from `at` on; the end twice where there is none. A store without holes has one stretch.
-fn extent(file: &OwnedFd, at: u64, len: u64) -> rustix::io::Result<(u64, u64)> {
-    let start = match retry(|| rustix::fs::seek(file, SeekFrom::Data(at))) {
-        Ok(start) => start,
-        Err(Errno::NXIO) => return Ok((len, len)),
-        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at, len)),
-        Err(e) => return Err(e),
-    };
-    let end = retry(|| rustix::fs::seek(file, SeekFrom::Hole(start)))?;
-    Ok((start.min(len), end.min(len)))
 }
 
 fn times(st: &Stat) -> Timestamps {

@@ -22,7 +22,7 @@ use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;
 use remote::Remote;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use std::any::Any;
 use std::ffi::OsStr;
@@ -120,6 +120,27 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
             other => return other,
         }
     }
+}
+
+/// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len` twice where only a hole follows. A store
+/// that knows no holes has one stretch, up to `len`. Moves the descriptor's own position.
+///
+/// # Errors
+/// Those of lseek(2).
+pub fn next_data(file: impl AsFd, at: u64, len: u64) -> io::Result<(u64, u64)> {
+    let start = match retry(|| rustix::fs::seek(&file, SeekFrom::Data(at))) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok((len, len)),
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok((at.min(len), len)),
+        Err(e) => return Err(e.into()),
+    };
+    let end = match retry(|| rustix::fs::seek(&file, SeekFrom::Hole(start))) {
+        Ok(end) => end,
+        // It has shrunk since: reading it says so.
+        Err(Errno::NXIO) => len,
+        Err(e) => return Err(e.into()),
+    };
+    Ok((start.min(len), end.min(len)))
 }
 
 fn kind_of(file_type: FileType) -> Option<Kind> {

@@ -8,8 +8,7 @@ use anyhow::Result;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::page::Page;
 use lamassu_format::{Geometry, PAGE_LEN, Suite};
-use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
+use lamassu_store::backend::next_data;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -96,7 +95,7 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
     while geometry.page_offset(g) < len {
         let mut page = reader.page(g)?;
         if page.state == "absent" {
-            page.pages = reader.next_data(g)? - g;
+            page.pages = reader.end_of_hole(g)? - g;
         }
         g += page.pages;
         pages.push(page);
@@ -143,14 +142,10 @@ fn is_one(n: &u64) -> bool {
 
 impl Reader<'_> {
     /// The first page after the absent page `g` that is not wholly in the same hole of the store; the end of the file ends one.
-    fn next_data(&self, g: u64) -> Result<u64> {
+    fn end_of_hole(&self, g: u64) -> Result<u64> {
         let geo = &self.geometry;
-        let data = match seek(self.file, SeekFrom::Data(geo.page_offset(g))) {
-            Ok(data) => data,
-            Err(Errno::NXIO) => self.len,
-            Err(Errno::INVAL) => return Ok(g + 1), // a store that knows no holes
-            Err(error) => return Err(self.subject.failed("seek in", &self.subject.on_disk)(error.into()).into()),
-        };
+        let (data, _) = next_data(self.file, geo.page_offset(g), self.len)
+            .map_err(self.subject.failed("seek in", &self.subject.on_disk))?;
         let before = data / geo.segment_len() * geo.pages_per_segment();
         let end = if data >= self.len { before + geo.pages_per_segment() } else { before };
         Ok((g + 1..end).rev().find(|g| geo.page_offset(*g) < self.len).map_or(g + 1, |last| last + 1))

@@ -51,7 +51,7 @@ pub struct Restore {
     force: bool,
     /// What `key backup` made, or any copy of the header
     file: PathBuf,
-    /// The vault, or the zone file to be put back
+    /// The vault, or the zone file to be put back; for that LAMASSU_ZONE_KEY stands in for --key
     dir: PathBuf,
 }
 
@@ -167,7 +167,7 @@ fn put<H: Header + Clone>(
     belongs: impl FnOnce(&Unlocked) -> Result<()>,
     carry: impl FnOnce(&Unlocked, &mut H, Option<&H>) -> Result<()>,
 ) -> Result<()> {
-    let source = args.key.source()?;
+    let source = args.key.source_for::<H>()?;
     if is_working_copy(&args.file, place) {
         return Err(Fault::Usage(
             "FILE is a working copy that the restore would overwrite: copy it, and restore the copy",

@@ -1,14 +1,13 @@
 //! `lamassu key unload` and `key load`: the keys of what is mounted, while it stays mounted.
 
 use crate::exit::Code;
-use crate::fault::Fault;
 use crate::keys::{self, KeyArg};
 use crate::output::Ui;
 use crate::served;
 use crate::served::protocol::Request;
 use anyhow::Result;
 use lamassu_keys::{Purpose, cost};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const UNLOAD_EXAMPLES: &str = "\
 Examples:
@@ -44,19 +43,15 @@ fn help() -> String {
     format!("{LOAD_EXAMPLES}\n\n{}", keys::HELP)
 }
 
-fn mounted(path: &Path) -> Result<PathBuf> {
-    Ok(served::within(path).ok_or_else(|| Fault::NotInAMount { path: path.into() })?)
-}
-
 pub fn unload(ui: &Ui, args: &Unload) -> Result<()> {
-    let was_open: bool = served::ask(&mounted(&args.path)?, &Request::Unload {})?;
+    let was_open: bool = served::ask(&served::must_be_within(&args.path)?, &Request::Unload {})?;
     let what = if was_open { "unloaded" } else { "was not loaded" };
     ui.note(format_args!("{} {what}", args.path.display()));
     Ok(())
 }
 
 pub fn load(ui: &Ui, args: &Load) -> Result<()> {
-    let dir = mounted(&args.path)?;
+    let dir = served::must_be_within(&args.path)?;
     if !args.key.is_typed() {
         match served::ask::<()>(&dir, &Request::Load { secret: None }) {
             // It has no key here: one is asked for.

@@ -116,7 +116,7 @@ pub struct Add {
     /// Label of the new slot, for people
     #[arg(short, long, default_value = "")]
     label: String,
-    /// The vault, or where it is mounted, or a zone file
+    /// The vault, or where it is mounted, or a zone file; for that LAMASSU_ZONE_KEY stands in for --key
     dir: PathBuf,
 }
 
@@ -126,7 +126,7 @@ pub struct Add {
 pub struct Remove {
     #[command(flatten)]
     key: KeyArg,
-    /// The vault, or where it is mounted, or a zone file
+    /// The vault, or where it is mounted, or a zone file; for that LAMASSU_ZONE_KEY stands in for --key
     dir: PathBuf,
     /// Number of the slot, as `key list` shows it
     slot: u32,
@@ -148,7 +148,7 @@ pub struct Change {
     /// Label of the new slot [default: that of the old one]
     #[arg(short, long)]
     label: Option<String>,
-    /// The vault, or where it is mounted, or a zone file
+    /// The vault, or where it is mounted, or a zone file; for that LAMASSU_ZONE_KEY stands in for --key
     dir: PathBuf,
 }
 
@@ -283,7 +283,7 @@ pub fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
 
 fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     check_label(&args.label)?;
-    let old = args.key.source()?;
+    let old = args.key.source_for::<H>()?;
     if args.recovery {
         return recovery::add::<H>(file, ui, args, &old);
     }
@@ -304,7 +304,7 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
 }
 
 fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {
-    let source = args.key.source()?;
+    let source = args.key.source_for::<H>()?;
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
@@ -317,7 +317,7 @@ fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> 
 
 fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> {
     args.label.as_deref().map_or(Ok(()), check_label)?;
-    let (old, new) = (args.key.source()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
+    let (old, new) = (args.key.source_for::<H>()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;

@@ -180,6 +180,9 @@ impl Alone {
 fn rotate_offline(ui: &Ui, args: &Rotate, tier: Tier) -> Result<Epochs> {
     let source = args.key.source()?;
     let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
+    if header.is_snapshot() {
+        return Err(Fault::Snapshot.into());
+    }
     let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
     let zone = match &args.zone {
         Some(file) => Some(open_zone(ui, args, file)?),
