@@ -35,6 +35,9 @@ pub const CALL_LEN_MAX: usize = CALL_BYTES - LENGTH_BYTES;
 /// How long [`freeze`] waits for the kernel's own queue to run dry before it freezes anyway.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
+/// The operation that [`ControlError::Io`] names where the page cache could not be written back.
+pub const SYNCFS: &str = "syncfs";
+
 /// What a mount says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -133,9 +136,17 @@ pub fn freeze(mountpoint: &Path) -> Result<(), ControlError> {
     if status_of(&root, mountpoint)?.frozen {
         return Err(ControlError::AlreadyFrozen);
     }
-    rustix::fs::syncfs(&root).map_err(|e| ControlError::Io { op: "syncfs", source: e.into() })?;
-    drain(&root, mountpoint)?;
+    push_out(&root, mountpoint)?;
     plain_call(&root, LAMASSU_IOC_FREEZE, mountpoint, "freeze")
+}
+
+/// Has the kernel hand over what its page cache holds, as [`freeze`] does first.
+///
+/// # Errors
+/// [`ControlError::Io`] of `syncfs` where something that was written through the mount so far, also before this call, was refused: the kernel says so once,
+/// and keeps none of it.
+pub fn write_back(mountpoint: &Path) -> Result<(), ControlError> {
+    push_out(&open(mountpoint)?, mountpoint)
 }
 
 /// Ends a freeze.
@@ -159,6 +170,12 @@ pub fn call(dir: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlErr
     }
     let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(dir.into()))?;
     Ok(Zeroizing::new(answer.to_vec()))
+}
+
+fn push_out(root: &File, mountpoint: &Path) -> Result<(), ControlError> {
+    let synced = rustix::fs::syncfs(root).map_err(|e| ControlError::Io { op: SYNCFS, source: e.into() });
+    drain(root, mountpoint)?;
+    synced
 }
 
 /// On FUSE, syncfs(2) starts write-back but does not wait for the daemon's answers. The kernel's queue is first in, first out and lets at most

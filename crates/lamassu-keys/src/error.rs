@@ -10,7 +10,7 @@ use lamassu_format::{Domain, Suite};
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The user's: the source is good, and no slot opens with it. (Or someone altered that very slot: the two cannot be told apart.)
-    #[error("wrong key: none of the {tried} {kind} slots opens with it", kind = .kind.name())]
+    #[error("wrong key: of the slots that a {kind} key can open, none opens with it ({tried} tried)", kind = .kind.name())]
     WrongKey {
         /// kind of the material
         kind: SlotKind,

@@ -82,7 +82,8 @@ pub(crate) fn refuse_parent<H: Header>(header: &H, id: u32) -> Result<(), KeyErr
     }
 }
 
-/// Opens `header` with what a source gave: the first slot of that kind that opens, then the MAC, then the keychain.
+/// Opens `header` with what a source gave: the first slot of that kind that opens, an administrator's before those for use only; then the MAC, then the
+/// keychain.
 ///
 /// A passphrase is tried on each passphrase slot at the cost that slot names (each bounded to 4 GiB and 64 passes by the header's parser); a key on raw, hex and recovery slots alike; a token
 /// on the slots it sealed.
@@ -98,7 +99,10 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
     }
     let keys = header.keys();
     let (mut tried, mut failed) = (0, None);
-    for slot in keys.slots.iter().filter(|s| opens(s.kind, material)) {
+    let mut slots: Vec<&Slot> = keys.slots.iter().filter(|s| opens(s.kind, material)).collect();
+    // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role that somebody changed shows in the MAC.
+    slots.sort_by_key(|s| s.role == Role::Use);
+    for slot in slots {
         tried += 1;
         let opened = match open_slot(&keys.id, slot, material) {
             Ok(Some(opened)) => opened,

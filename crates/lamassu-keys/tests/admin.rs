@@ -41,6 +41,16 @@ fn public(header: &VaultHeader) -> [u8; 32] {
 }
 
 #[test]
+fn a_use_only_slot_does_not_hide_an_administrators() {
+    let (mut header, keys) = vault();
+    let id = keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
+    let opened = unlock(&header, &raw(2)).unwrap();
+    assert!(opened.is_administrator() && opened.slot() == id);
+    keys.remove_slot(&mut header, id).map(drop).unwrap();
+    assert_eq!(unlock(&header, &raw(2)).unwrap().slot(), 2);
+}
+
+#[test]
 fn a_use_only_slot_opens_and_changes_nothing() {
     let (mut header, keys) = vault();
     assert!(keys.is_administrator());

@@ -78,6 +78,9 @@ fn wrong_keys_are_told_from_altered_headers() {
         let e = unlock(&header, &wrong).unwrap_err();
         assert!(matches!(e, KeyError::WrongKey { .. }) && e.is_wrong_key(), "{e}");
     }
+    // Slots of other kinds that such a key could open count too, and are not called slots of its kind.
+    let said = unlock(&header, &raw(9)).unwrap_err().to_string();
+    assert!(said.contains("that a raw key can open") && said.contains("2 tried"), "{said}");
     let mut raw_only = header.clone();
     let removed = keys.remove_slot(&mut raw_only, 1).unwrap();
     assert!(removed.to_string().contains("older copy"));

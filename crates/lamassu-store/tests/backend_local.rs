@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime, next_data};
+use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime, lock_staging, next_data};
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -168,6 +168,46 @@ fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
         denied(&*lending.as_backend(true).unwrap().root());
         denied(&*d);
     });
+}
+
+#[test]
+fn a_lock_outlives_the_removal_of_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let take = || LocalBackend::open(dir.path()).unwrap().try_lock(name("lock"));
+    std::fs::create_dir(dir.path().join("lamassu.staging")).unwrap();
+    let held = take().unwrap();
+    std::fs::remove_file(dir.path().join("lock")).unwrap();
+    for _ in 0..2 {
+        assert_eq!(take().map(drop).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        // The second time there is a file again, and nobody holds it.
+        assert!(dir.path().join("lock").exists());
+    }
+    // A directory in it is another store.
+    let root = LocalBackend::open(dir.path()).unwrap().root();
+    root.make_dir(name("inner"), 0o700).unwrap();
+    let inner = root.open_dir(name("inner")).unwrap();
+    inner.make_dir(name("lamassu.staging"), 0o700).unwrap();
+    let inner = inner.as_backend(true).unwrap();
+    let inner_held = inner.try_lock(name("lock")).unwrap();
+    assert!(inner.try_lock(name("lock")).is_err(), "by another open of this process, too");
+    drop(held);
+    drop(take().unwrap());
+    drop(inner_held);
+    drop(inner.try_lock(name("lock")).unwrap());
+}
+
+#[test]
+fn a_staging_directory_that_is_locked_is_busy_and_one_that_is_missing_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || std::fs::File::open(dir.path()).unwrap();
+    assert!(lock_staging(open()).unwrap().is_none());
+    drop(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock")).unwrap());
+    std::fs::create_dir(dir.path().join("lamassu.staging")).unwrap();
+    let held = lock_staging(open()).unwrap().expect("this host locks directories");
+    assert_eq!(errno(lock_staging(open())), Some(libc::EWOULDBLOCK));
+    assert_eq!(errno(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock"))), Some(libc::EWOULDBLOCK));
+    drop(held);
+    drop(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock")).unwrap());
 }
 
 #[test]

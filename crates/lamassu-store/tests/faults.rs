@@ -467,3 +467,21 @@ fn a_hole_that_a_crash_left_is_one_after_a_cut() {
         }
     }
 }
+
+#[test]
+fn what_no_file_of_the_store_can_hold_is_refused_before_it_is_buffered() {
+    const LIMIT: u64 = 1 << 40;
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    store.faults().rule(|c| (c.call == Call::Seek && c.offset > LIMIT).then_some(Fault::Errno(libc::EFBIG)));
+    let file = File::create(Setup::default().context(), create_in(&store), "long").expect("creates");
+    let data = fill(100_000, &mut Rng(1));
+    file.write_at(0, &data).expect("writes");
+    assert!(matches!(file.write_at(LIMIT, b"y"), Err(StoreError::TooLarge)));
+    assert!(matches!(file.truncate(LIMIT), Err(StoreError::TooLarge)), "pages and keys take space, too");
+    file.truncate(LIMIT / 8 * 7).expect("fits");
+    file.truncate(data.len() as u64).expect("becomes shorter");
+    file.sync().expect("nothing is kept back");
+    let mut back = vec![0; data.len()];
+    File::open(Setup::default().context(), raw(&store), "long").expect("opens").read_at(0, &mut back).expect("reads");
+    assert_eq!(back, data);
+}

@@ -116,7 +116,7 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot not opened read-only, those of the store. A root whose record does not
-    /// open is an error of the calls that need it, so that `check` can say so.
+    /// open is an error of the calls that need it, so that `check` can say so; [`Vault::verify_root`] asks for it.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
         let engine = engine(&options);
         Self::open_with(backend, header, ring, options, engine)
@@ -176,6 +176,14 @@ impl Vault {
             vault.clear_staging()?;
         }
         Ok(vault)
+    }
+
+    /// Opens the record of the root, without which no name in the tree opens: for those who are about to serve it.
+    ///
+    /// # Errors
+    /// [`VaultError::Damaged`], which names the record.
+    pub fn verify_root(&self) -> Result<()> {
+        self.names(self.dirs.root()).map(drop)
     }
 
     /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened the vault yet.
@@ -273,6 +281,7 @@ pub fn open_orphan(
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
+/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they read that another writer has the vault open.
 fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,

@@ -198,7 +198,7 @@ pub enum VaultError {
     #[error("not supported by the backing store")]
     Unsupported,
     /// Another writer holds the vault.
-    #[error("another writer has this vault mounted or open")]
+    #[error("another writer has this vault mounted or open; do not delete lamassu.lock, that frees nothing")]
     Locked,
     /// The key of the dataset is not loaded.
     #[error("the key of this dataset is not loaded; `lamassu key load PATH` loads it")]

@@ -18,6 +18,23 @@ const VALUE_MAX: usize = 65_536;
 /// Longest name, plain or stored, as in Linux.
 const NAME_MAX: usize = 255;
 
+/// Namespaces of attributes, beside access control lists. What else local file systems have (`system.nfs4_acl`, `btrfs.compression`) acts on the one that has it.
+const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+/// As the kernel's `xattr_resolve_name` of a local file system: another namespace is not supported, and a namespace alone is no name.
+fn check_namespace(name: &OsStr) -> Result<()> {
+    match NAMESPACES.iter().find_map(|namespace| name.as_bytes().strip_prefix(*namespace)) {
+        Some([]) => Err(VaultError::Invalid),
+        Some(_) => Ok(()),
+        None => Err(VaultError::Unsupported),
+    }
+}
+
+/// What is said of an attribute that is not there.
+fn absent(name: &OsStr) -> VaultError {
+    check_namespace(name).err().unwrap_or(VaultError::NoAttribute)
+}
+
 fn is_absent(e: &stdio::Error) -> bool {
     e.raw_os_error() == Some(libc::ENODATA)
 }
@@ -68,17 +85,20 @@ impl Vault {
         Ok(stored)
     }
 
-    /// The value of an attribute.
+    /// The value of an attribute. One whose name has no known namespace may have been set by an earlier version.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`], [`VaultError::Damaged`], those of the store.
+    /// [`VaultError::NoAttribute`], [`VaultError::Unsupported`] where there is none in a namespace that is not known, [`VaultError::Damaged`], those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
         if let Some(which) = Which::of(name) {
             return self.get_acl(ino, which);
         }
         let (target, _) = self.target(ino)?;
-        self.sealed_attr(&target, ino, name)
+        match self.sealed_attr(&target, ino, name) {
+            Err(VaultError::NoAttribute) => Err(absent(name)),
+            other => other,
+        }
     }
 
     /// The value of an attribute as it was set.
@@ -114,13 +134,15 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of the store: what it refuses for
-    /// symbolic links and devices is refused here. [`VaultError::Invalid`] for an access control list that is none.
+    /// symbolic links and devices is refused here. [`VaultError::Invalid`] for an access control list that is none, [`VaultError::Unsupported`] for other names
+    /// than those of `user.`, `trusted.`, `security.` and access control lists.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
         if let Some(which) = Which::of(name) {
             return self.set_acl(ino, which, value, mode);
         }
+        check_namespace(name)?;
         let (target, _) = self.target(ino)?;
         self.store_attr(&target, name, value, mode)
     }
@@ -182,7 +204,7 @@ impl Vault {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`] (but for access control lists), those of the store.
+    /// [`VaultError::NoAttribute`] (but for access control lists), [`VaultError::Unsupported`] as for [`Vault::get_xattr`], those of the store.
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
@@ -190,7 +212,7 @@ impl Vault {
             return self.remove_acl(ino, which);
         }
         let (target, _) = self.target(ino)?;
-        if self.drop_attr(&target, name)? { Ok(()) } else { Err(VaultError::NoAttribute) }
+        if self.drop_attr(&target, name)? { Ok(()) } else { Err(absent(name)) }
     }
 
     /// Whether there was one.

@@ -5,7 +5,10 @@
 mod common;
 
 use common::*;
+use lamassu_crypto::outer::RecordKind;
+use lamassu_format::name::{LOCK, xattr_name};
 use lamassu_store::Backend;
+use lamassu_store::backend::LocalBackend;
 use lamassu_vault::*;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -59,6 +62,27 @@ fn a_second_writer_is_refused_and_readers_are_not() {
         v.close().unwrap();
         recipe.open(backend).unwrap();
     });
+}
+
+#[test]
+fn removing_the_lock_file_admits_no_second_writer() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let (dir, backend) = local();
+        let v = recipe.make(&backend);
+        v.put("f", b"first");
+        std::fs::remove_file(dir.path().join(LOCK)).unwrap();
+        // The second meets the file that the first has made, which nobody holds.
+        for _ in 0..2 {
+            let other: Arc<dyn Backend> = Arc::new(LocalBackend::open(dir.path()).unwrap());
+            assert!(matches!(recipe.open(&other), Err(VaultError::Locked)));
+            assert_eq!(recipe.open_read_only(&other).unwrap().list(""), ["f"], "readers take no lock");
+        }
+        v.put("f", b"still the only one");
+        v.close().unwrap();
+        let v = recipe.open(&backend).unwrap();
+        assert_eq!(v.get("f"), b"still the only one");
+        v.clean();
+    }
 }
 
 #[test]
@@ -460,6 +484,36 @@ fn extended_attributes_are_kept_and_hidden() {
         assert!(raw.iter().all(|r| !r.to_string_lossy().contains("comment")));
         assert_eq!(v.clean().xattrs, 9);
     });
+}
+
+#[test]
+fn attributes_are_of_the_namespaces_that_local_file_systems_know() {
+    let (recipe, backend) = (Recipe::default(), memory());
+    let v = recipe.make(&backend);
+    let unsupported = |done: Result<()>, name: &str| assert!(matches!(done, Err(VaultError::Unsupported)), "{name}");
+    for name in ["foo", "user", "User.x", "system.nfs4_acl", "btrfs.compression", "lamassu.x"] {
+        for mode in [SetXattr::Any, SetXattr::Create, SetXattr::Replace] {
+            unsupported(v.set_xattr(ROOT, n(name), b"1", mode), name);
+        }
+        unsupported(v.get_xattr(ROOT, n(name)).map(drop), name);
+        unsupported(v.remove_xattr(ROOT, n(name)), name);
+    }
+    for name in ["user.", "trusted.", "security."] {
+        assert!(matches!(v.set_xattr(ROOT, n(name), b"1", SetXattr::Any), Err(VaultError::Invalid)), "{name}");
+        assert!(matches!(v.get_xattr(ROOT, n(name)), Err(VaultError::Invalid)), "{name}");
+    }
+    assert!(v.list_xattr(ROOT).unwrap().is_empty());
+    // One from before there was this rule is not lost.
+    let ring = recipe.ring();
+    let stored = xattr_name(&ring.seal_xattr_names(b"foo")[0]);
+    let sealed = ring.outer().seal_record(RecordKind::Xattr, stored.as_bytes(), b"kept").unwrap();
+    backend.root().set_xattr(None, n(&stored), &sealed, 0).unwrap();
+    assert_eq!(v.list_xattr(ROOT).unwrap(), [b"foo".to_vec()]);
+    assert_eq!(v.get_xattr(ROOT, n("foo")).unwrap(), b"kept");
+    unsupported(v.set_xattr(ROOT, n("foo"), b"other", SetXattr::Replace), "foo");
+    v.remove_xattr(ROOT, n("foo")).unwrap();
+    assert!(v.list_xattr(ROOT).unwrap().is_empty());
+    v.clean();
 }
 
 #[test]

@@ -186,6 +186,31 @@ fn the_roots_record_is_needed_and_never_moved() {
 }
 
 #[test]
+fn whoever_serves_a_vault_can_ask_for_the_roots_record() {
+    for change in 0..3 {
+        let lab = Lab::new();
+        let record = lab.dir.path().join(DIR_RECORD);
+        lab.open().verify_root().unwrap();
+        match change {
+            0 => std::fs::remove_file(&record).unwrap(),
+            1 => retarget(&record, flipped),
+            _ => retarget(&record, |_| "not base64!".to_owned()),
+        }
+        for v in [lab.open(), lab.recipe.open_read_only(&lab.backend).unwrap()] {
+            let refused = v.verify_root();
+            let named = |e: &VaultError| match e {
+                VaultError::Damaged { what, stored } => (*what, stored.as_str()) == ("directory record", DIR_RECORD),
+                _ => false,
+            };
+            assert!(refused.as_ref().is_err_and(named), "{refused:?}");
+        }
+    }
+    // Plain names have no records.
+    let backend = memory();
+    Recipe::plain().make(&backend).verify_root().unwrap();
+}
+
+#[test]
 fn names_that_do_not_open_are_listed_and_their_content_stays() {
     let lab = Lab::new();
     let file = lab.stored("a/file");

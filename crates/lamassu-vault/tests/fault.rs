@@ -127,3 +127,19 @@ fn a_full_store_says_so_and_keeps_what_it_has() {
     assert_eq!((v.list(""), v.get("kept")), (vec!["d".to_owned(), "kept".to_owned()], vec![7; 50_000]));
     v.clean();
 }
+
+#[test]
+fn an_attribute_that_cannot_be_read_is_not_taken_for_damaged() {
+    let (fault, backend) = faulty();
+    let v = Recipe::default().make(&backend);
+    v.put("f", b"content");
+    v.set_xattr(v.ino("f"), n("user.note"), b"value", SetXattr::Any).unwrap();
+    for errno in [libc::EACCES, libc::EPERM, libc::EIO] {
+        fault.faults().rule(move |c| (c.call == Call::GetXattr).then_some(Fault::Errno(errno)));
+        let problems = v.check(&[], false, &Quiet).unwrap().problems;
+        fault.faults().clear_rules();
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        assert_eq!((problems[0].kind.as_str(), problems[0].path.as_deref()), ("io", Some("f")));
+    }
+    v.clean();
+}

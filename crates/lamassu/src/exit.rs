@@ -93,12 +93,14 @@ impl Code {
         self as u8
     }
 
-    /// What to do next, where the message alone does not say it.
-    pub const fn hint(self) -> Option<&'static str> {
+    /// What to do next, as far as the code tells.
+    const fn hint(self) -> Option<&'static str> {
         match self {
             Code::NotFound => Some("`lamassu ls DIR` lists what the vault holds"),
             Code::KeySource => Some("`lamassu help init` explains key sources"),
-            Code::Locked => Some("unmount it there, or use --read-only"),
+            Code::Locked => Some(
+                "unmount it there (to delete lamassu.lock frees nothing); reading goes on beside it: `lamassu mount --read-only`",
+            ),
             Code::WrongKey => Some("give another --key SOURCE; `lamassu info DIR` lists the key slots"),
             Code::HeaderUnreadable => Some("put the copy from a backup back: `lamassu key restore BACKUP DIR`"),
             Code::KeyServerDown => {
@@ -134,6 +136,56 @@ impl Code {
     }
 }
 
+/// What to do next, where the message alone does not say it: as the code has it, unless one of the causes is better served otherwise.
+pub fn hint(error: &anyhow::Error) -> Option<&'static str> {
+    if is_of_dead_mount(error) {
+        return Some(DEAD_MOUNT);
+    }
+    match error.chain().any(says_what_to_do) {
+        true => None,
+        false => code_of(error).hint(),
+    }
+}
+
+const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamassu umount MOUNTPOINT` takes the dead mount away (of another file \
+    system: `fusermount3 -u`)";
+
+/// `ENOTCONN`, as every call to a FUSE mount gives that nobody serves any more.
+fn is_of_dead_mount(error: &anyhow::Error) -> bool {
+    let says_it_itself = error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Fault::Mountpoint { .. })));
+    let mut sources = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    !says_it_itself && sources.any(|source| source.raw_os_error() == Some(libc::ENOTCONN))
+}
+
+/// Whether the hint of the code would be wrong beside a cause, or a repetition. Hints are extras: what is not listed here has that of its code.
+fn says_what_to_do(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let by_fault = |fault: &Fault| {
+        matches!(
+            fault,
+            Fault::DamageLeft { .. }
+                | Fault::HistoryDamaged { .. }
+                | Fault::NoSuchStored { .. }
+                | Fault::MissingInMount { .. }
+                | Fault::RetireMounted { .. }
+                | Fault::Umount { .. }
+        )
+    };
+    // Nothing is damaged where a file is missing, or cannot be read by this user.
+    let by_file = |file: &FileError| match file {
+        FileError::Missing { .. } => true,
+        FileError::Read { op: _, path: _, source } => source.kind() == std::io::ErrorKind::PermissionDenied,
+        FileError::NotAFile { .. }
+        | FileError::Header { .. }
+        | FileError::Exists { .. }
+        | FileError::Busy { .. }
+        | FileError::Write { .. } => false,
+    };
+    let by_mount = |mount: &MountError| matches!(mount, MountError::HelperRefused(_));
+    cause.downcast_ref().is_some_and(by_fault)
+        || cause.downcast_ref().is_some_and(by_file)
+        || cause.downcast_ref().is_some_and(by_mount)
+}
+
 /// The code of an error: that of the first cause in the chain that has one.
 pub fn code_of(error: &anyhow::Error) -> Code {
     error.chain().find_map(code_of_cause).unwrap_or(Code::Other)
@@ -160,8 +212,12 @@ fn fault(error: &Fault) -> Code {
     match error {
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
         Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
+        Fault::NoHeader { .. } | Fault::IsAMount { .. } => Code::Dir,
+        Fault::StoreReadOnly { .. } => Code::Other,
+        Fault::Unwritten { path: _, code: 0, message: _ } => Code::Other,
+        Fault::Unwritten { path: _, code, message: _ } => Code::from_number((*code).into()),
         Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
-        Fault::NoSuchStored { .. } => Code::NotFound,
+        Fault::NoSuchStored { .. } | Fault::MissingInMount { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
         | Fault::NotAMount { .. }
@@ -419,6 +475,7 @@ fn option(error: &OptionError) -> Code {
 fn control(error: &ControlError) -> Code {
     match error {
         ControlError::NotMounted(_) => Code::Mountpoint,
+        ControlError::Io { op: _, source } if source.raw_os_error() == Some(libc::ENOTCONN) => Code::Mountpoint,
         ControlError::AlreadyFrozen
         | ControlError::NotFrozen
         | ControlError::NotPermitted
@@ -448,6 +505,26 @@ mod tests {
         assert_eq!(code_of(&deep), Code::WrongKey);
         assert_eq!(code_of(&anyhow::anyhow!("no idea")), Code::Other);
         assert_eq!(code_of(&anyhow::Error::from(MountError::Close(VaultError::Locked))), Code::Locked);
+    }
+
+    #[test]
+    fn hints_are_of_the_cause() {
+        let file = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            anyhow::Error::from(FileError::Read { op: "open", path: "v/lamassu.vault".into(), source })
+        };
+        assert!(hint(&file(libc::EIO)).is_some_and(|h| h.contains("key restore")));
+        assert_eq!(hint(&file(libc::EACCES)), None);
+        assert_eq!(hint(&FileError::Missing { path: "zone".into() }.into()), None);
+        let locked = Fault::Locked { dir: "v".into(), place: String::new() };
+        assert!(hint(&locked.into()).is_some_and(|h| h.contains("mount --read-only")));
+        let gone = || std::io::Error::from_raw_os_error(libc::ENOTCONN);
+        let dead = anyhow::Error::from(ControlError::Io { op: "open mount point", source: gone() });
+        assert_eq!((code_of(&dead), hint(&dead)), (Code::Mountpoint, Some(DEAD_MOUNT)));
+        let dead = Fault::NotADirectory { dir: "m".into(), source: gone() };
+        assert_eq!(hint(&dead.into()), Some(DEAD_MOUNT));
+        let said = Fault::Mountpoint { path: "m".into(), source: gone() };
+        assert!(said.to_string().contains("lamassu umount m") && hint(&said.into()).is_none());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What can go wrong in the command line itself. Errors of the crates below keep their own types; [`crate::exit`] knows both.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// A fault of this program's own making, or its user's.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,20 @@ pub enum Fault {
     /// The user's: no header there.
     #[error("{dir:?} is not a vault: it has no lamassu.vault; `lamassu init DIR` makes one")]
     NotAVault { dir: PathBuf },
+    /// The user's, or the store's: a vault without what opens it.
+    #[error(
+        "{dir:?} is not a vault as it is: it has files of one, but no lamassu.vault. Where that was lost, `lamassu key restore BACKUP DIR` puts a copy \
+         back; what a clone left that was cut off can be removed"
+    )]
+    NoHeader { dir: PathBuf },
+    /// The user's: plain files, where ciphertext is wanted.
+    #[error("{dir:?} is where the vault in {vault:?} is mounted: give the vault's own directory")]
+    IsAMount { dir: PathBuf, vault: PathBuf },
+    /// The store's: nothing can be written there.
+    #[error(
+        "the store of {dir:?} is read-only, and so can the vault only be read: `lamassu mount --read-only`, `ls`, `cat`, `cp` out of it, `check` without --repair"
+    )]
+    StoreReadOnly { dir: PathBuf },
     /// The user's: missing, or something else than a directory.
     #[error("{dir:?} is not a directory that can be used: {source}")]
     NotADirectory { dir: PathBuf, source: std::io::Error },
@@ -33,7 +48,7 @@ pub enum Fault {
     #[error("cannot open the stored file {path:?}: {source}")]
     NoSuchStored { path: PathBuf, source: std::io::Error },
     /// The user's: nothing to mount on.
-    #[error("mount point {path:?}: {source}; make the directory first")]
+    #[error("mount point {path:?}: {source}{}", mountpoint_advice(.path, .source))]
     Mountpoint { path: PathBuf, source: std::io::Error },
     /// The user's: the mount would hide the store, or be a part of it.
     #[error("mount point {path:?} and the directory that is mounted must not lie in one another")]
@@ -47,6 +62,18 @@ pub enum Fault {
     /// The user's: files are open there.
     #[error("{path:?} is busy: end the programs that use it (`fuser -vm` lists them), or unmount with --lazy")]
     MountBusy { path: PathBuf },
+    /// The store's: what was written through the mount is not all in it.
+    #[error(
+        "nothing was unmounted, since not everything that was written to {path:?} could be put into the store: {message}. The daemon keeps it, \
+         and its log names the files: make room or mend the store, and unmount again; `lamassu umount --lazy` gives up what cannot be written"
+    )]
+    Unwritten {
+        path: PathBuf,
+        /// exit code
+        code: u8,
+        /// of the daemon
+        message: String,
+    },
     /// The user's: another process writes this vault.
     #[error("another writer has {dir:?} open{place}")]
     Locked {
@@ -127,6 +154,9 @@ pub enum Fault {
     /// The user's: nothing of ours is mounted there.
     #[error("{path:?} does not lie in a mounted vault; without a mount, give the vault and the path in it: VAULT PATH")]
     NotInAMount { path: PathBuf },
+    /// The user's: nothing there, in a mount of ours.
+    #[error("{path:?} does not exist: there is no {missing:?} in the mounted vault")]
+    MissingInMount { path: PathBuf, missing: PathBuf },
     /// The user's: the way leads through a dataset, or a vault, that is not loaded.
     #[error("{path:?} lies in {above:?}, whose key is not loaded: `lamassu key load {above:?}` first")]
     AboveNotLoaded { path: PathBuf, above: PathBuf },
@@ -163,10 +193,17 @@ pub enum Fault {
     LostNotEmpty { dir: PathBuf },
     /// The user's: the old key is not done with.
     #[error(
-        "epoch {epoch} of the {tier} key stays: without it {objects} objects do not verify, named above. \
-         `lamassu rekey` takes them to the newest key; what `lamassu check` calls damaged has to be restored or removed first"
+        "epoch {epoch} of the {tier} key stays: without it these do not verify: {needing}. `lamassu rekey --{work}` takes them to the newest key; what is left \
+         then is damaged, and `lamassu check` names it: restore or remove that first"
     )]
-    EpochNeeded { tier: &'static str, epoch: u32, objects: usize },
+    EpochNeeded {
+        tier: &'static str,
+        epoch: u32,
+        /// how many of what
+        needing: String,
+        /// `outer` or `full`
+        work: &'static str,
+    },
     /// The user's: `--fips`, and something that is not approved.
     #[error("--fips: {why}")]
     NotApproved { why: &'static str },
@@ -192,4 +229,16 @@ pub enum Fault {
     /// umount(2) and fusermount3 both refused.
     #[error("cannot unmount {path:?}: {reason}")]
     Umount { path: PathBuf, reason: String },
+}
+
+/// What to do about a mount point that cannot be used.
+fn mountpoint_advice(path: &Path, source: &io::Error) -> String {
+    match source.raw_os_error() {
+        Some(libc::ENOENT) => "; make the directory first".into(),
+        Some(libc::ENOTCONN) => format!(
+            ": the process that served the mount there is gone; `lamassu umount {}` takes the dead mount away (of another file system: `fusermount3 -u`)",
+            path.display()
+        ),
+        Some(_) | None => String::new(),
+    }
 }

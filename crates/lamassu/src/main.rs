@@ -72,9 +72,7 @@ fn failed(error: &anyhow::Error) -> Code {
     let code = exit::code_of(error);
     if code != Code::Done {
         output::say_error(error);
-        let says_it_itself =
-            matches!(error.downcast_ref(), Some(fault::Fault::DamageLeft { .. } | fault::Fault::HistoryDamaged { .. }));
-        if let Some(hint) = code.hint().filter(|_| !says_it_itself) {
+        if let Some(hint) = exit::hint(error) {
             output::say(format_args!("hint: {hint}"));
         }
     }

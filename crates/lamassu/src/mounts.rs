@@ -1,13 +1,21 @@
 //! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts themselves, which may hang.
+//!
+//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is asked, for a while.
 
+use crate::served;
+use crate::served::protocol::{Request, Status};
 use lamassu_format::name;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 /// The type a mount of ours has, unless `-o subtype=` said otherwise.
 pub const TYPE: &str = "fuse.lamassu";
+/// How long a daemon may take to say what it serves.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +41,33 @@ impl Mount {
     /// Whether root mounted it, or the user of this process: what others mount may say of itself what it likes.
     pub fn is_trusted(&self) -> bool {
         self.user().is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
+    }
+
+    /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or nobody answers. Nobody asks the
+    /// daemon of a stranger, which may say what it likes, or nothing for ever.
+    fn renamed(&self) -> Option<PathBuf> {
+        if !self.is_trusted() {
+            return None;
+        }
+        let (mount, (tell, told)) = (self.clone(), mpsc::channel());
+        let ask = move || _ = tell.send(mount.ask());
+        std::thread::Builder::new().name("mounts".into()).spawn(ask).ok()?;
+        told.recv_timeout(ANSWER_MAX).ok().flatten()
+    }
+
+    /// The same, waiting for ever if need be.
+    fn ask(&self) -> Option<PathBuf> {
+        let header = self.source.join(name::HEADER);
+        if self.source.is_absolute() && header.symlink_metadata().is_ok() {
+            return None;
+        }
+        let status: Status = served::ask(&self.mountpoint, &Request::Status {}).ok()?;
+        Some(status.dir.into())
+    }
+
+    /// The directory of its vault, as far as that is known.
+    pub fn vault(&self) -> PathBuf {
+        self.renamed().unwrap_or_else(|| self.source.clone())
     }
 
     /// Who mounted it.
@@ -73,18 +108,33 @@ pub fn containing(path: &Path) -> Option<Mount> {
 /// Where the vault in `dir` is mounted for writing.
 pub fn of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
-    all().into_iter().find(|m| m.fs_type == TYPE && m.source == dir && !m.is_read_only())
+    find(|m| m.source == dir && !m.is_read_only())
 }
 
 /// Where a dataset of the vault in `dir`, a path without links, is mounted by itself for writing.
 pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
-    all().into_iter().find(|m| m.fs_type == TYPE && m.is_of_one_below(dir) && !m.is_read_only())
+    find(|m| m.is_of_one_below(dir) && !m.is_read_only())
 }
 
 /// Where the vault in `dir` is mounted, read-only too.
 pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
-    all().into_iter().find(|m| m.fs_type == TYPE && m.source == dir)
+    find(|m| m.source == dir)
+}
+
+/// The first mount of a vault that is as wanted. Its source is the vault's directory.
+fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
+    let ours: Vec<Mount> = all().into_iter().filter(|m| m.fs_type == TYPE).collect();
+    if let Some(found) = ours.iter().find(|m| wanted(m)) {
+        return Some(found.clone());
+    }
+    // One that another covers is reached by no path.
+    let is_on_top = |at: usize| ours[at + 1..].iter().all(|m| m.mountpoint != ours[at].mountpoint);
+    let renamed = |(at, mount): (usize, &Mount)| {
+        let source = if is_on_top(at) { mount.renamed() } else { None };
+        source.map(|source| Mount { source, ..mount.clone() })
+    };
+    ours.iter().enumerate().filter_map(renamed).find(|m| wanted(m))
 }
 
 fn parse(line: &[u8]) -> Option<Mount> {

@@ -1,5 +1,6 @@
 //! From a directory to an open vault: find the header, unlock it, open the tree.
 
+use crate::cmd::umount;
 use crate::fault::Fault;
 use crate::fips;
 use crate::keys::{self, KeyArg};
@@ -13,7 +14,7 @@ use lamassu_format::header::{Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::{KeyError, Unlocked, admin, header_file};
 use lamassu_store::Backend;
-use lamassu_store::backend::LocalBackend;
+use lamassu_store::backend::{LocalBackend, Lock, lock_staging};
 use lamassu_vault::{Durability, Forest, Integrity, Options, Vault, VaultError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -68,7 +69,7 @@ impl Found {
                 refuse_destroyed(&header).with_context(|| dir.display().to_string())?;
                 Ok(Found { dir: dir.into(), header })
             }
-            Err(header_file::FileError::Missing { path: _ }) => Err(Fault::NotAVault { dir: dir.into() }.into()),
+            Err(header_file::FileError::Missing { path: _ }) => Err(no_vault(dir).into()),
             Err(error) => Err(error.into()),
         }
     }
@@ -123,9 +124,23 @@ impl Unsealed {
             match Vault::open(backend.clone(), header, ring, options.clone()) {
                 Ok(vault) => Ok(Opened { vault: Arc::new(vault), backend, read_only: options.read_only }),
                 Err(VaultError::Locked) => Err(locked(dir).into()),
+                Err(VaultError::ReadOnly) => Err(Fault::StoreReadOnly { dir: dir.clone() }.into()),
                 Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", dir.display())),
             }
         })
+    }
+}
+
+/// What a directory without a header is.
+fn no_vault(dir: &Path) -> Fault {
+    if let Ok((_, mount)) = umount::ours(dir) {
+        return Fault::IsAMount { dir: dir.into(), vault: mount.vault() };
+    }
+    // Not `lamassu.lock`: whoever looked whether somebody writes here may have left one.
+    let left = [name::DIR_RECORD, name::HISTORY, name::STAGING, name::HEADER_REPLACED, name::HEADER_REPLACING];
+    match left.iter().any(|name| dir.join(name).symlink_metadata().is_ok()) {
+        true => Fault::NoHeader { dir: dir.into() },
+        false => Fault::NotAVault { dir: dir.into() },
     }
 }
 
@@ -180,16 +195,22 @@ pub fn backend(dir: &Path) -> Result<LocalBackend> {
     LocalBackend::open(dir).map_err(|source| Fault::NotADirectory { dir: dir.into(), source }.into())
 }
 
+/// The writer's lock of a vault, both its parts. Given back in this order: whoever gets the file's finds the other free.
+pub struct WriterLock {
+    _staging: Option<Lock>,
+    _file: File,
+}
+
 /// Holds the writer's lock of a vault without changing anything else in it; `None` where no writer was ever there, and this process could be none.
 ///
 /// # Errors
 /// [`Fault::Locked`].
-pub fn lock_out_writers(dir: &Path) -> Result<Option<File>> {
-    lock_in(rustix::fs::CWD, &dir.join(name::LOCK), dir)
+pub fn lock_out_writers(dir: &Path) -> Result<Option<WriterLock>> {
+    lock_in(&Place::of(dir)?)
 }
 
-/// The same, of the vault whose lock is the file `lock` below `at`, and which a person knows as `dir`.
-fn lock_in(at: BorrowedFd<'_>, lock: &Path, dir: &Path) -> Result<Option<File>> {
+fn lock_in(place: &Place) -> Result<Option<WriterLock>> {
+    let (at, lock, dir) = (place.at.as_fd(), name::LOCK, &place.dir);
     let failed = |op| move |source| Fault::Backing { op, path: dir.join(name::LOCK), source };
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut opened = rustix::fs::openat(at, lock, flags | OFlags::RDONLY, Mode::empty());
@@ -203,17 +224,21 @@ fn lock_in(at: BorrowedFd<'_>, lock: &Path, dir: &Path) -> Result<Option<File>> 
     }
     let file = File::from(opened.map_err(io::Error::from).map_err(failed("open"))?);
     match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => Err(locked(dir).into()),
-        Err(TryLockError::Error(source)) => Err(failed("lock")(source).into()),
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(locked(dir).into()),
+        Err(TryLockError::Error(source)) => return Err(failed("lock")(source).into()),
+    }
+    match lock_staging(at) {
+        Ok(staging) => Ok(Some(WriterLock { _staging: staging, _file: file })),
+        Err(_) => Err(locked(dir).into()),
     }
 }
 
-/// The same of every dataset in the vault: each can be opened by itself, by its directory in the store. It takes a descriptor for each.
+/// The same of every dataset in the vault: each can be opened by itself, by its directory in the store. It takes two descriptors for each.
 ///
 /// # Errors
 /// [`Fault::Locked`], and those of the store.
-pub fn lock_out_writers_below(dir: &Path) -> Result<Vec<File>> {
+pub fn lock_out_writers_below(dir: &Path) -> Result<Vec<WriterLock>> {
     raise_descriptor_limit();
     let below = lamassu_vault::datasets_below(dir);
     let mut held = Vec::new();
@@ -227,9 +252,8 @@ pub fn lock_out_writers_below(dir: &Path) -> Result<Vec<File>> {
 ///
 /// # Errors
 /// [`Fault::Locked`], and those of the store.
-pub fn lock_out_writers_of(dir: &Path, stored: &Path) -> Result<Option<File>> {
-    let place = Place::of(dir)?.below(stored)?;
-    lock_in(place.at.as_fd(), Path::new(name::LOCK), &place.dir)
+pub fn lock_out_writers_of(dir: &Path, stored: &Path) -> Result<Option<WriterLock>> {
+    lock_in(&Place::of(dir)?.below(stored)?)
 }
 
 /// A directory of a vault, held open. Whoever can write to the store can put a link on the way to it at any time: files in it are reached through the

@@ -4,11 +4,17 @@
 //! [`interrupted`] and end cleanly; a second signal ends them at once, which the commit protocol survives.
 
 use crate::exit::Code;
+use crate::fault::Fault;
+use crate::output;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+/// How long the last word may take.
+const SAYING_MAX: Duration = Duration::from_millis(500);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -40,16 +46,36 @@ pub fn start() {
 }
 
 fn on_signal(terminal: Option<&Termios>) {
-    let again = INTERRUPTED.swap(true, Ordering::AcqRel);
-    match &mut *ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner) {
+    let mut on_signal = ON_SIGNAL.lock().unwrap_or_else(PoisonError::into_inner);
+    let again = match &*on_signal {
+        // Not for the command to find out: it would say so a second time.
+        OnSignal::Exit => true,
+        OnSignal::Flag | OnSignal::Call(_) => INTERRUPTED.swap(true, Ordering::AcqRel),
+    };
+    match &mut *on_signal {
         OnSignal::Call(call) => call(),
         OnSignal::Flag if !again => {}
         OnSignal::Flag | OnSignal::Exit => {
             if let Some(terminal) = terminal {
                 let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, terminal);
             }
+            say_stopped();
             std::process::exit(Code::Interrupted.number().into());
         }
+    }
+}
+
+/// As commands say it that end in good order. Whoever reads standard error may have stopped, and the end must come all the same.
+fn say_stopped() {
+    // A prompt, or a bar, may stand on the line.
+    let start = if output::has_terminal() { "\n" } else { "" };
+    let (tell, told) = mpsc::channel();
+    let say = move || {
+        output::say(format_args!("{start}lamassu: {}", Fault::Interrupted));
+        let _ = tell.send(());
+    };
+    if std::thread::Builder::new().spawn(say).is_ok() {
+        let _ = told.recv_timeout(SAYING_MAX);
     }
 }
 
@@ -69,8 +95,8 @@ pub fn interrupted() -> bool {
 }
 
 /// An error if a signal came.
-pub fn check() -> Result<(), crate::fault::Fault> {
-    if interrupted() { Err(crate::fault::Fault::Interrupted) } else { Ok(()) }
+pub fn check() -> Result<(), Fault> {
+    if interrupted() { Err(Fault::Interrupted) } else { Ok(()) }
 }
 
 fn set(what: OnSignal) {

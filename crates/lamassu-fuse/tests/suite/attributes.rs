@@ -130,6 +130,13 @@ pub fn xattrs(dir: &Path) {
         assert_eq!(getxattr(path, "user.one", &mut buf[..]), Ok(5));
         removexattr(path, "user.one").unwrap();
         assert_eq!(removexattr(path, "user.one"), Err(rustix::io::Errno::NODATA));
+        for name in ["foo", "lamassu.x", "User.one"] {
+            let unsupported = rustix::io::Errno::OPNOTSUPP;
+            assert_eq!(setxattr(path, name, b"1", XattrFlags::empty()), Err(unsupported), "{name}");
+            assert_eq!(getxattr(path, name, &mut buf[..]), Err(unsupported), "{name}");
+            assert_eq!(removexattr(path, name), Err(unsupported), "{name}");
+        }
+        assert_eq!(setxattr(path, "user.", b"1", XattrFlags::empty()), Err(rustix::io::Errno::INVAL));
     }
 }
 

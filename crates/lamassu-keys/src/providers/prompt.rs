@@ -1,9 +1,11 @@
-//! `prompt`: a passphrase a person types on the terminal, without echo; twice when a slot is made.
+//! `prompt`: a passphrase a person types on the terminal, without echo; twice when a slot is made. Or the words of a recovery key or of its shares, typed or
+//! pasted as they were printed, on several lines: no line of them is left for a shell to run and to remember.
 //!
 //! Standard input is read only when asked for and only where it is no terminal: then the passphrase is its first line and is not confirmed.
 
 use super::Location;
-use crate::shares::{Collected, SHARES_MAX, ShareError};
+use crate::recovery;
+use crate::shares::{self, Collected, SHARES_MAX, ShareError};
 use crate::source::{Ask, Fetched, KeyProvider, PASSPHRASE_MAX, Purpose, SourceError};
 use lamassu_crypto::{SecretBytes, wrap};
 use lamassu_format::header::SlotKind;
@@ -11,7 +13,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
 pub(super) const LOCATION: Location = Location {
     name: "prompt",
@@ -29,12 +31,14 @@ struct Prompt;
 
 impl KeyProvider for Prompt {
     fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError> {
-        if kind == SlotKind::RecoveryShares {
-            let lines = ask.stdin && !io::stdin().is_terminal();
-            return shares(ask, &mut |text| if lines { stdin_line() } else { ask_terminal(text) }).map(Fetched::bytes);
-        }
-        let bytes =
-            if ask.stdin && !io::stdin().is_terminal() { stdin_line()? } else { typed(ask, &mut ask_terminal)? };
+        let given = ask.stdin && !io::stdin().is_terminal();
+        let mut read = |text: &str| if given { stdin_line() } else { ask_terminal(text) };
+        let bytes = match kind {
+            SlotKind::Recovery => recovery_key(ask, &mut read)?,
+            SlotKind::RecoveryShares => shares(ask, &mut read)?,
+            _ if given => stdin_line()?,
+            _ => typed(ask, &mut read)?,
+        };
         Ok(Fetched::bytes(bytes))
     }
 }
@@ -57,38 +61,103 @@ fn typed(
     }
 }
 
-/// Shares, one to a line, until there are as many as it takes. One that is misread or does not fit ends the attempt: which it was is said.
+/// The words of a recovery key. Once, for a new slot too: they have a checksum.
+fn recovery_key(
+    ask: &Ask<'_>,
+    read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
+) -> Result<SecretBytes, SourceError> {
+    let text = lines(Heading::Skipped, recovery::WORDS, &mut |found| match found {
+        0 => read(&format!("Recovery key for {}: ", ask.subject)),
+        _ => read(&more(found, recovery::WORDS)),
+    })?;
+    // Too few words, or none: what is missing is said by who parses them.
+    Ok(text.unwrap_or_else(|| SecretBytes::new(Vec::new())))
+}
+
+/// Shares, until there are as many as it takes. One that is misread or does not fit ends the attempt: which it was is said.
 fn shares(
     ask: &Ask<'_>,
     read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
 ) -> Result<SecretBytes, SourceError> {
     let mut collected = Collected::default();
-    let mut all = Vec::with_capacity((PASSPHRASE_MAX + 1) * usize::from(SHARES_MAX));
+    let mut all = Zeroizing::new(Vec::<u8>::with_capacity(TEXT_MAX * usize::from(SHARES_MAX)));
     loop {
         let text = match collected.progress() {
-            None => format!("A share of the recovery key for {}: ", ask.subject),
-            Some((found, need)) if found >= need => return Ok(SecretBytes::new(all)),
-            Some((found, need)) => format!("Another share ({found} of {need} given): "),
+            None => format!("Shares for {}: ", ask.subject),
+            Some((given, need)) if given >= need => return Ok(SecretBytes::new(std::mem::take(&mut *all))),
+            Some((given, need)) => format!("Another share ({given} of {need} given): "),
         };
-        let given = match read(&text) {
-            // Standard input ended: what is missing is said by who joins them.
-            Err(SourceError::Stdin { source }) if source.kind() == io::ErrorKind::UnexpectedEof && !all.is_empty() => {
-                return Ok(SecretBytes::new(all));
-            }
-            given => given?,
-        };
+        let share = lines(Heading::Ends, shares::WORDS, &mut |found| match found {
+            0 => read(&text),
+            _ => read(&more(found, shares::WORDS)),
+        })?;
+        // No more come: what is missing is said by who joins them.
+        let Some(share) = share else { return Ok(SecretBytes::new(std::mem::take(&mut *all))) };
         let before = collected.progress();
-        if let Err(error) = collected.add(given.expose()) {
-            all.zeroize();
-            return Err(error.into());
-        }
+        collected.add(share.expose())?;
         if collected.progress() == before {
-            all.zeroize();
             return Err(ShareError::None.into());
         }
-        all.extend_from_slice(given.expose());
-        all.push(b'\n');
+        all.extend_from_slice(share.expose());
     }
+}
+
+/// What is asked for while words are missing.
+fn more(found: usize, need: usize) -> String {
+    format!("{found} of {need} words; the next ones: ")
+}
+
+/// Most bytes of one text of words: a line of the longest length, and its end.
+const TEXT_MAX: usize = PASSPHRASE_MAX + 1;
+
+/// What a line that begins with `#` is between the words of a text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Heading {
+    Skipped,
+    /// The beginning of another text: words are missing.
+    Ends,
+}
+
+/// One text of at least `need` words, on as many lines as it takes; each is ended. `read` gets how many words there are already. An empty line ends the text
+/// before, as the end of the input does, but for one at its beginning: sheets are printed with empty lines between them. `None`: no words came.
+fn lines(
+    heading: Heading,
+    need: usize,
+    read: &mut dyn FnMut(usize) -> Result<SecretBytes, SourceError>,
+) -> Result<Option<SecretBytes>, SourceError> {
+    // Reserved at once, so that no copy is left behind by a reallocation.
+    let mut text = Zeroizing::new(Vec::<u8>::with_capacity(TEXT_MAX));
+    let (mut found, mut left, mut may_be_empty) = (0, TEXT_MAX, true);
+    while found < need {
+        let given = match read(found) {
+            Err(error) if is_end(&error) => break,
+            given => given?,
+        };
+        let line = given.expose().trim_ascii();
+        // Headings and empty lines count too: what sends those alone comes to an end.
+        left = left.checked_sub(line.len() + 1).ok_or(SourceError::PassphraseTooLong { max: PASSPHRASE_MAX })?;
+        match line.first() {
+            None if found > 0 || !may_be_empty => break,
+            None => may_be_empty = false,
+            Some(b'#') if found > 0 && heading == Heading::Ends => break,
+            Some(b'#') => {}
+            Some(_) => {
+                found += line.split(|b| !b.is_ascii_alphabetic()).filter(|word| !word.is_empty()).count();
+                text.extend_from_slice(line);
+                text.push(b'\n');
+            }
+        }
+    }
+    Ok((found > 0).then(|| SecretBytes::new(std::mem::take(&mut *text))))
+}
+
+/// Whether there is nothing more to read.
+fn is_end(error: &SourceError) -> bool {
+    let source = match error {
+        SourceError::Stdin { source } | SourceError::Terminal { source } => source,
+        _ => return false,
+    };
+    source.kind() == io::ErrorKind::UnexpectedEof
 }
 
 /// A secret asked for once, as a passphrase is: on the terminal, or the first line of standard input where that is none.
@@ -136,6 +205,7 @@ fn read_line(reader: &mut impl Read, max: usize) -> io::Result<Option<SecretByte
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lamassu_crypto::Secret;
 
     fn line(input: &[u8]) -> Option<Vec<u8>> {
         read_line(&mut &input[..], 4).unwrap().map(|l| l.expose().to_vec())
@@ -168,5 +238,87 @@ mod tests {
         assert_eq!(answers(Purpose::Create, &["a", "a"]).unwrap(), b"a");
         assert!(matches!(answers(Purpose::Create, &["a", "b"]), Err(SourceError::Mismatch)));
         assert!(matches!(answers(Purpose::Create, &[""]), Err(SourceError::EmptyPassphrase)));
+    }
+
+    /// What is made of an input, how much of it is left, and what was asked.
+    fn given(kind: SlotKind, input: &str) -> (Result<Vec<u8>, SourceError>, usize, Vec<String>) {
+        let (mut rest, mut asked) = (input.as_bytes(), Vec::new());
+        let ask = Ask { subject: "v", purpose: Purpose::Unlock, stdin: true };
+        let mut read = |text: &str| -> Result<SecretBytes, SourceError> {
+            asked.push(text.to_string());
+            let line = read_line(&mut rest, PASSPHRASE_MAX).map_err(|source| SourceError::Stdin { source })?;
+            Ok(line.unwrap())
+        };
+        let text = match kind {
+            SlotKind::Recovery => recovery_key(&ask, &mut read),
+            _ => shares(&ask, &mut read),
+        };
+        (text.map(|t| t.expose().to_vec()), rest.len(), asked)
+    }
+
+    fn recovery_of(input: &str) -> (Option<[u8; 32]>, usize) {
+        let (text, left, _) = given(SlotKind::Recovery, input);
+        (recovery::parse(&text.unwrap()).ok().map(|key| *key.expose()), left)
+    }
+
+    #[test]
+    fn a_recovery_key_is_read_as_it_was_printed() {
+        let key = Secret::new(&mut [0x7f; 32]);
+        let text = |bytes: SecretBytes| String::from_utf8(bytes.expose().to_vec()).unwrap();
+        let (sheet, row) = (text(recovery::sheet(&key)), text(recovery::words(&key)));
+        let found = (Some([0x7f_u8; 32]), "more".len());
+        assert_eq!(recovery_of(&format!("{sheet}more")), found, "what follows the words is left for others");
+        assert_eq!(recovery_of(&format!("{row}\nmore")), found);
+        assert_eq!(recovery_of(&format!("{}\r\nmore", row.to_uppercase().replace(' ', "\r\n"))), found);
+        assert_eq!(recovery_of(&format!("\n# on paper\n{}more", sheet.replacen('\n', "\n# on\n", 1))), found);
+        // The end of the input, and an empty line.
+        assert_eq!(recovery_of(row.as_str()), (found.0, 0));
+        assert_eq!(recovery_of(&format!("legal winner\n\n{sheet}")), (None, sheet.len()));
+        assert_eq!(recovery_of(&format!("\n\n{sheet}")), (None, sheet.len()));
+        assert_eq!(recovery_of(""), (None, 0));
+        let (_, _, asked) = given(SlotKind::Recovery, &sheet);
+        assert_eq!((asked.len(), asked[0].as_str()), (6, "Recovery key for v: "));
+        assert!(asked[5].starts_with("20 of 24 words"), "{asked:?}");
+        // Lines without a word in them come to an end.
+        let endless = given(SlotKind::Recovery, &"#\n".repeat(PASSPHRASE_MAX)).0;
+        assert!(matches!(endless, Err(SourceError::PassphraseTooLong { .. })));
+    }
+
+    #[test]
+    fn shares_are_read_as_they_were_printed() {
+        let scheme = shares::Scheme::new(3, 5).unwrap();
+        let key = Secret::new(&mut [0x5a; 32]);
+        let all = shares::split(&key, scheme, &[0xab; 16]).unwrap();
+        let s: Vec<String> = all.iter().map(|s| String::from_utf8(s.sheet(5).expose().to_vec()).unwrap()).collect();
+        let row = |i: usize| {
+            let words = s[i].lines().skip(1).flat_map(str::split_whitespace).filter(|w| !w.ends_with('.'));
+            words.collect::<Vec<_>>().join(" ") + "\n"
+        };
+        let last = format!("\n{}", s[4]);
+        for input in [
+            s.join("\n"),
+            s[..3].concat() + &last,
+            format!("{}{}{}", row(2), s[0], row(4)),
+            format!("{}\n{}\n{}", row(0), row(1), row(2)),
+        ] {
+            let (text, left, asked) = given(SlotKind::RecoveryShares, &input);
+            assert_eq!(shares::join(&text.unwrap()).unwrap().expose(), &[0x5a; 32]);
+            assert!(left == 0 || input.ends_with(&last), "no more are read than it takes");
+            assert_eq!(asked[0], "Shares for v: ");
+            assert!(asked.iter().any(|text| text.starts_with("Another share (2 of 3")), "{asked:?}");
+        }
+        let err = |input: &str| match given(SlotKind::RecoveryShares, input).0 {
+            Err(SourceError::Shares(error)) => error,
+            text => shares::join(&text.unwrap()).unwrap_err(),
+        };
+        assert_eq!(err(""), ShareError::None);
+        assert_eq!(err("\n\n"), ShareError::None);
+        assert_eq!(err(&s[0]), ShareError::TooFew { found: 1, need: 3 });
+        assert_eq!(err(&format!("{}\n\n{}{}", s[0], s[1], s[2])), ShareError::TooFew { found: 1, need: 3 });
+        assert_eq!(err(&[&*s[0], &s[1], &s[0]].concat()), ShareError::Duplicate { number: 1 });
+        // A line is missing: the heading of the next share ends this one.
+        let torn: String = s[0].lines().take(5).map(|line| format!("{line}\n")).collect();
+        assert_eq!(err(&(torn.clone() + &s[1])), ShareError::Count { place: 1, found: 16 });
+        assert_eq!(err(&(torn + "\n")), ShareError::Count { place: 1, found: 16 });
     }
 }

@@ -15,7 +15,7 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
-pub use local::{Copied, CopyError, LocalBackend, Watch, next_data};
+pub use local::{Copied, CopyError, LocalBackend, Lock, Watch, lock_staging, next_data};
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryBackend;
 
@@ -188,6 +188,10 @@ pub trait BackendFile: Send + Sync {
     fn stat(&self) -> io::Result<Stat>;
     /// ftruncate.
     fn set_len(&self, len: u64) -> io::Result<()>;
+    /// `EFBIG` where no file of the store can be so long. Changes nothing.
+    fn check_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
     /// fdatasync: a barrier for every write, punch and length change of this file so far.
     fn sync_data(&self) -> io::Result<()>;
     /// fsync.
@@ -314,9 +318,9 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
-    /// Takes an exclusive lock on the file `name` in the root (created if missing), held until the returned guard is dropped. Somebody else holds it:
-    /// [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one. A store that is a directory of another lends as
-    /// [`BackendDir::lending`] for it.
+    /// Takes an exclusive lock on the file `name` in the root (created if missing) and, where the store can, on the staging directory, as a file can be removed; held
+    /// until the returned guard is dropped. Somebody else holds either: [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this
+    /// one. A store that is a directory of another lends as [`BackendDir::lending`] for it.
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())

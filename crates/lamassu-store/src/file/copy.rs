@@ -125,8 +125,8 @@ fn copy_piece(
         Elsewhere { backing: from.backing.clone(), offset, key }
     };
     to.prepare_write(st)?;
-    let end = (there + found.len() as u64).checked_mul(size).filter(|end| *end <= to.geo().size_max());
-    let end = end.ok_or(StoreError::TooLarge)?;
+    let end = (there + found.len() as u64).checked_mul(size).ok_or(StoreError::TooLarge)?;
+    to.check_size(st, end)?;
     // Before anything is changed: a page of the target that does not open forbids the copy.
     for g in to.geo().slot_of(there).0..=to.geo().slot_of(there + found.len() as u64 - 1).0 {
         to.good_page(st, g)?;

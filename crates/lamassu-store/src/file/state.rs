@@ -128,6 +128,8 @@ pub(super) struct State {
     pub covered: u64,
     /// Length of the backing file.
     pub len: u64,
+    /// The store can hold a file of this length.
+    pub len_possible: u64,
     /// Mark of the last write that gave up backing space: a shortening, or a page that dropped keyed slots or finished a punch. No data and nothing past
     /// the end is written before a barrier covers it, since what is durable may still refer to that space.
     pub drop_mark: u64,

@@ -58,8 +58,8 @@ impl Core {
             return Ok(());
         }
         self.prepare_write(st)?;
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.geo().size_max());
-        let end = end.ok_or(StoreError::TooLarge)?;
+        let end = offset.checked_add(data.len() as u64).ok_or(StoreError::TooLarge)?;
+        self.check_size(st, end)?;
         let buffered = self.buffered_len(st);
         let (grows, is_full) = (end > st.size && buffered >= APPEND_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
         if let Some(errno) = refusal(st).filter(|_| grows || is_full) {
@@ -100,6 +100,29 @@ impl Core {
             Err(StoreError::Io { .. }) if st.refused.is_some() => Ok(()),
             other => other,
         }
+    }
+
+    /// Whether a file of `size` can be stored: nothing is buffered that no commit could write, since that would keep back all else that is.
+    pub fn check_size(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
+        let geo = self.geo();
+        if size > geo.size_max() {
+            return Err(StoreError::TooLarge);
+        }
+        let last = geo.blocks(size).saturating_sub(1);
+        let len = geo.block_offset(last) + geo.block_size();
+        if len <= st.len.max(st.len_possible) {
+            return Ok(());
+        }
+        // What is asked for twice as much is not asked for again at every write of a file that grows.
+        let ample = len.saturating_mul(2).min(i64::MAX as u64);
+        st.len_possible = match self.backing.check_len(ample) {
+            Ok(()) => ample,
+            Err(_) => match self.backing.check_len(len) {
+                Err(e) if e.raw_os_error() == Some(libc::EFBIG) => return Err(StoreError::TooLarge),
+                other => other.map(|()| len).map_err(StoreError::io("seek", len))?,
+            },
+        };
+        Ok(())
     }
 
     /// To be called before a block is buffered. Fails under a damaged page, where it could never be committed.
@@ -169,9 +192,7 @@ impl Core {
 
     /// Makes the file longer; what is new reads as zeros. The bytes behind the end of the old last block are made zero.
     pub fn grow(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
-        if size > self.geo().size_max() {
-            return Err(StoreError::TooLarge);
-        }
+        self.check_size(st, size)?;
         self.good_page(st, self.geo().last_page(st.disk_size))?;
         if !st.size.is_multiple_of(self.geo().block_size()) {
             let block = st.size / self.geo().block_size();

@@ -149,19 +149,21 @@ impl Checker<'_> {
         };
         for attr in listed {
             let ring = &self.vault.ctx.ring;
+            let shown = attr.to_string_lossy();
             let fault = match xattr::open_name(ring, &attr) {
                 None => continue,
-                Some(Err(e)) => Some(format!("the name of {} does not open: {e}", attr.to_string_lossy())),
+                Some(Err(e)) => Some((kind::XATTR, format!("the name of {shown} does not open: {e}"))),
                 Some(Ok(_)) => match dir.get_xattr(name, &attr) {
                     Ok(value) => xattr::open_value(ring, &attr, &value)
                         .err()
-                        .map(|e| format!("the value of {} does not open: {e}", attr.to_string_lossy())),
-                    Err(e) => Some(format!("{} cannot be read: {e}", attr.to_string_lossy())),
+                        .map(|e| (kind::XATTR, format!("the value of {shown} does not open: {e}"))),
+                    // Nothing is known of the attribute then: an owner who is not root may list those of a file of mode 000, but read none.
+                    Err(e) => Some((kind::IO, format!("the attribute {shown} could not be read: {e}"))),
                 },
             };
             self.report.xattrs += 1;
-            if let Some(text) = fault {
-                self.note(at, kind::XATTR, Found::Damage, text);
+            if let Some((kind, text)) = fault {
+                self.note(at, kind, Found::Damage, text);
             }
         }
     }

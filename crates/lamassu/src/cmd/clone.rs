@@ -5,7 +5,7 @@
 use crate::fault::Fault;
 use crate::keys::{self, CostArg, KeyArg};
 use crate::mounts::{self, Mount};
-use crate::open::{self, Found};
+use crate::open::{self, Found, WriterLock};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::{signals, text};
@@ -19,7 +19,7 @@ use lamassu_store::Backend;
 use lamassu_store::backend::{Copied, LocalBackend, Watch};
 use serde::Serialize;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -252,7 +252,7 @@ fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
 enum Quiet {
     /// By the daemon, which has the datasets too.
     Frozen(Mount),
-    Locked(#[allow(dead_code, reason = "held, not read")] Vec<File>),
+    Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }
 
 impl Quiet {
@@ -267,7 +267,7 @@ impl Quiet {
                 Ok(Quiet::Frozen(mount))
             }
             None => {
-                let mut held: Vec<File> = open::lock_out_writers(dir)?.into_iter().collect();
+                let mut held: Vec<WriterLock> = open::lock_out_writers(dir)?.into_iter().collect();
                 if Found::at(dir)?.header.has_datasets() {
                     held.extend(open::lock_out_writers_below(dir)?);
                 }

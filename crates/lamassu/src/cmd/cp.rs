@@ -6,15 +6,17 @@ use crate::open::{self, OrphanArg};
 use crate::output::Ui;
 use crate::progress::Meter;
 use crate::signals;
-use crate::tree::copy::Copier;
+use crate::tree::copy::{Copier, in_store};
 use crate::tree::local::{Local, read_stdin};
 use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
+use crate::tree::whole::write_whole;
 use crate::tree::{Meta, Tree};
 use anyhow::Result;
 use lamassu_vault::Kind;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,13 +81,21 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     rustix::process::umask(rustix::fs::Mode::empty());
     if let Some((found, places)) = args.orphan.found(&args.places)? {
         let (target, sources) = split(places)?;
+        let store = store_of(&found.dir);
+        refuse_in_store(target, store)?;
         let unsealed = found.unlock(ui, &args.key)?;
         signals::flag_only();
-        return copy_all(ui, Sides { from: &Stored::new(&unsealed), to: &Local, same: false }, sources, target, false);
+        // Both are local: a stored file is not replaced by its plaintext.
+        let sides = Sides { from: &Stored::new(&unsealed), to: &Local, same: true, store };
+        return copy_all(ui, sides, sources, target, false);
     }
     let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
     let (target, sources) = split(rest)?;
     let job = Job::of(sources, target)?;
+    let store = store_of(dir);
+    if let Place::Local(target) = &job.target {
+        refuse_in_store(target, store)?;
+    }
     let mut key = args.key.clone();
     if job.sources.contains(&Place::Stdin) {
         if key.source()?.takes_stdin() {
@@ -97,12 +107,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     let read_only = matches!(job.target, Place::Local(_));
     let vault = open::forest(ui, dir, &key, read_only)?;
-    // A read of standard input may last for ever: a signal then ends the program, and the commit protocol keeps the vault whole.
-    if !job.sources.contains(&Place::Stdin) {
-        signals::flag_only();
-    }
+    signals::flag_only();
     let tree = VaultTree(Arc::clone(&vault));
-    let done = job.run(ui, &tree, args.recursive);
+    let done = job.run(ui, &tree, store, args.recursive);
     // What was copied before a failure is kept.
     let closed = vault.close();
     done?;
@@ -113,6 +120,21 @@ fn split(places: &[PathBuf]) -> Result<(&Path, &[PathBuf]), Fault> {
     match places.split_last() {
         Some((target, sources)) if !sources.is_empty() => Ok((target, sources)),
         Some(_) | None => Err(Fault::Usage("give what to copy and where to, after the vault: DIR SRC… DST")),
+    }
+}
+
+/// (st_dev, st_ino) of a vault's directory; of a header given by itself there is none that is known.
+fn store_of(dir: &Path) -> Option<(u64, u64)> {
+    dir.metadata().ok().filter(|m| m.is_dir()).map(|m| (m.dev(), m.ino()))
+}
+
+/// Plaintext does not go among the ciphertext.
+fn refuse_in_store(target: &Path, store: Option<(u64, u64)>) -> Result<()> {
+    let parent = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = if is_dir(&Local, target)? { target } else { parent };
+    match store {
+        Some(store) if Local.lies_in(dir, store) => Err(in_store(Local.name(target))),
+        Some(_) | None => Ok(()),
     }
 }
 
@@ -140,7 +162,7 @@ impl Job {
         }
     }
 
-    fn run(&self, ui: &Ui, vault: &VaultTree, recursive: bool) -> Result<()> {
+    fn run(&self, ui: &Ui, vault: &VaultTree, store: Option<(u64, u64)>, recursive: bool) -> Result<()> {
         if let ([Place::Stdin], Place::Vault(target)) = (self.sources.as_slice(), &self.target) {
             return copy_stdin(vault, target);
         }
@@ -152,34 +174,32 @@ impl Job {
         let sources: Vec<PathBuf> = self.sources.iter().map(path).collect();
         let from = self.sources.first().map_or(&Local as &dyn Tree, tree);
         let same = matches!((self.sources.first(), &self.target), (Some(Place::Vault(_)), Place::Vault(_)));
-        copy_all(ui, Sides { from, to: tree(&self.target), same }, &sources, &path(&self.target), recursive)
+        let sides = Sides { from, to: tree(&self.target), same, store };
+        copy_all(ui, sides, &sources, &path(&self.target), recursive)
     }
 }
 
 fn copy_stdin(vault: &VaultTree, target: &Path) -> Result<()> {
-    let output = vault.create(target)?;
-    let mut len = 0;
-    read_stdin(|offset, data| {
-        signals::check()?;
-        len = offset + data.len() as u64;
-        output.write_at(offset, data)
-    })?;
-    output.finish()?;
-    let mask = 0o022;
-    let Some(meta) = vault.stat(target)? else { return Ok(()) };
-    vault.set_meta(target, &Meta { mode: 0o666 & !mask, ..meta })
+    write_whole(vault, target, |output, place| {
+        read_stdin(|offset, data| output.write_at(offset, data))?;
+        output.finish()?;
+        let mask = 0o022;
+        let Some(meta) = vault.stat(place)? else { return Ok(()) };
+        vault.set_meta(place, &Meta { mode: 0o666 & !mask, ..meta })
+    })
 }
 
-/// The trees of a copy, and whether they are one.
+/// The trees of a copy, whether they are one, and where the vault's directory is.
 struct Sides<'a> {
     from: &'a dyn Tree,
     to: &'a dyn Tree,
     same: bool,
+    store: Option<(u64, u64)>,
 }
 
 /// As cp(1): into the target if that is a directory, else to the target itself.
 fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recursive: bool) -> Result<()> {
-    let Sides { from, to, same } = sides;
+    let Sides { from, to, same, store } = sides;
     let into = is_dir(to, target)?;
     if !into && (sources.len() > 1 || ends_with_slash(target)) {
         return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
@@ -189,6 +209,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
         from,
         to,
         same_tree: same,
+        store,
         recursive,
         meter: Meter::bytes(ui, "copied"),
         failed: 0,

@@ -235,7 +235,8 @@ fn refuse_vaults(dir: &Path) -> Result<(), Fault> {
 fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
     let wrong = |source| Fault::Mountpoint { path: path.into(), source };
     let canonical = path.canonicalize().map_err(wrong)?;
-    if !canonical.is_dir() {
+    // Of a mount that nobody serves any more, finding the path asks nothing and this does.
+    if !canonical.metadata().map_err(wrong)?.is_dir() {
         return Err(wrong(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }
     if canonical.starts_with(dir) || dir.starts_with(&canonical) {
@@ -317,6 +318,11 @@ impl Plan {
                 }
                 let unsealed = found.unlock(ui, key)?;
                 let opened = unsealed.open_to_serve(vault.clone(), options.noatime)?;
+                // A mount without it would answer every call with an error.
+                opened
+                    .vault
+                    .verify_root()
+                    .with_context(|| format!("cannot open the vault in {}", self.dir.display()))?;
                 if !lamassu_crypto::secret::memory_is_locked() {
                     ui.warn(format_args!(
                         "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"

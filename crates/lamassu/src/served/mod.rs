@@ -23,6 +23,7 @@ use lamassu_keys::{Argon2Params, Material};
 use protocol::{Answer, Channel, Parcel, Request, Status};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use std::io;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
@@ -51,7 +52,16 @@ pub fn must_be_within(path: &Path) -> Result<PathBuf, Fault> {
 
 /// Why a path does not lie in one.
 pub fn not_within(path: &Path) -> Fault {
-    hidden(path).unwrap_or_else(|| Fault::NotInAMount { path: path.into() })
+    hidden(path).or_else(|| missing(path)).unwrap_or_else(|| Fault::NotInAMount { path: path.into() })
+}
+
+/// The fault of a path of which the way leads into a mount of ours, and ends there.
+fn missing(path: &Path) -> Option<Fault> {
+    let is_missing = |path: &Path| path.canonicalize().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    let absolute = std::path::absolute(path).ok()?;
+    let missing = absolute.ancestors().take_while(|above| is_missing(above)).last()?;
+    within(missing.parent()?)?;
+    Some(Fault::MissingInMount { path: path.into(), missing: missing.into() })
 }
 
 /// The fault of a path that cannot be followed, since a dataset on the way or the mount's own vault is not loaded.

@@ -6,12 +6,17 @@ use lamassu_keys::Tier;
 use lamassu_vault::Rekeyed;
 use serde::{Deserialize, Serialize};
 
+/// How the answer to a request begins that the daemon does not know.
+pub const UNKNOWN: &str = "the daemon of this mount does not know the request";
+
 /// What a daemon can be asked.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// Which vault it serves: a [`Status`].
     Status {},
+    /// Everything that was written, in all vaults there, into the store.
+    Sync {},
     /// A key for one parcel: a [`Channel`].
     Channel {},
     /// One slot more; its id.

@@ -5,7 +5,9 @@ use super::datasets;
 use super::job::{self, Job, Task};
 use super::keeper::Keeper;
 use super::parcel::Channels;
-use super::protocol::{Answer, Changed, Channel, Epoch, Epochs, Failed, Parcel, Progress, Request, Status, ZoneParcel};
+use super::protocol::{
+    Answer, Changed, Channel, Epoch, Epochs, Failed, Parcel, Progress, Request, Status, UNKNOWN, ZoneParcel,
+};
 use crate::cmd::key::{about, check_label};
 use crate::fault::Fault;
 use crate::open::{Opened, Unsealed};
@@ -17,6 +19,7 @@ use lamassu_format::name;
 use lamassu_fuse::control::{Caller, Calls};
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
+use lamassu_store::StoreError;
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
 use lamassu_vault::{Forest, Ino, VaultError};
 use serde::Serialize;
@@ -66,8 +69,7 @@ impl Served {
 
     fn answer(&self, caller: &Caller, dir: Ino, request: &[u8]) -> Zeroizing<Vec<u8>> {
         // The parser's own words may quote a request; the caller has them, the log must not.
-        let parsed = serde_json::from_slice(request)
-            .context("the daemon of this mount does not know the request: it is of another version");
+        let parsed = serde_json::from_slice(request).with_context(|| format!("{UNKNOWN}: it is of another version"));
         let answered = parsed.and_then(|request| self.carry_out(caller, dir, request));
         answered.unwrap_or_else(|error| {
             let failed = job::failed(&error);
@@ -91,6 +93,7 @@ impl Served {
         }
         match request {
             Request::Status {} => done(&self.status(self.volume(dir)?)?),
+            Request::Sync {} => done(&self.sync()?),
             Request::Channel {} => {
                 let (number, key) = self.channels.add()?;
                 let mut digits = Zeroizing::new([0; 64]);
@@ -155,6 +158,17 @@ impl Served {
             read_only: self.read_only,
             open_files: self.forest.open_files(volume),
         })
+    }
+
+    /// Everything into the store, of all vaults that are open. What fails stays in memory, to be tried again; but what damage forbids is given up.
+    fn sync(&self) -> Result<()> {
+        let synced = match self.forest.sync_all() {
+            Err(error @ (VaultError::Damaged { .. } | VaultError::Store(StoreError::Damaged(_)))) => Err(error),
+            // Twice: a store tells of a lost barrier once, and what that concerns is then written again.
+            Err(_) => self.forest.sync_all(),
+            Ok(()) => Ok(()),
+        };
+        Ok(synced?)
     }
 
     /// Changes the header of a volume, and gives the open vault the keys it then has.

@@ -1,6 +1,7 @@
 //! Copying from tree to tree: contents with their holes, modes, times, owners (as root), extended attributes, links, device nodes.
 
-use super::{Input, Meta, Tree, is_damage, read_data};
+use super::whole::write_whole;
+use super::{Meta, Tree, read_data};
 use crate::fault::Fault;
 use crate::output::Ui;
 use crate::progress::Meter;
@@ -19,6 +20,11 @@ pub fn too_deep(name: &str) -> anyhow::Error {
     anyhow::anyhow!("{name}: more than {DEPTH_MAX} directories deep; what is in it is left out")
 }
 
+/// The error for a local path that is the vault's directory in the store, or lies in it.
+pub fn in_store(name: String) -> anyhow::Error {
+    anyhow::Error::from(Fault::Usage("belongs to the vault's own directory, which holds its ciphertext")).context(name)
+}
+
 /// One run of copying.
 pub struct Copier<'a> {
     pub ui: &'a Ui,
@@ -26,6 +32,8 @@ pub struct Copier<'a> {
     pub to: &'a dyn Tree,
     /// Both are one tree: then a file must not be copied onto itself.
     pub same_tree: bool,
+    /// (st_dev, st_ino) of the vault's directory: ciphertext that is neither copied, which would never end, nor written.
+    pub store: Option<(u64, u64)>,
     pub recursive: bool,
     pub meter: Meter,
     /// Entries that failed and were named; the rest goes on.
@@ -100,10 +108,13 @@ impl Copier<'_> {
             let name = format!("{} and {}", self.from.name(source), self.to.name(target));
             return Err(anyhow::Error::from(Fault::Usage("are the same file")).context(name));
         }
+        if self.leaves_out(source, &meta, depth)? {
+            return Ok(None);
+        }
         self.meter.set_message(self.from.name(source));
         match meta.kind {
             Kind::Dir => return self.begin_dir(source, target, meta, depth).map(Some),
-            Kind::File => self.copy_file(source, target)?,
+            Kind::File => return self.copy_file(source, target, &meta).map(|()| None),
             Kind::Symlink => {
                 let link = self.from.read_link(source)?;
                 self.replace(target)?;
@@ -118,6 +129,20 @@ impl Copier<'_> {
         Ok(None)
     }
 
+    /// Whether this is the vault's own directory, come upon below what was named. An error where it, or what lies in it, was named itself.
+    fn leaves_out(&self, source: &Path, meta: &Meta, depth: usize) -> Result<bool> {
+        let Some(store) = self.store else { return Ok(false) };
+        if depth == 0 && meta.kind != Kind::Symlink && self.from.lies_in(source, store) {
+            return Err(in_store(self.from.name(source)));
+        }
+        if depth == 0 || meta.ino != store {
+            return Ok(false);
+        }
+        let name = self.from.name(source);
+        self.meter.suspend(|| self.ui.warn(format_args!("{name} is left out: it is the vault's own directory")));
+        Ok(true)
+    }
+
     fn begin_dir(&self, source: &Path, target: &Path, meta: Meta, depth: usize) -> Result<Level> {
         if !self.recursive {
             let name = self.from.name(source);
@@ -129,6 +154,9 @@ impl Copier<'_> {
         // Listed before anything is made: a directory copied into itself then has an end.
         let names = self.from.list(source)?;
         match self.to.stat(target)? {
+            Some(Meta { kind: Kind::Dir, ino, .. }) if self.store == Some(ino) => {
+                return Err(in_store(self.to.name(target)));
+            }
             Some(Meta { kind: Kind::Dir, .. }) => {}
             Some(_) => {
                 let name = self.to.name(target);
@@ -139,32 +167,21 @@ impl Copier<'_> {
         Ok(Level { source: source.into(), target: target.into(), meta, left: names.into_iter() })
     }
 
-    fn copy_file(&mut self, source: &Path, target: &Path) -> Result<()> {
+    fn copy_file(&self, source: &Path, target: &Path, meta: &Meta) -> Result<()> {
         let input = self.from.open(source)?;
-        if !matches!(self.to.stat(target)?, None | Some(Meta { kind: Kind::File, .. })) {
-            self.replace(target)?;
-        }
-        let size = self.from.stat(source)?.map_or(0, |m| m.size);
-        match self.copy_content(&*input, target, size) {
-            Ok(()) => Ok(()),
-            Err(error) if is_damage(&error) => {
-                // What is there is good, but not the file: nobody shall take it for that.
-                let _ = self.to.remove(target);
-                Err(error)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn copy_content(&mut self, input: &dyn Input, target: &Path, size: u64) -> Result<()> {
-        let output = self.to.create(target)?;
-        read_data(input, |offset, data| {
-            signals::check()?;
-            self.meter.advance(data.len() as u64);
-            output.write_at(offset, data)
+        let attributes = write_whole(self.to, target, |output, place| {
+            let len = read_data(&*input, |offset, data| {
+                signals::check()?;
+                self.meter.advance(data.len() as u64);
+                output.write_at(offset, data)
+            })?;
+            output.set_len(len)?;
+            output.finish()?;
+            // Contents without their attributes are still worth keeping.
+            Ok(self.finish(source, place, meta))
         })?;
-        output.set_len(size)?;
-        output.finish()
+        // Once more where that failed: the error then has the file's own name.
+        attributes.or_else(|_| self.finish(source, target, meta))
     }
 
     /// Makes room for something that cannot be written over.
@@ -183,7 +200,8 @@ impl Copier<'_> {
         for (name, value) in self.from.xattrs(source)? {
             if let Err(error) = self.to.set_xattr(target, &name, &value) {
                 // A store without attributes takes the file all the same.
-                self.meter.suspend(|| self.ui.warn(format_args!("{error:#}")));
+                let (of, why) = (self.from.name(source), crate::output::message(&error));
+                self.meter.suspend(|| self.ui.warn(format_args!("attribute {name:?} of {of} is not kept: {why}")));
             }
         }
         self.to.set_meta(target, meta)
@@ -222,6 +240,7 @@ mod tests {
             from: &Local,
             to: &Local,
             same_tree: false,
+            store: None,
             recursive: true,
             meter: Meter::bytes(&ui, "copied"),
             failed: 0,

@@ -2,6 +2,7 @@
 
 use super::{Input, Meta, Output, Tree};
 use crate::fault::Fault;
+use crate::signals;
 use anyhow::{Context, Result};
 use lamassu_store::backend::next_data;
 use lamassu_vault::{Kind, Time};
@@ -12,6 +13,9 @@ use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
+use std::thread;
+use std::time::Duration;
 
 /// See the module.
 pub struct Local;
@@ -96,14 +100,8 @@ impl Tree for Local {
     }
 
     fn create(&self, path: &Path) -> Result<Box<dyn Output + '_>> {
-        let file = File::options()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-            .map_err(failed("create", path))?;
+        let file =
+            File::options().write(true).create_new(true).mode(0o600).open(path).map_err(failed("create", path))?;
         Ok(Box::new(LocalFile { file, path: path.into() }))
     }
 
@@ -132,9 +130,12 @@ impl Tree for Local {
         Ok(fs::remove_file(path).map_err(failed("remove", path))?)
     }
 
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        Ok(fs::rename(from, to).map_err(failed("replace", to))?)
+    }
+
     fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()> {
-        let set = rustix::fs::lsetxattr(path, name.as_os_str(), value, XattrFlags::empty());
-        Ok(set.map_err(|e| failed("set attributes of", path)(e.into()))?)
+        Ok(rustix::fs::lsetxattr(path, name.as_os_str(), value, XattrFlags::empty()).map_err(io::Error::from)?)
     }
 
     fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
@@ -151,6 +152,11 @@ impl Tree for Local {
         let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
         rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(fail("set the times of"))?;
         Ok(())
+    }
+
+    fn lies_in(&self, path: &Path, dir: (u64, u64)) -> bool {
+        let Ok(path) = path.canonicalize() else { return false };
+        path.ancestors().any(|above| fs::symlink_metadata(above).is_ok_and(|m| (m.dev(), m.ino()) == dir))
     }
 }
 
@@ -178,6 +184,10 @@ impl Input for LocalFile {
         let (start, end) = next_data(&self.file, offset, len).map_err(failed("read", &self.path))?;
         Ok((start < end).then_some((start, end)))
     }
+
+    fn size(&self) -> Result<u64> {
+        Ok(self.file.metadata().map_err(failed("stat", &self.path))?.len())
+    }
 }
 
 impl Output for LocalFile {
@@ -194,20 +204,48 @@ impl Output for LocalFile {
     }
 }
 
-/// Standard input, which has no offsets: handed on as it comes.
+/// Pieces of standard input that are read ahead.
+const AHEAD_MAX: usize = 4;
+/// How long a signal waits at most while nothing comes.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Standard input, which has no offsets: handed on as it comes. A thread of its own reads it: that may take for ever, and a signal has to end it in good order.
 pub fn read_stdin(mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
-    let mut buf = vec![0u8; super::CHUNK];
+    const FAILED: &str = "cannot read standard input";
+    let (sender, pieces) = mpsc::sync_channel(AHEAD_MAX);
+    thread::Builder::new().name("stdin".into()).spawn(move || send_stdin(&sender)).context(FAILED)?;
     let mut at = 0;
+    loop {
+        signals::check()?;
+        match pieces.recv_timeout(POLL) {
+            Ok(piece) => {
+                let data = piece.context(FAILED)?;
+                if data.is_empty() {
+                    return Ok(());
+                }
+                sink(at, &data)?;
+                at += data.len() as u64;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            // The end is said. A thread that is gone without that is not the end.
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!(FAILED),
+        }
+    }
+}
+
+/// Sends what is read; an empty piece, or an error, is the last.
+fn send_stdin(to: &SyncSender<io::Result<Vec<u8>>>) {
+    let mut buf = vec![0u8; super::CHUNK];
     let mut input = io::stdin().lock();
     loop {
-        match input.read(&mut buf) {
-            Ok(0) => return Ok(()),
-            Ok(n) => {
-                sink(at, &buf[..n])?;
-                at += n as u64;
-            }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => crate::signals::check()?,
-            Err(e) => return Err(e).context("cannot read standard input"),
+        let piece = match input.read(&mut buf) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            read => read.map(|n| buf[..n].to_vec()),
+        };
+        let is_last = piece.as_ref().map_or(true, Vec::is_empty);
+        // Whoever takes no more has failed.
+        if to.send(piece).is_err() || is_last {
+            return;
         }
     }
 }

@@ -4,11 +4,13 @@ pub mod copy;
 pub mod local;
 pub mod stored;
 pub mod vault;
+pub mod whole;
 
 use anyhow::Result;
 use lamassu_store::StoreError;
 use lamassu_vault::{Kind, Time, VaultError};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::Path;
 
 /// What is kept of an entry when it is copied.
@@ -43,7 +45,7 @@ pub trait Tree {
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>>;
     /// Opens a regular file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>>;
-    /// Opens a regular file for writing, empty; makes it, for its owner alone, if it is not there.
+    /// Makes a regular file, for its owner alone, and opens it for writing; fails if something is there.
     fn create(&self, path: &Path) -> Result<Box<dyn Output + '_>>;
     /// Makes a directory, for its owner alone.
     fn make_dir(&self, path: &Path) -> Result<()>;
@@ -53,10 +55,16 @@ pub trait Tree {
     fn make_node(&self, path: &Path, meta: &Meta) -> Result<()>;
     /// Removes what is not a directory.
     fn remove(&self, path: &Path) -> Result<()>;
-    /// Sets an extended attribute.
+    /// Gives what is no directory another name in its directory, in place of what has that name.
+    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Sets an extended attribute. Its error says why alone: the caller knows what it is about.
     fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()>;
     /// Sets owner (as root alone), mode and times.
     fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()>;
+    /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links on the way, and that it is itself, are followed.
+    fn lies_in(&self, _path: &Path, _dir: (u64, u64)) -> bool {
+        false
+    }
 }
 
 /// A file being read.
@@ -65,6 +73,8 @@ pub trait Input {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// The next range with data at or after `offset`: start and end. `None`: only a hole is left.
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>>;
+    /// Bytes, as stat says now. What can be read may be more or less: files of /proc have none, some of /sys a whole page, and others change.
+    fn size(&self) -> Result<u64>;
 }
 
 /// A file being written.
@@ -88,25 +98,120 @@ pub const CHUNK: usize = 1 << 20;
 /// Bytes read at once where a chunk holds damage: the smallest block.
 const GRAIN: usize = 4096;
 
-/// Hands every range of data, in order, to `sink`. A damaged range is an error only once everything before it was handed on.
-pub fn read_data(input: &dyn Input, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+/// Hands every range of data, in order, to `sink`, and returns how long the file is: the end is where a read finds it, and the size tells of holes alone.
+/// A damaged range is an error only once everything before it was handed on.
+pub fn read_data(input: &dyn Input, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
     let mut buf = vec![0u8; CHUNK];
-    let mut at = 0;
-    while let Some((start, end)) = input.next_data(at)? {
-        at = start;
-        while at < end {
-            let want = CHUNK.min(usize::try_from(end - at).unwrap_or(CHUNK));
-            let n = match input.read_at(at, &mut buf[..want]) {
-                // Again in small pieces: what comes before the damage is good.
-                Err(error) if is_damage(&error) && want > GRAIN => input.read_at(at, &mut buf[..GRAIN])?,
-                other => other?,
-            };
-            if n == 0 {
-                return Ok(());
-            }
-            sink(at, &buf[..n])?;
-            at += n as u64;
+    // Where the last range ended.
+    let mut done = 0;
+    loop {
+        let (start, end) = match input.next_data(done)? {
+            Some(range) => range,
+            // A hole up to the size is all that is left, as far as is known: behind that the file is read until it gives nothing.
+            None => (input.size()?.max(done), u64::MAX),
+        };
+        let reached = read_range(input, start..end, &mut buf, &mut sink)?;
+        if reached < end {
+            // Nothing at the start of a range: it may have shrunk to somewhere in the hole before it.
+            return if reached > start { Ok(reached) } else { Ok(input.size()?.min(start).max(done)) };
+        }
+        done = end;
+    }
+}
+
+/// Hands a range on in chunks. Returns where it, or the file, ended.
+fn read_range(
+    input: &dyn Input,
+    range: Range<u64>,
+    buf: &mut [u8],
+    sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<u64> {
+    let mut at = range.start;
+    while at < range.end {
+        let want = CHUNK.min(usize::try_from(range.end - at).unwrap_or(CHUNK));
+        let n = match input.read_at(at, &mut buf[..want]) {
+            // Again in small pieces: what comes before the damage is good.
+            Err(error) if is_damage(&error) && want > GRAIN => input.read_at(at, &mut buf[..GRAIN])?,
+            other => other?,
+        };
+        if n == 0 {
+            break;
+        }
+        sink(at, &buf[..n])?;
+        at += n as u64;
+    }
+    Ok(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file whose size and data are not what can be read.
+    struct Said<'a> {
+        content: &'a [u8],
+        data: Option<(u64, u64)>,
+        size: u64,
+    }
+
+    impl Input for Said<'_> {
+        fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+            let left = usize::try_from(offset).ok().and_then(|at| self.content.get(at..)).unwrap_or_default();
+            let n = left.len().min(buf.len());
+            buf[..n].copy_from_slice(&left[..n]);
+            Ok(n)
+        }
+
+        fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>> {
+            Ok(self.data.filter(|(_, end)| offset < *end).map(|(start, end)| (start.max(offset), end)))
+        }
+
+        fn size(&self) -> Result<u64> {
+            Ok(self.size)
         }
     }
-    Ok(())
+
+    #[test]
+    fn a_file_ends_where_reading_does() {
+        let ten: &[u8] = b"0123456789";
+        for (content, data, size, expected) in [
+            (ten, Some((0, 10)), 10, (10, 10)),
+            // As /proc has them, and /sys.
+            (ten, None, 0, (10, 10)),
+            (ten, Some((0, 4096)), 4096, (10, 10)),
+            (&ten[..0], None, 0, (0, 0)),
+            // It grew behind what was known of it, and it shrank into the hole before its data.
+            (ten, Some((0, 4)), 4, (10, 10)),
+            (&ten[..4], Some((8, 16)), 4, (0, 4)),
+            // A hole at the end.
+            (&ten[..4], Some((0, 4)), 64, (4, 64)),
+            (&ten[..0], None, 64, (0, 64)),
+        ] {
+            let mut read = 0;
+            let len = read_data(&Said { content, data, size }, |offset, data| {
+                assert_eq!(data, &content[offset as usize..][..data.len()]);
+                read += data.len();
+                Ok(())
+            });
+            assert_eq!((read, len.unwrap()), expected, "{data:?} {size}");
+        }
+    }
+
+    #[test]
+    fn holes_of_local_files_are_no_data() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let file = std::fs::File::create(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"middle", 4 << 20).unwrap();
+        file.set_len(8 << 20).unwrap();
+        let tree = local::Local;
+        let input = tree.open(&path).unwrap();
+        let mut seen = 0;
+        let len = read_data(&*input, |_, data| {
+            seen += data.len();
+            Ok(())
+        });
+        assert_eq!(len.unwrap(), 8 << 20);
+        assert!((6..=8 << 20).contains(&seen), "{seen}");
+    }
 }

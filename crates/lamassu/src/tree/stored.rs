@@ -84,6 +84,10 @@ impl Tree for Stored<'_> {
         Err(VaultError::ReadOnly.into())
     }
 
+    fn rename(&self, _: &Path, _: &Path) -> Result<()> {
+        Err(VaultError::ReadOnly.into())
+    }
+
     fn set_xattr(&self, _: &Path, _: &OsString, _: &[u8]) -> Result<()> {
         Err(VaultError::ReadOnly.into())
     }
@@ -107,5 +111,9 @@ impl Input for StoredFile {
         let Some(start) = self.file.seek_data(offset).with_context(|| self.name.clone())? else { return Ok(None) };
         let end = self.file.seek_hole(start).with_context(|| self.name.clone())?;
         Ok(Some((start, end.unwrap_or_else(|| self.file.size()))))
+    }
+
+    fn size(&self) -> Result<u64> {
+        Ok(self.file.size())
     }
 }

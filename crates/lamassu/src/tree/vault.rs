@@ -3,7 +3,7 @@
 use super::{Input, Meta, Output, Tree};
 use anyhow::{Context, Result};
 use lamassu_vault::{
-    Access, Attr, Entry, Forest, HandleId, Ino, Kind, Owner, SetAttr, SetTime, SetXattr, VaultError, Whence,
+    Access, Attr, Entry, Forest, HandleId, Ino, Kind, Owner, RenameMode, SetAttr, SetTime, SetXattr, VaultError, Whence,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -120,16 +120,9 @@ impl Tree for VaultTree {
 
     fn create(&self, path: &Path) -> Result<Box<dyn Output + '_>> {
         let (parent, name) = self.place(path)?;
-        let (entry, handle) = match self.0.create(parent.entry.attr.ino, name, 0o600, WRITE, Self::owner()) {
-            Ok((entry, handle)) => (self.held(entry), handle),
-            Err(VaultError::Exists) => {
-                let entry = self.resolve(path)?;
-                let handle = self.done("open", path, self.0.open_file(entry.entry.attr.ino, WRITE))?;
-                (entry, handle)
-            }
-            Err(error) => return self.done("create", path, Err(error)),
-        };
-        Ok(Box::new(VaultFile { entry, handle, name: self.name(path) }))
+        let made = self.0.create(parent.entry.attr.ino, name, 0o600, WRITE, Self::owner());
+        let (entry, handle) = self.done("create", path, made)?;
+        Ok(Box::new(VaultFile { entry: self.held(entry), handle, name: self.name(path) }))
     }
 
     fn make_dir(&self, path: &Path) -> Result<()> {
@@ -158,10 +151,15 @@ impl Tree for VaultTree {
         self.done("remove", path, self.0.unlink(parent.entry.attr.ino, name))
     }
 
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        let ((dir, name), (to_dir, to_name)) = (self.place(from)?, self.place(to)?);
+        let (dir, to_dir) = (dir.entry.attr.ino, to_dir.entry.attr.ino);
+        self.done("replace", to, self.0.rename(dir, name, to_dir, to_name, RenameMode::Replace))
+    }
+
     fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()> {
         let entry = self.resolve(path)?;
-        let set = self.0.set_xattr(entry.entry.attr.ino, name, value, SetXattr::Any);
-        self.done("set attributes of", path, set)
+        Ok(self.0.set_xattr(entry.entry.attr.ino, name, value, SetXattr::Any)?)
     }
 
     fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
@@ -220,6 +218,11 @@ impl Input for VaultFile<'_> {
         };
         let end = self.entry.vault.seek(self.handle, start, Whence::Hole).with_context(|| self.name.clone())?;
         Ok(Some((start, end)))
+    }
+
+    fn size(&self) -> Result<u64> {
+        let attr = self.entry.vault.getattr(self.entry.entry.attr.ino, Some(self.handle));
+        Ok(attr.with_context(|| self.name.clone())?.size)
     }
 }
 

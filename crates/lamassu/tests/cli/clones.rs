@@ -370,7 +370,9 @@ fn lock_of(vault: &Path, stored: &Path) -> fs::File {
     for name in stored {
         at = openat(&at, name, OFlags::PATH, Mode::empty()).unwrap();
     }
-    let lock = openat(&at, "lamassu.lock", OFlags::RDWR | OFlags::CREATE, Mode::RUSR | Mode::WUSR).unwrap();
+    // Or a daemon that another test starts meanwhile goes on to hold it.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let lock = openat(&at, "lamassu.lock", flags, Mode::RUSR | Mode::WUSR).unwrap();
     let lock = fs::File::from(lock);
     lock.try_lock().unwrap();
     lock

@@ -288,9 +288,7 @@ fn damage_is_named_and_what_precedes_it_is_written() {
     assert!(ran.out == plain[..5 * 4096]);
     b.dir("out");
     b.run("cp v vault:tree/small vault:tree/large vault:tree/empty out").code(26).says("tree/large");
-    let mut names: Vec<_> = std::fs::read_dir(b.path("out")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    names.sort();
-    assert_eq!(names, ["empty", "small"], "no half of a damaged file");
+    assert_eq!(names(&b.path("out")), ["empty", "small"], "no half of a damaged file");
 
     let ran = b.run("check v").code(26);
     assert!(ran.text().contains("/tree/large") && ran.text().contains("block 5"), "{}", ran.text());
@@ -308,6 +306,128 @@ fn damage_is_named_and_what_precedes_it_is_written() {
     let json = b.run("check --json v").ok().json();
     assert_eq!((&json["status"], &json["files"]), (&"clean".into(), &6.into()));
     b.run("check v nosuch").code(3);
+}
+
+/// The names in a local directory.
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn what_is_there_stays_where_a_copy_fails() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let (plain, long) = (noise(100_000, 1), "n".repeat(255));
+    b.file("f1", &plain);
+    b.file("f2", b"good");
+    b.file(&long, b"good too");
+    b.run(&format!("cp v f1 f2 {long} vault:")).ok();
+    b.run("cp -r v vault:/ o").ok();
+    // Block 5, after one page.
+    let stored = b.stored("v", "f1");
+    flip(&stored, 6 * 4096 + 17);
+    b.run("cp -r v vault:/ o").code(26).says("o/f1 stays as it was").says("vault:/f1");
+    assert!(std::fs::read(b.path("o/f1")).unwrap() == plain);
+    assert_eq!(names(&b.path("o")), ["f1", "f2", &long], "nothing is left over");
+    for target in ["f2", &long] {
+        b.run(&format!("cp v vault:f1 vault:{target}")).code(26).says("stays as it was");
+    }
+    b.run("cp v vault:f1 vault:f3").code(26);
+    assert_eq!(b.run("ls v").ok().text(), format!("f1\nf2\n{long}\n"));
+    assert_eq!(b.run(&format!("cat v f2 {long}")).ok().text(), "goodgood too");
+
+    // What succeeds replaces: other names of the file keep the old content.
+    flip(&stored, 6 * 4096 + 17);
+    std::fs::hard_link(b.path("o/f2"), b.path("o/link")).unwrap();
+    std::fs::set_permissions(b.path("f1"), std::fs::Permissions::from_mode(0o640)).unwrap();
+    b.run(&format!("cp v f1 vault:{long}")).ok();
+    b.run(&format!("cp v vault:{long} o/f2")).ok();
+    same(&b.path("f1"), &b.path("o/f2"));
+    assert_eq!(std::fs::read(b.path("o/link")).unwrap(), b"good");
+    assert_eq!(names(&b.path("o")), ["f1", "f2", "link", &long]);
+    b.run("check v").ok();
+}
+
+#[test]
+fn files_are_read_to_their_end() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    // stat says 0 bytes of the first and a page of the second.
+    for path in ["/proc/version", "/sys/devices/system/cpu/online"] {
+        let Ok(content) = std::fs::read(path) else {
+            eprintln!("no {path}: nothing to test");
+            continue;
+        };
+        b.run(&format!("cp v {path} vault:f")).ok();
+        assert!(!content.is_empty() && b.run("cat v f").ok().out == content, "{path}");
+    }
+    let hole = std::fs::File::create(b.path("hole")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&hole, b"begin", 0).unwrap();
+    hole.set_len(50 << 20).unwrap();
+    b.run("cp v hole vault:").ok();
+    b.run("cp v vault:hole out").ok();
+    same(&b.path("hole"), &b.path("out"));
+    assert!(b.path("out").metadata().unwrap().blocks() * 512 < 1 << 20);
+}
+
+#[test]
+fn the_vaults_own_directory_is_neither_copied_nor_written() {
+    let b = Bench::new();
+    b.dir("w/v");
+    b.run("init w/v").ok();
+    b.dir("t/v");
+    b.file("t/v/f", b"plain");
+    b.file("w/f", b"plain");
+    b.run("cp -r w/v t vault:").ok();
+    let stored = b.stored("w/v", "t").canonicalize().unwrap();
+    let (before, inside) = (names(&b.path("w/v")), names(&stored));
+    // Below what is copied it is left out, by whatever name it is met.
+    for (source, target) in [("w", "b"), ("w/.", "c")] {
+        b.run(&format!("cp -r w/v {source} vault:{target}")).ok().says("left out");
+        assert_eq!(b.run(&format!("ls -R w/v {target}")).ok().text(), format!("{target}/f\n"));
+    }
+    // Named, it is refused; what is named beside it is copied.
+    std::os::unix::fs::symlink("w/v", b.path("link")).unwrap();
+    for source in ["w/v", "w/v/.", "link/", "w/v/lamassu.vault", &stored.display().to_string()] {
+        b.run(&format!("cp -r w/v {source} vault:no")).code(2).says("own directory");
+    }
+    b.run("cp -r w/v w/v w/f vault:t").code(2).says("own directory");
+    assert_eq!(b.run("cat w/v t/f").ok().text(), "plain");
+    b.run("cp w/v link vault:link").ok();
+    assert_eq!(b.run("ls w/v").ok().text(), "b\nc\nlink\nt\n");
+    // Nothing goes into it; a directory of its name, on the way, is no way in either.
+    for target in ["w/v", "w/v/", "w/v/x", "link", "link/x", &stored.join("x").display().to_string()] {
+        b.run(&format!("cp w/v vault:t/f {target}")).code(2).says("own directory");
+    }
+    b.run("cp -r w/v vault:t w").ok();
+    b.run("cp -r w/v vault:t/v w").code(2).says("own directory");
+    b.run(&format!("cp --orphan w/v {} w/v/x", b.stored("w/v", "t/f").display())).code(2).says("own directory");
+    let file = b.stored("w/v", "t/f");
+    b.run(&format!("cp --header w/v/lamassu.vault {0} {0}", file.display())).code(2).says("same file");
+    assert_eq!(names(&stored).len(), inside.len() + 1, "t/f alone");
+    assert_eq!(names(&b.path("w/v")).len(), before.len() + 3, "b, c and link");
+    b.run("check w/v").ok();
+}
+
+#[test]
+fn an_attribute_that_is_not_kept_is_named_once() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let file = b.file("f", b"x");
+    let ram = b.dir("ram");
+    let set = rustix::fs::setxattr(&file, "user.colour", b"octarine", rustix::fs::XattrFlags::empty());
+    let mounted = std::process::Command::new("mount").args(["-t", "ramfs", "none"]).arg(&ram).output();
+    if set.is_err() || !mounted.is_ok_and(|o| o.status.success()) {
+        eprintln!("no extended attributes in {file:?}, or cannot mount a ramfs: nothing to test");
+        return;
+    }
+    b.run("cp v f vault:").ok();
+    let ran = b.run("cp v vault:f ram/f").ok().says("attribute \"user.colour\" of vault:f is not kept");
+    assert_eq!(ran.err.matches("not supported").count(), 1, "{}", ran.err);
+    assert_eq!(std::fs::read(b.path("ram/f")).unwrap(), b"x");
 }
 
 #[test]
@@ -334,6 +454,7 @@ fn a_signal_ends_the_program_and_leaves_the_vault_whole() {
     use std::io::Write;
     let b = Bench::new();
     b.run("init v").ok();
+    b.run_with("cp v - vault:f", b"before").ok();
     let mut child = b
         .command(["cp", "v", "-", "vault:f"])
         .stdin(std::process::Stdio::piped())
@@ -348,6 +469,8 @@ fn a_signal_ends_the_program_and_leaves_the_vault_whole() {
     assert_eq!(child.wait().unwrap().code(), Some(15));
     drop(input);
     b.run("check v").ok();
+    assert_eq!(b.run("cat v f").ok().text(), "before", "it is replaced by what is complete");
+    assert_eq!(b.run("ls v").ok().text(), "f\n");
     b.run_with("cp v - vault:f", b"again").ok();
     assert_eq!(b.run("cat v f").ok().text(), "again");
 }

@@ -33,4 +33,5 @@ mod slots;
 mod sources;
 mod support;
 mod tokens;
+mod trial;
 mod usage;

@@ -2,7 +2,7 @@
 
 use crate::support::{Bench, Ran, flip, noise};
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -472,4 +472,127 @@ fn a_mount_says_where_its_time_went_if_asked() {
     };
     assert!(spent("encrypt") > 0.0 && spent("key") > 0.0 && spent("store") > 0.0, "{told}");
     assert_eq!(stages(None, "unmeasured"), None);
+}
+
+/// A store of 8 MiB at `store`; `false`, with a line that says so, where this user may not mount one.
+fn small_store(b: &Bench) -> bool {
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(b.dir("store")).output();
+    let is_there = mounted.is_ok_and(|out| out.status.success());
+    if !is_there {
+        eprintln!("SKIPPED: cannot mount a tmpfs");
+    }
+    is_there
+}
+
+/// Leaves no room in that store.
+fn fill(b: &Bench) {
+    let mut ballast = fs::File::create(b.path("store/ballast")).unwrap();
+    while ballast.write_all(&[1; 4096]).is_ok() {}
+}
+
+#[test]
+fn what_the_store_does_not_take_keeps_the_mount() {
+    let b = Bench::new();
+    if !small_store(&b) {
+        return;
+    }
+    b.run("init store/v").ok();
+    b.dir("m");
+    b.run("mount store/v m").ok();
+    // As `echo important >doc`, which does not look at what close(2) says.
+    let write = |name: &str| fs::File::create(b.path(name)).unwrap().write_all(b"important").unwrap();
+    fill(&b);
+    write("m/doc");
+    for _ in 0..2 {
+        b.run("umount m").code(5).says("nothing was unmounted").says("No space left");
+        assert!(is_mounted(&b.path("m")));
+    }
+    fs::remove_file(b.path("store/ballast")).unwrap();
+    b.unmount("m");
+    assert_eq!(b.run("cat store/v doc").ok().text(), "important");
+    // Whoever says so gives it up.
+    b.run("mount store/v m").ok();
+    fill(&b);
+    write("m/lost");
+    b.run("umount m").code(5).says("umount --lazy");
+    b.run("umount --lazy m").ok();
+    assert!(!is_mounted(&b.path("m")));
+}
+
+#[test]
+fn a_read_only_store_is_called_that() {
+    let b = Bench::new();
+    if !small_store(&b) {
+        return;
+    }
+    b.run("init store/v").ok();
+    b.run_with("cp store/v - vault:f", b"content").ok();
+    b.dir("m");
+    assert!(Command::new("mount").args(["-o", "remount,ro"]).arg(b.path("store")).status().unwrap().success());
+    b.run("mount store/v m").code(1).says("the store of").says("mount --read-only");
+    b.run("check --repair store/v").code(1).says("the store of");
+    b.run("check store/v").ok();
+    b.run("mount --read-only store/v m").ok();
+    assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
+    b.unmount("m");
+}
+
+#[test]
+fn a_mount_is_found_whatever_it_shows_as_its_source() {
+    let b = bench("");
+    b.dir("m2");
+    for (round, source) in ["x", "/no/such/directory"].into_iter().enumerate() {
+        b.run(&format!("mount -o fsname={source} v m")).ok();
+        fs::write(b.path("m/f"), noise(3_000_000, 8)).unwrap();
+        b.run("mount v m2").code(11).says(b.path("m").to_str().unwrap());
+        b.run("key rotate --outer v").ok();
+        b.run("rekey --outer v").ok();
+        b.run(&format!("snapshot v s{round}")).ok();
+        b.unmount("m");
+        // Closed, and not just about to be.
+        fs::File::open(b.path("v/lamassu.lock")).unwrap().try_lock().expect("the daemon has let go of it");
+    }
+}
+
+#[test]
+fn a_dead_mount_is_called_that() {
+    let b = bench("");
+    b.run("mount v m").ok();
+    kill(daemon_of(&b), "-KILL");
+    wait_for("the end of the daemon", || fs::metadata(b.path("m")).is_err());
+    b.run("mount v m").code(10).says("is gone; `lamassu umount m`");
+    for line in ["freeze m", "thaw m", "info m", "key list m"] {
+        b.run(line).code(10).says("hint: the process that served a mount there is gone");
+    }
+    b.run("ls m").code(6).says("hint: the process that served a mount there is gone");
+    b.unmount("m");
+    assert!(!is_mounted(&b.path("m")));
+    b.run("mount v nosuch").code(10).says("make the directory first");
+    let ran = b.run("mount v key").code(10);
+    assert!(!ran.err.contains("make the directory"), "{}", ran.err);
+}
+
+#[test]
+fn what_is_wrong_with_a_path_is_said() {
+    let b = bench("");
+    b.run("mount v m").ok();
+    for line in ["dataset create m/a/b", "key unload m/nope", "key load m/nope"] {
+        b.run(line).code(3).says("does not exist");
+    }
+    b.run("key unload nope").code(10).says("does not lie in a mounted vault");
+    for line in ["check m", "ls m", "leak m", "key backup m copy"] {
+        b.run(line).code(6).says(b.path("v").to_str().unwrap()).says("give the vault's own directory");
+    }
+    b.run("check v").code(11).says("reading goes on beside it");
+    b.unmount("m");
+    b.run("key backup v copy").ok();
+    fs::remove_file(b.path("v/lamassu.vault")).unwrap();
+    b.run("ls v").code(6).says("`lamassu key restore BACKUP DIR`");
+    // No advice to restore what is merely not there.
+    for line in ["key restore nosuch v", "zone show nosuch", "inspect --header nosuch f", "--admin-zone nosuch ls v"] {
+        let ran = b.run(line);
+        assert!(ran.code != 0 && !ran.err.contains("hint:"), "{line}: {ran:?}");
+    }
+    b.run("key restore copy v").ok();
+    b.run("ls v").ok();
 }

@@ -25,6 +25,8 @@ fn a_mount_says_what_it_serves() {
     assert_eq!(told["done"]["read_only"], false);
     assert_eq!(b.run("info --json m").ok().out, info.out, "the mount point stands for the vault");
 
+    assert_eq!(ask(&b, br#"{"request":"sync"}"#), serde_json::json!({"done": null}));
+
     // What it does not know it says so of, and goes on.
     let long = vec![b'x'; control::CALL_LEN_MAX];
     for bad in [&b"{}"[..], b"", b"\xff", br#"{"request":"fly"}"#, br#"{"request":"status","more":1}"#, &long] {

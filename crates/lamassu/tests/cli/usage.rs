@@ -1,6 +1,8 @@
 //! Options that make no sense, help, completions, speed.
 
+use crate::mounts::kill;
 use crate::support::Bench;
+use std::io::Read;
 
 #[test]
 fn nonsense_is_a_usage_error_and_makes_nothing() {
@@ -125,4 +127,25 @@ fn a_reader_that_leaves_early_is_no_failure() {
     drop(child.stdout.take());
     let ran: crate::support::Ran = child.wait_with_output().unwrap().into();
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+}
+
+#[test]
+fn a_command_that_is_stopped_says_so() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.file("big", &vec![7; 3 << 20]);
+    b.run("cp v big vault:").ok();
+    let mut child = b
+        .command(["cat", "v", "big"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // From now on it waits for somebody to read the rest.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    kill(child.id() as i32, "-INT");
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(15));
+    assert!(said.contains("stopped before the work was done"), "{said}");
 }

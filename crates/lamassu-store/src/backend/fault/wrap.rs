@@ -51,6 +51,11 @@ impl BackendFile for FaultFile {
         self.inner.set_len(len)
     }
 
+    fn check_len(&self, len: u64) -> io::Result<()> {
+        self.faults.pass(Call::Seek, None, len, 0)?;
+        self.inner.check_len(len)
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         self.pass(Call::SyncData)?;
         self.inner.sync_data()

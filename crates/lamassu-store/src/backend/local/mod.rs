@@ -20,8 +20,9 @@ pub use copy::{Copied, CopyError, Watch};
 
 use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;
+use lamassu_format::name::STAGING;
 use remote::Remote;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 use std::any::Any;
@@ -93,17 +94,53 @@ impl Backend for LocalBackend {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = super::check_name(name)?;
         let open = || retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR));
-        let lock = match open() {
+        let file = match open() {
             Err(Errno::ACCESS) if self.inner => mode::lend_dir(self.root.as_fd(), open)?,
             other => other?,
         };
-        retry(|| rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive))?;
-        Ok(Box::new(Lock(lock)))
+        let file = Lock::take(file)?;
+        let root = self.root.as_fd();
+        let opened = match open_staging(root) {
+            Err(Errno::ACCESS) if self.inner => mode::lend_dir(root, || open_staging(root)),
+            other => other,
+        };
+        // Dropped in this order: whoever gets the file's lock finds the directory's free.
+        Ok(Box::new((lock_where_possible(opened)?, file)))
+    }
+}
+
+/// Takes an exclusive lock on the staging directory in a vault's, beside that on the lock file, which people delete. It is its owner's alone, so that nobody else
+/// can hold writers up with it, as they could with the vault's directory. `None` where it is missing, or the store locks no directories.
+///
+/// # Errors
+/// [`io::ErrorKind::WouldBlock`]: somebody else holds it.
+pub fn lock_staging(dir: impl AsFd) -> io::Result<Option<Lock>> {
+    lock_where_possible(open_staging(dir.as_fd()))
+}
+
+fn open_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    retry(|| rustix::fs::openat(dir, STAGING, flags, Mode::empty()))
+}
+
+fn lock_where_possible(opened: rustix::io::Result<OwnedFd>) -> io::Result<Option<Lock>> {
+    match opened.and_then(Lock::take) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK.into()),
+        Err(_) => Ok(None),
     }
 }
 
 /// A held flock(2). Given back by word and not by closing alone: a child process between fork and exec has the descriptor too.
-struct Lock(OwnedFd);
+#[must_use = "dropped, it is given back"]
+pub struct Lock(OwnedFd);
+
+impl Lock {
+    fn take(fd: OwnedFd) -> rustix::io::Result<Lock> {
+        retry(|| rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive))?;
+        Ok(Lock(fd))
+    }
+}
 
 impl Drop for Lock {
     fn drop(&mut self) {

@@ -1,6 +1,6 @@
 //! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that takes no key.
 
-use crate::open;
+use crate::open::{self, WriterLock};
 use crate::served::serve::Served;
 use anyhow::Result;
 use lamassu_format::header::Header;
@@ -9,7 +9,6 @@ use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
 use lamassu_vault::{Dataset, VaultError};
 use std::ffi::OsStr;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// A check of several vaults.
@@ -107,7 +106,7 @@ impl Walk<'_> {
     }
 
     /// It may be opened by itself, by its directory in the store.
-    fn lock_out_writers(&self, stored: &Path) -> Result<Option<File>> {
+    fn lock_out_writers(&self, stored: &Path) -> Result<Option<WriterLock>> {
         let dir = self.served.keeper().dir(ROOT_VOLUME)?;
         open::once_closed(&dir.join(stored), || open::lock_out_writers_of(&dir, stored))
     }

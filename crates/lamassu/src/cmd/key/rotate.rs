@@ -3,7 +3,6 @@
 //! A retirement is proven: everything in the vault is opened, decrypted and re-hashed with the keys that would be left, before the epoch goes.
 
 use super::help;
-use crate::cmd::check;
 use crate::fault::Fault;
 use crate::keys::{self, KeyArg, SourceText};
 use crate::open::{self, Found};
@@ -20,8 +19,9 @@ use lamassu_keys::dataset::parent_epoch;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, FileError, NewSlot, Purpose, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_store::Backend;
+use lamassu_vault::check::{Problem, Progress};
 use lamassu_vault::{Dataset, Vault};
-use std::fs::File;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -164,7 +164,7 @@ fn say_how_much(ui: &Ui, dir: &Path) {
 struct Alone {
     update: Update,
     header: VaultHeader,
-    _lock: Option<File>,
+    _lock: Option<open::WriterLock>,
 }
 
 impl Alone {
@@ -309,17 +309,62 @@ fn prove(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) -> R
     backend.sync().context("cannot sync the store")?;
     let vault = Vault::open(Arc::new(backend), header, ring.clone(), open::options(true))
         .with_context(|| format!("cannot open the vault in {}", args.dir.display()))?;
-    let shown = check::Shown { meter: Meter::bytes(ui, "verified without it"), json: ui.quiet };
+    let shown = Proof { meter: Meter::bytes(ui, "verified without it"), ui };
     let report = vault.check(&[], false, &shown)?;
     drop(shown);
     vault.close()?;
-    let needing = match args.tier.tier() {
-        Tier::Outer => datasets_needing(ui, args, &report.datasets, &ring, &unlocked.key_ring(header.suite())?)?,
-        Tier::Inner => 0,
+    let (slots, work) = match args.tier.tier() {
+        Tier::Outer => {
+            let all = unlocked.key_ring(header.suite())?;
+            (datasets_needing(ui, args, &report.datasets, &ring, &all)?, "outer")
+        }
+        Tier::Inner => (0, "full"),
     };
-    match needing + report.problems.iter().filter(|p| !p.harmless).count() {
-        0 => Ok(()),
-        objects => Err(Fault::EpochNeeded { tier: args.tier.tier().name(), epoch: args.epoch, objects }.into()),
+    let problems: Vec<&Problem> = report.problems.iter().filter(|p| !p.harmless).collect();
+    if problems.is_empty() && slots == 0 {
+        return Ok(());
+    }
+    let (tier, needing) = (args.tier.tier().name(), counted(&problems, slots));
+    Err(Fault::EpochNeeded { tier, epoch: args.epoch, needing, work }.into())
+}
+
+/// Shows how far a proof is. What needs the epoch is counted: it is whole as long as the epoch stays.
+struct Proof<'a> {
+    meter: Meter,
+    ui: &'a Ui,
+}
+
+impl Progress for Proof<'_> {
+    fn total(&self, _files: u64, bytes: u64) {
+        self.meter.set_total(bytes);
+    }
+
+    fn advance(&self, _files: u64, bytes: u64) {
+        self.meter.advance(bytes);
+    }
+
+    fn problem(&self, problem: &Problem) {
+        let path = text::printable(problem.path.as_ref().unwrap_or(&problem.stored));
+        self.meter.suspend(|| self.ui.detail(format_args!("does not verify without it: {path}: {}", problem.kind)));
+    }
+}
+
+/// What needs an epoch: how many of what.
+fn counted(problems: &[&Problem], slots: usize) -> String {
+    let (of_blocks, others): (Vec<&Problem>, Vec<&Problem>) = problems.iter().partition(|p| p.block.is_some());
+    let (of_pages, others): (Vec<&Problem>, Vec<&Problem>) = others.into_iter().partition(|p| p.page.is_some());
+    let pages: u64 = of_pages.iter().map(|p| p.pages.unwrap_or(1)).sum();
+    let files: HashSet<&str> = problems.iter().map(|p| p.stored.as_str()).collect();
+    let parts = [
+        ("blocks", of_blocks.len() as u64),
+        ("pages", pages),
+        ("names, records and attributes", others.len() as u64),
+        ("parent slots of datasets", slots as u64),
+    ];
+    let all: Vec<String> = parts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+    match files.len() {
+        0 => all.join(", "),
+        files => format!("{} (of {files} entries in the store)", all.join(", ")),
     }
 }
 

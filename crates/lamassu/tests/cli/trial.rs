@@ -1,0 +1,58 @@
+//! What people met who tried the program with its documentation alone.
+
+use crate::mounts::is_mounted;
+use crate::support::Bench;
+use std::fs;
+
+#[test]
+fn removing_the_lock_file_admits_no_second_writer() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.dir("n");
+    b.run("mount v m").ok();
+    fs::write(b.path("m/f"), b"first").unwrap();
+    fs::remove_file(b.path("v/lamassu.lock")).unwrap();
+    // All but the first meet a lock file that a refused one has made, and that nobody holds.
+    for line in ["mount v n", "cp v key vault:key", "check --repair v", "mount v n"] {
+        b.run(line).code(11).says("mounted on");
+    }
+    assert!(!is_mounted(&b.path("n")));
+    b.run("mount --read-only v n").ok();
+    b.unmount("n");
+    fs::write(b.path("m/f"), b"still the only one").unwrap();
+    b.unmount("m");
+    b.run("check v").ok();
+    b.run("mount v n").ok();
+    assert_eq!(fs::read(b.path("n/f")).unwrap(), b"still the only one");
+    b.unmount("n");
+}
+
+/// Mounted, it would answer every call with `EIO`.
+#[test]
+fn a_vault_whose_roots_record_does_not_open_is_not_mounted() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.run("init --names plain plain").ok();
+    b.dir("m");
+    let record = b.path("v/lamassu.dir");
+    let text = fs::read_link(&record).unwrap();
+    for damaged in [None, Some("AAAA")] {
+        fs::remove_file(&record).unwrap();
+        if let Some(text) = damaged {
+            std::os::unix::fs::symlink(text, &record).unwrap();
+        }
+        for line in ["mount v m", "mount --read-only v m"] {
+            b.run(line).code(26).says("lamassu.dir");
+            assert!(!is_mounted(&b.path("m")));
+        }
+        b.run("check v").code(26);
+        b.run("check --repair v").code(26);
+        let _ = fs::remove_file(&record);
+        std::os::unix::fs::symlink(&text, &record).unwrap();
+    }
+    for vault in ["v", "plain"] {
+        b.run(&format!("mount {vault} m")).ok();
+        b.unmount("m");
+    }
+}
