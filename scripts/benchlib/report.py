@@ -234,7 +234,7 @@ def durable(result, plots):
     return f"""## Synced writes and overwriting, on {result["store"]}
 
 Files of {result["size_mib"]} MiB are overwritten; {runs(result)}; `scripts/bench durable`. Overwriting in place takes Lamassu a second barrier: the old keys
-must be durable before the data changes. Appending takes one, as it does anyone.
+must be durable before the data changes. Appending takes one, as it does anyone. CryFS is left out: it answers fsync(2) without syncing anything of its store.
 
 {timed_table(result, "durable", plots)}"""
 

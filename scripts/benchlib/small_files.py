@@ -6,6 +6,7 @@ whose time counts. Each pass has a mount of its own, and an empty page cache.
 
 import os
 import re
+import resource
 import stat
 import subprocess
 
@@ -40,9 +41,12 @@ def make_archive(bench):
 def run_all(bench):
     archive, files, size = make_archive(bench)
     say(f"small files: a tree of {files} files, {size / 1e6:.0f} MB")
-    stores = {name: bench.fresh_store(name, bench.memory) for name in bench.systems}
+    # PlainFS keeps a descriptor for each inode that the kernel knows.
+    _, descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    systems = [name for name in bench.systems if name != "plainfs" or descriptors > 2 * files]
+    stores = {name: bench.fresh_store(name, bench.memory) for name in systems}
     samples = []
-    for number, name in measure.alternating(list(bench.systems), bench.runs, bench.minutes):
+    for number, name in measure.alternating(systems, bench.runs, bench.minutes):
         found = list(passes(bench, name, stores[name], archive))
         samples += [s | {"system": name, "run": number} for s in found]
         say(f"small files, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
