@@ -16,6 +16,8 @@ from .small_files import dbench
 
 CLOSE = ("lamassu", "plainfs", "gocryptfs", "securefs")
 OURS = ("lamassu", "plainfs")
+# PlainFS keeps a descriptor for each inode that the kernel knows: it cannot have so many.
+ALONE = ("lamassu",)
 
 
 @dataclass
@@ -111,8 +113,8 @@ SWEEPS = {
     "write-size": Sweep("Writing a file by its size, on XFS", "MiB", "MB/s", GROWTH_MIB, (1, 4), OURS, file_of, on_xfs=True, once=(32768,)),
     "read-size": Sweep("Reading a file by its size, on XFS", "MiB", "MB/s", GROWTH_MIB[:-1], (1, 4), OURS, read_file_of, on_xfs=True),
     "files-made": Sweep("Making files by their number, a thousand a directory", "files", "files/s", (1000, 10_000, 100_000, 1_000_000), (100, 1000),
-                        OURS, files_made, once=(1_000_000,)),
-    "files-found": Sweep("Finding files by their number", "files", "files/s", (1000, 10_000, 100_000), (100, 1000), OURS, files_found),
+                        ALONE, files_made, once=(1_000_000,)),
+    "files-found": Sweep("Finding files by their number", "files", "files/s", (1000, 10_000, 100_000), (100, 1000), ALONE, files_found),
 }
 
 
