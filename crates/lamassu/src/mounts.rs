@@ -5,6 +5,7 @@
 use crate::served;
 use crate::served::protocol::{Request, Status};
 use lamassu_format::name;
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
@@ -26,6 +27,8 @@ pub struct Mount {
     pub fs_type: String,
     /// what; of ours: the vault's directory, unless `-o fsname=` said otherwise
     pub source: PathBuf,
+    /// its file system's number, as major:minor
+    device: String,
     /// `ro` or `rw` first
     options: String,
     /// of the file system; of FUSE: `user_id=` who mounted
@@ -68,6 +71,27 @@ impl Mount {
     /// The directory of its vault, as far as that is known.
     pub fn vault(&self) -> PathBuf {
         self.renamed().unwrap_or_else(|| self.source.clone())
+    }
+
+    /// The processes that see its file system, one of each mount namespace, as far as this process may look: the lowest number, and its name.
+    pub fn seen_by(&self) -> Vec<(u32, String)> {
+        let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+        let mut numbers: Vec<u32> = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+        numbers.sort_unstable();
+        let (mut namespaces, mut found) = (HashSet::new(), Vec::new());
+        for number in numbers {
+            let of = |file: &str| PathBuf::from(format!("/proc/{number}/{file}"));
+            let Ok(namespace) = std::fs::read_link(of("ns/mnt")) else { continue };
+            if !namespaces.insert(namespace) {
+                continue;
+            }
+            let table = std::fs::read(of("mountinfo")).unwrap_or_default();
+            if table.split(|b| *b == b'\n').filter_map(parse).any(|m| m.device == self.device) {
+                let name = std::fs::read_to_string(of("comm")).unwrap_or_default();
+                found.push((number, name.trim_end().escape_default().to_string()));
+            }
+        }
+        found
     }
 
     /// Who mounted it.
@@ -139,7 +163,8 @@ fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
 
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
-    let mountpoint = fields.nth(4)?;
+    let device = fields.nth(2)?;
+    let mountpoint = fields.nth(1)?;
     let options = fields.next()?;
     let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
     let fs_type = after_dash.next()?;
@@ -149,6 +174,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
         mountpoint: unescape(mountpoint),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
         source: unescape(source),
+        device: String::from_utf8_lossy(device).into_owned(),
         options: String::from_utf8_lossy(options).into_owned(),
         super_options: String::from_utf8_lossy(super_options).into_owned(),
     })
@@ -188,7 +214,7 @@ mod tests {
         let line =
             br"100 28 0:50 / /mnt/a\040b ro,nosuid,nodev shared:1 master:2 - fuse.lamassu /srv/x\134y rw,user_id=0";
         let mount = parse(line).unwrap();
-        assert_eq!(mount.mountpoint, Path::new("/mnt/a b"));
+        assert_eq!((mount.device.as_str(), mount.mountpoint.as_path()), ("0:50", Path::new("/mnt/a b")));
         assert_eq!((mount.fs_type.as_str(), mount.source.as_path()), (TYPE, Path::new(r"/srv/x\y")));
         assert!(mount.is_read_only() && mount.is_trusted());
         let stranger = String::from_utf8(line.to_vec()).unwrap().replace("user_id=0", "user_id=4294967294");
@@ -230,6 +256,7 @@ mod tests {
 
     #[test]
     fn the_root_is_a_mount() {
-        assert!(at(Path::new("/")).is_some());
+        let root = at(Path::new("/")).unwrap();
+        assert!(!root.seen_by().is_empty(), "this process sees it");
     }
 }

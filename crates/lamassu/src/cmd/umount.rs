@@ -21,9 +21,10 @@ const POLL: Duration = Duration::from_millis(10);
 const PATIENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 const WRITING: &str = "waiting until everything is in the store; nothing is unmounted before";
 const CLOSING: &str = "unmounted; waiting until everything is in the store";
-const HELD: &str = "still waiting: much is left to be written, or another mount namespace (of a container, a service) holds a copy \
-    of the mount, and the vault is closed when that goes; `grep -l fuse.lamassu /proc/[0-9]*/mountinfo` names the processes \
-    that see one";
+const MUCH: &str = "still waiting: much is left to be written, or another mount namespace (of a container, a service) holds a copy \
+    of the mount, and the vault is closed when that goes";
+/// Namespaces that are named by a process in them.
+const NAMED_MAX: usize = 3;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,7 +56,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     if mount.is_read_only() {
         return Ok(());
     }
-    wait_until_closed(ui, &vault)
+    wait_until_closed(ui, &vault, &mount)
 }
 
 /// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can tell only the log.
@@ -178,9 +179,9 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
 }
 
 /// The kernel is done; the daemon still commits. It holds the vault's lock until it has.
-fn wait_until_closed(ui: &Ui, vault: &Path) -> Result<()> {
+fn wait_until_closed(ui: &Ui, vault: &Path, mount: &Mount) -> Result<()> {
     let started = Instant::now();
-    let mut hints = PATIENCE.into_iter().zip([CLOSING, HELD]).peekable();
+    let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
     while let Err(error) = open::lock_out_writers(vault) {
         let locked = matches!(error.downcast_ref(), Some(Fault::Locked { .. }));
         // Not the vault's directory (a stranger's `-o fsname=`), or somebody mounted it again: then there is nothing to wait for.
@@ -189,9 +190,24 @@ fn wait_until_closed(ui: &Ui, vault: &Path) -> Result<()> {
         }
         signals::check()?;
         if let Some((_, hint)) = hints.next_if(|(after, _)| started.elapsed() > *after) {
-            ui.note(hint);
+            ui.note(hint(mount));
         }
         std::thread::sleep(POLL);
     }
     Ok(())
+}
+
+/// Why that takes long.
+fn held(mount: &Mount) -> String {
+    let holders = mount.seen_by();
+    if holders.is_empty() {
+        return MUCH.into();
+    }
+    let mut named: Vec<_> =
+        holders.iter().take(NAMED_MAX).map(|(pid, name)| format!("{name} (process {pid})")).collect();
+    if holders.len() > NAMED_MAX {
+        named.push(format!("{} more", holders.len() - NAMED_MAX));
+    }
+    let held = "still waiting: a copy of the mount is in the mount namespace of";
+    format!("{held} {}; the vault is closed when that copy goes, also if this waits no longer", named.join(", "))
 }

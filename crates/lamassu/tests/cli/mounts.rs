@@ -276,7 +276,8 @@ fn a_copy_of_the_mount_elsewhere_keeps_the_vault_open() {
     }
     let said = fs::File::create(b.path("said")).unwrap();
     let mut umount = b.command(["umount", "m"]).stderr(said).spawn().unwrap();
-    wait_for("a word on it", || fs::read_to_string(b.path("said")).unwrap().contains("another mount namespace"));
+    let holding = format!("(process {})", holder.id());
+    wait_for("a word on it", || fs::read_to_string(b.path("said")).unwrap().contains(&holding));
     holder.kill().unwrap();
     holder.wait().unwrap();
     assert!(umount.wait().unwrap().success());
