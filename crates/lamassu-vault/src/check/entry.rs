@@ -9,7 +9,7 @@ use crate::symlink::{self, LinkFault};
 use crate::{Dataset, Kind, VaultError, xattr};
 use lamassu_format::name::{LINK_PREFIX, decode};
 use lamassu_store::backend::Stat;
-use lamassu_store::file::{Damage, FileCheck};
+use lamassu_store::file::{Damage, DamageKind, FileCheck};
 use lamassu_store::{BackendDir, File, StoreError};
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -126,6 +126,14 @@ impl Checker<'_> {
     }
 
     fn damage(&mut self, at: &Place, d: &Damage) {
+        let geo = &self.vault.ctx.geometry;
+        let range = match (d.kind, d.block) {
+            // Where a page, or its last block, was cut is not known.
+            (DamageKind::Truncated, _) => None,
+            (_, Some(block)) => Some((block, 1)),
+            (_, None) => Some((geo.first_block(d.page), d.pages.saturating_mul(geo.blocks_per_page()))),
+        };
+        let bytes = |blocks: u64| blocks.saturating_mul(geo.block_size());
         self.problem(Problem {
             path: at.plain.as_ref().map(|p| p.display().to_string()),
             stored: at.stored.display().to_string(),
@@ -134,9 +142,10 @@ impl Checker<'_> {
             page: Some(d.page),
             pages: (d.pages > 1).then_some(d.pages),
             block: d.block,
-            repaired: false,
-            harmless: false,
+            offset: range.map(|(first, _)| bytes(first)),
+            length: range.map(|(_, blocks)| bytes(blocks)),
             text: format!("{d}: that range reads as an error, the rest is readable"),
+            ..Problem::default()
         });
     }
 

@@ -15,18 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn problem(stored: &Path, kind: &str, text: String) -> Problem {
-    Problem {
-        path: None,
-        stored: stored.display().to_string(),
-        kind: kind.to_owned(),
-        segment: None,
-        page: None,
-        pages: None,
-        block: None,
-        repaired: false,
-        harmless: false,
-        text,
-    }
+    Problem { stored: stored.display().to_string(), kind: kind.to_owned(), text, ..Problem::default() }
 }
 
 /// Looks through the tree of a vault without its keys. Datasets in it are listed and not gone into.

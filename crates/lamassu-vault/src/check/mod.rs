@@ -78,13 +78,10 @@ impl Checker<'_> {
             path: at.plain.as_ref().map(|p| p.display().to_string()),
             stored: at.stored.display().to_string(),
             kind: kind.to_owned(),
-            segment: None,
-            page: None,
-            pages: None,
-            block: None,
             repaired: found == Found::Mended,
             harmless: found == Found::Harmless,
             text,
+            ..Problem::default()
         });
     }
 

@@ -10,7 +10,7 @@ pub trait Progress: Send + Sync {
     fn problem(&self, problem: &Problem);
 }
 /// One problem.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct Problem {
     /// Plain path, where known.
     pub path: Option<String>,
@@ -27,6 +27,13 @@ pub struct Problem {
     pub pages: Option<u64>,
     /// Block.
     pub block: Option<u64>,
+    /// Where in the file's content that begins, in bytes. All that a page or block can hold is meant, also past the end of a short file; none where a file
+    /// lost its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
+    /// How many bytes of the content it concerns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub length: Option<u64>,
     /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
     pub repaired: bool,
     /// Nothing is lost or unreadable: what an interrupted change left behind, or files that are no part of the tree.

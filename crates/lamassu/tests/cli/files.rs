@@ -297,6 +297,15 @@ fn damage_is_named_and_what_precedes_it_is_written() {
     let problems = json["problems"].as_array().unwrap();
     assert_eq!(problems.len(), 1);
     assert_eq!((&problems[0]["block"], &problems[0]["kind"]), (&5.into(), &"block-hash".into()));
+    assert_eq!((&problems[0]["offset"], &problems[0]["length"]), (&20_480.into(), &4096.into()));
+    assert!(ran.text().contains("bytes 20480 to 24575: "), "{}", ran.text());
+    flip(&stored, 7 * 4096 + 17);
+    flip(&stored, 9 * 4096 + 17);
+    let ran = b.run("check v").code(26);
+    assert!(ran.text().contains("bytes 20480 to 28671: block-hash in 2 blocks in a row"), "{}", ran.text());
+    assert!(ran.text().contains("bytes 32768 to 36863: ") && ran.text().contains("3 damaged"), "{}", ran.text());
+    flip(&stored, 7 * 4096 + 17);
+    flip(&stored, 9 * 4096 + 17);
     assert!(stored.ends_with(problems[0]["stored"].as_str().unwrap()));
     // Only the parts asked for.
     b.run("check v tree/small tree/sub").ok();

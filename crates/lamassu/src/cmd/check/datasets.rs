@@ -172,16 +172,5 @@ impl Walk<'_> {
 }
 
 fn unplaced(stored: &OsStr) -> Problem {
-    Problem {
-        path: None,
-        stored: stored.to_string_lossy().into_owned(),
-        kind: String::new(),
-        segment: None,
-        page: None,
-        pages: None,
-        block: None,
-        repaired: false,
-        harmless: false,
-        text: String::new(),
-    }
+    Problem { stored: stored.to_string_lossy().into_owned(), ..Problem::default() }
 }

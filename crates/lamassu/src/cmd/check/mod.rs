@@ -1,4 +1,4 @@
-//! `lamassu check`: one line per problem as it is found, a summary, and an exit code that says which of clean, mended, damaged.
+//! `lamassu check`: a line per problem, or run of them in one file, as it is found, a summary, and an exit code that says which of clean, mended, damaged.
 
 mod datasets;
 
@@ -14,6 +14,7 @@ use lamassu_vault::check::{Problem, Progress, Report};
 use lamassu_vault::forest::ROOT_VOLUME;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 const EXAMPLES: &str = "\
@@ -59,10 +60,11 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and still must not race a writer.
     let lock = if args.repair { None } else { open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))? };
     let served = unsealed.open_forest(open::options(!args.repair))?;
-    let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json };
+    let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json, last: Mutex::new(None) };
     let mut walk = Walk { served: &served, repair: args.repair, shown: &shown, report: Report::default() };
     let done = walk.volume(ROOT_VOLUME, Path::new(""), Path::new(""), &args.paths);
     let report = walk.report;
+    shown.flush();
     drop(shown);
     served.forest().close()?;
     drop(lock);
@@ -110,9 +112,10 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
     let (mended, damaged) = (mended(report), damaged(report));
     let harmless = report.problems.len() - mended - damaged;
     if !report.problems.is_empty() {
-        out.push_str(&format!(
-            "\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless (`--repair` clears them away)"
-        ));
+        out.push_str(&format!("\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless"));
+    }
+    if harmless > 0 && !repair {
+        out.push_str(" (`--repair` clears away what is harmless)");
     }
     out
 }
@@ -127,9 +130,49 @@ fn damaged(report: &Report) -> usize {
 
 /// Shows a check as it goes.
 pub struct Shown {
-    pub meter: Meter,
+    meter: Meter,
     /// Print no lines.
-    pub json: bool,
+    json: bool,
+    /// What is not printed yet: the next problem may go on where it ends.
+    last: Mutex<Option<Run>>,
+}
+
+/// Problems of one kind in one file, each where the one before it ends.
+struct Run {
+    first: Problem,
+    /// In the content of the file, where that is what they concern.
+    end: Option<u64>,
+    problems: u64,
+}
+
+impl Run {
+    fn of(problem: &Problem) -> Run {
+        Run { first: problem.clone(), end: end_of(problem), problems: 1 }
+    }
+
+    fn goes_on_with(&self, p: &Problem) -> bool {
+        let same = |a: &Problem| (&a.path, &a.stored, &a.kind) == (&p.path, &p.stored, &p.kind);
+        self.end.is_some() && self.end == p.offset && same(&self.first)
+    }
+}
+
+fn end_of(p: &Problem) -> Option<u64> {
+    p.offset?.checked_add(p.length?)
+}
+
+impl Shown {
+    /// Prints what is left.
+    fn flush(&self) {
+        let run = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.print(run);
+    }
+
+    fn print(&self, run: Option<Run>) {
+        if let Some(run) = run {
+            // A reader that is gone does not end a repair.
+            let _ = self.meter.suspend(|| output::print(line(&run)));
+        }
+    }
 }
 
 impl Progress for Shown {
@@ -137,19 +180,30 @@ impl Progress for Shown {
         self.meter.set_total(bytes);
     }
 
-    fn advance(&self, _files: u64, bytes: u64) {
+    fn advance(&self, files: u64, bytes: u64) {
+        if files > 0 {
+            self.flush();
+        }
         self.meter.advance(bytes);
     }
 
     fn problem(&self, problem: &Problem) {
-        if !self.json {
-            // A reader that is gone does not end a repair.
-            let _ = self.meter.suspend(|| output::print(line(problem)));
+        if self.json {
+            return;
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *last {
+            Some(run) if run.goes_on_with(problem) => {
+                run.end = end_of(problem);
+                run.problems += 1;
+            }
+            _ => self.print(last.replace(Run::of(problem))),
         }
     }
 }
 
-fn line(p: &Problem) -> String {
+fn line(run: &Run) -> String {
+    let p = &run.first;
     let word = match (p.repaired, p.harmless) {
         (true, _) => "mended",
         (false, true) => "harmless",
@@ -160,13 +214,20 @@ fn line(p: &Problem) -> String {
         None => format!("(stored) {}", p.stored),
     };
     let mut out = format!("{word}: {}", text::printable(&place));
-    let parts = [("segment", p.segment), ("page", p.page), ("block", p.block)];
-    for (name, number) in parts {
-        if let Some(number) = number {
-            out.push_str(&format!(", {name} {number}"));
-        }
+    if let (Some(from), Some(end)) = (p.offset, run.end) {
+        out.push_str(&format!(", bytes {from} to {}", end.saturating_sub(1)));
     }
-    out.push_str(&format!(": {}: {}", p.kind, text::printable(&p.text)));
+    if run.problems > 1 {
+        let what = if p.block.is_some() { "blocks" } else { "ranges" };
+        out.push_str(&format!(
+            ": {} in {} {what} in a row: they read as errors, the rest is readable",
+            p.kind, run.problems
+        ));
+    } else if p.segment.is_some() {
+        out.push_str(&format!(": {}", text::printable(&p.text)));
+    } else {
+        out.push_str(&format!(": {}: {}", p.kind, text::printable(&p.text)));
+    }
     if p.path.is_some() {
         out.push_str(&format!(" [stored as {}]", text::printable(&p.stored)));
     }
