@@ -7,8 +7,9 @@ use lamassu_fuse::control;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
-Example:
+Examples:
   lamassu freeze /mnt && cp -a --reflink=auto /srv/store/vault /backup/; lamassu thaw /mnt
+  lamassu freeze /mnt && rsync -aHAX --modify-window=-1 --delete /srv/store/vault/ backup:/vault/; lamassu thaw /mnt
 While frozen, everything written is in the store, reads go on, and whoever writes waits.";
 
 /// Options of `freeze` and `thaw`.
