@@ -141,7 +141,8 @@ fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
                     Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
                     Ok(lock) => drop(lock),
                 }
-                assert_eq!(lending.read_dir().unwrap().len(), 3);
+                // The file, the directory, the lock and the staging directory.
+                assert_eq!(lending.read_dir().unwrap().len(), 4);
             }
         };
         std::thread::scope(|scope| {
@@ -174,7 +175,6 @@ fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
 fn a_lock_outlives_the_removal_of_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let take = || LocalBackend::open(dir.path()).unwrap().try_lock(name("lock"));
-    std::fs::create_dir(dir.path().join("lamassu.staging")).unwrap();
     let held = take().unwrap();
     std::fs::remove_file(dir.path().join("lock")).unwrap();
     for _ in 0..2 {
@@ -186,7 +186,6 @@ fn a_lock_outlives_the_removal_of_its_file() {
     let root = LocalBackend::open(dir.path()).unwrap().root();
     root.make_dir(name("inner"), 0o700).unwrap();
     let inner = root.open_dir(name("inner")).unwrap();
-    inner.make_dir(name("lamassu.staging"), 0o700).unwrap();
     let inner = inner.as_backend(true).unwrap();
     let inner_held = inner.try_lock(name("lock")).unwrap();
     assert!(inner.try_lock(name("lock")).is_err(), "by another open of this process, too");
@@ -201,13 +200,17 @@ fn a_staging_directory_that_is_locked_is_busy_and_one_that_is_missing_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let open = || std::fs::File::open(dir.path()).unwrap();
     assert!(lock_staging(open()).unwrap().is_none());
-    drop(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock")).unwrap());
     std::fs::create_dir(dir.path().join("lamassu.staging")).unwrap();
     let held = lock_staging(open()).unwrap().expect("this host locks directories");
     assert_eq!(errno(lock_staging(open())), Some(libc::EWOULDBLOCK));
     assert_eq!(errno(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock"))), Some(libc::EWOULDBLOCK));
     drop(held);
     drop(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock")).unwrap());
+    // Something else by that name is no reason to go on with half a lock.
+    std::fs::remove_dir(dir.path().join("lamassu.staging")).unwrap();
+    std::fs::write(dir.path().join("lamassu.staging"), "").unwrap();
+    assert_eq!(errno(lock_staging(open())), Some(libc::ENOTDIR));
+    assert_eq!(errno(LocalBackend::open(dir.path()).unwrap().try_lock(name("lock"))), Some(libc::ENOTDIR));
 }
 
 #[test]

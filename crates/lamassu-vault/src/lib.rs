@@ -85,6 +85,8 @@ pub struct Vault {
     unsynced: settle::Unsynced,
     /// Bytes written since the buffers were last added up.
     written: AtomicU64,
+    /// Set while that is more than it may be.
+    overfull: Mutex<Option<settle::Overfull>>,
     started: Instant,
     closed: AtomicBool,
     lock: Mutex<Option<Box<dyn Any + Send + Sync>>>,
@@ -165,6 +167,7 @@ impl Vault {
             moves: AtomicU64::new(0),
             unsynced: settle::Unsynced::default(),
             written: AtomicU64::new(0),
+            overfull: Mutex::new(None),
             started: Instant::now(),
             closed: AtomicBool::new(false),
             lock: Mutex::new(lock),
@@ -212,6 +215,7 @@ impl Vault {
         self.nameless.clear();
         self.files.clear();
         self.dirs.clear();
+        lamassu_store::file::wipe_spare();
         let parting = self.parting.lock().take();
         if let Some(parting) = parting {
             parting();

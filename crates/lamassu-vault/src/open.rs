@@ -368,9 +368,9 @@ impl Vault {
     pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
         let open = self.writing(handle)?;
         let _pass = self.change()?;
+        self.bound_buffers(offset, data.len())?;
         let done = open.file().write_at(offset, data);
         open.touched(self.now());
-        self.bound_buffers(data.len());
         Ok(done.map(|()| data.len())?)
     }
 
@@ -381,9 +381,9 @@ impl Vault {
     pub fn append(&self, handle: HandleId, data: &[u8]) -> Result<usize> {
         let open = self.writing(handle)?;
         let _pass = self.change()?;
+        self.bound_buffers(open.file().size(), data.len())?;
         let done = open.file().append(data);
         open.touched(self.now());
-        self.bound_buffers(data.len());
         Ok(done.map(|_| data.len())?)
     }
 

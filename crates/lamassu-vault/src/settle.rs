@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Buffers older than this are committed by [`Vault::maintain`].
 const COMMIT_AFTER: Millis = 5_000;
@@ -21,6 +22,24 @@ const BUFFERS_MAX: u64 = 256 << 20;
 const BUFFERS_LOOK_EVERY: u64 = 32 << 20;
 /// With more unsynced names than this, `maintain` syncs the store to forget them.
 const UNSYNCED_MAX: usize = 65_536;
+
+/// How long writes are refused at once after the store took too little of what is buffered: all of it is sealed for each attempt.
+const OVERFULL: Duration = Duration::from_secs(1);
+
+/// That more is buffered than may be, since the store does not take it.
+#[derive(Clone, Copy)]
+pub(crate) struct Overfull {
+    since: Instant,
+    errno: i32,
+}
+
+fn refused(errno: i32) -> VaultError {
+    io("write")(std::io::Error::from_raw_os_error(errno))
+}
+
+fn errno_of(error: &StoreError) -> Option<i32> {
+    if let StoreError::Io { source, .. } = error { source.raw_os_error() } else { None }
+}
 
 /// Entries that were made or moved in this mount and whose parent directory is not known to be synced since.
 #[derive(Default)]
@@ -135,29 +154,50 @@ impl Vault {
         first.note(Err(e.into()));
     }
 
-    /// Keeps what all files together buffer within bounds: every so many bytes written, the largest buffers are committed. What fails stays buffered, and is
-    /// told by `flush`, `fsync` and the log.
-    pub(crate) fn bound_buffers(&self, written: usize) {
-        let written = written as u64;
-        if self.written.fetch_add(written, Ordering::Relaxed) + written < BUFFERS_LOOK_EVERY {
-            return;
+    /// To be called before `len` bytes are written at `offset`. Keeps what all files together buffer within bounds: every so many bytes, the largest buffers are
+    /// committed.
+    ///
+    /// # Errors
+    /// What the store says where it takes too little of that: nothing more may be buffered then. It is asked again after a while.
+    pub(crate) fn bound_buffers(&self, offset: u64, len: usize) -> Result<()> {
+        let overfull = *self.overfull.lock();
+        match overfull {
+            Some(Overfull { since, errno }) if since.elapsed() < OVERFULL => return Err(refused(errno)),
+            Some(_) => {}
+            None if self.written_little(offset, len as u64) => return Ok(()),
+            None => {}
         }
         self.written.store(0, Ordering::Relaxed);
         let mut files: Vec<_> = self.files.all().into_iter().map(|f| (f.file().dirty_len(), f)).collect();
         let mut total: u64 = files.iter().map(|(len, _)| len).sum();
-        if total <= BUFFERS_MAX {
-            return;
-        }
-        files.sort_by_key(|(len, _)| std::cmp::Reverse(*len));
-        for (len, open) in files {
-            if total <= BUFFERS_MAX / 2 {
-                return;
+        let mut errno = libc::EIO;
+        if total > BUFFERS_MAX {
+            files.sort_by_key(|(len, _)| std::cmp::Reverse(*len));
+            for (len, open) in files {
+                if total <= BUFFERS_MAX / 2 {
+                    break;
+                }
+                match open.flush() {
+                    Ok(()) => total -= len,
+                    Err(e) => {
+                        errno = errno_of(&e).unwrap_or(errno);
+                        self.failed(&open, e, &mut First(Ok(())));
+                    }
+                }
             }
-            if let Err(e) = open.flush() {
-                self.failed(&open, e, &mut First(Ok(())));
-            }
-            total -= len;
         }
+        let is_over = total > BUFFERS_MAX;
+        *self.overfull.lock() = is_over.then(|| Overfull { since: Instant::now(), errno });
+        if is_over { Err(refused(errno)) } else { Ok(()) }
+    }
+
+    /// Counts the blocks of a write; whether it is too early to look again at what is buffered.
+    fn written_little(&self, offset: u64, len: u64) -> bool {
+        let size = self.ctx.geometry.block_size();
+        // A byte takes a whole block.
+        let blocks = offset.saturating_add(len).div_ceil(size) - offset / size;
+        let written = blocks * size;
+        self.written.fetch_add(written, Ordering::Relaxed) + written < BUFFERS_LOOK_EVERY
     }
 
     fn unsettled(&self, mut files: Vec<Arc<OpenFile>>) -> Vec<Arc<OpenFile>> {

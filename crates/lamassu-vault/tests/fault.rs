@@ -129,6 +129,52 @@ fn a_full_store_says_so_and_keeps_what_it_has() {
 }
 
 #[test]
+fn what_a_full_store_does_not_take_is_bounded() {
+    let (fault, backend) = faulty();
+    let recipe = Recipe::default();
+    let v = recipe.make(&backend);
+    // Too little for a file to be refused more by itself.
+    let data = vec![5; 3 << 20];
+    for call in [Call::Write, Call::Allocate] {
+        fault.faults().fail_always(call, libc::ENOSPC);
+    }
+    let mut handles = Vec::new();
+    let refused = loop {
+        let (_, h) = v.new_file(&format!("f{}", handles.len()));
+        match v.write(h, 0, &data) {
+            Ok(_) => handles.push(h),
+            Err(error) => break error,
+        }
+        assert!(handles.len() < 128, "three times 128 MiB are buffered");
+    };
+    assert!(
+        matches!(&refused, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::ENOSPC)),
+        "{refused}"
+    );
+    assert!(handles.len() > 80, "{} files fit", handles.len());
+    assert!(v.write(handles[0], 0, b"more").is_err());
+    fault.faults().clear_rules();
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    v.write(handles[0], 0, &[6]).unwrap();
+    v.close().unwrap();
+    let v = recipe.open(&backend).unwrap();
+    assert_eq!(v.get("f0")[..2], [6, 5]);
+    assert_eq!(v.get(&format!("f{}", handles.len() - 1)), data);
+}
+
+#[test]
+fn a_byte_counts_as_the_block_that_it_takes() {
+    let (fault, backend) = faulty();
+    let v = Recipe { block_size: 1 << 20, ..Recipe::default() }.make(&backend);
+    for file in 0..30 {
+        let (_, h) = v.new_file(&format!("f{file}"));
+        // Too little for a file to be committed by itself.
+        (0..15).for_each(|block| assert_eq!(v.write(h, block << 20, b"x").unwrap(), 1));
+    }
+    assert!(fault.faults().bytes(Call::Write) > 100 << 20, "450 MiB cannot all be buffered");
+}
+
+#[test]
 fn an_attribute_that_cannot_be_read_is_not_taken_for_damaged() {
     let (fault, backend) = faulty();
     let v = Recipe::default().make(&backend);

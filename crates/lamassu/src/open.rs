@@ -16,7 +16,7 @@ use lamassu_keys::{KeyError, Unlocked, admin, header_file};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, Lock, lock_staging};
 use lamassu_vault::{Durability, Forest, Integrity, Options, Vault, VaultError};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::ffi::OsStr;
@@ -198,10 +198,10 @@ pub fn backend(dir: &Path) -> Result<LocalBackend> {
 /// The writer's lock of a vault, both its parts. Given back in this order: whoever gets the file's finds the other free.
 pub struct WriterLock {
     _staging: Option<Lock>,
-    _file: File,
+    _file: Option<File>,
 }
 
-/// Holds the writer's lock of a vault without changing anything else in it; `None` where no writer was ever there, and this process could be none.
+/// Holds the writer's lock of a vault without changing anything else in it; `None` where there is nothing to be locked, and this process could make nothing.
 ///
 /// # Errors
 /// [`Fault::Locked`].
@@ -211,27 +211,35 @@ pub fn lock_out_writers(dir: &Path) -> Result<Option<WriterLock>> {
 
 fn lock_in(place: &Place) -> Result<Option<WriterLock>> {
     let (at, lock, dir) = (place.at.as_fd(), name::LOCK, &place.dir);
-    let failed = |op| move |source| Fault::Backing { op, path: dir.join(name::LOCK), source };
+    let failed = |op, name| move |source| Fault::Backing { op, path: dir.join(name), source };
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut opened = rustix::fs::openat(at, lock, flags | OFlags::RDONLY, Mode::empty());
     if matches!(opened, Err(Errno::NOENT)) {
         // As a writer makes it: one that comes now finds it.
         let made = flags | OFlags::RDWR | OFlags::CREATE;
-        opened = match rustix::fs::openat(at, lock, made, Mode::RUSR | Mode::WUSR) {
-            Err(Errno::ROFS | Errno::ACCESS | Errno::PERM) => return Ok(None),
-            opened => opened,
-        };
+        opened = rustix::fs::openat(at, lock, made, Mode::RUSR | Mode::WUSR);
     }
-    let file = File::from(opened.map_err(io::Error::from).map_err(failed("open"))?);
-    match file.try_lock() {
+    let file = match opened {
+        // Nobody wrote here, or the file was deleted, by people or under a writer.
+        Err(Errno::ROFS | Errno::ACCESS | Errno::PERM) if !exists(at, lock) => None,
+        opened => Some(File::from(opened.map_err(io::Error::from).map_err(failed("open", lock))?)),
+    };
+    match file.as_ref().map_or(Ok(()), File::try_lock) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => return Err(locked(dir).into()),
-        Err(TryLockError::Error(source)) => return Err(failed("lock")(source).into()),
+        Err(TryLockError::Error(source)) => return Err(failed("lock", lock)(source).into()),
     }
-    match lock_staging(at) {
-        Ok(staging) => Ok(Some(WriterLock { _staging: staging, _file: file })),
-        Err(_) => Err(locked(dir).into()),
-    }
+    let staging = match lock_staging(at) {
+        Ok(staging) => staging,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(locked(dir).into()),
+        Err(source) => return Err(failed("lock", name::STAGING)(source).into()),
+    };
+    let is_held = file.is_some() || staging.is_some();
+    Ok(is_held.then_some(WriterLock { _staging: staging, _file: file }))
+}
+
+fn exists(at: BorrowedFd<'_>, name: &str) -> bool {
+    rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
 /// The same of every dataset in the vault: each can be opened by itself, by its directory in the store. It takes two descriptors for each.

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP.
+//! SIGINT, SIGTERM and SIGHUP; and SIGXFSZ, which no write is to end the process by.
 //!
 //! Most commands simply end, with the code for it and the terminal as it was (a prompt switches echo off). Commands that change a vault ask
 //! [`interrupted`] and end cleanly; a second signal ends them at once, which the commit protocol survives.
@@ -7,10 +7,10 @@ use crate::exit::Code;
 use crate::fault::Fault;
 use crate::output;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 /// How long the last word may take.
@@ -34,6 +34,8 @@ static ON_SIGNAL: Mutex<OnSignal> = Mutex::new(OnSignal::Exit);
 
 /// Starts the thread that waits for signals. Not before a fork.
 pub fn start() {
+    // Caught, and nothing done: then a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a child process has the default again.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let terminal = tcgetattr(std::io::stdin()).ok();
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let wait = move || {

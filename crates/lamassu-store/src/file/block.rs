@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
+use zeroize::Zeroizing;
 
 /// Bytes kept for use again: what the allocator takes back it returns to the system block by block, and a fresh block costs a page fault.
 const SPARE_LEN_MAX: usize = 16 << 20;
@@ -47,12 +48,23 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        let len = self.0.len();
         let (blocks, bytes) = &mut *SPARE.lock();
-        if *bytes + self.0.len() <= SPARE_LEN_MAX {
-            *bytes += self.0.len();
+        // Blocks of another length, of a vault that is used no more, make room.
+        while *bytes + len > SPARE_LEN_MAX && blocks.first().is_some_and(|block| block.len() != len) {
+            *bytes -= blocks.swap_remove(0).len();
+        }
+        if *bytes + len <= SPARE_LEN_MAX {
+            *bytes += len;
             blocks.push(std::mem::take(&mut self.0));
         }
     }
+}
+
+/// Wipes what is kept, and gives it back: to be called when a vault is closed, since nobody may ever use it again.
+pub fn wipe_spare() {
+    let (blocks, _) = std::mem::take(&mut *SPARE.lock());
+    drop(Zeroizing::new(blocks));
 }
 
 impl Clone for Block {
@@ -89,11 +101,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
-        let many: Vec<Block> = (0..2 * SPARE_LEN_MAX / 65536).map(|_| Block::zeroed(65536)).collect();
-        drop(many);
-        let (blocks, bytes) = &*SPARE.lock();
-        assert!(*bytes <= SPARE_LEN_MAX);
-        assert_eq!(blocks.iter().map(|block| block.len()).sum::<usize>(), *bytes);
+    fn what_is_kept_is_bounded_and_goes_with_the_vault() {
+        for len in [65536, 4096, 65536] {
+            let many: Vec<Block> = (0..2 * SPARE_LEN_MAX / len).map(|_| Block::zeroed(len)).collect();
+            drop(many);
+            let (blocks, bytes) = &*SPARE.lock();
+            assert!(*bytes <= SPARE_LEN_MAX);
+            assert_eq!(blocks.iter().map(|block| block.len()).sum::<usize>(), *bytes);
+            assert!(blocks.iter().any(|block| block.len() == len), "those of another length make room");
+        }
+        wipe_spare();
+        assert!(SPARE.lock().1 < SPARE_LEN_MAX, "but for what other tests put there since");
     }
 }

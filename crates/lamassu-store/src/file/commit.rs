@@ -276,7 +276,8 @@ impl Core {
         let mut new_keys = vec![[0u8; 32]; plain.len()];
         let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
         let mut scratch = SCRATCH.take();
-        if scratch.len() < plain.len() * len {
+        if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
+            scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept
             scratch.resize(plain.len() * len, 0);
         }
         let fetch = |first: usize, blocks: &mut [u8]| {

@@ -23,6 +23,7 @@ mod state;
 mod types;
 mod write;
 
+pub use block::wipe_spare;
 pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 

@@ -126,11 +126,14 @@ impl Core {
             return Ok(());
         }
         let last = self.geo().last_page(durable.min(st.inherited_size));
-        for g in self.geo().last_page(st.floor)..=last {
+        let mut g = self.geo().last_page(st.floor);
+        while g <= last {
             if matches!(self.page(st, g)?, Entry::Absent) {
                 st.sparse = true;
                 break;
             }
+            // A run of pages that nobody knows of may be as long as the store likes.
+            g = self.end_of_bad(st, g)?;
         }
         Ok(())
     }

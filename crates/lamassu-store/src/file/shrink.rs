@@ -38,6 +38,7 @@ impl Core {
         let block_size = self.geo().block_size();
         self.unseal(st, size / block_size)?;
         drop(st.dirty.split_off(&size.div_ceil(block_size)));
+        st.replaces &= !st.dirty.is_empty();
         if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&(size / block_size)) {
             bytes[(size % block_size) as usize..].fill(0);
             st.at_cut = Some((size / block_size, bytes.clone()));
@@ -87,6 +88,7 @@ impl Core {
             st.file_id = [0; 16]; // of a page that is gone; one that stays keeps it
         }
         st.dirty.clear();
+        st.replaces = false;
         (st.ragged, st.refused) = (Some(false), None);
         (st.size, st.disk_size, st.floor) = (0, 0, 0);
         (st.sparse, st.cut, st.cut_open, st.prepared) = (false, false, false, true);

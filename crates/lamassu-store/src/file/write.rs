@@ -16,6 +16,8 @@ pub(super) const PIECE_LEN: usize = 4 << 20;
 const APPEND_BUFFER_LEN: usize = 16 << 20;
 /// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
 const REPLACE_BUFFER_LEN: usize = 64 << 20;
+/// Bytes from which on a file that grows is refused more, once the store has refused a commit.
+const REFUSED_BUFFER_LEN: usize = 4 << 20;
 /// How long after the store refused a commit a large buffer grows no more, before all of it is sealed and tried again.
 const REFUSAL: Duration = Duration::from_secs(1);
 
@@ -61,7 +63,7 @@ impl Core {
         let end = offset.checked_add(data.len() as u64).ok_or(StoreError::TooLarge)?;
         self.check_size(st, end)?;
         let buffered = self.buffered_len(st);
-        let (grows, is_full) = (end > st.size && buffered >= APPEND_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
+        let (grows, is_full) = (end > st.size && buffered >= REFUSED_BUFFER_LEN, buffered >= REPLACE_BUFFER_LEN);
         if let Some(errno) = refusal(st).filter(|_| grows || is_full) {
             return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
         }

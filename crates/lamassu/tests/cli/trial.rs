@@ -3,6 +3,8 @@
 use crate::mounts::is_mounted;
 use crate::support::Bench;
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 #[test]
 fn removing_the_lock_file_admits_no_second_writer() {
@@ -10,6 +12,8 @@ fn removing_the_lock_file_admits_no_second_writer() {
     b.run("init v").ok();
     b.dir("m");
     b.dir("n");
+    // As copies do that leave out empty directories.
+    fs::remove_dir(b.path("v/lamassu.staging")).unwrap();
     b.run("mount v m").ok();
     fs::write(b.path("m/f"), b"first").unwrap();
     fs::remove_file(b.path("v/lamassu.lock")).unwrap();
@@ -26,6 +30,31 @@ fn removing_the_lock_file_admits_no_second_writer() {
     b.run("mount v n").ok();
     assert_eq!(fs::read(b.path("n/f")).unwrap(), b"still the only one");
     b.unmount("n");
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_an_error_and_not_the_daemons_end() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    // In blocks of 512 bytes or of 1 KiB, as the shell likes.
+    let line = format!("ulimit -f 8192; exec {} mount v m", env!("CARGO_BIN_EXE_lamassu"));
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &line]).current_dir(b.path(""));
+    let key = format!("raw:file:{}", b.path("key").display());
+    crate::support::Ran::from(limited.env("LAMASSU_KEY", key).output().unwrap()).ok();
+    let write = |name: &str, len: usize| {
+        let file = fs::File::create(b.path(name)).unwrap();
+        file.write_all_at(&vec![7; len], 0).and_then(|()| file.sync_all())
+    };
+    write("m/small", 1 << 20).unwrap();
+    let refused = write("m/large", 20 << 20).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EFBIG));
+    write("m/after", 1 << 20).unwrap();
+    assert_eq!(fs::read(b.path("m/small")).unwrap(), vec![7; 1 << 20]);
+    fs::remove_file(b.path("m/large")).unwrap();
+    b.unmount("m");
+    b.run("check v").ok();
 }
 
 /// Mounted, it would answer every call with `EIO`.

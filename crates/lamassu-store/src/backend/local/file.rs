@@ -8,6 +8,7 @@ use crate::backend::{BackendFile, SetTime, Stat};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -108,6 +109,9 @@ impl BackendFile for LocalFile {
     }
 
     fn check_len(&self, len: u64) -> io::Result<()> {
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| len > limit) {
+            return Err(Errno::FBIG.into());
+        }
         // The kernel sets no file position that lies past what the file system can hold. Nothing here uses the position.
         match self.handle.read(|fd| rustix::fs::seek(fd, SeekFrom::Start(len))) {
             Err(Errno::INVAL) => Err(Errno::FBIG.into()),

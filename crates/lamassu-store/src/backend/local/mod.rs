@@ -100,22 +100,38 @@ impl Backend for LocalBackend {
         };
         let file = Lock::take(file)?;
         let root = self.root.as_fd();
-        let opened = match open_staging(root) {
-            Err(Errno::ACCESS) if self.inner => mode::lend_dir(root, || open_staging(root)),
-            other => other,
+        let staging = match make_staging(root) {
+            Err(Errno::ACCESS) if self.inner => mode::lend_dir(root, || make_staging(root))?,
+            other => other?,
         };
         // Dropped in this order: whoever gets the file's lock finds the directory's free.
-        Ok(Box::new((lock_where_possible(opened)?, file)))
+        Ok(Box::new((lock_where_possible(staging)?, file)))
     }
 }
 
 /// Takes an exclusive lock on the staging directory in a vault's, beside that on the lock file, which people delete. It is its owner's alone, so that nobody else
-/// can hold writers up with it, as they could with the vault's directory. `None` where it is missing, or the store locks no directories.
+/// can hold writers up with it, as they could with the vault's directory. `None` where it is missing, which it is while nobody writes only, or where the
+/// store locks no directories.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`]: somebody else holds it.
+/// [`io::ErrorKind::WouldBlock`]: somebody else holds it. Those of the store.
 pub fn lock_staging(dir: impl AsFd) -> io::Result<Option<Lock>> {
-    lock_where_possible(open_staging(dir.as_fd()))
+    match open_staging(dir.as_fd()) {
+        Err(Errno::NOENT) => Ok(None),
+        opened => lock_where_possible(opened?),
+    }
+}
+
+/// The staging directory, made where it is missing: copies that leave out empty directories lose it, and a writer without it would hold half a lock.
+fn make_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    match open_staging(dir) {
+        Err(Errno::NOENT) => {}
+        opened => return opened,
+    }
+    match rustix::fs::mkdirat(dir, STAGING, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => open_staging(dir),
+        Err(error) => Err(error),
+    }
 }
 
 fn open_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
@@ -123,10 +139,12 @@ fn open_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     retry(|| rustix::fs::openat(dir, STAGING, flags, Mode::empty()))
 }
 
-fn lock_where_possible(opened: rustix::io::Result<OwnedFd>) -> io::Result<Option<Lock>> {
-    match opened.and_then(Lock::take) {
+fn lock_where_possible(dir: OwnedFd) -> io::Result<Option<Lock>> {
+    match Lock::take(dir) {
         Ok(lock) => Ok(Some(lock)),
-        Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK.into()),
+        // These say nothing of what the store can do.
+        Err(error @ (Errno::WOULDBLOCK | Errno::NOMEM | Errno::IO | Errno::STALE)) => Err(error.into()),
+        // NFS locks for writing only what is open for writing, which no directory is; others know no locks at all.
         Err(_) => Ok(None),
     }
 }
