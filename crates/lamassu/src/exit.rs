@@ -165,6 +165,7 @@ fn says_what_to_do(cause: &(dyn std::error::Error + 'static)) -> bool {
             Fault::DamageLeft { .. }
                 | Fault::HistoryDamaged { .. }
                 | Fault::NoSuchStored { .. }
+                | Fault::LocalPath { .. }
                 | Fault::MissingInMount { .. }
                 | Fault::RetireMounted { .. }
                 | Fault::Umount { .. }
@@ -237,6 +238,7 @@ fn fault(error: &Fault) -> Code {
         Fault::Pins { .. } => Code::KeySource,
         Fault::NoZonePin { .. } => Code::AdminSignature,
         Fault::Unprinted { .. } => Code::Other,
+        Fault::LocalPath { path: _, source } => vault(source),
         Fault::Local { .. } | Fault::DaemonKilled { .. } => Code::Other,
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
         // A failure that calls itself success is one all the same.

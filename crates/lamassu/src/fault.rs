@@ -1,5 +1,6 @@
 //! What can go wrong in the command line itself. Errors of the crates below keep their own types; [`crate::exit`] knows both.
 
+use lamassu_vault::VaultError;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -128,6 +129,9 @@ pub enum Fault {
     /// What a check found and mended.
     #[error("problems mended: {problems}; the vault is clean now")]
     Repaired { problems: usize },
+    /// The user's: a path outside the vault that is missing, or that is something else than is wanted.
+    #[error("{path:?}: {source}")]
+    LocalPath { path: PathBuf, source: VaultError },
     /// A file outside the vault.
     #[error("cannot {op} {path:?}: {source}")]
     Local { op: &'static str, path: PathBuf, source: std::io::Error },

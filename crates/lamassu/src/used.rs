@@ -7,9 +7,9 @@
 use crate::text;
 use lamassu_keys::unix_now;
 use std::collections::BTreeMap;
-use std::fs::DirBuilder;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 
 /// Unix seconds, by slot.
@@ -34,7 +34,8 @@ pub fn note(id: &[u8; 16], slot: u32) {
 fn write(dir: &std::path::Path, id: &[u8; 16], used: &Used) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let (path, new) = (dir.join(file_name(id)), dir.join(format!("{}.{}", file_name(id), std::process::id())));
-    std::fs::write(&new, serde_json::to_vec(used)?)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(&serde_json::to_vec(used)?)?;
     std::fs::rename(new, path)
 }
 

@@ -14,6 +14,7 @@ use crate::tree::whole::write_whole;
 use crate::tree::{Meta, Tree};
 use anyhow::Result;
 use lamassu_vault::Kind;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -77,14 +78,12 @@ impl Place {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    // A local file of any mode is what was asked for, whatever the mask; files are made for their owner alone first.
-    rustix::process::umask(rustix::fs::Mode::empty());
     if let Some((found, places)) = args.orphan.found(&args.places)? {
         let (target, sources) = split(places)?;
         let store = store_of(&found.dir);
         refuse_in_store(target, store)?;
         let unsealed = found.unlock(ui, &args.key)?;
-        signals::flag_only();
+        begin();
         // Both are local: a stored file is not replaced by its plaintext.
         let sides = Sides { from: &Stored::new(&unsealed), to: &Local, same: true, store };
         return copy_all(ui, sides, sources, target, false);
@@ -107,13 +106,20 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     let read_only = matches!(job.target, Place::Local(_));
     let vault = open::forest(ui, dir, &key, read_only)?;
-    signals::flag_only();
+    begin();
     let tree = VaultTree(Arc::clone(&vault));
     let done = job.run(ui, &tree, store, args.recursive);
     // What was copied before a failure is kept.
     let closed = vault.close();
     done?;
     Ok(closed?)
+}
+
+/// From here on a signal ends the copy in good order, and modes are those asked for, whatever the mask: files are made for their owner alone first. Not before
+/// the keys are loaded: what that writes is not for all.
+fn begin() {
+    signals::flag_only();
+    rustix::process::umask(rustix::fs::Mode::empty());
 }
 
 fn split(places: &[PathBuf]) -> Result<(&Path, &[PathBuf]), Fault> {
@@ -180,13 +186,16 @@ impl Job {
 }
 
 fn copy_stdin(vault: &VaultTree, target: &Path) -> Result<()> {
-    write_whole(vault, target, |output, place| {
-        read_stdin(|offset, data| output.write_at(offset, data))?;
-        output.finish()?;
-        let mask = 0o022;
-        let Some(meta) = vault.stat(place)? else { return Ok(()) };
-        vault.set_meta(place, &Meta { mode: 0o666 & !mask, ..meta })
-    })
+    write_whole(
+        vault,
+        target,
+        |output| read_stdin(|offset, data| output.write_at(offset, data)),
+        |place| {
+            let mask = 0o022;
+            let Some(meta) = vault.stat(place)? else { return Ok(()) };
+            vault.set_meta(place, &Meta { mode: 0o666 & !mask, ..meta })
+        },
+    )
 }
 
 /// The trees of a copy, whether they are one, and where the vault's directory is.
@@ -204,6 +213,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
     if !into && (sources.len() > 1 || ends_with_slash(target)) {
         return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
     }
+    refuse_same_names(to, sources, target)?;
     let mut copier = Copier {
         ui,
         from,
@@ -227,6 +237,18 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
     match copier.first {
         None => Ok(()),
         Some(error) => Err(error.context(Fault::SomeFailed { failed: copier.failed, all: copier.all })),
+    }
+}
+
+/// Of several sources with one name only the last would be left. Directories are no exception: files in them may have one name.
+fn refuse_same_names(to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Result<()> {
+    let mut names = HashSet::new();
+    match sources.iter().filter_map(|source| source.file_name()).find(|name| !names.insert(*name)) {
+        None => Ok(()),
+        Some(name) => {
+            let fault = Fault::Usage("several sources have this name; copy them to different places");
+            Err(anyhow::Error::from(fault).context(to.name(&target.join(name))))
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Copying from tree to tree: contents with their holes, modes, times, owners (as root), extended attributes, links, device nodes.
 
-use super::whole::write_whole;
+use super::whole::{make_whole, write_whole};
 use super::{Meta, Tree, read_data};
 use crate::fault::Fault;
 use crate::output::Ui;
@@ -99,10 +99,7 @@ impl Copier<'_> {
     fn try_copy(&mut self, source: &Path, target: &Path, depth: usize) -> Result<Option<Level>> {
         let meta = match self.from.stat(source)? {
             Some(meta) => meta,
-            None => {
-                let name = self.from.name(source);
-                return Err(anyhow::Error::from(VaultError::NotFound).context(name));
-            }
+            None => return Err(self.from.fault(source, VaultError::NotFound)),
         };
         if self.same_tree && self.to.stat(target)?.is_some_and(|t| t.ino == meta.ino) {
             let name = format!("{} and {}", self.from.name(source), self.to.name(target));
@@ -114,18 +111,15 @@ impl Copier<'_> {
         self.meter.set_message(self.from.name(source));
         match meta.kind {
             Kind::Dir => return self.begin_dir(source, target, meta, depth).map(Some),
-            Kind::File => return self.copy_file(source, target, &meta).map(|()| None),
+            Kind::File => self.copy_file(source, target, &meta)?,
             Kind::Symlink => {
                 let link = self.from.read_link(source)?;
-                self.replace(target)?;
-                self.to.make_symlink(target, &link)?;
+                self.copy_node(source, target, &meta, &|place| self.to.make_symlink(place, &link))?;
             }
             Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
-                self.replace(target)?;
-                self.to.make_node(target, &meta)?;
+                self.copy_node(source, target, &meta, &|place| self.to.make_node(place, &meta))?;
             }
         }
-        self.finish(source, target, &meta)?;
         Ok(None)
     }
 
@@ -158,10 +152,7 @@ impl Copier<'_> {
                 return Err(in_store(self.to.name(target)));
             }
             Some(Meta { kind: Kind::Dir, .. }) => {}
-            Some(_) => {
-                let name = self.to.name(target);
-                return Err(anyhow::Error::from(VaultError::NotDirectory).context(name));
-            }
+            Some(_) => return Err(self.to.fault(target, VaultError::NotDirectory)),
             None => self.to.make_dir(target)?,
         }
         Ok(Level { source: source.into(), target: target.into(), meta, left: names.into_iter() })
@@ -169,31 +160,30 @@ impl Copier<'_> {
 
     fn copy_file(&self, source: &Path, target: &Path, meta: &Meta) -> Result<()> {
         let input = self.from.open(source)?;
-        let attributes = write_whole(self.to, target, |output, place| {
-            let len = read_data(&*input, |offset, data| {
-                signals::check()?;
-                self.meter.advance(data.len() as u64);
-                output.write_at(offset, data)
-            })?;
-            output.set_len(len)?;
-            output.finish()?;
+        let attributes = write_whole(
+            self.to,
+            target,
+            |output| {
+                let len = read_data(&*input, |offset, data| {
+                    signals::check()?;
+                    self.meter.advance(data.len() as u64);
+                    output.write_at(offset, data)
+                })?;
+                output.set_len(len)
+            },
             // Contents without their attributes are still worth keeping.
-            Ok(self.finish(source, place, meta))
-        })?;
+            |place| Ok(self.finish(source, place, meta)),
+        )?;
         // Once more where that failed: the error then has the file's own name.
         attributes.or_else(|_| self.finish(source, target, meta))
     }
 
-    /// Makes room for something that cannot be written over.
-    fn replace(&self, target: &Path) -> Result<()> {
-        match self.to.stat(target)? {
-            None => Ok(()),
-            Some(Meta { kind: Kind::Dir, .. }) => {
-                let name = self.to.name(target);
-                Err(anyhow::Error::from(VaultError::IsDirectory).context(name))
-            }
-            Some(_) => self.to.remove(target),
-        }
+    /// Copies what has no contents: a link, or what `mknod` makes.
+    fn copy_node(&self, source: &Path, target: &Path, meta: &Meta, make: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
+        let old = self.to.stat(target)?;
+        // As with files.
+        let attributes = make_whole(self.to, target, old, make, |(), place| Ok(self.finish(source, place, meta)))?;
+        attributes.or_else(|_| self.finish(source, target, meta))
     }
 
     fn finish(&self, source: &Path, target: &Path, meta: &Meta) -> Result<()> {

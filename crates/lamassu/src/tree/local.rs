@@ -5,11 +5,15 @@ use crate::fault::Fault;
 use crate::signals;
 use anyhow::{Context, Result};
 use lamassu_store::backend::next_data;
-use lamassu_vault::{Kind, Time};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
+use lamassu_vault::{Kind, Time, VaultError};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
+use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::IntoRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -54,6 +58,10 @@ impl Tree for Local {
         path.display().to_string()
     }
 
+    fn fault(&self, path: &Path, what: VaultError) -> anyhow::Error {
+        Fault::LocalPath { path: path.into(), source: what }.into()
+    }
+
     fn stat(&self, path: &Path) -> Result<Option<Meta>> {
         match fs::symlink_metadata(path) {
             Ok(m) => Ok(Some(meta_of(&m))),
@@ -76,11 +84,11 @@ impl Tree for Local {
 
     /// Of users, and access control lists; others belong to this system or need its root.
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
-        let fail = |e: rustix::io::Errno| failed("read attributes of", path)(e.into());
+        let fail = |e: Errno| failed("read attributes of", path)(e.into());
         let mut names = vec![0u8; 64 << 10];
         let len = match rustix::fs::llistxattr(path, &mut names[..]) {
             Ok(len) => len,
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::PERM) => return Ok(Vec::new()),
+            Err(Errno::OPNOTSUPP | Errno::PERM) => return Ok(Vec::new()),
             Err(e) => return Err(fail(e).into()),
         };
         let carried = |n: &&[u8]| n.starts_with(b"user.") || n.starts_with(b"system.posix_acl_");
@@ -130,8 +138,16 @@ impl Tree for Local {
         Ok(fs::remove_file(path).map_err(failed("remove", path))?)
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
-        Ok(fs::rename(from, to).map_err(failed("replace", to))?)
+    fn rename(&self, from: &Path, to: &Path, replaces: bool) -> Result<()> {
+        if replaces {
+            return Ok(fs::rename(from, to).map_err(failed("replace", to))?);
+        }
+        let renamed = match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // NFS and a few others know no flags. The caller has just seen that nothing is there.
+            Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::renameat(CWD, from, CWD, to),
+            other => other,
+        };
+        Ok(renamed.map_err(|e| failed("make", to)(e.into()))?)
     }
 
     fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()> {
@@ -139,7 +155,7 @@ impl Tree for Local {
     }
 
     fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
-        let fail = |op| move |e: rustix::io::Errno| failed(op, path)(e.into());
+        let fail = |op| move |e: Errno| failed(op, path)(e.into());
         if rustix::process::geteuid().is_root() {
             let (uid, gid) = (Some(Uid::from_raw(meta.uid)), Some(Gid::from_raw(meta.gid)));
             rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(fail("set the owner of"))?;
@@ -152,6 +168,23 @@ impl Tree for Local {
         let times = Timestamps { last_access: spec(meta.atime), last_modification: spec(meta.mtime) };
         rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(fail("set the times of"))?;
         Ok(())
+    }
+
+    /// A link of /proc, as /dev/stdout leads to one, stands for what a process has open: no file that is meant by its name. Where a link leads that cannot be
+    /// followed is not known.
+    fn leads_to_no_file(&self, link: &Path) -> bool {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let led_to = match rustix::fs::openat2(CWD, link, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+            Ok(file) => rustix::fs::fstat(file),
+            // Linux before 5.6, and sandboxes that do not know the call.
+            Err(Errno::NOSYS | Errno::PERM) => rustix::fs::statat(CWD, link, AtFlags::empty()),
+            Err(error) => Err(error),
+        };
+        match led_to {
+            Ok(stat) => FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile,
+            Err(Errno::NOENT | Errno::NOTDIR) => false,
+            Err(_) => true,
+        }
     }
 
     fn lies_in(&self, path: &Path, dir: (u64, u64)) -> bool {
@@ -199,8 +232,19 @@ impl Output for LocalFile {
         Ok(self.file.set_len(len).map_err(failed("set the length of", &self.path))?)
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
-        Ok(())
+    fn finish(self: Box<Self>, durable: bool) -> Result<()> {
+        let LocalFile { file, path } = *self;
+        let synced = if durable { file.sync_data() } else { Ok(()) };
+        Ok(synced.and_then(|()| close(file)).map_err(failed("write", &path))?)
+    }
+}
+
+/// close(2) with its result, which `File` ignores: NFS and FUSE say there what they could not write.
+fn close(file: File) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and since `file` has given it up nothing else closes it.
+    match unsafe { libc::close(file.into_raw_fd()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -35,6 +35,10 @@ pub struct Meta {
 pub trait Tree {
     /// A path as messages name it.
     fn name(&self, path: &Path) -> String;
+    /// The error for a path that is missing, or that is something else than is wanted.
+    fn fault(&self, path: &Path, what: VaultError) -> anyhow::Error {
+        anyhow::Error::from(what).context(self.name(path))
+    }
     /// lstat; `None` if nothing is there.
     fn stat(&self, path: &Path) -> Result<Option<Meta>>;
     /// Names in a directory, sorted.
@@ -55,12 +59,16 @@ pub trait Tree {
     fn make_node(&self, path: &Path, meta: &Meta) -> Result<()>;
     /// Removes what is not a directory.
     fn remove(&self, path: &Path) -> Result<()>;
-    /// Gives what is no directory another name in its directory, in place of what has that name.
-    fn rename(&self, from: &Path, to: &Path) -> Result<()>;
+    /// Gives what is no directory another name in its directory: in place of what has that name, or, unless `replaces`, only while nothing has it.
+    fn rename(&self, from: &Path, to: &Path, replaces: bool) -> Result<()>;
     /// Sets an extended attribute. Its error says why alone: the caller knows what it is about.
     fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()>;
     /// Sets owner (as root alone), mode and times.
     fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()>;
+    /// Whether a symbolic link leads to something else than a regular file or nothing. Where those of a vault lead is only known where it is mounted.
+    fn leads_to_no_file(&self, _link: &Path) -> bool {
+        false
+    }
     /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links on the way, and that it is itself, are followed.
     fn lies_in(&self, _path: &Path, _dir: (u64, u64)) -> bool {
         false
@@ -81,8 +89,8 @@ pub trait Input {
 pub trait Output {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
     fn set_len(&self, len: u64) -> Result<()>;
-    /// Reports what could not be written.
-    fn finish(self: Box<Self>) -> Result<()>;
+    /// Closes it, and reports what could not be written; `durable`: only once a power cut would not take it.
+    fn finish(self: Box<Self>, durable: bool) -> Result<()>;
 }
 
 /// Whether an error is damage of the range read, so that the rest may still be good.

@@ -1,5 +1,6 @@
 //! Single files of a store, given by the path of their ciphertext: neither their name nor their directory is needed. Read-only.
 
+use super::local::Local;
 use super::{Input, Meta, Output, Tree};
 use crate::fault::Fault;
 use crate::open::{self, Unsealed};
@@ -39,8 +40,12 @@ impl Tree for Stored<'_> {
         path.display().to_string()
     }
 
+    fn fault(&self, path: &Path, what: VaultError) -> anyhow::Error {
+        Local.fault(path, what)
+    }
+
     fn stat(&self, path: &Path) -> Result<Option<Meta>> {
-        let Some(meta) = super::local::Local.stat(path)? else { return Ok(None) };
+        let Some(meta) = Local.stat(path)? else { return Ok(None) };
         match meta.kind {
             Kind::File => Ok(Some(Meta { size: self.file(path)?.size(), ..meta })),
             _ => Ok(Some(meta)),
@@ -84,7 +89,7 @@ impl Tree for Stored<'_> {
         Err(VaultError::ReadOnly.into())
     }
 
-    fn rename(&self, _: &Path, _: &Path) -> Result<()> {
+    fn rename(&self, _: &Path, _: &Path, _: bool) -> Result<()> {
         Err(VaultError::ReadOnly.into())
     }
 

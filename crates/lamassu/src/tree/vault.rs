@@ -151,10 +151,11 @@ impl Tree for VaultTree {
         self.done("remove", path, self.0.unlink(parent.entry.attr.ino, name))
     }
 
-    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+    fn rename(&self, from: &Path, to: &Path, replaces: bool) -> Result<()> {
         let ((dir, name), (to_dir, to_name)) = (self.place(from)?, self.place(to)?);
         let (dir, to_dir) = (dir.entry.attr.ino, to_dir.entry.attr.ino);
-        self.done("replace", to, self.0.rename(dir, name, to_dir, to_name, RenameMode::Replace))
+        let (op, mode) = if replaces { ("replace", RenameMode::Replace) } else { ("make", RenameMode::NoReplace) };
+        self.done(op, to, self.0.rename(dir, name, to_dir, to_name, mode))
     }
 
     fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()> {
@@ -241,7 +242,9 @@ impl Output for VaultFile<'_> {
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<()> {
-        self.entry.vault.flush(self.handle).with_context(|| format!("cannot write {}", self.name))
+    fn finish(self: Box<Self>, durable: bool) -> Result<()> {
+        let vault = self.entry.vault;
+        let written = if durable { vault.fsync(self.handle, true) } else { vault.flush(self.handle) };
+        written.with_context(|| format!("cannot write {}", self.name))
     }
 }

@@ -1,41 +1,60 @@
-//! Writing a file whole or not at all: what has its name already stays until the file is complete, and half a file never has it for good.
+//! Making an entry whole or not at all. It is made under a temporary name beside its own, which it gets once it is complete: what has that name already stays until
+//! then, and nothing unfinished ever has it. An error leaves nothing behind; a kill leaves at most the temporary name, which nobody needs.
 
 use super::{Meta, Output, Tree};
 use anyhow::Result;
 use lamassu_vault::{Kind, VaultError};
 use std::path::{Path, PathBuf};
 
-/// Has `write` make the file `target`: it gets the file, empty, and the path that it has until then. A file or link that is there already is replaced once `write`
-/// is done: the file is made under a temporary name beside it. After an error what was written is removed. Anything else stays: nobody means /dev/null to become
-/// a file.
+/// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, by the path that the file has until it is complete. A file that is
+/// there already is replaced, and so is a link that leads to one or to nothing; the new contents are durable before that, so that a power cut leaves the one or
+/// the other. Anything else stays: nobody means /dev/null to become a file.
 pub fn write_whole<T>(
     tree: &dyn Tree,
     target: &Path,
-    write: impl FnOnce(Box<dyn Output + '_>, &Path) -> Result<T>,
+    write: impl FnOnce(&dyn Output) -> Result<()>,
+    describe: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
-    let (place, replaces) = match tree.stat(target)? {
-        None => (target.to_path_buf(), false),
-        Some(Meta { kind: Kind::Dir, .. }) => {
-            return Err(anyhow::Error::from(VaultError::IsDirectory).context(tree.name(target)));
-        }
-        Some(Meta { kind: Kind::File | Kind::Symlink, .. }) => (temporary_beside(target)?, true),
-        Some(_) => anyhow::bail!("{} is there already, and no regular file", tree.name(target)),
+    let old = tree.stat(target)?;
+    let is_no_file = match old.map(|old| old.kind) {
+        None | Some(Kind::File | Kind::Dir) => false,
+        Some(Kind::Symlink) => tree.leads_to_no_file(target),
+        Some(Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice) => true,
     };
-    let written = tree.create(&place).and_then(|output| {
-        let written = write(output, &place).and_then(|value| {
-            if replaces {
-                tree.rename(&place, target)?;
-            }
-            Ok(value)
-        });
-        // Only what was made here is removed, so not after an error of `create`.
-        written.inspect_err(|_| {
+    if is_no_file {
+        anyhow::bail!("{} is there already, and no regular file", tree.name(target));
+    }
+    let create = |place: &Path| tree.create(place);
+    make_whole(tree, target, old, create, |output, place| {
+        write(&*output)?;
+        output.finish(old.is_some())?;
+        describe(place)
+    })
+}
+
+/// Has `make` make `target`, in place of `old`, and `fill` do the rest: both get the path that it has until it is complete. No directory is replaced.
+pub fn make_whole<M, T>(
+    tree: &dyn Tree,
+    target: &Path,
+    old: Option<Meta>,
+    make: impl FnOnce(&Path) -> Result<M>,
+    fill: impl FnOnce(M, &Path) -> Result<T>,
+) -> Result<T> {
+    if old.is_some_and(|old| old.kind == Kind::Dir) {
+        return Err(tree.fault(target, VaultError::IsDirectory));
+    }
+    let place = temporary_beside(target)?;
+    let made = make(&place).and_then(|made| {
+        let filled = fill(made, &place);
+        let renamed = filled.and_then(|value| tree.rename(&place, target, old.is_some()).map(|()| value));
+        // Only what was made here is removed, so not after an error of `make`.
+        renamed.inspect_err(|_| {
             let _ = tree.remove(&place);
         })
     });
-    written.map_err(|error| match replaces {
-        true => error.context(format!("{} stays as it was", tree.name(target))),
-        false => error,
+    made.map_err(|error| match old {
+        Some(_) => error.context(format!("{} stays as it was", tree.name(target))),
+        None => error.context(tree.name(target)),
     })
 }
 
@@ -50,7 +69,9 @@ fn temporary_beside(target: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
     use crate::tree::local::Local;
+    use std::ffi::OsString;
     use std::fs;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn what_is_there_stays_until_the_file_is_complete() {
@@ -59,13 +80,20 @@ mod tests {
         // As long as a name can be.
         let target = dir.path().join("n".repeat(255));
         let write = |fails: bool, text: &'static [u8]| {
-            write_whole(&Local, &target, |output, place| {
-                output.write_at(0, text)?;
-                assert_eq!(place.parent(), target.parent());
-                if fails { Err(anyhow::anyhow!("torn")) } else { output.finish() }
-            })
+            let before = fs::read(&target).ok();
+            write_whole(
+                &Local,
+                &target,
+                |output| output.write_at(0, text),
+                |place| {
+                    assert_eq!((place.parent(), fs::read(place).unwrap()), (target.parent(), text.to_vec()));
+                    assert_eq!(fs::read(&target).ok(), before, "the name is not given before the file is complete");
+                    if fails { Err(anyhow::anyhow!("torn")) } else { Ok(()) }
+                },
+            )
         };
-        assert_eq!(crate::output::message(&write(true, b"half").unwrap_err()), "torn");
+        let error = crate::output::message(&write(true, b"half").unwrap_err());
+        assert!(error.ends_with("nnn: torn"), "{error}");
         assert_eq!(names(), 0, "no half of a file");
         write(false, b"first").unwrap();
         fs::hard_link(&target, dir.path().join("link")).unwrap();
@@ -78,25 +106,58 @@ mod tests {
     }
 
     #[test]
-    fn links_are_replaced_and_directories_and_sockets_are_not() {
+    fn links_to_files_are_replaced_and_what_is_no_file_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let (link, kept) = (dir.path().join("link"), dir.path().join("kept"));
         fs::write(&kept, b"kept").unwrap();
-        std::os::unix::fs::symlink("kept", &link).unwrap();
-        let write = |target: &Path| {
-            write_whole(&Local, target, |output, _| {
-                output.write_at(0, b"new")?;
-                output.finish()
-            })
-        };
-        write(&link).unwrap();
-        assert!(link.symlink_metadata().unwrap().is_file());
-        assert_eq!((fs::read(&link).unwrap(), fs::read(&kept).unwrap()), (b"new".to_vec(), b"kept".to_vec()));
+        let write = |target: &Path| write_whole(&Local, target, |output| output.write_at(0, b"new"), |_| Ok(()));
+        for to in ["kept", "missing", "kept/missing"] {
+            symlink(to, &link).unwrap();
+            write(&link).unwrap();
+            assert!(link.symlink_metadata().unwrap().is_file());
+            assert_eq!((fs::read(&link).unwrap(), fs::read(&kept).unwrap()), (b"new".to_vec(), b"kept".to_vec()));
+            fs::remove_file(&link).unwrap();
+        }
         assert!(write(dir.path()).is_err());
         let socket = dir.path().join("socket");
         std::os::unix::net::UnixListener::bind(&socket).unwrap();
         assert!(crate::output::message(&write(&socket).unwrap_err()).contains("no regular file"));
         assert!(!socket.symlink_metadata().unwrap().is_file());
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+        for to in ["socket", ".", "link", "/dev/null"] {
+            symlink(to, &link).unwrap();
+            assert!(crate::output::message(&write(&link).unwrap_err()).contains("no regular file"), "{to}");
+            assert_eq!(fs::read_link(&link).unwrap(), Path::new(to));
+            fs::remove_file(&link).unwrap();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_there_stays_where_something_else_cannot_be_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        symlink("old", &link).unwrap();
+        let make = |to: &'static str| {
+            let old = Local.stat(&link).unwrap();
+            make_whole(&Local, &link, old, |place| Local.make_symlink(place, &OsString::from(to)), |(), _| Ok(()))
+        };
+        // A link to nothing is none that can be made.
+        let error = crate::output::message(&make("").unwrap_err());
+        assert!(error.contains("stays as it was: cannot make link"), "{error}");
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("old"));
+        make("new").unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("new"));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_appears_meanwhile_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("f");
+        let write = |output: &dyn Output| output.write_at(0, b"copied");
+        let error = write_whole(&Local, &target, write, |_| Ok(fs::write(&target, b"other")?)).unwrap_err();
+        assert!(crate::output::message(&error).contains("exists"), "{error}");
+        assert_eq!(fs::read(&target).unwrap(), b"other");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 }

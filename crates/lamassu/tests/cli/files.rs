@@ -318,7 +318,7 @@ fn damage_is_named_and_what_precedes_it_is_written() {
 }
 
 /// The names in a local directory.
-fn names(dir: &Path) -> Vec<String> {
+pub fn names(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir).unwrap();
     let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();

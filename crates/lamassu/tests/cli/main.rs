@@ -3,6 +3,7 @@
 
 mod admin;
 mod clones;
+mod copies;
 mod dataset_keys;
 mod dataset_memory;
 mod datasets;

@@ -85,6 +85,11 @@ fn the_last_use_is_known_on_this_host() {
     let slot = &listed["slots"][0];
     assert!(slot["last_used_here"].as_u64().unwrap() >= slot["created"].as_u64().unwrap());
     assert!(slots(&b, "v")[0]["last_used_here"].is_null(), "nowhere to note it, nothing noted");
+    // It is nobody else's business, also where a command makes files of any mode.
+    b.file("f", b"");
+    with_home("cp v f vault:").ok();
+    let noted: Vec<_> = std::fs::read_dir(b.path("state/lamassu")).unwrap().map(|e| mode(&e.unwrap().path())).collect();
+    assert_eq!(noted, [0o600]);
     // A place that cannot be written to is no failure.
     b.file("blocked", b"");
     let blocked = b.command(["ls", "v"]).env("XDG_STATE_HOME", b.path("blocked")).output().unwrap();

@@ -1,0 +1,156 @@
+//! cp: what it replaces, what it refuses to, and what a failure leaves behind.
+
+use crate::files::names;
+use crate::support::{Bench, Ran, noise};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Mounts a tmpfs of this size. False where that is not allowed.
+fn mounted_tmpfs(on: &Path, size: &str) -> bool {
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(on).output();
+    let mounted = mount.is_ok_and(|o| o.status.success());
+    if !mounted {
+        eprintln!("cannot mount a tmpfs: nothing to test");
+    }
+    mounted
+}
+
+/// A mount takes what is written to it, and only a sync or close tells that its store is full.
+#[test]
+fn a_file_is_replaced_by_one_that_is_written() {
+    let b = Bench::new();
+    if !mounted_tmpfs(&b.dir("store"), "2m") {
+        return;
+    }
+    b.run("init store/v").ok();
+    b.run("init w").ok();
+    b.file("big", &noise(5 << 20, 1));
+    b.run("cp w big vault:").ok();
+    let m = b.dir("m");
+    b.run("mount store/v m").ok();
+    fs::write(m.join("old"), b"old").unwrap();
+    b.run("cp w vault:big m/old").code(1).says("m/old stays as it was").says("No space left");
+    assert_eq!(names(&m), ["old"]);
+    assert_eq!(fs::read(m.join("old")).unwrap(), b"old");
+    b.run("cp w vault:big m/new").code(1).says("m/new").says("No space left");
+    assert_eq!(names(&m), ["old"], "half of a new file is none");
+    b.unmount("m");
+    assert_eq!(b.run("cat store/v old").ok().text(), "old");
+}
+
+#[test]
+fn a_link_stays_where_the_new_one_cannot_be_made() {
+    let b = Bench::new();
+    let out = b.dir("out");
+    if !mounted_tmpfs(&out, "64k") {
+        return;
+    }
+    b.run("init v").ok();
+    let long = "x".repeat(3000);
+    symlink(&long, b.path("link")).unwrap();
+    b.run("cp v link vault:").ok();
+    // In a tmpfs a short link takes no room, and a long one a page.
+    symlink("old", out.join("link")).unwrap();
+    assert!(fs::write(out.join("fill"), noise(1 << 20, 1)).is_err());
+    b.run("cp v vault:link out").code(1).says("out/link stays as it was").says("No space left");
+    assert_eq!(fs::read_link(out.join("link")).unwrap(), Path::new("old"));
+    assert_eq!(names(&out), ["fill", "link"]);
+    fs::remove_file(out.join("fill")).unwrap();
+    b.run("cp v vault:link out").ok();
+    assert_eq!(fs::read_link(out.join("link")).unwrap(), Path::new(&long));
+    assert_eq!(names(&out), ["link"]);
+}
+
+#[test]
+fn a_kill_leaves_no_half_of_a_file_under_its_name() {
+    use std::io::Write;
+    let b = Bench::new();
+    b.run("init v").ok();
+    let mut child = b.command(["cp", "v", "-", "vault:f"]).stdin(Stdio::piped()).spawn().unwrap();
+    // More than a pipe holds and is read ahead: once it is written, the file has been made.
+    child.stdin.as_mut().unwrap().write_all(&noise(1 << 20, 1)).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let left = b.run("ls v").ok().text();
+    assert!(left.lines().count() == 1 && left.starts_with(".lamassu-cp-"), "{left}");
+    b.run("check v").ok();
+    b.run_with("cp v - vault:f", b"whole").ok();
+    assert_eq!(b.run("cat v f").ok().text(), "whole");
+}
+
+#[test]
+fn a_link_that_leads_to_no_file_stays() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("t");
+    b.file("t/f", b"new");
+    symlink("/dev/null", b.path("t/null")).unwrap();
+    b.run("cp -r v t vault:").ok();
+    b.file("t/f", b"kept");
+    assert!(Command::new("mkfifo").arg(b.path("fifo")).status().unwrap().success());
+    // Where /dev/stdout leads is a regular file here, and still not to be replaced.
+    for to in ["/dev/null", "fifo", "/proc/self/fd/1"] {
+        symlink(to, b.path("link")).unwrap();
+        let output = fs::File::create(b.path("output")).unwrap();
+        let ran = b.command(["cp", "v", "vault:t/f", "link"]).stdout(output).output().unwrap();
+        Ran::from(ran).code(1).says("link is there already, and no regular file");
+        assert_eq!(fs::read_link(b.path("link")).unwrap(), Path::new(to));
+        fs::remove_file(b.path("link")).unwrap();
+    }
+    // Below a directory that is copied, one to a directory is no way into that.
+    b.dir("o/t");
+    symlink("..", b.path("o/t/f")).unwrap();
+    b.run("cp -r v vault:t o").code(1).says("o/t/f is there already, and no regular file");
+    fs::remove_file(b.path("o/t/f")).unwrap();
+    // What is replaced: links to files and to nothing; and anything by a link.
+    for to in ["missing", "null/missing", "../../t/f"] {
+        symlink(to, b.path("o/t/f")).unwrap();
+        b.run("cp -r v vault:t o").ok();
+        assert!(b.path("o/t/f").symlink_metadata().unwrap().is_file());
+        assert_eq!(fs::read(b.path("o/t/f")).unwrap(), b"new");
+        assert_eq!(fs::read_link(b.path("o/t/null")).unwrap(), Path::new("/dev/null"));
+        fs::remove_file(b.path("o/t/f")).unwrap();
+    }
+    assert_eq!(fs::read(b.path("t/f")).unwrap(), b"kept");
+    assert_eq!(names(&b.path("o/t")), ["null"]);
+}
+
+#[test]
+fn sources_of_one_name_are_refused() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("x1/d");
+    b.dir("x2/d");
+    b.file("x1/f", b"1");
+    b.file("x2/f", b"2");
+    b.file("x1/d/g", b"1");
+    b.dir("out");
+    b.run("cp -r v x1 x2 vault:").ok();
+    b.run("cp -r v x2/d vault:w").ok();
+    for sources in ["x1/f x2/f", "x1/d x2/d", "x1/f ./x2/f", "x1/d/g x1/f x1/f"] {
+        b.run(&format!("cp -r v {sources} vault:w")).code(2).says("vault:w/").says("several sources");
+    }
+    assert_eq!(b.run("ls v w").ok().text(), "", "refused before anything is copied");
+    b.run("cp v vault:x1/f vault:x2/f out").code(2).says("out/f: several sources");
+    b.run("cp v vault:f vault:x2/f out").code(2);
+    assert!(names(&b.path("out")).is_empty());
+    b.run("cp -r v x1/f x2/d vault:w").ok();
+    assert_eq!(b.run("ls v w").ok().text(), "w/d\nw/f\n");
+}
+
+#[test]
+fn the_hint_to_list_the_vault_is_for_paths_in_it() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("d");
+    b.file("f", b"");
+    b.run("cp -r v d vault:").ok();
+    b.run("cp v vault:nosuch .").code(3).says("hint: `lamassu ls DIR`");
+    b.run("cp v f vault:no/such").code(3).says("hint: `lamassu ls DIR`");
+    for line in ["cp v nosuch vault:", "cp -r v vault:d f", "cp --orphan v nosuch out"] {
+        let ran = b.run(line).code(3);
+        assert!(!ran.err.contains("hint"), "{line}: {}", ran.err);
+    }
+}
