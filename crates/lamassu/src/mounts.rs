@@ -1,6 +1,7 @@
 //! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts themselves, which may hang.
 //!
-//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is asked, for a while.
+//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is asked, for a while. It is
+//! also asked whether it has the vault open for writing where the table says read-only, which a mount can have become later.
 
 use crate::served;
 use crate::served::protocol::{Request, Status};
@@ -36,9 +37,14 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether it can write its vault.
+    /// Whether nothing can be written through it. What holds the vault open for writing can be such a mount: see [`Mount::may_write`].
     pub fn is_read_only(&self) -> bool {
         self.options.split(',').any(|word| word == "ro")
+    }
+
+    /// Whether its daemon may write the vault. Where the daemon says nothing, what the table says counts.
+    fn may_write(&self) -> bool {
+        !self.is_read_only() || self.asked(Mount::status).is_some_and(|status| !status.read_only)
     }
 
     /// Whether root mounted it, or the user of this process: what others mount may say of itself what it likes.
@@ -46,26 +52,35 @@ impl Mount {
         self.user().is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
     }
 
-    /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or nobody answers. Nobody asks the
-    /// daemon of a stranger, which may say what it likes, or nothing for ever.
+    /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or nobody answers.
     fn renamed(&self) -> Option<PathBuf> {
-        if !self.is_trusted() {
+        self.asked(|mount| {
+            if has_vault(&mount.source) {
+                return None;
+            }
+            Some(mount.status()?.dir.into())
+        })
+    }
+
+    /// What asking gives, in the time there is. Nobody asks the daemon of a stranger, which may say what it likes, or nothing for ever; and a mount that
+    /// another covers is reached by no path.
+    fn asked<T: Send + 'static>(&self, ask: impl FnOnce(&Mount) -> Option<T> + Send + 'static) -> Option<T> {
+        if !self.is_trusted() || !self.is_on_top() {
             return None;
         }
         let (mount, (tell, told)) = (self.clone(), mpsc::channel());
-        let ask = move || _ = tell.send(mount.ask());
+        let ask = move || _ = tell.send(ask(&mount));
         std::thread::Builder::new().name("mounts".into()).spawn(ask).ok()?;
         told.recv_timeout(ANSWER_MAX).ok().flatten()
     }
 
-    /// The same, waiting for ever if need be.
-    fn ask(&self) -> Option<PathBuf> {
-        let header = self.source.join(name::HEADER);
-        if self.source.is_absolute() && header.symlink_metadata().is_ok() {
-            return None;
-        }
-        let status: Status = served::ask(&self.mountpoint, &Request::Status {}).ok()?;
-        Some(status.dir.into())
+    fn is_on_top(&self) -> bool {
+        at(&self.mountpoint).is_some_and(|top| top.device == self.device)
+    }
+
+    /// What its daemon says, waiting for ever if need be.
+    fn status(&self) -> Option<Status> {
+        served::ask(&self.mountpoint, &Request::Status {}).ok()
     }
 
     /// The directory of its vault, as far as that is known.
@@ -100,17 +115,23 @@ impl Mount {
         words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok())
     }
 
-    /// Whether it can be what it says, a mount of the vault in a directory below `dir`: a stranger's word counts where a vault lies there that is the
-    /// stranger's. Nothing outside of `dir` is looked at.
+    /// Whether it can be what it says, a mount of the vault in a directory below `dir`. Nothing outside of `dir` is looked at.
     fn is_of_one_below(&self, dir: &Path) -> bool {
         let is_plain = self.source.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
-        if !is_plain || self.source == dir || !self.source.starts_with(dir) {
-            return false;
-        }
-        let owns = |id| self.source.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == id);
-        let has_header = || self.source.join(name::HEADER).symlink_metadata().is_ok_and(|m| m.is_file());
-        self.is_trusted() || (self.user().is_some_and(owns) && has_header())
+        is_plain && self.source != dir && self.source.starts_with(dir) && self.is_believed_of(&self.source)
     }
+
+    /// Whether it is believed that it is a mount of the vault in `dir`, a path without links: a stranger's word counts where a vault lies there that is the
+    /// stranger's.
+    pub fn is_believed_of(&self, dir: &Path) -> bool {
+        let owns = |id| dir.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == id);
+        self.is_trusted() || (self.user().is_some_and(owns) && has_vault(dir))
+    }
+}
+
+/// Whether a vault lies in a directory, given by its whole path.
+pub fn has_vault(dir: &Path) -> bool {
+    dir.is_absolute() && dir.join(name::HEADER).symlink_metadata().is_ok_and(|m| m.is_file())
 }
 
 /// All mounts this process sees.
@@ -129,36 +150,33 @@ pub fn containing(path: &Path) -> Option<Mount> {
     all().into_iter().filter(|m| path.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len())
 }
 
-/// Where the vault in `dir` is mounted for writing.
+/// Where the vault in `dir` is mounted for writing: by root or the user of this process, if one of these has done so, else by the owner of `dir`. What other
+/// users mount counts for nothing: they could say so of any vault.
 pub fn of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
-    find(|m| m.source == dir && !m.is_read_only())
+    let is_of = |m: &Mount| m.source == dir && m.may_write();
+    find(|m| m.is_trusted() && is_of(m)).or_else(|| ours().find(|m| m.is_believed_of(&dir) && is_of(m)))
 }
 
 /// Where a dataset of the vault in `dir`, a path without links, is mounted by itself for writing.
 pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
-    find(|m| m.is_of_one_below(dir) && !m.is_read_only())
+    find(|m| m.is_of_one_below(dir) && m.may_write())
 }
 
-/// Where the vault in `dir` is mounted, read-only too.
+/// Where the vault in `dir` is mounted, read-only too, by whomever: for what is refused then, and cannot be taken back.
 pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     find(|m| m.source == dir)
 }
 
+fn ours() -> impl Iterator<Item = Mount> {
+    all().into_iter().filter(|m| m.fs_type == TYPE)
+}
+
 /// The first mount of a vault that is as wanted. Its source is the vault's directory.
 fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
-    let ours: Vec<Mount> = all().into_iter().filter(|m| m.fs_type == TYPE).collect();
-    if let Some(found) = ours.iter().find(|m| wanted(m)) {
-        return Some(found.clone());
-    }
-    // One that another covers is reached by no path.
-    let is_on_top = |at: usize| ours[at + 1..].iter().all(|m| m.mountpoint != ours[at].mountpoint);
-    let renamed = |(at, mount): (usize, &Mount)| {
-        let source = if is_on_top(at) { mount.renamed() } else { None };
-        source.map(|source| Mount { source, ..mount.clone() })
-    };
-    ours.iter().enumerate().filter_map(renamed).find(|m| wanted(m))
+    let renamed = |mount: Mount| mount.renamed().map(|source| Mount { source, ..mount });
+    ours().find(|m| wanted(m)).or_else(|| ours().filter_map(renamed).find(|m| wanted(m)))
 }
 
 fn parse(line: &[u8]) -> Option<Mount> {

@@ -185,6 +185,16 @@ enum Site {
 }
 
 impl Site {
+    /// Of what is to be made: in a mount, its directory tells.
+    fn of_new(ui: &Ui, key: &KeyArg, places: &[PathBuf]) -> Result<Site> {
+        match places {
+            [place] if place.parent().is_some_and(|dir| served::within(here(dir)).is_some()) => {
+                Ok(Site::Mount(place.clone()))
+            }
+            _ => Site::of(ui, key, places, false),
+        }
+    }
+
     fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool) -> Result<Site> {
         let [vault, rest @ ..] = places else { return Err(Fault::Usage("give a path").into()) };
         let path = rest.first().map(PathBuf::as_path);
@@ -192,9 +202,7 @@ impl Site {
         if let Some(mountpoint) = served::of(vault) {
             return Ok(Site::Mount(path.map_or(mountpoint.clone(), |path| mountpoint.join(inside(path)))));
         }
-        // What is to be made is not there yet.
-        let lies_in_mount = |dir: &Path| served::within(dir).is_some();
-        if path.is_none() && (lies_in_mount(vault) || vault.parent().is_some_and(lies_in_mount)) {
+        if path.is_none() && served::within(vault).is_some() {
             return Ok(Site::Mount(vault.clone()));
         }
         let found = Found::at(vault).map_err(|error| match path {
@@ -234,6 +242,11 @@ impl Site {
     }
 }
 
+/// A local directory by its path, where nothing stands for the current one.
+fn here(dir: &Path) -> &Path {
+    if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
+}
+
 fn at(served: &Served, path: &Path) -> Result<Ino> {
     Ok(served.forest().resolve(path.as_os_str())?.attr.ino)
 }
@@ -263,7 +276,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         properties: Properties { integrity: args.integrity.map(word), cache: args.cache.map(word) },
         mode: mode(),
     };
-    let site = Site::of(ui, &args.key, &args.places, false)?;
+    let site = Site::of_new(ui, &args.key, &args.places)?;
     let (parent, name) = site.parent()?;
     let own = match &args.new_key {
         None => None,
@@ -276,9 +289,9 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     };
     let made = match &site {
         Site::Mount(_) => {
-            let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent };
-            let secret = own.as_ref().map(|(material, cost)| served::pack(&parent, material, *cost)).transpose()?;
-            served::ask(&parent, &Request::CreateDataset { name: name_to_hex(&name), spec, secret })
+            let parent = here(&parent);
+            let secret = own.as_ref().map(|(material, cost)| served::pack(parent, material, *cost)).transpose()?;
+            served::ask(parent, &Request::CreateDataset { name: name_to_hex(&name), spec, secret })
         }
         Site::Here { served, path: _ } => {
             at(served, &parent).and_then(|dir| served.create_dataset(&me(), dir, &name, &spec, own.as_ref()))

@@ -41,7 +41,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Init(args) => init::run(ui, args),
         Command::Zone(zone) => zone::run(ui, zone),
         Command::Mount(args) => return mount::run(ui, args),
-        Command::Umount(args) => umount::run(ui, args),
+        Command::Umount(args) => return umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
         Command::Dataset(command) => dataset::run(ui, command),
         Command::History(args) => history::run(ui, &args),

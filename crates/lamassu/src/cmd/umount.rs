@@ -1,30 +1,41 @@
 //! `lamassu umount`: ends a mount and waits until its vault is closed.
+//!
+//! A process that has sent a request to a daemon that hangs, or whose store does, ends once that is answered, whatever signal comes before. So another process,
+//! the worker, does what takes requests, and the one that was called waits for it, and leaves it behind at a signal. With `--lazy` nobody waits for an answer.
 
+use crate::exit::Code;
 use crate::fault::Fault;
 use crate::mounts::{self, Mount};
 use crate::open;
 use crate::output::Ui;
 use crate::served;
 use crate::served::protocol::{self, Request, Status};
-use crate::signals;
 use anyhow::{Context, Result};
 use lamassu_fuse::control::{self, ControlError};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use rustix::process::{Signal, set_parent_process_death_signal};
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 const POLL: Duration = Duration::from_millis(10);
 /// When it is said what is waited for, and when what else it may be.
 const PATIENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 const WRITING: &str = "waiting until everything is in the store; nothing is unmounted before";
+const UNANSWERED: &str = "still waiting: much is left to be written, or the daemon, or the store below it, does not answer. To interrupt this does no harm; \
+    `lamassu umount --lazy` unmounts at once, and gives up what cannot be written";
 const CLOSING: &str = "unmounted; waiting until everything is in the store";
 const MUCH: &str = "still waiting: much is left to be written, or another mount namespace (of a container, a service) holds a copy \
     of the mount, and the vault is closed when that goes";
 /// Namespaces that are named by a process in them.
 const NAMED_MAX: usize = 3;
+/// How long a daemon may take to say that a mount is of this program.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,74 +50,170 @@ pub struct Args {
     /// Also while files are open there; they stay usable until they are closed
     #[arg(short, long, short_alias = 'z')]
     lazy: bool,
+    /// Be the process that can be left behind
+    #[arg(long, hide = true)]
+    worker: bool,
     /// Where the vault is mounted
     mountpoint: PathBuf,
 }
 
-pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    let (path, mount) = ours(&args.mountpoint)?;
-    // Unmounting writes back what the kernel caches, and those writes would wait for a thaw. Not frozen is what it normally is.
-    let _ = control::thaw(&path);
-    if args.lazy {
-        return Ok(unmount(&path, true)?);
+pub fn run(ui: &Ui, args: Args) -> Result<Code> {
+    match (args.lazy, args.worker) {
+        (false, false) => return by_worker(ui, &args.mountpoint),
+        (false, true) => settle_and_unmount(ui, &args.mountpoint)?,
+        (true, false) => detach(&args.mountpoint)?,
+        (true, true) => thaw_given()?,
     }
-    let vault = mount.vault();
-    settle(ui, &path)?;
-    unmount(&path, false)?;
-    if mount.is_read_only() {
-        return Ok(());
-    }
-    wait_until_closed(ui, &vault, &mount)
+    Ok(Code::Done)
 }
 
-/// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can tell only the log.
-fn settle(ui: &Ui, path: &Path) -> Result<()> {
+/// This program, to be started once more.
+fn itself() -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("lamassu").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// Has a worker settle and unmount, and says what it says. At a signal this process ends, and so the worker, as soon as it can: it holds nothing that others
+/// wait for, such as this process's standard error.
+fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
+    let mut command = itself();
+    command.args(ui.quiet.then_some("--quiet")).args(vec!["-v"; ui.verbose.into()]);
+    // A group of its own: Ctrl-C is for this process, which says that it ends.
+    command.args(["umount", "--worker", "--"]).arg(mountpoint).stderr(Stdio::piped()).process_group(0);
+    let mut worker = command.spawn().context("cannot start the process that unmounts")?;
+    if let Some(mut said) = worker.stderr.take() {
+        // Where standard error is closed there is nobody to tell.
+        let _ = io::copy(&mut said, &mut io::stderr());
+    }
+    let status = worker.wait().context("cannot wait for the process that unmounts")?;
+    status.code().map(Code::from_number).with_context(|| format!("the process that unmounts was ended: {status}"))
+}
+
+/// Takes the mount away, whatever its daemon does. Of a type that is not ours alone, the daemon has to say that it is, unless it says nothing.
+fn detach(given: &Path) -> Result<()> {
+    let (path, mount) = found(given)?;
+    // Writers that wait for a thaw would keep a frozen mount from ending, and nobody finds it any more to thaw it.
+    let thawing = thaw(&path);
+    if mount.fs_type != mounts::TYPE && thawing.is_some_and(has_failed) {
+        return Err(Fault::NotAMount { path: given.into() }.into());
+    }
+    Ok(unmount(&path, true)?)
+}
+
+/// Starts a process that thaws a mount when its daemon answers, also once it is detached. Nobody has to wait for it.
+fn thaw(path: &Path) -> Option<Child> {
+    let root = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    itself().args(["umount", "--lazy", "--worker", "--"]).arg(path).stdin(root).spawn().ok()
+}
+
+/// What that process does: its standard input is the root of the mount.
+fn thaw_given() -> Result<()> {
+    let root = Path::new("/proc/self/fd/0");
+    if control::status(root)?.frozen {
+        control::thaw(root)?;
+    }
+    Ok(())
+}
+
+/// Whether a process fails, in the time there is.
+fn has_failed(mut child: Child) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < ANSWER_MAX {
+        match child.try_wait() {
+            Ok(None) => std::thread::sleep(POLL),
+            Ok(Some(status)) => return !status.success(),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// The work of the worker.
+fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the process that was called")?;
+    let (path, mount) = ours(given)?;
+    let status = settle(ui, &path)?;
+    unmount(&path, false)?;
+    match written_vault(&mount, status) {
+        Some(vault) => wait_until_closed(ui, &vault, &mount),
+        None => Ok(()),
+    }
+}
+
+/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or who mounted is not to be believed.
+fn written_vault(mount: &Mount, status: Option<Status>) -> Option<PathBuf> {
+    let (dir, is_read_only) = match status {
+        Some(Status { dir, read_only, .. }) => (PathBuf::from(dir), read_only),
+        None => (mount.source.clone(), mount.is_read_only()),
+    };
+    (!is_read_only && mount.is_believed_of(&dir) && mounts::has_vault(&dir)).then_some(dir)
+}
+
+/// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can tell only the log. What the daemon said
+/// of itself before.
+fn settle(ui: &Ui, path: &Path) -> Result<Option<Status>> {
     let (tell, told) = mpsc::channel();
     let mountpoint = path.to_path_buf();
-    let ask = move || _ = tell.send(written(&mountpoint));
+    let ask = move || _ = tell.send(settled(&mountpoint));
     std::thread::Builder::new().name("settle".into()).spawn(ask).context("cannot start a thread")?;
-    let done = told.recv_timeout(PATIENCE[0]).or_else(|error| match error {
-        RecvTimeoutError::Timeout => {
-            ui.note(WRITING);
-            told.recv().map_err(|_| RecvTimeoutError::Disconnected)
-        }
-        RecvTimeoutError::Disconnected => Err(error),
-    });
-    match done {
-        Ok(Written::All) => Ok(()),
-        Ok(Written::Refused(error)) => {
-            ui.warn(format_args!(
-                "some of what programs wrote to {} was refused, and is lost: {error}; they were told when they closed or synced the file",
-                path.display()
-            ));
-            Ok(())
-        }
-        Ok(Written::Unknown(error)) => {
-            ui.warn(format_args!(
-                "the daemon could not be asked whether everything is in the store, which its log tells: {error}"
-            ));
-            Ok(())
-        }
-        Ok(Written::Kept { code, message }) => Err(Fault::Unwritten { path: path.into(), code, message }.into()),
-        Err(_) => Err(anyhow::anyhow!("nothing was unmounted: asking the daemon ended by a bug")),
+    let (status, written) = patiently(ui, &told)?;
+    match written {
+        Written::All => {}
+        Written::Kept { code, message } => return Err(Fault::Unwritten { path: path.into(), code, message }.into()),
+        Written::Gone => ui.warn(format_args!(
+            "the daemon of {} had ended before: what it had not put into the store by then is lost; `lamassu check DIR` tells whether the vault is whole",
+            path.display()
+        )),
+        Written::Refused(error) => ui.warn(format_args!(
+            "some of what programs wrote to {} was refused, and is lost: {error}; they were told when they closed or synced the file",
+            path.display()
+        )),
+        Written::Unknown(error) => ui.warn(format_args!(
+            "the daemon could not be asked whether everything is in the store, which its log tells: {error}"
+        )),
     }
+    Ok(status)
+}
+
+/// Waits for an answer, and says so.
+fn patiently<T>(ui: &Ui, told: &Receiver<T>) -> Result<T> {
+    let bug = || anyhow::anyhow!("nothing was unmounted: asking the daemon ended by a bug");
+    let started = Instant::now();
+    for (after, note) in PATIENCE.into_iter().zip([WRITING, UNANSWERED]) {
+        match told.recv_timeout(after.saturating_sub(started.elapsed())) {
+            Ok(answer) => return Ok(answer),
+            Err(RecvTimeoutError::Timeout) => ui.note(note),
+            Err(RecvTimeoutError::Disconnected) => return Err(bug()),
+        }
+    }
+    told.recv().map_err(|_| bug())
 }
 
 /// What became of what was written through a mount.
 enum Written {
-    /// It is in the store, or nobody is there who could say otherwise.
+    /// It is in the store.
     All,
     /// The daemon has all that is not there.
     Kept { code: u8, message: String },
     /// The kernel could not hand something over, now or before, and has dropped it.
     Refused(ControlError),
+    /// There is no daemon any more: it had what was not in the store by then.
+    Gone,
     /// The daemon cannot be asked by this user.
     Unknown(anyhow::Error),
 }
 
-fn written(mountpoint: &Path) -> Written {
+fn settled(mountpoint: &Path) -> (Option<Status>, Written) {
+    // What the kernel writes back would wait for a thaw. Not frozen is what a mount normally is.
+    let _ = control::thaw(mountpoint);
+    let status: Option<Status> = served::ask(mountpoint, &Request::Status {}).ok();
     // With files open the kernel may have more to write without end, and unmounting fails anyhow. Closing a file hands over what is cached of it.
-    let is_open = served::ask::<Status>(mountpoint, &Request::Status {}).is_ok_and(|status| status.open_files > 0);
+    let is_open = status.as_ref().is_some_and(|status| status.open_files > 0);
+    (status, written(mountpoint, is_open))
+}
+
+fn written(mountpoint: &Path, is_open: bool) -> Written {
     let pushed = if is_open { Ok(()) } else { control::write_back(mountpoint) };
     let refused = match pushed {
         Err(error @ ControlError::Io { op: control::SYNCFS, source: _ }) => Some(error),
@@ -121,15 +228,21 @@ fn written(mountpoint: &Path) -> Written {
         (Some(Fault::Told { code, message }), _) => Some(Written::Kept { code: *code, message: message.clone() }),
         // Not encrypted: nothing is held back there.
         (_, Some(ControlError::NotMounted(_))) => Some(Written::All),
-        // Nobody is left who could keep anything.
-        (_, Some(ControlError::Io { op: _, source })) if is_gone(source) => Some(Written::All),
+        (_, Some(ControlError::Io { op: _, source })) if is_gone(source) => Some(Written::Gone),
         _ => None,
     };
     known.unwrap_or(Written::Unknown(error))
 }
 
-/// The path without links, and the mount of ours that is there. Nothing is asked of the mount itself: its daemon may be dead.
+/// The path without links, and the mount of ours that is there. The mount itself is asked only where its type does not tell: its daemon may be dead.
 pub fn ours(given: &Path) -> Result<(PathBuf, Mount), Fault> {
+    let (path, mount) = found(given)?;
+    let is_ours = mount.fs_type == mounts::TYPE || control::status(&path).is_ok();
+    if is_ours { Ok((path, mount)) } else { Err(Fault::NotAMount { path: given.into() }) }
+}
+
+/// The path without links, and the mount that is there, ours or another of FUSE. It is not asked anything.
+fn found(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     let not_ours = || Fault::NotAMount { path: given.into() };
     let path = match (given.parent(), given.file_name()) {
         (Some(parent), Some(name)) => {
@@ -140,14 +253,13 @@ pub fn ours(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     };
     // The last component may itself be a link to a mount point.
     let path = if mounts::at(&path).is_some() { path } else { path.canonicalize().map_err(|_| not_ours())? };
-    let mount = mounts::at(&path).ok_or_else(not_ours)?;
-    let is_ours =
-        mount.fs_type == mounts::TYPE || (mount.fs_type.starts_with("fuse.") && control::status(&path).is_ok());
-    if is_ours { Ok((path, mount)) } else { Err(not_ours()) }
+    let mount = mounts::at(&path).filter(|mount| mount.fs_type.starts_with("fuse.")).ok_or_else(not_ours)?;
+    Ok((path, mount))
 }
 
-fn is_gone(error: &std::io::Error) -> bool {
-    error.raw_os_error() == Some(libc::ENOTCONN)
+/// The daemon had ended, or did so before it answered.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 fn unmount(path: &Path, lazy: bool) -> Result<(), Fault> {
@@ -184,11 +296,10 @@ fn wait_until_closed(ui: &Ui, vault: &Path, mount: &Mount) -> Result<()> {
     let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
     while let Err(error) = open::lock_out_writers(vault) {
         let locked = matches!(error.downcast_ref(), Some(Fault::Locked { .. }));
-        // Not the vault's directory (a stranger's `-o fsname=`), or somebody mounted it again: then there is nothing to wait for.
+        // Not to be told, or somebody mounted it again: then there is nothing to wait for.
         if !locked || mounts::of_vault(vault).is_some() {
             return Ok(());
         }
-        signals::check()?;
         if let Some((_, hint)) = hints.next_if(|(after, _)| started.elapsed() > *after) {
             ui.note(hint(mount));
         }

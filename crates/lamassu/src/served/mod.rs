@@ -101,7 +101,7 @@ fn call(mountpoint: &Path, request: &Request) -> Result<Zeroizing<Vec<u8>>> {
     control::call(mountpoint, &serde_json::to_vec(request)?).map_err(|error| hindered(mountpoint, error))
 }
 
-/// What hinders asking: the directory lies below what is not loaded, or is that of a dataset which a frozen mount does not open.
+/// What hinders asking: the directory lies below what is not loaded, is that of a dataset which a frozen mount does not open, or is not there.
 fn hindered(dir: &Path, error: ControlError) -> anyhow::Error {
     let errno = match &error {
         ControlError::Io { op: _, source } => source.raw_os_error(),
@@ -114,6 +114,7 @@ fn hindered(dir: &Path, error: ControlError) -> anyhow::Error {
     match errno {
         Some(libc::EBUSY) => Fault::Frozen.into(),
         Some(libc::ENOKEY) => hidden(dir).map_or_else(|| error.into(), Into::into),
+        Some(libc::ENOENT) => missing(dir).map_or_else(|| error.into(), Into::into),
         _ => error.into(),
     }
 }

@@ -1,5 +1,6 @@
 //! `clone` and `snapshot`: content, sharing of blocks, keys, and what is refused.
 
+use crate::mounts::strangers_mount;
 use crate::support::{Bench, noise};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -408,15 +409,7 @@ fn a_strangers_mount_keeps_nobody_from_copying() {
     b.run("init v").ok();
     b.run("dataset create v a").ok();
     let mnt = b.dir("m");
-    // As fusermount3 mounts for an ordinary user: the kernel is told who it was. Nobody serves it.
-    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&fuse);
-    let options = format!("fd={fd},rootmode=40000,user_id=12345,group_id=12345\0");
-    let data = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).unwrap();
-    let source = b.stored("v", "a").canonicalize().unwrap();
-    rustix::mount::mount(&source, &mnt, "fuse.lamassu", rustix::mount::MountFlags::empty(), data).unwrap();
-    let seen = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    assert!(seen.lines().any(|l| l.contains("fuse.lamassu") && l.contains(source.to_str().unwrap())));
+    let _device = strangers_mount(&b.stored("v", "a").canonicalize().unwrap(), &mnt);
     b.run("clone v w").ok();
     rustix::mount::unmount(&mnt, rustix::mount::UnmountFlags::DETACH).unwrap();
 }

@@ -35,4 +35,5 @@ mod sources;
 mod support;
 mod tokens;
 mod trial;
+mod umount;
 mod usage;
