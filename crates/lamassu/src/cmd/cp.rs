@@ -214,6 +214,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
         return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
     }
     refuse_same_names(to, sources, target)?;
+    let is_tree = |source| matches!(from.stat(source), Ok(Some(Meta { kind: Kind::Dir, .. })));
     let mut copier = Copier {
         ui,
         from,
@@ -221,14 +222,14 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
         same_tree: same,
         store,
         recursive,
+        alone: sources.len() == 1 && !is_tree(&sources[0]),
         meter: Meter::bytes(ui, "copied"),
         failed: 0,
         all: 0,
         first: None,
     };
     for source in sources {
-        // The root of a vault, `.` and `..` have no name of their own: their content goes into the target.
-        let target = match source.file_name() {
+        let target = match own_name(source) {
             Some(name) if into => target.join(name),
             Some(_) | None => target.to_path_buf(),
         };
@@ -240,10 +241,15 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
     }
 }
 
+/// The root of a vault, `.`, `..` and `dir/.` have no name of their own: their content goes into the target.
+fn own_name(source: &Path) -> Option<&OsStr> {
+    source.file_name().filter(|_| !source.as_os_str().as_bytes().ends_with(b"/."))
+}
+
 /// Of several sources with one name only the last would be left. Directories are no exception: files in them may have one name.
 fn refuse_same_names(to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Result<()> {
     let mut names = HashSet::new();
-    match sources.iter().filter_map(|source| source.file_name()).find(|name| !names.insert(*name)) {
+    match sources.iter().filter_map(|source| own_name(source)).find(|name| !names.insert(*name)) {
         None => Ok(()),
         Some(name) => {
             let fault = Fault::Usage("several sources have this name; copy them to different places");

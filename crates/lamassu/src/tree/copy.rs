@@ -35,6 +35,8 @@ pub struct Copier<'a> {
     /// (st_dev, st_ino) of the vault's directory: ciphertext that is neither copied, which would never end, nor written.
     pub store: Option<(u64, u64)>,
     pub recursive: bool,
+    /// One entry is asked for, and it is no directory: its failure is that of the command, which names it.
+    pub alone: bool,
     pub meter: Meter,
     /// Entries that failed and were named; the rest goes on.
     pub failed: usize,
@@ -87,7 +89,7 @@ impl Copier<'_> {
             Ok(value) => return Ok(Some(value)),
             Err(error) => error,
         };
-        if matches!(error.downcast_ref(), Some(Fault::Interrupted)) || is_store_full(&error) {
+        if matches!(error.downcast_ref(), Some(Fault::Interrupted)) || is_store_full(&error) || self.alone {
             return Err(error);
         }
         self.failed += 1;
@@ -232,6 +234,7 @@ mod tests {
             same_tree: false,
             store: None,
             recursive: true,
+            alone: false,
             meter: Meter::bytes(&ui, "copied"),
             failed: 0,
             all: 0,

@@ -154,3 +154,27 @@ fn the_hint_to_list_the_vault_is_for_paths_in_it() {
         assert!(!ran.err.contains("hint"), "{line}: {}", ran.err);
     }
 }
+
+#[test]
+fn a_directory_without_a_name_gives_what_is_in_it() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    fs::write(b.dir("a").join("f"), b"content").unwrap();
+    b.run("cp -r v a vault:").ok();
+    b.run("cp -r v a/. vault:a").ok();
+    assert_eq!(names(&b.path("a")), ["f"]);
+    b.dir("out");
+    b.run("cp -r v vault:a/. out").ok();
+    assert_eq!(names(&b.path("out")), ["f"]);
+    b.run("ls v a/a").code(3);
+}
+
+#[test]
+fn the_failure_of_the_only_entry_is_said_once() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let ran = b.run("cp v nosuch vault:").code(3);
+    assert_eq!(ran.err.matches("nosuch").count(), 1, "{}", ran.err);
+    let ran = b.run("cp v nosuch key vault:").code(3).says("1 of 2 could not be done");
+    assert_eq!(ran.err.matches("lamassu: \"nosuch\"").count(), 1, "{}", ran.err);
+}
