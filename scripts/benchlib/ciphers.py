@@ -1,6 +1,6 @@
 """The ciphers by themselves: every kernel by block size and threads, beside a library's calls one block after another; and what starting costs.
 
-After the multi-tenant study (software one block at a time against many at once) and the ZFS articles (acceleration on and off by buffer size, the cost of a
+After the multi-tenant study (software one block at a time, a device block by block and in a pipeline) and the ZFS articles (acceleration on and off by buffer size, the cost of a
 self-test at the start).
 """
 
@@ -25,7 +25,7 @@ def run_all(bench):
     for number in range(bench.runs):
         for block in bench.size(BLOCKS, BLOCKS[:1]):
             with bench.quiet():
-                rows = json.loads(run(program, "speed", "--all", "--json", "--block-size", block, "--ms", bench.size(100, 5)).stdout)
+                rows = json.loads(run(program, "speed", "--all", "--device", "--json", "--block-size", block, "--ms", bench.size(100, 5)).stdout)
             samples += [row | {"block": block, "run": number} for row in rows]
         with bench.quiet():
             for _ in range(bench.size(20, 2)):

@@ -16,6 +16,7 @@ fn main() -> Result<(), lamassu_crypto::NoRandom> {
         block_size,
         batch_bytes: 1 << 20,
         duration,
+        device: true,
     };
     speed::measure(&plan, |r| {
         println!(

@@ -44,6 +44,15 @@ impl<'a> Salts<'a> {
         Salts { numbers, ..self }
     }
 
+    /// Those of the first `count` blocks, with what they borrow.
+    pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
+        let numbers = match self.numbers {
+            Numbers::From(first) => OwnedNumbers::From(first),
+            Numbers::Each(numbers) => OwnedNumbers::Each(numbers[..count].to_vec()),
+        };
+        OwnedSalts { domain: self.domain, file: self.file, numbers }
+    }
+
     /// Those of some blocks of the batch; their numbers are kept in `numbers`, of the same length.
     pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [u64]) -> Salts<'b> {
         for (number, &at) in numbers.iter_mut().zip(blocks) {
@@ -78,6 +87,28 @@ impl<'a> Salts<'a> {
         if self.domain == Domain::None {
             number.copy_from_slice(&self.number(at).to_le_bytes());
         }
+    }
+}
+
+/// [`Salts`] that go where they borrow nothing.
+pub(crate) struct OwnedSalts {
+    domain: Domain,
+    file: [u8; 16],
+    numbers: OwnedNumbers,
+}
+
+enum OwnedNumbers {
+    From(u64),
+    Each(Vec<u64>),
+}
+
+impl OwnedSalts {
+    pub fn as_salts(&self) -> Salts<'_> {
+        let numbers = match &self.numbers {
+            OwnedNumbers::From(first) => Numbers::From(*first),
+            OwnedNumbers::Each(numbers) => Numbers::Each(numbers),
+        };
+        Salts { domain: self.domain, file: self.file, numbers }
     }
 }
 

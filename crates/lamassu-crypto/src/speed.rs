@@ -1,7 +1,9 @@
 //! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of library calls.
 
+use crate::engine::device::LoopBack;
 use crate::kernel::Kernel;
-use crate::{BlockKey, Engine, InnerKey, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
+use crate::{BlockKey, Engine, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What was measured.
@@ -33,8 +35,9 @@ pub struct Row {
     pub suite: Suite,
     /// What was done.
     pub op: Op,
-    /// The kernel; `library` composes RustCrypto calls one block after another, as a program without kernels of its own would.
-    pub kernel: Kernel,
+    /// The kernel; `library` composes RustCrypto calls one block after another, as a program without kernels of its own would. Or how a device is used: `device, one at a time`
+    /// waits for each block, `device, pipelined` for each batch.
+    pub kernel: String,
     /// Threads that worked on each batch.
     pub threads: usize,
     /// 10⁹ bytes of data a second.
@@ -56,7 +59,12 @@ pub struct Plan<'a> {
     pub batch_bytes: usize,
     /// How long each row is measured for.
     pub duration: Duration,
+    /// Whether to send blocks through a loop-back device, too: one thread with the best kernel behind a ring.
+    pub device: bool,
 }
+
+/// Slots of its ring. Two would keep it busy while the submitter is; more take up what the scheduler does.
+const DEVICE_DEPTH: usize = 8;
 
 /// Measures; calls `row` with each row as it is ready.
 ///
@@ -73,9 +81,16 @@ pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom
             for &threads in plan.threads {
                 if kernel != Kernel::library() || threads == 1 {
                     let engine = Engine::with_kernel(threads, kernel);
-                    measure_one(plan, suite, kernel, &ring, &engine, &mut row)?;
+                    measure_one(plan, (suite, &kernel.to_string()), &ring, &engine, &mut row)?;
                 }
             }
+        }
+        if plan.device {
+            let ring = KeyRing::new(suite, std::slice::from_ref(&k_in), std::slice::from_ref(&k_out));
+            let engine = Engine::with_device(Arc::new(LoopBack::new(1, DEVICE_DEPTH)));
+            let alone = Plan { batch_bytes: plan.block_size, ..plan.clone() };
+            measure_one(&alone, (suite, "device, one at a time"), &ring, &engine, &mut row)?;
+            measure_one(plan, (suite, "device, pipelined"), &ring, &engine, &mut row)?;
         }
     }
     Ok(())
@@ -83,8 +98,7 @@ pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom
 
 fn measure_one(
     plan: &Plan<'_>,
-    suite: Suite,
-    kernel: Kernel,
+    (suite, kernel): (Suite, &str),
     ring: &KeyRing,
     engine: &Engine,
     row: &mut impl FnMut(Row),
@@ -96,7 +110,7 @@ fn measure_one(
     let mut keys = vec![BlockKey::default(); count];
     let mut sealed = plain.clone();
     engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, size, &mut keys);
-    let key: &InnerKey = &ring.inner();
+    let key = &ring.inner();
     let mut work = plain;
     let mut scratch = keys.clone();
     for op in [Op::Seal, Op::Open, Op::OpenUnverified] {
@@ -111,7 +125,7 @@ fn measure_one(
                 assert!(engine.open_as_told(ring, &mut work, size, Keyed::unsalted(&keys), Verify::No).is_empty());
             }
         });
-        row(Row { suite, op, kernel, threads: engine.threads(), gb_per_s });
+        row(Row { suite, op, kernel: kernel.into(), threads: engine.threads(), gb_per_s });
     }
     Ok(())
 }
@@ -141,12 +155,13 @@ mod tests {
             block_size: 8192,
             batch_bytes: 100_000,
             duration: Duration::from_millis(1),
+            device: true,
         };
         measure(&plan, |r| rows.push(r)).unwrap();
-        assert_eq!(rows.len(), 4 * 3 * 3);
+        assert_eq!(rows.len(), 4 * 3 * (3 + 2));
         for (i, r) in rows.iter().enumerate() {
             assert!(r.gb_per_s > 0.0);
-            let key = |r: &Row| (r.suite.id(), r.op.name(), r.kernel.to_string(), r.threads);
+            let key = |r: &Row| (r.suite.id(), r.op.name(), r.kernel.clone(), r.threads);
             assert!(rows[..i].iter().all(|other| key(other) != key(r)));
         }
     }

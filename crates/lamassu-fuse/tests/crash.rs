@@ -41,7 +41,13 @@ fn ring() -> KeyRing {
 }
 
 fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
-    let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
+    let options = Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only: false,
+        threads: 1,
+        device: None,
+    };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }
 

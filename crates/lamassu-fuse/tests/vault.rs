@@ -90,7 +90,13 @@ impl Fixture {
     fn mount(&mut self, read_only: bool) {
         let r = &self.recipe;
         let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.store.path()).unwrap());
-        let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 2 };
+        let options = Options {
+            integrity: Integrity::Full,
+            durability: Durability::Ordered,
+            read_only,
+            threads: 2,
+            device: None,
+        };
         let vault = Arc::new(Vault::open(backend, &r.header(), r.ring(), options).unwrap());
         let allow_other = rustix::process::geteuid().is_root();
         let options = MountOptions { cache: r.cache, allow_other, read_only, ..MountOptions::default() };
@@ -144,7 +150,13 @@ fn a_mount_that_nobody_uses_is_unloaded() {
     f.unmount();
     let r = f.recipe;
     let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(f.store.path()).unwrap());
-    let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 2 };
+    let options = Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only: false,
+        threads: 2,
+        device: None,
+    };
     let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
     let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
     let mounted = lamassu_fuse::mount(forest.clone(), f.point.path(), &MountOptions::default()).unwrap();
@@ -334,8 +346,13 @@ fn a_second_writer_is_refused_while_mounted() {
     let Some(mut f) = Fixture::new(DEFAULT) else { return };
     let open = |f: &Fixture| {
         let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(f.store.path()).unwrap());
-        let options =
-            Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
+        let options = Options {
+            integrity: Integrity::Full,
+            durability: Durability::Ordered,
+            read_only: false,
+            threads: 1,
+            device: None,
+        };
         Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
     };
     assert!(matches!(open(&f), Err(lamassu_vault::VaultError::Locked)));

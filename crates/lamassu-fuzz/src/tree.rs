@@ -196,7 +196,13 @@ fn make() -> lamassu_vault::Result<MemoryBackend> {
 }
 
 fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
-    let options = Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only: false, threads: 1 };
+    let options = Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only: false,
+        threads: 1,
+        device: None,
+    };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }
 

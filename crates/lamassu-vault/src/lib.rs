@@ -295,6 +295,9 @@ fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
 
 /// The cipher threads of a vault.
 fn engine(options: &Options) -> Arc<Engine> {
+    if let Some(device) = &options.device {
+        return Arc::new(Engine::with_device(device.clone()));
+    }
     let threads = match options.threads {
         0 => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
         n => n,

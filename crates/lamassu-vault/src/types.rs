@@ -1,6 +1,8 @@
 //! Types of the vault API.
 
+use lamassu_crypto::engine::device::Device;
 use std::ffi::OsString;
+use std::sync::Arc;
 
 pub use lamassu_store::backend::{Kind, RenameMode, SetTime, StatFs, Time};
 pub use lamassu_store::file::{Durability, Integrity};
@@ -150,6 +152,8 @@ pub struct Options {
     pub read_only: bool,
     /// cipher threads, 0: as many as processors
     pub threads: usize,
+    /// ciphers in place of those threads
+    pub device: Option<Arc<dyn Device>>,
 }
 
 /// Errors of the vault; each front-end has one exhaustive table from these to its own.

@@ -5,6 +5,7 @@
 mod common;
 
 use common::*;
+use lamassu_crypto::engine::device::{Device, LoopBack};
 use lamassu_crypto::outer::RecordKind;
 use lamassu_format::name::{LOCK, xattr_name};
 use lamassu_store::Backend;
@@ -641,5 +642,32 @@ fn paths_translate_both_ways() {
         let mut buf = [0; 2];
         assert_eq!(orphan.read_at(0, &mut buf).unwrap(), 1);
         assert_eq!(v.check(&[OsStr::new("a")], false, &Quiet).unwrap().files, 1);
+    });
+}
+
+/// What one of them has written the other reads, and changes.
+#[test]
+fn a_device_in_place_of_threads() {
+    everywhere(|recipe, backend| {
+        recipe.make(backend).close().unwrap();
+        let content: Vec<u8> = (0..3_000_001u32).map(|i| (i * 7 + i / 4096) as u8).collect();
+        for round in 0..4 {
+            let loop_back: Arc<dyn Device> = Arc::new(LoopBack::new(2, 3));
+            let device = (round % 2 == 0).then_some(loop_back);
+            let options = Options { device, ..options(false) };
+            let v = Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options).unwrap();
+            if round > 0 {
+                assert_eq!(v.get("f"), [&[round - 1; 70_000][..], &content[70_000..]].concat());
+                assert_eq!(v.get("small"), [round - 1; 5]);
+            } else {
+                v.put("f", &content);
+            }
+            v.put("small", &[round; 5]);
+            let h = v.open_file(v.ino("f"), RW).unwrap();
+            v.write(h, 0, &[round; 70_000]).unwrap();
+            v.release(h).unwrap();
+            v.clean();
+            v.close().unwrap();
+        }
     });
 }

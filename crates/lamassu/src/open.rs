@@ -49,7 +49,7 @@ pub struct Unsealed {
 
 /// How a vault is opened when nothing else is said: fully verified, every barrier.
 pub fn options(read_only: bool) -> Options {
-    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 0 }
+    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 0, device: None }
 }
 
 impl Found {

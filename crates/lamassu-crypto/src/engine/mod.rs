@@ -4,8 +4,11 @@
 //! for work that is not its own, nor for a worker that has not begun. A small batch never leaves its thread. Where as many threads submit as the
 //! engine has, workers stay out of it: more threads than processors would only take turns. A panic in a worker reaches the submitter as a panic.
 //!
-//! The seam for another device is [`Engine::seal_fetched`] and [`Engine::open_fetched`] themselves: whole batches, in place, synchronous.
+//! An accelerator takes the place of the pool by [`device`]: [`Engine::with_device`].
 
+pub mod device;
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod model;
 mod pool;
@@ -17,9 +20,11 @@ use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
+use device::{Contents, Device, Work};
 use parking_lot::Mutex;
 use pool::{Pool, Side};
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use subtle::{Choice, ConstantTimeEq};
 use zeroize::Zeroizing;
@@ -41,6 +46,7 @@ pub struct Engine {
     kernel: Kernel,
     /// Threads at work now, submitters included.
     busy: AtomicUsize,
+    device: Option<Arc<dyn Device>>,
 }
 
 impl Engine {
@@ -51,7 +57,12 @@ impl Engine {
 
     /// The same, opening with a kernel of choice. (Sealing uses the kernel of its key.)
     pub fn with_kernel(threads: usize, kernel: Kernel) -> Self {
-        Engine { pool: Pool::new(threads.max(1) - 1), kernel, busy: AtomicUsize::new(0) }
+        Engine { pool: Pool::new(threads.max(1) - 1), kernel, busy: AtomicUsize::new(0), device: None }
+    }
+
+    /// One whose batches a device ciphers; each submitting thread serves it with its own.
+    pub fn with_device(device: Arc<dyn Device>) -> Self {
+        Engine { device: Some(device), ..Self::new(1) }
     }
 
     /// Threads that work on one batch, the submitting thread included.
@@ -63,7 +74,14 @@ impl Engine {
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
-    pub fn seal(&self, key: &InnerKey, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
+    pub fn seal(
+        &self,
+        key: &Arc<InnerKey>,
+        salts: Salts<'_>,
+        blocks: &mut [u8],
+        block_size: usize,
+        keys: &mut [BlockKey],
+    ) {
         self.seal_fetched(key, salts, blocks, block_size, keys, |_, _| {});
     }
 
@@ -73,7 +91,7 @@ impl Engine {
     /// Unless both are `keys.len() * block_size` bytes.
     pub fn seal_to(
         &self,
-        key: &InnerKey,
+        key: &Arc<InnerKey>,
         salts: Salts<'_>,
         plain: &[u8],
         sealed: &mut [u8],
@@ -94,7 +112,7 @@ impl Engine {
     /// Unless `blocks.len() == keys.len() * block_size`.
     pub fn seal_fetched(
         &self,
-        key: &InnerKey,
+        key: &Arc<InnerKey>,
         salts: Salts<'_>,
         blocks: &mut [u8],
         block_size: usize,
@@ -103,8 +121,11 @@ impl Engine {
     ) {
         check_shape(blocks.len(), block_size, keys.len());
         let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
-        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk)).enumerate();
-        self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
+        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks_mut(per_chunk));
+        if let Some(device) = &self.device {
+            return seal_on(&**device, key, salts, chunks.collect(), (block_size, per_chunk), fetch);
+        }
+        self.each(bytes, per_chunk * block_size, chunks.enumerate(), |(n, (blocks, keys))| {
             fetch(n * per_chunk, blocks);
             key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
         });
@@ -173,10 +194,14 @@ impl Engine {
         let Keyed { keys, salts } = keyed;
         check_shape(blocks.len(), block_size, keys.len());
         let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
-        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk)).enumerate();
+        let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk));
+        if let Some(device) = &self.device {
+            let how = How { kernel: self.kernel, ring, verify, salts, block_size, per_chunk };
+            return open_on(&**device, &how, chunks.collect(), fetch);
+        }
         let failed = Mutex::new(Vec::new());
         let error: Mutex<Option<(usize, E)>> = Mutex::new(None);
-        self.each(bytes, per_chunk * block_size, chunks, |(n, (blocks, keys))| {
+        self.each(bytes, per_chunk * block_size, chunks.enumerate(), |(n, (blocks, keys))| {
             if let Err(e) = fetch(n * per_chunk, blocks) {
                 let mut error = error.lock();
                 if error.as_ref().is_none_or(|(lowest, _)| n < *lowest) {
@@ -184,11 +209,9 @@ impl Engine {
                 }
                 return;
             }
-            for (g, (blocks, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks(GROUP)).enumerate() {
-                let first = n * per_chunk + g * GROUP;
-                let keyed = Keyed { keys, salts: salts.skip(first) };
-                open_group(self.kernel, ring, blocks, block_size, keyed, verify, |i| failed.lock().push(first + i));
-            }
+            let (first, salts) = (n * per_chunk, salts.skip(n * per_chunk));
+            let fail = |i| failed.lock().push(first + i);
+            open_blocks(self.kernel, ring, blocks, block_size, Keyed { keys, salts }, verify, fail);
         });
         if let Some((_, error)) = error.into_inner() {
             return Err(error);
@@ -246,6 +269,106 @@ impl<'a> Busy<'a> {
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Seals the chunks of a batch on a device. What plaintext is in their places already is part of it.
+fn seal_on(
+    device: &dyn Device,
+    key: &Arc<InnerKey>,
+    salts: Salts<'_>,
+    mut chunks: Vec<(&mut [u8], &mut [BlockKey])>,
+    (block_size, per_chunk): (usize, usize),
+    fetch: impl Fn(usize, &mut [u8]),
+) {
+    let mut undone = Vec::new();
+    let lengths: Vec<usize> = chunks.iter().map(|(_, keys)| keys.len()).collect();
+    let places = Mutex::new(&mut chunks);
+    let prepare = |n: usize| {
+        let mut blocks = Zeroizing::new(places.lock()[n].0.to_vec());
+        fetch(n * per_chunk, &mut blocks);
+        let keys = Zeroizing::new(vec![[0; 32]; lengths[n]]);
+        let salts = salts.skip(n * per_chunk).to_owned(lengths[n]);
+        Ok::<_, Infallible>(Contents { work: Work::Seal(key.clone()), blocks, block_size, keys, salts, done: false })
+    };
+    let complete = |n: usize, done: Option<Contents>| match done {
+        Some(done) => {
+            let (blocks, keys) = &mut places.lock()[n];
+            blocks.copy_from_slice(&done.blocks);
+            keys.copy_from_slice(&done.keys);
+        }
+        None => undone.push(n),
+    };
+    let Ok(()) = device::pipeline(device, lengths.len(), prepare, complete);
+    for n in undone {
+        let (blocks, keys) = &mut chunks[n];
+        fetch(n * per_chunk, blocks);
+        key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
+    }
+}
+
+/// How a batch is opened.
+struct How<'a> {
+    kernel: Kernel,
+    ring: &'a KeyRing,
+    verify: Verify,
+    salts: Salts<'a>,
+    block_size: usize,
+    per_chunk: usize,
+}
+
+/// Opens the chunks of a batch on a device; which blocks have failed.
+fn open_on<E>(
+    device: &dyn Device,
+    how: &How<'_>,
+    mut chunks: Vec<(&mut [u8], &[BlockKey])>,
+    fetch: impl Fn(usize, &mut [u8]) -> Result<(), E>,
+) -> Result<Vec<usize>, E> {
+    let How { kernel, ring, verify, salts, block_size, per_chunk } = *how;
+    let (mut undone, mut failed, count) = (Vec::new(), Vec::new(), chunks.len());
+    let places = Mutex::new(&mut chunks);
+    let prepare = |n: usize| {
+        let (mut blocks, keys) = {
+            let (blocks, keys) = &places.lock()[n];
+            (Zeroizing::new(blocks.to_vec()), Zeroizing::new(keys.to_vec()))
+        };
+        fetch(n * per_chunk, &mut blocks)?;
+        let salts = salts.skip(n * per_chunk).to_owned(keys.len());
+        let work = Work::Open { ring: ring.clone(), kernel, verify, failed: Vec::new() };
+        Ok(Contents { work, blocks, block_size, keys, salts, done: false })
+    };
+    let complete = |n: usize, done: Option<Contents>| match done {
+        Some(Contents { work: Work::Open { failed: bad, .. }, blocks, .. }) => {
+            places.lock()[n].0.copy_from_slice(&blocks);
+            failed.extend(bad.into_iter().map(|i| n * per_chunk + i));
+        }
+        Some(_) | None => undone.push(n),
+    };
+    device::pipeline(device, count, prepare, complete)?;
+    for n in undone {
+        let (blocks, keys) = &mut chunks[n];
+        fetch(n * per_chunk, blocks)?;
+        let keyed = Keyed { keys, salts: salts.skip(n * per_chunk) };
+        open_blocks(kernel, ring, blocks, block_size, keyed, verify, |i| failed.push(n * per_chunk + i));
+    }
+    failed.sort_unstable();
+    Ok(failed)
+}
+
+/// Opens any number of blocks; calls `fail` for each that fails, ascending.
+fn open_blocks(
+    kernel: Kernel,
+    ring: &KeyRing,
+    blocks: &mut [u8],
+    block_size: usize,
+    keyed: Keyed<'_>,
+    verify: Verify,
+    mut fail: impl FnMut(usize),
+) {
+    let groups = blocks.chunks_mut(GROUP * block_size).zip(keyed.keys.chunks(GROUP)).enumerate();
+    for (first, (blocks, keys)) in groups.map(|(g, group)| (g * GROUP, group)) {
+        let keyed = Keyed { keys, salts: keyed.salts.skip(first) };
+        open_group(kernel, ring, blocks, block_size, keyed, verify, |i| fail(first + i));
     }
 }
 

@@ -13,6 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu speed
   lamassu speed --suite aes --threads 1,4 --json
+  lamassu speed --suite aes --device
 The kernel `library` composes calls of a library, one block after another, as others do.
 LAMASSU_CPU masks processor features, to compare.";
 
@@ -32,6 +33,9 @@ pub struct Args {
     /// Every kernel that this processor has [default: the library's and the best]
     #[arg(short, long)]
     all: bool,
+    /// Also through a loop-back device, a thread behind a ring of jobs as an accelerator would be: block by block, and whole batches in a pipeline
+    #[arg(short, long)]
+    device: bool,
     /// How long each row is measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     ms: u32,
@@ -55,7 +59,7 @@ impl Printed {
         Printed {
             suite: row.suite.name(),
             op: row.op.name(),
-            kernel: row.kernel.to_string(),
+            kernel: row.kernel.clone(),
             threads: row.threads,
             gb_per_s: (row.gb_per_s * 1000.0).round() / 1000.0,
         }
@@ -79,6 +83,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         block_size: args.block_size as usize,
         batch_bytes: BATCH_BYTES,
         duration: Duration::from_millis(args.ms.into()),
+        device: args.device,
     };
     let mut rows = Vec::new();
     let mut printed = Ok(());

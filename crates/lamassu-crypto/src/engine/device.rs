@@ -1,0 +1,208 @@
+//! The plug for an accelerator: a device that ciphers in place of this process's threads.
+//!
+//! A batch is cut into jobs as it is cut into chunks. Up to [`Device::depth`] of them are with the device at a time; while it works, the submitting thread prepares
+//! the next and completes what comes back, in any order (prepare, cipher, complete). Blocks travel in memory of their own, as they do to a card. What a
+//! device loses or gives back undone the submitting thread does itself, from the original: a device can cost time, but no data. It is trusted as the processor
+//! is: what it seals wrongly is found when it is read.
+
+use super::open_blocks;
+use crate::kernel::Kernel;
+use crate::salt::OwnedSalts;
+use crate::{BlockKey, InnerKey, KeyRing, Keyed, Verify};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use zeroize::Zeroizing;
+
+/// What ciphers jobs.
+pub trait Device: std::fmt::Debug + Send + Sync {
+    /// In a word, for tables.
+    fn name(&self) -> &'static str;
+
+    /// How many jobs of a batch it is given at a time. Bounds the memory that a batch takes on its way.
+    fn depth(&self) -> usize;
+
+    /// Takes a job; some time, on any thread, after any other, carries it out and calls [`Job::finish`]. One that is dropped instead counts as lost. It may wait
+    /// while there is no room, but not for the submitter to take a job back.
+    fn submit(&self, job: Job);
+}
+
+/// Blocks on their way to a device and back.
+#[derive(Debug)]
+pub struct Job {
+    contents: Option<Box<Contents>>,
+    number: usize,
+    back: Sender<Returned>,
+}
+
+struct Returned {
+    number: usize,
+    contents: Option<Box<Contents>>,
+}
+
+/// What a job is about.
+pub(super) struct Contents {
+    pub work: Work,
+    pub blocks: Zeroizing<Vec<u8>>,
+    pub block_size: usize,
+    pub keys: Zeroizing<Vec<BlockKey>>,
+    pub salts: OwnedSalts,
+    pub done: bool,
+}
+
+/// What is to be done with the blocks.
+pub(super) enum Work {
+    /// Derive the keys, encrypt.
+    Seal(Arc<InnerKey>),
+    /// Decrypt and verify; which have failed is the result.
+    Open { ring: KeyRing, kernel: Kernel, verify: Verify, failed: Vec<usize> },
+}
+
+impl std::fmt::Debug for Contents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let work = if matches!(self.work, Work::Seal(_)) { "seal" } else { "open" };
+        write!(f, "{work} {} blocks", self.keys.len())
+    }
+}
+
+impl Job {
+    /// How many bytes of blocks it has.
+    pub fn bytes(&self) -> usize {
+        self.contents.as_ref().map_or(0, |contents| contents.blocks.len())
+    }
+
+    /// Does the work on this thread.
+    pub fn carry_out(&mut self) {
+        let Some(contents) = self.contents.as_deref_mut() else { return };
+        let Contents { work, blocks, block_size, keys, salts, done } = contents;
+        match work {
+            Work::Seal(key) => key.seal(salts.as_salts(), blocks, *block_size, keys),
+            Work::Open { ring, kernel, verify, failed } => {
+                let keyed = Keyed { keys, salts: salts.as_salts() };
+                open_blocks(*kernel, ring, blocks, *block_size, keyed, *verify, |i| failed.push(i));
+            }
+        }
+        *done = true;
+    }
+
+    /// Gives it back to who submitted it.
+    pub fn finish(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        let contents = self.contents.take();
+        // Nobody waits for it if the submitter has panicked.
+        let _ = self.back.send(Returned { number: self.number, contents });
+    }
+}
+
+/// Has a device do the `count` jobs of a batch. `prepare` gives the contents of one; `complete` takes them when they are done, or nothing where the device did not do
+/// them. No job is prepared after an error; those under way are completed.
+pub(super) fn pipeline<E>(
+    device: &dyn Device,
+    count: usize,
+    mut prepare: impl FnMut(usize) -> Result<Contents, E>,
+    mut complete: impl FnMut(usize, Option<Contents>),
+) -> Result<(), E> {
+    let (back, returned): (_, Receiver<Returned>) = channel();
+    let depth = device.depth().max(1);
+    let (mut next, mut under_way, mut error) = (0, 0, None);
+    loop {
+        while next < count && under_way < depth && error.is_none() {
+            match prepare(next) {
+                Ok(contents) => {
+                    let (contents, back) = (Some(Box::new(contents)), back.clone());
+                    device.submit(Job { contents, number: next, back });
+                    under_way += 1;
+                }
+                Err(e) => error = Some(e),
+            }
+            next += 1;
+        }
+        if under_way == 0 {
+            return error.map_or(Ok(()), Err);
+        }
+        // Every job comes back once, whatever becomes of it.
+        let Ok(Returned { number, contents }) = returned.recv() else { return error.map_or(Ok(()), Err) };
+        under_way -= 1;
+        complete(number, contents.map(|contents| *contents).filter(|contents| contents.done));
+    }
+}
+
+/// This process's processor: jobs are carried out as they are submitted.
+#[derive(Debug)]
+pub struct Cpu;
+
+impl Device for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn submit(&self, mut job: Job) {
+        job.carry_out();
+        job.finish();
+    }
+}
+
+/// A device that is no device: threads behind a bounded ring, which take jobs and give them back as a card does. For tests, and to measure what the way costs.
+#[derive(Debug)]
+pub struct LoopBack {
+    /// None while it ends.
+    ring: Option<SyncSender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    depth: usize,
+}
+
+impl LoopBack {
+    /// With `threads` threads behind a ring of `depth` slots, both at least 1. Where the system refuses threads there are fewer; without any, jobs are lost.
+    pub fn new(threads: usize, depth: usize) -> LoopBack {
+        let depth = depth.max(1);
+        let (ring, jobs) = sync_channel::<Job>(depth);
+        let jobs = Arc::new(Mutex::new(jobs));
+        let serve = |jobs: Arc<Mutex<Receiver<Job>>>| {
+            move || loop {
+                let next = jobs.lock().recv();
+                let Ok(mut job) = next else { return };
+                job.carry_out();
+                job.finish();
+            }
+        };
+        let start = |n| std::thread::Builder::new().name(format!("device-{n}")).spawn(serve(jobs.clone())).ok();
+        let threads = (0..threads.max(1)).filter_map(start).collect();
+        LoopBack { ring: Some(ring), threads, depth }
+    }
+}
+
+impl Device for LoopBack {
+    fn name(&self) -> &'static str {
+        "loop-back"
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn submit(&self, job: Job) {
+        if let Some(ring) = &self.ring {
+            // With no thread left it comes back in the error, and is lost.
+            let _ = ring.send(job);
+        }
+    }
+}
+
+impl Drop for LoopBack {
+    fn drop(&mut self) {
+        self.ring = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Devices: what they do is what the processor does, and what they fail to do is done.
+
+use super::device::{Cpu, Device, Job, LoopBack};
+use super::{Engine, Verify};
+use crate::{BlockKey, KeyRing, Keyed, Salts, Secret, Suite};
+use lamassu_format::Domain;
+use proptest::prelude::*;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+fn ring(suite: Suite, inner: &[u8]) -> KeyRing {
+    let inner: Vec<_> = inner.iter().map(|&b| Secret::new(&mut [b; 32])).collect();
+    KeyRing::new(suite, &inner, &[Secret::new(&mut [1; 32])])
+}
+
+/// Loses every third job and gives every third back undone.
+#[derive(Debug)]
+struct Careless {
+    behind: LoopBack,
+    jobs: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Device for Careless {
+    fn name(&self) -> &'static str {
+        "careless"
+    }
+
+    fn depth(&self) -> usize {
+        self.behind.depth()
+    }
+
+    fn submit(&self, job: Job) {
+        self.most.fetch_max(job.bytes(), Ordering::Relaxed);
+        match self.jobs.fetch_add(1, Ordering::Relaxed) % 3 {
+            0 => drop(job),
+            1 => job.finish(),
+            _ => self.behind.submit(job),
+        }
+    }
+}
+
+/// Seals and opens a batch; what was sealed, the keys, what failed to open after every seventh block was damaged, and what that gave.
+fn round(
+    engine: &Engine,
+    ring: &KeyRing,
+    salts: Salts<'_>,
+    plain: &[u8],
+    size: usize,
+) -> (Vec<u8>, Vec<BlockKey>, Vec<usize>, Vec<u8>) {
+    let (mut sealed, mut keys) = (plain.to_vec(), vec![[0; 32]; plain.len() / size]);
+    engine.seal(&ring.inner(), salts, &mut sealed, size, &mut keys);
+    let mut opened = sealed.clone();
+    opened.chunks_mut(size).step_by(7).for_each(|block| block[0] ^= 1);
+    let failed = engine.open(ring, &mut opened, size, Keyed { keys: &keys, salts }, Verify::Full);
+    (sealed, keys, failed, opened)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn a_device_does_what_the_processor_does(
+        suite in proptest::sample::select(&Suite::ALL[..]), count in 0usize..90, log2 in 12u32..15, depth in 1usize..6, threads in 1usize..4, each: bool,
+    ) {
+        let (size, ring) = (1 << log2, ring(suite, &[9, 8]));
+        let mut plain = vec![0; count * size];
+        blake3::Hasher::new_keyed(&[depth as u8; 32]).finalize_xof().fill(&mut plain);
+        let numbers: Vec<u64> = (0..count as u64).map(|n| n * n).collect();
+        let domain = Domain::ALL.into_iter().rfind(|domain| domain.is_for(suite)).unwrap();
+        let salts = if each { Salts::of_blocks(domain, [7; 16], &numbers) } else { Salts::from_block(domain, [7; 16], 40) };
+        let expected = round(&Engine::new(2), &ring, salts, &plain, size);
+        let careless = Careless { behind: LoopBack::new(threads, depth), jobs: 0.into(), most: 0.into() };
+        let devices: [Arc<dyn Device>; 3] = [Arc::new(Cpu), Arc::new(LoopBack::new(threads, depth)), Arc::new(careless)];
+        for device in devices {
+            let name = device.name();
+            prop_assert!(round(&Engine::with_device(device), &ring, salts, &plain, size) == expected, "{name}");
+        }
+    }
+}
+
+/// Takes jobs and keeps them, until it has as many as it may have.
+#[derive(Debug)]
+struct Hoarder {
+    kept: parking_lot::Mutex<Vec<Job>>,
+    most: AtomicUsize,
+}
+
+impl Device for Hoarder {
+    fn name(&self) -> &'static str {
+        "hoarder"
+    }
+
+    fn depth(&self) -> usize {
+        4
+    }
+
+    fn submit(&self, job: Job) {
+        let mut kept = self.kept.lock();
+        kept.push(job);
+        self.most.fetch_max(kept.len(), Ordering::Relaxed);
+        if kept.len() == 4 {
+            // In another order than they came.
+            while let Some(mut job) = kept.pop() {
+                job.carry_out();
+                job.finish();
+            }
+        }
+    }
+}
+
+#[test]
+fn as_many_jobs_as_fit_are_under_way_and_no_more() {
+    let ring = ring(Suite::Aes, &[5]);
+    let device = Arc::new(Hoarder { kept: Vec::new().into(), most: 0.into() });
+    let plain = vec![3; 8 * 16 * 4096];
+    let engine = Engine::with_device(device.clone());
+    let (sealed, ..) = {
+        let (mut sealed, mut keys) = (plain.clone(), vec![[0; 32]; 8 * 16]);
+        engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, 4096, &mut keys);
+        (sealed, keys)
+    };
+    assert_eq!(device.most.load(Ordering::Relaxed), 4);
+    let (mut expected, mut keys) = (plain, vec![[0; 32]; 8 * 16]);
+    Engine::new(1).seal(&ring.inner(), Salts::EMPTY, &mut expected, 4096, &mut keys);
+    assert!(sealed == expected);
+}
+
+#[test]
+fn what_cannot_be_fetched_is_an_error() {
+    let ring = ring(Suite::Aes, &[5]);
+    let engine = Engine::with_device(Arc::new(LoopBack::new(1, 3)));
+    let (mut blocks, mut keys) = (vec![0; 64 * 4096], vec![[0; 32]; 64]);
+    engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+    let fetch = |fails: bool| move |first: usize, _: &mut [u8]| if fails && first >= 32 { Err(first) } else { Ok(()) };
+    let open = |fails, blocks: &mut [u8]| {
+        engine.open_fetched(&ring, blocks, 4096, Keyed::unsalted(&keys), Verify::Full, fetch(fails))
+    };
+    assert_eq!(open(true, &mut blocks.clone()), Err(32));
+    assert_eq!(open(false, &mut blocks), Ok(Vec::new()));
+    assert!(blocks.iter().all(|&b| b == 0));
+    let nothing =
+        engine.open_fetched(&ring, &mut [], 4096, Keyed::unsalted(&[]), Verify::Full, |_, _| Ok::<(), Infallible>(()));
+    assert_eq!(nothing, Ok(Vec::new()));
+}
