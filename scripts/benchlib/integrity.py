@@ -1,0 +1,59 @@
+"""What integrity costs: the SAN.FS report's Tables 2 (a large file in sequence) and 3 (Postmark, files up to 20 MB), with the integrity modes there are.
+
+"Without" is `--integrity metadata`, which trusts a block that its sealed key decrypts; "with" is `full`, which hashes it again.
+"""
+
+import re
+import subprocess
+import time
+
+from demolib.shell import DemoError, Undo, have, say
+from demolib.store import XfsStore
+
+from . import measure
+from .sweeps import fill
+
+SYSTEMS = ("plainfs", "lamassu-metadata", "lamassu")
+UNITS = {"kilobytes": 1e3, "megabytes": 1e6, "gigabytes": 1e9}
+
+
+def run_all(bench):
+    samples = []
+    with Undo() as undo:
+        xfs = XfsStore(undo, bench.work, bench.size(28, 2) << 30)
+        fill(xfs, bench.size(20, 0))
+        systems = [name for name in SYSTEMS if name in bench.systems]
+        for number, name in measure.alternating(systems, bench.runs, bench.minutes):
+            found = [s | {"system": name, "run": number} for s in passes(bench, name, bench.fresh_store(name, xfs.path))]
+            samples += found
+            say(f"integrity, run {number + 1} of {bench.runs}, {name}: " + ", ".join(f"{s['workload']} {s['value']}" for s in found))
+    return {"runs": 1 + samples[-1]["run"], "size_mib": bench.size(4096, 8), "store": XfsStore.kind, "samples": samples}
+
+
+def passes(bench, name, store):
+    system, size = bench.systems[name], bench.size(4096, 8)
+    work = {
+        "write": lambda path: measure.mb_per_s(measure.fio(path, "write", "1m", size), "write"),
+        "read": lambda path: measure.mb_per_s(measure.fio(path, "read", "1m", size), "read"),
+        "Postmark": lambda path: postmark(bench, path),
+    }
+    for workload, one in work.items():
+        if workload == "Postmark" and not have("postmark"):
+            continue
+        with measure.mounted(system, store, bench.work) as mount, bench.quiet():
+            measure.drop_caches(sync=True)
+            value = one(mount.path)
+        yield {"workload": workload, "value": round(value, 1), "cpu_s": round(mount.used.cpu_s, 3)}
+
+
+def postmark(bench, path):
+    """MB/s read and written, of all the time that it takes. How many transactions the report made in this test it does not say."""
+    sizes = f"{1 << 10} {bench.size(20 << 20, 1 << 16)}"
+    script = f"set location {path}\nset number {bench.size(1000, 20)}\nset transactions {bench.size(500, 20)}\nset size {sizes}\nset seed 42\nrun\nquit\n"
+    begun = time.monotonic()
+    ended = subprocess.run(["postmark"], input=script, capture_output=True, text=True)
+    seconds = time.monotonic() - begun
+    moved = re.findall(r"([0-9.]+) (kilobytes|megabytes|gigabytes) (?:read|written)", ended.stdout)
+    if ended.returncode or len(moved) != 2:
+        raise DemoError(f"postmark failed: {(ended.stdout + ended.stderr)[-400:]}")
+    return sum(float(number) * UNITS[unit] for number, unit in moved) / seconds / 1e6
