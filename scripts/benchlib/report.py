@@ -400,7 +400,7 @@ SWEEP_NOTES = {
                "a request at a time, gain from the second processor.",
     "readers": "Lamassu ÷ PlainFS: {part}. As with writers. With eight files of 32 MiB each pass is short, and what opening and the first pages of each file cost weighs more, for PlainFS as well.",
     "write-size": "Lamassu ÷ PlainFS: {part}. Below 16 MiB creating, closing and syncing the file is most of it; from 256 MiB on the disk below and the host it is on set the pace, which changes "
-                  "from minute to minute. The figure of 4 GiB here is too low: that part of the image was not allocated yet on the disk below. By itself a file of 3 GiB came to 76 % of PlainFS's rate. The daemon's memory does not grow with the file.",
+                  "from minute to minute. The daemon's memory does not grow with the file.",
     "read-size": "Lamassu ÷ PlainFS: {part}. A file of 4 GiB comes from the disk below, smaller ones from the page cache of what the image lies on.",
     "files-made": "No trend: a directory holds a thousand files, and no state grows with their number but the kernel's.",
     "files-found": "More files share what the mount's first requests cost.",
