@@ -6,13 +6,19 @@
 //! fork(2)) are never waited for. A panic in a worker reaches the submitter; the worker lives on. Dropping the pool ends its threads.
 
 use super::sync::thread::{Builder, JoinHandle};
-use super::sync::{Condvar, Mutex};
+use super::sync::{Condvar, Mutex, linger};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 type Panic = Box<dyn Any + Send>;
+
+/// A thread that sleeps is back after 5 to 100 µs, the longer ones where an idle processor has to be called back from the hypervisor; a chunk of a batch takes 30. What is
+/// about to come is therefore waited for without sleeping: by a submitter the end of the last chunks, by a worker the next batch, if the one before came so soon.
+pub(super) const LINGER: Duration = Duration::from_micros(20);
 
 /// Who does a share of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -29,6 +35,8 @@ pub(super) struct Pool {
 
 struct Shared {
     queue: Mutex<Queue>,
+    /// The offers in the queue, to be looked at without the lock.
+    offered: AtomicUsize,
     wake: Condvar,
 }
 
@@ -43,7 +51,7 @@ impl Pool {
     /// As many workers as the system gives, at most `count`.
     pub(super) fn new(count: usize) -> Pool {
         let queue = Queue { offers: VecDeque::with_capacity(count), free: 0, stop: false };
-        let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
+        let shared = Arc::new(Shared { queue: Mutex::new(queue), offered: AtomicUsize::new(0), wake: Condvar::new() });
         let spawn = |i| {
             let shared = shared.clone();
             Builder::new().name(format!("cipher-{i}")).spawn(move || shared.work()).ok()
@@ -103,6 +111,7 @@ impl Shared {
         let count = helpers.min(queue.free);
         queue.free -= count;
         queue.offers.extend((0..count).map(|_| job.clone()));
+        self.offered.store(queue.offers.len(), Ordering::Relaxed);
         drop(queue);
         (0..count).for_each(|_| {
             self.wake.notify_one();
@@ -115,19 +124,27 @@ impl Shared {
         let before = queue.offers.len();
         queue.offers.retain(|offered| !Arc::ptr_eq(offered, job));
         queue.free += before - queue.offers.len();
+        self.offered.store(queue.offers.len(), Ordering::Relaxed);
     }
 
     fn work(&self) {
         let mut queue = self.queue.lock();
+        let mut free_since: Option<Instant> = None;
         while !queue.stop {
             match queue.offers.pop_front() {
                 None => self.wake.wait(&mut queue),
                 Some(job) => {
+                    self.offered.store(queue.offers.len(), Ordering::Relaxed);
                     drop(queue);
+                    let came_soon = free_since.is_some_and(|free| job.offered.saturating_duration_since(free) < LINGER);
                     job.help();
                     drop(job);
+                    self.queue.lock().free += 1;
+                    free_since = Some(Instant::now());
+                    if came_soon {
+                        linger(|| self.offered.load(Ordering::Relaxed) == 0);
+                    }
                     queue = self.queue.lock();
-                    queue.free += 1;
                 }
             }
         }
@@ -138,7 +155,10 @@ impl Shared {
 struct Job {
     /// The submitter's closure, its lifetime erased. May be used by who is counted in `State::inside`, and by nobody else.
     work: *const (dyn Fn(Side) + Sync),
+    offered: Instant,
     state: Mutex<State>,
+    /// `State::inside`, to be looked at without the lock.
+    inside: AtomicUsize,
     left: Condvar,
 }
 
@@ -160,7 +180,14 @@ impl Job {
         // SAFETY: the two types differ in a lifetime alone. The pointer is not used beyond it: see `help`.
         let work =
             unsafe { std::mem::transmute::<*const (dyn Fn(Side) + Sync + 'a), *const (dyn Fn(Side) + Sync)>(work) };
-        Job { work, state: Mutex::new(State { closed: false, inside: 0, panic: None }), left: Condvar::new() }
+        let state = State { closed: false, inside: 0, panic: None };
+        Job {
+            work,
+            offered: Instant::now(),
+            state: Mutex::new(state),
+            inside: AtomicUsize::new(0),
+            left: Condvar::new(),
+        }
     }
 
     /// A worker's share. Does nothing once the job is closed.
@@ -171,12 +198,14 @@ impl Job {
                 return;
             }
             state.inside += 1;
+            self.inside.store(state.inside, Ordering::Relaxed);
         }
         // SAFETY: we are counted in `inside`, entered before `closed`. Pool::run, which borrows the closure, neither returns nor unwinds before
         // `close` has seen `inside` at zero after closing; so the closure lives at least until we leave, below.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.work)(Side::Worker) }));
         let mut state = self.state.lock();
         state.inside -= 1;
+        self.inside.store(state.inside, Ordering::Relaxed);
         if let Err(panic) = result {
             state.panic.get_or_insert(panic);
         }
@@ -187,8 +216,9 @@ impl Job {
 
     /// Lets nobody in any more and waits for those inside.
     fn close(&self) -> Result<(), Panic> {
+        self.state.lock().closed = true;
+        linger(|| self.inside.load(Ordering::Relaxed) > 0);
         let mut state = self.state.lock();
-        state.closed = true;
         while state.inside > 0 {
             self.left.wait(&mut state);
         }

@@ -254,6 +254,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             caller: Caller::of(req),
         };
         let counted = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| CacheWrite::new(&self.0));
+        if counted.is_some() {
+            self.0.gather.note(data.len());
+        }
         if let Some(_pass) = self.0.gate.enter() {
             self.0.answer("write", || self.0.write(request, data, counted, reply));
             return;

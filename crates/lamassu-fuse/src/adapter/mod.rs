@@ -2,7 +2,7 @@
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
 //! `reply` has what answers have in common; `cache` takes from the kernel what it caches of vaults that are unloaded; `acl` says what access control lists mean to the
-//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `hot` fills the page cache where random reads gather; `awake` keeps the processors from sleeping while many requests come; `upkeep` has the threads that
+//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `gather` lets random writes wait for their neighbours; `hot` fills the page cache where random reads gather; `awake` keeps the processors from sleeping while many requests come; `upkeep` has the threads that
 //! live as long as the mount.
 
 mod acl;
@@ -12,12 +12,14 @@ mod cache;
 mod convert;
 mod file_io;
 mod gate;
+mod gather;
 mod handlers;
 mod hot;
 mod reply;
 mod upkeep;
 
 pub(crate) use cache::KernelCache;
+pub(crate) use gather::DirtyLimits;
 
 use crate::control::Calls;
 use crate::errno::errno_of;
@@ -26,6 +28,7 @@ use crate::options::{CacheMode, MountOptions};
 use awake::Awake;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
+use gather::Gather;
 use hot::Hot;
 use lamassu_vault::{Ino, VaultError};
 use parking_lot::{Mutex, RwLock};
@@ -96,6 +99,7 @@ pub(crate) struct Shared<F> {
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
+    gather: Gather,
     hot: Hot,
     awake: Awake,
     upkeep: Upkeep,
@@ -130,6 +134,7 @@ impl<F: FileSystem> Shared<F> {
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
+            gather: Gather::default(),
             hot: Hot::default(),
             awake: Awake::new(options.keep_awake)?,
             upkeep: Upkeep::default(),
@@ -148,6 +153,11 @@ impl<F: FileSystem> Shared<F> {
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
         // Set once, by `mount`; a second one would be of the same session.
         let _ = self.notifier.set(notifier);
+    }
+
+    /// Where the kernel is told how many dirty pages it may hold.
+    pub(crate) fn set_dirty_limits(&self, limits: DirtyLimits) {
+        self.gather.set_limits(limits);
     }
 
     /// What the last close of the file system failed with.

@@ -10,7 +10,7 @@ mod tests;
 use crate::adapter::{Adapter, KernelCache, Shared};
 use crate::control::Calls;
 use crate::fs::FileSystem;
-use crate::options::MountOptions;
+use crate::options::{CacheMode, MountOptions};
 use fuser::{BackgroundSession, Config, Session, SessionACL};
 use lamassu_vault::VaultError;
 use lamassu_vault::forest::Cache;
@@ -104,6 +104,11 @@ pub fn mount_answering<F: FileSystem>(
     let id = MountId::of(path);
     if options.read_ahead_kib > 0 {
         id.raise_read_ahead(options.read_ahead_kib);
+    }
+    if options.cache == CacheMode::WriteBack
+        && let Some(limits) = id.dirty_limits()
+    {
+        shared.set_dirty_limits(limits);
     }
     let thaw: Arc<dyn Fn() + Send + Sync> = {
         let shared = shared.clone();

@@ -1,6 +1,7 @@
 //! mount(2), umount(2), their set-uid helper fusermount3, and what /proc and /sys say of a mount. No libfuse.
 
 use super::MountError;
+use crate::adapter::DirtyLimits;
 use crate::options::MountOptions;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -211,6 +212,12 @@ impl MountId {
         if let Err(error) = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string()) {
             tracing::debug!(%error, "read-ahead stays as it is");
         }
+    }
+
+    /// The limits of the mount's dirty pages, if we may change them: that needs root too.
+    pub(super) fn dirty_limits(&self) -> Option<DirtyLimits> {
+        let opened = DirtyLimits::of_device(self.device.as_ref()?);
+        opened.inspect_err(|error| tracing::debug!(%error, "limits of dirty pages stay as they are")).ok()
     }
 }
 
