@@ -96,6 +96,8 @@ file_system! {
     fn open_dir(&self, ino: Ino) -> Result<HandleId>;
     /// Lists from a cookie until `fill` answers false.
     fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()>;
+    /// The same with what [`FileSystem::lookup`] finds of each entry but `.` and `..`, and a reference to it, which `fill` takes over whatever it answers.
+    fn read_dir_plus(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool) -> Result<()>;
     /// Closes a directory.
     fn release_dir(&self, handle: HandleId) -> Result<()>;
     /// fsync of a directory.

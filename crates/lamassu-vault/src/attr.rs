@@ -75,7 +75,7 @@ impl Vault {
         if let Some(size) = self.nodes.lock().cached_size(ino, st) {
             return size;
         }
-        match self.peek_size(dir, stored) {
+        match self.peek_size(dir, stored, st) {
             Ok(size) => {
                 self.nodes.lock().set_cached_size(ino, Some(CachedSize::new(st, size)));
                 size
@@ -88,10 +88,10 @@ impl Vault {
         }
     }
 
-    fn peek_size(&self, dir: &Dir, stored: &OsStr) -> Result<u64> {
-        let backing = dir.handle.open_file(stored, false).map_err(io("open"))?;
-        let tag = self.path_in(dir.ino, stored);
-        let file = File::open(self.ctx_read.clone(), backing, &tag.display().to_string())?;
+    fn peek_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
+        let opened = dir.handle.open_same(stored, st, false).map_err(io("open"))?;
+        // Opening has next to nothing to report, so the whole path is not worth its while.
+        let file = File::open(self.ctx_read.clone(), opened.ok_or(VaultError::Stale)?, &stored.to_string_lossy())?;
         Ok(file.size())
     }
 

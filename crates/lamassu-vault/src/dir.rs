@@ -3,9 +3,10 @@
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::open::Handle;
-use crate::{DirEntry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
+use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_store::backend::Entry as Listed;
 use parking_lot::Mutex;
+use std::ffi::OsString;
 use std::sync::Arc;
 
 /// Cookies of the entries begin here; 1 and 2 come after `.` and `..`.
@@ -33,6 +34,14 @@ impl OpenDir {
     }
 }
 
+/// What a listing goes through.
+enum Item<'a> {
+    /// `.` or `..`.
+    Dot(DirEntry),
+    /// An entry of the store, and its plain name.
+    Named(&'a Listed, OsString),
+}
+
 impl Vault {
     /// Opens a directory for listing.
     ///
@@ -54,10 +63,44 @@ impl Vault {
     /// [`VaultError::BadHandle`], those of the store.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.handles.dir(handle)?;
+        self.list(&open, cookie, &mut |item, at| match item {
+            Item::Dot(entry) => fill(&entry, at),
+            Item::Named(listed, name) => {
+                // It may be gone since the snapshot was taken.
+                let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(&listed.name).ok().map(|st| st.kind));
+                let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
+                kind.is_none_or(|kind| fill(&DirEntry { ino, kind, name }, at))
+            }
+        })
+    }
+
+    /// The same with what [`Vault::lookup`] finds of each entry, but for `.` and `..`, and with a reference to it, which `fill` takes over whatever it returns.
+    /// What was removed since the listing began is left out.
+    ///
+    /// # Errors
+    /// Those of [`Vault::read_dir`]; entries that `fill` has taken may have come before.
+    pub fn read_dir_plus(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
+    ) -> Result<()> {
+        let open = self.handles.dir(handle)?;
+        self.list(&open, cookie, &mut |item, at| match item {
+            Item::Dot(entry) => fill(&entry, None, at),
+            Item::Named(listed, name) => {
+                let Ok(entry) = self.entry_stored(&open.dir, &listed.name) else { return true };
+                fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at)
+            }
+        })
+    }
+
+    /// Goes through the entries from `cookie` on, with the cookie that comes after each, until `each` returns false.
+    fn list(&self, open: &OpenDir, cookie: u64, each: &mut dyn FnMut(Item<'_>, u64) -> bool) -> Result<()> {
         let entries = open.entries(cookie)?;
         let dots = [(".", open.dir.ino), ("..", open.parent)];
         for (at, (name, ino)) in (1..).zip(dots) {
-            if cookie < at && !fill(&DirEntry { ino, kind: Kind::Dir, name: name.into() }, at) {
+            if cookie < at && !each(Item::Dot(DirEntry { ino, kind: Kind::Dir, name: name.into() }), at) {
                 return Ok(());
             }
         }
@@ -65,21 +108,17 @@ impl Vault {
         let from = cookie.saturating_sub(FIRST);
         let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
         for (at, listed) in (from + FIRST + 1..).zip(entries.iter().skip(skipped)) {
-            let name = match names.open(&*open.dir.handle, &listed.name) {
-                Ok(Some(name)) => name,
-                Ok(None) => continue,
+            match names.open(&*open.dir.handle, &listed.name) {
+                Ok(None) => {}
+                Ok(Some(name)) => {
+                    if !each(Item::Named(listed, name), at) {
+                        return Ok(());
+                    }
+                }
                 Err(fault) => {
                     let path = self.path_in(open.dir.ino, &listed.name);
                     tracing::warn!(entry = %path.display(), "left out of a listing, its name does not open: {fault}");
-                    continue;
                 }
-            };
-            // It may be gone since the snapshot was taken.
-            let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(&listed.name).ok().map(|st| st.kind));
-            let Some(kind) = kind else { continue };
-            let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
-            if !fill(&DirEntry { ino, kind, name }, at) {
-                return Ok(());
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Open files: one [`File`] per inode, shared by its handles, and kept after the last close until its pages are settled.
 
 use crate::error::{errno, io, is_not_found};
-use crate::inode::{CachedSize, StoreId};
+use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
 use lamassu_store::{BackendFile, File, StoreError};
 use parking_lot::{Mutex, RwLock};
@@ -247,18 +247,12 @@ impl Vault {
         match st.kind {
             Kind::File => {
                 let may_mend = !self.options.read_only && !self.is_frozen() && st.mode & libc::S_IWUSR != 0;
-                let mended = if may_mend && !write { dir.handle.open_file(&name, true).ok() } else { None };
-                let opened = match mended {
-                    Some(file) => Ok((file, true)),
-                    None => dir.handle.open_file(&name, write).map(|file| (file, write)),
-                };
+                let open = |write| dir.handle.open_same(&name, &st, write).map(|file| (file, write));
+                let mended = if may_mend && !write { open(true).ok() } else { None };
                 // Since `place` the name may have gone, or have been given to another file.
-                match opened {
-                    Ok((file, writable)) => match file.stat() {
-                        Ok(now) if StoreId::from(&now) == StoreId::from(&st) => Ok((file, writable)),
-                        Ok(_) => self.backing_without_name(ino, write),
-                        Err(e) => Err(io("stat")(e)),
-                    },
+                match mended.map_or_else(|| open(write), Ok) {
+                    Ok((Some(file), writable)) => Ok((file, writable)),
+                    Ok((None, _)) => self.backing_without_name(ino, write),
                     Err(e) if is_not_found(&e) => self.backing_without_name(ino, write),
                     Err(e) => Err(io("open")(e)),
                 }

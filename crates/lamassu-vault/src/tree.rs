@@ -44,6 +44,14 @@ impl Vault {
         Ok(self.entry(&dir, &stored.name, &st))
     }
 
+    /// The same by its stored name.
+    pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr) -> Result<Entry> {
+        let _tree = self.tree.read();
+        let _names = self.names_of(dir.ino).read();
+        let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
+        Ok(self.entry(dir, stored, &st))
+    }
+
     /// Gives back `count` references of `ino`.
     pub fn forget(&self, ino: Ino, count: u64) {
         let gone = {

@@ -170,6 +170,59 @@ fn a_listing_has_dots_numbers_and_cookies_that_go_on() {
     });
 }
 
+/// What it brings with each entry is what a lookup finds, a reference included; a call that the reply is too small for goes on where it stopped.
+#[test]
+fn a_listing_with_attributes_is_a_listing_and_lookups() {
+    everywhere(|recipe, backend| {
+        let v = recipe.make(backend);
+        let d = v.dir("d");
+        let long = "n".repeat(200);
+        for name in ["empty", "some", "gone", &long] {
+            v.put(&format!("d/{name}"), &vec![7; name.len() * 1000]);
+        }
+        v.symlink(d, n("link"), b"some", me()).unwrap();
+        v.dir("d/dir");
+        let handle = v.open_dir(d).unwrap();
+        let (mut cookie, mut seen) = (0, Vec::new());
+        loop {
+            let before = cookie;
+            v.read_dir_plus(handle, cookie, &mut |listed, entry, next| {
+                if listed.name == "some" {
+                    // Removed while the listing goes on.
+                    let _ = v.unlink(d, n("gone"));
+                }
+                if cookie != before {
+                    if let Some(entry) = entry {
+                        v.forget(entry.attr.ino, 1);
+                    }
+                    return false;
+                }
+                seen.push((listed.clone(), entry));
+                cookie = next;
+                true
+            })
+            .unwrap();
+            if cookie == before {
+                break;
+            }
+        }
+        v.release_dir(handle).unwrap();
+        seen.retain(|(listed, _)| listed.name != "gone");
+        assert_eq!(seen.len(), 7, "{seen:?}");
+        for (listed, entry) in seen {
+            if listed.name == "." || listed.name == ".." {
+                assert!(entry.is_none() && listed.kind == Kind::Dir);
+                continue;
+            }
+            let (entry, found) = (entry.unwrap(), v.lookup(d, &listed.name).unwrap());
+            assert_eq!((entry.attr, entry.generation), (found.attr, found.generation));
+            assert_eq!((listed.ino, listed.kind), (found.attr.ino, found.attr.kind));
+            v.forget(found.attr.ino, 2);
+        }
+        v.clean();
+    });
+}
+
 #[test]
 fn long_names_come_and_go_with_their_companions() {
     for name_max in [255, 143] {

@@ -374,12 +374,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         });
     }
 
-    fn readdirplus(&self, _req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
         self.0.answer("readdirplus", || {
-            match Self::readdirplus_batches(&self.0, ino.0, HandleId(fh.0), offset, &mut reply) {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(failed("readdirplus", &error)),
-            }
+            Self::send_listing_with_attributes(&self.0, HandleId(fh.0), offset, reply);
         });
     }
 

@@ -4,11 +4,7 @@ use super::convert::{file_attr, file_type, negative_entry};
 use super::{Adapter, Shared, TTL, failed};
 use crate::fs::FileSystem;
 use fuser::{Errno, Generation, INodeNo, ReplyAttr, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyXattr};
-use lamassu_vault::{Attr, DirEntry, Entry, HandleId, Ino, Result, VaultError};
-use std::ffi::OsStr;
-
-/// Entries fetched at a time for a listing with attributes: their lookups happen outside the listing.
-const BATCH: usize = 64;
+use lamassu_vault::{Attr, Entry, HandleId, Result, VaultError};
 
 pub(super) fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
     match result {
@@ -33,10 +29,6 @@ pub(super) fn is_not_found(error: &VaultError) -> bool {
     crate::errno_of(error) == libc::ENOENT
 }
 
-fn is_dot(name: &OsStr) -> bool {
-    name == "." || name == ".."
-}
-
 impl<F: FileSystem> Shared<F> {
     pub(super) fn send_entry(&self, op: &'static str, result: Result<Entry>, reply: ReplyEntry) {
         match result {
@@ -57,57 +49,38 @@ impl<F: FileSystem> Shared<F> {
 }
 
 impl<F: FileSystem> Adapter<F> {
-    pub(super) fn readdirplus_batches(
+    pub(super) fn send_listing_with_attributes(
         shared: &Shared<F>,
-        parent: Ino,
         handle: HandleId,
-        mut cookie: u64,
-        reply: &mut ReplyDirectoryPlus,
-    ) -> Result<()> {
-        let mut first = true;
-        loop {
-            let mut batch: Vec<(DirEntry, u64)> = Vec::with_capacity(BATCH);
-            let listed = shared.fs.read_dir(handle, cookie, &mut |entry, next| {
-                batch.push((entry.clone(), next));
-                batch.len() < BATCH
-            });
-            match listed {
-                Ok(()) => {}
-                Err(error) if first => return Err(error),
-                // What is in the reply has its references counted, so it must be sent; the next request meets the error.
-                Err(_) => return Ok(()),
-            }
-            first = false;
-            let ended = batch.len() < BATCH;
-            for (entry, next) in batch {
-                cookie = next;
-                if Self::add_plus(shared, parent, &entry, next, reply) {
-                    return Ok(());
+        cookie: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let mut is_empty = true;
+        let listed = shared.fs.read_dir_plus(handle, cookie, &mut |listed, entry, next| {
+            let full = match entry {
+                Some(entry) => {
+                    let (ino, generation) = (entry.attr.ino, Generation(entry.generation));
+                    let ttl = shared.ttl(ino);
+                    let full = reply.add(INodeNo(ino), next, &listed.name, &ttl, &file_attr(&entry.attr), generation);
+                    if full {
+                        shared.fs.forget(ino, 1);
+                    }
+                    full
                 }
-            }
-            if ended {
-                return Ok(());
-            }
+                None => {
+                    // The kernel reads no attributes here and takes no reference.
+                    let ino = INodeNo(listed.ino);
+                    let attr = fuser::FileAttr { ino, kind: file_type(listed.kind), ..negative_entry() };
+                    reply.add(ino, next, &listed.name, &TTL, &attr, Generation(0))
+                }
+            };
+            is_empty &= full;
+            !full
+        });
+        match listed {
+            Err(error) if is_empty => reply.error(failed("readdirplus", &error)),
+            // What is in the reply has its references counted, so it must be sent; the next request meets the error.
+            Ok(()) | Err(_) => reply.ok(),
         }
-    }
-
-    /// Adds one entry with its attributes, and so one reference. True: the reply is full and the entry is not in it.
-    fn add_plus(shared: &Shared<F>, parent: Ino, entry: &DirEntry, next: u64, reply: &mut ReplyDirectoryPlus) -> bool {
-        let ino = INodeNo(entry.ino);
-        if is_dot(&entry.name) {
-            // The kernel reads no attributes here and takes no reference.
-            let attr = fuser::FileAttr { ino, kind: file_type(entry.kind), ..negative_entry() };
-            return reply.add(ino, next, &entry.name, &TTL, &attr, Generation(0));
-        }
-        let Ok(found) = shared.fs.lookup(parent, &entry.name) else {
-            // Removed since it was listed, or damaged: a listing goes on without it, a lookup by name says which.
-            return false;
-        };
-        let ttl = shared.ttl(found.attr.ino);
-        let full = reply.add(ino, next, &entry.name, &ttl, &file_attr(&found.attr), Generation(found.generation));
-        if full {
-            shared.fs.forget(found.attr.ino, 1);
-        }
-        full
     }
 }

@@ -64,7 +64,11 @@ impl Nodes {
 
     /// Finds an entry of a directory and adds a reference to it.
     pub(super) fn look_up(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
-        let parent = self.get(parent)?;
+        self.look_up_in(&*self.get(parent)?, name)
+    }
+
+    /// The same in a directory at hand.
+    pub(super) fn look_up_in(&self, parent: &Node, name: &OsStr) -> Result<Entry> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(parent.fd(), name, flags, Mode::empty()).map_err(|e| io("lookup", e))?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| io("stat", e))?;

@@ -74,6 +74,22 @@ fn with_xattr_buffer(call: impl FnOnce(&mut Vec<u8>) -> rustix::io::Result<usize
 }
 
 impl PlainFs {
+    /// Goes through a listing from `cookie` on, with the cookie that comes after each entry, until `each` returns false.
+    fn list(&self, handle: HandleId, cookie: u64, each: &mut dyn FnMut(&Node, &DirEntry, u64) -> bool) -> Result<()> {
+        let listing = self.dirs.lock().get(&handle.0).cloned().ok_or(VaultError::BadHandle)?;
+        let mut entries = listing.entries.lock();
+        if cookie == 0 || entries.is_none() {
+            *entries = Some(listing.read()?);
+        }
+        let skip = usize::try_from(cookie).unwrap_or(usize::MAX);
+        for (i, entry) in entries.iter().flatten().enumerate().skip(skip) {
+            if !each(&listing.node, entry, i as u64 + 1) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// xattr calls do not take `O_PATH` descriptors, and symbolic links cannot be named through /proc: they have no attributes here.
     fn xattr_path(&self, ino: Ino) -> Result<(Arc<Node>, String)> {
         let node = self.nodes.get(ino)?;
@@ -274,18 +290,21 @@ impl FileSystem for PlainFs {
         self.add_dir(ino)
     }
     fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
-        let listing = self.dirs.lock().get(&handle.0).cloned().ok_or(VaultError::BadHandle)?;
-        let mut entries = listing.entries.lock();
-        if cookie == 0 || entries.is_none() {
-            *entries = Some(listing.read()?);
-        }
-        let skip = usize::try_from(cookie).unwrap_or(usize::MAX);
-        for (i, entry) in entries.iter().flatten().enumerate().skip(skip) {
-            if !fill(entry, i as u64 + 1) {
-                break;
+        self.list(handle, cookie, &mut |_, entry, next| fill(entry, next))
+    }
+    fn read_dir_plus(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
+    ) -> Result<()> {
+        self.list(handle, cookie, &mut |dir, listed, next| {
+            if listed.name == "." || listed.name == ".." {
+                return fill(listed, None, next);
             }
-        }
-        Ok(())
+            // Removed since it was listed: a listing goes on without it.
+            self.nodes.look_up_in(dir, &listed.name).map_or(true, |entry| fill(listed, Some(entry), next))
+        })
     }
     fn release_dir(&self, handle: HandleId) -> Result<()> {
         self.dirs.lock().remove(&handle.0).map(drop).ok_or(VaultError::BadHandle)

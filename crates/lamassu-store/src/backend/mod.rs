@@ -248,6 +248,12 @@ pub trait BackendDir: Send + Sync {
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>>;
     /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where the owner is us.
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>>;
+    /// The same of the regular file that stat has just shown under this name; `None` if it is another one's by now.
+    fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
+        let file = self.open_file(name, write)?;
+        let now = file.stat()?;
+        Ok(((now.dev, now.ino) == (seen.dev, seen.ino)).then_some(file))
+    }
     /// Creates a regular file (O_EXCL) and opens it for reading and writing.
     fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>>;
     /// mkdir.

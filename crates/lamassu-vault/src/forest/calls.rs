@@ -9,8 +9,25 @@ use crate::{
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// What a directory shows beside its entries.
+/// What a directory shows of its parent.
 const PARENT: &str = "..";
+
+/// How what a directory shows of itself, and its entries, are numbered in the whole.
+struct Dots {
+    volume: Number,
+    /// Of the root of a dataset, the directory that it lies in.
+    above: Option<Ino>,
+}
+
+impl Dots {
+    fn number(&self, entry: &DirEntry) -> Ino {
+        self.above.filter(|_| entry.name == PARENT).unwrap_or_else(|| global(self.volume, entry.ino))
+    }
+}
+
+fn is_dot(entry: &DirEntry) -> bool {
+    entry.name == "." || entry.name == PARENT
+}
 
 impl Forest {
     /// Whether access control lists are kept.
@@ -212,25 +229,43 @@ impl Forest {
 
     /// As [`Vault::read_dir`].
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
-        let volume = volume_of(handle.0);
-        let vault = self.of(handle)?;
+        let (vault, dots) = self.listed(handle)?;
         let crossings = if vault.has_datasets() { Some(self.crossings.read().clone()) } else { None };
-        let above = self.slot(volume)?.place().and_then(|(parent, ino)| {
-            let dir = self.vault(parent)?.nodes.lock().parent(ino)?;
-            Some(global(parent, dir))
-        });
-        let mut is_root = false;
         vault.read_dir(local_handle(handle), cookie, &mut |entry, next| {
-            let mut ino = global(volume, entry.ino);
-            if entry.name == "." {
-                is_root = entry.ino == ROOT;
-            } else if entry.name == PARENT {
-                ino = above.filter(|_| is_root).unwrap_or(ino);
-            } else if let Some(below) = crossings.as_ref().and_then(|c| c.get(&ino)) {
-                ino = global(*below, ROOT);
-            }
-            fill(&DirEntry { ino, ..entry.clone() }, next)
+            let ino = dots.number(entry);
+            let below = crossings.as_ref().filter(|_| !is_dot(entry)).and_then(|c| c.get(&ino));
+            fill(&DirEntry { ino: below.map_or(ino, |below| global(*below, ROOT)), ..entry.clone() }, next)
         })
+    }
+
+    /// As [`Vault::read_dir_plus`]. The root of a dataset that cannot be looked at is left out.
+    pub fn read_dir_plus(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
+    ) -> Result<()> {
+        let (vault, dots) = self.listed(handle)?;
+        vault.read_dir_plus(local_handle(handle), cookie, &mut |listed, entry, next| match entry {
+            None => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
+            Some(entry) => match self.entered(&vault, dots.volume, entry) {
+                Ok(entry) => fill(&DirEntry { ino: entry.attr.ino, ..listed.clone() }, Some(entry), next),
+                Err(_) => true,
+            },
+        })
+    }
+
+    /// The vault of an open directory, and how its listing is numbered.
+    fn listed(&self, handle: HandleId) -> Result<(Arc<Vault>, Dots)> {
+        let (vault, volume) = (self.of(handle)?, volume_of(handle.0));
+        let mut above = None;
+        if vault.handles.dir(local_handle(handle))?.dir.ino == ROOT
+            && let Some((parent, ino)) = self.slot(volume)?.place()
+        {
+            let dir = self.vault(parent).and_then(|parent| parent.nodes.lock().parent(ino));
+            above = dir.map(|dir| global(parent, dir));
+        }
+        Ok((vault, Dots { volume, above }))
     }
 
     /// As [`Vault::release_dir`].

@@ -154,6 +154,11 @@ impl BackendDir for FaultDir {
         Ok(self.file(self.inner.open_file(name, write)?))
     }
 
+    fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
+        self.pass(Call::OpenFile, Some(name))?;
+        Ok(self.inner.open_same(name, seen, write)?.map(|file| self.file(file)))
+    }
+
     fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
         self.pass(Call::CreateFile, Some(name))?;
         Ok(self.file(self.inner.create_file(name, mode)?))

@@ -50,6 +50,21 @@ impl LocalDir {
         })
     }
 
+    /// Opens what was a regular file a moment ago, and tells what it is now.
+    fn open_seen(&self, name: &OsStr, write: bool) -> io::Result<(LocalFile, Stat)> {
+        // NONBLOCK, should it have become a fifo since. It means nothing for a regular file.
+        let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let (access, needed) = if write { (OFlags::RDWR, 0o600) } else { (OFlags::RDONLY, 0o400) };
+        let flags = common | access;
+        let fd = match self.open(name, flags) {
+            Err(Errno::ACCESS) => mode::open_lending(self.fd(), name, flags, needed)?,
+            other => other?,
+        };
+        let file = LocalFile { handle: Handle::new(fd, access, self.remote.clone()) };
+        let now = file.stat()?;
+        Ok((file, now))
+    }
+
     fn fd(&self) -> BorrowedFd<'_> {
         (*self.fd).as_fd()
     }
@@ -87,17 +102,17 @@ impl BackendDir for LocalDir {
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
         // Looked at first, because opening a device or a fifo can have effects of its own.
         refuse_irregular(self.stat_entry(name)?.kind)?;
-        // NONBLOCK, should it have become a fifo since. It means nothing for a regular file.
-        let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let (access, needed) = if write { (OFlags::RDWR, 0o600) } else { (OFlags::RDONLY, 0o400) };
-        let flags = common | access;
-        let fd = match self.open(name, flags) {
-            Err(Errno::ACCESS) => mode::open_lending(self.fd(), name, flags, needed)?,
-            other => other?,
-        };
-        let file = LocalFile { handle: Handle::new(fd, access, self.remote.clone()) };
-        refuse_irregular(file.stat()?.kind)?;
+        let (file, now) = self.open_seen(name, write)?;
+        refuse_irregular(now.kind)?;
         Ok(Arc::new(file))
+    }
+
+    fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
+        check_name(name)?;
+        refuse_irregular(seen.kind)?;
+        let (file, now) = self.open_seen(name, write)?;
+        let same = (now.dev, now.ino, now.kind) == (seen.dev, seen.ino, seen.kind);
+        Ok(same.then(|| Arc::new(file) as Arc<dyn BackendFile>))
     }
 
     fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
