@@ -1,6 +1,6 @@
 //! The threads that live as long as the mount (periodic commits, changes that waited for a thaw, windows read ahead, bursts of requests), and the end of it all.
 
-use super::gather::IDLE;
+use super::gather::PAUSES;
 use super::{Shared, guarded};
 use crate::fs::FileSystem;
 use lamassu_vault::VaultError;
@@ -56,7 +56,7 @@ impl<F: FileSystem> Shared<F> {
             drop(state);
             self.maintain();
             self.unload_idle();
-            self.gather.end_when_idle(IDLE);
+            self.gather.end_after(PAUSES);
             rounds = rounds.wrapping_add(1);
             if rounds.is_multiple_of(TRIM_EVERY) {
                 give_memory_back();
