@@ -94,7 +94,7 @@ fn the_kernel_may_gather_random_writes() {
         file.write_all_at(block, n * (2 << 20)).unwrap();
         file.sync_data().unwrap();
     };
-    told("0", "3000");
+    told("0", "2000");
     (0..64).for_each(|n| write(&[1; 4096], n));
     told("10", "100000");
     (0..4).for_each(|n| write(&vec![2; 1 << 20], n));

@@ -254,11 +254,12 @@ impl Vault {
         first.0
     }
 
-    /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last write.
+    /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last write, gives memory back.
     ///
     /// # Errors
     /// The first of what went wrong; the rest was done, and what failed is tried again next time.
     pub fn maintain(&self) -> Result<()> {
+        lamassu_store::file::trim_spare();
         self.maintain_at(self.now())
     }
 

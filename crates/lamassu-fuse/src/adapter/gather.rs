@@ -26,7 +26,7 @@ impl Kind {
     fn share(self) -> u32 {
         match self {
             // It soon shows what it is.
-            Kind::Unknown => 3_000,
+            Kind::Unknown => 2_000,
             Kind::Sequential => KERNELS,
             Kind::Random => 100_000,
         }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn limits_follow_the_size_of_requests() {
         let (gather, limits) = gather(1);
-        assert_eq!(limits.told(), ["0", "3000"]);
+        assert_eq!(limits.told(), ["0", "2000"]);
         (0..JUDGED - 1).for_each(|_| gather.note(4096));
         assert_eq!(limits.told(), ["", ""], "not judged yet");
         gather.note(4096);
@@ -222,13 +222,13 @@ mod tests {
         gather.end_after(PAUSES);
         assert_eq!(limits.told(), ["", ""]);
         gather.end_after([NOW, Duration::MAX]);
-        assert_eq!(limits.told(), ["0", "3000"]);
+        assert_eq!(limits.told(), ["0", "2000"]);
         (0..JUDGED).for_each(|_| gather.note(4096));
         assert_eq!(limits.told(), ["10", "100000"]);
         gather.end_after([NOW, Duration::MAX]);
         assert_eq!(limits.told(), ["", ""]);
         gather.end_after([NOW, NOW]);
-        assert_eq!(limits.told(), ["0", "3000"]);
+        assert_eq!(limits.told(), ["0", "2000"]);
     }
 
     #[test]

@@ -7,20 +7,26 @@ use lamassu_format::{BlockKey, Domain};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Bytes of whole blocks from which on a write is sealed ahead: what gives the cipher engine full lanes.
 const AHEAD_LEN_MIN: u64 = 64 << 10;
 
-/// Bytes of chunk memory kept for use again: fresh memory of that size costs a page fault for every 4096 bytes.
-const SPARE_LEN_MAX: usize = 16 << 20;
+/// Bytes of chunk memory kept for use again, as many as a file gathers: fresh memory of that size costs a page fault for every 4096 bytes.
+const SPARE_LEN_MAX: usize = 64 << 20;
+/// What was not needed for so long is given back.
+const SPARE_FOR: Duration = Duration::from_secs(2);
 
 /// Chunk memory that is not in use. It has held ciphertext, never plaintext alone.
-static SPARE: Mutex<Spare> = Mutex::new(Spare { memory: Vec::new(), len: 0 });
+static SPARE: Mutex<Spare> = Mutex::new(Spare { memory: Vec::new(), len: 0, unused: 0, since: None });
 
 struct Spare {
     memory: Vec<Vec<u8>>,
     /// Bytes in all.
     len: usize,
+    /// The least of them that there were since then.
+    unused: usize,
+    since: Option<Instant>,
 }
 
 /// Ciphertext of blocks that were written together.
@@ -54,7 +60,25 @@ impl Spare {
         let at = self.memory.iter().rposition(|m| (len..=2 * len).contains(&m.len()))?;
         let memory = self.memory.remove(at);
         self.len -= memory.len();
+        self.unused = self.unused.min(self.len);
         Some(memory)
+    }
+
+    /// What was not needed since the last time, if that is long enough ago.
+    fn take_unused(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        if self.since.is_some_and(|since| now.saturating_duration_since(since) < SPARE_FOR) {
+            return Vec::new();
+        }
+        let mut unused = Vec::new();
+        // The oldest: the newest are taken first.
+        while self.unused > 0 && !self.memory.is_empty() {
+            let memory = self.memory.remove(0);
+            self.len -= memory.len();
+            self.unused = self.unused.saturating_sub(memory.len());
+            unused.push(memory);
+        }
+        (self.unused, self.since) = (self.len, Some(now));
+        unused
     }
 
     fn put(&mut self, memory: Vec<u8>) {
@@ -66,6 +90,12 @@ impl Spare {
             self.memory.push(memory);
         }
     }
+}
+
+/// Gives back chunk memory that has not been needed lately. To be called every few seconds.
+pub fn trim_spare() {
+    let unused = SPARE.lock().take_unused(Instant::now());
+    drop(unused);
 }
 
 /// A buffered block, sealed already.
@@ -135,5 +165,26 @@ impl Core {
         let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, first));
         self.ctx.engine.seal_to(&key, salts, plain, &mut chunk.memory[..plain.len()], len, &mut keys);
         Ok(Ahead { file_id, first, chunk: Some(Arc::new(chunk)), keys })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spare_memory_that_nobody_takes_is_given_back() {
+        let mut spare = Spare { memory: Vec::new(), len: 0, unused: 0, since: None };
+        let start = Instant::now();
+        let at = |rounds: u32| start + rounds * SPARE_FOR;
+        let sizes = |given: Vec<Vec<u8>>| given.iter().map(Vec::len).collect::<Vec<_>>();
+        (1..=4).for_each(|n| spare.put(vec![0; n * 1000]));
+        assert!(spare.take_unused(at(0)).is_empty(), "put a moment ago");
+        let taken = spare.take(4000).expect("there is one");
+        spare.put(taken);
+        assert!(spare.take_unused(at(1) - Duration::from_millis(1)).is_empty(), "too soon");
+        assert_eq!(sizes(spare.take_unused(at(1))), [1000, 2000, 3000], "all but what was taken");
+        assert_eq!(sizes(spare.take_unused(at(2))), [4000]);
+        assert!(spare.memory.is_empty() && spare.len == 0 && spare.take(1).is_none());
     }
 }

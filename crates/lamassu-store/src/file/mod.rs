@@ -24,6 +24,7 @@ mod types;
 mod write;
 
 pub use block::wipe_spare;
+pub use chunk::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 

@@ -57,7 +57,7 @@ impl Core {
         let geo = *self.geo();
         let last = geo.last_page(st.size);
         let old_last = geo.last_page(st.disk_size);
-        let mut pages: BTreeSet<u64> = st.dirty.keys().map(|b| geo.slot_of(*b).0).collect();
+        let mut pages = self.dirty_pages(st);
         let last_is_absent = matches!(self.page(st, last)?, Entry::Absent);
         if st.size != st.disk_size || st.cut || last_is_absent {
             pages.insert(last);
@@ -72,6 +72,13 @@ impl Core {
         let tail = self.choose_tail(st, last)?;
         self.free_stray_tails(st, &pages, tail)?;
         Ok(Goal { unwritten: pages, last, tail })
+    }
+
+    /// The pages with buffered blocks, found from one to the next: a page has many.
+    fn dirty_pages(&self, st: &State) -> BTreeSet<u64> {
+        let geo = self.geo();
+        let next = |from: u64| st.dirty.range(from..).next().map(|(b, _)| geo.slot_of(*b).0);
+        std::iter::successors(next(0), |g| next(geo.first_block(g + 1))).collect()
     }
 
     /// The partial last block lives in its page if it fits beside the keys, and beside one previous key if one is needed.
@@ -120,9 +127,7 @@ impl Core {
 
     /// Picks the next round. Empty when nothing is left to do.
     pub fn plan(&self, st: &mut State, goal: &Goal) -> Result<Round, StoreError> {
-        let geo = *self.geo();
-        let dirty_pages: BTreeSet<u64> = st.dirty.keys().map(|b| geo.slot_of(*b).0).collect();
-        let candidates: Vec<u64> = goal.unwritten.union(&dirty_pages).copied().collect();
+        let candidates: Vec<u64> = goal.unwritten.union(&self.dirty_pages(st)).copied().collect();
         if candidates.iter().any(|g| self.wants_barrier(st, *g)) {
             self.barrier(st)?;
         }

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
 const CLEAN_PAGES_MAX: usize = 1024;
@@ -155,6 +156,8 @@ pub(super) struct State {
     pub born_mark: u64,
     /// Page 0 must carry the file's id, because other pages follow (I4).
     pub needs_id: bool,
+    /// What a barrier takes, in the mean of the last ones.
+    pub barrier_took: Option<Duration>,
     /// A barrier failed; everything uncovered must be written again before the next one counts.
     pub barrier_failed: bool,
     /// A barrier failed since the application last heard how its data fares: the next fsync says so, whoever asked for that barrier.
@@ -280,10 +283,13 @@ impl Core {
         if st.barrier_failed {
             self.write_uncovered_again(st)?;
         }
+        let start = Instant::now();
         if let Err(source) = self.backing.sync_data() {
             st.note_failed_barrier();
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
+        let took = start.elapsed();
+        st.barrier_took = Some(st.barrier_took.map_or(took, |before| (3 * before + took) / 4));
         st.covered = st.seq;
         st.inherited_covered = true;
         st.barrier_failed = false;

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 pub(super) const PIECE_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that needs no barrier: appends and filled holes.
 const APPEND_BUFFER_LEN: usize = 16 << 20;
-/// Bytes buffered before a commit that replaces blocks. Large, because replacing a whole page takes ⌈N/R⌉ rounds of barriers.
+/// Bytes buffered before a commit that replaces blocks, where a barrier costs something: replacing a whole page takes ⌈N/R⌉ rounds of barriers, for few pages or for many.
 const REPLACE_BUFFER_LEN: usize = 64 << 20;
+/// What costs less than this in the mean is next to nothing: a store in memory, or one that does not lose its write cache. There the commit is made early, while fewer wait for it.
+const BARRIER_CHEAP: Duration = Duration::from_micros(50);
 /// Bytes from which on a file that grows is refused more, once the store has refused a commit.
 const REFUSED_BUFFER_LEN: usize = 4 << 20;
 /// How long after the store refused a commit a large buffer grows no more, before all of it is sealed and tried again.
@@ -185,7 +187,9 @@ impl Core {
         if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
             return Ok(());
         }
-        let limit = if st.replaces { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN };
+        // Of a file that has seen no barrier yet the first commit, made early, finds out.
+        let is_cheap = st.barrier_took.is_none_or(|took| took < BARRIER_CHEAP);
+        let limit = if st.replaces && !is_cheap { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN };
         match buffered < limit {
             true => Ok(()),
             false => self.commit(st),
