@@ -8,8 +8,9 @@
 use super::open_blocks;
 use crate::kernel::Kernel;
 use crate::salt::OwnedSalts;
-use crate::{BlockKey, InnerKey, KeyRing, Keyed, Verify};
+use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts, Verify};
 use parking_lot::Mutex;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
@@ -150,6 +151,89 @@ impl Device for Cpu {
         job.carry_out();
         job.finish();
     }
+}
+
+/// Seals the chunks of a batch on a device. What plaintext is in their places already is part of it.
+pub(super) fn seal_on(
+    device: &dyn Device,
+    key: &Arc<InnerKey>,
+    salts: Salts<'_>,
+    mut chunks: Vec<(&mut [u8], &mut [BlockKey])>,
+    (block_size, per_chunk): (usize, usize),
+    fetch: impl Fn(usize, &mut [u8]),
+) {
+    let mut undone = Vec::new();
+    let lengths: Vec<usize> = chunks.iter().map(|(_, keys)| keys.len()).collect();
+    let places = Mutex::new(&mut chunks);
+    let prepare = |n: usize| {
+        let mut blocks = Zeroizing::new(places.lock()[n].0.to_vec());
+        fetch(n * per_chunk, &mut blocks);
+        let keys = Zeroizing::new(vec![[0; 32]; lengths[n]]);
+        let salts = salts.skip(n * per_chunk).to_owned(lengths[n]);
+        Ok::<_, Infallible>(Contents { work: Work::Seal(key.clone()), blocks, block_size, keys, salts, done: false })
+    };
+    let complete = |n: usize, done: Option<Contents>| match done {
+        Some(done) => {
+            let (blocks, keys) = &mut places.lock()[n];
+            blocks.copy_from_slice(&done.blocks);
+            keys.copy_from_slice(&done.keys);
+        }
+        None => undone.push(n),
+    };
+    let Ok(()) = pipeline(device, lengths.len(), prepare, complete);
+    for n in undone {
+        let (blocks, keys) = &mut chunks[n];
+        fetch(n * per_chunk, blocks);
+        key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
+    }
+}
+
+/// How a batch is opened.
+pub(super) struct How<'a> {
+    pub kernel: Kernel,
+    pub ring: &'a KeyRing,
+    pub verify: Verify,
+    pub salts: Salts<'a>,
+    pub block_size: usize,
+    pub per_chunk: usize,
+}
+
+/// Opens the chunks of a batch on a device; which blocks have failed.
+pub(super) fn open_on<E>(
+    device: &dyn Device,
+    how: &How<'_>,
+    mut chunks: Vec<(&mut [u8], &[BlockKey])>,
+    fetch: impl Fn(usize, &mut [u8]) -> Result<(), E>,
+) -> Result<Vec<usize>, E> {
+    let How { kernel, ring, verify, salts, block_size, per_chunk } = *how;
+    let (mut undone, mut failed, count) = (Vec::new(), Vec::new(), chunks.len());
+    let places = Mutex::new(&mut chunks);
+    let prepare = |n: usize| {
+        let (mut blocks, keys) = {
+            let (blocks, keys) = &places.lock()[n];
+            (Zeroizing::new(blocks.to_vec()), Zeroizing::new(keys.to_vec()))
+        };
+        fetch(n * per_chunk, &mut blocks)?;
+        let salts = salts.skip(n * per_chunk).to_owned(keys.len());
+        let work = Work::Open { ring: ring.clone(), kernel, verify, failed: Vec::new() };
+        Ok(Contents { work, blocks, block_size, keys, salts, done: false })
+    };
+    let complete = |n: usize, done: Option<Contents>| match done {
+        Some(Contents { work: Work::Open { failed: bad, .. }, blocks, .. }) => {
+            places.lock()[n].0.copy_from_slice(&blocks);
+            failed.extend(bad.into_iter().map(|i| n * per_chunk + i));
+        }
+        Some(_) | None => undone.push(n),
+    };
+    pipeline(device, count, prepare, complete)?;
+    for n in undone {
+        let (blocks, keys) = &mut chunks[n];
+        fetch(n * per_chunk, blocks)?;
+        let keyed = Keyed { keys, salts: salts.skip(n * per_chunk) };
+        open_blocks(kernel, ring, blocks, block_size, keyed, verify, |i| failed.push(n * per_chunk + i));
+    }
+    failed.sort_unstable();
+    Ok(failed)
 }
 
 /// A device that is no device: threads behind a bounded ring, which take jobs and give them back as a card does. For tests, and to measure what the way costs.

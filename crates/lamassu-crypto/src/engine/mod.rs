@@ -20,7 +20,7 @@ use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
-use device::{Contents, Device, Work};
+use device::{Device, How, open_on, seal_on};
 use parking_lot::Mutex;
 use pool::{Pool, Side};
 use std::convert::Infallible;
@@ -270,89 +270,6 @@ impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Seals the chunks of a batch on a device. What plaintext is in their places already is part of it.
-fn seal_on(
-    device: &dyn Device,
-    key: &Arc<InnerKey>,
-    salts: Salts<'_>,
-    mut chunks: Vec<(&mut [u8], &mut [BlockKey])>,
-    (block_size, per_chunk): (usize, usize),
-    fetch: impl Fn(usize, &mut [u8]),
-) {
-    let mut undone = Vec::new();
-    let lengths: Vec<usize> = chunks.iter().map(|(_, keys)| keys.len()).collect();
-    let places = Mutex::new(&mut chunks);
-    let prepare = |n: usize| {
-        let mut blocks = Zeroizing::new(places.lock()[n].0.to_vec());
-        fetch(n * per_chunk, &mut blocks);
-        let keys = Zeroizing::new(vec![[0; 32]; lengths[n]]);
-        let salts = salts.skip(n * per_chunk).to_owned(lengths[n]);
-        Ok::<_, Infallible>(Contents { work: Work::Seal(key.clone()), blocks, block_size, keys, salts, done: false })
-    };
-    let complete = |n: usize, done: Option<Contents>| match done {
-        Some(done) => {
-            let (blocks, keys) = &mut places.lock()[n];
-            blocks.copy_from_slice(&done.blocks);
-            keys.copy_from_slice(&done.keys);
-        }
-        None => undone.push(n),
-    };
-    let Ok(()) = device::pipeline(device, lengths.len(), prepare, complete);
-    for n in undone {
-        let (blocks, keys) = &mut chunks[n];
-        fetch(n * per_chunk, blocks);
-        key.seal(salts.skip(n * per_chunk), blocks, block_size, keys);
-    }
-}
-
-/// How a batch is opened.
-struct How<'a> {
-    kernel: Kernel,
-    ring: &'a KeyRing,
-    verify: Verify,
-    salts: Salts<'a>,
-    block_size: usize,
-    per_chunk: usize,
-}
-
-/// Opens the chunks of a batch on a device; which blocks have failed.
-fn open_on<E>(
-    device: &dyn Device,
-    how: &How<'_>,
-    mut chunks: Vec<(&mut [u8], &[BlockKey])>,
-    fetch: impl Fn(usize, &mut [u8]) -> Result<(), E>,
-) -> Result<Vec<usize>, E> {
-    let How { kernel, ring, verify, salts, block_size, per_chunk } = *how;
-    let (mut undone, mut failed, count) = (Vec::new(), Vec::new(), chunks.len());
-    let places = Mutex::new(&mut chunks);
-    let prepare = |n: usize| {
-        let (mut blocks, keys) = {
-            let (blocks, keys) = &places.lock()[n];
-            (Zeroizing::new(blocks.to_vec()), Zeroizing::new(keys.to_vec()))
-        };
-        fetch(n * per_chunk, &mut blocks)?;
-        let salts = salts.skip(n * per_chunk).to_owned(keys.len());
-        let work = Work::Open { ring: ring.clone(), kernel, verify, failed: Vec::new() };
-        Ok(Contents { work, blocks, block_size, keys, salts, done: false })
-    };
-    let complete = |n: usize, done: Option<Contents>| match done {
-        Some(Contents { work: Work::Open { failed: bad, .. }, blocks, .. }) => {
-            places.lock()[n].0.copy_from_slice(&blocks);
-            failed.extend(bad.into_iter().map(|i| n * per_chunk + i));
-        }
-        Some(_) | None => undone.push(n),
-    };
-    device::pipeline(device, count, prepare, complete)?;
-    for n in undone {
-        let (blocks, keys) = &mut chunks[n];
-        fetch(n * per_chunk, blocks)?;
-        let keyed = Keyed { keys, salts: salts.skip(n * per_chunk) };
-        open_blocks(kernel, ring, blocks, block_size, keyed, verify, |i| failed.push(n * per_chunk + i));
-    }
-    failed.sort_unstable();
-    Ok(failed)
 }
 
 /// Opens any number of blocks; calls `fail` for each that fails, ascending.

@@ -110,6 +110,11 @@ fn speed_prints_rows() {
         assert!(row["gb_per_s"].is_f64() && row["threads"] == 1);
     }
     assert!(b.run("speed --ms 1 --suite blake3 --threads 1").ok().text().contains("open_unverified"));
+    let rows = b.run("speed --ms 1 --suite aes --threads 1 --device --json").ok().json();
+    let kernels: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["kernel"].as_str().unwrap()).collect();
+    for device in ["device, one at a time", "device, pipelined"] {
+        assert_eq!(kernels.iter().filter(|kernel| **kernel == device).count(), 3, "{kernels:?}");
+    }
 }
 
 #[test]
