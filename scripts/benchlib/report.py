@@ -310,7 +310,7 @@ def slots(result, plots):
 
 {table(["", "published", "here", "here ÷ published"], rows)}
 
-Why they differ: the prototype committed after every R blocks whatever was written; here a commit gathers up to 64 MiB of dirty data, and R only bounds how many of a
+Why they differ: the prototype committed after every R blocks whatever was written; here a commit gathers 16 MiB of dirty data, or 64 MiB where barriers take time, and R only bounds how many of a
 page's 116 blocks may be replaced between two barriers. On tmpfs barriers are free, so what is left is the sealing of pages again in each round."""
 
 

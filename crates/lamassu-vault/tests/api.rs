@@ -207,7 +207,9 @@ fn a_listing_with_attributes_is_a_listing_and_lookups() {
             }
         }
         v.release_dir(handle).unwrap();
-        seen.retain(|(listed, _)| listed.name != "gone");
+        for (_, entry) in seen.extract_if(.., |(listed, _)| listed.name == "gone") {
+            v.forget(entry.unwrap().attr.ino, 1);
+        }
         assert_eq!(seen.len(), 7, "{seen:?}");
         for (listed, entry) in seen {
             if listed.name == "." || listed.name == ".." {
@@ -217,7 +219,10 @@ fn a_listing_with_attributes_is_a_listing_and_lookups() {
             let (entry, found) = (entry.unwrap(), v.lookup(d, &listed.name).unwrap());
             assert_eq!((entry.attr, entry.generation), (found.attr, found.generation));
             assert_eq!((listed.ino, listed.kind), (found.attr.ino, found.attr.kind));
-            v.forget(found.attr.ino, 2);
+            v.forget(found.attr.ino, 1);
+            assert!(v.getattr(found.attr.ino, None).is_ok(), "the listing's reference");
+            v.forget(found.attr.ino, 1);
+            assert!(matches!(v.getattr(found.attr.ino, None), Err(VaultError::Stale)), "no further one");
         }
         v.clean();
     });

@@ -21,28 +21,12 @@ enum Kind {
     Random,
 }
 
-impl Kind {
-    /// What the mount may have of the kernel's limit for dirty pages, itself a fifth of the memory that is free for them, in millionths.
-    fn share(self) -> u32 {
-        match self {
-            // It soon shows what it is.
-            Kind::Unknown => 2_000,
-            Kind::Sequential => KERNELS,
-            Kind::Random => 100_000,
-        }
-    }
-
-    /// Percent of it that the mount is sure of: without, its share grows with what it has written lately, and is small at first.
-    fn sure(self) -> u32 {
-        match self {
-            Kind::Unknown | Kind::Sequential => 0,
-            Kind::Random => 10,
-        }
-    }
-}
-
-/// The share that the kernel gives to FUSE mounts.
-const KERNELS: u32 = 10_000;
+/// Of the kernel's limit for dirty pages, itself a fifth of the memory that is free for them, in millionths: what it gives to FUSE mounts, and what random writes get.
+const KERNELS: u32 = PERCENT;
+const RANDOM: u32 = 10 * PERCENT;
+/// The same while nothing is known, which soon ends: so much, but no less than these bytes, since with a few pages alone every request would be a small one.
+const UNKNOWN: u32 = PERCENT / 5;
+const UNKNOWN_LEN: u64 = 8 << 20;
 const PERCENT: u32 = 10_000;
 
 /// So many requests, or bytes, are judged together: with fewer bytes each than the first bound they are of random writes, with more than the second they are not.
@@ -59,39 +43,88 @@ pub(crate) struct DirtyLimits {
     max: File,
     /// What a unit of the upper limit is, in millionths.
     unit: u32,
+    unknown: u32,
+    /// What the two read last, as we left them; `None` once somebody else has changed them: they are that one's then.
+    left: Mutex<Option<[String; 2]>>,
 }
 
 impl DirtyLimits {
     /// Opens them where we may, and where nobody has set another limit than the kernel.
     pub(crate) fn of_device(device: &str) -> io::Result<Self> {
-        let open = |name: &str| {
-            let path = format!("/sys/class/bdi/{device}/{name}");
-            Ok::<_, io::Error>((std::fs::read_to_string(&path)?, File::options().write(true).open(&path)?))
-        };
-        let (min_now, min) = open("min_ratio")?;
-        // Before Linux 6.2 there are only percents.
-        let ((max_now, max), unit) = match open("max_ratio_fine") {
-            Ok(fine) => (fine, 1),
-            Err(_) => (open("max_ratio")?, PERCENT),
-        };
-        if (min_now.trim(), max_now.trim()) != ("0", &*(KERNELS / unit).to_string()) {
-            return Err(io::Error::other("the administrator has set limits"));
+        let path = |name: &str| format!("/sys/class/bdi/{device}/{name}");
+        let open = |name: &str| File::options().read(true).write(true).open(path(name));
+        // A limit that is not kept for this mount by itself is one that others would wait for.
+        if std::fs::read_to_string(path("strict_limit")).is_ok_and(|strict| strict.trim() == "0") {
+            return Err(io::Error::other("the mount's limit is not kept strictly"));
         }
-        Ok(DirtyLimits { min, max, unit })
+        // Before Linux 6.2 there are only percents.
+        let (max, unit) = open("max_ratio_fine").map_or_else(|_| (open("max_ratio"), PERCENT), |fine| (Ok(fine), 1));
+        let limits = DirtyLimits::new(open("min_ratio")?, max?, unit, dirty_threshold());
+        let now = limits.read()?;
+        if now != ["0".to_owned(), (KERNELS / unit).to_string()] {
+            return Err(io::Error::other("somebody has set limits"));
+        }
+        *limits.left.lock() = Some(now);
+        Ok(limits)
     }
 
-    /// In an order in which the lower is never above the upper, which the kernel refuses. It also refuses a sure share where others have all of it.
-    fn set(&self, kind: Kind) {
-        let set_min = || self.min.write_all_at(kind.sure().to_string().as_bytes(), 0);
-        let set_max = || self.max.write_all_at((kind.share() / self.unit).max(1).to_string().as_bytes(), 0);
-        let done = match kind {
-            Kind::Random => set_max().and_then(|()| set_min()),
-            Kind::Unknown | Kind::Sequential => set_min().and_then(|()| set_max()),
+    /// `threshold`: the kernel's limit in bytes, if it is known.
+    fn new(min: File, max: File, unit: u32, threshold: Option<u64>) -> Self {
+        let least = threshold.map_or(0, |bytes| UNKNOWN_LEN * 1_000_000 / bytes.max(UNKNOWN_LEN));
+        let unknown = u32::try_from(least).map_or(KERNELS, |least| least.clamp(UNKNOWN, KERNELS));
+        DirtyLimits { min, max, unit, unknown, left: Mutex::default() }
+    }
+
+    /// The lower limit, in percent, and the upper one, in units.
+    fn read(&self) -> io::Result<[String; 2]> {
+        let read = |file: &File| {
+            let mut bytes = [0; 32];
+            let n = file.read_at(&mut bytes, 0)?;
+            let text = String::from_utf8_lossy(&bytes[..n]);
+            Ok::<_, io::Error>(text.lines().next().unwrap_or_default().to_owned())
         };
-        if let Err(error) = done {
-            tracing::debug!(%error, ?kind, "limits of dirty pages");
+        Ok([read(&self.min)?, read(&self.max)?])
+    }
+
+    fn set(&self, kind: Kind) {
+        let mut left = self.left.lock();
+        let Some(ours) = left.take() else { return };
+        match self.change(kind, &ours) {
+            Ok(now) => *left = now,
+            Err(error) => {
+                tracing::debug!(%error, ?kind, "limits of dirty pages");
+                *left = self.read().ok();
+            }
         }
     }
+
+    /// What the limits read then, unless they are not ours any more.
+    fn change(&self, kind: Kind, ours: &[String; 2]) -> io::Result<Option<[String; 2]>> {
+        if self.read()? != *ours {
+            return Ok(None);
+        }
+        // All of what random writes may have the mount is sure of: without, its share grows with what it has written lately, and is small at first.
+        let (sure, share) = match kind {
+            Kind::Unknown => (0, self.unknown),
+            Kind::Sequential => (0, KERNELS),
+            Kind::Random => (RANDOM / PERCENT, RANDOM),
+        };
+        let set_min = || self.min.write_all_at(format!("{sure}\n").as_bytes(), 0);
+        let set_max = || self.max.write_all_at(format!("{}\n", (share / self.unit).max(1)).as_bytes(), 0);
+        // In an order in which the lower is never above the upper, which the kernel refuses. It also refuses a sure share where others have all of it.
+        match kind {
+            Kind::Random => set_max().and_then(|()| set_min()),
+            Kind::Unknown | Kind::Sequential => set_min().and_then(|()| set_max()),
+        }?;
+        self.read().map(Some)
+    }
+}
+
+/// The kernel's limit for all dirty pages, bytes.
+fn dirty_threshold() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/vmstat").ok()?;
+    let pages = text.lines().find_map(|line| line.strip_prefix("nr_dirty_threshold "))?;
+    Some(pages.trim().parse::<u64>().ok()?.saturating_mul(rustix::param::page_size() as u64))
 }
 
 struct State {
@@ -129,11 +162,12 @@ impl Gather {
         let mut state = self.state.lock();
         state.requests += 1;
         state.bytes += len as u64;
+        state.last = Instant::now();
         if state.requests < JUDGED && state.bytes < JUDGED_BYTES {
             return;
         }
-        let kind = judge(state.bytes / u64::from(state.requests)).unwrap_or(state.kind);
-        (state.requests, state.bytes, state.last) = (0, 0, Instant::now());
+        let kind = judge(state.bytes / u64::from(state.requests), state.kind);
+        (state.requests, state.bytes) = (0, 0);
         if kind != state.kind {
             state.kind = kind;
             limits.set(kind);
@@ -156,12 +190,12 @@ impl Gather {
     }
 }
 
-/// What requests of this many bytes in the mean are of; `None` if that is not clear.
-fn judge(mean: u64) -> Option<Kind> {
-    match mean {
-        ..SMALL => Some(Kind::Random),
-        LARGE.. => Some(Kind::Sequential),
-        _ => None,
+/// What requests of this many bytes in the mean are of, those before having been of kind `before`.
+fn judge(mean: u64, before: Kind) -> Kind {
+    match (mean, before) {
+        (..SMALL, _) => Kind::Random,
+        (LARGE.., _) | (_, Kind::Unknown) => Kind::Sequential,
+        (_, before) => before,
     }
 }
 
@@ -169,66 +203,86 @@ fn judge(mean: u64) -> Option<Kind> {
 mod tests {
     use super::*;
 
-    struct Limits([File; 2]);
-
-    impl Limits {
-        /// The lower and the upper one, if they were set since this was asked for last.
-        fn told(&self) -> [String; 2] {
-            self.0.each_ref().map(|file| {
-                let mut bytes = [0; 8];
-                let n = file.read_at(&mut bytes, 0).unwrap();
-                file.set_len(0).unwrap();
-                String::from_utf8(bytes[..n].to_vec()).unwrap()
-            })
-        }
+    /// With limits in plain files.
+    fn gather(unit: u32, threshold: Option<u64>) -> (Gather, [File; 2]) {
+        let files = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let [min, max] = files.each_ref().map(|file| file.try_clone().unwrap());
+        let limits = DirtyLimits::new(min, max, unit, threshold);
+        *limits.left.lock() = Some(limits.read().unwrap());
+        let gather = Gather::default();
+        gather.set_limits(limits);
+        (gather, files)
     }
 
-    fn gather(unit: u32) -> (Gather, Limits) {
-        let [min, max] = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];
-        let gather = Gather::default();
-        gather.set_limits(DirtyLimits { min: min.try_clone().unwrap(), max: max.try_clone().unwrap(), unit });
-        (gather, Limits([min, max]))
+    fn limits(gather: &Gather) -> [String; 2] {
+        gather.limits.get().unwrap().read().unwrap()
     }
 
     #[test]
     fn limits_follow_the_size_of_requests() {
-        let (gather, limits) = gather(1);
-        assert_eq!(limits.told(), ["0", "2000"]);
+        let (gather, _files) = gather(1, None);
+        assert_eq!(limits(&gather), ["0", "2000"]);
         (0..JUDGED - 1).for_each(|_| gather.note(4096));
-        assert_eq!(limits.told(), ["", ""], "not judged yet");
+        assert_eq!(limits(&gather), ["0", "2000"], "not judged yet");
         gather.note(4096);
-        assert_eq!(limits.told(), ["10", "100000"]);
+        assert_eq!(limits(&gather), ["10", "100000"]);
         (0..JUDGED).for_each(|_| gather.note(64 << 10));
-        (0..JUDGED).for_each(|_| gather.note(8 << 10));
-        assert_eq!(limits.told(), ["", ""], "said once, and kept while it is not clear");
+        assert_eq!(limits(&gather), ["10", "100000"], "kept while it is not clear");
         (0..4).for_each(|_| gather.note(1 << 20));
-        assert_eq!(limits.told(), ["0", "10000"]);
+        assert_eq!(limits(&gather), ["0", "10000"]);
+        (0..JUDGED).for_each(|_| gather.note(64 << 10));
+        assert_eq!(limits(&gather), ["0", "10000"]);
+    }
+
+    #[test]
+    fn what_is_not_clear_at_first_gets_what_the_kernel_gives() {
+        let (gather, _files) = gather(1, None);
+        (0..JUDGED).for_each(|_| gather.note(64 << 10));
+        assert_eq!(limits(&gather), ["0", "10000"]);
+    }
+
+    #[test]
+    fn a_few_megabytes_are_the_least() {
+        for (threshold, least) in
+            [(100 << 30, "2000"), (2 << 30, "3906"), (100 << 20, "10000"), (1, "10000"), (0, "10000")]
+        {
+            assert_eq!(limits(&gather(1, Some(threshold)).0), ["0", least]);
+        }
     }
 
     #[test]
     fn percents_will_do() {
-        let (gather, limits) = gather(PERCENT);
-        assert_eq!(limits.told(), ["0", "1"]);
+        let (gather, _files) = gather(PERCENT, None);
+        assert_eq!(limits(&gather), ["0", "1"]);
         (0..JUDGED).for_each(|_| gather.note(4096));
-        assert_eq!(limits.told(), ["10", "10"]);
+        assert_eq!(limits(&gather), ["10", "10"]);
     }
 
     #[test]
-    fn a_pause_makes_them_small_again() {
+    fn after_a_pause_nothing_is_known() {
         const NOW: Duration = Duration::ZERO;
-        let (gather, limits) = gather(1);
+        let (gather, _files) = gather(1, None);
         (0..4).for_each(|_| gather.note(1 << 20));
-        assert_eq!(limits.told(), ["0", "10000"]);
         gather.end_after(PAUSES);
-        assert_eq!(limits.told(), ["", ""]);
+        assert_eq!(limits(&gather), ["0", "10000"]);
         gather.end_after([NOW, Duration::MAX]);
-        assert_eq!(limits.told(), ["0", "2000"]);
+        assert_eq!(limits(&gather), ["0", "2000"]);
         (0..JUDGED).for_each(|_| gather.note(4096));
-        assert_eq!(limits.told(), ["10", "100000"]);
         gather.end_after([NOW, Duration::MAX]);
-        assert_eq!(limits.told(), ["", ""]);
+        assert_eq!(limits(&gather), ["10", "100000"]);
         gather.end_after([NOW, NOW]);
-        assert_eq!(limits.told(), ["0", "2000"]);
+        assert_eq!(limits(&gather), ["0", "2000"]);
+    }
+
+    #[test]
+    fn what_somebody_else_has_set_stays() {
+        let (gather, [_, max]) = gather(1, None);
+        max.write_all_at(b"5000\n", 0).unwrap();
+        (0..JUDGED).for_each(|_| gather.note(4096));
+        assert_eq!(limits(&gather), ["0", "5000"]);
+        max.write_all_at(b"2000\n", 0).unwrap();
+        (0..4).for_each(|_| gather.note(1 << 20));
+        assert_eq!(limits(&gather), ["0", "2000"], "for good");
     }
 
     #[test]

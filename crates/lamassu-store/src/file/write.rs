@@ -4,7 +4,7 @@ use super::block::Block;
 use super::chunk::Ahead;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
-use super::types::{DamageKind, StoreError};
+use super::types::{DamageKind, Durability, StoreError};
 use crate::backend::Time;
 use lamassu_crypto::{Keyed, Verify};
 use std::sync::atomic::Ordering;
@@ -187,8 +187,9 @@ impl Core {
         if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
             return Ok(());
         }
-        // Of a file that has seen no barrier yet the first commit, made early, finds out.
+        // Of a file that has seen no barrier yet the first commit, made early, finds out. Relaxed commits have none.
         let is_cheap = st.barrier_took.is_none_or(|took| took < BARRIER_CHEAP);
+        let is_cheap = is_cheap || self.ctx.durability == Durability::Relaxed;
         let limit = if st.replaces && !is_cheap { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN };
         match buffered < limit {
             true => Ok(()),

@@ -54,6 +54,15 @@ pub fn opens_only_regular_files(store: &Store) {
         expect_errno(root.open_file(name("full"), write), libc::EISDIR);
         expect_errno(root.open_file(name("to-file"), write), libc::ELOOP);
         expect_errno(root.open_file(name("fifo"), write), libc::EINVAL);
+        let seen = |entry| root.stat_entry(name(entry)).unwrap();
+        assert!(root.open_same(name("file"), &seen("file"), write).unwrap().is_some());
+        assert!(root.open_same(name("fifo"), &seen("fifo"), write).is_err());
+        // What is there by now is not what was seen: another file, or none.
+        put(&root, "other", "other");
+        assert!(root.open_same(name("file"), &seen("other"), write).unwrap().is_none());
+        assert!(!matches!(root.open_same(name("fifo"), &seen("other"), write), Ok(Some(_))));
+        expect_errno(root.open_same(name("none"), &seen("other"), write), libc::ENOENT);
+        root.unlink(name("other")).unwrap();
     }
 }
 

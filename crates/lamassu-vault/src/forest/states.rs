@@ -510,6 +510,8 @@ impl Forest {
     /// # Errors
     /// As [`Vault::maintain`].
     pub fn maintain(&self) -> Result<()> {
+        // Also where nothing is loaded any more.
+        lamassu_store::file::trim_spare();
         self.each_loaded(Vault::maintain)
     }
 
