@@ -182,6 +182,11 @@ fn a_listing_with_attributes_is_a_listing_and_lookups() {
         }
         v.symlink(d, n("link"), b"some", me()).unwrap();
         v.dir("d/dir");
+        v.close().unwrap();
+        drop(v);
+        // By a vault that holds no references yet.
+        let v = recipe.open(backend).unwrap();
+        let d = v.lookup(ROOT, n("d")).unwrap().attr.ino;
         let handle = v.open_dir(d).unwrap();
         let (mut cookie, mut seen) = (0, Vec::new());
         loop {
