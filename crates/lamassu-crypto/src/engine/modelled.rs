@@ -3,12 +3,12 @@
 
 pub(super) use shuttle::thread;
 
-/// Only puts off what is modelled.
-pub(super) fn linger(_: impl Fn() -> bool) {}
-
 use shuttle::sync;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
+
+/// Only puts off what is modelled.
+pub(super) fn linger(_: impl Fn() -> bool) {}
 
 pub struct Mutex<T>(sync::Mutex<T>);
 
