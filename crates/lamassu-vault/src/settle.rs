@@ -116,12 +116,14 @@ impl Vault {
             if !self.files.get(open.ino).is_some_and(|now| Arc::ptr_eq(&now, &open)) {
                 continue;
             }
+            // Before the commit: a write that comes in beside it sets it again.
+            let since = open.unsettled_since.swap(0, Ordering::Relaxed);
             match open.flush() {
-                Ok(()) => {
-                    open.unsettled_since.store(0, Ordering::Relaxed);
-                    marked.push((open.file().covered_mark(), open));
+                Ok(()) => marked.push((open.file().covered_mark(), open)),
+                Err(e) => {
+                    open.unsettled_since.store(since, Ordering::Relaxed);
+                    self.failed(&open, e, &mut first);
                 }
-                Err(e) => self.failed(&open, e, &mut first),
             }
         }
         if marked.is_empty() {

@@ -2,16 +2,18 @@
 
 use parking_lot::Mutex;
 use std::ops::{Deref, DerefMut};
-use zeroize::Zeroizing;
+use std::sync::Arc;
+use zeroize::Zeroize;
 
 /// Bytes kept for use again: what the allocator takes back it returns to the system block by block, and a fresh block costs a page fault.
 const SPARE_LEN_MAX: usize = 16 << 20;
 
 /// Blocks that are not in use, and their bytes in all.
-static SPARE: Mutex<(Vec<Box<[u8]>>, usize)> = Mutex::new((Vec::new(), 0));
+static SPARE: Mutex<(Vec<Arc<[u8]>>, usize)> = Mutex::new((Vec::new(), 0));
 
-/// The plaintext of one block.
-pub(super) struct Block(Box<[u8]>);
+/// The plaintext of one block. A clone is the same memory until one of both is changed.
+#[derive(Clone)]
+pub(super) struct Block(Arc<[u8]>);
 
 impl Block {
     /// One of `len` zeros.
@@ -21,7 +23,7 @@ impl Block {
                 block.fill(0);
                 block
             }
-            None => Block(vec![0; len].into_boxed_slice()),
+            None => Block(std::iter::repeat_n(0, len).collect()),
         }
     }
 
@@ -48,6 +50,9 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if Arc::get_mut(&mut self.0).is_none() {
+            return; // somebody else still needs it
+        }
         let len = self.0.len();
         let (blocks, bytes) = &mut *SPARE.lock();
         // Blocks of another length, of a vault that is used no more, make room.
@@ -63,14 +68,8 @@ impl Drop for Block {
 
 /// Wipes what is kept, and gives it back: to be called when a vault is closed, since nobody may ever use it again.
 pub fn wipe_spare() {
-    let (blocks, _) = std::mem::take(&mut *SPARE.lock());
-    drop(Zeroizing::new(blocks));
-}
-
-impl Clone for Block {
-    fn clone(&self) -> Block {
-        Block::of(self)
-    }
+    let (mut blocks, _) = std::mem::take(&mut *SPARE.lock());
+    blocks.iter_mut().filter_map(Arc::get_mut).for_each(Zeroize::zeroize);
 }
 
 impl Deref for Block {
@@ -83,13 +82,23 @@ impl Deref for Block {
 
 impl DerefMut for Block {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        Arc::make_mut(&mut self.0)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clone_keeps_what_it_held() {
+        let mut one = Block::of(&[1; 512]);
+        let other = one.clone();
+        one[0] = 2;
+        drop(one);
+        assert_eq!(*Block::of(&[3; 512]), [3; 512]);
+        assert_eq!(*other, [1; 512]);
+    }
 
     #[test]
     fn used_again_a_block_holds_nothing_of_the_last() {

@@ -7,11 +7,12 @@ use super::plan::{Change, Goal, Round};
 use super::read::View;
 use super::state::{Core, Dirty, Entry, Held, State};
 use super::types::StoreError;
-use crate::backend::{BackendFile, SetTime};
+use crate::backend::BackendFile;
 use lamassu_crypto::Salts;
 use lamassu_format::{BlockKey, Page};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Pages with pending bits kept in memory before they are settled by force.
 const OPEN_PAGES_MAX: usize = 2048;
@@ -114,10 +115,10 @@ impl Core {
             let done = self.keeping_mtime(st, Core::commit_buffered);
             super::write::note_commit(st, &done);
             done?;
-        } else if let Some(mtime) = st.mtime {
-            self.backing.set_times(SetTime::Keep, SetTime::At(mtime)).map_err(StoreError::io("set times", 0))?;
+        } else {
+            self.set_mtime()?;
         }
-        st.mtime = None;
+        self.forget_mtime();
         if st.pages.len() > OPEN_PAGES_MAX {
             self.settle_now(st)?;
         }
@@ -391,7 +392,7 @@ impl Core {
         }
         let seq = st.seq;
         if let Some(Entry::Good(held)) = st.pages.get_mut(&self.geo().slot_of(block).0) {
-            held.data_mark = seq;
+            Arc::make_mut(held).data_mark = seq;
         }
         Ok(())
     }
@@ -533,7 +534,7 @@ impl Core {
         let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(first + count - 1).0);
         for g in from..=to {
             if let Some(Entry::Good(held)) = st.pages.get_mut(&g) {
-                held.data_mark = st.seq;
+                Arc::make_mut(held).data_mark = st.seq;
             }
         }
         Ok(())
@@ -572,12 +573,12 @@ impl Core {
                 // The one on disk names all the candidates; the next commit writes it again.
                 let mut held = Held::new(page, lost);
                 held.write_mark = st.seq;
-                st.pages.insert(g, Entry::Good(Box::new(held)));
+                st.pages.insert(g, Entry::Good(Arc::new(held)));
             }
             st.seq += 1;
             let seq = st.seq;
             if let Some(Entry::Good(held)) = st.pages.get_mut(&g) {
-                held.data_mark = seq;
+                Arc::make_mut(held).data_mark = seq;
             }
         }
         // Pages that may be on disk name keys that are given up: no new data before what says so is durable.

@@ -11,7 +11,7 @@ use super::block::Block;
 use super::read::Source;
 use super::state::{Core, Dirty, State};
 use super::types::StoreError;
-use crate::backend::{BackendFile, Time};
+use crate::backend::BackendFile;
 use lamassu_format::BlockKey;
 use std::io;
 use std::ops::Range;
@@ -152,7 +152,7 @@ fn copy_piece(
         }
         st.size = st.size.max(end);
         st.wants_page = true;
-        st.mtime = Some(Time::now());
+        to.note_change();
         to.commit(st)
     };
     let done = put();

@@ -7,6 +7,7 @@
 //! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: what an earlier process left in
 //! the page cache then is durable, and the clean state of a page means what it says.
 
+mod beside;
 mod block;
 mod check;
 mod chunk;
@@ -29,10 +30,15 @@ pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Time};
-use parking_lot::{RwLock, RwLockWriteGuard};
+use beside::Alone;
+use parking_lot::{RwLock, RwLockReadGuard};
 use state::{Core, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Duration;
+
+/// How long who wants the state waits before he looks again whether he needs it.
+const PATIENCE: Duration = Duration::from_millis(1);
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
@@ -53,8 +59,10 @@ impl File {
             clock: AtomicU64::new(1),
             id_hint: Default::default(),
             reported: Default::default(),
+            beside: Default::default(),
         };
         let state = core.open_state()?;
+        core.publish(&state);
         Ok(File { core, chunk_len: state.chunk_len.clone(), state: RwLock::new(state) })
     }
 
@@ -62,7 +70,7 @@ impl File {
     pub fn create(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
         let file = File::open(ctx, backing, tag)?;
         {
-            let mut st = file.state.write();
+            let mut st = file.alone();
             st.wants_page = true;
             st.born = st.len == 0;
         }
@@ -76,7 +84,7 @@ impl File {
 
     /// Logical size, bytes, buffered writes included.
     pub fn size(&self) -> u64 {
-        self.state.read().size
+        self.core.shown_size()
     }
 
     /// Reads; short only at the end. Holes read as zeros. A read that touches damage is an error as a whole.
@@ -93,17 +101,29 @@ impl File {
     }
 
     fn read_piece(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        if let Some(n) = self.core.read_shared(&self.state.read(), offset, buf)? {
+        // Who waits may do so for a commit that begins only then.
+        for patience in [Duration::ZERO, PATIENCE] {
+            if let Some(st) = self.state.try_read_for(patience) {
+                return self.read_holding(st, offset, buf);
+            }
+            if let Some(n) = self.core.read_beside(offset, buf)? {
+                return Ok(n);
+            }
+        }
+        self.read_holding(self.state.read(), offset, buf)
+    }
+
+    fn read_holding(&self, st: RwLockReadGuard<'_, State>, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        if let Some(n) = self.core.read_shared(&st, offset, buf)? {
             return Ok(n);
         }
+        drop(st);
         self.core.read_alone(&mut self.alone(), offset, buf)
     }
 
     /// The state, for this caller alone.
-    fn alone(&self) -> RwLockWriteGuard<'_, State> {
-        let mut st = self.state.write();
-        self.core.take_loaded(&mut st);
-        st
+    fn alone(&self) -> Alone<'_> {
+        Alone::new(&self.core, self.state.write())
     }
 
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
@@ -111,10 +131,22 @@ impl File {
         let mut at = offset;
         for piece in data.chunks(write::PIECE_LEN) {
             let ahead = self.core.seal_ahead(at, piece, &self.chunk_len, || self.sealing_id())?;
-            self.core.write_range(&mut self.alone(), at, piece, &ahead)?;
+            self.write_piece(at, piece, &ahead)?;
             at += piece.len() as u64;
         }
         Ok(())
+    }
+
+    fn write_piece(&self, offset: u64, piece: &[u8], ahead: &chunk::Ahead) -> Result<(), StoreError> {
+        for patience in [Duration::ZERO, PATIENCE] {
+            if let Some(st) = self.state.try_write_for(patience) {
+                return self.core.write_range(&mut Alone::new(&self.core, st), offset, piece, ahead);
+            }
+            if self.core.write_beside(offset, piece, ahead) {
+                return Ok(());
+            }
+        }
+        self.core.write_range(&mut self.alone(), offset, piece, ahead)
     }
 
     /// The id that blocks are sealed with before the lock is taken; zero where none goes into their keys.
@@ -191,7 +223,15 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        self.core.commit(&mut self.alone())
+        self.beside_others(&mut self.alone(), Core::commit)
+    }
+
+    /// Does `work`, which changes no content; others go on beside it where it takes long.
+    fn beside_others<T>(&self, st: &mut State, work: impl FnOnce(&Core, &mut State) -> T) -> T {
+        match self.core.takes_long(st) {
+            true => self.core.open_to_others(st, work),
+            false => work(&self.core, st),
+        }
     }
 
     /// Commits and makes durable.
@@ -199,18 +239,17 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        self.core.sync(&mut self.alone())
+        self.beside_others(&mut self.alone(), Core::sync)
     }
 
     /// Whether buffered writes wait.
     pub fn is_dirty(&self) -> bool {
-        let st = self.state.read();
-        self.core.needs_commit(&st) || st.mtime.is_some()
+        self.core.is_dirty()
     }
 
     /// Bytes of memory that buffered blocks take.
     pub fn dirty_len(&self) -> u64 {
-        self.core.buffered_len(&self.state.read()) as u64
+        self.core.shown_buffered()
     }
 
     /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be.
@@ -226,7 +265,7 @@ impl File {
     /// After a barrier that covered this file (a successful [`crate::Backend::sync`] between `covered_mark` and this call): clears
     /// pending bits, raises the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
     pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
-        self.core.settle(&mut self.alone(), mark)
+        self.core.open_to_others(&mut self.alone(), |core, st| core.settle(st, mark))
     }
 
     /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
@@ -243,28 +282,17 @@ impl File {
             return Ok(());
         }
         let mut st = self.alone();
-        self.core.commit(&mut st)?;
-        self.core.settle_now(&mut st)
+        self.core.open_to_others(&mut st, |core, st| core.commit(st).and_then(|()| core.settle_now(st)))
     }
 
-    /// The modification time that `stat` must show while writes are buffered; `None`: the backing file's own.
+    /// The modification time that `stat` must show, while writes are buffered or the backing file is written; `None`: the backing file's own.
     pub fn mtime(&self) -> Option<Time> {
-        self.state.read().mtime
+        self.core.shown_mtime()
     }
 
     /// Sets times now, and keeps commits of earlier writes from changing the modification time.
     pub fn set_times(&self, atime: SetTime, mtime: SetTime) -> Result<(), StoreError> {
-        let mut st = self.alone();
-        if self.core.ctx.read_only {
-            return Err(StoreError::ReadOnly);
-        }
-        if let (SetTime::At(_) | SetTime::Now, true) = (mtime, st.mtime.is_some()) {
-            st.mtime = Some(match mtime {
-                SetTime::At(time) => time,
-                _ => Time::now(),
-            });
-        }
-        self.core.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))
+        self.core.set_times(atime, mtime)
     }
 
     /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys, from page `from` on (0 first) as many as a step holds; call it again with

@@ -4,6 +4,7 @@ use super::state::{Core, Entry, Held, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{Keyed, Salts, Verify};
 use lamassu_format::{BlockKey, PAGE_LEN, Page};
+use std::sync::Arc;
 
 /// Segments without a page that are looked through for the last page, holes apart.
 const ABSENT_MAX: u32 = 1 << 16;
@@ -32,7 +33,7 @@ impl Core {
         };
         self.decide_size(&mut st, &zero, last)?;
         match zero {
-            Entry::Good(held) => drop(st.unresolved.insert(0, held.page)),
+            Entry::Good(held) => drop(st.unresolved.insert(0, Arc::unwrap_or_clone(held).page)),
             Entry::Bad(kind) => drop(st.pages.insert(0, Entry::Bad(kind))),
             Entry::Absent => {}
         }
@@ -49,7 +50,7 @@ impl Core {
                 Entry::Good(held) if geo.last_page(held.page.size) == last => {
                     st.file_id = held.page.file_id;
                     present = held.page.size;
-                    st.unresolved.insert(last, held.page);
+                    st.unresolved.insert(last, Arc::unwrap_or_clone(held).page);
                 }
                 Entry::Good(_) => self.bad_last(st, last, DamageKind::PageFormat),
                 Entry::Bad(kind) => self.bad_last(st, last, kind),
@@ -173,7 +174,7 @@ impl Core {
     /// Loads page `g` of an open file: absent, good with its interrupted commit resolved, or bad.
     pub fn load_page(&self, st: &mut State, g: u64) -> Result<Entry, StoreError> {
         let entry = match st.unresolved.remove(&g) {
-            Some(page) => Entry::Good(Box::new(Held::new(page, 0))),
+            Some(page) => Entry::Good(Arc::new(Held::new(page, 0))),
             None if g == 0 && st.unsealed_empty => Entry::Absent,
             None => self.read_page(g)?,
         };
@@ -184,7 +185,7 @@ impl Core {
             st.file_id = held.page.file_id; // page 0 and the last one were unreadable
         }
         match self.place_page(st, g, entry) {
-            Entry::Good(held) if held.page.pending != 0 => self.resolve(st, g, held.page),
+            Entry::Good(held) if held.page.pending != 0 => self.resolve(st, g, Arc::unwrap_or_clone(held).page),
             entry => Ok(entry),
         }
     }
@@ -212,7 +213,13 @@ impl Core {
             }
             Entry::Good(mut held) => {
                 let blocks = geo.blocks(st.disk_size).saturating_sub(geo.first_block(g));
-                clip(&mut held.page, blocks.min(geo.blocks_per_page()) as usize, st.disk_size, &geo, g);
+                clip(
+                    &mut Arc::make_mut(&mut held).page,
+                    blocks.min(geo.blocks_per_page()) as usize,
+                    st.disk_size,
+                    &geo,
+                    g,
+                );
                 Entry::Good(held)
             }
         }
@@ -251,7 +258,7 @@ impl Core {
         keep_bits(&mut page, lost);
         // What a truncated file still tells must not be overwritten.
         if self.ctx.read_only || st.lost_from.is_some() {
-            return Ok(Entry::Good(Box::new(Held::new(page, lost))));
+            return Ok(Entry::Good(Arc::new(Held::new(page, lost))));
         }
         self.keeping_mtime(st, |core, st| {
             if !st.inherited_covered || st.zeros_unsure {

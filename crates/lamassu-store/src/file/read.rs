@@ -12,7 +12,7 @@ use super::types::{DamageKind, Integrity, StoreError};
 use lamassu_crypto::{Keyed, Verify};
 use lamassu_format::BlockKey;
 use parking_lot::Mutex;
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 /// Bytes read under one hold of the lock. Their pages must fit in memory together.
 pub(super) const PIECE_LEN: usize = 8 << 20;
@@ -26,20 +26,39 @@ pub(super) enum Source<'a> {
     Bad(DamageKind),
 }
 
-/// The state as one reader sees it: with pages that it has loaded itself.
+impl Source<'_> {
+    fn of(dirty: &Dirty) -> Source<'_> {
+        match dirty {
+            Dirty::Data(bytes) => Source::Bytes(bytes),
+            Dirty::Sealed(block) => Source::Buffered(block),
+            // Nobody reads while blocks are copied.
+            Dirty::Elsewhere(_) => Source::Bad(DamageKind::BlockPending),
+            Dirty::Hole => Source::Zeros,
+        }
+    }
+}
+
+/// The state as one reader sees it: with pages that it has loaded itself, and what was written beside a commit.
 pub(super) struct View<'a> {
     st: &'a State,
-    loaded: Vec<(u64, Arc<Entry>)>,
+    loaded: Vec<(u64, Entry)>,
+    size: u64,
+    late: BTreeMap<u64, Dirty>,
 }
 
 impl<'a> View<'a> {
     /// For blocks whose pages are all in memory.
     pub fn of(st: &'a State) -> View<'a> {
-        View { st, loaded: Vec::new() }
+        View { st, loaded: Vec::new(), size: st.size, late: BTreeMap::new() }
+    }
+
+    /// The same file, `size` bytes long, where `late` rules.
+    pub fn with(self, size: u64, late: BTreeMap<u64, Dirty>) -> View<'a> {
+        View { size, late, ..self }
     }
 
     pub fn entry(&self, g: u64) -> Option<&Entry> {
-        let own = || self.loaded.iter().find(|(own, _)| *own == g).map(|(_, entry)| &**entry);
+        let own = || self.loaded.iter().find(|(own, _)| *own == g).map(|(_, entry)| entry);
         self.st.pages.get(&g).or_else(own)
     }
 }
@@ -93,9 +112,8 @@ impl Core {
     }
 
     /// Keeps a page for other readers, and for who next takes the lock alone.
-    fn share(&self, st: &State, g: u64, entry: Entry) -> Arc<Entry> {
+    fn share(&self, st: &State, g: u64, entry: Entry) -> Entry {
         self.touch(&entry);
-        let entry = Arc::new(entry);
         let mut loaded = st.loaded.lock();
         if are_too_many(loaded.len()) {
             let mut keep = false;
@@ -136,7 +154,12 @@ impl Core {
                 _ => view.entry(g),
             };
             page = Some((g, entry));
-            match self.source(view.st, entry, first + at as u64, i) {
+            let block = first + at as u64;
+            let source = match view.late.get(&block) {
+                Some(dirty) => Source::of(dirty),
+                None => self.source(view.st, entry, block, i),
+            };
+            match source {
                 Source::Sealed(sealed) => *key = sealed,
                 Source::Buffered(block) => {
                     *key = block.key;
@@ -151,15 +174,8 @@ impl Core {
 
     /// Where block `b` comes from, slot `i` of the page `entry`.
     pub fn source<'v>(&self, st: &'v State, entry: Option<&'v Entry>, b: u64, i: usize) -> Source<'v> {
-        if !st.dirty.is_empty() {
-            match st.dirty.get(&b) {
-                Some(Dirty::Data(bytes)) => return Source::Bytes(bytes),
-                Some(Dirty::Sealed(block)) => return Source::Buffered(block),
-                // Nobody reads while blocks are copied.
-                Some(Dirty::Elsewhere(_)) => return Source::Bad(DamageKind::BlockPending),
-                Some(Dirty::Hole) => return Source::Zeros,
-                None => {}
-            }
+        if let Some(dirty) = st.dirty.get(&b) {
+            return Source::of(dirty);
         }
         match entry {
             // Past the pages on disk, or a caller forgot to load it: then better an error than zeros.
@@ -270,39 +286,59 @@ impl Core {
 
     /// Reads up to `buf.len()` bytes at `offset` beside other readers; `None` if that takes the lock for oneself.
     pub fn read_shared(&self, st: &State, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
-        let Some((first, last)) = self.touched(st, offset, buf.len()) else { return Ok(Some(0)) };
+        let Some((first, last)) = self.touched(st.size, offset, buf.len()) else { return Ok(Some(0)) };
         match self.view(st, first, last)? {
-            Some(view) => self.read_range(&view, offset, buf).map(Some),
+            Some(view) => self.read_range(&view, offset, buf, &mut |block, kind| self.bad_block(block, kind)).map(Some),
             None => Ok(None),
         }
     }
 
-    /// Reads up to `buf.len()` bytes at `offset`, doing to the pages what has to be done first.
-    pub fn read_alone(&self, st: &mut State, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let Some((first, last)) = self.touched(st, offset, buf.len()) else { return Ok(0) };
-        self.load_pages(st, first, last)?;
-        self.read_range(&View::of(st), offset, buf)
+    /// Reads where nothing is damaged; `None` otherwise, and nobody is told.
+    pub fn read_sound(&self, view: &View<'_>, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
+        let mut bad =
+            |block: u64, kind| Err(StoreError::Damaged(self.damage(kind, self.geo().slot_of(block).0, Some(block))));
+        match self.read_range(view, offset, buf, &mut bad) {
+            Ok(n) => Ok(Some(n)),
+            Err(StoreError::Damaged(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    /// The first and the last block that a read concerns.
-    fn touched(&self, st: &State, offset: u64, len: usize) -> Option<(u64, u64)> {
-        let want = st.size.saturating_sub(offset).min(len as u64);
+    fn bad_block(&self, block: u64, kind: DamageKind) -> Result<(), StoreError> {
+        Err(self.damaged(kind, self.geo().slot_of(block).0, Some(block)))
+    }
+
+    /// Reads up to `buf.len()` bytes at `offset`, doing to the pages what has to be done first.
+    pub fn read_alone(&self, st: &mut State, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let Some((first, last)) = self.touched(st.size, offset, buf.len()) else { return Ok(0) };
+        self.load_pages(st, first, last)?;
+        self.read_range(&View::of(st), offset, buf, &mut |block, kind| self.bad_block(block, kind))
+    }
+
+    /// The first and the last block that a read of a file of `size` concerns.
+    pub fn touched(&self, size: u64, offset: u64, len: usize) -> Option<(u64, u64)> {
+        let want = size.saturating_sub(offset).min(len as u64);
         let size = self.geo().block_size();
         (want > 0).then(|| (offset / size, (offset + want - 1) / size))
     }
 
-    fn read_range(&self, view: &View<'_>, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let want = view.st.size.saturating_sub(offset).min(buf.len() as u64) as usize;
+    fn read_range(
+        &self,
+        view: &View<'_>,
+        offset: u64,
+        buf: &mut [u8],
+        bad: &mut dyn FnMut(u64, DamageKind) -> Result<(), StoreError>,
+    ) -> Result<usize, StoreError> {
+        let want = view.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..want];
         let size = self.geo().block_size();
         let (first, end) = (offset / size, (offset + want as u64).div_ceil(size));
-        let mut bad = |block: u64, kind| Err(self.damaged(kind, self.geo().slot_of(block).0, Some(block)));
         if offset.is_multiple_of(size) && (want as u64).is_multiple_of(size) {
-            self.read_blocks(view, first, buf, self.verify(), &mut bad)?;
+            self.read_blocks(view, first, buf, self.verify(), bad)?;
             return Ok(want);
         }
         let mut scratch = vec![0u8; ((end - first) * size) as usize];
-        self.read_blocks(view, first, &mut scratch, self.verify(), &mut bad)?;
+        self.read_blocks(view, first, &mut scratch, self.verify(), bad)?;
         let from = (offset - first * size) as usize;
         buf.copy_from_slice(&scratch[from..from + want]);
         Ok(want)
@@ -314,8 +350,7 @@ impl Core {
         let start = b * self.geo().block_size();
         if start < st.size {
             self.load_pages(st, b, b)?;
-            let mut bad = |block: u64, kind| Err(self.damaged(kind, self.geo().slot_of(block).0, Some(block)));
-            self.read_blocks(&View::of(st), b, &mut bytes, self.verify(), &mut bad)?;
+            self.read_blocks(&View::of(st), b, &mut bytes, self.verify(), &mut |b, kind| self.bad_block(b, kind))?;
             let inside = (st.size - start).min(bytes.len() as u64) as usize;
             bytes[inside..].fill(0);
         }

@@ -3,7 +3,6 @@
 use super::open::clip;
 use super::state::{Core, Dirty, Held, State};
 use super::types::StoreError;
-use crate::backend::Time;
 use lamassu_format::{PAGE_LEN, Page};
 
 impl Core {
@@ -22,7 +21,7 @@ impl Core {
         if size >= st.size {
             if size > st.size {
                 self.grow(st, size)?;
-                st.mtime = Some(Time::now());
+                self.note_change();
             }
             return Ok(());
         }
@@ -45,7 +44,7 @@ impl Core {
         }
         st.size = size;
         st.unknown_from = st.unknown_from.filter(|from| size > *from);
-        st.mtime = Some(Time::now());
+        self.note_change();
         shrunk
     }
 
@@ -95,7 +94,7 @@ impl Core {
         st.unknown_from = None;
         st.wants_page = true;
         (st.born, st.born_mark) = (true, st.seq);
-        st.mtime = Some(Time::now());
+        self.note_change();
         Ok(())
     }
 

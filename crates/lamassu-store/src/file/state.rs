@@ -4,11 +4,12 @@
 //! everything durable. A page remembers the mark of its own last write and of the last data write it covers; its pending bits may be
 //! cleared once `data_mark <= covered` (I3).
 
+use super::beside::Beside;
 use super::block::Block;
 use super::chunk::SealedBlock;
 use super::copy::Elsewhere;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
-use crate::backend::{BackendFile, SetTime, Time};
+use crate::backend::BackendFile;
 use lamassu_crypto::Salts;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::{Geometry, PAGE_LEN, Page};
@@ -54,7 +55,8 @@ impl Drop for Counted {
 /// Damages reported per open file; a file with more is damaged enough.
 const REPORTED_MAX: usize = 1024;
 
-/// A buffered change of one block.
+/// A buffered change of one block. Cheap to clone.
+#[derive(Clone)]
 pub(super) enum Dirty {
     /// New content, one block long.
     Data(Block),
@@ -80,6 +82,19 @@ pub(super) struct Held {
     _counted: Counted,
 }
 
+impl Clone for Held {
+    fn clone(&self) -> Held {
+        Held {
+            page: self.page.clone(),
+            lost: self.lost,
+            data_mark: self.data_mark,
+            write_mark: self.write_mark,
+            used_at: AtomicU64::new(self.used_at.load(Ordering::Relaxed)),
+            _counted: Counted::new(),
+        }
+    }
+}
+
 impl Held {
     pub fn new(page: Page, lost: u128) -> Held {
         Held { page, lost, data_mark: 0, write_mark: 0, used_at: AtomicU64::new(0), _counted: Counted::new() }
@@ -91,11 +106,12 @@ impl Held {
     }
 }
 
-/// What lies where a page belongs.
+/// What lies where a page belongs. Cheap to clone: a page is shared until one of its owners changes it.
+#[derive(Clone)]
 pub(super) enum Entry {
     Absent,
     Bad(DamageKind),
-    Good(Box<Held>),
+    Good(Arc<Held>),
 }
 
 /// Everything that changes about an open file, under its lock.
@@ -114,7 +130,7 @@ pub(super) struct State {
     /// Pages in memory. Void pages past the size are never kept.
     pub pages: HashMap<u64, Entry>,
     /// Pages that readers loaded under the shared lock; as good as those in `pages`. Empty for who holds the lock alone ([`Core::take_loaded`]).
-    pub loaded: Mutex<HashMap<u64, Arc<Entry>>>,
+    pub loaded: Mutex<HashMap<u64, Entry>>,
     /// Pages read at open, not yet resolved or clipped.
     pub unresolved: BTreeMap<u64, Page>,
     /// Buffered blocks.
@@ -172,8 +188,6 @@ pub(super) struct State {
     pub shorten_mark: u64,
     /// The store refused the last commit.
     pub refused: Option<super::write::Refused>,
-    /// Time of the last buffered write, to be set once it is committed.
-    pub mtime: Option<Time>,
     /// The backing file is longer than its metadata implies: space of a shrink, to be given back once that is durable.
     pub excess: bool,
     /// Buffered content of the last block as the last shrink left it: what goes to disk before the size grows again.
@@ -233,6 +247,8 @@ pub(super) struct Core {
     pub id_hint: Mutex<[u8; 16]>,
     /// Damage that was reported already.
     pub reported: Mutex<HashSet<Damage>>,
+    /// What goes on without the state.
+    pub beside: Beside,
 }
 
 impl Core {
@@ -330,10 +346,7 @@ impl Core {
             return;
         }
         for (g, entry) in loaded {
-            // No reader is left, so nobody else holds it; and a page in `pages` was not looked for elsewhere.
-            if let Some(entry) = Arc::into_inner(entry) {
-                st.pages.entry(g).or_insert(entry);
-            }
+            st.pages.entry(g).or_insert(entry);
         }
         self.evict(st);
     }
@@ -392,7 +405,7 @@ impl Core {
                 Ok(page) if self.ctx.domain.is_salted() && page.file_id == [0; 16] => {
                     Entry::Bad(DamageKind::PageFormat)
                 }
-                Ok(page) => Entry::Good(Box::new(Held::new(page, 0))),
+                Ok(page) => Entry::Good(Arc::new(Held::new(page, 0))),
                 Err(_) => Entry::Bad(DamageKind::PageFormat),
             },
         })
@@ -467,7 +480,7 @@ impl Core {
         held.data_mark = data_mark;
         held.write_mark = st.seq;
         held.used_at.store(self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        st.pages.insert(g, Entry::Good(Box::new(held)));
+        st.pages.insert(g, Entry::Good(Arc::new(held)));
         Ok(())
     }
 
@@ -499,21 +512,6 @@ impl Core {
         (st.drop_mark, st.shorten_mark) = (st.seq, st.seq);
         st.marked = (0, 0);
         Ok(())
-    }
-
-    /// Runs an internal change of the backing file and restores its modification time: such writes are not the application's.
-    pub fn keeping_mtime<T>(
-        &self,
-        st: &mut State,
-        change: impl FnOnce(&Self, &mut State) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        let before = self.backing.stat().map_err(StoreError::io("stat", 0))?.mtime;
-        let result = change(self, st);
-        let restored = self.backing.set_times(SetTime::Keep, SetTime::At(st.mtime.unwrap_or(before)));
-        match result {
-            Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0)),
-            Err(error) => Err(error),
-        }
     }
 }
 

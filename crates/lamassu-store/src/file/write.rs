@@ -5,7 +5,6 @@ use super::chunk::Ahead;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::{DamageKind, Durability, StoreError};
-use crate::backend::Time;
 use lamassu_crypto::{Keyed, Verify};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -97,8 +96,11 @@ impl Core {
             at += n as u64;
             st.size = st.size.max(at);
         }
-        st.mtime = Some(Time::now());
-        match self.commit_if_full(st) {
+        self.note_change();
+        if !self.is_full(st) {
+            return Ok(());
+        }
+        match self.open_to_others(st, Core::commit) {
             // This write is in the buffer and stays there; an append that fails and happens would be made twice. The next one is
             // refused, and flush and sync try again and tell.
             Err(StoreError::Io { .. }) if st.refused.is_some() => Ok(()),
@@ -182,18 +184,26 @@ impl Core {
         (st.dirty.len() * self.ctx.block_len()).max(st.chunk_len.load(Ordering::Relaxed))
     }
 
-    fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
+    /// Whether so much is buffered that it is to be committed.
+    fn is_full(&self, st: &State) -> bool {
         let buffered = self.buffered_len(st);
         if buffered < APPEND_BUFFER_LEN || refusal(st).is_some() {
-            return Ok(());
+            return false;
         }
         // Of a file that has seen no barrier yet the first commit, made early, finds out. Relaxed commits have none.
-        let is_cheap = st.barrier_took.is_none_or(|took| took < BARRIER_CHEAP);
-        let is_cheap = is_cheap || self.ctx.durability == Durability::Relaxed;
-        let limit = if st.replaces && !is_cheap { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN };
-        match buffered < limit {
-            true => Ok(()),
-            false => self.commit(st),
+        let is_cheap = self.has_cheap_barriers(st).unwrap_or(true);
+        buffered >= if st.replaces && !is_cheap { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN }
+    }
+
+    fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
+        if self.is_full(st) { self.commit(st) } else { Ok(()) }
+    }
+
+    /// Whether barriers cost next to nothing here; `None`: not known yet. Relaxed commits have none.
+    pub fn has_cheap_barriers(&self, st: &State) -> Option<bool> {
+        match self.ctx.durability {
+            Durability::Relaxed => Some(true),
+            Durability::Ordered => st.barrier_took.map(|took| took < BARRIER_CHEAP),
         }
     }
 
@@ -231,7 +241,7 @@ impl Core {
             self.punch_blocks(st, first, last)?;
             self.zero_within(st, last * size, end)?;
         }
-        st.mtime = Some(Time::now());
+        self.note_change();
         self.commit_if_full(st)
     }
 

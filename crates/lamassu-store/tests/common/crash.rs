@@ -1,14 +1,16 @@
 //! Recording a workload on one file, and judging what crashes leave of it.
 
-use super::{Rng, Setup, create_in, epochs, fill, raw};
+use super::{Rng, Setup, beside, create_in, epochs, fill, raw};
 use lamassu_store::Backend;
 use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
+use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::{DamageKind, File, FileContext, Rekey};
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// States tried by all tests of this program so far.
 static TOTAL: AtomicU64 = AtomicU64::new(0);
@@ -29,7 +31,9 @@ pub struct Trace {
 /// Does what a workload asks for, to a file and to a vector of bytes, and notes when.
 pub struct Recording<'a> {
     ctx: Arc<FileContext>,
-    store: CrashBackend,
+    store: Arc<CrashBackend>,
+    /// The same, as the file sees it.
+    hooked: FaultBackend,
     /// Taken only while it is opened anew.
     file: Option<File>,
     model: Vec<u8>,
@@ -44,11 +48,12 @@ impl<'a> Recording<'a> {
     pub fn new(setup: &'a Setup, seed: u64) -> Recording<'a> {
         let ctx = setup.context();
         ctx.ring.replace(&epochs(1..=1, 1), &epochs(1..=1, 2));
-        let store = CrashBackend::with_granularity(u64::from(setup.block_size));
-        let file = File::create(ctx.clone(), create_in(&store), "test").expect("creates");
+        let store = Arc::new(CrashBackend::with_granularity(u64::from(setup.block_size)));
+        let hooked = FaultBackend::new(store.clone());
+        let file = File::create(ctx.clone(), create_in(&hooked), "test").expect("creates");
         let start = store.position();
         let trace = Trace { log: store.log(), start, contents: vec![vec![]], ends: vec![start], synced: vec![true] };
-        Recording { ctx, store, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
+        Recording { ctx, store, hooked, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
     }
 
     /// The block size, bytes.
@@ -130,6 +135,26 @@ impl<'a> Recording<'a> {
         self.done(true);
     }
 
+    /// An fsync, and a write of whole blocks by somebody else from its `nth` change of the store on.
+    pub fn sync_beside(&mut self, first: u64, blocks: u64, nth: u64) {
+        let b = self.b();
+        let first = first.min(self.size() / b);
+        let data = fill((blocks * b) as usize, &mut self.rng);
+        let file = self.file();
+        beside(
+            &self.hooked,
+            nth,
+            Duration::from_millis(3),
+            || file.sync().expect("syncs"),
+            || file.write_at(first * b, &data).expect("writes"),
+        );
+        self.done(true);
+        let (from, until) = ((first * b) as usize, (first * b) as usize + data.len());
+        self.model.resize(self.model.len().max(until), 0);
+        self.model[from..until].copy_from_slice(&data);
+        self.done(false);
+    }
+
     pub fn settle(&mut self) {
         self.file().settle_now().expect("settles");
         self.done(true);
@@ -172,7 +197,7 @@ impl<'a> Recording<'a> {
         self.file().flush().expect("flushes");
         self.file = None;
         self.store.sync().expect("syncs");
-        self.file = Some(File::open(self.ctx.clone(), raw(&self.store), "test").expect("opens"));
+        self.file = Some(File::open(self.ctx.clone(), raw(&self.hooked), "test").expect("opens"));
         self.done(true);
     }
 
@@ -211,7 +236,8 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
             }
             8 => r.punch(offset, len),
             9..=10 => r.flush(),
-            11..=12 => r.sync(),
+            11 => r.sync(),
+            12 => r.sync_beside(offset / r.b(), len.div_ceil(r.b()).min(20), 1 + len % 4),
             13 => r.settle(),
             14 => r.settle_with_the_store(),
             _ => r.reopen(),

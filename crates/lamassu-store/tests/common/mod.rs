@@ -5,10 +5,13 @@ pub mod crash;
 
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::{Backend, BackendFile};
 use lamassu_store::file::{Durability, FileContext, Integrity};
 use std::ffi::OsStr;
-use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// SplitMix64.
 pub struct Rng(pub u64);
@@ -86,6 +89,41 @@ pub fn create_in(store: &dyn Backend) -> Arc<dyn BackendFile> {
     let file = store.root().create_file(name(), 0o600).expect("creates");
     store.sync().expect("syncs");
     file
+}
+
+/// Does `work`, and by another thread, from the `nth` change or barrier on that `work` asks of the store, `other`. The store waits for it, no longer than
+/// `patience`: it may have to wait for `work`. Says whether it had not to.
+pub fn beside(
+    store: &FaultBackend,
+    nth: u64,
+    patience: Duration,
+    work: impl FnOnce(),
+    other: impl FnOnce() + Send,
+) -> bool {
+    let ((go, started), (tell, ended)) = (channel(), channel());
+    let hook = Mutex::new(Some((go, ended)));
+    let had_to_wait = Arc::new(Mutex::new(true));
+    let (waits, from) = (had_to_wait.clone(), store.faults().changes() + nth);
+    store.faults().rule(move |c| {
+        if (c.call.is_change() || c.call.is_sync()) && c.changes >= from {
+            let hook = hook.lock().expect("no panic").take();
+            if let Some((go, ended)) = hook {
+                let _ = go.send(());
+                *waits.lock().expect("no panic") = ended.recv_timeout(patience).is_err();
+            }
+        }
+        None
+    });
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            let _ = started.recv(); // an error: `work` asked for fewer changes
+            other();
+            let _ = tell.send(());
+        });
+        work();
+        store.faults().clear_rules();
+    });
+    !*had_to_wait.lock().expect("no panic")
 }
 
 /// The backing file as it is.

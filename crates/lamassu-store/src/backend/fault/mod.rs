@@ -193,7 +193,7 @@ impl Faults {
         self.rules.write().clear();
     }
 
-    /// Adds a rule. It must not call the backend.
+    /// Adds a rule. It must not call the backend itself; it may wait for others that do.
     pub fn rule(&self, rule: impl Fn(&Context<'_>) -> Option<Fault> + Send + Sync + 'static) {
         self.rules.write().push(Box::new(rule));
     }

@@ -1,0 +1,300 @@
+//! What goes on beside a commit: reads, writes of whole blocks, and what `stat` shows; and that nothing of it is lost, whatever becomes of the commit.
+
+mod common;
+use common::{Rng, Setup, beside, create_in, fill, raw};
+use lamassu_format::Domain;
+use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
+use lamassu_store::backend::memory::MemoryBackend;
+use lamassu_store::backend::{SetTime, Time};
+use lamassu_store::file::{File, Integrity};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const B: u64 = 4096;
+/// For what must not wait: passed only by what is broken.
+const LONG: Duration = Duration::from_secs(60);
+/// For what may have to wait.
+const SHORT: Duration = Duration::from_millis(20);
+/// Blocks of the file at first: of several pages, and enough for their commit to let others go on.
+const BLOCKS: u64 = 400;
+
+/// A file with durable content, and what it holds.
+struct Subject {
+    setup: Setup,
+    store: FaultBackend,
+    file: File,
+    model: Vec<u8>,
+    rng: Rng,
+}
+
+impl Subject {
+    fn new(setup: Setup, len: u64) -> Subject {
+        let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let mut subject = Subject { setup, store, file, model: Vec::new(), rng: Rng(7) };
+        subject.write(0, len);
+        subject.file.settle_now().expect("settles");
+        subject
+    }
+
+    /// New content, and its place in the model.
+    fn change(&mut self, offset: u64, len: u64) -> Vec<u8> {
+        let data = fill(len as usize, &mut self.rng);
+        self.model.resize(self.model.len().max((offset + len) as usize), 0);
+        self.model[offset as usize..(offset + len) as usize].copy_from_slice(&data);
+        data
+    }
+
+    fn write(&mut self, offset: u64, len: u64) {
+        let data = self.change(offset, len);
+        self.file.write_at(offset, &data).expect("writes");
+    }
+
+    /// Open, and then opened anew, it holds what it should.
+    fn is_sound(&self) {
+        assert_eq!(content(&self.file), self.model);
+        self.file.settle_now().expect("settles");
+        let again = File::open(self.setup.context(), raw(&self.store), "again").expect("opens");
+        assert_eq!(content(&again), self.model);
+        assert!(again.check(false, &mut |_| {}).expect("checks").damage.is_empty());
+    }
+}
+
+fn content(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.size() as usize + 10];
+    let n = file.read_at(0, &mut bytes).expect("reads");
+    assert_eq!(n as u64, file.size());
+    bytes.truncate(n);
+    bytes
+}
+
+fn every_kind() -> Vec<Setup> {
+    vec![
+        Setup::default(),
+        Setup { reserved: 2, ..Setup::default() },
+        Setup { domain: Domain::File, ..Setup::default() },
+        Setup { suite: lamassu_format::Suite::Blake3, ..Setup::default() },
+        // Where a read by the wrong page would go unnoticed.
+        Setup { integrity: Integrity::Metadata, ..Setup::default() },
+    ]
+}
+
+#[test]
+fn reads_writes_and_stat_do_not_wait_for_a_commit() {
+    for setup in every_kind() {
+        // From the first page that is written, and from the barrier behind all of them.
+        for nth in [1, 8] {
+            let mut s = Subject::new(Setup { ..setup }, BLOCKS * B);
+            s.write(0, 300 * B);
+            let before = s.model.clone();
+            // Small, and large enough to be sealed before; over what is committed, elsewhere, and past the end.
+            let late: Vec<(u64, Vec<u8>)> = [(7 * B, B), (200 * B, 32 * B), (390 * B, 30 * B), (420 * B, B)]
+                .map(|(offset, len)| (offset, s.change(offset, len)))
+                .into();
+            let (file, after, time) = (&s.file, &s.model, Time { seconds: 1_000_000_000, nanos: 5 });
+            let free = beside(
+                &s.store,
+                nth,
+                LONG,
+                || file.sync().expect("syncs"),
+                || {
+                    assert_eq!(file.size(), before.len() as u64);
+                    assert!(file.is_dirty() && file.mtime().is_some());
+                    assert_eq!(content(file), before);
+                    for (offset, data) in &late {
+                        file.write_at(*offset, data).expect("writes");
+                    }
+                    assert_eq!(content(file), *after);
+                    file.set_times(SetTime::Keep, SetTime::At(time)).expect("sets times");
+                    assert_eq!(file.mtime(), Some(time));
+                    assert!(file.is_dirty() && file.dirty_len() >= 300 * B);
+                },
+            );
+            assert!(free, "what goes on beside a commit had to wait for it (change {nth})");
+            assert!(s.file.is_dirty(), "what came late is still to be committed");
+            assert_eq!(s.file.mtime(), Some(time), "and its time to be set then");
+            assert_eq!(content(&s.file), s.model);
+            s.file.flush().expect("flushes");
+            assert!(!s.file.is_dirty());
+            assert_eq!(s.file.backing().stat().expect("stats").mtime, time, "the time set last rules");
+            let (file, time) = (&s.file, Time { seconds: 1_000_000_001, nanos: 6 });
+            let settle = || file.settle_now().expect("settles");
+            assert!(beside(&s.store, 2, LONG, settle, || {
+                assert!(file.mtime().is_some(), "what settling does to the backing file's time is not shown");
+                file.set_times(SetTime::Keep, SetTime::At(time)).expect("sets times");
+            }));
+            assert_eq!(file.backing().stat().expect("stats").mtime, time);
+            s.is_sound();
+        }
+    }
+}
+
+#[test]
+fn what_has_to_wait_waits_and_is_done() {
+    let mut s = Subject::new(Setup::default(), BLOCKS * B + 100);
+    s.write(0, 300 * B);
+    // Within a block, over the last one that is not whole, past a gap.
+    let late = [(5 * B + 9, 50), (399 * B + 7, B), (700 * B + 3, 2 * B)].map(|(at, len)| (at, s.change(at, len)));
+    let file = &s.file;
+    beside(
+        &s.store,
+        2,
+        SHORT,
+        || file.sync().expect("syncs"),
+        || {
+            late.iter().for_each(|(offset, data)| file.write_at(*offset, data).expect("writes"));
+        },
+    );
+    s.is_sound();
+    let size = 3 * B + 5;
+    s.write(0, 300 * B);
+    let file = &s.file;
+    beside(&s.store, 2, SHORT, || file.sync().expect("syncs"), || file.truncate(size).expect("truncates"));
+    s.model.truncate(size as usize);
+    s.is_sound();
+}
+
+#[test]
+fn more_than_may_wait_waits_for_the_commit() {
+    let mut s = Subject::new(Setup::default(), 20 << 20);
+    s.write(0, 2 << 20);
+    let late: Vec<(u64, Vec<u8>)> = (0..20).map(|n| (n << 20, s.change(n << 20, 1 << 20))).collect();
+    let file = &s.file;
+    let free = beside(
+        &s.store,
+        1,
+        SHORT,
+        || file.sync().expect("syncs"),
+        || {
+            late.iter().for_each(|(offset, data)| file.write_at(*offset, data).expect("writes"));
+        },
+    );
+    assert!(!free, "what is buffered beside a commit is bounded");
+    s.is_sound();
+}
+
+/// Reads of a large file, whose pages are not all in memory, and of its last block, which the commit smoothes.
+#[test]
+fn reads_beside_find_what_is_not_in_memory() {
+    let setup = Setup { integrity: Integrity::Metadata, ..Setup::default() };
+    let mut s = Subject::new(setup, 2000 * B + 700);
+    s.file = File::open(s.setup.context(), raw(&s.store), "test").expect("opens");
+    s.write(300 * B, 300 * B);
+    let before = s.model.clone();
+    s.file.truncate(2010 * B).expect("grows");
+    s.model.resize(2010 * B as usize, 0);
+    let file = &s.file;
+    beside(
+        &s.store,
+        3,
+        SHORT,
+        || file.sync().expect("syncs"),
+        || {
+            let mut back = vec![0; 1000 * B as usize];
+            file.read_at(1000 * B, &mut back).expect("reads");
+            assert!(back == before[1000 * B as usize..][..back.len()]);
+            file.read_at(2000 * B, &mut back).expect("reads");
+            assert!(back[..700] == before[2000 * B as usize..] && back[700..10 * B as usize].iter().all(|b| *b == 0));
+        },
+    );
+    s.is_sound();
+}
+
+#[test]
+fn a_commit_that_fails_loses_nothing_of_what_came_late() {
+    for call in [Call::Write, Call::SyncData] {
+        let mut s = Subject::new(Setup::default(), BLOCKS * B);
+        s.write(0, 300 * B);
+        let data = s.change(395 * B, 20 * B);
+        let file = &s.file;
+        // The hook comes first, so the write is there when the call fails.
+        let fails = Arc::new(AtomicBool::new(true));
+        beside(
+            &s.store,
+            2,
+            LONG,
+            || {
+                let fails = fails.clone();
+                s.store.faults().rule(move |c| {
+                    let hit = c.call == call && c.nth % 2 == 0 && fails.load(Ordering::Relaxed);
+                    hit.then_some(Fault::Errno(if call == Call::Write { libc::ENOSPC } else { libc::EIO }))
+                });
+                let errors = (0..4).filter(|_| file.sync().is_err()).count();
+                assert!(errors > 0, "{call:?} fails");
+            },
+            || file.write_at(395 * B, &data).expect("writes"),
+        );
+        fails.store(false, Ordering::Relaxed);
+        assert_eq!(content(&s.file), s.model);
+        let _ = s.file.sync(); // may still tell of a barrier that failed
+        s.file.sync().expect("the store takes it now");
+        s.is_sound();
+    }
+}
+
+/// Each thread has blocks of its own, and knows what they hold.
+#[test]
+fn threads_that_write_read_and_sync_see_their_own_writes() {
+    const THREADS: u64 = 4;
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = lamassu_store::backend::LocalBackend::open(dir.path()).expect("a store");
+    let integrity = Integrity::Metadata;
+    for setup in
+        [Setup { integrity, ..Setup::default() }, Setup { reserved: 2, domain: Domain::File, ..Setup::default() }]
+    {
+        let backing = create_in(&store);
+        let file = File::create(setup.context(), backing, "test").expect("creates");
+        let blocks = 1500;
+        file.write_at(0, &vec![0; (blocks * B) as usize]).expect("writes");
+        let mut model = vec![0; (blocks * B) as usize];
+        let ends: Vec<Vec<(u64, Vec<u8>)>> = std::thread::scope(|s| {
+            let workers: Vec<_> = (0..THREADS)
+                .map(|me| {
+                    let file = &file;
+                    s.spawn(move || {
+                        let mut rng = Rng(me);
+                        let mut mine: Vec<Vec<u8>> = (0..blocks / THREADS).map(|_| vec![0; B as usize]).collect();
+                        for n in 0..3000 {
+                            let at = rng.below(blocks / THREADS);
+                            let offset = (at * THREADS + me) * B;
+                            match rng.below(8) {
+                                0..=3 => {
+                                    mine[at as usize] = fill(B as usize, &mut rng);
+                                    file.write_at(offset, &mine[at as usize]).expect("writes");
+                                }
+                                4 => {
+                                    let (from, data) = (rng.below(B - 99), fill(99, &mut rng));
+                                    mine[at as usize][from as usize..][..99].copy_from_slice(&data);
+                                    file.write_at(offset + from, &data).expect("writes");
+                                }
+                                5 if n % 40 == 0 => file.sync().expect("syncs"),
+                                5 if n % 40 == 1 => file.flush().expect("flushes"),
+                                5 if n % 40 == 2 => file.settle_now().expect("settles"),
+                                _ => {
+                                    let mut back = vec![0; B as usize];
+                                    assert_eq!(file.read_at(offset, &mut back).expect("reads"), B as usize);
+                                    assert!(back == mine[at as usize], "thread {me}, step {n}, block {at}");
+                                }
+                            }
+                        }
+                        let own = |(at, bytes)| ((at as u64 * THREADS + me) * B, bytes);
+                        mine.into_iter().enumerate().map(own).collect()
+                    })
+                })
+                .collect();
+            workers.into_iter().map(|w| w.join().expect("no panic")).collect()
+        });
+        for (offset, bytes) in ends.into_iter().flatten() {
+            model[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        assert!(content(&file) == model);
+        file.settle_now().expect("settles");
+        drop(file);
+        let again = File::open(setup.context(), raw(&store), "again").expect("opens");
+        assert!(content(&again) == model);
+        assert!(again.check(false, &mut |_| {}).expect("checks").damage.is_empty());
+        use lamassu_store::Backend;
+        store.root().unlink(common::name()).expect("removes");
+    }
+}
