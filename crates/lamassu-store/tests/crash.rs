@@ -13,6 +13,7 @@ use lamassu_format::Domain;
 use lamassu_store::backend::crash::{Op, Record};
 use lamassu_store::backend::memory::Barrier;
 use lamassu_store::file::{Durability, Rekey};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
 const MINIMA: [(&str, u64); 19] = [
@@ -63,8 +64,10 @@ fn random(name: &str, setup: &Setup, plan: &Plan) {
         Some(seed) => seed..seed + 1,
         None => plan.seeds.start..plan.seeds.start + (plan.seeds.end - plan.seeds.start) * scale(),
     };
+    let beside = AtomicU64::new(0);
     let run = |seed| {
         let trace = random_workload(setup, seed, plan.steps, plan.size_max);
+        beside.fetch_add(trace.beside, Ordering::Relaxed);
         must_survive(name, setup, &trace, seed, plan.depth)
     };
     // By two at once: the longest of these tests is what the others wait for.
@@ -77,6 +80,12 @@ fn random(name: &str, setup: &Setup, plan: &Plan) {
         });
         halves.map(|half| half.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).iter().sum()
     });
+    let beside = beside.into_inner();
+    assert!(
+        chosen_seed().is_some() || plan.seeds.clone().count() < 100 || beside > 0,
+        "{name}: no write went beside a commit"
+    );
+    println!("{name}: {beside} writes beside a commit");
     tell(name, states, minimum(name));
 }
 

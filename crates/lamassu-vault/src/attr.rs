@@ -111,7 +111,7 @@ impl Vault {
         if let Some(handle) = handle
             && let Ok((open, _)) = self.handles.file(handle)
         {
-            let st = open.file().backing().stat().map_err(io("stat"))?;
+            let st = open.file().stat().map_err(io("stat"))?;
             return Ok(self.attr_of_open(open.ino, &open.file(), &st));
         }
         let _tree = self.tree.read();

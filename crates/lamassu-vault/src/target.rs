@@ -43,7 +43,7 @@ impl Vault {
     /// The target of `ino`, and the store's stat of it.
     pub(crate) fn target(&self, ino: Ino) -> Result<(Target, Stat)> {
         if let Some(open) = self.files.get(ino) {
-            let st = open.file().backing().stat().map_err(io("stat"))?;
+            let st = open.file().stat().map_err(io("stat"))?;
             return Ok((Target::Open(open), st));
         }
         if ino == ROOT {
@@ -54,7 +54,7 @@ impl Vault {
         match self.place(ino) {
             Err(VaultError::Stale) => {
                 let open = self.open_nameless(ino).ok_or(VaultError::Stale)?;
-                let st = open.file().backing().stat().map_err(io("stat"))?;
+                let st = open.file().stat().map_err(io("stat"))?;
                 Ok((Target::Open(open), st))
             }
             other => other.map(|(dir, name, st)| (Target::Entry { dir, name }, st)),

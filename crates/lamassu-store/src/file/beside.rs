@@ -6,31 +6,49 @@
 //! nothing lies beside it for who gets the state, and the commit protocol knows nothing of all this.
 //!
 //! Invariants:
-//! * A commit, a barrier and a settling change no content. Bytes on disk change under blocks that are buffered (the last one is, where the file grows), and
-//!   those are read from the buffer as it was; all others hold under the pages before what they hold under those after.
+//! * A commit, a barrier and a settling of a sound state change no content, and end with the first error. Bytes on disk change under blocks that are buffered
+//!   (the last one is, where the file grows), and those are read from the buffer as it was; all others hold under the pages before what they hold under
+//!   those after. What may change content is never opened: the repair of what a failure left ([`State::is_sound`]), truncation, punching, copying, re-keying.
 //! * A write beside a commit cannot fail later but as any buffered write can: it fills whole blocks, under pages that are good or past the end, and the store can hold a file of that length.
 //! * Readers and writers hold `seen` while they are at it; closing takes it away from them first.
+//! * Locks are taken in the order state, `seen`, `times`, `shown`.
 
 use super::chunk::Ahead;
 use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
-use super::types::StoreError;
+use super::types::{Durability, StoreError};
+use super::write::REPLACE_BUFFER_LEN;
 use crate::backend::{SetTime, Time};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Bytes that are written beside a commit at most.
 const LATE_LEN_MAX: usize = 16 << 20;
 /// Bytes buffered from which on a commit takes long enough to be opened, barriers or not.
 const OPEN_LEN_MIN: usize = 1 << 20;
+/// How long who wants the state waits for it before he looks whether a commit has been opened.
+pub(super) const PATIENCE: Duration = Duration::from_millis(1);
 
 /// What is known of a file without its state.
 #[derive(Default)]
 pub(super) struct Beside {
     shown: Mutex<Shown>,
+    /// Held while the store is asked for a modification time or told one, which may take it long: who only looks does not wait for that.
+    times: Mutex<()>,
     /// While a commit is open: the state as it was when that began, as far as readers need it.
     seen: RwLock<Option<State>>,
+}
+
+/// What became of an attempt to do something beside a commit.
+pub(super) enum Attempt<T> {
+    Done(T),
+    /// It has to wait for the state.
+    Refused,
+    /// No commit is open.
+    Closed,
 }
 
 /// What `stat` shows, and what waits beside an open commit.
@@ -112,6 +130,9 @@ impl Drop for Opened<'_> {
 impl Core {
     /// Shows others what the state says.
     pub fn publish(&self, st: &State) {
+        if self.ctx.domain.is_salted() {
+            *self.id_hint.lock() = st.file_id;
+        }
         let (is_dirty, buffered) = (self.needs_commit(st), self.buffered_len(st) as u64);
         let mut shown = self.beside.shown.lock();
         (shown.size, shown.is_dirty, shown.buffered) = (st.size, is_dirty, buffered);
@@ -128,7 +149,7 @@ impl Core {
         shown.is_dirty || shown.mtime.is_some() || !shown.late.is_empty()
     }
 
-    /// Bytes that all buffered blocks take.
+    /// Bytes that all buffered blocks take, without what chunks hold beyond them.
     pub fn shown_buffered(&self) -> u64 {
         let shown = self.beside.shown.lock();
         shown.buffered + (shown.late.len() * self.ctx.block_len()) as u64
@@ -155,7 +176,9 @@ impl Core {
 
     /// Sets the time of buffered writes, where there is nothing to be committed but that.
     pub fn set_mtime(&self) -> Result<(), StoreError> {
-        match self.beside.shown.lock().mtime {
+        let _times = self.beside.times.lock();
+        let time = self.beside.shown.lock().mtime;
+        match time {
             Some(time) => {
                 self.backing.set_times(SetTime::Keep, SetTime::At(time)).map_err(StoreError::io("set times", 0))
             }
@@ -168,7 +191,7 @@ impl Core {
         if self.ctx.read_only {
             return Err(StoreError::ReadOnly);
         }
-        let mut shown = self.beside.shown.lock();
+        let _times = self.beside.times.lock();
         let time = match mtime {
             SetTime::Keep => None,
             SetTime::At(time) => Some(time),
@@ -176,6 +199,7 @@ impl Core {
         };
         self.backing.set_times(atime, mtime).map_err(StoreError::io("set times", 0))?;
         if let Some(time) = time {
+            let mut shown = self.beside.shown.lock();
             shown.mtime = shown.mtime.map(|_| time);
             shown.kept = shown.kept.map(|_| time);
         }
@@ -189,21 +213,23 @@ impl Core {
         change: impl FnOnce(&Self, &mut State) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let is_kept = {
-            let mut shown = self.beside.shown.lock();
-            let is_kept = shown.kept.is_some();
+            let _times = self.beside.times.lock();
+            let is_kept = self.beside.shown.lock().kept.is_some();
             if !is_kept {
-                shown.kept = Some(self.backing.stat().map_err(StoreError::io("stat", 0))?.mtime);
+                let before = self.backing.stat().map_err(StoreError::io("stat", 0))?.mtime;
+                self.beside.shown.lock().kept = Some(before);
             }
             is_kept
         };
         let result = change(self, st);
         let restored = {
-            let mut shown = self.beside.shown.lock();
-            let time = shown.mtime.or(shown.kept).map_or(SetTime::Keep, SetTime::At);
+            let _times = self.beside.times.lock();
+            let time = self.shown_mtime().map_or(SetTime::Keep, SetTime::At);
+            let restored = self.backing.set_times(SetTime::Keep, time);
             if !is_kept {
-                shown.kept = None;
+                self.beside.shown.lock().kept = None;
             }
-            self.backing.set_times(SetTime::Keep, time)
+            restored
         };
         match result {
             Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0)),
@@ -213,25 +239,23 @@ impl Core {
 
     /// Does `work`, a commit or what follows one, and lets others read and write beside it.
     pub fn open_to_others<T>(&self, st: &mut State, work: impl FnOnce(&Core, &mut State) -> T) -> T {
-        // What went wrong before is dealt with alone; damage, too, makes a state that is no longer simple.
-        let is_sound = st.prepared
-            && !(st.cut_open || st.barrier_failed || st.unsure)
-            && st.unsure_pages.is_empty()
-            && st.lost_from.is_none()
-            && st.unknown_from.is_none()
-            && st.refused.is_none();
-        if !is_sound {
+        if !st.is_sound() {
             return work(self, st);
         }
+        debug_assert!(
+            !st.dirty.values().any(|dirty| matches!(dirty, Dirty::Elsewhere(_))),
+            "copies are committed alone"
+        );
         self.publish(st);
         *self.beside.seen.write() = Some(st.for_readers());
         let opened = Opened { core: self, st };
         work(self, opened.st)
     }
 
-    /// Whether a commit now takes long enough for others to notice.
-    pub fn takes_long(&self, st: &State) -> bool {
-        self.buffered_len(st) >= OPEN_LEN_MIN || !self.has_cheap_barriers(st).unwrap_or(false)
+    /// Whether a commit now, and the barrier behind it if it `syncs`, takes so long that it is worth opening.
+    pub fn takes_long(&self, st: &State, syncs: bool) -> bool {
+        let has_barriers = syncs || (st.replaces && self.ctx.durability == Durability::Ordered);
+        self.buffered_len(st) >= OPEN_LEN_MIN || (has_barriers && st.barrier_took.is_none_or(|took| took >= PATIENCE))
     }
 
     /// Whether a block that is buffered may replace one that is stored. Looks at what is in memory alone.
@@ -245,23 +269,24 @@ impl Core {
         }
     }
 
-    /// Reads beside an open commit; `None` if there is none, or if it may be changing what is to be read.
-    pub fn read_beside(&self, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
+    /// Reads beside an open commit.
+    pub fn read_beside(&self, offset: u64, buf: &mut [u8]) -> Result<Attempt<usize>, StoreError> {
         let seen = self.beside.seen.read();
-        let Some(seen) = &*seen else { return Ok(None) };
+        let Some(seen) = &*seen else { return Ok(Attempt::Closed) };
         let shown = self.beside.shown.lock();
         let size = shown.size;
-        let Some((first, last)) = self.touched(size, offset, buf.len()) else { return Ok(Some(0)) };
+        let Some((first, last)) = self.touched(size, offset, buf.len()) else { return Ok(Attempt::Done(0)) };
         let late: BTreeMap<u64, Dirty> = shown.late.range(first..=last).map(|(b, dirty)| (*b, dirty.clone())).collect();
         drop(shown);
         if !self.are_still(seen, first, last) {
-            return Ok(None);
+            return Ok(Attempt::Refused);
         }
-        let Some(view) = self.view(seen, first, last)? else { return Ok(None) };
-        self.read_sound(&view.with(size, late), offset, buf)
+        let Some(view) = self.view(seen, first, last)? else { return Ok(Attempt::Refused) };
+        let read = self.read_sound(&view.with(size, late), offset, buf)?;
+        Ok(read.map_or(Attempt::Refused, Attempt::Done))
     }
 
-    /// Whether the pages of blocks `first..=last` are in memory, or nobody writes them.
+    /// Whether the pages of blocks `first..=last` are in memory, or not written by the commit.
     fn are_still(&self, st: &State, first: u64, last: u64) -> bool {
         let geo = self.geo();
         let is_written = |g: u64| {
@@ -269,7 +294,9 @@ impl Core {
             let has_dirty = st.dirty.range(first..first + geo.blocks_per_page()).next().is_some();
             has_dirty || [0, geo.last_page(st.disk_size), geo.last_page(st.size)].contains(&g)
         };
-        (geo.slot_of(first).0..=geo.slot_of(last).0).all(|g| st.pages.contains_key(&g) || !is_written(g))
+        // Those past the end are void, and nobody reads them.
+        let is_still = |g: u64| st.pages.contains_key(&g) || !self.is_within(st, g) || !is_written(g);
+        (geo.slot_of(first).0..=geo.slot_of(last).0).all(is_still)
     }
 
     /// Whether blocks `first..=last` can be committed later: no page of theirs is damaged.
@@ -283,24 +310,27 @@ impl Core {
             .all(|g| !matches!(view.entry(g), Some(Entry::Bad(_))))
     }
 
-    /// Takes a write of whole blocks, beside an open commit. `false`: it has to wait for the state.
-    pub fn write_beside(&self, offset: u64, data: &[u8], ahead: &Ahead) -> bool {
+    /// Takes a write of whole blocks, beside an open commit.
+    pub fn write_beside(&self, offset: u64, data: &[u8], ahead: &Ahead) -> Attempt<()> {
         let seen = self.beside.seen.read();
-        let Some(seen) = &*seen else { return false };
+        let Some(seen) = &*seen else { return Attempt::Closed };
         let (geo, len) = (self.geo(), self.ctx.block_len());
         let size = geo.block_size();
         let end = offset.saturating_add(data.len() as u64);
         if data.is_empty() || !offset.is_multiple_of(size) || !end.is_multiple_of(size) || end > geo.size_max() {
-            return false;
+            return Attempt::Refused;
         }
         let (first, last) = (offset / size, end / size - 1);
-        let fits = geo.block_offset(last) + size <= seen.len.max(seen.len_possible);
+        let backing_len = geo.block_offset(last) + size;
+        let fits = backing_len <= seen.len.max(seen.len_possible) || self.backing.check_len(backing_len).is_ok();
         if !fits || !ahead.is_for(self.ctx.domain, seen.file_id) || !self.are_good(seen, first, last) {
-            return false;
+            return Attempt::Refused;
         }
         let mut shown = self.beside.shown.lock();
-        if offset > shown.size || (shown.late.len() + (last - first + 1) as usize) * len > LATE_LEN_MAX {
-            return false;
+        let is_full = (shown.late.len() + (last - first + 1) as usize) * len > LATE_LEN_MAX
+            || seen.chunk_len.load(Ordering::Relaxed) > REPLACE_BUFFER_LEN + LATE_LEN_MAX;
+        if offset > shown.size || is_full {
+            return Attempt::Refused;
         }
         for (block, bytes) in (first..=last).zip(data.chunks_exact(len)) {
             let dirty = match ahead.block(block, len) {
@@ -311,11 +341,21 @@ impl Core {
         }
         shown.size = shown.size.max(end);
         shown.mtime = Some(Time::now());
-        true
+        Attempt::Done(())
     }
 }
 
 impl State {
+    /// Whether nothing is left of a failure or of damage. What is makes the next commit repair it first, which may change what blocks hold.
+    fn is_sound(&self) -> bool {
+        self.prepared
+            && !(self.cut_open || self.barrier_failed || self.unsure)
+            && self.unsure_pages.is_empty()
+            && self.lost_from.is_none()
+            && self.unknown_from.is_none()
+            && self.refused.is_none()
+    }
+
     /// What readers need of it.
     fn for_readers(&self) -> State {
         State {
@@ -328,6 +368,7 @@ impl State {
             unresolved: self.unresolved.clone(),
             len: self.len,
             len_possible: self.len_possible,
+            chunk_len: self.chunk_len.clone(),
             sparse: self.sparse,
             unsealed_empty: self.unsealed_empty,
             ..State::default()

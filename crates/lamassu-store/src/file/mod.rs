@@ -29,16 +29,15 @@ pub use chunk::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
-use crate::backend::{BackendFile, SetTime, Time};
-use beside::Alone;
+use crate::backend::{BackendFile, SetTime, Stat, Time};
+use beside::{Alone, Attempt, PATIENCE};
 use parking_lot::{RwLock, RwLockReadGuard};
 use state::{Core, State};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// How long who wants the state waits before he looks again whether he needs it.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// How often who wants the state tries to get it, and looks whether he needs it, before he waits in line: whoever has it may open a commit at any time.
+const TRIES_MAX: u32 = 100;
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
@@ -101,13 +100,15 @@ impl File {
     }
 
     fn read_piece(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        // Who waits may do so for a commit that begins only then.
-        for patience in [Duration::ZERO, PATIENCE] {
-            if let Some(st) = self.state.try_read_for(patience) {
+        let mut st = self.state.try_read();
+        for _ in 0..TRIES_MAX {
+            if let Some(st) = st {
                 return self.read_holding(st, offset, buf);
             }
-            if let Some(n) = self.core.read_beside(offset, buf)? {
-                return Ok(n);
+            match self.core.read_beside(offset, buf)? {
+                Attempt::Done(n) => return Ok(n),
+                Attempt::Refused => break,
+                Attempt::Closed => st = self.state.try_read_for(PATIENCE),
             }
         }
         self.read_holding(self.state.read(), offset, buf)
@@ -138,12 +139,15 @@ impl File {
     }
 
     fn write_piece(&self, offset: u64, piece: &[u8], ahead: &chunk::Ahead) -> Result<(), StoreError> {
-        for patience in [Duration::ZERO, PATIENCE] {
-            if let Some(st) = self.state.try_write_for(patience) {
+        let mut st = self.state.try_write();
+        for _ in 0..TRIES_MAX {
+            if let Some(st) = st {
                 return self.core.write_range(&mut Alone::new(&self.core, st), offset, piece, ahead);
             }
-            if self.core.write_beside(offset, piece, ahead) {
-                return Ok(());
+            match self.core.write_beside(offset, piece, ahead) {
+                Attempt::Done(()) => return Ok(()),
+                Attempt::Refused => break,
+                Attempt::Closed => st = self.state.try_write_for(PATIENCE),
             }
         }
         self.core.write_range(&mut self.alone(), offset, piece, ahead)
@@ -223,14 +227,10 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        self.beside_others(&mut self.alone(), Core::commit)
-    }
-
-    /// Does `work`, which changes no content; others go on beside it where it takes long.
-    fn beside_others<T>(&self, st: &mut State, work: impl FnOnce(&Core, &mut State) -> T) -> T {
-        match self.core.takes_long(st) {
-            true => self.core.open_to_others(st, work),
-            false => work(&self.core, st),
+        let mut st = self.alone();
+        match self.core.takes_long(&st, false) {
+            true => self.core.open_to_others(&mut st, Core::commit),
+            false => self.core.commit(&mut st),
         }
     }
 
@@ -239,7 +239,11 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        self.beside_others(&mut self.alone(), Core::sync)
+        let mut st = self.alone();
+        match self.core.takes_long(&st, true) {
+            true => self.core.open_to_others(&mut st, Core::sync),
+            false => self.core.sync(&mut st),
+        }
     }
 
     /// Whether buffered writes wait.
@@ -249,12 +253,13 @@ impl File {
 
     /// Bytes of memory that buffered blocks take.
     pub fn dirty_len(&self) -> u64 {
-        self.core.shown_buffered()
+        self.core.shown_buffered().max(self.chunk_len.load(Ordering::Relaxed) as u64)
     }
 
-    /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be.
+    /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be; or may, since the file is being changed.
     pub fn needs_settle(&self) -> bool {
-        !self.core.ctx.read_only && self.core.needs_settle(&self.state.read())
+        // While somebody has the state it is not: nobody is made to wait for that.
+        !self.core.ctx.read_only && self.state.try_read().is_none_or(|st| self.core.needs_settle(&st))
     }
 
     /// A token that names the writes so far, for [`File::settle`].
@@ -265,7 +270,11 @@ impl File {
     /// After a barrier that covered this file (a successful [`crate::Backend::sync`] between `covered_mark` and this call): clears
     /// pending bits, raises the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
     pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
-        self.core.open_to_others(&mut self.alone(), |core, st| core.settle(st, mark))
+        let mut st = self.alone();
+        match self.core.needs_settle(&st) {
+            true => self.core.open_to_others(&mut st, |core, st| core.settle(st, mark)),
+            false => self.core.settle(&mut st, mark),
+        }
     }
 
     /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
@@ -283,6 +292,17 @@ impl File {
         }
         let mut st = self.alone();
         self.core.open_to_others(&mut st, |core, st| core.commit(st).and_then(|()| core.settle_now(st)))
+    }
+
+    /// The backing file's stat, with the modification time that the file has for its users.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn stat(&self) -> std::io::Result<Stat> {
+        // Looked for on both sides of the store's answer: a commit may begin or end meanwhile.
+        let before = self.mtime();
+        let st = self.core.backing.stat()?;
+        Ok(Stat { mtime: self.mtime().or(before).unwrap_or(st.mtime), ..st })
     }
 
     /// The modification time that `stat` must show, while writes are buffered or the backing file is written; `None`: the backing file's own.

@@ -129,7 +129,8 @@ pub(super) struct State {
     pub file_id: [u8; 16],
     /// Pages in memory. Void pages past the size are never kept.
     pub pages: HashMap<u64, Entry>,
-    /// Pages that readers loaded under the shared lock; as good as those in `pages`. Empty for who holds the lock alone ([`Core::take_loaded`]).
+    /// Pages that readers loaded under the shared lock, or beside a commit; as good as those in `pages`. Empty for who holds the lock alone
+    /// ([`Core::take_loaded`]).
     pub loaded: Mutex<HashMap<u64, Entry>>,
     /// Pages read at open, not yet resolved or clipped.
     pub unresolved: BTreeMap<u64, Page>,
@@ -172,7 +173,7 @@ pub(super) struct State {
     pub born_mark: u64,
     /// Page 0 must carry the file's id, because other pages follow (I4).
     pub needs_id: bool,
-    /// What a barrier takes, in the mean of the last ones.
+    /// What a barrier that has something to cover takes, in the mean of the last ones.
     pub barrier_took: Option<Duration>,
     /// A barrier failed; everything uncovered must be written again before the next one counts.
     pub barrier_failed: bool,
@@ -304,8 +305,10 @@ impl Core {
             st.note_failed_barrier();
             return Err(StoreError::Io { op: "sync", offset: 0, source });
         }
-        let took = start.elapsed();
-        st.barrier_took = Some(st.barrier_took.map_or(took, |before| (3 * before + took) / 4));
+        if st.seq > st.covered {
+            let took = start.elapsed();
+            st.barrier_took = Some(st.barrier_took.map_or(took, |before| (3 * before + took) / 4));
+        }
         st.covered = st.seq;
         st.inherited_covered = true;
         st.barrier_failed = false;

@@ -14,7 +14,7 @@ pub(super) const PIECE_LEN: usize = 4 << 20;
 /// Bytes buffered before a commit that needs no barrier: appends and filled holes.
 const APPEND_BUFFER_LEN: usize = 16 << 20;
 /// Bytes buffered before a commit that replaces blocks, where a barrier costs something: replacing a whole page takes ⌈N/R⌉ rounds of barriers, for few pages or for many.
-const REPLACE_BUFFER_LEN: usize = 64 << 20;
+pub(super) const REPLACE_BUFFER_LEN: usize = 64 << 20;
 /// What costs less than this in the mean is next to nothing: a store in memory, or one that does not lose its write cache. There the commit is made early, while fewer wait for it.
 const BARRIER_CHEAP: Duration = Duration::from_micros(50);
 /// Bytes from which on a file that grows is refused more, once the store has refused a commit.
@@ -191,20 +191,13 @@ impl Core {
             return false;
         }
         // Of a file that has seen no barrier yet the first commit, made early, finds out. Relaxed commits have none.
-        let is_cheap = self.has_cheap_barriers(st).unwrap_or(true);
+        let is_cheap =
+            self.ctx.durability == Durability::Relaxed || st.barrier_took.is_none_or(|took| took < BARRIER_CHEAP);
         buffered >= if st.replaces && !is_cheap { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN }
     }
 
     fn commit_if_full(&self, st: &mut State) -> Result<(), StoreError> {
         if self.is_full(st) { self.commit(st) } else { Ok(()) }
-    }
-
-    /// Whether barriers cost next to nothing here; `None`: not known yet. Relaxed commits have none.
-    pub fn has_cheap_barriers(&self, st: &State) -> Option<bool> {
-        match self.ctx.durability {
-            Durability::Relaxed => Some(true),
-            Durability::Ordered => st.barrier_took.map(|took| took < BARRIER_CHEAP),
-        }
     }
 
     /// Makes the file longer; what is new reads as zeros. The bytes behind the end of the old last block are made zero.

@@ -20,6 +20,8 @@ pub struct Trace {
     pub log: CrashLog,
     /// Length of the log before the first step.
     pub start: usize,
+    /// Writes that went beside a commit.
+    pub beside: u64,
     /// Content after step i; step 0 is the empty file.
     contents: Vec<Vec<u8>>,
     /// Length of the log when step i was complete.
@@ -52,7 +54,8 @@ impl<'a> Recording<'a> {
         let hooked = FaultBackend::new(store.clone());
         let file = File::create(ctx.clone(), create_in(&hooked), "test").expect("creates");
         let start = store.position();
-        let trace = Trace { log: store.log(), start, contents: vec![vec![]], ends: vec![start], synced: vec![true] };
+        let trace =
+            Trace { log: store.log(), start, beside: 0, contents: vec![vec![]], ends: vec![start], synced: vec![true] };
         Recording { ctx, store, hooked, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
     }
 
@@ -135,19 +138,16 @@ impl<'a> Recording<'a> {
         self.done(true);
     }
 
-    /// An fsync, and a write of whole blocks by somebody else from its `nth` change of the store on.
-    pub fn sync_beside(&mut self, first: u64, blocks: u64, nth: u64) {
+    /// A settling, and a write of whole blocks by somebody else from its `nth` change of the store on. What comes beside it is committed by a later step.
+    pub fn settle_beside(&mut self, first: u64, blocks: u64, nth: u64) {
         let b = self.b();
         let first = first.min(self.size() / b);
         let data = fill((blocks * b) as usize, &mut self.rng);
         let file = self.file();
-        beside(
-            &self.hooked,
-            nth,
-            Duration::from_millis(3),
-            || file.sync().expect("syncs"),
-            || file.write_at(first * b, &data).expect("writes"),
-        );
+        let patience = Duration::from_millis(3);
+        let settle = || file.settle_now().expect("settles");
+        let went = beside(&self.hooked, nth, patience, settle, || file.write_at(first * b, &data).expect("writes"));
+        self.trace.beside += u64::from(went && blocks > 0);
         self.done(true);
         let (from, until) = ((first * b) as usize, (first * b) as usize + data.len());
         self.model.resize(self.model.len().max(until), 0);
@@ -223,7 +223,7 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
             }
             continue;
         }
-        match r.rng.below(16) {
+        match r.rng.below(17) {
             0..=4 => r.write(offset, len),
             5 => r.append(1 + len % 5000),
             6..=7 => {
@@ -236,10 +236,10 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
             }
             8 => r.punch(offset, len),
             9..=10 => r.flush(),
-            11 => r.sync(),
-            12 => r.sync_beside(offset / r.b(), len.div_ceil(r.b()).min(20), 1 + len % 4),
-            13 => r.settle(),
-            14 => r.settle_with_the_store(),
+            11..=12 => r.sync(),
+            13 => r.settle_beside(offset / r.b(), len.div_ceil(r.b()).min(20), 1 + len % 4),
+            14 => r.settle(),
+            15 => r.settle_with_the_store(),
             _ => r.reopen(),
         }
     }

@@ -114,14 +114,22 @@ pub fn beside(
         }
         None
     });
+    /// Takes the hook out, whatever happens: the other thread waits for it.
+    struct Unhook<'a>(&'a FaultBackend);
+    impl Drop for Unhook<'_> {
+        fn drop(&mut self) {
+            self.0.faults().clear_rules();
+        }
+    }
     std::thread::scope(|s| {
+        let unhook = Unhook(store);
         s.spawn(move || {
             let _ = started.recv(); // an error: `work` asked for fewer changes
             other();
             let _ = tell.send(());
         });
         work();
-        store.faults().clear_rules();
+        drop(unhook);
     });
     !*had_to_wait.lock().expect("no panic")
 }
