@@ -135,6 +135,15 @@ pub fn local_fast() -> (tempfile::TempDir, Arc<dyn Backend>) {
     (dir, backend)
 }
 
+/// Runs a test over each backend and both name modes.
+pub fn everywhere(test: impl Fn(&Recipe, &Arc<dyn Backend>)) {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        test(&recipe, &memory());
+        let (_dir, backend) = local();
+        test(&recipe, &backend);
+    }
+}
+
 /// Us.
 pub fn me() -> Owner {
     Owner { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), umask: 0 }
