@@ -161,7 +161,7 @@ Processor seconds of the serving process per GiB:
 
 {table(["s/GiB", *workloads], [[s, *cells(s, "cpu_s_per_gib")] for s in systems])}
 
-Its peak memory over all passes, MiB: {", ".join(f"{s} {p:.0f}" for s, p in peaks.items())}. Lamassu's is what it gathers of dirty data, at most 64 MiB a file, and the
+Its peak memory over all passes, MiB: {", ".join(f"{s} {p:.0f}" for s, p in peaks.items())}. Lamassu's is what it gathers of dirty data, at most 80 MiB a file, and the
 ciphertext of the batch in flight.
 
 ### Figure 8 of the Lamassu paper
