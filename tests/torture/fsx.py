@@ -100,6 +100,8 @@ class Fsx:
         )
 
     def put(self, offset, data):
+        if not data:
+            return  # a write of nothing does not make a file longer
         end = offset + len(data)
         if end > len(self.shadow):
             self.shadow.extend(bytes(end - len(self.shadow)))
@@ -117,7 +119,7 @@ class Fsx:
         self.put(offset, data)
 
     def op_append(self):
-        data = self.data(min(self.rng.choice((1, 33, 1000, 4096, 70000)), self.max_size - len(self.shadow)))
+        data = self.data(min(self.rng.choice((1, 33, 1000, 4096, 70000)), max(0, self.max_size - len(self.shadow))))
         self.note(f"append {len(data)} at {len(self.shadow)}")
         fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
