@@ -1,7 +1,7 @@
 //! What goes on beside a commit: reads, writes of whole blocks, and what `stat` shows; and that nothing of it is lost, whatever becomes of the commit.
 
 mod common;
-use common::{Rng, Setup, beside, create_in, fill, raw};
+use common::{Rng, Setup, beside, create_in, epochs, fill, raw};
 use lamassu_format::Domain;
 use lamassu_store::backend::fault::{Call, Fault, FaultBackend};
 use lamassu_store::backend::memory::MemoryBackend;
@@ -136,6 +136,49 @@ fn settling_is_no_change_of_the_file() {
         assert_eq!(file.stat().expect("stats").mtime, time);
     }));
     assert_eq!(file.backing().stat().expect("stats").mtime, time);
+    assert_eq!(file.mtime(), Some(time), "also for who asked the store while it said something else");
+    s.is_sound();
+}
+
+/// A write may be encrypted long before it gets the file for itself: by then its key may be old, and a re-keying have passed.
+#[test]
+fn what_was_sealed_under_an_older_key_is_sealed_again() {
+    let setup = Setup::default();
+    let ctx = setup.context();
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let file = File::create(ctx.clone(), create_in(&store), "test").expect("creates");
+    file.settle_now().expect("settles");
+    let data = fill(32 * B as usize, &mut Rng(8));
+    std::thread::scope(|s| {
+        let allocate = || file.allocate(0, 1, true).expect("allocates");
+        beside(&store, 1, LONG, allocate, || {
+            s.spawn(|| file.write_at(0, &data).expect("writes"));
+            while file.dirty_len() < data.len() as u64 {
+                std::thread::yield_now();
+            }
+            ctx.ring.replace(&epochs(1..=2, 1), &epochs(1..=2, 2));
+        });
+    });
+    file.settle_now().expect("settles");
+    let new = setup.context();
+    new.ring.replace(&epochs(2..=2, 1), &epochs(2..=2, 2));
+    let again = File::open(new, raw(&store), "again").expect("opens");
+    assert_eq!(content(&again), data);
+}
+
+#[test]
+fn everyone_who_waits_for_an_fsync_hears_of_a_barrier_that_failed() {
+    let mut s = Subject::new(Setup::default(), BLOCKS * B);
+    s.write(0, 300 * B);
+    let (file, store) = (&s.file, &s.store);
+    let sync = || {
+        store.faults().fail_next_sync(libc::EIO);
+        file.sync().expect_err("its barrier fails");
+    };
+    // It waits for the first, which is held up long enough for it to begin.
+    let waited = !beside(store, 1, Duration::from_secs(1), sync, || drop(file.sync().expect_err("the same barrier")));
+    assert!(waited);
+    file.sync().expect("both were told");
     s.is_sound();
 }
 

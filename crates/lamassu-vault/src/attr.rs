@@ -77,7 +77,7 @@ impl Vault {
         }
         match self.peek_size(dir, stored, st) {
             Ok(size) => {
-                self.nodes.lock().set_cached_size(ino, Some(CachedSize::new(st, size)));
+                self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
                 size
             }
             Err(e) => {

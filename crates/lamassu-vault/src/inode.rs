@@ -5,11 +5,15 @@
 //! once: a node whose last link went away keeps its number while anybody refers to it (a *zombie*), and a new entry that the store gives the same
 //! number gets another one. The kernel outlives the table of a vault that is unloaded and loaded again, and tells inodes apart by number and generation:
 //! so neither a generation nor a number of ours is ever used by two tables of a process. Nothing here touches the store.
+//!
+//! The kernel remembers as many inodes as its memory allows, millions of them, and each is a node here: they are kept small.
 
-use crate::{Ino, Kind, ROOT, Time};
+use crate::{Ino, Kind, ROOT};
 use lamassu_store::backend::Stat;
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -25,8 +29,8 @@ static ALTERNATIVES: AtomicU64 = AtomicU64::new(0);
 /// Generations that were given out: 32 bits, as the kernel keeps no more.
 static GENERATIONS: AtomicU32 = AtomicU32::new(0);
 
-fn new_generation() -> u64 {
-    GENERATIONS.fetch_add(1, Ordering::Relaxed).into()
+fn new_generation() -> u32 {
+    GENERATIONS.fetch_add(1, Ordering::Relaxed)
 }
 
 fn alternative() -> Ino {
@@ -50,26 +54,32 @@ impl From<&Stat> for StoreId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Link {
     pub parent: Ino,
-    pub name: OsString,
+    pub name: Box<OsStr>,
 }
+
+/// Nearly every node has one.
+type Links = SmallVec<[Link; 1]>;
 
 /// The plain size of a closed file, and the backing state it was read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CachedSize {
-    len: u64,
-    mtime: Time,
-    ctime: Time,
-    pub size: u64,
+    size: u64,
+    len: NonZeroU64,
+    seconds: [i64; 2],
+    nanos: [u32; 2],
 }
 
 impl CachedSize {
-    pub fn new(st: &Stat, size: u64) -> Self {
-        CachedSize { len: st.len, mtime: st.mtime, ctime: st.ctime, size }
+    /// `None` for an empty backing file: it needs none.
+    pub fn new(st: &Stat, size: u64) -> Option<Self> {
+        let times = [st.mtime, st.ctime];
+        let (seconds, nanos) = (times.map(|t| t.seconds), times.map(|t| t.nanos));
+        NonZeroU64::new(st.len).map(|len| CachedSize { size, len, seconds, nanos })
     }
 
     /// The size, if the file was not changed since.
     pub fn get(&self, st: &Stat) -> Option<u64> {
-        (self.len == st.len && self.mtime == st.mtime && self.ctime == st.ctime).then_some(self.size)
+        (Self::new(st, self.size).as_ref() == Some(self)).then_some(self.size)
     }
 }
 
@@ -86,25 +96,27 @@ pub(crate) struct Referenced {
 struct Node {
     id: StoreId,
     kind: Kind,
-    links: Vec<Link>,
+    links: Links,
     lookups: u64,
     /// Nodes below, open files.
     pins: u64,
-    generation: u64,
+    generation: u32,
     size: Option<CachedSize>,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
     /// Of a zombie whose removal we saw: what stat said last, without links.
-    last: Option<Stat>,
+    last: Option<Box<Stat>>,
 }
 
 /// See the module's head.
 pub(crate) struct NodeTable {
-    nodes: HashMap<Ino, Node>,
+    /// Boxed: a table has up to twice as many places as it has entries.
+    nodes: HashMap<Ino, Box<Node>>,
+    /// Living nodes that have another number than the store's own.
     by_store: HashMap<StoreId, Ino>,
     root_dev: u64,
     /// That of nodes made now.
-    generation: u64,
+    generation: u32,
 }
 
 impl NodeTable {
@@ -113,7 +125,7 @@ impl NodeTable {
         let node = Node {
             id,
             kind: Kind::Dir,
-            links: Vec::new(),
+            links: Links::new(),
             lookups: 1,
             pins: 0,
             generation: 0,
@@ -122,7 +134,7 @@ impl NodeTable {
             last: None,
         };
         NodeTable {
-            nodes: HashMap::from([(ROOT, node)]),
+            nodes: HashMap::from([(ROOT, Box::new(node))]),
             by_store: HashMap::from([(id, ROOT)]),
             root_dev: root.dev,
             generation: new_generation(),
@@ -131,7 +143,8 @@ impl NodeTable {
 
     /// The node of a backing inode, if it is in the table.
     pub fn find(&self, id: StoreId) -> Option<Ino> {
-        self.by_store.get(&id).copied()
+        let has_it = |ino: &Ino| self.nodes.get(ino).is_some_and(|n| n.live && n.id == id);
+        Some(id.ino).filter(has_it).or_else(|| self.by_store.get(&id).copied())
     }
 
     /// The number a listing shows for a backing inode on the root's device.
@@ -154,11 +167,11 @@ impl NodeTable {
 
     /// What is left to say of a zombie.
     pub fn last_stat(&self, ino: Ino) -> Option<Stat> {
-        self.nodes.get(&ino)?.last
+        self.nodes.get(&ino)?.last.as_deref().copied()
     }
 
     pub fn links(&self, ino: Ino) -> Vec<Link> {
-        self.nodes.get(&ino).map(|n| n.links.clone()).unwrap_or_default()
+        self.nodes.get(&ino).map(|n| n.links.to_vec()).unwrap_or_default()
     }
 
     pub fn first_link(&self, ino: Ino) -> Option<(Link, StoreId)> {
@@ -198,17 +211,19 @@ impl NodeTable {
             n.lookups += 1;
             n.generation
         });
-        Referenced { ino, generation: generation.unwrap_or_default(), is_new: known.is_none() }
+        Referenced { ino, generation: generation.unwrap_or_default().into(), is_new: known.is_none() }
     }
 
     fn insert(&mut self, id: StoreId, kind: Kind) -> Ino {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < OWN_MAX && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { alternative() };
         let generation = self.generation;
-        let node =
-            Node { id, kind, links: Vec::new(), lookups: 0, pins: 0, generation, size: None, live: true, last: None };
-        self.nodes.insert(ino, node);
-        self.by_store.insert(id, ino);
+        let links = Links::new();
+        let node = Node { id, kind, links, lookups: 0, pins: 0, generation, size: None, live: true, last: None };
+        self.nodes.insert(ino, Box::new(node));
+        if ino != id.ino {
+            self.by_store.insert(id, ino);
+        }
         ino
     }
 
@@ -218,11 +233,11 @@ impl NodeTable {
             return;
         }
         let Some(node) = self.nodes.get_mut(&ino) else { return };
-        if node.links.iter().any(|l| l.parent == parent && l.name == name) {
+        if node.links.iter().any(|l| l.parent == parent && *l.name == *name) {
             return;
         }
-        let gone = if node.kind == Kind::Dir { std::mem::take(&mut node.links) } else { Vec::new() };
-        node.links.push(Link { parent, name: name.to_owned() });
+        let gone = if node.kind == Kind::Dir { std::mem::take(&mut node.links) } else { Links::new() };
+        node.links.push(Link { parent, name: name.into() });
         if let Some(p) = self.nodes.get_mut(&parent) {
             p.pins += 1;
         }
@@ -235,7 +250,7 @@ impl NodeTable {
     pub fn remove_link(&mut self, ino: Ino, parent: Ino, name: &OsStr) {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         let before = node.links.len();
-        node.links.retain(|l| !(l.parent == parent && l.name == name));
+        node.links.retain(|l| !(l.parent == parent && *l.name == *name));
         if node.links.len() != before {
             self.unpin(parent);
         }
@@ -246,7 +261,7 @@ impl NodeTable {
         let ino = self.find(StoreId::from(st))?;
         if last {
             if let Some(node) = self.nodes.get_mut(&ino) {
-                node.last = Some(Stat { nlink: 0, ..*st });
+                node.last = Some(Box::new(Stat { nlink: 0, ..*st }));
             }
             self.bury(ino);
         } else {
@@ -284,10 +299,13 @@ impl NodeTable {
             // The store reuses the number: somebody else removed what we knew by it.
             self.bury(stale);
         }
-        let Some(ino) = self.by_store.remove(&old) else { return };
+        let Some(ino) = self.find(old) else { return };
+        self.by_store.remove(&old);
         if let Some(node) = self.nodes.get_mut(&ino) {
             (node.id, node.size) = (new, None);
-            self.by_store.insert(new, ino);
+            if ino != new.ino {
+                self.by_store.insert(new, ino);
+            }
         }
     }
 
@@ -299,7 +317,7 @@ impl NodeTable {
     /// Stored names of what lies in a directory, as far as it is in the table.
     pub fn names_in(&self, parent: Ino) -> Vec<OsString> {
         let links = self.nodes.values().flat_map(|n| &n.links);
-        links.filter(|l| l.parent == parent).map(|l| l.name.clone()).collect()
+        links.filter(|l| l.parent == parent).map(|l| l.name.to_os_string()).collect()
     }
 
     pub fn pin(&mut self, ino: Ino) {
@@ -356,7 +374,7 @@ impl NodeTable {
         let mut cur = ino;
         while cur != ROOT {
             let link = self.nodes.get(&cur)?.links.first()?;
-            names.push(&link.name);
+            names.push(&*link.name);
             cur = link.parent;
             if names.len() > DEPTH_MAX {
                 return None;
@@ -383,6 +401,7 @@ impl NodeTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Time;
 
     fn stat(ino: u64, kind: Kind) -> Stat {
         Stat {
@@ -400,6 +419,12 @@ mod tests {
             mtime: Time::default(),
             ctime: Time::default(),
         }
+    }
+
+    /// A million of them is what the kernel may remember without being short of memory.
+    #[test]
+    fn nodes_are_small() {
+        assert!(size_of::<Node>() <= 128, "{} bytes", size_of::<Node>());
     }
 
     fn table() -> NodeTable {
@@ -494,7 +519,7 @@ mod tests {
         let f = t.reference(ROOT, name("f"), &st).ino;
         assert_eq!(t.reference(d, name("g"), &st).ino, f);
         t.moved(id, (ROOT, name("f")), (d, name("h")));
-        let names: Vec<_> = t.links(f).into_iter().map(|l| l.name).collect();
+        let names: Vec<_> = t.links(f).into_iter().map(|l| l.name.into_os_string()).collect();
         assert_eq!(names, ["g", "h"]);
         t.unlinked(&st, d, name("g"), false);
         assert_eq!(t.stored_path(f), Some("d/h".into()));
@@ -542,7 +567,7 @@ mod tests {
         let mut t = table();
         let st = Stat { len: 4096, ..stat(12, Kind::File) };
         let f = t.reference(ROOT, name("f"), &st).ino;
-        t.set_cached_size(f, Some(CachedSize::new(&st, 77)));
+        t.set_cached_size(f, CachedSize::new(&st, 77));
         assert_eq!(t.cached_size(f, &st), Some(77));
         let later = Time { seconds: 1, nanos: 0 };
         for changed in [Stat { len: 8192, ..st }, Stat { mtime: later, ..st }, Stat { ctime: later, ..st }] {

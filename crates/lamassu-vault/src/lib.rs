@@ -83,6 +83,8 @@ pub struct Vault {
     /// Renames and links so far: what a walk over the tree may have missed.
     moves: AtomicU64,
     unsynced: settle::Unsynced,
+    /// How many barriers of the whole store have failed.
+    barriers_failed: AtomicU64,
     /// Bytes written since the buffers were last added up.
     written: AtomicU64,
     /// Set while that is more than it may be.
@@ -166,6 +168,7 @@ impl Vault {
             rekeying: Mutex::new(()),
             moves: AtomicU64::new(0),
             unsynced: settle::Unsynced::default(),
+            barriers_failed: AtomicU64::new(0),
             written: AtomicU64::new(0),
             overfull: Mutex::new(None),
             started: Instant::now(),
@@ -205,11 +208,9 @@ impl Vault {
         // Nothing starts any more; what is under way ends first.
         self.gate.open();
         self.gate.close();
-        let settle = || self.settle_all().and_then(|()| self.sync_store());
         let done = match self.options.read_only {
             true => Ok(()),
-            // Twice: a store tells of a lost barrier once, and what that concerns is then written again.
-            false => settle().or_else(|_| settle()),
+            false => self.settle_twice(|vault| vault.settle_all().and_then(|()| vault.sync_store())),
         };
         self.handles.clear();
         self.nameless.clear();

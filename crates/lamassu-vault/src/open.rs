@@ -293,10 +293,15 @@ impl Vault {
     /// Takes a file that nobody holds out of the table, unless something in it is not settled. With `force` that is lost: right for a removed
     /// file, and for one that fails for good.
     pub(crate) fn let_go(&self, ino: Ino, force: bool) {
-        let Some(open) = self.files.remove_idle(ino, |f| force || !f.is_unsettled()) else { return };
+        self.let_go_if(ino, |f| force || !f.is_unsettled());
+    }
+
+    /// The same where `may_go`, which nobody can change meanwhile.
+    pub(crate) fn let_go_if(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) {
+        let Some(open) = self.files.remove_idle(ino, may_go) else { return };
         let file = open.file();
         let size = match file.backing().stat() {
-            Ok(st) if !file.is_dirty() => Some(CachedSize::new(&st, file.size())),
+            Ok(st) if !file.is_dirty() => CachedSize::new(&st, file.size()),
             Ok(_) | Err(_) => None,
         };
         {
@@ -420,17 +425,14 @@ impl Vault {
     /// [`VaultError::Invalid`] for an empty or impossible range, [`VaultError::BadHandle`], those of the store.
     pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
         let open = self.writing(handle)?;
-        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(VaultError::Invalid)?;
+        offset.checked_add(len).filter(|_| len > 0).ok_or(VaultError::Invalid)?;
         let _pass = self.change()?;
         let file = open.file();
         let done = match mode {
             Fallocate::Reserve => file.allocate(offset, len, false),
             Fallocate::KeepSize => file.allocate(offset, len, true),
             Fallocate::Punch => file.punch(offset, len),
-            Fallocate::Zero { keep_size } => file.punch(offset, len).and_then(|()| match file.size() {
-                size if end > size && !keep_size => file.truncate(end),
-                _ => Ok(()),
-            }),
+            Fallocate::Zero { keep_size } => file.zero(offset, len, keep_size),
         };
         open.touched(self.now());
         Ok(done?)

@@ -8,7 +8,7 @@ use crate::open::{Millis, OpenFile};
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_store::StoreError;
 use parking_lot::Mutex;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -44,32 +44,47 @@ fn errno_of(error: &StoreError) -> Option<i32> {
 /// Entries that were made or moved in this mount and whose parent directory is not known to be synced since.
 #[derive(Default)]
 pub(crate) struct Unsynced {
-    entries: Mutex<HashSet<StoreId>>,
+    /// Each with its number; what a sync covers has none above the last one given before it began.
+    entries: Mutex<(HashMap<StoreId, u64>, u64)>,
 }
 
 impl Unsynced {
     pub fn add(&self, id: StoreId) {
-        self.entries.lock().insert(id);
+        let (entries, last) = &mut *self.entries.lock();
+        *last += 1;
+        entries.insert(id, *last);
     }
 
+    /// The entry is gone.
     pub fn remove(&self, id: StoreId) {
-        self.entries.lock().remove(&id);
+        self.entries.lock().0.remove(&id);
     }
 
-    fn contains(&self, id: StoreId) -> bool {
-        self.entries.lock().contains(&id)
+    /// The number of an entry that is not synced.
+    fn number(&self, id: StoreId) -> Option<u64> {
+        self.entries.lock().0.get(&id).copied()
     }
 
     fn len(&self) -> usize {
-        self.entries.lock().len()
+        self.entries.lock().0.len()
     }
 
-    fn take(&self) -> HashSet<StoreId> {
-        std::mem::take(&mut *self.entries.lock())
+    /// The last number given.
+    fn last(&self) -> u64 {
+        self.entries.lock().1
     }
 
-    fn put_back(&self, entries: HashSet<StoreId>) {
-        self.entries.lock().extend(entries);
+    /// The entry is synced as it was when it had `number`.
+    fn synced(&self, id: StoreId, number: u64) {
+        let (entries, _) = &mut *self.entries.lock();
+        if entries.get(&id) == Some(&number) {
+            entries.remove(&id);
+        }
+    }
+
+    /// Everything up to `number` is synced.
+    fn all_synced(&self, number: u64) {
+        self.entries.lock().0.retain(|_, n| *n > number);
     }
 }
 
@@ -95,22 +110,40 @@ fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), StoreError
 impl Vault {
     /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears of it: the store tells once only.
     pub(crate) fn sync_store(&self) -> Result<()> {
-        let entries = self.unsynced.take();
+        let last = self.unsynced.last();
         let done = self.backend.sync().map_err(io("sync the store"));
-        if done.is_err() {
-            self.unsynced.put_back(entries);
-            for open in self.files.all() {
-                open.file().barrier_failed();
+        match &done {
+            // Not before: who syncs a file meanwhile must still find its name among those that are not.
+            Ok(()) => self.unsynced.all_synced(last),
+            Err(_) => {
+                self.barriers_failed.fetch_add(1, Ordering::AcqRel);
+                for open in self.files.all() {
+                    open.file().barrier_failed();
+                }
             }
         }
         done
+    }
+
+    /// Everything durable, by `settle`, tried a second time where the store failed: it tells of a lost barrier once, and what that concerns in open files is then written
+    /// again. But what it concerns besides, a small file closed a moment before, nobody has any more: that a barrier was lost is told, whatever comes of the second attempt.
+    pub(crate) fn settle_twice(&self, settle: impl Fn(&Self) -> Result<()>) -> Result<()> {
+        let failed_before = self.barriers_failed.load(Ordering::Acquire);
+        let Err(first) = settle(self) else { return Ok(()) };
+        // What is damaged was given up with the first attempt: the second knows nothing of it.
+        let is_damaged = matches!(first, VaultError::Damaged { .. } | VaultError::Store(StoreError::Damaged(_)));
+        let is_lost = is_damaged || self.barriers_failed.load(Ordering::Acquire) != failed_before;
+        match settle(self) {
+            Ok(()) if is_lost => Err(first),
+            second => second,
+        }
     }
 
     /// Commits and settles `files`; lets go of those that nobody holds. Files that fail stay as they are, to be tried again.
     fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let _one_at_a_time = self.settling.lock();
         let mut first = First(Ok(()));
-        let mut marked = Vec::with_capacity(files.len());
+        let (mut marked, mut failed) = (Vec::with_capacity(files.len()), false);
         for open in files {
             // Another pass may have settled it and let it go; if it is open again, that is another `File`.
             if !self.files.get(open.ino).is_some_and(|now| Arc::ptr_eq(&now, &open)) {
@@ -123,20 +156,22 @@ impl Vault {
                 Err(e) => {
                     open.unsettled_since.store(since, Ordering::Relaxed);
                     self.failed(&open, e, &mut first);
+                    failed = true;
                 }
             }
         }
-        if marked.is_empty() {
+        if marked.is_empty() && failed {
             return first.0;
         }
+        // Also where another pass has settled all of them: its barrier may have begun before what was written last.
         first.note(self.sync_store());
         for (mark, open) in marked {
             match settle_file(&open, mark) {
-                // Not touched since and still unsettled: it holds a damaged block, which settles never.
-                Ok(()) => {
-                    let stuck = open.unsettled_since.load(Ordering::Relaxed) == 0 && !open.file().is_dirty();
-                    self.let_go(open.ino, stuck);
-                }
+                // What still is unsettled, and was not written since, holds a damaged block, which settles never.
+                Ok(()) => self.let_go_if(open.ino, |open| {
+                    let is_stuck = open.unsettled_since.load(Ordering::Relaxed) == 0 && !open.file().is_dirty();
+                    is_stuck || !open.is_unsettled()
+                }),
                 Err(e) => self.failed(&open, e, &mut first),
             }
         }
@@ -244,8 +279,10 @@ impl Vault {
         let (settle, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|f| older(&f.unsettled_since, SETTLE_AFTER));
         let mut first = First(Ok(()));
         for open in rest.iter().filter(|f| older(&f.dirty_since, COMMIT_AFTER)) {
-            if let Err(e) = open.flush() {
-                self.failed(open, e, &mut first);
+            match open.flush() {
+                // One that was closed while the store took nothing, and has nothing to settle.
+                Ok(()) => self.let_go(open.ino, false),
+                Err(e) => self.failed(open, e, &mut first),
             }
         }
         if !settle.is_empty() {
@@ -275,7 +312,7 @@ impl Vault {
         }
         // Frozen: everything is settled already.
         let Some(_pass) = self.gate.enter_unless_still() else { return Ok(()) };
-        self.settle_all()
+        self.settle_twice(Vault::settle_all)
     }
 
     /// Commits, settles, and blocks every change until [`Vault::thaw`]. Reads go on. A frozen vault stays so.
@@ -352,15 +389,36 @@ impl Vault {
         for pair in chain.windows(2) {
             let [below, parent] = pair else { continue };
             let Some(id) = self.nodes.lock().id(*below) else { continue };
-            if *below == ROOT || !self.unsynced.contains(id) {
-                continue;
-            }
+            let Some(number) = self.unsynced.number(id).filter(|_| *below != ROOT) else { continue };
             match self.dir(*parent).and_then(|d| d.handle.sync().map_err(io("sync a directory"))) {
-                Ok(()) => self.unsynced.remove(id),
+                Ok(()) => self.unsynced.synced(id, number),
                 Err(VaultError::Stale | VaultError::NotFound) => {}
                 Err(e) => return Err(e),
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_sync_covered_is_synced() {
+        let unsynced = Unsynced::default();
+        let [a, b] = [1, 2].map(|inode| StoreId { dev: 1, ino: inode });
+        unsynced.add(a);
+        let before = unsynced.last();
+        assert!(unsynced.number(a).is_some(), "it is unsynced until the sync is done");
+        unsynced.add(b);
+        unsynced.all_synced(before);
+        assert_eq!((unsynced.number(a), unsynced.len()), (None, 1));
+        let number = unsynced.number(b).expect("made since");
+        unsynced.add(b);
+        unsynced.synced(b, number);
+        assert!(unsynced.number(b).is_some(), "moved once more since");
+        unsynced.remove(b);
+        assert_eq!(unsynced.len(), 0);
     }
 }

@@ -31,7 +31,7 @@ impl Vault {
                 other => other?,
             };
             match dir.handle.stat_entry(&link.name) {
-                Ok(st) if StoreId::from(&st) == id => return Ok((dir, link.name, st)),
+                Ok(st) if StoreId::from(&st) == id => return Ok((dir, link.name.into_os_string(), st)),
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),

@@ -189,3 +189,58 @@ fn an_attribute_that_cannot_be_read_is_not_taken_for_damaged() {
     }
     v.clean();
 }
+
+/// A small file that was closed is in no table when the store says that it lost something: nobody can write it again.
+#[test]
+fn a_barrier_that_fails_is_told_although_the_next_one_is_good() {
+    for closes in [false, true] {
+        let (fault, backend) = faulty();
+        let v = Recipe::default().make(&backend);
+        v.sync_all().unwrap();
+        v.put("small", b"closed, and nothing of it to be settled");
+        fault.faults().fail_next_sync(libc::EIO);
+        let told = if closes { v.close() } else { v.sync_all() };
+        told.expect_err("the first barrier failed");
+        fault.faults().clear_rules();
+        if !closes {
+            v.sync_all().expect("it was told");
+            v.clean();
+        }
+    }
+}
+
+/// Another pass settles the only file that is left to be settled, with a barrier that began before the last write.
+#[test]
+fn who_syncs_beside_another_pass_has_a_barrier_of_his_own() {
+    let (fault, backend) = faulty();
+    let v = Recipe::default().make(&backend);
+    v.sync_all().unwrap();
+    v.put("first", &vec![7; 100_000]);
+    let barriers = || fault.faults().calls(Call::SyncStore);
+    let before = barriers();
+    let (begun, begins) = std::sync::mpsc::channel();
+    let (go, goes) = std::sync::mpsc::channel::<()>();
+    let (begun, goes) = (std::sync::Mutex::new(Some(begun)), std::sync::Mutex::new(goes));
+    fault.faults().rule(move |c| {
+        let begun = (c.call == Call::SyncStore).then(|| begun.lock().unwrap().take()).flatten();
+        if let Some(begun) = begun {
+            begun.send(()).unwrap();
+            let _ = goes.lock().unwrap().recv();
+        }
+        None
+    });
+    std::thread::scope(|s| {
+        let v = &v;
+        s.spawn(|| v.sync_all().unwrap());
+        begins.recv().unwrap();
+        v.put("second", b"small");
+        let other = s.spawn(|| v.sync_all().unwrap());
+        // Time to look for what is unsettled, and to wait; if it comes later it finds nothing, and the outcome is the same.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        go.send(()).unwrap();
+        other.join().unwrap();
+    });
+    assert!(barriers() - before >= 2, "what was written after the first barrier had begun is not covered by it");
+    fault.faults().clear_rules();
+    v.clean();
+}

@@ -11,7 +11,7 @@
 //!   those after. What may change content is never opened: the repair of what a failure left ([`State::is_sound`]), truncation, punching, copying, re-keying.
 //! * A write beside a commit cannot fail later but as any buffered write can: it fills whole blocks, under pages that are good or past the end, and the store can hold a file of that length.
 //! * Readers and writers hold `seen` while they are at it; closing takes it away from them first.
-//! * Locks are taken in the order state, `seen`, `times`, `shown`.
+//! * Locks are taken in the order state, `seen`, `times`, `shown`; the hint of the id is held with no other that comes after it.
 
 use super::chunk::Ahead;
 use super::open::HOLE;
@@ -21,7 +21,7 @@ use super::write::REPLACE_BUFFER_LEN;
 use crate::backend::{SetTime, Time};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
+use std::ops::{ControlFlow, Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ const LATE_LEN_MAX: usize = 16 << 20;
 const OPEN_LEN_MIN: usize = 1 << 20;
 /// How long who wants the state waits for it before he looks whether a commit has been opened.
 pub(super) const PATIENCE: Duration = Duration::from_millis(1);
+/// How often he looks, before he waits in line: whoever has the state may open a commit at any time.
+const TRIES_MAX: u32 = 100;
 
 /// What is known of a file without its state.
 #[derive(Default)]
@@ -51,6 +53,26 @@ pub(super) enum Attempt<T> {
     Closed,
 }
 
+/// Does something with the state, if that is `had`, or beside a commit: `Break` with what `beside` gave; or `Continue` with the state, for which `try_again` waits a little.
+/// `None`: he has to wait in line.
+pub(super) fn or_hold<G, T, E>(
+    mut had: Option<G>,
+    mut beside: impl FnMut() -> Result<Attempt<T>, E>,
+    try_again: impl Fn() -> Option<G>,
+) -> Result<ControlFlow<T, Option<G>>, E> {
+    for _ in 0..TRIES_MAX {
+        if had.is_some() {
+            break;
+        }
+        match beside()? {
+            Attempt::Done(done) => return Ok(ControlFlow::Break(done)),
+            Attempt::Refused => break,
+            Attempt::Closed => had = try_again(),
+        }
+    }
+    Ok(ControlFlow::Continue(had))
+}
+
 /// What `stat` shows, and what waits beside an open commit.
 #[derive(Default)]
 struct Shown {
@@ -60,6 +82,8 @@ struct Shown {
     mtime: Option<Time>,
     /// The backing file's modification time while Lamassu itself changes that file: to be set again.
     kept: Option<Time>,
+    /// What it was last set to, if nothing has changed it since: whoever asked the store while it was not what it must be goes by this.
+    known: Option<Time>,
     /// Something has to be committed.
     is_dirty: bool,
     /// Bytes that blocks in the state take.
@@ -158,7 +182,12 @@ impl Core {
     /// The modification time to be shown instead of the backing file's.
     pub fn shown_mtime(&self) -> Option<Time> {
         let shown = self.beside.shown.lock();
-        shown.mtime.or(shown.kept)
+        shown.mtime.or(shown.kept).or(shown.known)
+    }
+
+    /// To be called before the store changes the backing file's modification time by itself, outside of [`Core::keeping_mtime`].
+    pub fn forget_known_mtime(&self) {
+        self.beside.shown.lock().known = None;
     }
 
     /// Notes that the content changes now.
@@ -166,7 +195,7 @@ impl Core {
         self.beside.shown.lock().mtime = Some(Time::now());
     }
 
-    /// The writes whose time was to be set are committed, or nothing of them is left.
+    /// The writes whose time was to be set are committed, with their time. Not where others have come meanwhile: theirs is still to be set.
     pub fn forget_mtime(&self) {
         let mut shown = self.beside.shown.lock();
         if shown.late.is_empty() {
@@ -179,11 +208,16 @@ impl Core {
         let _times = self.beside.times.lock();
         let time = self.beside.shown.lock().mtime;
         match time {
-            Some(time) => {
-                self.backing.set_times(SetTime::Keep, SetTime::At(time)).map_err(StoreError::io("set times", 0))
-            }
+            Some(time) => self.restore(time).map_err(StoreError::io("set times", 0)),
             None => Ok(()),
         }
+    }
+
+    /// Sets the modification time. The caller holds `times`.
+    fn restore(&self, time: Time) -> std::io::Result<()> {
+        let done = self.backing.set_times(SetTime::Keep, SetTime::At(time));
+        self.beside.shown.lock().known = done.is_ok().then_some(time);
+        done
     }
 
     /// Sets times now; what is committed later leaves the modification time as it is.
@@ -202,6 +236,7 @@ impl Core {
             let mut shown = self.beside.shown.lock();
             shown.mtime = shown.mtime.map(|_| time);
             shown.kept = shown.kept.map(|_| time);
+            shown.known = Some(time);
         }
         Ok(())
     }
@@ -212,25 +247,13 @@ impl Core {
         st: &mut State,
         change: impl FnOnce(&Self, &mut State) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let is_kept = {
-            let _times = self.beside.times.lock();
-            let is_kept = self.beside.shown.lock().kept.is_some();
-            if !is_kept {
-                let before = self.backing.stat().map_err(StoreError::io("stat", 0))?.mtime;
-                self.beside.shown.lock().kept = Some(before);
-            }
-            is_kept
-        };
+        let kept = Kept::new(self).map_err(StoreError::io("stat", 0))?;
         let result = change(self, st);
         let restored = {
             let _times = self.beside.times.lock();
-            let time = self.shown_mtime().map_or(SetTime::Keep, SetTime::At);
-            let restored = self.backing.set_times(SetTime::Keep, time);
-            if !is_kept {
-                self.beside.shown.lock().kept = None;
-            }
-            restored
+            self.shown_mtime().map_or(Ok(()), |time| self.restore(time))
         };
+        drop(kept);
         match result {
             Ok(value) => restored.map(|()| value).map_err(StoreError::io("set times", 0)),
             Err(error) => Err(error),
@@ -239,7 +262,7 @@ impl Core {
 
     /// Does `work`, a commit or what follows one, and lets others read and write beside it.
     pub fn open_to_others<T>(&self, st: &mut State, work: impl FnOnce(&Core, &mut State) -> T) -> T {
-        if !st.is_sound() {
+        if !self.is_sound(st) {
             return work(self, st);
         }
         debug_assert!(
@@ -323,7 +346,7 @@ impl Core {
         let (first, last) = (offset / size, end / size - 1);
         let backing_len = geo.block_offset(last) + size;
         let fits = backing_len <= seen.len.max(seen.len_possible) || self.backing.check_len(backing_len).is_ok();
-        if !fits || !ahead.is_for(self.ctx.domain, seen.file_id) || !self.are_good(seen, first, last) {
+        if !fits || !ahead.is_for(&self.ctx, seen.file_id) || !self.are_good(seen, first, last) {
             return Attempt::Refused;
         }
         let mut shown = self.beside.shown.lock();
@@ -343,19 +366,47 @@ impl Core {
         shown.mtime = Some(Time::now());
         Attempt::Done(())
     }
+
+    /// Whether nothing is left of a failure, of a crash or of damage. What is makes the next commit or settling mend it first, which may change what blocks hold, and
+    /// pages that readers beside it would look at.
+    fn is_sound(&self, st: &State) -> bool {
+        st.prepared
+            && !(st.cut_open || st.barrier_failed || st.unsure)
+            && st.unsure_pages.is_empty()
+            && st.lost_from.is_none()
+            && st.unknown_from.is_none()
+            && st.refused.is_none()
+            && !self.may_lack_pages(st)
+    }
+}
+
+/// Keeps the backing file's modification time in [`Shown::kept`] until it is dropped, by a panic too; by the outermost of several.
+struct Kept<'a> {
+    core: &'a Core,
+    is_outermost: bool,
+}
+
+impl<'a> Kept<'a> {
+    fn new(core: &'a Core) -> std::io::Result<Kept<'a>> {
+        let _times = core.beside.times.lock();
+        let is_outermost = core.beside.shown.lock().kept.is_none();
+        if is_outermost {
+            let before = core.backing.stat()?.mtime;
+            core.beside.shown.lock().kept = Some(before);
+        }
+        Ok(Kept { core, is_outermost })
+    }
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
+        if self.is_outermost {
+            self.core.beside.shown.lock().kept = None;
+        }
+    }
 }
 
 impl State {
-    /// Whether nothing is left of a failure or of damage. What is makes the next commit repair it first, which may change what blocks hold.
-    fn is_sound(&self) -> bool {
-        self.prepared
-            && !(self.cut_open || self.barrier_failed || self.unsure)
-            && self.unsure_pages.is_empty()
-            && self.lost_from.is_none()
-            && self.unknown_from.is_none()
-            && self.refused.is_none()
-    }
-
     /// What readers need of it.
     fn for_readers(&self) -> State {
         State {
@@ -372,6 +423,29 @@ impl State {
             sparse: self.sparse,
             unsealed_empty: self.unsealed_empty,
             ..State::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::convert::Infallible;
+
+    /// The state that is had with the last try is handed on: to let go of it and wait in line would be to wait for oneself.
+    #[test]
+    fn the_state_is_handed_on_whenever_it_comes() {
+        for at in [0, 1, 2, TRIES_MAX - 1, TRIES_MAX, TRIES_MAX + 1] {
+            let tries = Cell::new(0);
+            let had = (at == 0).then_some(0);
+            let again = || {
+                tries.set(tries.get() + 1);
+                (tries.get() == at).then_some(at)
+            };
+            let Ok(got) = or_hold(had, || Ok::<Attempt<()>, Infallible>(Attempt::Closed), again);
+            assert_eq!(got, ControlFlow::Continue((at <= TRIES_MAX).then_some(at)), "at try {at}");
+            assert_eq!(tries.get(), at.min(TRIES_MAX));
         }
     }
 }

@@ -2,8 +2,9 @@
 //! commit finds ciphertext. Smaller writes are buffered as plaintext and sealed by the commit, since they may well be written again before it.
 
 use super::state::Core;
-use super::types::StoreError;
-use lamassu_format::{BlockKey, Domain};
+use super::types::{FileContext, StoreError};
+use lamassu_crypto::InnerKey;
+use lamassu_format::BlockKey;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -126,12 +127,16 @@ pub(super) struct Ahead {
     first: u64,
     chunk: Option<Arc<Chunk>>,
     keys: Vec<BlockKey>,
+    /// The K_in that they were sealed under.
+    inner: Option<Arc<InnerKey>>,
 }
 
 impl Ahead {
-    /// Whether they are of the file with this id, where that matters: the file may have been emptied meanwhile.
-    pub fn is_for(&self, domain: Domain, file_id: [u8; 16]) -> bool {
-        self.chunk.is_none() || !domain.is_salted() || self.file_id == file_id
+    /// Whether they are of the file with this id, where that matters, and of the newest K_in: the file may have been emptied meanwhile, and a re-keying may have
+    /// passed by where they are to go.
+    pub fn is_for(&self, ctx: &FileContext, file_id: [u8; 16]) -> bool {
+        let Some(inner) = &self.inner else { return true };
+        Arc::ptr_eq(inner, &ctx.ring.inner()) && (!ctx.domain.is_salted() || self.file_id == file_id)
     }
 
     /// Block `b`, if it is among them. `len` is the block size.
@@ -164,7 +169,7 @@ impl Core {
         let mut chunk = Chunk::new(plain.len(), living);
         let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, first));
         self.ctx.engine.seal_to(&key, salts, plain, &mut chunk.memory[..plain.len()], len, &mut keys);
-        Ok(Ahead { file_id, first, chunk: Some(Arc::new(chunk)), keys })
+        Ok(Ahead { file_id, first, chunk: Some(Arc::new(chunk)), keys, inner: Some(key) })
     }
 }
 

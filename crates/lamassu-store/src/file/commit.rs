@@ -99,6 +99,11 @@ impl Place {
     }
 }
 
+/// What an fsync says whose own barrier was good, after another has failed.
+pub(super) fn lost_barrier() -> StoreError {
+    StoreError::io("sync", 0)(std::io::Error::from_raw_os_error(libc::EIO))
+}
+
 impl Core {
     /// Whether anything is buffered.
     pub fn needs_commit(&self, st: &State) -> bool {
@@ -217,7 +222,7 @@ impl Core {
         let untold = std::mem::take(&mut st.untold);
         done?;
         match untold {
-            true => Err(StoreError::io("sync", 0)(std::io::Error::from_raw_os_error(libc::EIO))),
+            true => Err(lost_barrier()),
             false => Ok(()),
         }
     }

@@ -30,14 +30,12 @@ pub use rekey::{Rekey, RekeyStep};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Stat, Time};
-use beside::{Alone, Attempt, PATIENCE};
+use beside::{Alone, PATIENCE};
 use parking_lot::{RwLock, RwLockReadGuard};
 use state::{Core, State};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-
-/// How often who wants the state tries to get it, and looks whether he needs it, before he waits in line: whoever has it may open a commit at any time.
-const TRIES_MAX: u32 = 100;
 
 /// An open encrypted file. Methods take `&self` and may be called from several threads.
 pub struct File {
@@ -45,6 +43,8 @@ pub struct File {
     state: RwLock<State>,
     /// [`State::chunk_len`], without the lock.
     chunk_len: Arc<AtomicUsize>,
+    /// [`State::barriers_lost`], without the lock.
+    barriers_lost: Arc<AtomicU64>,
 }
 
 impl File {
@@ -62,7 +62,12 @@ impl File {
         };
         let state = core.open_state()?;
         core.publish(&state);
-        Ok(File { core, chunk_len: state.chunk_len.clone(), state: RwLock::new(state) })
+        Ok(File {
+            core,
+            chunk_len: state.chunk_len.clone(),
+            barriers_lost: state.barriers_lost.clone(),
+            state: RwLock::new(state),
+        })
     }
 
     /// Takes a backing file just created: it gets its page even if it stays empty.
@@ -100,18 +105,11 @@ impl File {
     }
 
     fn read_piece(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let mut st = self.state.try_read();
-        for _ in 0..TRIES_MAX {
-            if let Some(st) = st {
-                return self.read_holding(st, offset, buf);
-            }
-            match self.core.read_beside(offset, buf)? {
-                Attempt::Done(n) => return Ok(n),
-                Attempt::Refused => break,
-                Attempt::Closed => st = self.state.try_read_for(PATIENCE),
-            }
+        let beside = || self.core.read_beside(offset, buf);
+        match beside::or_hold(self.state.try_read(), beside, || self.state.try_read_for(PATIENCE))? {
+            ControlFlow::Break(n) => Ok(n),
+            ControlFlow::Continue(st) => self.read_holding(st.unwrap_or_else(|| self.state.read()), offset, buf),
         }
-        self.read_holding(self.state.read(), offset, buf)
     }
 
     fn read_holding(&self, st: RwLockReadGuard<'_, State>, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
@@ -139,18 +137,14 @@ impl File {
     }
 
     fn write_piece(&self, offset: u64, piece: &[u8], ahead: &chunk::Ahead) -> Result<(), StoreError> {
-        let mut st = self.state.try_write();
-        for _ in 0..TRIES_MAX {
-            if let Some(st) = st {
-                return self.core.write_range(&mut Alone::new(&self.core, st), offset, piece, ahead);
-            }
-            match self.core.write_beside(offset, piece, ahead) {
-                Attempt::Done(()) => return Ok(()),
-                Attempt::Refused => break,
-                Attempt::Closed => st = self.state.try_write_for(PATIENCE),
+        let beside = || Ok::<_, StoreError>(self.core.write_beside(offset, piece, ahead));
+        match beside::or_hold(self.state.try_write(), beside, || self.state.try_write_for(PATIENCE))? {
+            ControlFlow::Break(()) => Ok(()),
+            ControlFlow::Continue(st) => {
+                let st = st.unwrap_or_else(|| self.state.write());
+                self.core.write_range(&mut Alone::new(&self.core, st), offset, piece, ahead)
             }
         }
-        self.core.write_range(&mut self.alone(), offset, piece, ahead)
     }
 
     /// The id that blocks are sealed with before the lock is taken; zero where none goes into their keys.
@@ -204,12 +198,24 @@ impl File {
             let (first, last) = (offset / geo.block_size(), (end - 1) / geo.block_size());
             let from = geo.page_offset(geo.slot_of(first).0).min(geo.block_offset(first));
             let until = geo.block_offset(last) + geo.block_size();
+            self.core.forget_known_mtime();
             self.core.backing.allocate(from, until - from).map_err(StoreError::io("allocate", from))?;
         }
-        if !keep_size && end > st.size {
-            self.core.set_size(&mut st, end)?;
+        match keep_size {
+            true => Ok(()),
+            false => self.core.grow_to(&mut st, end),
         }
-        Ok(())
+    }
+
+    /// Makes a range read as zeros; grows the file to its end unless `keep_size`.
+    pub fn zero(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> {
+        // Under one hold of the lock: an append in between would be cut off.
+        let mut st = self.alone();
+        self.core.punch_range(&mut st, offset, len)?;
+        match keep_size {
+            true => Ok(()),
+            false => self.core.grow_to(&mut st, offset.checked_add(len).ok_or(StoreError::TooLarge)?),
+        }
     }
 
     /// First data at or after `offset`, `None`: no data before the end.
@@ -239,10 +245,15 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
+        let lost = self.barriers_lost.load(Ordering::Acquire);
         let mut st = self.alone();
         match self.core.takes_long(&st, true) {
             true => self.core.open_to_others(&mut st, Core::sync),
             false => self.core.sync(&mut st),
+        }?;
+        match self.barriers_lost.load(Ordering::Acquire) == lost {
+            true => Ok(()),
+            false => Err(commit::lost_barrier()), // while this call waited; somebody else was told
         }
     }
 
@@ -299,13 +310,13 @@ impl File {
     /// # Errors
     /// Those of the store.
     pub fn stat(&self) -> std::io::Result<Stat> {
-        // Looked for on both sides of the store's answer: a commit may begin or end meanwhile.
+        // Looked for on both sides of the store's answer: a commit may begin meanwhile.
         let before = self.mtime();
         let st = self.core.backing.stat()?;
         Ok(Stat { mtime: self.mtime().or(before).unwrap_or(st.mtime), ..st })
     }
 
-    /// The modification time that `stat` must show, while writes are buffered or the backing file is written; `None`: the backing file's own.
+    /// The modification time that `stat` must show, where that is known; `None`: the backing file's own.
     pub fn mtime(&self) -> Option<Time> {
         self.core.shown_mtime()
     }

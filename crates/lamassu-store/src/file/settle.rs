@@ -11,11 +11,13 @@ impl Core {
         if st.lost_from.is_some() || matches!(st.pages.get(&0), Some(Entry::Bad(_))) {
             return false; // nothing can be written while page 0 tells nothing, or the store has lost the end
         }
+        if st.barrier_failed {
+            return true;
+        }
         let last = self.geo().last_page(st.disk_size);
         let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
         let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
-        let page_zero_is_bad = matches!(st.pages.get(&0), Some(Entry::Bad(_)));
-        let is_known = !stray_tail && !page_zero_is_bad && st.unknown_from.is_none();
+        let is_known = !stray_tail && st.unknown_from.is_none();
         let floor_is_low = last > 0 && st.floor != st.disk_size && is_known;
         let random = match st.pages.get(&0) {
             Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
@@ -136,6 +138,11 @@ impl Core {
             g = self.end_of_bad(st, g)?;
         }
         Ok(())
+    }
+
+    /// Whether [`Core::note_absent_pages`] may come to look at pages that nobody has looked at yet.
+    pub fn may_lack_pages(&self, st: &State) -> bool {
+        st.floor < st.inherited_size && !st.sparse && self.geo().last_page(st.inherited_size) > 0
     }
 
     fn cut_excess(&self, st: &mut State) -> Result<(), StoreError> {

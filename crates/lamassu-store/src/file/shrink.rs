@@ -6,6 +6,11 @@ use super::types::StoreError;
 use lamassu_format::{PAGE_LEN, Page};
 
 impl Core {
+    /// Sets the size, if that makes the file longer.
+    pub fn grow_to(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
+        if size > st.size { self.set_size(st, size) } else { Ok(()) }
+    }
+
     /// Sets the size.
     pub fn set_size(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         if size == 0 && st.lost_from.is_some() && !self.ctx.read_only {

@@ -179,6 +179,8 @@ pub(super) struct State {
     pub barrier_failed: bool,
     /// A barrier failed since the application last heard how its data fares: the next fsync says so, whoever asked for that barrier.
     pub untold: bool,
+    /// How many have failed. [`super::File`] looks at it without the lock: of several that wait for an fsync none may miss a failure that another was told of.
+    pub barriers_lost: Arc<AtomicU64>,
     /// A barrier has failed since open: that a hole reads as zeros no longer says that it is one on disk.
     pub zeros_unsure: bool,
     /// A round failed: pages on disk may name keys that those in memory do not. Until a commit succeeds data waits for its pages.
@@ -218,6 +220,7 @@ impl State {
     pub fn note_failed_barrier(&mut self) {
         self.barrier_failed = true;
         self.untold = true;
+        self.barriers_lost.fetch_add(1, Ordering::AcqRel);
         self.zeros_unsure = true;
         self.cut_open |= self.cut; // the steps of a shrink are repeated
     }

@@ -69,13 +69,13 @@ impl Core {
             return Err(StoreError::io("write", offset)(std::io::Error::from_raw_os_error(errno)));
         }
         if is_full {
-            self.commit(st)?; // it failed before: nothing more is buffered until the store takes what is
+            self.commit(st)?; // it failed before, or many write at once: nothing more is buffered until the store takes what is
         }
         if offset > st.size {
             self.grow(st, offset)?;
         }
         let size = self.geo().block_size();
-        let ahead = match ahead.is_for(self.ctx.domain, st.file_id) {
+        let ahead = match ahead.is_for(&self.ctx, st.file_id) {
             true => ahead,
             false => {
                 *self.id_hint.lock() = [0; 16];

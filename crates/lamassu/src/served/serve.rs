@@ -19,7 +19,6 @@ use lamassu_format::name;
 use lamassu_fuse::control::{Caller, Calls};
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, KeyError, Keychain, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
-use lamassu_store::StoreError;
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
 use lamassu_vault::{Forest, Ino, VaultError};
 use serde::Serialize;
@@ -162,13 +161,7 @@ impl Served {
 
     /// Everything into the store, of all vaults that are open. What fails stays in memory, to be tried again; but what damage forbids is given up.
     fn sync(&self) -> Result<()> {
-        let synced = match self.forest.sync_all() {
-            Err(error @ (VaultError::Damaged { .. } | VaultError::Store(StoreError::Damaged(_)))) => Err(error),
-            // Twice: a store tells of a lost barrier once, and what that concerns is then written again.
-            Err(_) => self.forest.sync_all(),
-            Ok(()) => Ok(()),
-        };
-        Ok(synced?)
+        Ok(self.forest.sync_all()?)
     }
 
     /// Changes the header of a volume, and gives the open vault the keys it then has.
