@@ -147,7 +147,7 @@ def tree(count):
         report = vault.check()
         if report["files"] != count:
             raise Failure(f"check counts {report['files']} files of {count}")
-        if max(peaks) > max(RSS_MAX, 600 * count):
+        if max(peaks) > max(RSS_MAX, 300 * count):
             raise Failure(f"{count} files: {max(peaks) >> 20} MiB of memory")
         return f"{count} files in one tree: {peaks[0] >> 20} MiB while making, {peaks[1] >> 20} MiB while listing"
 
