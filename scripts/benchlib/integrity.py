@@ -16,7 +16,7 @@ from .sweeps import fill
 from .systems import Lamassu
 
 SYSTEMS = ("plainfs", "lamassu-metadata", "lamassu")
-# Table 3's other ciphers, by Postmark alone; (suite, integrity). With a keyed hash beside the cipher there is no metadata mode.
+# Table 3's other ciphers, by Postmark alone; (suite, integrity). `metadata` is there for suites aes and paper.
 CIPHERS = (("paper", "metadata"), ("paper", "full"), ("blake3", "full"), ("chacha", "full"))
 UNITS = {"kilobytes": 1e3, "megabytes": 1e6, "gigabytes": 1e9}
 

@@ -174,7 +174,7 @@ def lost_in_sweeps(results):
         for point in sweep["points"]:
             factor, peer, apart = best(lambda s, x=point: values(samples, system=s, point=x), names(samples, "system"), sweep["unit"] == "s")
             if factor is not None and factor < EVEN[0] and apart:
-                yield sweep["title"], f"{point} {sweep['axis']}", factor, peer
+                yield sweep["title"], f"at {point} {sweep['axis']}", factor, peer
 
 
 def spread(found):
@@ -371,8 +371,13 @@ def space(results, plots):
 
     rows6 = [[f"{a} %", *(number(percent(by(six, system=s, alpha=a)[0])) for s in systems), f"{overhead(six, alpha=a):.2f} %",
               f"{published.FIGURE6_OVERHEAD[a]:.2f} %"] for a in alphas]
+    # What duperemove did by itself; null where its time ran out.
+    alone = lambda row: None if row["after_duperemove"] is None else 100 * row["after_duperemove"] / row["before"]  # noqa: E731
+    steps6 = [[f"{a} %", *(f"{number(alone(x))} → {number(percent(x))}" for s in systems for x in by(six, system=s, alpha=a))] for a in alphas]
     one = result["table1"]
-    rows1 = [[i, *(f"{100 - percent(by(one, system=s, image=i)[0]):.2f} %" for s in systems), f"{overhead(one, image=i):.2f} %"] for i in names(one, "image")]
+    steps1 = [[i, *(f"{number(alone(x))} → {number(percent(x))}" for s in systems for x in by(one, system=s, image=i))] for i in names(one, "image")]
+    rows1 = [[f"{i}: {by(one, system='plain files', image=i)[0]['before'] / 1e6:.0f} MB", *(f"{100 - percent(by(one, system=s, image=i)[0]):.2f} %" for s in systems), f"{overhead(one, image=i):.2f} %"] for i in names(one, "image")]
+    fewer = [percent(by(one, system="lamassu", image=i)[0]) - percent(by(one, system="plain files", image=i)[0]) for i in names(one, "image")]
     eleven = result["figure11"]
     slots = names(eleven, "slots")
     lines(plots, "figure11", slots, {f"α = {a} %": [by(eleven, alpha=a, slots=s)[0]["efficiency"] for s in slots] for a in names(eleven, "alpha")},
@@ -381,7 +386,10 @@ def space(results, plots):
     theirs = ", ".join(f"{p:.2f}/{l:.2f} (+{o:.2f})" for p, l, o in published.TABLE1)
     return f"""## Space after deduplication
 
-`scripts/bench space`; {result["store"]}, duperemove and an exact pass ([ADR 3](../adr/0003-exact-pass-in-the-demo.md)).
+`scripts/bench space`; {result["store"]}, duperemove and an exact pass: the project's own program then hands the kernel every pair of equal blocks that is left, by the ioctl that
+duperemove uses (FIDEDUPERANGE, which compares the bytes itself; [ADR 3](../adr/0003-exact-pass-in-the-demo.md)). duperemove 0.11 compares the blocks of a file with those of *other* files
+alone; its `same` option is about whole extents. So of one file by itself the exact pass saves all, and of two versions of an image duperemove shares what one has of the other. A store that deduplicates block by
+block, as the paper's filer did, needs no such pass.
 
 ### Figure 6 of the Lamassu paper: synthetic files of {result["size_mib"]} MiB
 
@@ -389,22 +397,48 @@ In use after deduplication, percent of before; and how much more Lamassu takes t
 
 {table(["redundant", *systems, "overhead here", "published"], rows6)}
 
+By duperemove → after the exact pass, percent of before (–: duperemove's time ran out):
+
+{table(["redundant", *systems], steps6)}
+
 ![Figure 6](plots/figure6.svg)
 
 The overhead is what metadata costs: one block for 116 of data, divided by what deduplication leaves. The paper's files are 4 GB; the rest of the difference is the
-file system's own bookkeeping of shared extents.
+file system's own bookkeeping of shared extents, and the paper's 118 keys a page.
 
 ### Table 1: disk images
 
-Deduplicated, percent; the images are ext4, made of installed Debian packages. Published for five other images, plain/Lamassu: {theirs}.
+Saved, percent of the MB that the plain images take before. They are ext4: of this machine's installed packages; a copy of one from which packages were removed and others
+added in place (by debugfs), where there is a second version; and, as far as Debian's archives could be had, of packages in two versions there, each image made afresh.
 
 {table(["image", *systems, "overhead"], rows1)}
+
+By duperemove → after the exact pass, percent of before:
+
+{table(["image", *systems], steps1)}
+
+Published for five virtual machines' images, plain/Lamassu saved (overhead): {theirs}. Lamassu's saving is {-min(fewer):.2f} to {-max(fewer):.2f} points off that of plain files here, -{min(p - l for p, l, _ in published.TABLE1):.2f} to
+-{max(p - l for p, l, _ in published.TABLE1):.2f} there. How much plain files save is the images' own affair: theirs were systems in use, packages alone hold few equal blocks, and two versions of an
+image many. Where little is saved the overhead is that of the pages alone, {100 / 116:.2f} % here.
 
 ### Figure 11: data blocks among all, by R, percent
 
 {table(["", *(f"α = {a} %" for a in names(eleven, "alpha"))], rows11)}
 
+Published as a plot without numbers: the part falls as R rises, since fewer blocks share a page, and as α rises, since pages do not deduplicate. {trend(eleven)}
+
 ![Figure 11](plots/figure11.svg)"""
+
+
+def trend(eleven):
+    """Whether Figure 11's two trends are seen."""
+    at = {(x["alpha"], x["slots"]): x["efficiency"] for x in eleven}
+    alphas, slots = sorted({a for a, _ in at}), sorted({s for _, s in at})
+    by_slots = all(at[a, s] >= at[a, more] for a in alphas for s, more in zip(slots, slots[1:]))
+    by_alpha = all(at[a, s] >= at[more, s] for s in slots for a, more in zip(alphas, alphas[1:]))
+    lost = [at[a, slots[0]] - at[a, slots[-1]] for a in (alphas[0], alphas[-1])]
+    both = "Both hold here at every point" if by_slots and by_alpha else f"Here the first {'holds' if by_slots else 'does not hold'} at every point, and the second {'does' if by_alpha else 'does not'}"
+    return f"{both}; from R = {slots[0]} to {slots[-1]} it costs {lost[0]:.2f} points at α = {alphas[0]} %, {lost[1]:.2f} at {alphas[-1]} %."
 
 
 def slots(results, plots):
@@ -440,9 +474,10 @@ def network(results, plots):
     systems, workloads = names(samples, "system"), names(samples, "workload")
     bars(plots, "figure7", workloads, {s: [rate(samples, s, w) for w in workloads] for s in systems}, "MB/s")
     rows = [[s, *(number(rate(samples, s, w)) for w in workloads)] for s in systems]
-    compared = [[w, number(theirs), number(rate(samples, "lamassu", w) / rate(samples, "encfs", w))]
+    ratio = lambda w: rate(samples, "lamassu", w) / rate(samples, "encfs", w)  # noqa: E731
+    compared = [[w, number(theirs), number(ratio(w)), number(ratio(w) / theirs)]
                 for w, theirs in published.FIGURE7_OF_ENCFS.items() if rate(samples, "encfs", w)]
-    beside = f"\n\nLamassu ÷ EncFS:\n\n{table(['', 'published', 'here'], compared)}" if compared else ""
+    beside = f"\n\nLamassu ÷ EncFS:\n\n{table(['', 'published', 'here', 'here ÷ published'], compared)}\n\nOf reads the paper says 1.6 to 12.4 % less than EncFS: 0.93 is the middle of that." if compared else ""
     return f"""## Figure 7 of the Lamassu paper: a store behind a network
 
 {result["size_mib"]} MiB, 4 KiB psync, store on {result["store"]}, {runs(result)}; `scripts/bench network`. MB/s:
@@ -452,7 +487,7 @@ def network(results, plots):
 ![Figure 7](plots/figure7.svg){beside}
 
 The paper's filer spoke NFS, whose client caches; sshfs asks the server for every read that the mount above it does not gather, so what gathers wins: Lamassu's writes leave in
-segments, and its reads come in windows where they are sequential."""
+segments, and its reads come in windows where they are sequential. The paper's file had 256 MB; with so many, peers that write 10 MB/s would make it half an hour."""
 
 
 def stages(results, plots):
@@ -464,11 +499,13 @@ def stages(results, plots):
     spent = {(s, w): [median(by(samples, system=s, workload=w), c) for c in columns] for s in systems for w in workloads}
     bars(plots, "figure9", [f"{s}\n{w}" for s, w in spent], {c: [v[n] for v in spent.values()] for n, c in enumerate(columns)}, "s")
     rows = [[f"{w}, {s}", *(f"{v:.3f}" for v in values), f"{sum(values):.2f}", f"{values[2] / sum(values):.0%}"] for (s, w), values in spent.items()]
-    theirs = ", ".join(f"{w} {part:.0%}" for w, part in published.FIGURE9_KEY.items())
+    part = lambda w: spent["lamassu", w][2] / sum(spent["lamassu", w])  # noqa: E731
+    theirs = table(["GetCEKey's part", "published", "here", "here ÷ published"],
+                   [[w, f"{p:.0%}", f"{part(w):.0%}", number(part(w) / p)] for w, p in published.FIGURE9_KEY.items() if ("lamassu", w) in spent])
     saved = ""
     if len(systems) == 2:
         full, meta = (sum(spent[s, "seq-read"]) for s in systems)
-        saved = f" Without full integrity a read takes {1 - meta / full:.0%} less time here; published: {published.FIGURE9_READ_SAVED:.0%}."
+        saved = f" Without full integrity a read takes {1 - meta / full:.0%} less time here; published: {published.FIGURE9_READ_SAVED:.0%} ({(1 - meta / full) / published.FIGURE9_READ_SAVED:.2f} of it)."
     return f"""## Figure 9 of the Lamassu paper: where the time goes
 
 {result["size_mib"]} MiB in sequence, 4 KiB psync, one cipher thread, no page cache (`--cache none`), {result["store"]}, {runs(result)}; `scripts/bench stages`. Seconds, measured by the mount
@@ -478,7 +515,9 @@ itself (`LAMASSU_STAGES`); "key" is the paper's GetCEKey, hashing and deriving, 
 
 ![Figure 9](plots/figure9.svg)
 
-Published, GetCEKey's part: {theirs}.{saved} They differ because SHA-256 runs in the processor's own instructions or in lanes here, so that FUSE's round trip outweighs it."""
+{theirs}
+
+{saved.strip()} They differ because SHA-256 runs in the processor's own instructions or in lanes here, so that FUSE's round trip outweighs it."""
 
 
 def integrity(results, plots):
@@ -488,21 +527,24 @@ def integrity(results, plots):
     systems, workloads = names(samples, "system"), names(samples, "workload")
     value = lambda s, w: median(by(samples, system=s, workload=w), "value")  # noqa: E731
     bars(plots, "integrity", workloads, {s: [value(s, w) for w in workloads] for s in systems}, "MB/s")
-    rows = [[w, *(number(value(s, w)) for s in systems)] for w in workloads]
-    change = lambda a, b, w: f"{100 * (value(a, w) / value(b, w) - 1):+.0f} %"  # noqa: E731
+    three = [s for s in systems if s in ("plainfs", "lamassu-metadata", "lamassu")]
+    rows = [[w, *(number(value(s, w)) for s in three)] for w in workloads]
     said = ""
-    if len(systems) == 3 and "Postmark" in workloads:
+    if len(three) == 3:
         plain, without, full = "plainfs", "lamassu-metadata", "lamassu"
-        compared = [[f"{w}: integrity", change(full, without, w), f"{published.SANFS_TABLE2[w]:+.0f} %"] for w in ("write", "read")]
-        compared += [["Postmark: encryption", change(without, plain, "Postmark"), f"{published.SANFS_TABLE3['encryption']:+.0f} %"],
-                     ["Postmark: integrity", change(full, without, "Postmark"), f"{published.SANFS_TABLE3['integrity']:+.0f} %"]]
-        said = "\n\n" + table(["", "here", "published"], compared)
+        compared = [(f"{w}: integrity", value(full, w) / value(without, w), published.SANFS_TABLE2[w]) for w in ("write", "read")]
+        if "Postmark" in workloads:
+            compared += [("Postmark: encryption", value(without, "Postmark") / value(plain, "Postmark"), published.SANFS_TABLE3["encryption"]),
+                         ("Postmark: integrity", value(full, "Postmark") / value(without, "Postmark"), published.SANFS_TABLE3["integrity"])]
+        said = "\n\n" + table(["speed kept", "published", "here", "here ÷ published"],
+                              [[what, number(1 + theirs / 100), number(here), number(here / (1 + theirs / 100))] for what, here, theirs in compared])
+    said += by_cipher(systems, lambda s: value(s, "Postmark"))
     return f"""## What integrity costs (SAN.FS, Tables 2 and 3)
 
 A file of {result["size_mib"]} MiB in sequence, and Postmark with 1000 files of up to 20 MB and 500 transactions, MB/s; {result["store"]}, {runs(result)};
 `scripts/bench integrity`. `lamassu-metadata` checks the sealed pages alone, `lamassu` every block as well.
 
-{table(["MB/s", *systems], rows)}{said}
+{table(["MB/s", *three], rows)}{said}
 
 ![integrity](plots/integrity.svg)
 
@@ -510,29 +552,84 @@ They differ because the report's integrity is a hash tree of its own, which is f
 hashes once more, from memory. The store is a disk shared with other machines, whose bad minutes differ by more than the modes do. The column of an integrity tree across the file is missing until there is one."""
 
 
-# What a sweep shows, and why; `{part}` is Lamassu's part of PlainFS's value at each point, in percent.
+def by_cipher(systems, postmark):
+    """Table 3's rows: Postmark by cipher, without and with integrity; nothing where no other cipher was measured."""
+    kinds = {"aes": ("lamassu-metadata", "lamassu"), **{k: (f"{k}, metadata", f"{k}, full") for k in ("paper", "blake3", "chacha")}}
+    if not any(s in systems for pair in list(kinds.values())[1:] for s in pair):
+        return ""
+    plain = postmark("plainfs") if "plainfs" in systems else None
+    of = lambda a, b: number(a / b) if a and b else "–"  # noqa: E731
+    rows = [["no encryption, plainfs", number(plain), "–", "–", "–", "–"]] if plain else []
+    for kind, pair in kinds.items():
+        without, full = (postmark(s) if s in systems else None for s in pair)
+        rows.append([kind, number(without), of(without, plain), number(full), of(full, plain), of(full, without)])
+    theirs = [[name, number(a), of(a, 219) if a != 219 else "–", number(b), of(b, 156) if b != 156 else "–", of(b, a)] for name, a, b in published.SANFS_POSTMARK]
+    heads = ["no integrity", "÷ no encryption", "with integrity", "÷ no encryption", "integrity's part"]
+    return f"""
+
+Postmark by cipher, MB/s here (PlainFS has no integrity, so the fourth column is beside the same rate as the second; suites `blake3` and `chacha` have no mode without):
+
+{table(["suite", *heads], rows)}
+
+Published, Mbit/s:
+
+{table(["", *heads], theirs)}"""
+
+
+# What a sweep shows, and why. In braces what `facts` knows of its samples.
 SWEEP_NOTES = {
     "clients": "Lamassu ÷ PlainFS: {part}. Published: hardly any difference while the page cache takes what few clients write, then 13 % less with AES-128 and 17 % with AES-256 "
                "beyond 48 clients, over gigabit Ethernet. Here the store is memory and nothing waits for it, so what hashing, ciphers and encrypted names cost shows in full, and two processors are "
-               "all there is for the clients, the kernel and the mount.",
+               "all there is for the clients, the kernel and the mount. A single client waits for each answer, and the processors sleep meanwhile where nothing keeps them awake; two clients "
+               "keep them busy.{asleep}",
     "cipher-threads": "Lamassu ÷ PlainFS: {part}. Published: 28 to 44 % less than without encryption from three threads on, and no gain beyond the number of processors. It is flat here: a request is "
                       "sealed by the thread that received it, at some 2 GB/s, and helpers are asked only while processors are idle, which two seldom are.",
     "postmark-size": "In seconds, so less is better. PlainFS's time as a part of Lamassu's: {inverse}. Published: at most 10 % overhead, on disks behind iSCSI that took most of the time.",
     "writers": "Lamassu ÷ PlainFS: {part}. One writer keeps both processors busy already (its own, and the mount's behind the kernel's write-back), so more of them share what one has; the peers, "
                "a request at a time, gain from the second processor.",
     "readers": "Lamassu ÷ PlainFS: {part}. As with writers. With eight files of 32 MiB each pass is short, and what opening and the first pages of each file cost weighs more, for PlainFS as well.",
-    "write-size": "Lamassu ÷ PlainFS: {part}. Below 16 MiB creating, closing and syncing the file is most of it; from 256 MiB on the disk below and the host it is on set the pace, which changes "
-                  "from minute to minute. The daemon's memory does not grow with the file.",
-    "read-size": "Lamassu ÷ PlainFS: {part}. A file of 4 GiB comes from the disk below, smaller ones from the page cache of what the image lies on.",
-    "files-made": "No trend: a directory holds a thousand files, and no state grows with their number but the kernel's.",
-    "files-found": "More files share what the mount's first requests cost.",
+    "write-size": "Lamassu ÷ PlainFS: {part}. Below 16 MiB creating, closing and syncing the file is most of it. PlainFS, which has no work of its own, ran from {least_plain} to {most_plain} MB/s from 256 MiB "
+                  "on: the disk below is shared, and a figure measured once is a figure of its minute. At the largest size Lamassu's process took {cpu_per_gib} processor seconds a GiB, PlainFS's "
+                  "{plain_cpu_per_gib}, and the disk below wants its part of the two processors; where the disk is fast enough, they are the bound. The daemon's peak memory: {memory}, of which the "
+                  "dirty data that it gathers is at most 80 MiB a file.",
+    "read-size": "Lamassu ÷ PlainFS: {part}. A file of 4 GiB comes from the disk below, smaller ones from the page cache of what the image lies on; where Lamassu comes out ahead of PlainFS, "
+                 "that is the disk's minute. The daemon's peak memory: {memory}.",
+    "files-made": "Rates from {least} to {most} files/s, a thousand files a directory. The daemon's peak memory: {memory}; {growth}.",
+    "files-found": "More files share what the mount's first requests cost. The daemon's peak memory: {memory}; {growth}.",
+    "processor": "Everything ÷ nothing: {on_off} in writing through the mount, where most of the time is FUSE's.",
 }
 
 
+def facts(result, name, samples):
+    """What the notes say of a sweep, from its samples."""
+    points, systems = result["sweeps"][name]["points"], names(samples, "system")
+    of = lambda s, x, key="value": median(by(samples, system=s, point=x), key)  # noqa: E731
+    joined = lambda what, points=points: ", ".join(what(x) for x in points)  # noqa: E731
+    own, found = [of("lamassu", x) for x in points], {}
+    peaks = [of("lamassu", x, "rss_peak_mib") for x in points]
+    found["memory"] = f"{', '.join(number(p) for p in peaks)} MiB"
+    found["least"], found["most"], found["on_off"] = number(min(own)), number(max(own)), f"{own[0] / own[-1]:.1f}×"
+    if name.startswith("files"):
+        each = 2**20 * (peaks[-1] - peaks[0]) / (points[-1] - points[0])
+        grows = peaks[-1] > 4 * peaks[0]
+        found["growth"] = f"it grows with their number, by {each:.0f} bytes a file" if grows else "it does not grow in step with their number"
+    found["asleep"] = ""
+    if "lamassu-asleep" in systems:
+        found["asleep"] = " `lamassu-asleep` ÷ Lamassu: " + joined(lambda x: f"{of('lamassu-asleep', x) / of('lamassu', x):.0%}") + "."
+    if "plainfs" in systems:
+        found["part"] = joined(lambda x: f"{of('lamassu', x) / of('plainfs', x):.0%}")
+        found["inverse"] = joined(lambda x: f"{of('plainfs', x) / of('lamassu', x):.0%}")
+        if name == "write-size":
+            large = [of("plainfs", x) for x in points if x >= 256] or [of("plainfs", points[-1])]
+            found["least_plain"], found["most_plain"] = number(min(large)), number(max(large))
+            found["cpu_per_gib"], found["plain_cpu_per_gib"] = (number(of(s, points[-1], "cpu_s") / (points[-1] / 1024)) for s in ("lamassu", "plainfs"))
+    return found
+
+
 def sweeps(results, plots):
-    result = results["sweeps"]
     from .plots import lines
-    parts = ["## How figures change with another\n\n" + f"{runs(result).capitalize()}; `scripts/bench sweeps`."]
+    result = results["sweeps"]
+    parts = [f"## How figures change with another\n\n{runs(result).capitalize()}; `scripts/bench sweeps`. With each point: the serving process's processor seconds and its peak memory.", sanfs_figures(result)]
     for name, sweep in result["sweeps"].items():
         samples = by(result["samples"], sweep=name)
         if not samples:
@@ -540,18 +637,58 @@ def sweeps(results, plots):
         systems, points = names(samples, "system"), sweep["points"]
         value = lambda s, x: median(by(samples, system=s, point=x), "value")  # noqa: E731
         lines(plots, f"sweep-{name}", [str(x) for x in points], {s: [value(s, x) for x in points] for s in systems}, sweep["axis"], sweep["unit"], bottom=0)
-        rows = [[str(x), *(number(value(s, x)) for s in systems)] for x in points]
-        percent = lambda a, b: ", ".join(f"{value(a, x) / value(b, x):.0%}" for x in points)  # noqa: E731
-        ratios = {"part": percent("lamassu", "plainfs"), "inverse": percent("plainfs", "lamassu")} if "plainfs" in systems else {}
-        note = SWEEP_NOTES.get(name, "").format(**ratios)
+        once = [x for x in points if result["runs"] > 1 and len(names(by(samples, point=x), "run")) == 1]
+        rows = [[f"{x}{' (once)' if x in once else ''}", *(number(value(s, x)) for s in systems)] for x in points]
+        used = [[str(x), *(" · ".join(number(median(by(samples, system=s, point=x), key)) for key in ("cpu_s", "rss_peak_mib")) for s in systems)] for x in points]
+        known = facts(result, name, samples)
+        note = SWEEP_NOTES[name].format(**known) if name in SWEEP_NOTES and ("part" in known or "{part}" not in SWEEP_NOTES[name] and "{inverse}" not in SWEEP_NOTES[name]) else ""
+        if name == "processor":
+            note += " " + zfs_aes(results)
+        if once:
+            note += f" Measured once: {', '.join(str(x) for x in once)}."
         parts.append(f"""### {sweep["title"]}
 
 {table([f"{sweep['axis']}, {sweep['unit']}", *systems], rows)}
 
+{table([f"{sweep['axis']}, s · MiB", *systems], used)}
+
 {note}
 
 ![{name}](plots/sweep-{name}.svg)""")
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
+
+
+def sanfs_figures(result):
+    """SAN.FS's Figures 5 to 7 as far as its text gives numbers: what encryption costs."""
+    rows = []
+    for name, (where, least, most) in published.SANFS_FIGURES.items():
+        samples = by(result["samples"], sweep=name)
+        if name not in result["sweeps"] or not samples or "plainfs" not in names(samples, "system"):
+            continue
+        cost = {}
+        for x in result["sweeps"][name]["points"]:
+            own, plain = (median(by(samples, system=s, point=x), "value") for s in ("lamassu", "plainfs"))
+            cost[x] = 100 * (1 - (plain / own if result["sweeps"][name]["unit"] == "s" else own / plain))
+        far = {x: c for x, c in cost.items() if name == "postmark-size" or name == "clients" and x == max(cost) or name == "cipher-threads" and x >= min(3, max(cost))}
+        here = f"{min(far.values()):.0f} to {max(far.values()):.0f} %" if len(far) > 1 else f"{next(iter(far.values())):.0f} %"
+        kept = number((1 - statistics.mean(far.values()) / 100) / (1 - (least + most) / 200))
+        rows.append([f"{result['sweeps'][name]['title']}: {where}", f"{least} to {most} %" if least else f"at most {most} %", f"{here} (at {', '.join(str(x) for x in far)} {result['sweeps'][name]['axis']})", kept])
+    return f"What encryption costs beside none, and the speed kept, here ÷ published (middles of the ranges):\n\n{table(['', 'published', 'here', 'here ÷ published'], rows)}" if rows else ""
+
+
+def zfs_aes(results):
+    """The ZFS articles' acceleration on and off, beside this machine's."""
+    on, off = published.ZFS_AES
+    said = f"The ZFS articles' `openssl speed`, AES alone in blocks of 8 KiB: {on} against {off} MB/s, {on / off:.1f}×."
+    if "ciphers" in results:
+        samples = results["ciphers"]["samples"]
+        block = "8K" if by(samples, block="8K") else "4K"
+        rate = lambda k: median(by(samples, suite="aes", kernel=k, op="open_unverified", block=block, threads=1), "gb_per_s")  # noqa: E731
+        fast = [rate(k) for k in names(by(samples, suite="aes"), "kernel") if not k.startswith("device") and rate(k)]
+        if fast and rate("portable"):
+            ours = max(fast) / rate("portable")
+            said += f" AES-256 alone here (`open_unverified`, {block}): {1000 * max(fast):.0f} against {1000 * rate('portable'):.0f} MB/s, {ours:.0f}× ({ours * off / on:.1f} times their gain)."
+    return said
 
 
 def ciphers(results, plots):
@@ -570,11 +707,11 @@ def ciphers(results, plots):
     lines(plots, "ciphers", blocks, {k: [value(suite="aes", kernel=k, op="seal", block=b, threads=1) for b in blocks] for k in kernels},
           "block", "GB/s sealed, suite aes, one thread", bottom=0)
     threads = max(names(samples, "threads"))
+    four = "4K" if "4K" in blocks else blocks[0]
     fastest, library = kernels[-1], "library"
-    of = lambda k, op, t: value(suite="aes", kernel=k, op=op, block=blocks[0], threads=t)  # noqa: E731
-    ratios = [[op, *(number(of(fastest, op, t) / of(library, op, 1)) for t in (1, threads)), number(of(fastest, op, threads) / of(fastest, op, 1))]
-              for op in names(samples, "op")]
-    rate = lambda k, t=1: value(suite="aes", kernel=k, op="seal", block=blocks[0], threads=t)  # noqa: E731
+    of = lambda k, op, t: value(suite="aes", kernel=k, op=op, block=four, threads=t)  # noqa: E731
+    ratios = [[op, *(number(of(fastest, op, t) / of(library, op, 1)) for t in (1, threads))] for op in ("seal", "open", "open_unverified")]
+    rate = lambda k, t=1: of(k, "seal", t)  # noqa: E731
     study = [(f"{library}, one block at a time", rate(library)), *((k, rate(k)) for k in ways),
              (f"{fastest}, 1 thread", rate(fastest)), (f"{fastest}, {threads} threads", rate(fastest, threads))]
     rows = [[name, number(r), number(r / rate(library))] for name, r in study]
@@ -588,18 +725,103 @@ One thread, {runs(result)}; `scripts/bench ciphers`. `library` composes a librar
 
 ### The multi-tenant study: one block at a time, a device, a pipeline
 
-Sealing blocks of {blocks[0]}, suite `aes`. `device` is a loop-back, a thread behind a ring of jobs in the place of an accelerator (`lamassu speed --device`): what it
+Sealing blocks of {four}, suite `aes`. `device` is a loop-back, a thread behind a ring of jobs in the place of an accelerator (`lamassu speed --device`): what it
 costs is the way there and back, which a pipeline hides and a block alone waits for. The study wrote 198 MB/s without encryption, 102 with software one block
 at a time, 101 with its device one request at a time and 367 through its pipeline, 3.6 times as much; the last is a rate of ciphers, above that of its writes. So the two are apart
-here: these are rates of ciphers, and those of writes are in the first table (`seq-write 4K`: `plainfs` without encryption, `lamassu` with).
+here. Rates of ciphers:
 
 {table(["", "GB/s", "÷ library"], rows)}
 
-Opening, too, ÷ the library one block at a time, and what {threads} threads do together ÷ what one does alone, in batches of 1 MiB:
+Opening, too, ÷ the library one block at a time, in batches of 1 MiB:
 
-{table(["", f"{fastest}, 1 thread", f"{fastest}, {threads} threads", f"{threads} threads ÷ 1"], ratios)}
+{table(["", f"{fastest}, 1 thread", f"{fastest}, {threads} threads"], ratios)}
+{engines(result)}
+### {threads} threads ÷ 1, by block size
 
-Starting: `lamassu ls` of an empty vault takes {plain:.1f} ms; with `--fips`, which tests every cipher against known answers first, {fips:.1f} ms."""
+Suite `aes`, `{fastest}`, batches of 1 MiB; medians of the ratios within each run.
+
+{table(["", *blocks], [[op, *(number(scaling(samples, fastest, op, b, threads)) for b in blocks)] for op in ("seal", "open", "open_unverified")])}
+{bounds(result, fastest, blocks)}
+### SHA-256 by block size, after the ZFS articles
+
+{sha256(result, kernels, blocks)}
+
+### Starting
+
+`lamassu ls` of an empty vault takes {plain:.1f} ms; with `--fips`, which tests every cipher against known answers first, {fips:.1f} ms."""
+
+
+def scaling(samples, kernel, op, block, threads):
+    """How many times as much several threads do as one: the median of the runs' own ratios."""
+    found = []
+    for number_of_run in names(samples, "run"):
+        one, many = (median(by(samples, suite="aes", kernel=kernel, op=op, block=block, threads=t, run=number_of_run), "gb_per_s") for t in (1, threads))
+        if one and many:
+            found.append(many / one)
+    return statistics.median(found) if found else None
+
+
+def engines(result):
+    """The study's rates of writes, where mounts were measured by engine."""
+    if not result.get("engines"):
+        return ""
+    rate = {e: statistics.median(x["value"] for x in by(result["engines"], engine=e)) for e in names(result["engines"], "engine")}
+    theirs, least = published.STUDY, rate["library"]
+    rows = [[e, number(theirs.get(e)), number(theirs[e] / theirs["library"]) if e in theirs else "–", number(r), number(r / least),
+             number(r / least / (theirs[e] / theirs["library"])) if e in theirs else "–"] for e, r in rate.items()]
+    return f"""
+Rates of writes: a new file of {result["write_mib"]} MiB, 4 KiB psync, tmpfs, by what seals (`LAMASSU_ENGINE` of `lamassu mount`: a library's calls one block after another, the loop-back device one
+request at a time, and in a pipeline; `normal` is the mount as it is). The study's 367 is a rate of ciphers.
+
+{table(["MB/s", "published", "÷ library", "here", "÷ library", "here ÷ published"], rows)}
+"""
+
+
+def bounds(result, fastest, blocks):
+    """Seal and open beside what their parts allow, and beside OpenSSL's own calls one after another."""
+    samples, parts = result["samples"], []
+    at = lambda op, b: median(by(samples, suite="aes", kernel=fastest, op=op, block=b, threads=1), "gb_per_s")  # noqa: E731
+    serial = lambda *rates: 1 / sum(1 / r for r in rates)  # noqa: E731
+    if by(samples, suite="aes", op="hash"):
+        rows = [["seal", *(number(at("seal", b) / serial(at("hash", b), at("encrypt", b))) for b in blocks)],
+                ["open", *(number(at("open", b) / serial(at("hash", b), at("open_unverified", b))) for b in blocks)]]
+        parts.append(f"""### What the parts allow
+
+`{fastest}`, one thread: sealing ÷ 1/(1/hash + 1/encrypt), and opening ÷ 1/(1/hash + 1/open_unverified), each part measured by itself. The target is 0.85.
+
+{table(["", *blocks], rows)}""")
+    if result.get("openssl"):
+        theirs = lambda op, b: median(by(result["openssl"], op=op, block=b), "gb_per_s")  # noqa: E731
+        known = [b for b in blocks if theirs("sha256", b) and theirs("encrypt", b) and theirs("decrypt", b)]
+        library = lambda op, b: median(by(samples, suite="aes", kernel="library", op=op, block=b, threads=1), "gb_per_s")  # noqa: E731
+        rows = [["OpenSSL's SHA-256, GB/s", *(number(theirs("sha256", b)) for b in known)], ["its AES-256-CBC, encrypting", *(number(theirs("encrypt", b)) for b in known)],
+                ["decrypting", *(number(theirs("decrypt", b)) for b in known)]]
+        for op, part in (("seal", "encrypt"), ("open", "decrypt")):
+            rows += [[f"**{op} ÷ OpenSSL's in series**", *(number(at(op, b) / serial(theirs("sha256", b), theirs(part, b))) for b in known)],
+                     [f"{op} ÷ `library` (RustCrypto)", *(number(at(op, b) / library(op, b)) for b in known)]]
+        parts.append(f"""### Beside the best library
+
+OpenSSL ({result["versions"].get("openssl", "Debian's")}, `openssl speed`, in the same runs), one thread: a block hashed, then encrypted, as fast as its own calls are, with nothing between. The target for
+sealing is 2.5. CBC encrypts one block of a chain after another, where lanes of different keys fill the processor.
+
+{table(["", *known], rows)}""")
+    return "".join(f"\n{part}\n" for part in parts)
+
+
+def sha256(result, kernels, blocks):
+    samples, said = result["samples"], ""
+    if by(samples, suite="aes", op="hash"):
+        rows = [[k, *(number(median(by(samples, suite="aes", kernel=k, op="hash", block=b, threads=1), "gb_per_s")) for b in blocks)] for k in kernels
+                if by(samples, suite="aes", kernel=k, op="hash")]
+        said = f"GB/s, one thread, by kernel:\n\n{table(['', *blocks], rows)}\n\nThe articles measured SHA-256 over blocks of 1 to 128 KiB, too; their text gives no figures of it but these:\n\n"
+    theirs = ", ".join(f"{m} {before:.0f} s before, {after:.0f} s after, {before / after:.2f}×" for m, (before, after) in published.ZFS_DEDUP.items())
+    said += f"A deduplicating write before and after a faster SHA-256, published: `mkfile 100g`, {theirs}."
+    if result.get("hashed_writes"):
+        rate = {h: statistics.median(x["value"] for x in by(result["hashed_writes"], hash=h)) for h in names(result["hashed_writes"], "hash")}
+        slowest, gain = rate["portable"], published.ZFS_DEDUP["X4140"][0] / published.ZFS_DEDUP["X4140"][1]
+        said += (f" Here, a file of {result['write_mib']} MiB of which nine tenths repeat, 4 KiB psync, tmpfs, by what SHA-256 may use (`LAMASSU_CPU`); \"here ÷ published\" is beside the X4140:\n\n"
+                 + table(["", "MB/s", "÷ portable", "here ÷ published"], [[h, number(v), number(v / slowest), number(v / slowest / gain)] for h, v in rate.items()]))
+    return said
 
 
 def left_out(results):
@@ -607,10 +829,11 @@ def left_out(results):
     lines = ["## Not measured here", ""]
     if missing:
         lines.append(f"* No results yet: {', '.join(missing)} (`scripts/bench {' '.join(missing)}`).")
-    systems = {s for n in ("mount", "small", "durable") if n in results for s in names(results[n]["samples"], "system")}
-    absent = [p for p in PEERS if p not in systems]
-    if absent:
-        lines.append(f"* Peers left out of these runs: {', '.join(absent)}.")
+    for name in ("mount", "small", "durable", "network"):
+        if name in results:
+            absent = [p for p in ("plainfs", "bindfs", *PEERS) if p not in names(results[name]["samples"], "system")]
+            if absent:
+                lines.append(f"* {name}: " + "; ".join(f"{p} ({LEFT_OUT.get((name, p), 'not among the systems chosen for this run')})" for p in absent) + ".")
     lines += ["* The integrity tree's column of SAN.FS's Tables 2 and 3: there is no tree yet.",
               "* A real accelerator: the multi-tenant study's device is a loop-back here."]
     return "\n".join(lines)
