@@ -807,7 +807,7 @@ def bounds(result, fastest, blocks):
                      [f"{op} ÷ `library` (RustCrypto)", *(number(at(op, b) / library(op, b)) for b in known)]]
         parts.append(f"""### Beside the best library
 
-OpenSSL ({result["versions"].get("openssl", "Debian's")}, `openssl speed`, in the same runs), one thread: a block hashed, then encrypted, as fast as its own calls are, with nothing between. The target for
+{result["versions"].get("openssl", "OpenSSL")} (`openssl speed`, in the same runs), one thread: a block hashed, then encrypted, as fast as its own calls are, with nothing between. The target for
 sealing is 2.5. CBC encrypts one block of a chain after another, where lanes of different keys fill the processor.
 
 {table(["", *known], rows)}""")
