@@ -130,8 +130,8 @@ def factors(results, own="lamassu"):
 
 def best(found, systems, less_is_better, own="lamassu"):
     """(speed of `own` ÷ the best peer's, that peer, whether their runs are apart). `found`: system → values."""
-    peers = {p: statistics.median(found(p)) for p in PEERS if p in systems and found(p)}
-    if not peers or not found(own):
+    peers = {p: statistics.median(found(p)) for p in PEERS if p in systems and any(found(p))}
+    if not peers or not any(found(own)):
         return None, "–", False
     peer, mine = (min if less_is_better else max)(peers, key=peers.get), statistics.median(found(own))
     (low, high), (peer_low, peer_high) = quartiles(found(own)), quartiles(found(peer))

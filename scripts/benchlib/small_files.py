@@ -69,7 +69,7 @@ def passes(bench, name, store, archive):
     for workload, command in commands.items():
         yield timed(bench, system, store, workload, lambda path, c=command: measure.seconds_of("sh", "-ec", f"cd '{path}'; {c}"))
     if have("dbench"):
-        yield timed(bench, system, store, "dbench", lambda path: dbench(path, bench.size(5, 1)))
+        yield timed(bench, system, store, "dbench", lambda path: dbench(path, bench.size(5, 2)))
     if have("postmark"):
         yield timed(bench, system, store, "Postmark", lambda path: postmark(bench, path))
 
