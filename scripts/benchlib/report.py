@@ -10,7 +10,8 @@ PEERS = ("gocryptfs", "securefs", "cryfs", "encfs")
 EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "sweeps", "ciphers")
 # Ratios between these are called even: the machine's noise is as large.
 EVEN = (0.9, 1.1)
-SURE = "the medians differ by more than 10 % and the middle halves of the runs (their quartiles) do not overlap"
+SURE = "the medians differ by more than 10 % and the middle halves of at least three runs (their quartiles) do not overlap"
+FEW = 3  # fewer runs establish nothing
 # What the mount table is to reach: Lamassu ÷ the best peer, and ÷ PlainFS.
 TARGETS_OF_PEERS = {"seq-write 4K": 8, "seq-read 4K": 1.5, "rand-read 4K": 1.3, "rand-write 4K": 6, "rand-rw 70/30": 2, "write 1M": 2, "read 1M": 2}
 TARGETS_OF_PLAINFS = {"seq-write 4K": 0.6, "seq-read 4K": 0.8, "rand-read 4K": 0.9, "rand-write 4K": 0.6, "rand-rw 70/30": 0.8, "write 1M": 0.4, "read 1M": 0.5}
@@ -111,7 +112,10 @@ def values(samples, **wanted):
 
 
 def quartiles(found):
-    return (found[0], found[0]) if len(found) == 1 else (lambda q: (q[0], q[2]))(statistics.quantiles(found, n=4, method="inclusive"))
+    if len(found) == 1:
+        return found[0], found[0]
+    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
+    return low, high
 
 
 def factors(results, own="lamassu"):
@@ -135,12 +139,12 @@ def best(found, systems, less_is_better, own="lamassu"):
         return None, "–", False
     peer, mine = (min if less_is_better else max)(peers, key=peers.get), statistics.median(found(own))
     (low, high), (peer_low, peer_high) = quartiles(found(own)), quartiles(found(peer))
-    return (peers[peer] / mine if less_is_better else mine / peers[peer]), peer, low > peer_high or high < peer_low
+    return (peers[peer] / mine if less_is_better else mine / peers[peer]), peer, min(len(found(own)), len(found(peer))) >= FEW and (low > peer_high or high < peer_low)
 
 
 def sorted_out(found):
     """Lines of what is faster, even and slower."""
-    parts = {"Faster": [], "Even, or within what the runs differ by": [], "Slower": []}
+    parts = {"Faster": [], "Even, or not established by these runs": [], "Slower": []}
     faster, even, slower = parts.values()
     for what, factor, peer, apart in found:
         if factor is None:
@@ -159,7 +163,7 @@ def glance(results):
              *sorted_out(factors(results))]
     lost = [f"{title}, {point}: {factor:.2f}× ({peer})" for title, point, factor, peer in lost_in_sweeps(results)]
     if lost:
-        lines += [f"* Slower among the sweeps below, which take fewer runs: {'; '.join(lost)}."]
+        lines += [f"* Slower by the medians of the sweeps below: {'; '.join(lost)}."]
     asleep = list(factors(results, "lamassu-asleep"))
     if any(factor is not None for _, factor, *_ in asleep):
         lines += ["", "In a virtual machine like this one Lamassu keeps processors awake while requests come, **if root mounts** (docs/semantics.md, `keep_awake=`). No peer does. "
@@ -172,8 +176,8 @@ def lost_in_sweeps(results):
     for name, sweep in results["sweeps"]["sweeps"].items() if "sweeps" in results else ():
         samples = by(results["sweeps"]["samples"], sweep=name)
         for point in sweep["points"]:
-            factor, peer, apart = best(lambda s, x=point: values(samples, system=s, point=x), names(samples, "system"), sweep["unit"] == "s")
-            if factor is not None and factor < EVEN[0] and apart:
+            factor, peer, _ = best(lambda s, x=point: values(samples, system=s, point=x), names(samples, "system"), sweep["unit"] == "s")
+            if factor is not None and factor < EVEN[0]:
                 yield sweep["title"], f"at {point} {sweep['axis']}", factor, peer
 
 
