@@ -1,36 +1,78 @@
 """The ciphers by themselves: every kernel by block size and threads, beside a library's calls one block after another; and what starting costs.
 
-After the multi-tenant study (software one block at a time, a device block by block and in a pipeline) and the ZFS articles (acceleration on and off by buffer size, the cost of a
-self-test at the start).
+After the multi-tenant study (software one block at a time, a device block by block and in a pipeline; rates of writes and of ciphers apart) and the ZFS articles (acceleration
+on and off by buffer size, SHA-256 over 1 to 128 KiB, a deduplicating write before and after a faster hash, the cost of a self-test at the start). OpenSSL's own figures, from
+the same runs, are those of the best library there is.
 """
 
 import json
 import os
+import re
+import tempfile
 
-from demolib.shell import run, say
+from demolib.shell import have, run, say
 
 from . import measure
-from .systems import Lamassu
+from .systems import Lamassu, PlainFs
 
-BLOCKS = ("4K", "16K", "64K", "128K")
+BLOCKS = ("1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K")
+OPENSSL = {"sha256": ("-evp", "sha256"), "encrypt": ("-evp", "aes-256-cbc"), "decrypt": ("-evp", "aes-256-cbc", "-decrypt")}
+# What the hash may use of the processor; the ciphers keep AES-NI throughout.
+HASHES = {"sixteen lanes or SHA-NI": "", "eight lanes (AVX2)": "-sha,-avx512", "portable": "-sha,-avx512,-avx2"}
+# The study's four ways and ours: LAMASSU_ENGINE of a mount.
+ENGINES = ("plainfs", "library", "device-sync", "device", "normal")
 
 
 def run_all(bench):
-    samples, starts = [], []
+    samples, starts, openssl, hashed, engines = [], [], [], [], []
     program = bench.program
+    plain, lamassu = PlainFs(bench.keys, program), Lamassu(bench.keys, program)
     # Approved primitives alone, as --fips wants them.
     approved = Lamassu(bench.keys, program, init=["--small-files", "random"], name="approved")
-    bench.systems = {approved.name: approved}
+    bench.systems = {s.name: s for s in (approved, plain, lamassu)}
     store, key = bench.fresh_store(approved.name, bench.memory), approved.key()
+    parts = ("--parts",) if "--parts" in run(program, "speed", "--help").stdout else ()
     for number in range(bench.runs):
-        for block in bench.size(BLOCKS, BLOCKS[:1]):
+        for block in bench.size(BLOCKS, BLOCKS[:3]):
             with bench.quiet():
-                rows = json.loads(run(program, "speed", "--all", "--device", "--json", "--block-size", block, "--ms", bench.size(100, 5)).stdout)
-            samples += [row | {"block": block, "run": number} for row in rows]
+                ended = run(program, "speed", "--all", "--device", *parts, "--json", "--block-size", block, "--ms", bench.size(100, 5), check=block == "4K")
+            if ended.returncode == 0:  # an older program has no blocks below 4 KiB
+                samples += [row | {"block": block, "run": number} for row in json.loads(ended.stdout)]
+            with bench.quiet():
+                openssl += [row | {"block": block, "run": number} for row in openssl_speed(bench, block)]
         with bench.quiet():
             for _ in range(bench.size(20, 2)):
                 for options in ((), ("--fips",)):
                     seconds = measure.seconds_of(program, *options, "ls", "--key", key, store)
                     starts.append({"options": " ".join(options), "seconds": round(seconds, 5)})
-        say(f"ciphers, run {number + 1} of {bench.runs}: {len(samples)} figures")
-    return {"runs": bench.runs, "samples": samples, "starts": starts, "threads": os.cpu_count()}
+        hashed += [{"hash": name, "run": number, "value": write(bench, lamassu.with_mount((), {"LAMASSU_CPU": mask} if mask else {}), "--dedupe_percentage=90")}
+                   for name, mask in HASHES.items()]
+        for engine in ENGINES:
+            system = plain if engine == "plainfs" else lamassu.with_mount((), {} if engine == "normal" else {"LAMASSU_ENGINE": engine})
+            engines.append({"engine": engine, "run": number, "value": write(bench, system)})
+        say(f"ciphers, run {number + 1} of {bench.runs}: {len(samples)} figures; writes " + ", ".join(f"{e['engine']} {e['value']}" for e in engines[-len(ENGINES):]))
+    return {"runs": bench.runs, "samples": samples, "starts": starts, "openssl": openssl, "hashed_writes": hashed, "engines": engines,
+            "write_mib": bench.size(256, 8), "threads": os.cpu_count()}
+
+
+def openssl_speed(bench, block):
+    """Rows of OpenSSL's rates for one block size, one thread; nothing where it is not installed."""
+    if not have("openssl"):
+        return
+    seconds = bench.size(1, 1)
+    for op, options in OPENSSL.items() if not bench.toy or block == "4K" else ():
+        said = run("openssl", "speed", "-mr", "-elapsed", "-seconds", seconds, "-bytes", int(block[:-1]) << 10, *options).stdout
+        found = re.search(r"^\+F:\d+:[^:]+:([0-9.]+)", said, re.MULTILINE)
+        if found:
+            yield {"op": op, "gb_per_s": round(float(found.group(1)) / 1e9, 4)}
+
+
+def write(bench, system, *more):
+    """MB/s of writing a new file in 4 KiB requests on tmpfs."""
+    with tempfile.TemporaryDirectory(dir=bench.memory) as folder:
+        store = os.path.join(folder, "store")
+        os.mkdir(store)
+        system.make(store)
+        with measure.mounted(system, store, bench.work) as mount, bench.quiet():
+            measure.drop_caches()
+            return round(measure.mb_per_s(measure.fio(mount.path, "write", "4k", bench.size(256, 8), *more), "write"), 1)

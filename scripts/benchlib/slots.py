@@ -9,7 +9,7 @@ from demolib.shell import say
 from . import measure
 from .systems import Lamassu
 
-SLOTS = (1, 8, 32, 48, 60)
+SLOTS = (1, 2, 8, 32, 48, 52, 56, 60)
 WORKLOADS = {"seq-write": "write", "rand-write": "randwrite", "seq-read": "read", "rand-read": "randread"}
 
 

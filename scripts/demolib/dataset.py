@@ -97,11 +97,7 @@ def make_images(work, target):
     copy_packages(versions[0], tree)
     size = sum(p.size for p in versions[0])
     say(f"disk image, version 1: mke2fs -d of {size / 1e6:.0f} MB of packages")
-    run("mke2fs", "-q", "-t", "ext4", "-b", 4096, "-J", "size=4", "-U", IMAGE_UUID, "-d", tree,
-        "-E", f"hash_seed={IMAGE_UUID},lazy_itable_init=0,root_owner=0:0", raw, f"{size * 3 // 2 // 2**20 + 32}M")
-    shutil.rmtree(tree)
-    run("cp", "--sparse=always", raw, first)  # unused space as holes, as an image builder leaves it
-    os.unlink(raw)
+    make_ext4(tree, raw, first, size)
     say("disk image, version 2: the same image, packages removed and added in place with debugfs")
     run("cp", first, second)
     script = os.path.join(work, "image.debugfs")
@@ -110,6 +106,41 @@ def make_images(work, target):
     run("debugfs", "-w", "-f", script, second)
     run("e2fsck", "-fn", second)
     return [os.path.dirname(first), os.path.dirname(second)]
+
+
+def make_ext4(tree, raw, path, size):
+    """An image at `path` of the files in `tree`, about `size` bytes of them; the tree is removed. `raw`: where it may lie meanwhile."""
+    run("mke2fs", "-q", "-t", "ext4", "-b", 4096, "-J", "size=4", "-U", IMAGE_UUID, "-d", tree,
+        "-E", f"hash_seed={IMAGE_UUID},lazy_itable_init=0,root_owner=0:0", raw, f"{size * 3 // 2 // 2**20 + 32}M")
+    shutil.rmtree(tree)
+    run("cp", "--sparse=always", raw, path)  # unused space as holes, as an image builder leaves it
+    os.unlink(raw)
+
+
+def make_pair(work, names):
+    """Images of the same packages in two versions, from Debian's archives as apt is configured: each made afresh, as a builder makes it. An older one first."""
+    paths = []
+    known = {name: list(dict.fromkeys(line.split("|")[1].strip() for line in run("apt-cache", "madison", name).stdout.splitlines() if "Sources" not in line))
+             for name in names}
+    few = [name for name, versions in known.items() if len(versions) < 2]
+    if few:
+        raise DemoError(f"apt knows no two versions of {', '.join(few)} (apt-get update?)")
+    for number in (1, 2):
+        folder, tree = os.path.join(work, f"pair-{number}"), os.path.join(work, "pair-tree")
+        os.mkdir(folder)
+        os.mkdir(tree)
+        for name, versions in known.items():
+            # Newest first, as madison sorts its answer.
+            run("sh", "-ec", 'cd "$1"; apt-get -qq -o APT::Sandbox::User=root download "$2"', "sh", folder, f"{name}={versions[2 - number]}")
+        for file in sorted(os.listdir(folder)):
+            run("dpkg-deb", "-x", os.path.join(folder, file), tree)
+            os.unlink(os.path.join(folder, file))
+        size = sum(os.lstat(os.path.join(f, n)).st_size for f, _, files in os.walk(tree) for n in files)
+        say(f"disk image of {', '.join(names)}, version {number}: {size / 1e6:.0f} MB")
+        path = os.path.join(folder, "disk.img")
+        make_ext4(tree, os.path.join(work, "raw.img"), path, size)
+        paths.append(path)
+    return paths
 
 
 def edit_script(before, after):

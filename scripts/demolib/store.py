@@ -51,6 +51,7 @@ class XfsStore:
         """duperemove in blocks of 4 KiB over everything; false if its time ran out. `hashes`: a directory in memory.
 
         `--lookup-extents=no` makes it compare fixed blocks; else it compares whole extents as they happen to lie.
+        It compares a file's blocks with other files' alone (0.11): `same` is about whole extents within a file.
         """
         with tempfile.TemporaryDirectory(dir=hashes) as folder:
             ended = run("timeout", DUPEREMOVE_SECONDS_MAX, "duperemove", "-drA", "-q", "-b", BLOCK, "--lookup-extents=no",
