@@ -222,10 +222,13 @@ impl Engine {
     }
 
     /// Of small blocks [`CHUNK_BYTES`]. Of larger ones as many as the widest kernel has lanes, if there are so many for each thread: hashing and sealing one block
-    /// alone takes four times as long as in lanes, while what lanes of long blocks lose is the nearest cache.
+    /// alone takes four times as long as in lanes, while what lanes of long blocks lose is the nearest cache. A device has at least two jobs of a batch, if it
+    /// takes as many: of one alone nothing would be prepared while it works.
     fn blocks_per_chunk(&self, block_size: usize, count: usize) -> usize {
-        let lanes = count.div_ceil(self.threads()).min(GROUP);
-        (CHUNK_BYTES / block_size).max(lanes).max(1)
+        let device = self.device.as_deref();
+        let sharers = device.map_or(self.threads(), |device| device.depth().clamp(1, 2));
+        let lanes = count.div_ceil(sharers).min(GROUP);
+        (CHUNK_BYTES / block_size).max(lanes).min(device.map_or(usize::MAX, Device::blocks_max)).max(1)
     }
 
     /// Does `work` for every chunk, on this thread and on the workers that are idle now, as long as that makes no more threads than the engine has.
