@@ -75,8 +75,8 @@ pub struct Plan<'a> {
     pub parts: bool,
 }
 
-/// Slots of its ring. Two would keep it busy while the submitter is; more take up what the scheduler does.
-const DEVICE_DEPTH: usize = 8;
+/// Slots of the ring of a loop-back device. Two would keep it busy while the submitter is; more take up what the scheduler does.
+pub const DEVICE_DEPTH: usize = 8;
 
 /// Measures; calls `row` with each row as it is ready.
 ///
