@@ -1,4 +1,4 @@
-"""The ciphers by themselves: every kernel by block size and threads, beside a library's calls one block after another; and what starting costs.
+"""The ciphers by themselves: every kernel by block size and threads, beside RustCrypto's calls one block after another; and what starting costs.
 
 After the multi-tenant study (software one block at a time, a device block by block and in a pipeline) and the ZFS articles (acceleration on and off by buffer size, the cost of a
 self-test at the start).

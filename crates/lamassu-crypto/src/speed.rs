@@ -1,4 +1,4 @@
-//! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of library calls.
+//! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of RustCrypto's calls.
 
 use crate::engine::device::LoopBack;
 use crate::inner::{GROUP, Group};
