@@ -188,13 +188,14 @@ fn each_block(kernel: Kernel, keys: &[BlockKey], plain: &[Vec<u8>]) -> Vec<Block
     kernel.sha256(&plain.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut hashes);
     let mut cbc = plain.to_vec();
     kernel.cbc_encrypt(keys, &mut cbc.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
-    let blocks = plain.iter().zip(keys).zip(hashes.into_iter().zip(cbc));
-    let block = |((plain, key), (hash, cbc)): ((&Vec<u8>, &BlockKey), ([u8; 32], Vec<u8>))| {
-        let mut ctr = plain.clone();
-        kernel.ctr(key, &mut ctr);
-        Block { plain: plain.clone(), hash, cbc, ctr }
-    };
-    blocks.map(block).collect()
+    let mut ctr = plain.to_vec();
+    ctr.iter_mut().zip(keys).for_each(|(block, key)| kernel.ctr(key, block));
+    let ciphertexts = hashes.into_iter().zip(cbc.into_iter().zip(ctr));
+    plain
+        .iter()
+        .zip(ciphertexts)
+        .map(|(plain, (hash, (cbc, ctr)))| Block { plain: plain.clone(), hash, cbc, ctr })
+        .collect()
 }
 
 #[test]
