@@ -189,8 +189,6 @@ fn a_batch_is_cut_as_the_device_takes_it() {
         device.jobs.lock().clone()
     };
     assert_eq!(jobs_of(LoopBack::one_at_a_time(), 4 * K, 5), [4 * K; 5]);
-    // Of long blocks too there are two jobs, one to be prepared while the other is worked on.
-    assert_eq!(jobs_of(LoopBack::new(1, 8), 64 * K, 16), [512 * K; 2]);
-    assert_eq!(jobs_of(LoopBack::new(1, 1), 64 * K, 16), [1024 * K]);
+    assert_eq!(jobs_of(LoopBack::new(1, 8), 64 * K, 33), [1024 * K, 1024 * K, 64 * K]);
     assert_eq!(jobs_of(LoopBack::new(1, 8), 4 * K, 64), [64 * K; 4]);
 }
