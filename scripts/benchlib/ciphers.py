@@ -1,4 +1,4 @@
-"""The ciphers by themselves: every kernel by block size and threads, beside a library's calls one block after another; and what starting costs.
+"""The ciphers by themselves: every kernel by block size and threads, beside RustCrypto's calls one block after another; and what starting costs.
 
 After the multi-tenant study (software one block at a time, a device block by block and in a pipeline; rates of writes and of ciphers apart) and the ZFS articles (acceleration
 on and off by buffer size, SHA-256 over 1 to 128 KiB, a deduplicating write before and after a faster hash, the cost of a self-test at the start). OpenSSL's own figures, from

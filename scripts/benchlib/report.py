@@ -728,7 +728,7 @@ def ciphers(results, plots):
     plain, fips = (1000 * statistics.median(s["seconds"] for s in result["starts"] if s["options"] == o) for o in ("", "--fips"))
     return f"""## The ciphers by themselves
 
-One thread, {runs(result)}; `scripts/bench ciphers`. `library` composes a library's calls one block after another, as others do. "open" verifies, "open_unverified" does not.
+One thread, {runs(result)}; `scripts/bench ciphers`. `library` composes RustCrypto's calls one block after another. "open" verifies, "open_unverified" does not.
 
 {chr(10).join(part + chr(10) for part in parts)}
 ![kernels](plots/ciphers.svg)

@@ -17,6 +17,7 @@ fn main() -> Result<(), lamassu_crypto::NoRandom> {
         batch_bytes: 1 << 20,
         duration,
         device: true,
+        parts: true,
     };
     speed::measure(&plan, |r| {
         println!(

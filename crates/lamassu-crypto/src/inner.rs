@@ -69,14 +69,19 @@ impl InnerKey {
         for (n, (group, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)).enumerate() {
             let plain = Group::of(group.chunks_exact(block_size));
             timed(Stage::Key, || self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys));
-            timed(Stage::Encrypt, || match self.suite {
-                Suite::Aes | Suite::Paper => {
-                    let mut lanes: Vec<&mut [u8]> = group.chunks_exact_mut(block_size).collect();
-                    self.kernel.cbc_encrypt(keys, &mut lanes);
-                }
-                // A stream cipher is its own inverse.
-                Suite::Blake3 | Suite::Chacha => decrypt_with(self.kernel, self.suite, group, block_size, keys),
-            });
+            timed(Stage::Encrypt, || self.encrypt_group(group, block_size, keys));
+        }
+    }
+
+    /// Encrypts at most [`GROUP`] blocks in place, under keys that are known already.
+    pub(crate) fn encrypt_group(&self, group: &mut [u8], block_size: usize, keys: &[BlockKey]) {
+        match self.suite {
+            Suite::Aes | Suite::Paper => {
+                let mut lanes: Vec<&mut [u8]> = group.chunks_exact_mut(block_size).collect();
+                self.kernel.cbc_encrypt(keys, &mut lanes);
+            }
+            // A stream cipher is its own inverse.
+            Suite::Blake3 | Suite::Chacha => decrypt_with(self.kernel, self.suite, group, block_size, keys),
         }
     }
 

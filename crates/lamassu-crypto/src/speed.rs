@@ -1,9 +1,11 @@
-//! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of library calls.
+//! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of RustCrypto's calls.
 
 use crate::engine::device::LoopBack;
+use crate::inner::{GROUP, Group};
 use crate::kernel::Kernel;
-use crate::{BlockKey, Engine, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
+use crate::{BlockKey, Engine, InnerKey, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
 use std::convert::Infallible;
+use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,10 @@ pub enum Op {
     Open,
     /// Decrypt alone.
     OpenUnverified,
+    /// A part of `Seal`, and of `Open`: hash alone, in the same groups.
+    Hash,
+    /// A part of `Seal`: encrypt alone, under keys that are known already, in the same lanes.
+    Encrypt,
 }
 
 impl Op {
@@ -25,6 +31,8 @@ impl Op {
             Op::Seal => "seal",
             Op::Open => "open",
             Op::OpenUnverified => "open_unverified",
+            Op::Hash => "hash",
+            Op::Encrypt => "encrypt",
         }
     }
 }
@@ -56,16 +64,19 @@ pub struct Plan<'a> {
     pub threads: &'a [usize],
     /// Block size in bytes, a multiple of 16.
     pub block_size: usize,
-    /// Bytes of a batch, rounded down to whole blocks, at least one: 1 MiB is what one FUSE write brings.
+    /// Bytes of a batch, rounded down to whole blocks, at least one: 1 MiB is what one FUSE write brings, 16 MiB the most that a commit seals at once.
     pub batch_bytes: usize,
     /// How long each row is measured for.
     pub duration: Duration,
     /// Whether to send blocks through a loop-back device, too: one thread with the best kernel behind a ring.
     pub device: bool,
+    /// Whether to measure the parts by themselves, too, with one thread: they bound what `Seal` and `Open` can do, 1 ÷ (1 ÷ hash + 1 ÷ encrypt) and
+    /// 1 ÷ (1 ÷ hash + 1 ÷ open_unverified).
+    pub parts: bool,
 }
 
-/// Slots of its ring. Two would keep it busy while the submitter is; more take up what the scheduler does.
-const DEVICE_DEPTH: usize = 8;
+/// Slots of the ring of a loop-back device. Two would keep it busy while the submitter is; more take up what the scheduler does.
+pub const DEVICE_DEPTH: usize = 8;
 
 /// Measures; calls `row` with each row as it is ready.
 ///
@@ -85,12 +96,15 @@ pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom
                     measure_one(plan, (suite, &kernel.to_string()), &ring, &engine, &mut row)?;
                 }
             }
+            if plan.parts {
+                measure_parts(plan, (suite, kernel), &ring.inner(), &mut row)?;
+            }
         }
         if plan.device {
             let ring = KeyRing::new(suite, std::slice::from_ref(&k_in), std::slice::from_ref(&k_out));
             let engine = Engine::with_device(Arc::new(LoopBack::new(1, DEVICE_DEPTH)));
-            let alone = Plan { batch_bytes: plan.block_size, ..plan.clone() };
-            measure_one(&alone, (suite, "device, one at a time"), &ring, &engine, &mut row)?;
+            let alone = Engine::with_device(Arc::new(LoopBack::one_at_a_time()));
+            measure_one(plan, (suite, "device, one at a time"), &ring, &alone, &mut row)?;
             measure_one(plan, (suite, "device, pipelined"), &ring, &engine, &mut row)?;
         }
     }
@@ -105,10 +119,8 @@ fn measure_one(
     row: &mut impl FnMut(Row),
 ) -> Result<(), NoRandom> {
     let size = plan.block_size;
-    let count = (plan.batch_bytes / size).max(1);
-    let mut plain = vec![0; count * size];
-    crate::random(&mut plain)?;
-    let mut keys = vec![BlockKey::default(); count];
+    let plain = plan.batch()?;
+    let mut keys = vec![BlockKey::default(); plain.len() / size];
     let mut sealed = plain.clone();
     engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, size, &mut keys);
     let key = &ring.inner();
@@ -130,10 +142,48 @@ fn measure_one(
             Op::OpenUnverified => {
                 assert!(engine.open_as_told(ring, &mut work, size, Keyed::unsalted(&keys), Verify::No).is_empty());
             }
+            Op::Hash | Op::Encrypt => unreachable!("parts are measured without an engine"),
         });
         row(Row { suite, op, kernel: kernel.into(), threads: engine.threads(), gb_per_s });
     }
     Ok(())
+}
+
+fn measure_parts(
+    plan: &Plan<'_>,
+    (suite, kernel): (Suite, Kernel),
+    key: &InnerKey,
+    row: &mut impl FnMut(Row),
+) -> Result<(), NoRandom> {
+    let size = plan.block_size;
+    let mut work = plan.batch()?;
+    let mut keys = vec![BlockKey::default(); work.len() / size];
+    key.derive(Salts::EMPTY, &work, size, &mut keys);
+    let mut hashes = [[0; 32]; GROUP];
+    for op in [Op::Hash, Op::Encrypt] {
+        let gb_per_s = rate(plan.duration, work.len(), || {
+            for (blocks, keys) in work.chunks_mut(GROUP * size).zip(keys.chunks(GROUP)) {
+                match op {
+                    Op::Hash => {
+                        let blocks = Group::of(blocks.chunks_exact(size));
+                        key.hash_group(black_box(blocks.as_slice()), black_box(&mut hashes[..keys.len()]));
+                    }
+                    _ => key.encrypt_group(blocks, size, keys),
+                }
+            }
+        });
+        row(Row { suite, op, kernel: kernel.to_string(), threads: 1, gb_per_s });
+    }
+    Ok(())
+}
+
+impl Plan<'_> {
+    /// Random data.
+    fn batch(&self) -> Result<Vec<u8>, NoRandom> {
+        let mut batch = vec![0; (self.batch_bytes / self.block_size).max(1) * self.block_size];
+        crate::random(&mut batch)?;
+        Ok(batch)
+    }
 }
 
 fn rate(duration: Duration, bytes: usize, mut work: impl FnMut()) -> f64 {
@@ -162,9 +212,10 @@ mod tests {
             batch_bytes: 100_000,
             duration: Duration::from_millis(1),
             device: true,
+            parts: true,
         };
         measure(&plan, |r| rows.push(r)).unwrap();
-        assert_eq!(rows.len(), 4 * 3 * (3 + 2));
+        assert_eq!(rows.len(), 4 * (3 * (3 + 2) + 2 * 2));
         for (i, r) in rows.iter().enumerate() {
             assert!(r.gb_per_s > 0.0);
             let key = |r: &Row| (r.suite.id(), r.op.name(), r.kernel.clone(), r.threads);

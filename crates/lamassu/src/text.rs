@@ -8,6 +8,23 @@ pub use lamassu_keys::date::time;
 /// Parses `4096`, `4K`, `4KiB`, `1M`: powers of 1024, as zfs(8) and mkfs take them.
 pub fn parse_block_size(text: &str) -> Result<u32, String> {
     const RULE: &str = "a power of two from 4096 (4K) to 1048576 (1M)";
+    parse_size(text).filter(|n| Geometry::new(*n, 1).is_some()).ok_or_else(|| RULE.into())
+}
+
+/// The same for measurements, which go below what a vault can have.
+pub fn parse_measured_block_size(text: &str) -> Result<u32, String> {
+    const RULE: &str = "a power of two from 1024 (1K) to 1048576 (1M)";
+    let fits = |n: &u32| n.is_power_of_two() && (1 << 10..=1 << 20).contains(n);
+    parse_size(text).filter(fits).ok_or_else(|| RULE.into())
+}
+
+/// Bytes of a batch of blocks, for measurements.
+pub fn parse_batch(text: &str) -> Result<u32, String> {
+    const RULE: &str = "a number of bytes from 1K to 256M, such as 16M";
+    parse_size(text).filter(|n| (1 << 10..=256 << 20).contains(n)).ok_or_else(|| RULE.into())
+}
+
+fn parse_size(text: &str) -> Option<u32> {
     let lower = text.trim().to_ascii_lowercase();
     let digits_end = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
     let (digits, unit) = lower.split_at(digits_end);
@@ -15,10 +32,9 @@ pub fn parse_block_size(text: &str) -> Result<u32, String> {
         "" | "b" => 1,
         "k" | "kb" | "kib" => 1 << 10,
         "m" | "mb" | "mib" => 1 << 20,
-        _ => return Err(RULE.into()),
+        _ => return None,
     };
-    let bytes = digits.parse::<u32>().ok().and_then(|n| n.checked_mul(factor)).ok_or(RULE)?;
-    Geometry::new(bytes, 1).map(|_| bytes).ok_or_else(|| RULE.into())
+    digits.parse::<u32>().ok()?.checked_mul(factor)
 }
 
 /// Parses a number of bytes a second: `500K`, `50M`, `1G`; powers of 1024.
@@ -162,6 +178,14 @@ mod tests {
         }
         for bad in ["", "K", "4095", "2K", "12K", "2M", "4G", "-4K", "4 apples", "99999999999K"] {
             assert!(parse_block_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!((parse_measured_block_size("1K"), parse_measured_block_size("1m")), (Ok(1024), Ok(1 << 20)));
+        for bad in ["512", "3K", "2M", "K"] {
+            assert!(parse_measured_block_size(bad).unwrap_err().contains("1024"), "{bad}");
+        }
+        assert_eq!((parse_batch("16M"), parse_batch("5000")), (Ok(16 << 20), Ok(5000)));
+        for bad in ["0", "1023", "257M", "4G", ""] {
+            assert!(parse_batch(bad).unwrap_err().contains("256M"), "{bad}");
         }
     }
 

@@ -24,6 +24,11 @@ pub trait Device: std::fmt::Debug + Send + Sync {
     /// How many jobs of a batch it is given at a time. Bounds the memory that a batch takes on its way.
     fn depth(&self) -> usize;
 
+    /// How many blocks a job may have.
+    fn blocks_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Takes a job; some time, on any thread, after any other, carries it out and calls [`Job::finish`]. One that is dropped instead counts as lost. It may wait
     /// while there is no room, but not for the submitter to take a job back.
     fn submit(&self, job: Job);
@@ -243,9 +248,17 @@ pub struct LoopBack {
     ring: Option<SyncSender<Job>>,
     threads: Vec<JoinHandle<()>>,
     depth: usize,
+    blocks_max: usize,
 }
 
 impl LoopBack {
+    /// One that is given a single block at a time, and awaited before the next: what a device costs without a pipeline.
+    pub fn one_at_a_time() -> LoopBack {
+        let mut device = LoopBack::new(1, 1);
+        device.blocks_max = 1;
+        device
+    }
+
     /// With `threads` threads behind a ring of `depth` slots, both at least 1. Where the system refuses threads there are fewer; without any, jobs are lost.
     pub fn new(threads: usize, depth: usize) -> LoopBack {
         let depth = depth.max(1);
@@ -261,7 +274,7 @@ impl LoopBack {
         };
         let start = |n| std::thread::Builder::new().name(format!("device-{n}")).spawn(serve(jobs.clone())).ok();
         let threads = (0..threads.max(1)).filter_map(start).collect();
-        LoopBack { ring: Some(ring), threads, depth }
+        LoopBack { ring: Some(ring), threads, depth, blocks_max: usize::MAX }
     }
 }
 
@@ -272,6 +285,10 @@ impl Device for LoopBack {
 
     fn depth(&self) -> usize {
         self.depth
+    }
+
+    fn blocks_max(&self) -> usize {
+        self.blocks_max
     }
 
     fn submit(&self, job: Job) {

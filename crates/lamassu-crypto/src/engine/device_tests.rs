@@ -4,6 +4,7 @@ use super::device::{Cpu, Device, Job, LoopBack};
 use super::{Engine, Verify};
 use crate::{BlockKey, KeyRing, Keyed, Salts, Secret, Suite};
 use lamassu_format::Domain;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -72,7 +73,8 @@ proptest! {
         let salts = if each { Salts::of_blocks(domain, [7; 16], &numbers) } else { Salts::from_block(domain, [7; 16], 40) };
         let expected = round(&Engine::new(2), &ring, salts, &plain, size);
         let careless = Careless { behind: LoopBack::new(threads, depth), jobs: 0.into(), most: 0.into() };
-        let devices: [Arc<dyn Device>; 3] = [Arc::new(Cpu), Arc::new(LoopBack::new(threads, depth)), Arc::new(careless)];
+        let devices: [Arc<dyn Device>; 4] =
+            [Arc::new(Cpu), Arc::new(LoopBack::new(threads, depth)), Arc::new(LoopBack::one_at_a_time()), Arc::new(careless)];
         for device in devices {
             let name = device.name();
             prop_assert!(round(&Engine::with_device(device), &ring, salts, &plain, size) == expected, "{name}");
@@ -143,4 +145,50 @@ fn what_cannot_be_fetched_is_an_error() {
     let nothing =
         engine.open_fetched(&ring, &mut [], 4096, Keyed::unsalted(&[]), Verify::Full, |_, _| Ok::<(), Infallible>(()));
     assert_eq!(nothing, Ok(Vec::new()));
+}
+
+/// Takes note of the jobs of a device.
+#[derive(Debug)]
+struct Noting {
+    behind: LoopBack,
+    jobs: Mutex<Vec<usize>>,
+}
+
+impl Device for Noting {
+    fn name(&self) -> &'static str {
+        "noting"
+    }
+
+    fn depth(&self) -> usize {
+        self.behind.depth()
+    }
+
+    fn blocks_max(&self) -> usize {
+        self.behind.blocks_max()
+    }
+
+    fn submit(&self, job: Job) {
+        self.jobs.lock().push(job.bytes());
+        self.behind.submit(job);
+    }
+}
+
+#[test]
+fn a_batch_is_cut_as_the_device_takes_it() {
+    const K: usize = 1 << 10;
+    let jobs_of = |behind: LoopBack, size: usize, count: usize| {
+        let device = Arc::new(Noting { behind, jobs: Mutex::default() });
+        let engine = Engine::with_device(device.clone());
+        engine.seal(
+            &ring(Suite::Aes, &[1]).inner(),
+            Salts::EMPTY,
+            &mut vec![7; size * count],
+            size,
+            &mut vec![[0; 32]; count],
+        );
+        device.jobs.lock().clone()
+    };
+    assert_eq!(jobs_of(LoopBack::one_at_a_time(), 4 * K, 5), [4 * K; 5]);
+    assert_eq!(jobs_of(LoopBack::new(1, 8), 64 * K, 33), [1024 * K, 1024 * K, 64 * K]);
+    assert_eq!(jobs_of(LoopBack::new(1, 8), 4 * K, 64), [64 * K; 4]);
 }

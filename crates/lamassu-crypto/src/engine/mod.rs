@@ -222,10 +222,12 @@ impl Engine {
     }
 
     /// Of small blocks [`CHUNK_BYTES`]. Of larger ones as many as the widest kernel has lanes, if there are so many for each thread: hashing and sealing one block
-    /// alone takes four times as long as in lanes, while what lanes of long blocks lose is the nearest cache.
+    /// alone takes four times as long as in lanes, while what lanes of long blocks lose is the nearest cache. A device has no threads to share lanes with: two jobs
+    /// of half the lanes, one to be prepared while the other is worked on, were no faster than one.
     fn blocks_per_chunk(&self, block_size: usize, count: usize) -> usize {
         let lanes = count.div_ceil(self.threads()).min(GROUP);
-        (CHUNK_BYTES / block_size).max(lanes).max(1)
+        let most = self.device.as_deref().map_or(usize::MAX, Device::blocks_max);
+        (CHUNK_BYTES / block_size).max(lanes).min(most).max(1)
     }
 
     /// Does `work` for every chunk, on this thread and on the workers that are idle now, as long as that makes no more threads than the engine has.

@@ -2,9 +2,24 @@
 //!
 //! `LAMASSU_CPU` is read once. It is a comma-separated list: `portable` (nothing at all), or `-NAME` for each feature to leave out: `-aes`, `-vaes`,
 //! `-sha`, `-avx2` (and with it VAES), `-avx512`. What it does not know it ignores: a misspelt name must not stop a mount. The mask covers the kernels of this crate;
-//! BLAKE3, ChaCha20 and the AEAD of metadata choose for themselves.
+//! BLAKE3, ChaCha20 and the AEAD of metadata choose for themselves. `library` takes the crates' own calls in the place of any kernel of ours.
 
 use std::sync::OnceLock;
+
+/// What `LAMASSU_CPU` says, which is nothing where it is not there.
+fn asked() -> &'static str {
+    static ASKED: OnceLock<String> = OnceLock::new();
+    ASKED.get_or_init(|| std::env::var("LAMASSU_CPU").unwrap_or_default())
+}
+
+/// Whether it wants the library's calls, one block after another.
+pub(super) fn library_is_asked_for() -> bool {
+    names_library(asked())
+}
+
+fn names_library(mask: &str) -> bool {
+    mask.split(',').any(|word| word.trim() == "library")
+}
 
 /// Processor features that kernels ask for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -17,7 +32,7 @@ pub(super) struct Cpu {
     pub(super) sha: bool,
     /// AVX2.
     pub(super) avx2: bool,
-    /// AVX-512 F and BW.
+    /// AVX-512 F, BW and VL.
     pub(super) avx512: bool,
 }
 
@@ -25,10 +40,7 @@ impl Cpu {
     /// What may be used, found out once.
     pub(super) fn allowed() -> Cpu {
         static ALLOWED: OnceLock<Cpu> = OnceLock::new();
-        *ALLOWED.get_or_init(|| match std::env::var("LAMASSU_CPU") {
-            Ok(mask) => Cpu::detected().masked(&mask),
-            Err(_) => Cpu::detected(),
-        })
+        *ALLOWED.get_or_init(|| Cpu::detected().masked(asked()))
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -41,7 +53,10 @@ impl Cpu {
             vaes: aes && avx2 && is_x86_feature_detected!("vaes"),
             sha: base && is_x86_feature_detected!("sha"),
             avx2,
-            avx512: is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+            avx512: avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl"),
         }
     }
 
@@ -80,5 +95,7 @@ mod tests {
         assert_eq!(all.masked("-avx2"), Cpu { avx2: false, vaes: false, ..all }, "VAES needs AVX2");
         assert_eq!(all.masked("-avx512,nonsense,aes"), Cpu { avx512: false, ..all });
         assert_eq!(Cpu::default().masked("aes,+aes"), Cpu::default());
+        assert_eq!(all.masked("library"), all);
+        assert!(names_library("-aes, library") && !names_library("portable,-library") && !names_library(""));
     }
 }

@@ -148,6 +148,56 @@ proptest! {
     }
 }
 
+/// Blocks as vaults have them, in every number of lanes: fewer than the narrowest kernel takes, as many as the widest, and more.
+const LANES: std::ops::RangeInclusive<usize> = 1..=17;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2))]
+
+    #[test]
+    fn kernels_agree_on_whole_blocks(keys: [BlockKey; 17], len in prop_oneof![Just(4096usize), Just(65_536)], seed: u8) {
+        for len in [len, 4096 + 16 * usize::from(seed)] {
+            let plain: Vec<Vec<u8>> = keys.iter().map(|key| data(len, seed ^ key[0])).collect();
+            let sealed = each_block(Kernel::library(), &keys, &plain);
+            for kernel in Kernel::available() {
+                for lanes in LANES {
+                    let found = each_block(kernel, &keys[..lanes], &plain[..lanes]);
+                    prop_assert!(found[..] == sealed[..lanes], "{} {} lanes of {}", kernel, lanes, len);
+                }
+                for (key, block) in keys.iter().zip(&sealed) {
+                    let mut opened = block.cbc.clone();
+                    kernel.cbc_decrypt(key, &mut opened);
+                    prop_assert!(opened == block.plain, "{} {}", kernel, len);
+                }
+            }
+        }
+    }
+}
+
+/// What becomes of a block.
+#[derive(PartialEq)]
+struct Block {
+    plain: Vec<u8>,
+    hash: [u8; 32],
+    cbc: Vec<u8>,
+    ctr: Vec<u8>,
+}
+
+fn each_block(kernel: Kernel, keys: &[BlockKey], plain: &[Vec<u8>]) -> Vec<Block> {
+    let mut hashes = vec![[0; 32]; plain.len()];
+    kernel.sha256(&plain.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut hashes);
+    let mut cbc = plain.to_vec();
+    kernel.cbc_encrypt(keys, &mut cbc.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+    let mut ctr = plain.to_vec();
+    ctr.iter_mut().zip(keys).for_each(|(block, key)| kernel.ctr(key, block));
+    let ciphertexts = hashes.into_iter().zip(cbc.into_iter().zip(ctr));
+    plain
+        .iter()
+        .zip(ciphertexts)
+        .map(|(plain, (hash, (cbc, ctr)))| Block { plain: plain.clone(), hash, cbc, ctr })
+        .collect()
+}
+
 #[test]
 fn counters_carry_past_one_and_two_bytes() {
     let mut expected = vec![0; 16 * 70_000 + 5];

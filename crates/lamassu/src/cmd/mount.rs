@@ -14,6 +14,8 @@ use crate::signals;
 use crate::users;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use lamassu_crypto::engine::device::{Device, LoopBack};
+use lamassu_crypto::speed::DEVICE_DEPTH;
 use lamassu_crypto::stages;
 use lamassu_format::name;
 use lamassu_fuse::plain::PlainFs;
@@ -118,6 +120,8 @@ struct Plan {
     mount: MountOptions,
     /// without a request for so long, everything is unloaded
     idle: Option<Duration>,
+    /// what ciphers in the place of threads, to measure
+    device: Option<DeviceArg>,
 }
 
 /// What is mounted.
@@ -128,6 +132,34 @@ enum Below {
     },
     /// the directory itself, not encrypted
     Plain,
+}
+
+/// What `LAMASSU_ENGINE` may name: a loop-back device, a thread behind a ring of jobs in the place of an accelerator.
+#[derive(Clone, Copy)]
+enum DeviceArg {
+    /// Awaits each block before the next.
+    Alone,
+    /// A pipeline of jobs.
+    Pipelined,
+}
+
+impl DeviceArg {
+    fn from_environment() -> Result<Option<DeviceArg>, Fault> {
+        match std::env::var_os("LAMASSU_ENGINE") {
+            None => Ok(None),
+            Some(name) if name == "device-sync" => Ok(Some(DeviceArg::Alone)),
+            Some(name) if name == "device" => Ok(Some(DeviceArg::Pipelined)),
+            Some(_) => Err(Fault::Usage("LAMASSU_ENGINE must be device-sync or device, or not be there")),
+        }
+    }
+
+    /// Starts its thread: not before the process is the one that serves.
+    fn start(self) -> Arc<dyn Device> {
+        Arc::new(match self {
+            DeviceArg::Alone => LoopBack::one_at_a_time(),
+            DeviceArg::Pipelined => LoopBack::new(1, DEVICE_DEPTH),
+        })
+    }
 }
 
 /// The type a mount without encryption shows in mount(8): it must not pass for a vault.
@@ -164,6 +196,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
 
 impl Plan {
     fn of(ui: &Ui, args: Args) -> Result<Plan> {
+        let device = DeviceArg::from_environment()?;
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
         let before = (vault.integrity, vault.durability);
@@ -215,11 +248,11 @@ impl Plan {
             }
             refuse_vaults(&dir)?;
             mount.subtype = PLAIN_SUBTYPE.into();
-            return Ok(Plan { dir, mountpoint, below: Below::Plain, mount, idle: None });
+            return Ok(Plan { dir, mountpoint, below: Below::Plain, mount, idle: None, device: None });
         }
         let below = Below::Vault { key: args.key.or(key), options: vault };
         let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
-        Ok(Plan { dir, mountpoint, below, mount, idle })
+        Ok(Plan { dir, mountpoint, below, mount, idle, device })
     }
 }
 
@@ -312,6 +345,7 @@ impl Plan {
             Below::Vault { key, options: vault } => {
                 let found = Found::at(&self.dir)?;
                 let mut vault = vault.clone();
+                vault.device = self.device.map(DeviceArg::start);
                 if found.header.is_snapshot() && !vault.read_only {
                     ui.note("a snapshot: mounted read-only");
                     (vault.read_only, options.read_only) = (true, true);

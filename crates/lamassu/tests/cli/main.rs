@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;
+mod ciphers;
 mod clones;
 mod copies;
 mod dataset_keys;

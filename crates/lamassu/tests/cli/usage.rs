@@ -2,7 +2,9 @@
 
 use crate::mounts::kill;
 use crate::support::Bench;
+use std::collections::HashSet;
 use std::io::Read;
+use std::path::Path;
 
 #[test]
 fn nonsense_is_a_usage_error_and_makes_nothing() {
@@ -30,6 +32,9 @@ fn nonsense_is_a_usage_error_and_makes_nothing() {
         "cp v vault:a ./b c",
         "path --reverse --absolute v a",
         "speed --threads 0",
+        "speed --block-size 512",
+        "speed --block-size 3K",
+        "speed --batch 0",
         "fly",
     ] {
         let ran = b.run(line).code(2);
@@ -115,6 +120,30 @@ fn speed_prints_rows() {
     for device in ["device, one at a time", "device, pipelined"] {
         assert_eq!(kernels.iter().filter(|kernel| **kernel == device).count(), 3, "{kernels:?}");
     }
+}
+
+#[test]
+fn speed_tells_the_parts_by_themselves() {
+    let b = Bench::new();
+    for line in ["--block-size 1K", "--block-size 64K --batch 16M --suite chacha", "--block-size 1M --batch 1K"] {
+        let rows = b.run(&format!("speed --ms 1 --suite aes --threads 1,2 --parts --json {line}")).ok().json();
+        let rows = rows.as_array().unwrap();
+        let kernels: HashSet<_> = rows.iter().map(|row| row["kernel"].as_str().unwrap()).collect();
+        for (op, threads) in [("hash", 1), ("encrypt", 1), ("open_unverified", 1)] {
+            let of = rows.iter().filter(|row| row["op"] == op && row["threads"] == threads && row["suite"] == "aes");
+            assert_eq!(of.count(), kernels.len(), "{op} {line}");
+        }
+    }
+    assert!(!b.run("speed --ms 1 --suite aes --threads 1").ok().text().contains("encrypt"));
+    b.run("speed --block-size 512").code(2).says("from 1024 (1K)");
+}
+
+#[test]
+fn speed_measures_no_kernel_twice() {
+    let b = Bench::new();
+    let rows = b.run_in("LAMASSU_CPU", Path::new("library"), "speed --ms 1 --suite aes --threads 1 --json").ok().json();
+    let kernels: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["kernel"].as_str().unwrap()).collect();
+    assert_eq!(kernels, ["library"; 3]);
 }
 
 #[test]

@@ -41,8 +41,12 @@ macro_rules! sha256_of_lanes {
     };
 }
 
+#[macro_use]
+mod rounds;
+
 pub(super) mod aesni;
 pub(super) mod sha_avx2;
 pub(super) mod sha_avx512;
+pub(super) mod sha_avx512vl;
 pub(super) mod sha_ni;
 pub(super) mod vaes;

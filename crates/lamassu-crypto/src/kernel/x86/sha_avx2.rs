@@ -76,7 +76,7 @@ fn and(a: __m256i, b: __m256i) -> __m256i {
 /// From each start on, at least `at + 64` bytes are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn words_of(starts: &[*const u8; LANES], at: usize) -> [__m256i; 16] {
+pub(super) unsafe fn words_of(starts: &[*const u8; LANES], at: usize) -> [__m256i; 16] {
     let turn = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0c0d_0e0f_0809_0a0b, 0x0405_0607_0001_0203));
     let mut w = [_mm256_setzero_si256(); 16];
     for half in [0, 1] {
