@@ -61,7 +61,7 @@ lint: ## formatting, clippy, dependencies and licences
 setup-bench: ## installs what `bench` needs beside that: the peers, dbench, Postmark, matplotlib
 	scripts/setup --bench
 
-bench: build ## measures everything beside the peers; results and report in docs/benchmarks (two hours, an idle machine)
+bench: build ## measures everything beside the peers; results and report in docs/benchmarks (four hours, an idle machine)
 	scripts/bench
 
 bench-paper: build ## the Lamassu paper's experiments alone

@@ -19,8 +19,9 @@ BLOCKS = ("1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K")
 OPENSSL = {"sha256": ("-evp", "sha256"), "encrypt": ("-evp", "aes-256-cbc"), "decrypt": ("-evp", "aes-256-cbc", "-decrypt")}
 # What the hash may use of the processor; the ciphers keep AES-NI throughout.
 HASHES = {"sixteen lanes or SHA-NI": "", "eight lanes (AVX2)": "-sha,-avx512", "portable": "-sha,-avx512,-avx2"}
-# The study's four ways and ours: LAMASSU_ENGINE of a mount.
-ENGINES = ("plainfs", "library", "device-sync", "device", "normal")
+# The study's four ways and ours: options of a mount and its environment.
+ENGINES = {"plainfs": ((), {}), "library": (("--threads", "1"), {"LAMASSU_CPU": "library"}), "device-sync": ((), {"LAMASSU_ENGINE": "device-sync"}),
+           "device": ((), {"LAMASSU_ENGINE": "device"}), "normal": ((), {})}
 
 
 def run_all(bench):
@@ -47,8 +48,8 @@ def run_all(bench):
                     starts.append({"options": " ".join(options), "seconds": round(seconds, 5)})
         hashed += [{"hash": name, "run": number, "value": write(bench, lamassu.with_mount((), {"LAMASSU_CPU": mask} if mask else {}), "--dedupe_percentage=90")}
                    for name, mask in HASHES.items()]
-        for engine in ENGINES:
-            system = plain if engine == "plainfs" else lamassu.with_mount((), {} if engine == "normal" else {"LAMASSU_ENGINE": engine})
+        for engine, how in ENGINES.items():
+            system = (plain if engine == "plainfs" else lamassu).with_mount(*how)
             engines.append({"engine": engine, "run": number, "value": write(bench, system)})
         say(f"ciphers, run {number + 1} of {bench.runs}: {len(samples)} figures; writes " + ", ".join(f"{e['engine']} {e['value']}" for e in engines[-len(ENGINES):]))
     return {"runs": bench.runs, "samples": samples, "starts": starts, "openssl": openssl, "hashed_writes": hashed, "engines": engines,

@@ -780,7 +780,7 @@ def engines(result):
     rows = [[e, number(theirs.get(e)), number(theirs[e] / theirs["library"]) if e in theirs else "–", number(r), number(r / least),
              number(r / least / (theirs[e] / theirs["library"])) if e in theirs else "–"] for e, r in rate.items()]
     return f"""
-Rates of writes: a new file of {result["write_mib"]} MiB, 4 KiB psync, tmpfs, by what seals (`LAMASSU_ENGINE` of `lamassu mount`: a library's calls one block after another, the loop-back device one
+Rates of writes: a new file of {result["write_mib"]} MiB, 4 KiB psync, tmpfs, by what seals (`LAMASSU_CPU` and `LAMASSU_ENGINE` of `lamassu mount`: a library's calls one block after another, the loop-back device one
 request at a time, and in a pipeline; `normal` is the mount as it is). The study's 367 is a rate of ciphers.
 
 {table(["MB/s", "published", "÷ library", "here", "÷ library", "here ÷ published"], rows)}

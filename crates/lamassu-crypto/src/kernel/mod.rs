@@ -28,6 +28,8 @@ enum AesKernel {
     Library,
     AesNi,
     Vaes256,
+    /// Sixteen lanes of CBC over 512 bits; what is less, and all else, over 256.
+    Vaes512,
     #[cfg(feature = "fips")]
     Module,
 }
@@ -113,6 +115,7 @@ impl Kernel {
     #[cfg(target_arch = "x86_64")]
     fn of(cpu: Cpu) -> Kernel {
         let aes = match cpu {
+            Cpu { vaes: true, avx512: true, .. } => AesKernel::Vaes512,
             Cpu { vaes: true, .. } => AesKernel::Vaes256,
             Cpu { aes: true, .. } => AesKernel::AesNi,
             _ => AesKernel::Portable,
@@ -205,9 +208,11 @@ impl Kernel {
             AesKernel::Module => module::ecb_encrypt(&keys.key(), blocks.as_flattened_mut()),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variants exist only where AES, SSE4.1 and SSSE3 were detected.
-            AesKernel::AesNi | AesKernel::Vaes256 => unsafe { x86::aesni::ecb_encrypt(keys, blocks) },
+            AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe {
+                x86::aesni::ecb_encrypt(keys, blocks)
+            },
             #[cfg(not(target_arch = "x86_64"))]
-            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+            AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
     }
 
@@ -227,8 +232,10 @@ impl Kernel {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where VAES and AVX2 were detected too.
             AesKernel::Vaes256 => unsafe { x86::vaes::cbc_encrypt(keys, lanes) },
+            #[cfg(target_arch = "x86_64")]
+            AesKernel::Vaes512 => cbc_encrypt_vaes512(keys, lanes),
             #[cfg(not(target_arch = "x86_64"))]
-            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+            AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
     }
 
@@ -245,9 +252,9 @@ impl Kernel {
             AesKernel::AesNi => unsafe { x86::aesni::cbc_decrypt(key, data) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where VAES and AVX2 were detected too.
-            AesKernel::Vaes256 => unsafe { x86::vaes::cbc_decrypt(key, data) },
+            AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe { x86::vaes::cbc_decrypt(key, data) },
             #[cfg(not(target_arch = "x86_64"))]
-            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+            AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
     }
 
@@ -264,11 +271,23 @@ impl Kernel {
             AesKernel::AesNi => unsafe { x86::aesni::ctr(key, data) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where VAES and AVX2 were detected too.
-            AesKernel::Vaes256 => unsafe { x86::vaes::ctr(key, data) },
+            AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe { x86::vaes::ctr(key, data) },
             #[cfg(not(target_arch = "x86_64"))]
-            AesKernel::AesNi | AesKernel::Vaes256 => unreachable!("no such kernel is made here"),
+            AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn cbc_encrypt_vaes512(mut keys: &[BlockKey], mut lanes: &mut [&mut [u8]]) {
+    use x86::vaes512::{LANES, LEN_MIN};
+    while lanes.len() >= LANES && lanes[0].len() >= LEN_MIN {
+        // SAFETY: the variant exists only where VAES and AVX-512 F were detected.
+        unsafe { x86::vaes512::cbc_encrypt(keys, lanes) };
+        (keys, lanes) = (&keys[LANES..], &mut lanes[LANES..]);
+    }
+    // SAFETY: as above, and AVX2.
+    unsafe { x86::vaes::cbc_encrypt(keys, lanes) };
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -308,6 +327,7 @@ impl fmt::Display for Kernel {
             AesKernel::Library => "library",
             AesKernel::AesNi => "aesni",
             AesKernel::Vaes256 => "vaes256",
+            AesKernel::Vaes512 => "vaes512",
             #[cfg(feature = "fips")]
             AesKernel::Module => "aws-lc-fips",
         };

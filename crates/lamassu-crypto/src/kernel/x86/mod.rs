@@ -50,3 +50,4 @@ pub(super) mod sha_avx512;
 pub(super) mod sha_avx512vl;
 pub(super) mod sha_ni;
 pub(super) mod vaes;
+pub(super) mod vaes512;
