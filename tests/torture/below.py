@@ -135,8 +135,11 @@ def quota(rng, cache):
         call("btrfs", "subvolume", "create", str(lab.store / "sub"))
         call("btrfs", "quota", "enable", str(lab.store))
 
+        group = "0/" + call("btrfs", "inspect-internal", "rootid", str(lab.store / "sub")).stdout.strip()
+
         def limit(megabytes):
-            call("btrfs", "qgroup", "limit", f"{megabytes}M", str(lab.store / "sub"))
+            # Asked of the root: the subvolume itself may have no room left for the transaction that gives it room.
+            call("btrfs", "qgroup", "limit", f"{megabytes}M", group, str(lab.store))
 
         limit(24)
         vault = lab.vault("sub/v")
