@@ -143,7 +143,7 @@ impl Vault {
     fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let _one_at_a_time = self.settling.lock();
         let mut first = First(Ok(()));
-        let (mut marked, mut failed) = (Vec::with_capacity(files.len()), false);
+        let mut marked = Vec::with_capacity(files.len());
         for open in files {
             // Another pass may have settled it and let it go; if it is open again, that is another `File`.
             if !self.files.get(open.ino).is_some_and(|now| Arc::ptr_eq(&now, &open)) {
@@ -156,11 +156,10 @@ impl Vault {
                 Err(e) => {
                     open.unsettled_since.store(since, Ordering::Relaxed);
                     self.failed(&open, e, &mut first);
-                    failed = true;
                 }
             }
         }
-        if marked.is_empty() && failed {
+        if marked.is_empty() && first.0.is_err() {
             return first.0;
         }
         // Also where another pass has settled all of them: its barrier may have begun before what was written last.

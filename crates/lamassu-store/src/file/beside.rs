@@ -8,7 +8,7 @@
 //! Invariants:
 //! * A commit, a barrier and a settling of a sound state change no content, and end with the first error. Bytes on disk change under blocks that are buffered
 //!   (the last one is, where the file grows), and those are read from the buffer as it was; all others hold under the pages before what they hold under
-//!   those after. What may change content is never opened: the repair of what a failure left ([`State::is_sound`]), truncation, punching, copying, re-keying.
+//!   those after. What may change content is never opened: the repair of what a failure left ([`Core::is_sound`]), truncation, punching, copying, re-keying.
 //! * A write beside a commit cannot fail later but as any buffered write can: it fills whole blocks, under pages that are good or past the end, and the store can hold a file of that length.
 //! * Readers and writers hold `seen` while they are at it; closing takes it away from them first.
 //! * Locks are taken in the order state, `seen`, `times`, `shown`; the hint of the id is held with no other that comes after it.
