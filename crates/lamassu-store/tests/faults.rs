@@ -485,3 +485,38 @@ fn what_no_file_of_the_store_can_hold_is_refused_before_it_is_buffered() {
     File::open(Setup::default().context(), raw(&store), "long").expect("opens").read_at(0, &mut back).expect("reads");
     assert_eq!(back, data);
 }
+
+/// Not every store can search for holes (sshfs, NFS 3): it would be read block by block.
+#[test]
+fn a_hole_of_ones_own_making_is_filled_without_a_look_at_it() {
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let setup = Setup::default();
+    let span = setup.context().geometry.page_span();
+    let mut model = fill(4 * span as usize, &mut Rng(1));
+    let (before, last) = (span as usize / 2 / BLOCK * BLOCK, model.len() - BLOCK);
+    let mut file = File::create(setup.context(), create_in(&store), "hole").expect("creates");
+    file.write_at(0, &model[..before]).expect("writes");
+    file.write_at(last as u64, &model[last..]).expect("writes");
+    file.flush().expect("flushes");
+    for is_open in [true, false] {
+        let middle = last / 2 / BLOCK * BLOCK;
+        let range = if is_open { before..middle } else { middle..last };
+        file.write_at(range.start as u64, &model[range]).expect("writes");
+        let searches = store.faults().calls(Call::Seek);
+        file.flush().expect("flushes");
+        // Whoever opens a file knows nothing of its holes.
+        assert_eq!(store.faults().calls(Call::Seek) == searches, is_open);
+        file.settle_now().expect("settles");
+        file = File::open(setup.context(), raw(&store), "hole").expect("opens");
+    }
+    let mut back = vec![0; model.len()];
+    file.read_at(0, &mut back).expect("reads");
+    assert!(back == model);
+    // What was filled is no hole any more: emptied and filled again it is looked at, and cleared.
+    file.truncate(BLOCK as u64).expect("becomes shorter");
+    file.write_at(last as u64, &model[last..]).expect("writes");
+    file.sync().expect("syncs");
+    model[BLOCK..last].fill(0);
+    file.read_at(0, &mut back).expect("reads");
+    assert!(back == model);
+}

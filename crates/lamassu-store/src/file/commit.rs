@@ -353,7 +353,7 @@ impl Core {
     }
 
     fn is_zero(&self, st: &mut State, from: u64, until: u64) -> Result<bool, StoreError> {
-        if st.zeros.start <= from && until <= st.zeros.end {
+        if st.zeros.have(from, until) {
             return Ok(true);
         }
         let mut at = from;
@@ -363,7 +363,7 @@ impl Core {
                 Some(data) if data < until => at = data,
                 data => {
                     // Searching is slow on some stores; the rest of this hole is about to be filled.
-                    st.zeros = at..data.unwrap_or(st.len);
+                    st.zeros.note(at..data.unwrap_or(st.len));
                     return Ok(true);
                 }
             }

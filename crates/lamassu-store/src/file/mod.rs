@@ -23,6 +23,7 @@ mod shrink;
 mod state;
 mod types;
 mod write;
+mod zeros;
 
 pub use block::wipe_spare;
 pub use chunk::trim_spare;

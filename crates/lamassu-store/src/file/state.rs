@@ -9,6 +9,7 @@ use super::block::Block;
 use super::chunk::SealedBlock;
 use super::copy::Elsewhere;
 use super::types::{Damage, DamageKind, Durability, FileContext, StoreError};
+use super::zeros::Zeros;
 use crate::backend::BackendFile;
 use lamassu_crypto::Salts;
 use lamassu_crypto::ring::OpenError;
@@ -153,8 +154,8 @@ pub(super) struct State {
     pub drop_mark: u64,
     /// Size found at open; pages below it that the floor does not cover may be absent.
     pub inherited_size: u64,
-    /// Backing range that a search found to be a hole, less what was written there since.
-    pub zeros: std::ops::Range<u64>,
+    /// Where the backing file is known to read as zeros between its pages.
+    pub zeros: Zeros,
     /// Page 0 on disk says `sparse`, or must.
     pub sparse: bool,
     /// Page 0 on disk says `cut`.
@@ -225,19 +226,20 @@ impl State {
         self.cut_open |= self.cut; // the steps of a shrink are repeated
     }
 
-    /// Notes a write to the backing file.
+    /// Notes that a page was written.
+    pub fn wrote_page(&mut self, offset: u64) {
+        self.seq += 1;
+        self.zeros.note(self.len..offset);
+        self.len = self.len.max(offset + PAGE_LEN as u64);
+    }
+
+    /// Notes any other write to the backing file.
     pub fn wrote(&mut self, offset: u64, len: u64) {
         let end = offset + len;
         self.seq += 1;
+        self.zeros.note(self.len..offset);
+        self.zeros.forget(offset..end);
         self.len = self.len.max(end);
-        let zeros = &mut self.zeros;
-        if offset < zeros.end && end > zeros.start {
-            // Of what is left on both sides the larger part is remembered.
-            match offset.saturating_sub(zeros.start) <= zeros.end.saturating_sub(end) {
-                true => zeros.start = end,
-                false => zeros.end = offset,
-            }
-        }
     }
 }
 
@@ -465,7 +467,7 @@ impl Core {
             self.wrote_perhaps(st, offset, PAGE_LEN as u64);
             return Err(StoreError::Io { op: "write page", offset, source });
         }
-        st.wrote(offset, PAGE_LEN as u64);
+        st.wrote_page(offset);
         st.unsure_pages.remove(&g);
         if g == 0 {
             st.cut = page.cut;
