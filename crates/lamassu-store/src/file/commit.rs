@@ -363,7 +363,7 @@ impl Core {
                 Some(data) if data < until => at = data,
                 data => {
                     // Searching is slow on some stores; the rest of this hole is about to be filled.
-                    st.zeros.note(at..data.unwrap_or(st.len));
+                    st.zeros.found(at..data.unwrap_or(st.len));
                     return Ok(true);
                 }
             }

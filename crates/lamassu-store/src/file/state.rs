@@ -229,7 +229,7 @@ impl State {
     /// Notes that a page was written.
     pub fn wrote_page(&mut self, offset: u64) {
         self.seq += 1;
-        self.zeros.note(self.len..offset);
+        self.zeros.skipped(self.len..offset);
         self.len = self.len.max(offset + PAGE_LEN as u64);
     }
 
@@ -237,8 +237,8 @@ impl State {
     pub fn wrote(&mut self, offset: u64, len: u64) {
         let end = offset + len;
         self.seq += 1;
-        self.zeros.note(self.len..offset);
-        self.zeros.forget(offset..end);
+        self.zeros.skipped(self.len..offset);
+        self.zeros.wrote(offset..end);
         self.len = self.len.max(end);
     }
 }
@@ -495,6 +495,7 @@ impl Core {
     /// Notes a write that failed, and that the store may have done all the same, or in part.
     pub fn wrote_perhaps(&self, st: &mut State, offset: u64, len: u64) {
         let before = st.len;
+        st.zeros.failed(offset..offset + len);
         st.wrote(offset, len);
         st.len = self.backing.stat().map_or(st.len, |s| s.len.max(before));
     }
