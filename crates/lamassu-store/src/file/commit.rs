@@ -1,103 +1,18 @@
 //! The multiphase commit (`docs/format.md` §13): page with new and previous keys, barrier, data, and later the page again.
 
-use super::chunk::SealedBlock;
-use super::copy::Elsewhere;
+use super::ciphertext::Ciphertext;
 use super::open::keep_bits;
 use super::plan::{Change, Goal, Round};
 use super::read::View;
 use super::state::{Core, Dirty, Entry, Held, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_crypto::Salts;
 use lamassu_format::{BlockKey, Page};
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Pages with pending bits kept in memory before they are settled by force.
 const OPEN_PAGES_MAX: usize = 2048;
-
-/// Capacity of the ciphertext buffer that a thread keeps.
-const SCRATCH_KEPT_MAX: usize = 16 << 20;
-
-thread_local! {
-    /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096 bytes.
-    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// The ciphertext of a round's data blocks.
-struct Ciphertext {
-    /// Bytes of a block.
-    len: usize,
-    keys: Vec<BlockKey>,
-    places: Vec<Place>,
-    scratch: Vec<u8>,
-}
-
-/// Where a block's ciphertext lies.
-enum Place {
-    /// In the scratch memory, from that byte on.
-    Scratch(usize),
-    Ahead(SealedBlock),
-    Elsewhere(Elsewhere),
-}
-
-impl Ciphertext {
-    /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as it lies in.
-    fn parts(&self, n: usize, count: usize) -> Vec<&[u8]> {
-        let mut parts = Vec::new();
-        let mut at = n;
-        while at < n + count {
-            let from = at;
-            at += 1;
-            while at < n + count && self.places[at].follows(&self.places[at - 1], self.len) {
-                at += 1;
-            }
-            parts.push(match &self.places[from] {
-                Place::Scratch(start) => &self.scratch[*start..][..(at - from) * self.len],
-                Place::Ahead(block) => block.bytes((at - from) * self.len),
-                Place::Elsewhere(_) => unreachable!("`pieces` parts them"),
-            });
-        }
-        parts
-    }
-
-    /// Parts `count` blocks from the `n`th on into those that are in memory and those that lie elsewhere, the latter into runs: (index, count).
-    fn pieces(&self, n: usize, count: usize) -> Vec<(usize, usize)> {
-        let mut pieces: Vec<(usize, usize)> = Vec::new();
-        for at in n..n + count {
-            let goes_on = at > n
-                && match (&self.places[at - 1], &self.places[at]) {
-                    (Place::Elsewhere(before), Place::Elsewhere(block)) => block.follows(before, self.len),
-                    (Place::Elsewhere(_), _) | (_, Place::Elsewhere(_)) => false,
-                    _ => true,
-                };
-            match pieces.last_mut() {
-                Some((_, count)) if goes_on => *count += 1,
-                _ => pieces.push((at, 1)),
-            }
-        }
-        pieces
-    }
-
-    /// Keeps the scratch memory for the thread's next round.
-    fn give_back(self) {
-        if self.scratch.capacity() <= SCRATCH_KEPT_MAX {
-            SCRATCH.set(self.scratch);
-        }
-    }
-}
-
-impl Place {
-    /// Whether a block of `len` bytes lies right behind another.
-    fn follows(&self, other: &Place, len: usize) -> bool {
-        match (self, other) {
-            (Place::Scratch(at), Place::Scratch(before)) => *at == before + len,
-            (Place::Ahead(block), Place::Ahead(before)) => block.follows(before, len),
-            _ => false,
-        }
-    }
-}
 
 /// What an fsync says whose own barrier was good, after another has failed.
 pub(super) fn lost_barrier() -> StoreError {
@@ -248,56 +163,6 @@ impl Core {
             st.dirty.remove(block);
         }
         Ok(())
-    }
-
-    /// Ciphertext and keys of the round's data blocks, in their order.
-    fn seal(&self, st: &mut State, round: &Round) -> Result<Ciphertext, StoreError> {
-        let len = self.ctx.block_len();
-        let id = match self.ctx.domain.is_salted() && !round.data.is_empty() {
-            true => st.ensure_id()?,
-            false => st.file_id,
-        };
-        let mut keys = vec![[0u8; 32]; round.data.len()];
-        let mut places = Vec::with_capacity(round.data.len());
-        let (mut plain, mut contents, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-        for (n, (block, _)) in round.data.iter().enumerate() {
-            match &st.dirty[block] {
-                Dirty::Data(bytes) => {
-                    places.push(Place::Scratch(plain.len() * len));
-                    plain.push(n);
-                    contents.push(&**bytes);
-                    numbers.push(*block);
-                }
-                Dirty::Sealed(block) => {
-                    places.push(Place::Ahead(block.clone()));
-                    keys[n] = block.key;
-                }
-                Dirty::Elsewhere(block) => {
-                    places.push(Place::Elsewhere(block.clone()));
-                    keys[n] = block.key;
-                }
-                Dirty::Hole => unreachable!("holes are punched, not sealed"),
-            }
-        }
-        let mut new_keys = vec![[0u8; 32]; plain.len()];
-        let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
-        let mut scratch = SCRATCH.take();
-        if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
-            scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept
-            scratch.resize(plain.len() * len, 0);
-        }
-        let fetch = |first: usize, blocks: &mut [u8]| {
-            blocks
-                .chunks_exact_mut(len)
-                .zip(&contents[first..])
-                .for_each(|(block, bytes)| block.copy_from_slice(bytes));
-        };
-        let sealed = &mut scratch[..plain.len() * len];
-        self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, &mut new_keys, fetch);
-        for (n, key) in plain.into_iter().zip(new_keys) {
-            keys[n] = key;
-        }
-        Ok(Ciphertext { len, keys, places, scratch })
     }
 
     /// Whether a round writes data, or anything past the end of the backing file.
@@ -514,10 +379,7 @@ impl Core {
         for (at, count) in sealed.pieces(n, count) {
             let block = first + (at - n) as u64;
             let len = count as u64 * self.geo().block_size();
-            self.write_run(st, block, len, |backing, offset| match &sealed.places[at] {
-                Place::Elsewhere(block) => block.copy_to(backing, offset, len),
-                _ => backing.write_vectored_at(offset, &sealed.parts(at, count)),
-            })?;
+            self.write_run(st, block, len, |backing, offset| sealed.write(at, count, backing, offset))?;
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ mod beside;
 mod block;
 mod check;
 mod chunk;
+mod ciphertext;
 mod commit;
 mod copy;
 mod open;

@@ -1,0 +1,153 @@
+//! The ciphertext of a round of a commit, and where it lies: sealed now, ahead of the commit, or by another file.
+
+use super::chunk::SealedBlock;
+use super::copy::Elsewhere;
+use super::plan::Round;
+use super::state::{Core, Dirty, State};
+use super::types::StoreError;
+use crate::backend::BackendFile;
+use lamassu_crypto::Salts;
+use lamassu_format::BlockKey;
+use std::cell::Cell;
+
+/// Capacity of the ciphertext buffer that a thread keeps.
+const SCRATCH_KEPT_MAX: usize = 16 << 20;
+
+thread_local! {
+    /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096 bytes.
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The ciphertext of a round's data blocks.
+pub(super) struct Ciphertext {
+    /// Bytes of a block.
+    len: usize,
+    pub keys: Vec<BlockKey>,
+    places: Vec<Place>,
+    scratch: Vec<u8>,
+}
+
+/// Where a block's ciphertext lies.
+enum Place {
+    /// In the scratch memory, from that byte on.
+    Scratch(usize),
+    Ahead(SealedBlock),
+    Elsewhere(Elsewhere),
+}
+
+impl Ciphertext {
+    /// Writes `count` blocks from the `n`th on, one of [`Ciphertext::pieces`].
+    pub fn write(&self, n: usize, count: usize, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
+        match &self.places[n] {
+            Place::Elsewhere(block) => block.copy_to(to, offset, (count * self.len) as u64),
+            Place::Scratch(_) | Place::Ahead(_) => to.write_vectored_at(offset, &self.parts(n, count)),
+        }
+    }
+
+    /// The ciphertext of `count` blocks from the `n`th on, in as few pieces as it lies in.
+    fn parts(&self, n: usize, count: usize) -> Vec<&[u8]> {
+        let mut parts = Vec::new();
+        let mut at = n;
+        while at < n + count {
+            let from = at;
+            at += 1;
+            while at < n + count && self.places[at].follows(&self.places[at - 1], self.len) {
+                at += 1;
+            }
+            parts.push(match &self.places[from] {
+                Place::Scratch(start) => &self.scratch[*start..][..(at - from) * self.len],
+                Place::Ahead(block) => block.bytes((at - from) * self.len),
+                Place::Elsewhere(_) => unreachable!("`pieces` parts them"),
+            });
+        }
+        parts
+    }
+
+    /// Parts `count` blocks from the `n`th on into those that are in memory and those that lie elsewhere, the latter into runs: (index, count).
+    pub fn pieces(&self, n: usize, count: usize) -> Vec<(usize, usize)> {
+        let mut pieces: Vec<(usize, usize)> = Vec::new();
+        for at in n..n + count {
+            let goes_on = at > n
+                && match (&self.places[at - 1], &self.places[at]) {
+                    (Place::Elsewhere(before), Place::Elsewhere(block)) => block.follows(before, self.len),
+                    (Place::Elsewhere(_), _) | (_, Place::Elsewhere(_)) => false,
+                    _ => true,
+                };
+            match pieces.last_mut() {
+                Some((_, count)) if goes_on => *count += 1,
+                _ => pieces.push((at, 1)),
+            }
+        }
+        pieces
+    }
+
+    /// Keeps the scratch memory for the thread's next round.
+    pub fn give_back(self) {
+        if self.scratch.capacity() <= SCRATCH_KEPT_MAX {
+            SCRATCH.set(self.scratch);
+        }
+    }
+}
+
+impl Place {
+    /// Whether a block of `len` bytes lies right behind another.
+    fn follows(&self, other: &Place, len: usize) -> bool {
+        match (self, other) {
+            (Place::Scratch(at), Place::Scratch(before)) => *at == before + len,
+            (Place::Ahead(block), Place::Ahead(before)) => block.follows(before, len),
+            _ => false,
+        }
+    }
+}
+
+impl Core {
+    /// Ciphertext and keys of the round's data blocks, in their order.
+    pub fn seal(&self, st: &mut State, round: &Round) -> Result<Ciphertext, StoreError> {
+        let len = self.ctx.block_len();
+        let id = match self.ctx.domain.is_salted() && !round.data.is_empty() {
+            true => st.ensure_id()?,
+            false => st.file_id,
+        };
+        let mut keys = vec![[0u8; 32]; round.data.len()];
+        let mut places = Vec::with_capacity(round.data.len());
+        let (mut plain, mut contents, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+        for (n, (block, _)) in round.data.iter().enumerate() {
+            match &st.dirty[block] {
+                Dirty::Data(bytes) => {
+                    places.push(Place::Scratch(plain.len() * len));
+                    plain.push(n);
+                    contents.push(&**bytes);
+                    numbers.push(*block);
+                }
+                Dirty::Sealed(block) => {
+                    places.push(Place::Ahead(block.clone()));
+                    keys[n] = block.key;
+                }
+                Dirty::Elsewhere(block) => {
+                    places.push(Place::Elsewhere(block.clone()));
+                    keys[n] = block.key;
+                }
+                Dirty::Hole => unreachable!("holes are punched, not sealed"),
+            }
+        }
+        let mut new_keys = vec![[0u8; 32]; plain.len()];
+        let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
+        let mut scratch = SCRATCH.take();
+        if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
+            scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept
+            scratch.resize(plain.len() * len, 0);
+        }
+        let fetch = |first: usize, blocks: &mut [u8]| {
+            blocks
+                .chunks_exact_mut(len)
+                .zip(&contents[first..])
+                .for_each(|(block, bytes)| block.copy_from_slice(bytes));
+        };
+        let sealed = &mut scratch[..plain.len() * len];
+        self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, &mut new_keys, fetch);
+        for (n, key) in plain.into_iter().zip(new_keys) {
+            keys[n] = key;
+        }
+        Ok(Ciphertext { len, keys, places, scratch })
+    }
+}

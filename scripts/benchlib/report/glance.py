@@ -1,0 +1,56 @@
+"""The first lines of the report: where Lamassu is faster than the best peer, and where it is not."""
+
+from .figures import EVEN, best, by, names, rates, values
+
+
+def glance(results):
+    lines = ["## At a glance", "", "Lamassu, with full integrity and its default options, mounted by root, beside the fastest of the encrypting peers in each line:", "",
+             *sorted_out(factors(results))]
+    lost = [f"{title}, {point}: {factor:.2f}× ({peer})" for title, point, factor, peer in lost_in_sweeps(results)]
+    if lost:
+        lines += [f"* Slower by the medians of the sweeps below: {'; '.join(lost)}."]
+    asleep = list(factors(results, "lamassu-asleep"))
+    if any(factor is not None for _, factor, *_ in asleep):
+        lines += ["", "In a virtual machine like this one Lamassu keeps processors awake while requests come, **if root mounts** (docs/semantics.md, `keep_awake=`). No peer does. "
+                  "Without it (`keep_awake=never`), which is what an ordinary user's mount gets:", "", *sorted_out(asleep)]
+    return "\n".join(lines)
+
+
+def factors(results, own="lamassu"):
+    """(what, how many times as fast as the best peer, that peer, whether the runs' middle halves are apart), over everything measured; `own`: which mount."""
+    if "mount" in results:
+        samples = results["mount"]["samples"]
+        for workload in names(samples, "workload"):
+            yield workload, *best(lambda s, w=workload: rates(samples, s, w), names(samples, "system"), False, own)
+    for experiment in ("small", "durable"):
+        if experiment in results:
+            samples, units = results[experiment]["samples"], results[experiment]["units"]
+            for workload in names(samples, "workload"):
+                found = lambda s, w=workload: values(samples, system=s, workload=w)  # noqa: E731
+                yield workload, *best(found, names(samples, "system"), units[workload] == "s", own)
+
+
+def sorted_out(found):
+    """Lines of what is faster, even and slower."""
+    parts = {"Faster": [], "Even, or not established by these runs": [], "Slower": []}
+    faster, even, slower = parts.values()
+    for what, factor, peer, apart in found:
+        if factor is None:
+            continue
+        if apart and factor > EVEN[1]:
+            faster.append(f"{what} {factor:.1f}×")
+        elif apart and factor < EVEN[0]:
+            slower.append(f"**{what} {factor:.2f}×** ({peer})")
+        else:
+            even.append(f"{what} {factor:.2f}×")
+    return [f"* {title}: {', '.join(part) or 'nowhere'}." for title, part in parts.items()]
+
+
+def lost_in_sweeps(results):
+    """(title, point, factor, peer) where Lamassu is slower than the best peer of a sweep."""
+    for name, sweep in results["sweeps"]["sweeps"].items() if "sweeps" in results else ():
+        samples = by(results["sweeps"]["samples"], sweep=name)
+        for point in sweep["points"]:
+            factor, peer, _ = best(lambda s, x=point: values(samples, system=s, point=x), names(samples, "system"), sweep["unit"] == "s")
+            if factor is not None and factor < EVEN[0]:
+                yield sweep["title"], f"at {point} {sweep['axis']}", factor, peer
