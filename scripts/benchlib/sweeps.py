@@ -5,6 +5,7 @@ how. A sweep has its points on one axis, and at each point each system gets a st
 """
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -20,6 +21,7 @@ OURS = ("lamassu", "plainfs")
 AWAKE_OR_NOT = ("lamassu", "lamassu-asleep", "plainfs", "gocryptfs", "securefs")
 # PlainFS keeps a descriptor for each inode that the kernel knows: it cannot have so many.
 ALONE = ("lamassu",)
+SETTLES_S = 30
 
 
 @dataclass
@@ -127,6 +129,8 @@ def fill(store):
     path = os.path.join(store.path, "fill")
     run("dd", "if=/dev/zero", f"of={path}", "bs=16M", "conv=fsync", "status=none", check=False)
     os.unlink(path)
+    # In a virtual machine the disk's host goes on for ten to twenty seconds and takes processor time: the first passes were several times too slow.
+    time.sleep(SETTLES_S)
 
 
 def run_all(bench):
