@@ -166,6 +166,7 @@ def all_systems(program, keys):
     systems = [
         Lamassu(keys, program),
         Lamassu(keys, program, mount=["--integrity", "metadata"], name="lamassu-metadata"),
+        Lamassu(keys, program, mount=["-o", "keep_awake=thread"], name="lamassu-user"),
         Lamassu(keys, program, mount=["-o", "keep_awake=never"], name="lamassu-asleep"),
         PlainFs(keys, program),
         Bindfs(keys), Gocryptfs(keys), Securefs(keys), Cryfs(keys), Encfs(keys),

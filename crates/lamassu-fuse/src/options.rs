@@ -27,11 +27,13 @@ impl std::str::FromStr for CacheMode {
 /// Whether processors are kept from sleeping while many requests come (docs/semantics.md, "Mount options").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KeepAwake {
-    /// In virtual machines of few processors, if the user may.
+    /// In virtual machines of few processors, if the user may; as [`KeepAwake::Thread`] where not, and there are two.
     #[default]
     Auto,
     /// Wherever the user may; an error where not.
     Always,
+    /// One, by a thread of ours that stays busy while that brings more requests.
+    Thread,
     /// Nowhere.
     Never,
 }
@@ -42,6 +44,7 @@ impl std::str::FromStr for KeepAwake {
         match s {
             "auto" => Ok(KeepAwake::Auto),
             "always" => Ok(KeepAwake::Always),
+            "thread" => Ok(KeepAwake::Thread),
             "never" => Ok(KeepAwake::Never),
             _ => Err(OptionError::BadValue { option: "keep_awake", value: s.into() }),
         }

@@ -2,6 +2,13 @@
 
 from .figures import EVEN, best, by, names, rates, values
 
+# Other mounts than root's, and what they are.
+WAYS = {
+    "lamassu-user": "In a virtual machine like this one Lamassu keeps processors awake while requests come, **if root mounts** (docs/semantics.md, `keep_awake=`). No peer does. An ordinary "
+                    "user's mount may not; on two processors it keeps one busy itself, while that pays (`keep_awake=thread`; the mount's read-ahead and share of dirty pages, which only root can set, are as root's here):",
+    "lamassu-asleep": "With neither (`keep_awake=never`), as on more processors an ordinary user's mount would be:",
+}
+
 
 def glance(results):
     lines = ["## At a glance", "", "Lamassu, with full integrity and its default options, mounted by root, beside the fastest of the encrypting peers in each line:", "",
@@ -9,10 +16,10 @@ def glance(results):
     lost = [f"{title}, {point}: {factor:.2f}× ({peer})" for title, point, factor, peer in lost_in_sweeps(results)]
     if lost:
         lines += [f"* Slower by the medians of the sweeps below: {'; '.join(lost)}."]
-    asleep = list(factors(results, "lamassu-asleep"))
-    if any(factor is not None for _, factor, *_ in asleep):
-        lines += ["", "In a virtual machine like this one Lamassu keeps processors awake while requests come, **if root mounts** (docs/semantics.md, `keep_awake=`). No peer does. "
-                  "Without it (`keep_awake=never`), which is what an ordinary user's mount gets:", "", *sorted_out(asleep)]
+    for own, said in WAYS.items():
+        found = [f for f in factors(results, own) if f[1] is not None]
+        if found:
+            lines += ["", said, "", *sorted_out(found)]
     return "\n".join(lines)
 
 

@@ -37,8 +37,8 @@ def mount(results, plots):
 
 {result["size_mib"]} MiB, fio psync, fsync at the end of writes counted, stores on {result["store"]}, page cache emptied and a new mount for each pass, {runs(result)}; MB/s
 (10⁶ bytes; read / write of the mixture). `scripts/bench mount`. `plainfs` is Lamassu's own front-end without encryption (`mount --passthrough`),
-`lamassu-metadata` trusts blocks without re-hashing them (`--integrity metadata`); `lamassu-asleep` lets processors sleep
-between requests (`-o keep_awake=never`), as the peers do, and `plainfs` does not; `bindfs` encrypts nothing either.
+`lamassu-metadata` trusts blocks without re-hashing them (`--integrity metadata`); `lamassu-user` keeps a processor awake by a thread of its own (`-o keep_awake=thread`), as
+an ordinary user's mount does on two processors; `lamassu-asleep` lets processors sleep between requests (`-o keep_awake=never`), as the peers do, and `plainfs` does not; `bindfs` encrypts nothing either.
 
 {table(["MB/s", *workloads], rows)}{spreads(result, ["MB/s", *workloads], [[s, *(spread(rates(samples, s, w)) for w in workloads)] for s in systems])}
 

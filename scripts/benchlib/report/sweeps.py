@@ -74,9 +74,9 @@ def facts(result, name, samples):
         each = 2**20 * (peaks[-1] - peaks[0]) / (points[-1] - points[0])
         grows = peaks[-1] > 4 * peaks[0]
         found["growth"] = f"it grows with their number, by {each:.0f} bytes a file" if grows else "it does not grow in step with their number"
-    found["asleep"] = ""
-    if "lamassu-asleep" in systems:
-        found["asleep"] = " `lamassu-asleep` ÷ Lamassu: " + joined(lambda x: f"{of('lamassu-asleep', x) / of('lamassu', x):.0%}") + "."
+    others = [s for s in ("lamassu-user", "lamassu-asleep") if s in systems]
+    ratios = {s: joined(lambda x, s=s: f"{of(s, x) / of('lamassu', x):.0%}") for s in others}
+    found["asleep"] = "".join(f" `{s}` ÷ Lamassu: {ratio}." for s, ratio in ratios.items())
     if "plainfs" in systems:
         found["part"] = joined(lambda x: f"{of('lamassu', x) / of('plainfs', x):.0%}")
         found["inverse"] = joined(lambda x: f"{of('plainfs', x) / of('lamassu', x):.0%}")

@@ -1,15 +1,18 @@
-//! Keeps the processors from sleeping while requests come in quick succession.
+//! Has wake-ups cost less while requests come in quick succession.
 //!
 //! A request wakes a thread here, and its answer wakes the caller: two wake-ups, each of an idle processor where there is more than one. In a virtual
 //! machine an idle processor has left for the hypervisor, and takes longer to come back than a small request takes altogether. While there are many
 //! requests a second, the kernel is therefore asked, by its interface for quality of service, for idle processors that wait without sleeping
-//! (`/dev/cpu_dma_latency`, Documentation/power/pm_qos_interface.rst). The request ends with the descriptor, however this process ends.
+//! (`/dev/cpu_dma_latency`, Documentation/power/pm_qos_interface.rst). The request ends with the descriptor, however this process ends. Where the user
+//! may not ask for that, a thread of this process keeps one processor busy instead, see `decoy`.
 
+use super::decoy::{Decoy, Trial};
 use crate::options::KeepAwake;
 use parking_lot::{Condvar, Mutex};
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
@@ -40,9 +43,27 @@ struct State {
     stopping: bool,
 }
 
-/// Counts requests, and holds the processors awake during bursts of them.
+/// How wake-ups are made to cost less.
+enum Way {
+    /// By the kernel's interface.
+    Device(File),
+    /// Without it: there are two processors, and one is kept busy.
+    Decoy(Decoy),
+}
+
+/// What the watcher sees of a burst.
+enum Seen {
+    Begins,
+    /// A round, with so many requests a second.
+    Round(u64),
+    /// A round with hardly any.
+    Pause,
+    Ends,
+}
+
+/// Counts requests, and has wake-ups cost less during bursts of them.
 pub(super) struct Awake {
-    device: Option<File>,
+    way: Option<Way>,
     requests: AtomicU64,
     in_burst: AtomicBool,
     state: Mutex<State>,
@@ -53,14 +74,21 @@ impl Awake {
     /// Opens the device where it is wanted. An error only if it was asked for in so many words.
     pub(super) fn new(wanted: KeepAwake) -> io::Result<Self> {
         let open = || File::options().write(true).open(DEVICE);
-        let device = match wanted {
+        let way = match wanted {
             KeepAwake::Never => None,
-            KeepAwake::Always => Some(open()?),
+            KeepAwake::Always => Some(Way::Device(open()?)),
+            KeepAwake::Thread => Some(Way::Decoy(Decoy::default())),
             KeepAwake::Auto if !is_small_guest() => None,
-            KeepAwake::Auto => open().inspect_err(|error| tracing::debug!(%error, DEVICE)).ok(),
+            KeepAwake::Auto => match open() {
+                Ok(device) => Some(Way::Device(device)),
+                Err(error) => {
+                    tracing::debug!(%error, DEVICE);
+                    (processors() == 2).then(|| Way::Decoy(Decoy::default()))
+                }
+            },
         };
         Ok(Awake {
-            device,
+            way,
             requests: AtomicU64::new(0),
             in_burst: AtomicBool::new(false),
             state: Mutex::default(),
@@ -70,7 +98,7 @@ impl Awake {
 
     /// Notes a request.
     pub(super) fn request(&self) {
-        if self.device.is_none() {
+        if self.way.is_none() {
             return;
         }
         let n = self.requests.fetch_add(1, Ordering::Relaxed);
@@ -87,22 +115,57 @@ impl Awake {
 
     /// Watches over bursts until [`Awake::stop`].
     pub(super) fn run(&self) {
-        let Some(device) = &self.device else { return };
+        match &self.way {
+            None => {}
+            Some(Way::Device(device)) => self.watch(|seen| match seen {
+                Seen::Begins => allow(device, NONE),
+                Seen::Round(_) | Seen::Pause => {}
+                Seen::Ends => allow(device, ANY),
+            }),
+            Some(Way::Decoy(decoy)) => std::thread::scope(|scope| {
+                let thread = Builder::new().name("lamassu-decoy".into()).spawn_scoped(scope, || decoy.run());
+                if let Err(error) = thread {
+                    tracing::debug!(%error, "no thread to keep a processor busy");
+                    return;
+                }
+                let mut trial = Trial::default();
+                self.watch(|seen| match seen {
+                    Seen::Begins => {}
+                    Seen::Round(rate) => decoy.set(trial.next(rate)),
+                    Seen::Pause | Seen::Ends => {
+                        trial.pause();
+                        decoy.set(false);
+                    }
+                });
+                decoy.end();
+            }),
+        }
+    }
+
+    fn watch(&self, mut tell: impl FnMut(Seen)) {
         let mut state = self.state.lock();
         while !state.stopping {
             if !self.in_burst.load(Ordering::Relaxed) {
                 self.changed.wait(&mut state);
                 continue;
             }
-            allow(device, NONE);
-            let (mut seen, mut quiet) = (self.requests.load(Ordering::Relaxed), 0);
+            tell(Seen::Begins);
+            let (mut before, mut quiet) = (self.requests.load(Ordering::Relaxed), 0);
             while quiet < PATIENCE && !state.stopping {
+                let begun = Instant::now();
                 self.changed.wait_for(&mut state, ROUND);
                 let now = self.requests.load(Ordering::Relaxed);
-                quiet = if now - seen < GOES_ON { quiet + 1 } else { 0 };
-                seen = now;
+                let (came, millis) = (now - before, begun.elapsed().as_millis().max(1) as u64);
+                before = now;
+                if came < GOES_ON {
+                    quiet += 1;
+                    tell(Seen::Pause);
+                } else {
+                    quiet = 0;
+                    tell(Seen::Round(came * 1000 / millis));
+                }
             }
-            allow(device, ANY);
+            tell(Seen::Ends);
             state.since = None;
             self.in_burst.store(false, Ordering::Relaxed);
         }
@@ -117,8 +180,11 @@ impl Awake {
 /// A virtual machine on KVM that says so, with few processors.
 fn is_small_guest() -> bool {
     let driver = std::fs::read_to_string(IDLE_DRIVER).unwrap_or_default();
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    driver.trim() == GUEST_DRIVER && (2..=PROCESSORS_MAX).contains(&processors)
+    driver.trim() == GUEST_DRIVER && (2..=PROCESSORS_MAX).contains(&processors())
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn allow(mut device: &File, microseconds: i32) {
@@ -144,8 +210,10 @@ mod tests {
     #[test]
     fn a_burst_is_noticed_and_its_end_too() {
         let mut file = tempfile::tempfile().unwrap();
-        let awake =
-            Arc::new(Awake { device: Some(file.try_clone().unwrap()), ..Awake::new(KeepAwake::Never).unwrap() });
+        let awake = Arc::new(Awake {
+            way: Some(Way::Device(file.try_clone().unwrap())),
+            ..Awake::new(KeepAwake::Never).unwrap()
+        });
         let watcher = std::thread::spawn({
             let awake = awake.clone();
             move || awake.run()
@@ -177,7 +245,7 @@ mod tests {
 
     #[test]
     fn requests_far_apart_are_no_burst() {
-        let awake = Awake { device: Some(tempfile::tempfile().unwrap()), ..Awake::new(KeepAwake::Never).unwrap() };
+        let awake = Awake::new(KeepAwake::Thread).unwrap();
         for _ in 0..3 {
             for _ in 0..BURST_LEN {
                 awake.request();

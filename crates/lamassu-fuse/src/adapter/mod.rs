@@ -2,7 +2,7 @@
 //!
 //! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
 //! `reply` has what answers have in common; `cache` takes from the kernel what it caches of vaults that are unloaded; `acl` says what access control lists mean to the
-//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `gather` lets random writes wait for their neighbours; `hot` fills the page cache where random reads gather; `awake` keeps the processors from sleeping while many requests come; `upkeep` has the threads that
+//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `gather` lets random writes wait for their neighbours; `hot` fills the page cache where random reads gather; `awake` has wake-ups cost less while many requests come, `decoy` by keeping a processor busy; `upkeep` has the threads that
 //! live as long as the mount.
 
 mod acl;
@@ -10,6 +10,7 @@ mod admin;
 mod awake;
 mod cache;
 mod convert;
+mod decoy;
 mod file_io;
 mod gate;
 mod gather;

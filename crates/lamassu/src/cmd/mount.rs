@@ -72,7 +72,7 @@ pub struct Args {
     /// NO ENCRYPTION: DIR, which must not be a vault, is mounted as it is. Only to compare with in benchmarks
     #[arg(long, conflicts_with_all = ["integrity", "durability", "threads", "idle", "delegate"])]
     passthrough: bool,
-    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=auto|always|never (all
+    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=auto|always|thread|never (all
     /// of them: docs/cli.md); and key=, integrity=, cache=, durability=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,

@@ -3,7 +3,7 @@
 use crate::support::{Bench, Ran, flip, noise};
 use std::fs;
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -137,6 +137,30 @@ fn processors_are_kept_awake_if_so_wished() {
     }
     b.run("check v").ok();
     b.run("mount -o keep_awake=yes v m").code(2).says("keep_awake");
+}
+
+#[test]
+fn a_thread_keeps_a_processor_busy_only_while_requests_come() {
+    let b = bench("");
+    b.run("mount -o keep_awake=thread v m").ok();
+    let threads = fs::read_dir(format!("/proc/{}/task", daemon_of(&b))).unwrap().flatten().map(|task| task.path());
+    let named = |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "lamassu-decoy");
+    let decoy = threads.into_iter().find(named).expect("there is such a thread");
+    let spins = || {
+        let stat = fs::read_to_string(decoy.join("stat")).unwrap();
+        stat.rsplit(')').next().unwrap().split_whitespace().next() == Some("R")
+    };
+    assert!(!spins(), "nothing has come yet");
+    let mut names = 0..100_000;
+    while !spins() {
+        let name = names.next().expect("it is tried at last");
+        fs::write(b.path(&format!("m/{}", name % 100)), [b'x'; 100]).unwrap();
+    }
+    while spins() {
+        std::thread::sleep(Duration::from_millis(10)); // or the test runs out of time
+    }
+    b.unmount("m");
+    b.run("check v").ok();
 }
 
 #[test]
