@@ -3,8 +3,10 @@
 mod common;
 use common::{Rng, Setup, create_in, fill, raw};
 use lamassu_format::{Domain, Suite};
+use lamassu_store::backend::fault::{Call, FaultBackend};
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::File;
+use std::sync::{Arc, Mutex};
 
 fn open(setup: &Setup, store: &MemoryBackend) -> File {
     File::open(setup.context(), raw(store), "test").expect("opens")
@@ -173,4 +175,30 @@ fn overlapping_large_writes_take_bounded_memory() {
     let mut back = vec![0; size];
     assert_eq!(reopened.read_at(0, &mut back).unwrap(), size);
     assert!(back == model[..size]);
+}
+
+/// What lies between the old end of the backing file and a write past it, XFS allocates by itself, away from the data that comes there.
+#[test]
+fn a_commit_that_grows_a_file_jumps_past_its_end_once() {
+    let store = FaultBackend::new(Arc::new(MemoryBackend::new()));
+    let file = File::create(Setup::default().context(), create_in(&store), "test").expect("creates");
+    file.write_at(0, &[1; 5000]).expect("writes");
+    file.settle_now().expect("settles");
+    let state = Arc::new(Mutex::new((file.backing().stat().expect("stat").len, 0, 0)));
+    let seen = Arc::clone(&state);
+    store.faults().rule(move |c| {
+        let (end, jumps, writes) = &mut *seen.lock().expect("not poisoned");
+        if c.call == Call::Write {
+            (*jumps, *writes) = (*jumps + usize::from(c.offset > *end), *writes + 1);
+            *end = (*end).max(c.offset + c.len);
+        }
+        None
+    });
+    for n in 0..2 {
+        file.write_at(5000 + n * (4 << 20), &fill(4 << 20, &mut Rng(n))).expect("writes");
+        file.sync().expect("syncs");
+        let (_, jumps, writes) = *state.lock().expect("not poisoned");
+        assert_eq!(jumps as u64, n + 1, "in {writes} writes");
+        assert!(writes > 32, "of many pages and runs between them: {writes}");
+    }
 }

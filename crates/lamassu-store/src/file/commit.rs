@@ -313,19 +313,24 @@ impl Core {
         }
     }
 
+    /// The last page first where the file grows, so that one write alone jumps past the end of the backing file: with each such jump XFS allocates what it
+    /// had reserved behind the last one, apart from the data that comes there (4000 extents a GiB, else a dozen).
     fn write_pages(&self, st: &mut State, round: &mut Round, goal: &mut Goal) -> Result<(), StoreError> {
         let geo = *self.geo();
         let old = st.disk_size;
         st.disk_size = st.size;
         let mut reached = old;
-        for (g, planned) in round.pages.iter().filter(|(_, p)| p.must_write) {
+        let last = geo.last_page(st.size);
+        let (below, at_end) = (round.pages.range(..last), round.pages.range(last..));
+        let order = if last > geo.last_page(old) { at_end.chain(below) } else { below.chain(at_end) };
+        for (g, planned) in order.filter(|(_, p)| p.must_write) {
             if let Err(error) = self.write_page(st, *g, planned.page.clone(), planned.lost) {
                 st.disk_size = reached;
                 return Err(error);
             }
             goal.unwritten.remove(g);
             if *g >= geo.last_page(old) && (*g > 0 || geo.last_page(st.size) == 0) {
-                reached = st.size.min((g + 1) * geo.page_span());
+                reached = reached.max(st.size.min((g + 1) * geo.page_span()));
             }
         }
         Ok(())
