@@ -24,7 +24,7 @@ UNITS = {"kilobytes": 1e3, "megabytes": 1e6, "gigabytes": 1e9}
 def run_all(bench):
     samples = []
     with Undo() as undo:
-        xfs = XfsStore(undo, bench.work, bench.size(28, 2) << 30)
+        xfs = XfsStore(undo, bench.work, bench.size(28, 2) << 30, exact=False)
         if not bench.toy:
             fill(xfs)
         ciphers = [Lamassu(bench.keys, bench.program, init=["--suite", suite], mount=["--integrity", mode], name=f"{suite}, {mode}") for suite, mode in CIPHERS]

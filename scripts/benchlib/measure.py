@@ -129,6 +129,16 @@ def drop_caches(sync=False):
     as_root("sh", "-c", "echo 3 > /proc/sys/vm/drop_caches", check=False)
 
 
+def back_memory(mib):
+    """Touches so much memory, or most of what is free, and frees it. A hypervisor takes free memory back and gives it anew page by page, at 1 to 2 s a GiB
+    here: who ran longer got slower memory, and files of a few GiB, which three page caches hold, took most of their time for that.
+    """
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) >> 10 for line in file if line.startswith("MemFree:"))
+    size = min(mib, free * 3 // 4) << 20
+    run("python3", "-c", f"import mmap; mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)")
+
+
 def fio(directory, rw, block, size_mib, *more, filename="bench.dat"):
     """One job of psync I/O; fio's own account of it. Writes end with fsync, whose time counts. Without `filename`, a file for each of its threads."""
     options = ["--name=job", f"--directory={directory}", *([f"--filename={filename}"] if filename else []), f"--size={size_mib}M", f"--bs={block}",

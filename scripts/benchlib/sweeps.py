@@ -22,6 +22,7 @@ AWAKE_OR_NOT = ("lamassu", "lamassu-user", "lamassu-asleep", "plainfs", "gocrypt
 # PlainFS keeps a descriptor for each inode that the kernel knows: it cannot have so many.
 ALONE = ("lamassu",)
 SETTLES_S = 30
+LARGE_MIB = 256
 
 
 @dataclass
@@ -136,7 +137,7 @@ def fill(store):
 def run_all(bench):
     samples = []
     with Undo() as undo:
-        xfs = XfsStore(undo, bench.work, bench.size(40, 2) << 30)
+        xfs = XfsStore(undo, bench.work, bench.size(40, 2) << 30, exact=False)
         if not bench.toy:
             fill(xfs)
         for number in range(bench.runs):
@@ -157,6 +158,8 @@ def one(bench, name, sweep, below, number):
             options, environment = sweep.mount(point)
             with measure.mounted(bench.systems[system].with_mount(options, environment), store, bench.work) as mount, bench.quiet():
                 measure.drop_caches()
+                if sweep.on_xfs and point >= LARGE_MIB:
+                    measure.back_memory(3 * point)
                 value = sweep.work(bench, mount.path, point)
             run("rm", "-rf", os.path.dirname(store))
             samples.append({"sweep": name, "point": point, "system": system, "run": number, "value": round(value, 3),

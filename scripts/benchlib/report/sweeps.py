@@ -19,8 +19,10 @@ SWEEP_NOTES = {
                "a request at a time, gain from the second processor.",
     "readers": "Lamassu ÷ PlainFS: {part}. As with writers. With eight files of 32 MiB each pass is short, and what opening and the first pages of each file cost weighs more, for PlainFS as well.",
     "write-size": "Lamassu ÷ PlainFS: {part}. Below 16 MiB creating, closing and syncing the file is most of it. PlainFS, which has no work of its own, ran from {least_plain} to {most_plain} MB/s from 256 MiB "
-                  "on: the disk below is shared, and a figure measured once is a figure of its minute. At the largest size Lamassu's process took {cpu_per_gib} processor seconds a GiB, PlainFS's "
-                  "{plain_cpu_per_gib}, and the disk below wants its part of the two processors; where the disk is fast enough, they are the bound. The daemon's peak memory: {memory}, of which the "
+                  "on: the disk below is shared, and a figure measured once is a figure of its minute. From some GiB on the disk writes meanwhile, and wants its part of the two processors; at the "
+                  "largest size Lamassu's process took {cpu_per_gib} processor seconds a GiB, PlainFS's {plain_cpu_per_gib}. Three page caches (the mount's, the store's and the image's) take a page for "
+                  "each that is written, and a page that the hypervisor has to give costs a virtual machine several times the copy into it; memory is touched before each pass from 256 MiB on, but it "
+                  "does not last for the largest. The daemon's peak memory: {memory}, of which the "
                   "dirty data that it gathers is at most 80 MiB a file.",
     "read-size": "Lamassu ÷ PlainFS: {part}. A file of 4 GiB comes from the disk below, smaller ones from the page cache of what the image lies on; where Lamassu comes out ahead of PlainFS, "
                  "that is the disk's minute. The daemon's peak memory: {memory}.",
