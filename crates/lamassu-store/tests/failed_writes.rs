@@ -79,6 +79,46 @@ fn a_size_cut_back_after_a_failed_append_stays() {
 }
 
 /// What an earlier process left in the page cache is lost when a barrier fails, although later barriers succeed: recovery writes it again.
+/// A store that grows by many pages, one of which it does not take; then a barrier of the whole store, and what the daemon does after one.
+#[test]
+fn a_page_that_was_not_written_is_a_hole_although_later_ones_are_durable() {
+    let setup = Setup::default();
+    let size = 4 * PAGE * BLOCK;
+    for nth in 1.. {
+        let memory = Arc::new(MemoryBackend::new());
+        let store = FaultBackend::new(memory.clone());
+        let file = File::create(setup.context(), create_in(&store), "test").expect("creates");
+        let content = fill(size as usize, &mut Rng(1));
+        let old = [&content[..5000], &vec![0; content.len() - 5000]].concat();
+        file.write_at(0, &content[..5000]).expect("writes");
+        file.settle_now().expect("settles");
+        file.write_at(5000, &content[5000..]).expect("is buffered");
+        store.faults().fail_nth(Call::Write, nth, libc::EIO);
+        if file.flush().is_ok() {
+            assert!(nth > 4, "every page and run of blocks had its turn");
+            return;
+        }
+        let mark = file.covered_mark();
+        store.sync().expect("syncs");
+        file.settle(mark).expect("settles");
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        let report = again.check(false, &mut |_| {}).expect("checks");
+        assert_eq!(report.damage, [], "write {nth} failed");
+        let mut back = vec![0; again.size() as usize];
+        again.read_at(0, &mut back).expect("reads");
+        for (n, block) in back.chunks(BLOCK as usize).enumerate() {
+            let at = n * BLOCK as usize..n * BLOCK as usize + block.len();
+            assert!(*block == content[at.clone()] || *block == old[at], "write {nth} failed, block {n}");
+        }
+        // And nothing is lost that is still buffered.
+        sync(&file);
+        let again = File::open(setup.context(), raw(&memory.snapshot()), "again").expect("opens");
+        let mut back = vec![0; content.len()];
+        assert_eq!(again.read_at(0, &mut back).expect("reads"), content.len());
+        assert!(back == content, "write {nth} failed");
+    }
+}
+
 #[test]
 fn what_recovery_found_is_durable_although_a_barrier_failed() {
     let setup = Setup { convergent: false, ..Setup::default() };

@@ -313,19 +313,21 @@ impl Core {
         }
     }
 
-    /// The last page first where the file grows, so that one write alone jumps past the end of the backing file: with each such jump XFS allocates what it
-    /// had reserved behind the last one, apart from the data that comes there (4000 extents a GiB, else a dozen).
+    /// The last page first where the file gets new ones, so that one write alone jumps past the end of the backing file: with each such jump XFS allocates
+    /// what it had reserved behind the last one, apart from the data that comes there (4000 extents a GiB instead of a dozen).
     fn write_pages(&self, st: &mut State, round: &mut Round, goal: &mut Goal) -> Result<(), StoreError> {
         let geo = *self.geo();
         let old = st.disk_size;
         st.disk_size = st.size;
         let mut reached = old;
         let last = geo.last_page(st.size);
+        let new_pages = last > geo.last_page(old);
         let (below, at_end) = (round.pages.range(..last), round.pages.range(last..));
-        let order = if last > geo.last_page(old) { at_end.chain(below) } else { below.chain(at_end) };
+        let order = if new_pages { at_end.chain(below) } else { below.chain(at_end) };
         for (g, planned) in order.filter(|(_, p)| p.must_write) {
             if let Err(error) = self.write_page(st, *g, planned.page.clone(), planned.lost) {
                 st.disk_size = reached;
+                st.sparse |= new_pages && reached > old; // pages before the last may be absent: holes, not damage, where it becomes durable
                 return Err(error);
             }
             goal.unwritten.remove(g);
