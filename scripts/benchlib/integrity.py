@@ -12,7 +12,7 @@ from demolib.shell import DemoError, Undo, have, run, say
 from demolib.store import XfsStore
 
 from . import measure
-from .sweeps import fill
+from .growth import fill
 from .systems import Lamassu
 
 SYSTEMS = ("plainfs", "lamassu-metadata", "lamassu")

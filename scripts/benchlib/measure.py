@@ -129,13 +129,13 @@ def drop_caches(sync=False):
     as_root("sh", "-c", "echo 3 > /proc/sys/vm/drop_caches", check=False)
 
 
-def back_memory(mib):
-    """Touches so much memory, or most of what is free, and frees it. A hypervisor takes free memory back and gives it anew page by page, at 1 to 2 s a GiB
+def back_memory():
+    """Touches most of the memory that is free, and frees it. A hypervisor takes free memory back and gives it anew page by page, at 1 to 2 s a GiB
     here: who ran longer got slower memory, and files of a few GiB, which three page caches hold, took most of their time for that.
     """
     with open("/proc/meminfo") as file:
         free = next(int(line.split()[1]) >> 10 for line in file if line.startswith("MemFree:"))
-    size = min(mib, free * 3 // 4) << 20
+    size = (free * 4 // 5) << 20
     run("python3", "-c", f"import mmap; mmap.mmap(-1, {size}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)")
 
 
@@ -144,8 +144,9 @@ def fio(directory, rw, block, size_mib, *more, filename="bench.dat"):
     options = ["--name=job", f"--directory={directory}", *([f"--filename={filename}"] if filename else []), f"--size={size_mib}M", f"--bs={block}",
                f"--rw={rw}", "--ioengine=psync", "--thread", "--fallocate=none", "--unlink=0", "--output-format=json", *more]
     if rw not in ("read", "randread"):
-        # Fresh bytes for every block, as real data has few equal ones.
-        options += ["--end_fsync=1", "--refill_buffers"]
+        # Fresh bytes for every block, as real data has few equal ones; and others in each pass: a block overwritten with what it holds keeps its key,
+        # and takes no second barrier.
+        options += ["--end_fsync=1", "--refill_buffers", "--randrepeat=0"]
     job = json.loads(run("fio", *options).stdout)["jobs"][0]
     if job["error"]:
         raise DemoError(f"fio {rw} {block} ended with error {job['error']}")

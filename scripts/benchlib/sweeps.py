@@ -1,16 +1,14 @@
-"""How one figure changes with another: clients, threads, sizes, numbers of files, cipher threads, processor features.
+"""How one figure changes with another: clients, threads, cipher threads, processor features.
 
-They re-run SAN.FS's Figures 5 to 7 (Pease et al. with encryption added), the ZFS articles' "acceleration on and off", and answer what grows
-how. A sweep has its points on one axis, and at each point each system gets a store and a mount of its own.
+They re-run SAN.FS's Figures 5 to 7 (Pease et al. with encryption added) and the ZFS articles' "acceleration on and off". A sweep has its points on
+one axis, and at each point each system gets a store and a mount of its own.
 """
 
 import os
-import time
 from dataclasses import dataclass, field
 from typing import Callable
 
-from demolib.shell import Undo, have, run, say
-from demolib.store import XfsStore
+from demolib.shell import have, run, say
 
 from . import measure
 from .small_files import dbench
@@ -19,10 +17,6 @@ CLOSE = ("lamassu", "plainfs", "gocryptfs", "securefs")
 OURS = ("lamassu", "plainfs")
 # With a single client the processors sleep between its requests, unless they are kept awake.
 AWAKE_OR_NOT = ("lamassu", "lamassu-user", "lamassu-asleep", "plainfs", "gocryptfs", "securefs")
-# PlainFS keeps a descriptor for each inode that the kernel knows: it cannot have so many.
-ALONE = ("lamassu",)
-SETTLES_S = 30
-LARGE_MIB = 256
 
 
 @dataclass
@@ -37,7 +31,8 @@ class Sweep:
     systems: tuple
     work: Callable
     needs: tuple = ()
-    on_xfs: bool = False
+    # What is done right before, at a point.
+    before: Callable = field(default=lambda point: None)
     # The mount at a point, where that is what changes: point → (options, environment).
     mount: Callable = field(default=lambda point: ((), {}))
     # Points that take too long to be measured more than once.
@@ -61,37 +56,6 @@ def read_by_threads(bench, path, threads):
     return measure.mb_per_s(measure.fio(path, "randread", "4k", size, f"--numjobs={threads}", "--group_reporting", filename=None), "read")
 
 
-def file_of(bench, path, mib):
-    return write_1m(bench, path, mib)
-
-
-def read_file_of(bench, path, mib):
-    measure.fio(path, "write", "1m", mib)
-    measure.drop_caches(sync=True)
-    return measure.mb_per_s(measure.fio(path, "read", "1m", mib), "read")
-
-
-MAKE = """
-import os, sys
-top, count = sys.argv[1], int(sys.argv[2])
-for n in range(count):
-    if n % 1000 == 0:
-        os.mkdir(f"{top}/{n // 1000}")
-    with open(f"{top}/{n // 1000}/{n}", "wb", buffering=0) as file:
-        file.write(b"x" * 700)
-"""
-
-
-def files_made(bench, path, count):
-    return count / measure.seconds_of("python3", "-c", MAKE, path, count)
-
-
-def files_found(bench, path, count):
-    run("python3", "-c", MAKE, path, count)
-    measure.drop_caches(sync=True)
-    return count / measure.seconds_of("find", path, "-type", "f", "-newermt", "1971-01-01", "-fprint", "/dev/null")
-
-
 def postmark_up_to(bench, path, kib):
     return measure.seconds_of("postmark", stdin=postmark_script(bench, path, kib))
 
@@ -102,7 +66,6 @@ def postmark_script(bench, path, kib):
     return f"set location {path}\nset number {number}\nset transactions {2 * number}\nset size 512 {kib << 10}\nset seed 42\nrun\nquit\n"
 
 
-GROWTH_MIB = (1, 16, 256, 4096, 32768)
 SWEEPS = {
     "clients": Sweep("dbench by number of clients (SAN.FS, Figure 5)", "clients", "MB/s", (1, 2, 4, 8, 16, 48), (2,), AWAKE_OR_NOT,
                      lambda bench, path, clients: dbench(path, bench.size(5, 2), clients), needs=("dbench",)),
@@ -116,36 +79,22 @@ SWEEPS = {
                        mount=lambda left_out: ((), {} if left_out == "nothing" else {"LAMASSU_CPU": left_out})),
     "writers": Sweep("4 KiB writes by number of threads, a file each", "threads", "MB/s", (1, 2, 4, 8), (1, 2), CLOSE, write_by_threads),
     "readers": Sweep("4 KiB reads at random by number of threads, a file each", "threads", "MB/s", (1, 2, 4, 8), (1, 2), CLOSE, read_by_threads),
-    "write-size": Sweep("Writing a file by its size, on XFS", "MiB", "MB/s", GROWTH_MIB, (1, 4), OURS, file_of, on_xfs=True, once=(32768,)),
-    "read-size": Sweep("Reading a file by its size, on XFS", "MiB", "MB/s", GROWTH_MIB, (1, 4), OURS, read_file_of, on_xfs=True, once=(32768,)),
-    "files-made": Sweep("Making files by their number, a thousand a directory", "files", "files/s", (1000, 10_000, 100_000, 1_000_000), (100, 1000),
-                        ALONE, files_made, once=(1_000_000,)),
-    "files-found": Sweep("Finding files by their number", "files", "files/s", (1000, 10_000, 100_000, 1_000_000), (100, 1000), ALONE, files_found,
-                         once=(1_000_000,)),
 }
 
 
-def fill(store):
-    """Has the disk below allocate all that the image takes: it is no work of the systems compared, and XFS gives each new directory another part of the image."""
-    path = os.path.join(store.path, "fill")
-    run("dd", "if=/dev/zero", f"of={path}", "bs=16M", "conv=fsync", "status=none", check=False)
-    os.unlink(path)
-    # In a virtual machine the disk's host goes on for ten to twenty seconds and takes processor time: the first passes were several times too slow.
-    time.sleep(SETTLES_S)
-
-
 def run_all(bench):
+    return run_sweeps(bench, SWEEPS, lambda sweep: bench.memory)
+
+
+def run_sweeps(bench, sweeps, below):
+    """`below(sweep)`: the directory that its stores lie in."""
     samples = []
-    with Undo() as undo:
-        xfs = XfsStore(undo, bench.work, bench.size(40, 2) << 30, exact=False)
-        if not bench.toy:
-            fill(xfs)
-        for number in range(bench.runs):
-            for name, sweep in SWEEPS.items():
-                if all(have(tool) for tool in sweep.needs):
-                    samples += one(bench, name, sweep, xfs.path if sweep.on_xfs else bench.memory, number)
+    for number in range(bench.runs):
+        for name, sweep in sweeps.items():
+            if all(have(tool) for tool in sweep.needs):
+                samples += one(bench, name, sweep, below(sweep), number)
     return {"runs": bench.runs, "samples": samples, "sweeps": {
-        name: {"title": s.title, "axis": s.axis, "unit": s.unit, "points": list(bench.size(s.points, s.toys))} for name, s in SWEEPS.items()}}
+        name: {"title": s.title, "axis": s.axis, "unit": s.unit, "points": list(bench.size(s.points, s.toys))} for name, s in sweeps.items()}}
 
 
 def one(bench, name, sweep, below, number):
@@ -158,8 +107,7 @@ def one(bench, name, sweep, below, number):
             options, environment = sweep.mount(point)
             with measure.mounted(bench.systems[system].with_mount(options, environment), store, bench.work) as mount, bench.quiet():
                 measure.drop_caches()
-                if sweep.on_xfs and point >= LARGE_MIB:
-                    measure.back_memory(3 * point)
+                sweep.before(point)
                 value = sweep.work(bench, mount.path, point)
             run("rm", "-rf", os.path.dirname(store))
             samples.append({"sweep": name, "point": point, "system": system, "run": number, "value": round(value, 3),

@@ -12,10 +12,10 @@ from .network import network
 from .slots import slots
 from .space import space
 from .stages import stages
-from .sweeps import sweeps
+from .sweeps import growth, sweeps
 from .timed import durable, small
 
-EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "sweeps", "ciphers")
+EXPERIMENTS = ("mount", "small", "durable", "space", "network", "stages", "slots", "integrity", "sweeps", "growth", "ciphers")
 # Why an experiment leaves out a peer.
 LEFT_OUT = {("durable", "cryfs"): "it answers fsync(2) without syncing anything of its store", ("network", "cryfs"): "its blocks are files of 16 KiB, each of which would cross the link",
             ("network", "bindfs"): "`sshfs alone` and `plainfs` show what is there without encryption"}
@@ -84,4 +84,4 @@ def left_out(results):
 
 
 SECTIONS = {"mount": mount, "small": small, "durable": durable, "space": space, "network": network, "stages": stages, "slots": slots,
-            "integrity": integrity, "sweeps": sweeps, "ciphers": ciphers}
+            "integrity": integrity, "sweeps": sweeps, "growth": growth, "ciphers": ciphers}

@@ -55,8 +55,9 @@ def sorted_out(found):
 
 def lost_in_sweeps(results):
     """(title, point, factor, peer) where Lamassu is slower than the best peer of a sweep."""
-    for name, sweep in results["sweeps"]["sweeps"].items() if "sweeps" in results else ():
-        samples = by(results["sweeps"]["samples"], sweep=name)
+    found = [(name, sweep, results[e]["samples"]) for e in ("sweeps", "growth") if e in results for name, sweep in results[e]["sweeps"].items()]
+    for name, sweep, every in found:
+        samples = by(every, sweep=name)
         for point in sweep["points"]:
             factor, peer, _ = best(lambda s, x=point: values(samples, system=s, point=x), names(samples, "system"), sweep["unit"] == "s")
             if factor is not None and factor < EVEN[0]:

@@ -1,4 +1,4 @@
-"""What grows: SAN.FS's figures, and files, sizes, readers and writers."""
+"""One figure by another: SAN.FS's figures, readers and writers, and what grows."""
 
 import statistics
 
@@ -34,7 +34,20 @@ SWEEP_NOTES = {
 
 def sweeps(results, plots):
     result = results["sweeps"]
-    parts = [f"## How figures change with another\n\n{runs(result).capitalize()}; `scripts/bench sweeps`. With each point: the serving process's processor seconds and its peak memory.", sanfs_figures(result)]
+    return "\n\n".join(part for part in [head("How figures change with another", "sweeps", result), sanfs_figures(result), *curves(results, result, plots)] if part)
+
+
+def growth(results, plots):
+    result = results["growth"]
+    return "\n\n".join([head("What becomes of larger files, and of more", "growth", result), *curves(results, result, plots)])
+
+
+def head(title, experiment, result):
+    return f"## {title}\n\n{runs(result).capitalize()}; `scripts/bench {experiment}`. With each point: the serving process's processor seconds and its peak memory."
+
+
+def curves(results, result, plots):
+    """A section for each sweep."""
     for name, sweep in result["sweeps"].items():
         samples = by(result["samples"], sweep=name)
         if not samples:
@@ -51,7 +64,7 @@ def sweeps(results, plots):
             note += " " + zfs_aes(results)
         if once:
             note += f" Measured once: {', '.join(str(x) for x in once)}."
-        parts.append(f"""### {sweep["title"]}
+        yield f"""### {sweep["title"]}
 
 {table([f"{sweep['axis']}, {sweep['unit']}", *systems], rows)}
 
@@ -59,8 +72,7 @@ def sweeps(results, plots):
 
 {note}
 
-![{name}](plots/sweep-{name}.svg)""")
-    return "\n\n".join(part for part in parts if part)
+![{name}](plots/sweep-{name}.svg)"""
 
 
 def facts(result, name, samples):
