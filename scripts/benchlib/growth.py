@@ -24,6 +24,7 @@ def write_file_of(bench, path, mib):
 def read_file_of(bench, path, mib):
     measure.fio(path, "write", "1m", mib)
     measure.drop_caches(sync=True)
+    back_memory(mib)
     return measure.mb_per_s(measure.fio(path, "read", "1m", mib), "read")
 
 
