@@ -7,18 +7,13 @@ from demolib.shell import Undo, run
 from demolib.store import XfsStore
 
 from . import measure
-from .sweeps import Sweep, run_sweeps, write_1m
+from .sweeps import OURS, Sweep, run_sweeps, write_1m
 
-LAMASSU_AND_NONE = ("lamassu", "plainfs")
 # PlainFS keeps a descriptor for each inode that the kernel knows: it cannot have so many.
 ALONE = ("lamassu",)
 SETTLES_S = 30
 SIZES_MIB = (1, 16, 256, 4096, 32768)
 LARGE_MIB = 256
-
-
-def write_file_of(bench, path, mib):
-    return write_1m(bench, path, mib)
 
 
 def read_file_of(bench, path, mib):
@@ -55,8 +50,8 @@ def back_memory(mib):
 
 
 SIZES = {
-    "write-size": Sweep("Writing a file by its size, on XFS", "MiB", "MB/s", SIZES_MIB, (1, 4), LAMASSU_AND_NONE, write_file_of, before=back_memory, once=(32768,)),
-    "read-size": Sweep("Reading a file by its size, on XFS", "MiB", "MB/s", SIZES_MIB, (1, 4), LAMASSU_AND_NONE, read_file_of, before=back_memory, once=(32768,)),
+    "write-size": Sweep("Writing a file by its size, on XFS", "MiB", "MB/s", SIZES_MIB, (1, 4), OURS, write_1m, before=back_memory, once=(32768,)),
+    "read-size": Sweep("Reading a file by its size, on XFS", "MiB", "MB/s", SIZES_MIB, (1, 4), OURS, read_file_of, before=back_memory, once=(32768,)),
 }
 NUMBERS = {
     "files-made": Sweep("Making files by their number, a thousand a directory", "files", "files/s", (1000, 10_000, 100_000, 1_000_000), (100, 1000),
