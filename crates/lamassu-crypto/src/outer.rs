@@ -5,7 +5,7 @@
 use crate::aead::Aead;
 use crate::name::{siv_open, siv_seal};
 use crate::secret::{Secret, without_trace};
-use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, random, wrap};
+use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, wrap};
 use lamassu_format::{PAGE_LEN, VERSION};
 
 const NONCE_LEN: usize = 24;
@@ -30,6 +30,8 @@ pub enum RecordKind {
     Xattr = 5,
     /// 6
     ParentSlot = 6,
+    /// 7
+    Sessions = 7,
 }
 
 /// K_out of one epoch, expanded for a suite.
@@ -38,6 +40,7 @@ pub struct OuterKey {
     page: Sealer,
     record: Sealer,
     page_convergent: Secret<32>,
+    nonce: Secret<32>,
     xattr_name: Secret<64>,
 }
 
@@ -49,6 +52,7 @@ impl OuterKey {
             page: Sealer::new(suite, k_out, "page seal", "page select"),
             record: Sealer::new(suite, k_out, "record seal", "record select"),
             page_convergent: derive(suite, k_out, "page convergent"),
+            nonce: derive(suite, k_out, "nonce"),
             xattr_name: derive_n(suite, k_out, "xattr name"),
         })
     }
@@ -58,13 +62,12 @@ impl OuterKey {
         self.suite
     }
 
-    /// Seals bytes 56.. of `page` in place under a random nonce and fills nonce, tag and epoch tag.
+    /// Seals bytes 56.. of `page` in place under a fresh nonce and fills nonce, tag and epoch tag.
     ///
     /// # Errors
     /// [`NoRandom`] when getrandom(2) fails; the page is then as it was.
     pub fn seal_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), NoRandom> {
-        let mut nonce = [0; NONCE_LEN];
-        random(&mut nonce)?;
+        let nonce = wrap::fresh_nonce(&self.nonce, aad, &page[HEAD_LEN..])?;
         self.page.seal(&nonce, aad, page);
         Ok(())
     }
@@ -105,8 +108,7 @@ impl OuterKey {
     /// # Errors
     /// [`NoRandom`] when getrandom(2) fails.
     pub fn seal_record(&self, kind: RecordKind, context: &[u8], content: &[u8]) -> Result<Vec<u8>, NoRandom> {
-        let mut nonce = [0; NONCE_LEN];
-        random(&mut nonce)?;
+        let nonce = wrap::fresh_nonce(&self.nonce, &self.record_aad(kind, context), content)?;
         Ok(self.seal_record_with(&nonce, kind, context, content))
     }
 

@@ -71,14 +71,26 @@ pub fn equal(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
-/// XAES-256-GCM under a random nonce: (nonce, tag ‖ ciphertext).
+/// XAES-256-GCM under a fresh nonce: (nonce, tag ‖ ciphertext).
 ///
 /// # Errors
 /// [`NoRandom`] when getrandom(2) fails.
 pub fn seal(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<([u8; 24], Vec<u8>), NoRandom> {
-    let mut nonce = [0; 24];
-    random(&mut nonce)?;
+    let nonce = fresh_nonce(&hkdf(key.expose(), b"", b"lamassu v1 nonce"), aad, content)?;
     Ok((nonce, seal_with(key, &nonce, aad, content)))
+}
+
+/// A nonce that no other content gets under `key`, a key for nonces alone: a PRF of 32 random bytes, the AAD and the content. Two virtual machines that are
+/// resumed from one image of memory draw the same random bytes; then only equal contents have equal nonces, and these are sealed to equal bytes.
+pub(crate) fn fresh_nonce(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<[u8; 24], NoRandom> {
+    let mut drawn = [0; 32];
+    random(&mut drawn)?;
+    Ok(nonce_of(key, &drawn, aad, content))
+}
+
+fn nonce_of(key: &Secret<32>, drawn: &[u8; 32], aad: &[u8], content: &[u8]) -> [u8; 24] {
+    let prf = hmac_of(key, &[drawn, &(aad.len() as u64).to_le_bytes(), aad, content]);
+    *prf.first_chunk().expect("32 bytes have a first 24")
 }
 
 /// The same under a given nonce, for stored vectors.
@@ -131,6 +143,18 @@ mod tests {
     fn hmac_rfc4868() {
         let mac = hmac(&Secret::new(&mut [0x0b; 32]), b"Hi There");
         assert_eq!(HEXLOWER.encode(&mac), "198a607eb44bfbc69903a0f1cf2bbdc5ba0aa3f3d9ae3c1c7a3b1696a0b68cf7");
+    }
+
+    #[test]
+    fn the_same_randomness_gives_other_contents_other_nonces() {
+        let (key, drawn) = (Secret::new(&mut [5; 32]), [6; 32]);
+        let of = |aad: &[u8], content: &[u8]| nonce_of(&key, &drawn, aad, content);
+        let all = [of(b"aad", b"content"), of(b"aad", b"Content"), of(b"AAD", b"content"), of(b"aadc", b"ontent")];
+        for (i, nonce) in all.iter().enumerate() {
+            assert!(!all[..i].contains(nonce));
+        }
+        assert_eq!(all[0], of(b"aad", b"content"));
+        assert_ne!(fresh_nonce(&key, b"aad", b"content").unwrap(), fresh_nonce(&key, b"aad", b"content").unwrap());
     }
 
     #[test]

@@ -6,16 +6,20 @@
 pub mod domain;
 pub mod geometry;
 pub mod header;
+pub mod keys;
 pub mod name;
 pub mod page;
 pub mod record;
+pub mod sessions;
 pub mod suite;
 
 pub use domain::Domain;
 pub use geometry::Geometry;
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
+pub use keys::Keys;
 pub use page::{Page, PageError};
 pub use record::DirRecord;
+pub use sessions::SessionRecord;
 pub use suite::Suite;
 
 /// Bytes of a metadata page, of a sealed file's smallest unit, whatever the block size (§9).

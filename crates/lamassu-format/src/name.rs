@@ -25,6 +25,8 @@ const ROOT_NAMES: [&str; 9] =
     [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, HISTORY, HISTORY_BROKEN, LOCK, STAGING, LOST];
 /// Directory record, in every directory of a vault with encrypted names.
 pub const DIR_RECORD: &str = "lamassu.dir";
+/// The record of sessions (§6a).
+pub const SESSIONS: &str = "lamassu.sessions";
 /// Directories being created or removed, in the root.
 pub const STAGING: &str = "lamassu.staging";
 /// Where `check --repair` moves what it cannot mend, in the root.

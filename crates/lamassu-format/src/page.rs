@@ -1,6 +1,9 @@
 //! The metadata page (§9): its plaintext, parsed strictly and built back.
+//!
+//! A page holds the keys of its blocks, and the tail of its file. Both are wiped when it is dropped.
 
-use crate::{BlockKey, Geometry, KEY_LEN, PAGE_LEN, geometry::SLOTS};
+use crate::{BlockKey, Geometry, KEY_LEN, PAGE_LEN, geometry::SLOTS, keys::Keys};
+use zeroize::Zeroize;
 
 /// Offset of the AEAD tag.
 pub const TAG_AT: usize = 24;
@@ -10,7 +13,8 @@ pub const EPOCH_TAG_AT: usize = 40;
 pub const SEALED_AT: usize = 56;
 const SIZE_AT: usize = 56;
 const FILE_ID_AT: usize = 64;
-const GENERATION_AT: usize = 80;
+const SESSION_AT: usize = 80;
+const SEQUENCE_AT: usize = 84;
 const FLAGS_AT: usize = 88;
 const PENDING_AT: usize = 96;
 const REPLACED_AT: usize = 112;
@@ -38,6 +42,9 @@ pub enum PageError {
     /// A tail that has no bytes, a block's worth of them, or no room.
     #[error("page tail does not fit its size")]
     Tail,
+    /// A convergent page carries no session and nothing that is under way; every other page carries a session.
+    #[error("page's session and state contradict its file id")]
+    Session,
     /// Bytes that must be zero are not.
     #[error("page has data in unused slots")]
     Unused,
@@ -50,8 +57,10 @@ pub struct Page {
     pub size: u64,
     /// Random id of the file; zero in a convergent page.
     pub file_id: [u8; 16],
-    /// Commits of this page; zero in a convergent page.
-    pub generation: u64,
+    /// The session that wrote it, from 1; zero in a convergent page.
+    pub session: u32,
+    /// How often that session had written this page; zero in a convergent page.
+    pub sequence: u32,
     /// Pages below the floor may be absent (page 0 only).
     pub sparse: bool,
     /// A shrink was begun: `size` rules (page 0 only).
@@ -61,9 +70,9 @@ pub struct Page {
     /// Blocks whose previous key is kept, within `pending`.
     pub replaced: u128,
     /// Keys of the slots in use; zero for a hole.
-    pub keys: Vec<BlockKey>,
+    pub keys: Keys,
     /// Previous keys of the `replaced` blocks, ascending by block.
-    pub previous: Vec<BlockKey>,
+    pub previous: Keys,
     /// The last partial block of the file, empty if it is not kept here.
     pub tail: Vec<u8>,
 }
@@ -73,7 +82,8 @@ impl std::fmt::Debug for Page {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Page")
             .field("size", &self.size)
-            .field("generation", &self.generation)
+            .field("session", &self.session)
+            .field("sequence", &self.sequence)
             .field("sparse", &self.sparse)
             .field("cut", &self.cut)
             .field("pending", &format_args!("{:#x}", self.pending))
@@ -84,19 +94,27 @@ impl std::fmt::Debug for Page {
     }
 }
 
+/// The keys wipe themselves.
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.tail.zeroize();
+    }
+}
+
 impl Page {
     /// A page without blocks.
     pub fn empty(file_id: [u8; 16]) -> Page {
         Page {
             size: 0,
             file_id,
-            generation: 0,
+            session: 0,
+            sequence: 0,
             sparse: false,
             cut: false,
             pending: 0,
             replaced: 0,
-            keys: Vec::new(),
-            previous: Vec::new(),
+            keys: Keys::default(),
+            previous: Keys::default(),
             tail: Vec::new(),
         }
     }
@@ -142,20 +160,29 @@ impl Page {
         if bytes[free_at..tail_at].iter().chain(&bytes[tail_at + tail_len..]).any(|&b| b != 0) {
             return Err(PageError::Unused);
         }
-        let slot = |i: usize| -> BlockKey {
-            let at = SLOTS_AT + i * KEY_LEN;
-            bytes[at..at + KEY_LEN].try_into().expect("a slot is KEY_LEN bytes")
+        let file_id: [u8; 16] = bytes[FILE_ID_AT..SESSION_AT].try_into().expect("16 bytes");
+        let (session, sequence) = (u32_at(bytes, SESSION_AT), u32_at(bytes, SEQUENCE_AT));
+        let is_convergent = file_id == [0; 16];
+        let is_at_rest = pending == 0 && flags & (FLAG_SPARSE | FLAG_CUT) == 0 && sequence == 0 && g == 0;
+        if is_convergent != (session == 0) || (is_convergent && !is_at_rest) {
+            return Err(PageError::Session);
+        }
+        let slots = |range: std::ops::Range<usize>| -> Keys {
+            let slots = &bytes[SLOTS_AT + range.start * KEY_LEN..SLOTS_AT + range.end * KEY_LEN];
+            let (slots, _) = slots.as_chunks::<KEY_LEN>();
+            Keys::from(slots)
         };
         Ok(Page {
             size,
-            file_id: bytes[FILE_ID_AT..GENERATION_AT].try_into().expect("16 bytes"),
-            generation: u64_at(bytes, GENERATION_AT),
+            file_id,
+            session,
+            sequence,
             sparse: flags & FLAG_SPARSE != 0,
             cut: flags & FLAG_CUT != 0,
             pending,
             replaced,
-            keys: (0..used).map(slot).collect(),
-            previous: (used..used + previous_len).map(slot).collect(),
+            keys: slots(0..used),
+            previous: slots(used..used + previous_len),
             tail: bytes[tail_at..tail_at + tail_len].to_vec(),
         })
     }
@@ -172,12 +199,13 @@ impl Page {
         flags |= if self.cut { FLAG_CUT } else { 0 };
         assert!(Page::fits(self.keys.len(), self.previous.len(), self.tail.len()), "page overflows");
         bytes[SIZE_AT..FILE_ID_AT].copy_from_slice(&self.size.to_le_bytes());
-        bytes[FILE_ID_AT..GENERATION_AT].copy_from_slice(&self.file_id);
-        bytes[GENERATION_AT..FLAGS_AT].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[FILE_ID_AT..SESSION_AT].copy_from_slice(&self.file_id);
+        bytes[SESSION_AT..SEQUENCE_AT].copy_from_slice(&self.session.to_le_bytes());
+        bytes[SEQUENCE_AT..FLAGS_AT].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[FLAGS_AT..PENDING_AT].copy_from_slice(&flags.to_le_bytes());
         bytes[PENDING_AT..REPLACED_AT].copy_from_slice(&self.pending.to_le_bytes());
         bytes[REPLACED_AT..SLOTS_AT].copy_from_slice(&self.replaced.to_le_bytes());
-        for (i, key) in self.keys.iter().chain(&self.previous).enumerate() {
+        for (i, key) in self.keys.iter().chain(self.previous.iter()).enumerate() {
             let at = SLOTS_AT + i * KEY_LEN;
             bytes[at..at + KEY_LEN].copy_from_slice(key);
         }
@@ -192,10 +220,15 @@ impl Page {
 fn tail_len(size: u64, used: usize, previous: usize, geometry: &Geometry, g: u64) -> Result<usize, PageError> {
     let start = geometry.first_block(g).checked_add(used as u64).and_then(|b| b.checked_mul(geometry.block_size()));
     let len = start.and_then(|start| size.checked_sub(start)).ok_or(PageError::Tail)?;
-    if len == 0 || len >= geometry.block_size() || !Page::fits(used, previous, len as usize) {
+    let is_full = used as u64 == geometry.blocks_per_page();
+    if is_full || len == 0 || len >= geometry.block_size() || !Page::fits(used, previous, len as usize) {
         return Err(PageError::Tail);
     }
     Ok(len as usize)
+}
+
+fn u32_at(bytes: &[u8; PAGE_LEN], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
 }
 
 fn u64_at(bytes: &[u8; PAGE_LEN], at: usize) -> u64 {

@@ -4,7 +4,7 @@ use crate::ring;
 use lamassu_crypto::Engine;
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::MemoryBackend;
-use lamassu_store::file::{DamageKind, Durability, File, FileContext, Integrity, StoreError};
+use lamassu_store::file::{DamageKind, Durability, File, FileContext, Integrity, Sessions, StoreError};
 use lamassu_store::{Backend, BackendFile};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -41,6 +41,7 @@ impl Story {
             convergent_small_files: self.convergent,
             domain: Domain::Zone,
             read_only,
+            sessions: Arc::new(Sessions::all_interrupted()),
             report: Arc::new(|_, _| {}),
         })
     }

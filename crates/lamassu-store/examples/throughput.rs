@@ -4,7 +4,7 @@
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::LocalBackend;
-use lamassu_store::file::{Durability, Integrity};
+use lamassu_store::file::{Durability, Integrity, Sessions};
 use lamassu_store::{Backend, File, FileContext};
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,6 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             convergent_small_files: true,
             domain: Domain::Zone,
             read_only: false,
+            sessions: Arc::new(Sessions::all_interrupted()),
             report: Arc::new(|_, _| {}),
         });
         let name = std::ffi::OsStr::new("lamassu-throughput.tmp");

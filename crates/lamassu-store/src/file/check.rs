@@ -2,7 +2,7 @@
 
 use super::read::View;
 use super::state::{Core, Entry, State};
-use super::types::{Damage, FileCheck, StoreError};
+use super::types::{Damage, DamageKind, FileCheck, StoreError};
 use lamassu_crypto::Verify;
 
 /// Bytes verified at once.
@@ -24,6 +24,7 @@ impl Core {
         }
         let mut next = 0;
         while let Some(g) = self.next_page(st, next)? {
+            self.note_unwritten(st, next, g);
             next = g + 1;
             if st.lost_from.is_some_and(|from| g * geo.page_span() >= from) {
                 break; // nothing is there, however far the size goes: one damage for all of it
@@ -42,6 +43,7 @@ impl Core {
             }
             progress(lamassu_format::PAGE_LEN as u64);
         }
+        self.note_unwritten(st, next, geo.last_page(st.disk_size) + 1);
         if let Some(from) = st.lost_from {
             found.damage.push(self.damage(super::types::DamageKind::Truncated, geo.last_page(from), None));
         }
@@ -52,10 +54,24 @@ impl Core {
         if repair && !self.ctx.read_only && st.lost_from.is_none() && self.needs_settle(st) {
             hindered = hindered.or(damage(self.settle_now(st))?);
         }
+        found.unsettled = !self.is_settled(st) || (self.ctx.read_only && st.recovered > 0);
+        found.undone = std::mem::take(&mut st.undone);
         match hindered {
             Some(error) if found.damage.is_empty() => Err(error),
             _ => Ok(found),
         }
+    }
+
+    /// Notes the pages that an interrupted session may have written, of a run that is absent. The first of the run was looked at, and noted, already.
+    fn note_unwritten(&self, st: &mut State, from: u64, until: u64) {
+        let span = self.geo().page_span();
+        let first = from.max(st.floor.div_ceil(span));
+        let until = until.min(st.inherited_size.min(st.disk_size).div_ceil(span));
+        if first >= until || !self.is_unwritten(st, first) {
+            return;
+        }
+        st.undone.retain(|d| d.kind != DamageKind::Unwritten || d.block.is_some() || !(first..until).contains(&d.page));
+        self.note_undone(st, Damage { pages: until - first, ..self.damage(DamageKind::Unwritten, first, None) });
     }
 
     fn check_blocks(

@@ -432,7 +432,7 @@ impl Core {
             let (mut page, mut lost) = (held.page.clone(), held.lost);
             let mut keep = page.pending;
             for i in (0..page.keys.len()).filter(|i| (bits & page.pending) >> i & 1 == 1) {
-                match self.resolve_block(g, i, &page) {
+                match self.resolve_block(g, i, &page, true) {
                     Ok(Some(key)) if key == page.keys[i] => {}
                     Ok(Some(key)) => {
                         page.keys[i] = key;

@@ -19,6 +19,7 @@ mod plan;
 mod read;
 mod rekey;
 mod seek;
+mod session;
 mod settle;
 mod shrink;
 mod state;
@@ -29,6 +30,7 @@ mod zeros;
 pub use block::wipe_spare;
 pub use chunk::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
+pub use session::{SessionKeeper, Sessions, Standing};
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use crate::backend::{BackendFile, SetTime, Stat, Time};
@@ -338,8 +340,23 @@ impl File {
         self.core.rekey(&mut self.alone(), work, from)
     }
 
+    /// Whether every page that this file has written is as it stays, but for damaged blocks; on disk once a barrier has covered it.
+    pub fn is_settled(&self) -> bool {
+        self.core.ctx.read_only || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
+    }
+
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.
     pub fn check(&self, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
         self.core.check(&mut self.alone(), repair, progress)
+    }
+}
+
+/// A file that goes while its pages say what is under way leaves that to the next session, as a crash does.
+impl Drop for File {
+    fn drop(&mut self) {
+        let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
+        if !self.core.ctx.read_only && !self.core.is_settled(self.state.get_mut()) && has_name() {
+            self.core.ctx.sessions.note_left_behind();
+        }
     }
 }

@@ -1,9 +1,12 @@
 //! Opening: finding the last page and the size (§9 *Size*), interrupted commits (§12).
+//!
+//! What an interruption leaves is believed of pages of interrupted sessions alone ([`super::session`]).
 
+use super::session::Standing;
 use super::state::{Core, Entry, Held, State};
-use super::types::{DamageKind, StoreError};
+use super::types::{DamageKind, Integrity, StoreError};
 use lamassu_crypto::{Keyed, Salts, Verify};
-use lamassu_format::{BlockKey, PAGE_LEN, Page};
+use lamassu_format::{BlockKey, Keys, PAGE_LEN, Page};
 use std::sync::Arc;
 
 /// Segments without a page that are looked through for the last page, holes apart.
@@ -81,7 +84,13 @@ impl Core {
                     st.lost_from = Some(reached);
                 }
                 st.disk_size = told;
-                st.floor = if geo.last_page(told) > 0 { page.size } else { 0 };
+                st.interrupted = last > 0 && self.is_interrupted(st, last);
+                st.floor = match geo.last_page(told) {
+                    0 => 0,
+                    // A session that was closed has raised the floor: this page 0 is an older one, and the pages above its floor must be there all the same.
+                    _ if last > 0 && !page.cut && !st.interrupted => told,
+                    _ => page.size,
+                };
                 st.unknown_from = (!page.cut && st.pages.contains_key(&last)).then_some(page.size);
             }
             Entry::Bad(_) if last == 0 => st.disk_size = self.size_by_length(st.len).clamp(1, span),
@@ -102,6 +111,11 @@ impl Core {
             st.lost_from = Some(0);
         }
         Ok(())
+    }
+
+    /// Whether the last page, just read, is of a session that was interrupted. A bad one may be.
+    fn is_interrupted(&self, st: &State, last: u64) -> bool {
+        st.unresolved.get(&last).is_none_or(|page| self.ctx.sessions.may_be_interrupted(page.session))
     }
 
     fn bad_last(&self, st: &mut State, last: u64, kind: DamageKind) {
@@ -185,8 +199,35 @@ impl Core {
             st.file_id = held.page.file_id; // page 0 and the last one were unreadable
         }
         match self.place_page(st, g, entry) {
-            Entry::Good(held) if held.page.pending != 0 => self.resolve(st, g, Arc::unwrap_or_clone(held).page),
-            entry => Ok(entry),
+            Entry::Good(held) => {
+                self.note_session(st, g, held.page.session);
+                match held.page.pending {
+                    0 => Ok(Entry::Good(held)),
+                    _ => self.resolve(st, g, Arc::unwrap_or_clone(held).page),
+                }
+            }
+            Entry::Absent => {
+                if self.is_unwritten(st, g) {
+                    self.note_undone(st, self.damage(DamageKind::Unwritten, g, None));
+                }
+                Ok(Entry::Absent)
+            }
+            Entry::Bad(kind) => Ok(Entry::Bad(kind)),
+        }
+    }
+
+    /// Whether an absent page is one that an interrupted session may have written: it lies below the size that this session told, and above what was known
+    /// durable before.
+    pub fn is_unwritten(&self, st: &State, g: u64) -> bool {
+        let start = g * self.geo().page_span();
+        st.interrupted && g > 0 && start >= st.floor && start < st.inherited_size.min(st.disk_size) && !st.sparse
+    }
+
+    /// That a file has pages of a session that the record does not know is told once: the record is older than the page.
+    fn note_session(&self, st: &mut State, g: u64, session: u32) {
+        let is_told = st.undone.iter().any(|d| d.kind == DamageKind::UnknownSession);
+        if !is_told && self.ctx.sessions.standing(session) == Standing::Unknown {
+            self.note_undone(st, self.damage(DamageKind::UnknownSession, g, None));
         }
     }
 
@@ -197,6 +238,9 @@ impl Core {
         }
         match self.place_page(st, g, self.read_page(g)?) {
             Entry::Good(held) if held.page.pending != 0 => Ok(None),
+            // What has to be told is told by who holds the lock alone.
+            Entry::Good(held) if self.ctx.sessions.standing(held.page.session) == Standing::Unknown => Ok(None),
+            Entry::Absent if self.is_unwritten(st, g) => Ok(None),
             entry => Ok(Some(entry)),
         }
     }
@@ -213,16 +257,21 @@ impl Core {
             }
             Entry::Good(mut held) => {
                 let blocks = geo.blocks(st.disk_size).saturating_sub(geo.first_block(g));
-                clip(
-                    &mut Arc::make_mut(&mut held).page,
-                    blocks.min(geo.blocks_per_page()) as usize,
-                    st.disk_size,
-                    &geo,
-                    g,
-                );
+                let page = &mut Arc::make_mut(&mut held).page;
+                clip(page, blocks.min(geo.blocks_per_page()) as usize, st.disk_size, &geo, g);
+                if page.pending != 0 && !self.is_believed(st, g, page) && self.ctx.integrity == Integrity::Full {
+                    keep_bits(page, 0);
+                }
                 Entry::Good(held)
             }
         }
+    }
+
+    /// Whether the data of pending blocks may be missing: their session was interrupted, or the page was written here by a write that failed. Otherwise all of it
+    /// has arrived long ago, and the page as the session left it is another. Its keys then hold for its blocks, without a choice; where blocks are not hashed on
+    /// each read, they are hashed once all the same.
+    fn is_believed(&self, st: &State, g: u64, page: &Page) -> bool {
+        st.unsure_pages.contains(&g) || self.ctx.sessions.may_be_interrupted(page.session)
     }
 
     fn absent_page(&self, st: &State, g: u64) -> Entry {
@@ -245,9 +294,14 @@ impl Core {
     /// Resolves the pending slots of a page found on disk (§12); a writer makes the result durable and writes it.
     fn resolve(&self, st: &mut State, g: u64, mut page: Page) -> Result<Entry, StoreError> {
         let (mut lost, mut found) = (0u128, 0u128);
+        let believed = self.is_believed(st, g, &page);
         for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
-            match self.resolve_block(g, i, &page)? {
+            match self.resolve_block(g, i, &page, believed)? {
                 Some(key) => {
+                    if key != page.keys[i] {
+                        let kind = if key == HOLE { DamageKind::Unwritten } else { DamageKind::Reverted };
+                        self.note_undone(st, self.damage(kind, g, Some(self.geo().first_block(g) + i as u64)));
+                    }
                     page.keys[i] = key;
                     found |= 1 << i;
                     st.recovered += 1;
@@ -290,14 +344,21 @@ impl Core {
         Ok(())
     }
 
-    /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost.
-    pub fn resolve_block(&self, g: u64, i: usize, page: &Page) -> Result<Option<BlockKey>, StoreError> {
+    /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost. Where that is not `believed` ([`Core::is_believed`]),
+    /// only the new key counts.
+    pub fn resolve_block(
+        &self,
+        g: u64,
+        i: usize,
+        page: &Page,
+        believed: bool,
+    ) -> Result<Option<BlockKey>, StoreError> {
         let block = self.geo().first_block(g) + i as u64;
         let mut bytes = vec![0u8; self.ctx.block_len()];
         self.read_padded(self.geo().block_offset(block), &mut bytes)?;
         let is_zero = bytes.iter().all(|&b| b == 0);
-        let candidates = [Some(page.keys[i]), page.previous_key(i).or(Some(HOLE))];
-        for key in candidates.into_iter().flatten() {
+        let before = || page.previous_key(i).unwrap_or(HOLE);
+        for key in std::iter::once(page.keys[i]).chain(believed.then(before)) {
             if key == HOLE {
                 if is_zero {
                     return Ok(Some(HOLE));
@@ -325,10 +386,10 @@ impl Core {
 
 /// Keeps the pending bits in `keep`, and the previous keys of those among them that have one.
 pub(super) fn keep_bits(page: &mut Page, keep: u128) {
-    let mut previous = Vec::new();
-    for i in 0..page.keys.len() {
-        if keep >> i & 1 == 1 {
-            previous.extend(page.previous_key(i));
+    let mut previous = Keys::default();
+    for i in (0..page.keys.len()).filter(|i| keep >> i & 1 == 1) {
+        if let Some(key) = page.previous_key(i) {
+            previous.push(key);
         }
     }
     page.pending &= keep;

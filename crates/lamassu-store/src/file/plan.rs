@@ -5,7 +5,7 @@ use super::open::keep_bits;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::StoreError;
 use lamassu_format::geometry::SLOTS;
-use lamassu_format::{KEY_LEN, Page};
+use lamassu_format::{KEY_LEN, Keys, Page};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of ciphertext prepared at once.
@@ -179,7 +179,7 @@ impl Core {
         let mut room = (SLOTS - page.keys.len() - tail_slots).min(geo.reserved()).saturating_sub(page.previous.len());
         if room == 0 {
             // Only lost blocks hold previous keys now; new content goes before what cannot be opened anyway.
-            (page.replaced, page.previous) = (0, Vec::new());
+            (page.replaced, page.previous) = (0, Keys::default());
             room = (SLOTS - page.keys.len() - tail_slots).min(geo.reserved());
         }
         for (block, dirty) in st.dirty.range(first..first + geo.blocks_per_page()) {
@@ -241,6 +241,6 @@ impl Core {
             let keep = page.pending & mask;
             keep_bits(page, keep);
         }
-        page.keys.resize(used, [0; KEY_LEN]);
+        page.keys.resize(used);
     }
 }

@@ -26,6 +26,18 @@ impl Core {
         st.cut || floor_is_low || random || st.excess || st.pages.values().any(pending)
     }
 
+    /// Whether every page that was written here is as it stays. What was never written here is another session's.
+    pub fn is_settled(&self, st: &State) -> bool {
+        if st.seq == 0 {
+            return true;
+        }
+        let is_bad = |g| matches!(st.pages.get(&g), Some(Entry::Bad(_)));
+        let under_way = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
+        let floor_is_low = self.geo().last_page(st.disk_size) > 0 && st.floor != st.disk_size && !is_bad(0);
+        let failed = st.barrier_failed || st.unsure || !st.unsure_pages.is_empty();
+        !st.cut && !floor_is_low && !failed && !st.pages.values().any(under_way)
+    }
+
     fn wants_convergent(&self, held: &Held) -> bool {
         self.ctx.convergent_small_files && held.page.file_id != [0; 16] && held.lost == 0
     }

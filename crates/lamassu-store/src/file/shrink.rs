@@ -204,7 +204,7 @@ impl Core {
         let blocks = (geo.blocks(size) - geo.first_block(g)) as usize;
         clip(&mut page, blocks, size, &geo, g);
         if page.tail.is_empty() {
-            page.keys.resize(blocks, [0; 32]);
+            page.keys.resize(blocks);
         }
         lost &= page.pending;
         page.cut = cut;

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use zeroize::Zeroize;
 
 /// Clean pages kept per file; the oldest go first. One page stands for 116 blocks.
 const CLEAN_PAGES_MAX: usize = 1024;
@@ -198,6 +199,10 @@ pub(super) struct State {
     pub at_cut: Option<(u64, Block)>,
     /// Whether the last block on disk holds anything past the size, if known.
     pub ragged: Option<bool>,
+    /// The last page is of an interrupted session: pages above the floor may never have arrived.
+    pub interrupted: bool,
+    /// What was found of interrupted sessions since open, and is no damage.
+    pub undone: Vec<Damage>,
     /// Where the store lost the end of the file, in logical bytes.
     pub lost_from: Option<u64>,
     /// The last page is damaged: from here on, in logical bytes, nothing tells how far the file goes, nor that a page or slot that is empty is a hole.
@@ -406,17 +411,31 @@ impl Core {
             return Ok(Entry::Bad(DamageKind::PageSeal));
         }
         let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
-        Ok(match self.ctx.ring.open_page(&aad, &mut bytes) {
+        let entry = match self.ctx.ring.open_page(&aad, &mut bytes) {
             Err(OpenError::NoKey | OpenError::Truncated) => Entry::Bad(DamageKind::PageKey),
             Err(OpenError::Unauthentic) => Entry::Bad(DamageKind::PageSeal),
             Ok(_) => match Page::parse(&bytes, self.geo(), g) {
                 Ok(page) if self.ctx.domain.is_salted() && page.file_id == [0; 16] => {
                     Entry::Bad(DamageKind::PageFormat)
                 }
+                Ok(page) if page.cut && !self.ctx.sessions.may_be_interrupted(page.session) => {
+                    Entry::Bad(DamageKind::PageStale)
+                }
                 Ok(page) => Entry::Good(Arc::new(Held::new(page, 0))),
                 Err(_) => Entry::Bad(DamageKind::PageFormat),
             },
-        })
+        };
+        bytes.zeroize(); // the keys of blocks
+        Ok(entry)
+    }
+
+    /// Notes what an interrupted session has left, and tells the reporter.
+    pub fn note_undone(&self, st: &mut State, damage: Damage) {
+        debug_assert!(damage.kind.is_readable());
+        if st.undone.len() < REPORTED_MAX && !st.undone.contains(&damage) {
+            st.undone.push(damage);
+            (self.ctx.report)(&self.tag, &damage);
+        }
     }
 
     /// Whether a block is pending and holds none of what its page has keys for.
@@ -425,7 +444,7 @@ impl Core {
         matches!(st.pages.get(&g), Some(Entry::Good(held)) if held.lost >> i & 1 == 1)
     }
 
-    /// Seals and writes page `g`, and keeps it as the one on disk. `page.size`, id and generation are set here.
+    /// Seals and writes page `g`, and keeps it as the one on disk. `page.size`, id, session and sequence are set here.
     pub fn write_page(&self, st: &mut State, g: u64, mut page: Page, lost: u128) -> Result<(), StoreError> {
         let geo = *self.geo();
         let last = geo.last_page(st.disk_size);
@@ -442,15 +461,17 @@ impl Core {
         page.sparse = g == 0 && last > 0 && st.sparse;
         let convergent = g == 0 && last == 0 && !page.cut && page.pending == 0;
         let convergent = convergent && self.ctx.convergent_small_files && !st.needs_id;
+        // Held until the page is written. A convergent page carries no session, but begins one, too: not even it is written outside of any.
+        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
         if convergent {
-            (page.file_id, page.generation) = ([0; 16], 0);
+            (page.file_id, page.session, page.sequence) = ([0; 16], 0, 0);
         } else {
             page.file_id = st.ensure_id()?;
-            let on_disk = match st.pages.get(&g) {
-                Some(Entry::Good(held)) => held.page.generation,
+            let before = match st.pages.get(&g) {
+                Some(Entry::Good(held)) if held.page.session == stamp.session() => held.page.sequence,
                 _ => 0,
             };
-            page.generation = page.generation.max(on_disk).wrapping_add(1).max(1);
+            (page.session, page.sequence) = (stamp.session(), before.saturating_add(1));
         }
         let aad = geo.page_aad(self.ctx.ring.suite(), g);
         let mut bytes = page.build(&geo, g);
@@ -467,6 +488,7 @@ impl Core {
             self.wrote_perhaps(st, offset, PAGE_LEN as u64);
             return Err(StoreError::Io { op: "write page", offset, source });
         }
+        drop(stamp);
         st.wrote_page(offset);
         st.unsure_pages.remove(&g);
         if g == 0 {

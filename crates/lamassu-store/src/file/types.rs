@@ -1,5 +1,6 @@
 //! What files of a vault share, and how damage and failure are told.
 
+use super::session::Sessions;
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::{Domain, Geometry};
 use std::sync::Arc;
@@ -25,6 +26,14 @@ pub enum DamageKind {
     BlockPending,
     /// The store lost the end of the file.
     Truncated,
+    /// A page in a state that only an interrupted session leaves, of a session that was not interrupted: an older page was put back.
+    PageStale,
+    /// No damage: a write of an interrupted session is not there. The range reads as a hole.
+    Unwritten,
+    /// No damage: a write of an interrupted session is not there. The range reads as it was before.
+    Reverted,
+    /// No damage: a page of a session that the vault's record of sessions does not know yet. An older record was put back, or the file is from elsewhere.
+    UnknownSession,
 }
 
 impl DamageKind {
@@ -40,6 +49,27 @@ impl DamageKind {
             DamageKind::BlockMissing => "block-missing",
             DamageKind::BlockPending => "block-pending",
             DamageKind::Truncated => "truncated",
+            DamageKind::PageStale => "page-stale",
+            DamageKind::Unwritten => "unwritten",
+            DamageKind::Reverted => "reverted",
+            DamageKind::UnknownSession => "unknown-session",
+        }
+    }
+
+    /// Whether the range reads all the same: what was found is no damage, and must not be kept from people either.
+    pub const fn is_readable(self) -> bool {
+        match self {
+            DamageKind::Unwritten | DamageKind::Reverted | DamageKind::UnknownSession => true,
+            DamageKind::PageSeal
+            | DamageKind::PageKey
+            | DamageKind::PageFormat
+            | DamageKind::PageOfOtherFile
+            | DamageKind::PageMissing
+            | DamageKind::BlockHash
+            | DamageKind::BlockMissing
+            | DamageKind::BlockPending
+            | DamageKind::Truncated
+            | DamageKind::PageStale => false,
         }
     }
 }
@@ -148,6 +178,8 @@ pub struct FileContext {
     pub convergent_small_files: bool,
     /// Nothing is ever written.
     pub read_only: bool,
+    /// Which session writes pages, and which were interrupted.
+    pub sessions: Arc<Sessions>,
     /// Called for every damage met.
     pub report: Reporter,
 }
@@ -175,4 +207,8 @@ pub struct FileCheck {
     pub excess: u64,
     /// Everything found damaged.
     pub damage: Vec<Damage>,
+    /// What reads, and is worth telling ([`DamageKind::is_readable`]): writes of an interrupted session that are not there, pages of sessions that nobody knows.
+    pub undone: Vec<Damage>,
+    /// A page was met in a state that an interruption has left, and could not be written as it is now.
+    pub unsettled: bool,
 }

@@ -7,7 +7,7 @@ use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::{Backend, BackendFile};
-use lamassu_store::file::{Durability, FileContext, Integrity};
+use lamassu_store::file::{Durability, FileContext, Integrity, Sessions};
 use std::ffi::OsStr;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -69,6 +69,7 @@ impl Setup {
             domain: self.domain,
             convergent_small_files: self.convergent && !self.domain.is_salted(),
             read_only: self.read_only,
+            sessions: Arc::new(Sessions::all_interrupted()),
             report: Arc::new(|_, _| {}),
         })
     }
