@@ -21,12 +21,16 @@ pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
 /// The names that only the root has by right.
-const ROOT_NAMES: [&str; 9] =
-    [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, HISTORY, HISTORY_BROKEN, LOCK, STAGING, LOST];
+const ROOT_NAMES: [&str; 10] =
+    [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, HISTORY, HISTORY_BROKEN, LOCK, SESSIONS, STAGING, LOST];
 /// Directory record, in every directory of a vault with encrypted names.
 pub const DIR_RECORD: &str = "lamassu.dir";
-/// The record of sessions (§6a).
+/// The directory of the record of sessions (§6a), in the root.
 pub const SESSIONS: &str = "lamassu.sessions";
+/// The record of sessions, there.
+pub const SESSIONS_RECORD: &str = "record";
+/// The record that is about to replace it.
+pub const SESSIONS_NEW: &str = "record.new";
 /// Directories being created or removed, in the root.
 pub const STAGING: &str = "lamassu.staging";
 /// Where `check --repair` moves what it cannot mend, in the root.

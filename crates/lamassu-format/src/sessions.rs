@@ -42,6 +42,11 @@ pub enum SessionsError {
 }
 
 impl SessionRecord {
+    /// Of a vault whose record was lost: every session up to `last` is closed.
+    pub fn after(last: u32) -> SessionRecord {
+        SessionRecord { last, open: Vec::new() }
+    }
+
     /// Number of the last session that began; 0: none did.
     pub fn last(&self) -> u32 {
         self.last

@@ -91,13 +91,13 @@ fn pages(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
     let geometry = lamassu_format::Geometry::new(4096, 8).ok_or("a geometry")?;
     let mut page = lamassu_format::Page::empty([3; 16]);
     for (used, tail, pending, g) in [(0, 100, 0, 0), (5, 700, 0b10100, 0), (116, 0, 1, 1), (3, 0, 7, 2)] {
-        page.keys = vec![[6; 32]; used];
+        page.keys = lamassu_format::Keys::from(&vec![[6; 32]; used][..]);
         page.tail = vec![1; tail];
         page.pending = pending;
         page.replaced = pending & 0b100;
-        page.previous = vec![[8; 32]; page.replaced.count_ones() as usize];
+        page.previous = lamassu_format::Keys::from(&vec![[8; 32]; page.replaced.count_ones() as usize][..]);
         page.size = (g * geometry.blocks_per_page() + used as u64) * 4096 + tail as u64;
-        page.generation = 4;
+        (page.session, page.sequence) = (2, 4);
         let built = page.build(&geometry, g);
         inputs.push([&[0, 0, 7, g as u8][..], &built[lamassu_format::page::SEALED_AT..]].concat());
     }

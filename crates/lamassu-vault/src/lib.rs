@@ -20,6 +20,7 @@ mod path;
 mod regions;
 mod rekey;
 mod rename;
+mod session;
 mod settle;
 mod staging;
 mod symlink;
@@ -32,12 +33,14 @@ pub use dataset::{Dataset, Sighted};
 pub use forest::Forest;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{Rekey, RekeyProgress, Rekeyed};
+pub use session::copy_sessions;
 pub use types::*;
 
 use crate::error::io;
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::LOCK;
+use lamassu_store::file::Sessions;
 use lamassu_store::{Backend, BackendFile, File, FileContext};
 use parking_lot::{Mutex, RwLock};
 use std::any::Any;
@@ -78,6 +81,11 @@ pub struct Vault {
     names_locks: [RwLock<()>; STRIPES],
     open_locks: [Mutex<()>; STRIPES],
     settling: Mutex<()>,
+    /// Held by who closes the gate.
+    closing: Mutex<()>,
+    /// When everything was found settled, and has been since; 0: it is not.
+    quiet_since: AtomicU64,
+    book: Arc<session::Book>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
     /// Renames and links so far: what a walk over the tree may have missed.
@@ -109,6 +117,7 @@ impl Vault {
         if header.names() == NameMode::Encrypted {
             names::create_record(ring, &*root)?;
         }
+        session::create(&*root, ring, &header.id())?;
         match root.make_dir(OsStr::new(lamassu_format::name::STAGING), 0o700) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => return Err(io("create lamassu.staging")(e)),
             _ => {}
@@ -140,8 +149,10 @@ impl Vault {
             ));
         }
         let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
-        let (ctx, ctx_read) = contexts(header, ring, &options, engine)?;
         let root = backend.root();
+        let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id()));
+        let sessions = Arc::new(Sessions::new(book.clone()));
+        let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions)?;
         let st = root.stat().map_err(io("stat the root"))?;
         let limit = descriptors() / 8;
         let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);
@@ -165,6 +176,9 @@ impl Vault {
             names_locks: std::array::from_fn(|_| RwLock::new(())),
             open_locks: std::array::from_fn(|_| Mutex::new(())),
             settling: Mutex::new(()),
+            closing: Mutex::new(()),
+            quiet_since: AtomicU64::new(0),
+            book,
             rekeying: Mutex::new(()),
             moves: AtomicU64::new(0),
             unsynced: settle::Unsynced::default(),
@@ -180,16 +194,19 @@ impl Vault {
             // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
             vault.backend.sync().map_err(io("sync the store"))?;
             vault.clear_staging()?;
+            vault.tell_interrupted();
         }
         Ok(vault)
     }
 
-    /// Opens the record of the root, without which no name in the tree opens: for those who are about to serve it.
+    /// Opens the record of the root, without which no name in the tree opens, and that of sessions, without which nothing is written: for those who are about to
+    /// serve it.
     ///
     /// # Errors
     /// [`VaultError::Damaged`], which names the record.
     pub fn verify_root(&self) -> Result<()> {
-        self.names(self.dirs.root()).map(drop)
+        self.names(self.dirs.root())?;
+        if self.options.read_only { Ok(()) } else { self.verify_sessions() }
     }
 
     /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened the vault yet.
@@ -206,12 +223,16 @@ impl Vault {
             return Ok(());
         }
         // Nothing starts any more; what is under way ends first.
+        let closing = self.closing.lock();
         self.gate.open();
         self.gate.close();
         let done = match self.options.read_only {
             true => Ok(()),
             false => self.settle_twice(|vault| vault.settle_all().and_then(|()| vault.sync_store())),
         };
+        if done.is_ok() {
+            self.end_session();
+        }
         self.handles.clear();
         self.nameless.clear();
         self.files.clear();
@@ -223,6 +244,7 @@ impl Vault {
         }
         *self.lock.lock() = None;
         self.gate.open();
+        drop(closing);
         done
     }
 
@@ -282,7 +304,8 @@ pub fn open_orphan(
     options: &Options,
     tag: &str,
 ) -> Result<File> {
-    let (ctx, ctx_read) = contexts(header, ring, options, engine(options))?;
+    let sessions = Arc::new(Sessions::of_stray_file());
+    let (ctx, ctx_read) = contexts(header, ring, options, engine(options), sessions)?;
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
@@ -312,6 +335,7 @@ fn contexts(
     ring: KeyRing,
     options: &Options,
     engine: Arc<Engine>,
+    sessions: Arc<Sessions>,
 ) -> Result<(Arc<FileContext>, Arc<FileContext>)> {
     if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
         return Err(VaultError::Refused(
@@ -328,14 +352,26 @@ fn contexts(
             domain: header.domain(),
             convergent_small_files: header.convergent_small_files(),
             read_only,
+            sessions: sessions.clone(),
             report: Arc::new(report),
         })
     };
     Ok((context(options.read_only), context(true)))
 }
 
-/// The log line of every damage met.
+/// The log line of every damage met, and of what an interrupted session has left undone.
 fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
+    if d.kind.is_readable() {
+        return tracing::warn!(
+            file = tag,
+            page = d.page,
+            pages = d.pages,
+            block = d.block,
+            kind = d.kind.word(),
+            "{}",
+            d.kind.meaning()
+        );
+    }
     match d.block {
         Some(block) => {
             tracing::error!(

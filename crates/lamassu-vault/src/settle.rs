@@ -20,6 +20,8 @@ const SETTLE_AFTER: Millis = 20_000;
 /// Bytes that all files together may buffer, and how many may be written before that is looked at again.
 const BUFFERS_MAX: u64 = 256 << 20;
 const BUFFERS_LOOK_EVERY: u64 = 32 << 20;
+/// A session whose writes have all been settled for so long is closed: what a store keeps of it is good for nothing then.
+const CLOSE_AFTER: Millis = 60_000;
 /// With more unsynced names than this, `maintain` syncs the store to forget them.
 const UNSYNCED_MAX: usize = 65_536;
 
@@ -269,6 +271,7 @@ impl Vault {
         if self.options.read_only {
             return Ok(());
         }
+        self.close_quiet_session(now)?;
         let Some(_pass) = self.gate.try_enter() else { return Ok(()) };
         let older = |since: &std::sync::atomic::AtomicU64, age: Millis| {
             let since = since.load(Ordering::Relaxed);
@@ -290,6 +293,33 @@ impl Vault {
             first.note(self.sync_store());
         }
         first.0
+    }
+
+    /// Ends the session under way once nothing was written for a while. Changes wait for as long as a barrier with nothing to cover takes.
+    fn close_quiet_session(&self, now: Millis) -> Result<()> {
+        if !self.ctx.sessions.is_under_way() || self.files.all().iter().any(|f| f.is_unsettled()) {
+            self.quiet_since.store(0, Ordering::Relaxed);
+            return Ok(());
+        }
+        let quiet_since = self.quiet_since.load(Ordering::Relaxed);
+        if quiet_since == 0 {
+            self.quiet_since.store(now, Ordering::Relaxed);
+            return Ok(());
+        }
+        let Some(_closing) = self.closing.try_lock().filter(|_| now.saturating_sub(quiet_since) >= CLOSE_AFTER) else {
+            return Ok(());
+        };
+        self.quiet_since.store(0, Ordering::Relaxed);
+        if !self.gate.close() {
+            return Ok(()); // frozen: it was ended then
+        }
+        // Again, now that nobody writes.
+        let done = self.settle_all().and_then(|()| self.sync_store());
+        if done.is_ok() {
+            self.end_session();
+        }
+        self.gate.open();
+        done
     }
 
     /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last write, gives memory back.
@@ -319,13 +349,18 @@ impl Vault {
     /// # Errors
     /// As [`Vault::maintain`]; the vault is then not frozen.
     pub fn freeze(&self) -> Result<()> {
+        let _closing = self.closing.lock();
         if self.options.read_only || !self.gate.close() {
             return Ok(());
         }
         // The second barrier is for whoever copies what lies below the page cache.
         let done = self.settle_all().and_then(|()| self.sync_store());
         match done {
-            Ok(()) => self.gate.now_still(),
+            Ok(()) => {
+                // A copy made now holds nothing that is under way, and says so.
+                self.end_session();
+                self.gate.now_still();
+            }
             Err(_) => self.gate.open(),
         }
         done

@@ -94,8 +94,8 @@ fn nothing_is_lent_where_nothing_may_be_written() {
         w.put("b/f", b"unlisted");
         shut(&a, 0);
         shut(&b, 0o300);
-        let before = [state_of(&a), state_of(&b)];
         let forest = w.again(true);
+        let before = [state_of(&a), state_of(&b)];
         let found = forest.lookup(ROOT, n("a")).unwrap().attr;
         assert_eq!((volume_of(found.ino), found.mode), (ROOT_VOLUME, 0), "a directory that nobody enters");
         assert!(forest.lookup(found.ino, n("f")).is_err());

@@ -35,6 +35,7 @@ pub enum Code {
     Damaged = 26,
     Repaired = 27,
     Refused = 28,
+    Undone = 29,
     KeyServerDown = 40,
     KeyServerUntrusted = 41,
     KeyDenied = 42,
@@ -51,7 +52,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 30] = [
+    pub const ALL: [Code; 31] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -70,6 +71,7 @@ impl Code {
         Code::Damaged,
         Code::Repaired,
         Code::Refused,
+        Code::Undone,
         Code::KeyServerDown,
         Code::KeyServerUntrusted,
         Code::KeyDenied,
@@ -124,6 +126,7 @@ impl Code {
             | Code::HeaderUnwritable
             | Code::Repaired
             | Code::Refused
+            | Code::Undone
             | Code::KeyDenied
             | Code::KeyMissing
             | Code::KeyAnswer
@@ -235,6 +238,7 @@ fn fault(error: &Fault) -> Code {
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
+        Fault::Undone { .. } => Code::Undone,
         Fault::Pins { .. } => Code::KeySource,
         Fault::NoZonePin { .. } => Code::AdminSignature,
         Fault::Unprinted { .. } => Code::Other,

@@ -123,6 +123,11 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: usize },
+    /// What a check found that reads, and not as it was written last.
+    #[error(
+        "nothing is damaged, but ranges named above do not hold what was written last: {problems}; compare them with a backup if an application was told that they were synced"
+    )]
+    Undone { problems: usize },
     /// The store's, or whoever can write it: the history was changed.
     #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
     HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },

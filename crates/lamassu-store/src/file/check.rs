@@ -36,7 +36,8 @@ impl Core {
                     next = self.end_of_bad(st, g)?;
                     found.damage.push(Damage { pages: next - g, ..self.damage(kind, g, None) });
                 }
-                Entry::Good(_) => {
+                Entry::Good(held) => {
+                    found.last_session = found.last_session.max(held.page.session);
                     found.pages += 1;
                     self.check_blocks(st, g, &mut found, progress)?;
                 }
@@ -54,7 +55,8 @@ impl Core {
         if repair && !self.ctx.read_only && st.lost_from.is_none() && self.needs_settle(st) {
             hindered = hindered.or(damage(self.settle_now(st))?);
         }
-        found.unsettled = !self.is_settled(st) || (self.ctx.read_only && st.recovered > 0);
+        found.unsettled =
+            !self.is_settled(st) || (self.ctx.read_only && (st.recovered > 0 || st.interrupted || st.cut));
         found.undone = std::mem::take(&mut st.undone);
         match hindered {
             Some(error) if found.damage.is_empty() => Err(error),

@@ -342,7 +342,8 @@ impl File {
 
     /// Whether every page that this file has written is as it stays, but for damaged blocks; on disk once a barrier has covered it.
     pub fn is_settled(&self) -> bool {
-        self.core.ctx.read_only || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
+        self.core.ctx.read_only
+            || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
     }
 
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.

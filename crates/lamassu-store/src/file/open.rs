@@ -346,13 +346,7 @@ impl Core {
 
     /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost. Where that is not `believed` ([`Core::is_believed`]),
     /// only the new key counts.
-    pub fn resolve_block(
-        &self,
-        g: u64,
-        i: usize,
-        page: &Page,
-        believed: bool,
-    ) -> Result<Option<BlockKey>, StoreError> {
+    pub fn resolve_block(&self, g: u64, i: usize, page: &Page, believed: bool) -> Result<Option<BlockKey>, StoreError> {
         let block = self.geo().first_block(g) + i as u64;
         let mut bytes = vec![0u8; self.ctx.block_len()];
         self.read_padded(self.geo().block_offset(block), &mut bytes)?;

@@ -11,6 +11,7 @@
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the vault keeps its record of sessions.
@@ -42,7 +43,7 @@ pub enum Standing {
 
 /// The sessions of a vault, and the one under way.
 pub struct Sessions {
-    keeper: Box<dyn SessionKeeper>,
+    keeper: Arc<dyn SessionKeeper>,
     /// The session under way; 0: none. Held while a page that carries it is written.
     current: RwLock<u32>,
     /// A file of the session under way was let go that was not settled.
@@ -61,7 +62,7 @@ impl Stamp<'_> {
 
 impl Sessions {
     /// None is under way.
-    pub fn new(keeper: Box<dyn SessionKeeper>) -> Sessions {
+    pub fn new(keeper: Arc<dyn SessionKeeper>) -> Sessions {
         Sessions { keeper, current: RwLock::new(0), left_behind: AtomicBool::new(false) }
     }
 
@@ -79,7 +80,7 @@ impl Sessions {
                 Standing::Open
             }
         }
-        Sessions::new(Box::new(Believing))
+        Sessions::new(Arc::new(Believing))
     }
 
     /// For a page about to be written; begins a session if none is under way.
@@ -116,12 +117,17 @@ impl Sessions {
                 Standing::Open
             }
         }
-        Sessions::new(Box::new(Interrupted))
+        Sessions::new(Arc::new(Interrupted))
     }
 
-    /// Whether a session is under way.
+    /// The session under way.
+    pub fn under_way(&self) -> Option<u32> {
+        Some(*self.current.read()).filter(|session| *session != 0)
+    }
+
+    /// Whether one is.
     pub fn is_under_way(&self) -> bool {
-        *self.current.read() != 0
+        self.under_way().is_some()
     }
 
     /// Ends the session under way, if there is one and everything it wrote is settled: the caller has seen to that, and nobody writes meanwhile. A session that

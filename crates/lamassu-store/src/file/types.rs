@@ -56,6 +56,29 @@ impl DamageKind {
         }
     }
 
+    /// What it means for who reads the range.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            DamageKind::Unwritten => "a write was interrupted, and its data is not there: the range reads as zeros",
+            DamageKind::Reverted => {
+                "a write was interrupted, and its data is not there: the range reads as it was before"
+            }
+            DamageKind::UnknownSession => {
+                "the file was written by a session that the vault's record does not know: an older record was put back, or the file is from elsewhere"
+            }
+            DamageKind::PageSeal
+            | DamageKind::PageKey
+            | DamageKind::PageFormat
+            | DamageKind::PageOfOtherFile
+            | DamageKind::PageMissing
+            | DamageKind::BlockHash
+            | DamageKind::BlockMissing
+            | DamageKind::BlockPending
+            | DamageKind::Truncated
+            | DamageKind::PageStale => "that range reads as an error, the rest is readable",
+        }
+    }
+
     /// Whether the range reads all the same: what was found is no damage, and must not be kept from people either.
     pub const fn is_readable(self) -> bool {
         match self {
@@ -209,6 +232,8 @@ pub struct FileCheck {
     pub damage: Vec<Damage>,
     /// What reads, and is worth telling ([`DamageKind::is_readable`]): writes of an interrupted session that are not there, pages of sessions that nobody knows.
     pub undone: Vec<Damage>,
-    /// A page was met in a state that an interruption has left, and could not be written as it is now.
+    /// Something that an interruption has left is still as it was left.
     pub unsettled: bool,
+    /// The highest number of a session that a page carries.
+    pub last_session: u32,
 }

@@ -95,13 +95,18 @@ impl Checker<'_> {
                 self.report.blocks += found.blocks;
                 self.report.recovered += found.recovered;
                 self.report.unsealed_empty += u64::from(found.unsealed_empty);
-                for damage in &found.damage {
+                self.report.last_session = self.report.last_session.max(found.last_session);
+                self.report.unsettled |= found.unsettled;
+                for damage in found.damage.iter().chain(&found.undone) {
                     self.damage(at, damage);
                 }
             }
             Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &damage),
             Err(VaultError::NotFound) => {}
-            Err(e) => self.note_io(at, "the file cannot be verified", &e),
+            Err(e) => {
+                self.report.unsettled = true;
+                self.note_io(at, "the file cannot be verified", &e);
+            }
         }
     }
 
@@ -129,7 +134,7 @@ impl Checker<'_> {
         let geo = &self.vault.ctx.geometry;
         let range = match (d.kind, d.block) {
             // Where a page, or its last block, was cut is not known.
-            (DamageKind::Truncated, _) => None,
+            (DamageKind::Truncated | DamageKind::UnknownSession, _) => None,
             (_, Some(block)) => Some((block, 1)),
             (_, None) => Some((geo.first_block(d.page), d.pages.saturating_mul(geo.blocks_per_page()))),
         };
@@ -144,7 +149,8 @@ impl Checker<'_> {
             block: d.block,
             offset: range.map(|(first, _)| bytes(first)),
             length: range.map(|(_, blocks)| bytes(blocks)),
-            text: format!("{d}: that range reads as an error, the rest is readable"),
+            undone: d.kind.is_readable(),
+            text: format!("{d}: {}", d.kind.meaning()),
             ..Problem::default()
         });
     }

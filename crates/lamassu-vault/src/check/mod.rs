@@ -41,6 +41,8 @@ pub mod kind {
     pub const DATASET: &str = "dataset";
     /// A file whose length no file has; said without keys.
     pub const LENGTH: &str = "length";
+    /// The record of sessions is missing or does not open.
+    pub const SESSIONS: &str = "sessions";
     /// The store failed.
     pub const IO: &str = "io";
 }
@@ -111,6 +113,7 @@ impl Vault {
         }
         let mut checker = Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
         if paths.is_empty() {
+            checker.sessions()?;
             checker.whole()?;
         } else {
             let places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
@@ -119,6 +122,9 @@ impl Vault {
         let report = checker.report;
         if repair {
             self.settle_all()?;
+        }
+        if repair && paths.is_empty() && report.is_all_at_rest() {
+            self.complete_sessions()?;
         }
         drop(pass);
         Ok(report)

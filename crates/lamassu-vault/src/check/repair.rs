@@ -1,11 +1,12 @@
 //! What `--repair` does to the tree: clears leftovers, and takes what has no name any more out of it.
 
-use super::{Checker, Found, Place, Result};
+use super::{Checker, Found, Place, Result, kind};
 use crate::error::{io, is_not_found};
 use crate::names::read_text;
 use crate::staging::rename_no_replace;
 use crate::symlink;
-use lamassu_format::name::{LOST, Stored, classify, companion_name};
+use lamassu_format::header::NameMode;
+use lamassu_format::name::{LOST, SESSIONS, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
@@ -15,7 +16,40 @@ use std::sync::Arc;
 /// Names tried for one thing in `lamassu.lost`.
 const TRIES_MAX: u32 = 10_000;
 
+/// For a walk that nobody watches.
+struct Unwatched;
+
+impl super::Progress for Unwatched {
+    fn total(&self, _: u64, _: u64) {}
+    fn advance(&self, _: u64, _: u64) {}
+    fn problem(&self, _: &super::Problem) {}
+}
+
 impl Checker<'_> {
+    /// The record of sessions. A new one begins behind the highest number that any page carries: another walk over the whole tree finds that first. It knows of no
+    /// interruption, since whoever can take the record away must gain nothing by it.
+    pub(super) fn sessions(&mut self) -> Result<()> {
+        let Some((fault, may_go)) = self.vault.book.fault() else { return Ok(()) };
+        let text = format!("the record of sessions does not open: {fault}");
+        let mut found = Found::Damage;
+        if self.repair && may_go {
+            let (vault, progress) = (self.vault, &Unwatched);
+            let mut survey =
+                Checker { vault, repair: false, progress, report: Default::default(), seen: Default::default() };
+            survey.whole()?;
+            // Otherwise it may be the keys that are wrong.
+            let has_names = vault.name_mode == NameMode::Encrypted;
+            if survey.report.pages > 0 || (has_names && vault.read_names(&*self.root().dir).is_ok()) {
+                vault.book.renew(survey.report.last_session)?;
+                found = Found::Mended;
+            }
+        }
+        let root = self.root();
+        let at = Place { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, ..root };
+        self.note(&at, kind::SESSIONS, found, text);
+        Ok(())
+    }
+
     /// A harmless leftover: removed when repairing.
     pub(super) fn clear(&mut self, at: &Place, kind: &str, text: &str) {
         let removed = self.repair && at.dir.unlink(&at.name).is_ok();

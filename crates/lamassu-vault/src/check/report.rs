@@ -36,6 +36,8 @@ pub struct Problem {
     pub length: Option<u64>,
     /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
     pub repaired: bool,
+    /// The range reads, and not as it was written last: a write of an interrupted session is not there. Or a file is of a session that nobody knows.
+    pub undone: bool,
     /// Nothing is lost or unreadable: what an interrupted change left behind, or files that are no part of the tree.
     pub harmless: bool,
     /// A sentence for people.
@@ -62,6 +64,12 @@ pub struct Report {
     pub recovered: u64,
     /// Empty files whose page was never written.
     pub unsealed_empty: u64,
+    /// The highest number of a session that a page carries.
+    #[serde(skip)]
+    pub last_session: u32,
+    /// Some file could not be brought to rest.
+    #[serde(skip)]
+    pub unsettled: bool,
     /// Datasets met, which were not gone into.
     #[serde(skip)]
     pub datasets: Vec<crate::Dataset>,
@@ -74,7 +82,17 @@ pub struct Report {
 impl Report {
     /// Whether something is damaged that was not mended.
     pub fn is_damaged(&self) -> bool {
-        self.problems.iter().any(|p| !p.repaired && !p.harmless)
+        self.problems.iter().any(|p| !p.repaired && !p.harmless && !p.undone)
+    }
+
+    /// Whether something reads, and not as it was written last.
+    pub fn is_undone(&self) -> bool {
+        self.problems.iter().any(|p| p.undone)
+    }
+
+    /// Whether nothing was met that an interruption has left and that is still as it was left.
+    pub(super) fn is_all_at_rest(&self) -> bool {
+        !self.unsettled && self.problems.iter().all(|p| p.kind != super::kind::IO)
     }
 
     /// Whether something was mended.

@@ -32,7 +32,7 @@ struct Beside {
 }
 
 impl Checker<'_> {
-    fn root(&self) -> Place {
+    pub(super) fn root(&self) -> Place {
         let dir = self.vault.dirs.root().handle.clone();
         Place { dir, name: OsString::new(), stored: PathBuf::new(), plain: Some(PathBuf::new()) }
     }

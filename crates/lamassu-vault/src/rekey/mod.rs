@@ -114,6 +114,7 @@ impl Vault {
         run.walks()?;
         // What was written becomes durable before anybody is told that the old keys have nothing left to do.
         let _pass = self.change()?;
+        self.book.reseal()?;
         self.settle_all()?;
         self.sync_store()?;
         Ok(run.done)

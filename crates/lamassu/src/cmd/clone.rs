@@ -192,6 +192,7 @@ impl Original {
         let (mut header, unlocked) = clone_vault(&header, keys, new, &slot)?;
         fs::create_dir(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
         let made = self.fill(ui, place).and_then(|copied| {
+            self.copy_sessions(keys, place, (&header, &unlocked))?;
             drop(quiet);
             let begun = Event::new(Kind::Created)
                 .slot(unlocked.slot())
@@ -214,7 +215,17 @@ impl Original {
         Ok((Original { dir, header, keys: unlocked, material }, done))
     }
 
-    /// Everything but the header, durable.
+    /// What an interruption left in the original is in the copy, too, and its own record of sessions says so.
+    fn copy_sessions(&self, keys: &Unlocked, place: &Path, copy: (&VaultHeader, &Unlocked)) -> Result<()> {
+        let suite = self.header.suite();
+        let (from, to) = (open::backend(&self.dir)?.root(), open::backend(place)?.root());
+        let (from_ring, to_ring) = (keys.key_ring(suite)?, copy.1.key_ring(suite)?);
+        let copied =
+            lamassu_vault::copy_sessions((&*from, &from_ring, &self.header.id()), (&*to, &to_ring, &copy.0.id()));
+        copied.with_context(|| format!("cannot copy the record of sessions of {}", self.dir.display()))
+    }
+
+    /// Everything but the header and the record of sessions, durable.
     fn fill(&self, ui: &Ui, place: &Path) -> Result<Copied> {
         let (from, to) = (open::backend(&self.dir)?, open::backend(place)?);
         let mut watch = Shown { meter: Meter::bytes(ui, "copied") };
@@ -296,8 +307,15 @@ struct Shown {
 }
 
 /// Names in the root that are the original's alone. The copy has its own.
-const NOT_COPIED: [&str; 6] =
-    [name::HEADER, name::HEADER_NEW, name::HEADER_REPLACED, name::HEADER_REPLACING, name::HISTORY, name::LOCK];
+const NOT_COPIED: [&str; 7] = [
+    name::HEADER,
+    name::HEADER_NEW,
+    name::HEADER_REPLACED,
+    name::HEADER_REPLACING,
+    name::HISTORY,
+    name::LOCK,
+    name::SESSIONS,
+];
 
 impl Watch for Shown {
     fn wants(&mut self, dir: &Path, entry: &OsStr) -> bool {

@@ -23,7 +23,7 @@ Examples:
   lamassu check --repair /srv/store/vault
       completes interrupted commits, and moves what cannot be mended to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
-Exit status: 0 clean, 27 everything found was mended, 26 damage is left.";
+Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 29 no damage, but writes of an interrupted session are not there.";
 
 /// Options of `check`.
 #[derive(clap::Args, Debug)]
@@ -69,10 +69,11 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     served.forest().close()?;
     drop(lock);
     done?;
-    let status = match (report.is_damaged(), report.is_repaired()) {
-        (true, _) => "damaged",
-        (false, true) => "repaired",
-        (false, false) => "clean",
+    let status = match (report.is_damaged(), report.is_undone(), report.is_repaired()) {
+        (true, _, _) => "damaged",
+        (false, true, _) => "undone",
+        (false, false, true) => "repaired",
+        (false, false, false) => "clean",
     };
     if args.json {
         output::print_json(&Summary { status, report: &report })?;
@@ -81,6 +82,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     match status {
         "clean" => Ok(()),
+        "undone" => Err(Fault::Undone { problems: undone(&report) }.into()),
         "repaired" => Err(Fault::Repaired { problems: mended(&report) }.into()),
         _ => Err(Fault::DamageLeft { problems: damaged(&report) }.into()),
     }
@@ -110,9 +112,15 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
         out.push_str(&format!("\nlocked, checked as far as that takes no key: {}", all.join(", ")));
     }
     let (mended, damaged) = (mended(report), damaged(report));
-    let harmless = report.problems.len() - mended - damaged;
+    let undone = undone(report);
+    let harmless = report.problems.len() - mended - damaged - undone;
     if !report.problems.is_empty() {
         out.push_str(&format!("\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless"));
+    }
+    if undone > 0 {
+        out.push_str(&format!(
+            "\n{undone} ranges do not hold what was written last: an interruption took it, or the store"
+        ));
     }
     if harmless > 0 && !repair {
         out.push_str(" (`--repair` clears away what is harmless)");
@@ -125,7 +133,11 @@ fn mended(report: &Report) -> usize {
 }
 
 fn damaged(report: &Report) -> usize {
-    report.problems.iter().filter(|p| !p.repaired && !p.harmless).count()
+    report.problems.iter().filter(|p| !p.repaired && !p.harmless && !p.undone).count()
+}
+
+fn undone(report: &Report) -> usize {
+    report.problems.iter().filter(|p| p.undone).count()
 }
 
 /// Shows a check as it goes.
@@ -204,10 +216,11 @@ impl Progress for Shown {
 
 fn line(run: &Run) -> String {
     let p = &run.first;
-    let word = match (p.repaired, p.harmless) {
-        (true, _) => "mended",
-        (false, true) => "harmless",
-        (false, false) => "damaged",
+    let word = match (p.repaired, p.harmless, p.undone) {
+        (true, _, _) => "mended",
+        (false, true, _) => "harmless",
+        (false, false, true) => "undone",
+        (false, false, false) => "damaged",
     };
     let place = match &p.path {
         Some(path) => format!("/{}", path.trim_start_matches('/')),
@@ -220,8 +233,10 @@ fn line(run: &Run) -> String {
     if run.problems > 1 {
         let what = if p.block.is_some() { "blocks" } else { "ranges" };
         out.push_str(&format!(
-            ": {} in {} {what} in a row: they read as errors, the rest is readable",
-            p.kind, run.problems
+            ": {} in {} {what} in a row: {}",
+            p.kind,
+            run.problems,
+            if p.undone { "what was written last is not there" } else { "they read as errors, the rest is readable" }
         ));
     } else if p.segment.is_some() {
         out.push_str(&format!(": {}", text::printable(&p.text)));

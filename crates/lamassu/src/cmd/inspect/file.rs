@@ -52,7 +52,9 @@ struct Content {
     epoch: u32,
     size: u64,
     file_id: String,
-    generation: u64,
+    /// The session that wrote it, and how often it had; 0: a convergent page
+    session: u32,
+    sequence: u32,
     sparse: bool,
     cut: bool,
     used: usize,
@@ -111,7 +113,7 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
         stored_bytes: len,
         size: if len == 0 { Some(0) } else { size },
         file_id: first.map(|c| c.file_id.clone()),
-        convergent: first.is_some_and(|c| c.generation == 0 && c.file_id.bytes().all(|b| b == b'0')),
+        convergent: first.is_some_and(|c| c.session == 0 && c.file_id.bytes().all(|b| b == b'0')),
         pages,
     })
 }
@@ -187,13 +189,14 @@ impl Reader<'_> {
         let first = self.geometry.first_block(g);
         let blocks = |bits: u128| (0..128u64).filter(|i| bits >> i & 1 == 1).map(|i| first + i).collect();
         let is_hole = |key: &lamassu_format::BlockKey| key.iter().all(|&b| b == 0);
-        let holes = (0..).zip(&page.keys).filter(|(_, key)| is_hole(key)).map(|(i, _)| first + i).collect();
+        let holes = (0..).zip(&*page.keys).filter(|(_, key)| is_hole(key)).map(|(i, _)| first + i).collect();
         let slots = if self.subject.slots { self.slots(first, page, &is_hole) } else { Vec::new() };
         Content {
             epoch,
             size: page.size,
             file_id: text::hex(&page.file_id),
-            generation: page.generation,
+            session: page.session,
+            sequence: page.sequence,
             sparse: page.sparse,
             cut: page.cut,
             used: page.keys.len(),
@@ -217,7 +220,7 @@ impl Reader<'_> {
             }
             Slot { block, offset: self.geometry.block_offset(block), state }
         };
-        (0..).zip(&page.keys).map(of).collect()
+        (0..).zip(&*page.keys).map(of).collect()
     }
 }
 
@@ -256,8 +259,11 @@ impl InspectedPage {
             let _ = write!(out, ", and the {} pages after it", self.pages - 1);
         }
         let Some(c) = &self.content else { return out + "\n" };
-        let _ =
-            write!(out, ", epoch {}, generation {}, size {}, {} slots in use", c.epoch, c.generation, c.size, c.used);
+        let _ = write!(out, ", epoch {}", c.epoch);
+        if c.session > 0 {
+            let _ = write!(out, ", session {} (write {})", c.session, c.sequence);
+        }
+        let _ = write!(out, ", size {}, {} slots in use", c.size, c.used);
         if c.tail_bytes > 0 {
             let _ = write!(out, ", tail of {} bytes", c.tail_bytes);
         }

@@ -1,0 +1,271 @@
+//! The vault's record of sessions, in the directory `lamassu.sessions` of its root (§6a), and the end of a session.
+//!
+//! It has a directory of its own, since who serves a vault may not be allowed to write to its root, whose mode is its users'. The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is sealed under K_out for this vault alone. Without it
+//! nothing is written, and nothing that an interruption may have left is believed: `check --repair` makes a new one.
+
+use crate::error::{io, is_not_found};
+use crate::names::{read_text, write_text};
+use crate::{Result, Vault, VaultError};
+use lamassu_crypto::KeyRing;
+use lamassu_crypto::outer::RecordKind;
+use lamassu_crypto::ring::OpenError;
+use lamassu_format::name::{self, SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
+use lamassu_format::sessions::{SessionRecord, SessionsError};
+use lamassu_store::BackendDir;
+use lamassu_store::backend::RenameMode;
+use lamassu_store::file::{SessionKeeper, Standing};
+use parking_lot::Mutex;
+use std::ffi::OsStr;
+use std::io as stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Others may read the record, as they may read the vault; what is in it is sealed.
+const PLACE_MODE: u32 = 0o755;
+/// How often a reader looks for a newer record when it meets a page of a session that it does not know.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Why a record of sessions does not open.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionsFault {
+    #[error("it is missing")]
+    Missing,
+    #[error("{0}")]
+    Unreadable(stdio::Error),
+    #[error("it is not base64url")]
+    Text,
+    #[error("{0}")]
+    Seal(OpenError),
+    #[error("{0}")]
+    Content(SessionsError),
+}
+
+/// The record, in memory and in the store.
+pub(crate) struct Book {
+    root: Arc<dyn BackendDir>,
+    ring: KeyRing,
+    vault: [u8; 16],
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    record: std::result::Result<SessionRecord, SessionsFault>,
+    looked: Instant,
+}
+
+impl Book {
+    /// Of the vault with this id below `root`. A record that does not open is told when it is needed.
+    pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16]) -> Book {
+        let record = read(&*root, &ring, &vault);
+        Book { root, ring, vault, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
+    }
+
+    /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's: a newer program's may not.
+    pub fn fault(&self) -> Option<(String, bool)> {
+        let kept = self.kept.lock();
+        let fault = kept.record.as_ref().err()?;
+        let may_go = match fault {
+            SessionsFault::Missing | SessionsFault::Text | SessionsFault::Seal(_) => true,
+            SessionsFault::Unreadable(_) | SessionsFault::Content(_) => false,
+        };
+        Some((fault.to_string(), may_go))
+    }
+
+    /// How many sessions were interrupted, and not completed since: first and last of each range.
+    pub fn interrupted(&self) -> Vec<(u32, u32)> {
+        self.kept.lock().record.as_ref().map(|record| record.open().to_vec()).unwrap_or_default()
+    }
+
+    /// Makes a record where none opens. `last` is the highest number that any page carries.
+    pub fn renew(&self, last: u32) -> Result<()> {
+        self.put(&mut self.kept.lock(), SessionRecord::after(last)).map_err(io("write the record of sessions"))
+    }
+
+    /// Closes all sessions but the one under way: everything they left is completed, durably.
+    pub fn complete(&self, under_way: Option<u32>) -> Result<()> {
+        self.change(|record| {
+            record.close_all_but(under_way);
+            Some(())
+        })
+        .map_err(io("write the record of sessions"))
+    }
+
+    /// Seals it under the newest key, if it is under an older one.
+    pub fn reseal(&self) -> Result<()> {
+        let text = place(&*self.root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
+        let text = text.map_err(io("read the record of sessions"))?;
+        let sealed = name::decode(&text).ok_or_else(damaged)?;
+        match self.ring.record_epoch(RecordKind::Sessions, &self.vault, &sealed) == Some(self.ring.newest().1) {
+            true => Ok(()),
+            false => self.change(|_| Some(())).map_err(io("write the record of sessions")),
+        }
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut SessionRecord) -> Option<T>) -> stdio::Result<T> {
+        let mut kept = self.kept.lock();
+        let mut record = match &kept.record {
+            Ok(record) => record.clone(),
+            Err(fault) => {
+                let text = format!("{SESSIONS} does not open: {fault}; `lamassu check --repair` makes a new one");
+                return Err(stdio::Error::other(text));
+            }
+        };
+        let done = change(&mut record).ok_or_else(|| stdio::Error::other("this vault has no session numbers left"))?;
+        self.put(&mut kept, record)?;
+        Ok(done)
+    }
+
+    /// Writes a record, durably.
+    fn put(&self, kept: &mut Kept, record: SessionRecord) -> stdio::Result<()> {
+        write(&*self.root, &self.ring, &self.vault, &record)?;
+        kept.record = Ok(record);
+        Ok(())
+    }
+}
+
+impl SessionKeeper for Book {
+    fn begin(&self) -> stdio::Result<u32> {
+        self.change(SessionRecord::begin)
+    }
+
+    fn close(&self, session: u32) -> stdio::Result<()> {
+        self.change(|record| {
+            record.close(session);
+            Some(())
+        })
+    }
+
+    fn standing(&self, session: u32) -> Standing {
+        let mut kept = self.kept.lock();
+        let is_later = |kept: &Kept| kept.record.as_ref().is_ok_and(|record| session > record.last());
+        // A writer may have begun one since this reader looked.
+        if is_later(&kept) && kept.looked.elapsed() >= LOOK_AGAIN {
+            kept.looked = Instant::now();
+            if let Ok(record) = read(&*self.root, &self.ring, &self.vault) {
+                kept.record = Ok(record);
+            }
+        }
+        match &kept.record {
+            Ok(record) if record.is_open(session) => Standing::Open,
+            Ok(record) if session > record.last() => Standing::Unknown,
+            Ok(_) | Err(_) => Standing::Closed,
+        }
+    }
+}
+
+/// The record's directory; also where the root's owner, who we are, may not look into the root.
+fn place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
+    let open = |dir: &dyn BackendDir| dir.open_dir(OsStr::new(SESSIONS));
+    match open(root) {
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => root.lending().map_or(Err(e), |dir| open(&*dir)),
+        opened => opened,
+    }
+}
+
+/// The same, made where it is missing.
+fn make_place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
+    let make = |dir: &dyn BackendDir| dir.make_dir(OsStr::new(SESSIONS), PLACE_MODE);
+    match place(root) {
+        Err(e) if is_not_found(&e) => {}
+        opened => return opened,
+    }
+    match make(root) {
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => root.lending().map_or(Err(e), |dir| make(&*dir))?,
+        made => made?,
+    }
+    root.sync()?;
+    place(root)
+}
+
+fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> std::result::Result<SessionRecord, SessionsFault> {
+    let text = place(root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
+    let text = text.map_err(|e| match is_not_found(&e) {
+        true => SessionsFault::Missing,
+        false => SessionsFault::Unreadable(e),
+    })?;
+    let sealed = name::decode(&text).ok_or(SessionsFault::Text)?;
+    let content = ring.open_record(RecordKind::Sessions, vault, &sealed).map_err(SessionsFault::Seal)?;
+    SessionRecord::parse(&content).map_err(SessionsFault::Content)
+}
+
+fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &SessionRecord) -> stdio::Result<()> {
+    let seal = ring.outer().seal_record(RecordKind::Sessions, vault, &record.encode());
+    let text = name::encode(&seal.map_err(stdio::Error::other)?);
+    let (dir, new) = (make_place(root)?, OsStr::new(SESSIONS_NEW));
+    match dir.unlink(new) {
+        Err(e) if !is_not_found(&e) => return Err(e),
+        Ok(()) | Err(_) => {}
+    }
+    write_text(&*dir, new, &text)?;
+    dir.rename(new, &*dir, OsStr::new(SESSIONS_RECORD), RenameMode::Replace)?;
+    dir.sync()
+}
+
+/// Makes the record of a new vault: no session yet.
+pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<()> {
+    write(root, ring, vault, &SessionRecord::default()).map_err(io("write the record of sessions"))
+}
+
+/// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy, too.
+///
+/// # Errors
+/// [`VaultError::Damaged`] where the original's record does not open; those of the store.
+pub fn copy_sessions(
+    from: (&dyn BackendDir, &KeyRing, &[u8; 16]),
+    to: (&dyn BackendDir, &KeyRing, &[u8; 16]),
+) -> Result<()> {
+    let record = read(from.0, from.1, from.2).map_err(|_| damaged())?;
+    write(to.0, to.1, to.2, &record).map_err(io("write the record of sessions"))
+}
+
+fn damaged() -> VaultError {
+    VaultError::Damaged { what: "record of sessions", stored: SESSIONS.to_owned() }
+}
+
+impl Vault {
+    /// Asks for the record of sessions, without which nothing is written.
+    pub(crate) fn verify_sessions(&self) -> Result<()> {
+        if self.book.fault().is_some() { Err(damaged()) } else { Ok(()) }
+    }
+
+    /// Tells people of sessions that were interrupted.
+    pub(crate) fn tell_interrupted(&self) {
+        let interrupted = self.book.interrupted();
+        if interrupted.is_empty() {
+            return;
+        }
+        let ranges = interrupted.iter().map(|(from, to)| match from == to {
+            true => from.to_string(),
+            false => format!("{from} to {to}"),
+        });
+        tracing::warn!(
+            sessions = ranges.collect::<Vec<_>>().join(", "),
+            "this vault was not closed at the end of these sessions; what they left is completed file by file as it is used, and all of it by `lamassu check --repair`"
+        );
+    }
+
+    /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled all, and then had a barrier of the whole
+    /// store.
+    pub(crate) fn end_session(&self) {
+        let sessions = &self.ctx.sessions;
+        if self.options.read_only || !sessions.is_under_way() {
+            return;
+        }
+        let _nobody_settles = self.settling.lock();
+        let is_settled = self.files.all().iter().all(|open| !open.is_writable() || open.file().is_settled());
+        if is_settled && let Err(error) = sessions.end() {
+            tracing::warn!(%error, "the session could not be closed; `lamassu check --repair` closes it");
+        }
+    }
+
+    /// After a repair of the whole vault that left nothing undone: no earlier session is believed any more.
+    pub(crate) fn complete_sessions(&self) -> Result<()> {
+        let under_way = self.ctx.sessions.under_way();
+        let is_own = |(from, to)| from == to && Some(from) == under_way;
+        if self.book.interrupted().into_iter().all(is_own) {
+            return Ok(());
+        }
+        self.sync_store()?;
+        self.book.complete(under_way)
+    }
+}
