@@ -1,0 +1,342 @@
+//! Sessions against a store that keeps what pages were like before they settled: what an interruption leaves is believed of interrupted sessions alone, and
+//! what it took is told.
+
+#![allow(clippy::unwrap_used)] // a helper of a test may panic, too
+
+mod common;
+
+use common::*;
+use lamassu_format::name::{SESSIONS, SESSIONS_RECORD};
+use lamassu_store::Backend;
+use lamassu_vault::*;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+const BLOCK: usize = 4096;
+/// Blocks of one page, and the bytes of its segment, with eight reserved slots.
+const PAGE_BLOCKS: usize = 116;
+const SEGMENT: u64 = (1 + PAGE_BLOCKS as u64) * BLOCK as u64;
+
+struct Lab {
+    dir: tempfile::TempDir,
+    backend: Arc<dyn Backend>,
+    recipe: Recipe,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let (dir, backend) = local();
+        let recipe = Recipe::default();
+        recipe.make(&backend).close().unwrap();
+        Lab { dir, backend, recipe }
+    }
+
+    fn open(&self) -> Vault {
+        self.recipe.open(&self.backend).unwrap()
+    }
+
+    fn stored(&self, path: &str) -> PathBuf {
+        self.dir.path().join(self.recipe.open_read_only(&self.backend).unwrap().stored_path(n(path)).unwrap())
+    }
+
+    /// What the store holds of a file.
+    fn bytes(&self, path: &str) -> Vec<u8> {
+        std::fs::read(self.stored(path)).unwrap()
+    }
+
+    fn zero(&self, path: &str, from: u64, len: usize) {
+        self.put_back(path, from, &vec![0; len]);
+    }
+
+    fn put_back(&self, path: &str, from: u64, bytes: &[u8]) {
+        let file = std::fs::File::options().write(true).open(self.stored(path)).unwrap();
+        file.write_all_at(bytes, from).unwrap();
+    }
+
+    fn kinds(&self, repair: bool) -> Vec<(String, Option<u64>, bool)> {
+        let report = match repair {
+            true => self.open().check(&[], true, &Quiet),
+            false => self.recipe.open_read_only(&self.backend).unwrap().check(&[], false, &Quiet),
+        };
+        let problems = report.unwrap().problems;
+        problems.into_iter().map(|p| (p.kind, p.block.or(p.page), p.undone)).collect()
+    }
+}
+
+fn content(blocks: usize, salt: u8) -> Vec<u8> {
+    (0..blocks * BLOCK).map(|i| (i / BLOCK) as u8 ^ salt | 1).collect()
+}
+
+/// Writes a file whole, and has it synced, but not settled.
+fn put_synced(v: &Vault, path: &str, data: &[u8]) {
+    let handle = match v.find(path) {
+        Ok(e) => v.open_file(e.attr.ino, RW).unwrap(),
+        Err(_) => v.new_file(path).1,
+    };
+    v.write(handle, 0, data).unwrap();
+    v.fsync(handle, false).unwrap();
+    v.release(handle).unwrap();
+}
+
+/// Ends as a killed process does: nothing is settled, no session is closed.
+fn kill(v: Vault) {
+    std::mem::forget(v);
+}
+
+/// As [`kill`], for a vault that is opened again: the writer's lock is given back.
+fn interrupt(lab: Lab, v: Vault) -> Lab {
+    kill(v);
+    // A copy of the directory holds the same, and no lock.
+    let dir = tempfile::tempdir().unwrap();
+    let copied = std::process::Command::new("cp").arg("-a").arg(lab.dir.path().join(".")).arg(dir.path()).status();
+    assert!(copied.unwrap().success());
+    let backend = Arc::new(lamassu_store::backend::LocalBackend::open(dir.path()).unwrap());
+    Lab { dir, backend, recipe: lab.recipe }
+}
+
+fn read_blocks(v: &Vault, path: &str) -> Vec<Option<Vec<u8>>> {
+    let e = v.find(path).unwrap();
+    let handle = v.open_file(e.attr.ino, RO).unwrap();
+    let blocks = (e.attr.size as usize).div_ceil(BLOCK);
+    let found = (0..blocks).map(|b| {
+        let mut block = vec![0; BLOCK];
+        v.read(handle, (b * BLOCK) as u64, &mut block).ok().map(|_| block)
+    });
+    let found = found.collect();
+    v.release(handle).unwrap();
+    found
+}
+
+#[test]
+fn blocks_zeroed_under_a_page_from_before_it_settled_are_errors() {
+    let lab = Lab::new();
+    let v = lab.open();
+    let data = content(8, 0);
+    put_synced(&v, "f", &data);
+    let pending = lab.bytes("f")[..BLOCK].to_vec();
+    v.close().unwrap();
+    assert_ne!(lab.bytes("f")[..BLOCK], pending, "it has settled");
+    lab.open().clean();
+    lab.put_back("f", 0, &pending);
+    lab.zero("f", 3 * BLOCK as u64, 2 * BLOCK);
+    let v = lab.open();
+    let read = read_blocks(&v, "f");
+    for (b, block) in read.iter().enumerate() {
+        let expected = (b != 2 && b != 3).then(|| data[b * BLOCK..(b + 1) * BLOCK].to_vec());
+        assert_eq!(*block, expected, "block {b}: an older page is as good as the newest, zeros are not");
+    }
+    // Nor does a writer that comes by make holes of them.
+    put_synced(&v, "other", b"x");
+    v.close().unwrap();
+    assert_eq!(lab.kinds(true), [("block-hash".into(), Some(2), false), ("block-hash".into(), Some(3), false)]);
+    assert_eq!(read_blocks(&lab.open(), "f")[2], None);
+}
+
+#[test]
+fn overwritten_blocks_cannot_be_put_back_under_a_page_from_before_it_settled() {
+    let lab = Lab::new();
+    let v = lab.open();
+    put_synced(&v, "f", &content(8, 0));
+    v.close().unwrap();
+    let old = lab.bytes("f");
+    let v = lab.open();
+    put_synced(&v, "f", &content(4, 0x40));
+    let replacing = lab.bytes("f")[..BLOCK].to_vec();
+    v.close().unwrap();
+    lab.put_back("f", 0, &replacing);
+    lab.put_back("f", 2 * BLOCK as u64, &old[2 * BLOCK..3 * BLOCK]);
+    let read = read_blocks(&lab.open(), "f");
+    assert_eq!(read[1], None, "no choice between old and new, block by block");
+    assert_eq!(read[0].as_deref(), Some(&content(4, 0x40)[..BLOCK]));
+}
+
+#[test]
+fn an_older_first_page_makes_no_holes_of_pages_that_are_gone() {
+    let lab = Lab::new();
+    let v = lab.open();
+    // Page 0 as it is when a second page exists, and nothing of that is known durable.
+    let data = content(3 * PAGE_BLOCKS, 0);
+    put_synced(&v, "f", &data);
+    let early = lab.bytes("f")[..BLOCK].to_vec();
+    v.close().unwrap();
+    lab.put_back("f", 0, &early);
+    lab.zero("f", SEGMENT, BLOCK);
+    let read = read_blocks(&lab.open(), "f");
+    assert!(read[PAGE_BLOCKS..2 * PAGE_BLOCKS].iter().all(Option::is_none), "464 KiB of zeros were never there");
+    assert_eq!(read[0].as_deref(), Some(&data[..BLOCK]));
+    assert!(lab.kinds(false).contains(&("page-missing".into(), Some(1), false)));
+}
+
+#[test]
+fn a_shrink_of_a_closed_session_is_not_shown_again() {
+    let lab = Lab::new();
+    let v = lab.open();
+    put_synced(&v, "f", &content(3 * PAGE_BLOCKS, 0));
+    v.close().unwrap();
+    let v = lab.open();
+    let ino = v.ino("f");
+    let handle = v.open_file(ino, RW).unwrap();
+    v.setattr(ino, Some(handle), &SetAttr { size: Some(10 * BLOCK as u64), ..SetAttr::default() }).unwrap();
+    let cut = lab.bytes("f")[..BLOCK].to_vec();
+    v.write(handle, 0, &content(3 * PAGE_BLOCKS, 0x40)).unwrap();
+    v.release(handle).unwrap();
+    v.close().unwrap();
+    lab.open().clean();
+    lab.put_back("f", 0, &cut);
+    assert_eq!(lab.kinds(false)[0], ("page-stale".into(), Some(0), false));
+    assert_eq!(read_blocks(&lab.open(), "f")[0], None);
+}
+
+#[test]
+fn what_a_crash_took_is_told_once_it_reads_as_a_hole() {
+    let lab = Lab::new();
+    let v = lab.open();
+    let data = content(8, 0);
+    put_synced(&v, "f", &data);
+    put_synced(&v, "g", &content(3 * PAGE_BLOCKS, 0));
+    let lab = interrupt(lab, v);
+    assert_eq!(lab.kinds(false), [], "everything synced is there");
+    lab.zero("f", 3 * BLOCK as u64, BLOCK);
+    lab.zero("g", SEGMENT, BLOCK);
+    let kinds = lab.kinds(false);
+    assert!(kinds.contains(&("unwritten".into(), Some(2), true)), "{kinds:?}");
+    assert!(kinds.contains(&("unwritten".into(), Some(1), true)), "{kinds:?}");
+    assert_eq!(kinds.len(), 2, "{kinds:?}");
+    assert_eq!(read_blocks(&lab.open(), "f")[2], Some(vec![0; BLOCK]));
+}
+
+#[test]
+fn what_a_crash_left_old_is_told() {
+    let lab = Lab::new();
+    let v = lab.open();
+    put_synced(&v, "f", &content(8, 0));
+    v.close().unwrap();
+    let old = lab.bytes("f");
+    let v = lab.open();
+    put_synced(&v, "f", &content(4, 0x40));
+    let lab = interrupt(lab, v);
+    lab.put_back("f", 2 * BLOCK as u64, &old[2 * BLOCK..3 * BLOCK]);
+    assert_eq!(lab.kinds(false), [("reverted".into(), Some(1), true)]);
+    assert_eq!(read_blocks(&lab.open(), "f")[1].as_deref(), Some(&content(8, 0)[BLOCK..2 * BLOCK]));
+}
+
+#[test]
+fn a_repair_of_the_whole_vault_ends_what_was_interrupted() {
+    let lab = Lab::new();
+    let v = lab.open();
+    put_synced(&v, "f", &content(8, 0));
+    let lab = interrupt(lab, v);
+    let pending = lab.bytes("f")[..BLOCK].to_vec();
+    assert_eq!(lab.kinds(true), []);
+    lab.put_back("f", 0, &pending);
+    lab.zero("f", 3 * BLOCK as u64, BLOCK);
+    assert_eq!(lab.kinds(false), [("block-hash".into(), Some(2), false)]);
+}
+
+#[test]
+fn a_session_ends_with_a_freeze_too() {
+    let lab = Lab::new();
+    let v = lab.open();
+    put_synced(&v, "f", &content(8, 0));
+    let pending = lab.bytes("f")[..BLOCK].to_vec();
+    v.freeze().unwrap();
+    let record = std::fs::read_link(lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD)).unwrap();
+    v.thaw().unwrap();
+    put_synced(&v, "g", &content(8, 0));
+    let lab = interrupt(lab, v);
+    assert_ne!(record, std::fs::read_link(lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD)).unwrap(), "another began");
+    lab.put_back("f", 0, &pending);
+    lab.zero("f", 3 * BLOCK as u64, BLOCK);
+    lab.zero("g", 3 * BLOCK as u64, BLOCK);
+    let kinds = lab.kinds(false);
+    assert!(kinds.contains(&("block-hash".into(), Some(2), false)), "{kinds:?}");
+    assert!(kinds.contains(&("unwritten".into(), Some(2), true)), "{kinds:?}");
+}
+
+#[test]
+fn a_mount_that_changes_nothing_begins_no_session() {
+    let lab = Lab::new();
+    let v = lab.open();
+    v.put("f", b"content");
+    v.close().unwrap();
+    let record = || std::fs::read_link(lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD)).unwrap();
+    let before = record();
+    let v = lab.open();
+    assert_eq!(v.get("f"), b"content");
+    v.close().unwrap();
+    assert_eq!(record(), before);
+}
+
+#[test]
+fn an_older_record_of_sessions_is_told() {
+    let lab = Lab::new();
+    let place = lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD);
+    let older = std::fs::read_link(&place).unwrap();
+    let v = lab.open();
+    v.put("f", &content(3 * PAGE_BLOCKS, 0));
+    v.close().unwrap();
+    std::fs::remove_file(&place).unwrap();
+    symlink(older, &place).unwrap();
+    let kinds = lab.kinds(false);
+    assert_eq!(kinds.iter().map(|k| (k.0.as_str(), k.2)).collect::<Vec<_>>(), [("unknown-session", true)]);
+    assert_eq!(lab.open().get("f"), content(3 * PAGE_BLOCKS, 0), "and readable all the same");
+}
+
+#[test]
+fn without_its_record_a_vault_is_read_strictly_and_not_written_until_it_is_mended() {
+    for damage in ["missing", "another vault's", "noise"] {
+        let lab = Lab::new();
+        let v = lab.open();
+        put_synced(&v, "f", &content(8, 0));
+        let lab = interrupt(lab, v);
+        lab.zero("f", 3 * BLOCK as u64, BLOCK);
+        let place = lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD);
+        std::fs::remove_file(&place).unwrap();
+        match damage {
+            "noise" => symlink("noise", &place).unwrap(),
+            "missing" => {}
+            _ => {
+                let other = Lab::new();
+                let ring = lab.recipe.ring_of(&[9]);
+                let root = lab.backend.root();
+                let from = other.backend.root();
+                copy_sessions((&*from, &lab.recipe.ring(), &[1; 16]), (&*root, &ring, &[1; 16])).unwrap();
+            }
+        }
+        let v = lab.open();
+        assert!(matches!(v.verify_root(), Err(VaultError::Damaged { .. })), "{damage}");
+        assert_eq!(read_blocks(&v, "f")[2], None, "{damage}: taking the record away makes no holes");
+        let handle = v.open_file(v.ino("f"), RW).unwrap();
+        let written = v.write(handle, 0, b"x").and_then(|_| v.flush(handle));
+        assert!(written.unwrap_err().to_string().contains(SESSIONS), "{damage}");
+        kill(v);
+        let lab = interrupt(lab, Lab::new().open());
+        assert!(lab.kinds(false).contains(&("sessions".into(), None, false)), "{damage}");
+        assert!(lab.kinds(true).contains(&("block-hash".into(), Some(2), false)), "{damage}");
+        let v = lab.open();
+        v.verify_root().unwrap();
+        v.put("g", b"written again");
+        v.close().unwrap();
+        assert_eq!(lab.kinds(false), [("block-hash".into(), Some(2), false)], "{damage}");
+    }
+}
+
+#[test]
+fn a_session_that_left_something_behind_stays_open() {
+    let lab = Lab::new();
+    let v = lab.open();
+    v.put("f", b"settled");
+    let before = lab.kinds(false);
+    assert_eq!(before, []);
+    v.close().unwrap();
+    let v = lab.open();
+    put_synced(&v, "f", &content(8, 0));
+    // As a daemon that is stopped in the middle of closing.
+    let lab = interrupt(lab, v);
+    let v = lab.open();
+    v.put("g", b"another session, closed in good order");
+    v.close().unwrap();
+    lab.zero("f", 3 * BLOCK as u64, BLOCK);
+    assert_eq!(lab.kinds(false), [("unwritten".into(), Some(2), true)], "the interrupted one is open still");
+}
