@@ -4,11 +4,16 @@ use crate::{BlockKey, KEY_LEN};
 use std::ops::{Deref, DerefMut};
 use zeroize::Zeroize;
 
-/// Keys of blocks, wiped when the list is dropped, and where it is moved to grow. At most as many as a page has slots.
+/// Keys of blocks, wiped when the list is dropped, and where it is moved to grow.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys(Vec<BlockKey>);
 
 impl Keys {
+    /// As many hole keys.
+    pub fn holes(len: usize) -> Keys {
+        Keys(vec![[0; KEY_LEN]; len])
+    }
+
     /// Makes it `len` long: hole keys are added at the end, or keys taken away there.
     pub fn resize(&mut self, len: usize) {
         self.truncate(len);

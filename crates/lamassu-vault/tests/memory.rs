@@ -7,7 +7,7 @@
 mod common;
 
 use common::{Short, me, n, options};
-use lamassu_crypto::{SecretBytes, wrap};
+use lamassu_crypto::{Engine, Salts, SecretBytes, wrap};
 use lamassu_format::header::{Header, NameMode, VaultHeader};
 use lamassu_format::{Geometry, Suite, name};
 use lamassu_keys::history::Kind;
@@ -189,7 +189,17 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
     }
     needles.add_epoch(suite, "K_in", &keys.keychain().inner()[0]);
     needles.add_epoch(suite, "K_out", &keys.keychain().outer()[0]);
+    let mut blocks = large();
+    let mut block_keys = vec![[0; 32]; blocks.len() / 4096];
+    let ring = keys.key_ring(suite).unwrap();
+    Engine::new(1).seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut block_keys);
+    block_keys.iter().enumerate().for_each(|(n, key)| needles.add(&format!("block key {n}"), key));
     needles
+}
+
+/// What the child's large file holds: as many different blocks.
+fn large() -> Vec<u8> {
+    (0..3u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
 }
 
 /// What the child does. Not inlined: what it leaves on the stack must lie where later calls could leave it too.
@@ -208,7 +218,7 @@ fn open_work_and_close(dir: &Path, work: bool, say: &mut dyn FnMut(&str)) {
     }
     let backend = Arc::new(LocalBackend::open(dir).unwrap());
     let vault = Vault::open(backend, &header, ring, lamassu_vault::Options { threads: 2, ..options(false) }).unwrap();
-    let data: Vec<u8> = (0..3u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let data = large();
     vault.dir("d");
     vault.put("d/large", &data);
     vault.put("d/small", b"small");
@@ -217,6 +227,9 @@ fn open_work_and_close(dir: &Path, work: bool, say: &mut dyn FnMut(&str)) {
     assert_eq!(vault.get("d/large"), data);
     assert_eq!(vault.list("d"), ["large", "link", "small"]);
     vault.clean();
+    // An open file has its pages in memory, with the keys of its blocks.
+    let held = vault.open_file(vault.ino("d/large"), common::RO).unwrap();
+    assert_eq!(vault.read(held, 0, &mut [0; 4096]).unwrap(), 4096);
     keys.history(dir).note(Event::new(Kind::Loaded), header.keys().history.as_ref()).unwrap();
     say("open");
     vault.close().unwrap();
@@ -294,6 +307,7 @@ fn left_after(work: bool) -> Vec<String> {
             "K_out: page select",
             "K_out: xattr name [48",
         ];
+        there.extend(work.then_some("block key 0"));
         // An expanded key, deep in its schedule.
         there.extend((suite != Suite::Chacha).then_some("K_out: page seal, round key [112"));
         for what in there {

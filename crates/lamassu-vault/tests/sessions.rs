@@ -245,7 +245,11 @@ fn a_session_ends_with_a_freeze_too() {
     v.thaw().unwrap();
     put_synced(&v, "g", &content(8, 0));
     let lab = interrupt(lab, v);
-    assert_ne!(record, std::fs::read_link(lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD)).unwrap(), "another began");
+    assert_ne!(
+        record,
+        std::fs::read_link(lab.dir.path().join(SESSIONS).join(SESSIONS_RECORD)).unwrap(),
+        "another began"
+    );
     lab.put_back("f", 0, &pending);
     lab.zero("f", 3 * BLOCK as u64, BLOCK);
     lab.zero("g", 3 * BLOCK as u64, BLOCK);

@@ -4,7 +4,7 @@
 use super::state::Core;
 use super::types::{FileContext, StoreError};
 use lamassu_crypto::InnerKey;
-use lamassu_format::BlockKey;
+use lamassu_format::{BlockKey, Keys};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,21 +30,22 @@ struct Spare {
     since: Option<Instant>,
 }
 
-/// Ciphertext of blocks that were written together.
+/// Ciphertext of blocks that were written together, and their keys.
 struct Chunk {
     memory: Vec<u8>,
+    keys: Keys,
     /// Bytes of chunks that live for the same file.
     living: Arc<AtomicUsize>,
 }
 
 impl Chunk {
-    fn new(len: usize, living: &Arc<AtomicUsize>) -> Chunk {
+    fn new(len: usize, blocks: usize, living: &Arc<AtomicUsize>) -> Chunk {
         let mut memory = SPARE.lock().take(len).unwrap_or_default();
         if memory.len() < len {
             memory.resize(len, 0);
         }
         living.fetch_add(memory.len(), Ordering::Relaxed);
-        Chunk { memory, living: living.clone() }
+        Chunk { memory, keys: Keys::holes(blocks), living: living.clone() }
     }
 }
 
@@ -104,10 +105,15 @@ pub fn trim_spare() {
 pub(super) struct SealedBlock {
     chunk: Arc<Chunk>,
     start: usize,
-    pub key: BlockKey,
+    /// Which of the chunk's blocks.
+    n: usize,
 }
 
 impl SealedBlock {
+    pub fn key(&self) -> &BlockKey {
+        &self.chunk.keys[self.n]
+    }
+
     /// Its ciphertext, and if `len` is more than a block that of those behind it in its chunk.
     pub fn bytes(&self, len: usize) -> &[u8] {
         &self.chunk.memory[self.start..][..len]
@@ -126,7 +132,6 @@ pub(super) struct Ahead {
     file_id: [u8; 16],
     first: u64,
     chunk: Option<Arc<Chunk>>,
-    keys: Vec<BlockKey>,
     /// The K_in that they were sealed under.
     inner: Option<Arc<InnerKey>>,
 }
@@ -143,7 +148,7 @@ impl Ahead {
     pub fn block(&self, b: u64, len: usize) -> Option<SealedBlock> {
         let n = usize::try_from(b.checked_sub(self.first)?).ok()?;
         let chunk = self.chunk.as_ref()?;
-        self.keys.get(n).map(|key| SealedBlock { chunk: chunk.clone(), start: n * len, key: *key })
+        (n < chunk.keys.len()).then(|| SealedBlock { chunk: chunk.clone(), start: n * len, n })
     }
 }
 
@@ -165,11 +170,10 @@ impl Core {
         let file_id = file_id()?;
         let len = self.ctx.block_len();
         let plain = &data[(first * size - offset) as usize..][..(end - first) as usize * len];
-        let mut keys = vec![[0; 32]; (end - first) as usize];
-        let mut chunk = Chunk::new(plain.len(), living);
+        let mut chunk = Chunk::new(plain.len(), (end - first) as usize, living);
         let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, first));
-        self.ctx.engine.seal_to(&key, salts, plain, &mut chunk.memory[..plain.len()], len, &mut keys);
-        Ok(Ahead { file_id, first, chunk: Some(Arc::new(chunk)), keys, inner: Some(key) })
+        self.ctx.engine.seal_to(&key, salts, plain, &mut chunk.memory[..plain.len()], len, &mut chunk.keys);
+        Ok(Ahead { file_id, first, chunk: Some(Arc::new(chunk)), inner: Some(key) })
     }
 }
 

@@ -7,7 +7,7 @@ use super::state::{Core, Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
 use lamassu_crypto::Salts;
-use lamassu_format::BlockKey;
+use lamassu_format::Keys;
 use std::cell::Cell;
 
 /// Capacity of the ciphertext buffer that a thread keeps.
@@ -22,7 +22,7 @@ thread_local! {
 pub(super) struct Ciphertext {
     /// Bytes of a block.
     len: usize,
-    pub keys: Vec<BlockKey>,
+    pub keys: Keys,
     places: Vec<Place>,
     scratch: Vec<u8>,
 }
@@ -108,7 +108,7 @@ impl Core {
             true => st.ensure_id()?,
             false => st.file_id,
         };
-        let mut keys = vec![[0u8; 32]; round.data.len()];
+        let mut keys = Keys::holes(round.data.len());
         let mut places = Vec::with_capacity(round.data.len());
         let (mut plain, mut contents, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
         for (n, (block, _)) in round.data.iter().enumerate() {
@@ -121,16 +121,16 @@ impl Core {
                 }
                 Dirty::Sealed(block) => {
                     places.push(Place::Ahead(block.clone()));
-                    keys[n] = block.key;
+                    keys[n] = *block.key();
                 }
                 Dirty::Elsewhere(block) => {
                     places.push(Place::Elsewhere(block.clone()));
-                    keys[n] = block.key;
+                    keys[n] = *block.key();
                 }
                 Dirty::Hole => unreachable!("holes are punched, not sealed"),
             }
         }
-        let mut new_keys = vec![[0u8; 32]; plain.len()];
+        let mut new_keys = Keys::holes(plain.len());
         let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
         let mut scratch = SCRATCH.take();
         if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
@@ -145,8 +145,8 @@ impl Core {
         };
         let sealed = &mut scratch[..plain.len() * len];
         self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, &mut new_keys, fetch);
-        for (n, key) in plain.into_iter().zip(new_keys) {
-            keys[n] = key;
+        for (n, key) in plain.into_iter().zip(new_keys.iter()) {
+            keys[n] = *key;
         }
         Ok(Ciphertext { len, keys, places, scratch })
     }

@@ -8,11 +8,12 @@
 
 use super::File;
 use super::block::Block;
+use super::open::HOLE;
 use super::read::Source;
 use super::state::{Core, Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_format::BlockKey;
+use lamassu_format::{BlockKey, Keys};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,10 +26,16 @@ const PIECE_LEN: u64 = 64 << 20;
 pub(super) struct Elsewhere {
     backing: Arc<dyn BackendFile>,
     offset: u64,
-    pub key: BlockKey,
+    /// Of the blocks that are copied with it, and which of them this is.
+    keys: Arc<Keys>,
+    n: usize,
 }
 
 impl Elsewhere {
+    pub fn key(&self) -> &BlockKey {
+        &self.keys[self.n]
+    }
+
     /// Whether it lies right behind another of `len` bytes.
     pub fn follows(&self, other: &Elsewhere, len: usize) -> bool {
         self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
@@ -107,12 +114,12 @@ fn copy_piece(
     there: u64,
 ) -> Result<u64, StoreError> {
     let Some(view) = from.view(source, blocks.start, blocks.end - 1)? else { return Ok(0) };
-    let mut found: Vec<Option<BlockKey>> = Vec::new();
+    let mut found = Keys::default();
     for block in blocks.clone() {
         let (g, i) = from.geo().slot_of(block);
         match from.source(source, view.entry(g), block, i) {
-            Source::Sealed(key) => found.push(Some(key)),
-            Source::Zeros => found.push(None),
+            Source::Sealed(key) => found.push(*key),
+            Source::Zeros => found.push(HOLE),
             Source::Bytes(_) | Source::Buffered(_) | Source::Bad(_) => break,
         }
     }
@@ -120,9 +127,10 @@ fn copy_piece(
         return Ok(0);
     }
     let size = to.geo().block_size();
-    let elsewhere = |n: usize, key: BlockKey| {
+    let found = Arc::new(found);
+    let elsewhere = |n: usize| {
         let offset = from.geo().block_offset(blocks.start + n as u64);
-        Elsewhere { backing: from.backing.clone(), offset, key }
+        Elsewhere { backing: from.backing.clone(), offset, keys: found.clone(), n }
     };
     to.prepare_write(st)?;
     let end = (there + found.len() as u64).checked_mul(size).ok_or(StoreError::TooLarge)?;
@@ -139,16 +147,18 @@ fn copy_piece(
         // What must be zero there is made so by the ways of punching; what lies past the end is zero already.
         let mut n = 0;
         while n < found.len() {
-            let run = found[n..].iter().take_while(|key| key.is_none()).count();
+            let run = found[n..].iter().take_while(|key| **key == HOLE).count();
             if run > 0 {
                 to.punch_range(st, (there + n as u64) * size, run as u64 * size)?;
             }
             n += run.max(1);
         }
         for (n, key) in found.iter().enumerate() {
-            let Some(key) = key else { continue };
+            if *key == HOLE {
+                continue;
+            }
             to.good_page(st, to.geo().slot_of(there + n as u64).0)?;
-            st.dirty.insert(there + n as u64, Dirty::Elsewhere(elsewhere(n, *key)));
+            st.dirty.insert(there + n as u64, Dirty::Elsewhere(elsewhere(n)));
         }
         st.size = st.size.max(end);
         st.wants_page = true;

@@ -10,7 +10,7 @@ use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State, are_too_many};
 use super::types::{DamageKind, Integrity, StoreError};
 use lamassu_crypto::{Keyed, Verify};
-use lamassu_format::BlockKey;
+use lamassu_format::{BlockKey, Keys};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) const PIECE_LEN: usize = 8 << 20;
 pub(super) enum Source<'a> {
     Zeros,
     Bytes(&'a [u8]),
-    Sealed(BlockKey),
+    Sealed(&'a BlockKey),
     Buffered(&'a SealedBlock),
     Bad(DamageKind),
 }
@@ -67,7 +67,7 @@ impl<'a> View<'a> {
 struct Batch<'a> {
     first: u64,
     /// A key for each block that is sealed; all zero for the others.
-    keys: Vec<BlockKey>,
+    keys: Keys,
     /// The sealed ones that are still in the buffer, ascending.
     buffered: Vec<(usize, &'a SealedBlock)>,
     /// What the others are, unless zeros.
@@ -145,7 +145,7 @@ impl Core {
 
     /// Where blocks `first..first + count` come from.
     fn sources<'v>(&self, view: &'v View<'_>, first: u64, count: usize) -> Batch<'v> {
-        let (mut keys, mut buffered, mut others) = (vec![HOLE; count], Vec::new(), Vec::new());
+        let (mut keys, mut buffered, mut others) = (Keys::holes(count), Vec::new(), Vec::new());
         let mut page = None;
         for (at, key) in keys.iter_mut().enumerate() {
             let (g, i) = self.geo().slot_of(first + at as u64);
@@ -160,9 +160,9 @@ impl Core {
                 None => self.source(view.st, entry, block, i),
             };
             match source {
-                Source::Sealed(sealed) => *key = sealed,
+                Source::Sealed(sealed) => *key = *sealed,
                 Source::Buffered(block) => {
-                    *key = block.key;
+                    *key = *block.key();
                     buffered.push((at, block));
                 }
                 Source::Zeros => {}
@@ -182,9 +182,9 @@ impl Core {
             None if self.is_within(st, self.geo().slot_of(b).0) => Source::Bad(DamageKind::PageMissing),
             None | Some(Entry::Absent) => Source::Zeros,
             Some(Entry::Bad(kind)) => Source::Bad(*kind),
-            Some(Entry::Good(held)) if i < held.page.keys.len() => match held.page.keys[i] {
+            Some(Entry::Good(held)) if i < held.page.keys.len() => match &held.page.keys[i] {
                 _ if held.lost >> i & 1 == 1 => Source::Bad(DamageKind::BlockPending),
-                HOLE => self.hole_or_lost(st, b),
+                &HOLE => self.hole_or_lost(st, b),
                 key => Source::Sealed(key),
             },
             Some(Entry::Good(held)) if i == held.page.keys.len() && !held.page.tail.is_empty() => {

@@ -9,7 +9,7 @@ use super::open::HOLE;
 use super::state::{Core, Dirty, Entry, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Salts, Verify};
-use lamassu_format::PAGE_LEN;
+use lamassu_format::{Keys, PAGE_LEN};
 
 /// Pages looked at in a step that re-seals; of these, pages written.
 const STEP_PAGES_MAX: u64 = 1024;
@@ -145,7 +145,7 @@ impl Core {
         let per_chunk = (CHUNK_LEN / len).max(1);
         for (n, keys) in keys.chunks(per_chunk).enumerate() {
             let first = self.geo().first_block(g) + (n * per_chunk) as u64;
-            let mut wanted = keys.to_vec();
+            let mut wanted = Keys::from(keys);
             for (i, key) in wanted.iter_mut().enumerate() {
                 // What is buffered is going to be written anyway.
                 if lost >> (n * per_chunk + i) & 1 == 1 || st.dirty.contains_key(&(first + i as u64)) {
@@ -158,7 +158,8 @@ impl Core {
             let failed = self.ctx.engine.open(newest, &mut copy, len, keyed, Verify::Full);
             drop(copy);
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
-            let old_keys: Vec<_> = failed.iter().map(|i| wanted[*i]).collect();
+            let mut old_keys = Keys::default();
+            failed.iter().for_each(|i| old_keys.push(wanted[*i]));
             let numbers: Vec<u64> = failed.iter().map(|i| first + *i as u64).collect();
             let keyed = Keyed { keys: &old_keys, salts: Salts::of_blocks(self.ctx.domain, st.file_id, &numbers) };
             let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, keyed, Verify::Full);

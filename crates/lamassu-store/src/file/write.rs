@@ -171,7 +171,7 @@ impl Core {
         let Some(Dirty::Sealed(sealed)) = st.dirty.get(&block) else { return Ok(()) };
         let len = self.ctx.block_len();
         let mut bytes = Block::of(sealed.bytes(len));
-        let keyed = Keyed { keys: std::slice::from_ref(&sealed.key), salts: self.salts(st.file_id, block) };
+        let keyed = Keyed { keys: std::slice::from_ref(sealed.key()), salts: self.salts(st.file_id, block) };
         if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keyed, Verify::Full).is_empty() {
             return Err(self.damaged(DamageKind::BlockHash, self.geo().slot_of(block).0, Some(block)));
         }
