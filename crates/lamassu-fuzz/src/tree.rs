@@ -121,19 +121,19 @@ pub fn xattr(input: &[u8]) {
 }
 
 /// A vault with `dir/file`, `dir/link`, `dir/` and a long name, `top`.
-struct Lab {
+pub struct Lab {
     backend: Arc<dyn Backend>,
 }
 
 impl Lab {
     /// A fresh copy of one vault.
-    fn new() -> Lab {
+    pub fn new() -> Lab {
         static MADE: OnceLock<MemoryBackend> = OnceLock::new();
         let made = MADE.get_or_init(|| make().expect("a vault in memory"));
         Lab { backend: Arc::new(made.snapshot()) }
     }
 
-    fn vault(&self) -> Vault {
+    pub fn vault(&self) -> Vault {
         open(self.backend.clone()).expect("the header is good")
     }
 

@@ -1,6 +1,8 @@
 //! Writes `fuzz/seeds` from `testdata` and from the layouts that the targets read: `fuzz/make-seeds` calls it with the folder of seeds and a folder with the
 //! unpacked golden vaults.
 
+mod requests;
+
 use data_encoding::HEXLOWER;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -24,6 +26,7 @@ fn main() -> Result<()> {
     shares(&mut seeds);
     answers(&mut seeds);
     histories(&mut seeds);
+    requests::requests(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);
         std::fs::create_dir_all(&dir)?;
