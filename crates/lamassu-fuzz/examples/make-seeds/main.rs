@@ -137,6 +137,8 @@ fn records(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
         let input = [&[mode][..], &id, &200u16.to_le_bytes(), &[b'r'; 200], &[b'f'; 680]].concat();
         seeds.entry("symlink").or_default().push(input);
     }
+    seeds.entry("xattr").or_default().push([&[4, 9][..], b"user.note", b"value"].concat());
+    seeds.entry("xattr").or_default().push([&[4, 24][..], b"system.posix_acl_default", &[2, 0, 0, 0]].concat());
     seeds.entry("xattr").or_default().push([&[1, 4][..], b"Zm9v", b"value"].concat());
     seeds.entry("xattr").or_default().push([&[2, 9][..], b"user.note", b"value"].concat());
     Ok(())
