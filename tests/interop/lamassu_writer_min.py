@@ -282,7 +282,8 @@ class Writer:
     def xattr(self, path: Path, name: bytes, value: bytes) -> str:
         """An extended attribute; returns its stored name."""
         stored = "user.lamassu." + b64(siv_seal(self.outer.xattr_name, b"lamassu v1 xattr", name)).decode()
-        os.setxattr(path, stored, self.record(5, stored.encode(), value))
+        holder = b"/" + (b"" if self.plain_names else self.secrets[path][0]) if path.is_dir() else b""
+        os.setxattr(path, stored, self.record(5, stored.encode() + holder, value))
         return stored
 
     # --- regular files ---------------------------------------------------------------------------

@@ -943,6 +943,28 @@ class Tree(Temp):
         with self.assertRaisesRegex(lr.Damage, "does not open"):
             vault.xattrs(entry)
 
+    def test_attributes_of_directories(self) -> None:
+        """Bound to the directory's id, or, with plain names, to directories alone."""
+        for names in ("encrypted", "plain"):
+            w = self.writer(names=names)
+            one, other, file = w.mkdir(w.dir, b"one"), w.mkdir(w.dir, b"other"), w.name(w.dir, b"file")
+            w.write_file(file, b"x")
+            try:
+                stored = [w.xattr(path, b"user.of", path.name.encode()) for path in (w.dir, one, other, file)][0]
+            except OSError:
+                self.skipTest("no user attributes here")
+            vault = lr.Vault(str(w.dir), KEY)
+            for entry in (vault.root(), *vault.walk()):
+                self.assertEqual(vault.xattrs(entry), {b"user.of": os.path.basename(entry.store)})
+            exchanges = [(one, file), (file, one)] if names == "plain" else [(one, other), (one, file), (file, one)]
+            for to, source in exchanges:
+                before = os.getxattr(to, stored)
+                os.setxattr(to, stored, os.getxattr(source, stored))
+                entry = next(e for e in vault.walk() if e.store == os.fsencode(to))
+                with self.assertRaisesRegex(lr.Damage, "no epoch opens"):
+                    vault.xattrs(entry)
+                os.setxattr(to, stored, before)
+
     def test_dataset_attributes(self) -> None:
         """Those of a dataset's root are sealed under its own keys; of a locked and of a destroyed one there are none."""
         w = self.writer()

@@ -17,6 +17,11 @@ impl NameKey {
         NameKey { key: wrap::hkdf_n(secret.expose(), b"", b"lamassu v1 name"), id }
     }
 
+    /// Of the directory.
+    pub fn id(&self) -> &[u8; 16] {
+        &self.id
+    }
+
     /// AES-SIV of a name: 16 bytes longer than the name.
     pub fn seal(&self, name: &[u8]) -> Vec<u8> {
         siv_seal(&self.key, &self.id, name)

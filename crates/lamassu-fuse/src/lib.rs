@@ -18,4 +18,6 @@ pub mod plain;
 pub use errno::errno_of;
 pub use fs::FileSystem;
 pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering};
-pub use options::{CacheMode, MountOptions, OptionError};
+#[cfg(feature = "testing")]
+pub use mount::{Served, serve};
+pub use options::{CacheMode, KeepAwake, MountOptions, OptionError};

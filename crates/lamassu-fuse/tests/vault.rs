@@ -88,6 +88,10 @@ impl Fixture {
     }
 
     fn mount(&mut self, read_only: bool) {
+        self.mount_with(read_only, "");
+    }
+
+    fn vault(&self, read_only: bool) -> Vault {
         let r = &self.recipe;
         let backend: Arc<dyn Backend> = Arc::new(LocalBackend::open(self.store.path()).unwrap());
         let options = Options {
@@ -97,9 +101,15 @@ impl Fixture {
             threads: 2,
             device: None,
         };
-        let vault = Arc::new(Vault::open(backend, &r.header(), r.ring(), options).unwrap());
+        Vault::open(backend, &r.header(), r.ring(), options).unwrap()
+    }
+
+    /// With further words of `-o`.
+    fn mount_with(&mut self, read_only: bool, words: &str) {
+        let vault = Arc::new(self.vault(read_only));
         let allow_other = rustix::process::geteuid().is_root();
-        let options = MountOptions { cache: r.cache, allow_other, read_only, ..MountOptions::default() };
+        let mut options = MountOptions { cache: self.recipe.cache, allow_other, read_only, ..MountOptions::default() };
+        options.apply(words).unwrap();
         self.mounted = Some(lamassu_fuse::mount(vault, self.point.path(), &options).unwrap());
     }
 
@@ -130,6 +140,57 @@ impl Fixture {
         let path = found.next().unwrap();
         assert_eq!(found.next(), None);
         path
+    }
+}
+
+/// A store that makes a program set-uid root, moves file capabilities from one program to another, and puts a device in the place of a file.
+#[test]
+fn what_the_store_says_of_privilege_counts_only_where_it_is_asked_for() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    fs::set_permissions(f.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    for (program, name) in [("/usr/bin/id", "id"), ("/bin/cat", "donor"), ("/bin/cat", "plain"), ("/bin/cat", "device")]
+    {
+        fs::copy(program, f.path(name)).unwrap();
+    }
+    // `struct vfs_cap_data`, revision 2, effective: CAP_NET_RAW.
+    let rights = [0x0200_0001u32, 1 << 13, 0, 0, 0].map(u32::to_le_bytes).concat();
+    let attribute = "security.capability";
+    rustix::fs::setxattr(f.path("donor"), attribute, &rights, rustix::fs::XattrFlags::empty()).unwrap();
+    f.unmount();
+    let vault = f.vault(true);
+    let [id, donor, plain, device] = ["id", "donor", "plain", "device"]
+        .map(|name| f.store.path().join(vault.stored_path(std::ffi::OsStr::new(name)).unwrap()));
+    drop(vault);
+    fs::set_permissions(id, fs::Permissions::from_mode(0o4755)).unwrap();
+    let mut names = [0; 4096];
+    let len = rustix::fs::listxattr(&donor, &mut names[..]).unwrap();
+    for name in names[..len].split(|b| *b == 0).filter(|name| name.starts_with(b"user.lamassu.")) {
+        let mut value = [0; 4096];
+        let len = rustix::fs::getxattr(&donor, name, &mut value[..]).unwrap();
+        rustix::fs::setxattr(&plain, name, &value[..len], rustix::fs::XattrFlags::empty()).unwrap();
+    }
+    fs::remove_file(&device).unwrap();
+    let null = rustix::fs::makedev(1, 3);
+    let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::from_raw_mode(0o666));
+    rustix::fs::mknodat(rustix::fs::CWD, &device, kind, mode, null).unwrap();
+    for (words, trusted) in [("", false), ("allow_suid,allow_dev", true), ("allow_suid,nosuid,allow_dev,nodev", false)]
+    {
+        f.mount_with(false, words);
+        let run = |program: &str, argument: &str| {
+            let mut command = std::process::Command::new("setpriv");
+            command.args(["--reuid=1000", "--regid=1000", "--clear-groups"]).arg(f.path(program)).arg(argument);
+            String::from_utf8(command.output().unwrap().stdout).unwrap()
+        };
+        assert_eq!(run("id", "-u").trim(), if trusted { "0" } else { "1000" }, "{words}");
+        let status = run("plain", "/proc/self/status");
+        let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
+        assert_eq!(u64::from_str_radix(effective, 16).unwrap(), if trusted { 1 << 13 } else { 0 }, "{words}");
+        let opened = fs::File::open(f.path("device")).map(drop);
+        assert_eq!(opened.err().and_then(|e| e.raw_os_error()), (!trusted).then_some(libc::EACCES), "{words}");
+        f.unmount();
     }
 }
 

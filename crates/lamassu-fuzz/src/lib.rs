@@ -12,6 +12,7 @@ mod header;
 mod keys;
 mod model;
 mod page;
+mod request;
 mod tree;
 mod words;
 
@@ -43,6 +44,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "share", run: keys::share },
     Target { name: "answer", run: keys::answer },
     Target { name: "history", run: keys::history },
+    Target { name: "request", run: request::request },
 ];
 
 /// Runs one target by its name.

@@ -98,7 +98,7 @@ pub fn symlink(input: &[u8]) {
     lab.exercise();
 }
 
-/// An attribute of the file `top`: any name and value, or both behind good seals.
+/// An attribute of the file `top` or of `dir`: any name and value, or both behind good seals.
 pub fn xattr(input: &[u8]) {
     let lab = Lab::new();
     let mut bytes = Bytes::new(input);
@@ -110,30 +110,34 @@ pub fn xattr(input: &[u8]) {
         0 => name::xattr_name(&ring.outer().seal_xattr_name(plain)).into_bytes(),
         _ => [b"user.lamassu.", plain].concat(),
     };
+    let context = match mode & 4 {
+        0 => attr.clone(),
+        _ => [&attr[..], b"/", name_key(&*lab.dir()).id()].concat(),
+    };
     let value = match mode & 2 {
-        0 => seal(&ring, RecordKind::Xattr, &attr, bytes.rest()),
+        0 => seal(&ring, RecordKind::Xattr, &context, bytes.rest()),
         _ => bytes.rest().to_vec(),
     };
     // A name that no store takes is no attack.
-    let stored = lab.stored("top");
+    let stored = lab.stored(if mode & 4 == 0 { "top" } else { "dir" });
     let _ = lab.backend.root().set_xattr(Some(&stored), OsStr::from_bytes(&attr), &value, 0);
     lab.exercise();
 }
 
 /// A vault with `dir/file`, `dir/link`, `dir/` and a long name, `top`.
-struct Lab {
+pub struct Lab {
     backend: Arc<dyn Backend>,
 }
 
 impl Lab {
     /// A fresh copy of one vault.
-    fn new() -> Lab {
+    pub fn new() -> Lab {
         static MADE: OnceLock<MemoryBackend> = OnceLock::new();
         let made = MADE.get_or_init(|| make().expect("a vault in memory"));
         Lab { backend: Arc::new(made.snapshot()) }
     }
 
-    fn vault(&self) -> Vault {
+    pub fn vault(&self) -> Vault {
         open(self.backend.clone()).expect("the header is good")
     }
 

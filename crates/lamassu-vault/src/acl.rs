@@ -7,6 +7,7 @@
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::target::Target;
+use crate::xattr::Holder;
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
 use std::ffi::OsStr;
 use std::io as stdio;
@@ -168,10 +169,16 @@ impl Inherited {
 
     /// Stores the lists by `set`. Returns the mode: where the store keeps no attributes (of fifos and devices, say) one by which nobody gets more than
     /// the list would give.
-    pub fn store(&self, vault: &Vault, mode: u32, set: impl Fn(&OsStr, &[u8]) -> stdio::Result<()>) -> Result<u32> {
+    pub fn store(
+        &self,
+        vault: &Vault,
+        holder: Holder,
+        mode: u32,
+        set: impl Fn(&OsStr, &[u8]) -> stdio::Result<()>,
+    ) -> Result<u32> {
         let bytes = self.acl.to_bytes();
         let put = |which: Which| {
-            let (stored, sealed) = vault.seal_attr(which.name(), &bytes)?;
+            let (stored, sealed) = vault.seal_attr(holder, which.name(), &bytes)?;
             set(&stored, &sealed).map_err(io("inherit an access control list"))
         };
         if self.kind == Kind::Dir {
@@ -223,7 +230,7 @@ impl Vault {
         let (target, st) = self.target(ino)?;
         match (which, st.kind) {
             (_, Kind::Symlink) => Err(VaultError::Unsupported),
-            (Which::Default, Kind::Dir) => self.store_attr(&target, which.name(), value, flags),
+            (Which::Default, Kind::Dir) => self.store_attr(&target, ino, which.name(), value, flags),
             (Which::Default, _) => Err(errno("set a default access control list", libc::EACCES)),
             (Which::Access, _) => self.set_access(ino, &target, st.mode, &acl, flags),
         }
@@ -242,7 +249,7 @@ impl Vault {
             // A damaged list cannot be put back, and keeps everyone out whom the mode does not name: without it nobody may get more.
             let Some(before) = &before else { return };
             let undone = match before {
-                Some(value) => self.store_attr(target, name, value, SetXattr::Any),
+                Some(value) => self.store_attr(target, ino, name, value, SetXattr::Any),
                 None => self.drop_list(ino, target, Which::Access),
             };
             if let Err(error) = undone.and_then(|()| target.set_mode(old).map_err(io("set the mode"))) {
@@ -262,7 +269,7 @@ impl Vault {
         if acl.is_minimal() {
             self.drop_list(ino, target, Which::Access)?;
         } else {
-            self.store_attr(target, Which::Access.name(), &acl.to_bytes(), flags)?;
+            self.store_attr(target, ino, Which::Access.name(), &acl.to_bytes(), flags)?;
         }
         if both == new { Ok(()) } else { set_mode(new) }
     }

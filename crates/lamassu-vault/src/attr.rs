@@ -5,6 +5,7 @@ use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::CachedSize;
 use crate::target::Target;
+use crate::xattr::Holder;
 use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
 use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
@@ -213,7 +214,7 @@ impl Vault {
         Ok(st)
     }
 
-    /// Applies owner and mode to an entry just made, where they are not what was asked for. The owner first: changing it clears setuid.
+    /// Applies owner and mode to an entry just made that is no directory, where they are not what was asked for. The owner first: changing it clears setuid.
     pub(crate) fn own_entry(&self, dir: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
         let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
         let mut changed = false;
@@ -222,7 +223,7 @@ impl Vault {
             changed = true;
         }
         let set = |attr: &OsStr, value: &[u8]| dir.handle.set_xattr(Some(stored), attr, value, 0);
-        if let Some(mode) = self.store_inherited(wanted, set)?
+        if let Some(mode) = self.store_inherited(wanted, Holder::File, set)?
             && (changed || st.mode != mode)
         {
             dir.handle.set_mode_entry(stored, mode).map_err(io("set the mode"))?;
@@ -235,10 +236,11 @@ impl Vault {
     pub(crate) fn store_inherited(
         &self,
         wanted: &Wanted,
+        holder: Holder,
         set: impl Fn(&OsStr, &[u8]) -> std::io::Result<()>,
     ) -> Result<Option<u32>> {
         match (wanted.mode, &wanted.inherited) {
-            (Some(mode), Some(inherited)) => inherited.store(self, mode, set).map(Some),
+            (Some(mode), Some(inherited)) => inherited.store(self, holder, mode, set).map(Some),
             (mode, _) => Ok(mode),
         }
     }

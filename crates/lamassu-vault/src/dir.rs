@@ -107,7 +107,9 @@ impl Vault {
         let names = self.names(&open.dir)?;
         let from = cookie.saturating_sub(FIRST);
         let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
-        for (at, listed) in (from + FIRST + 1..).zip(entries.iter().skip(skipped)) {
+        // Any cookie may be asked for (seekdir(3)): where there are no entries left, none is counted on from.
+        for (index, listed) in entries.iter().enumerate().skip(skipped) {
+            let at = index as u64 + FIRST + 1;
             match names.open(&*open.dir.handle, &listed.name) {
                 Ok(None) => {}
                 Ok(Some(name)) => {

@@ -3,6 +3,7 @@
 use crate::error::{io, is_not_found};
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, Names, RecordFault, StoredName};
+use crate::staging::lending;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::DIR_RECORD;
@@ -10,6 +11,7 @@ use lamassu_store::BackendDir;
 use lru::LruCache;
 use parking_lot::Mutex;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -109,7 +111,14 @@ impl Vault {
         if let Some(names) = dir.names.get() {
             return Ok(names);
         }
-        let names = self.read_names(&*dir.handle).map_err(|fault| {
+        let read = match self.read_names(&*dir.handle) {
+            // Who owns a directory that nobody may search may still list it, and keeps its attributes, whose seal names its id.
+            Err(RecordFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
+                self.read_names(&*lending(&dir.handle))
+            }
+            other => other,
+        };
+        let names = read.map_err(|fault| {
             let stored = self.path_in(dir.ino, OsStr::new(DIR_RECORD));
             tracing::error!(record = %stored.display(), "a directory record does not open: {fault}");
             VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }

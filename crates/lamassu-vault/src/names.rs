@@ -71,6 +71,14 @@ impl Names {
         })
     }
 
+    /// The id of the directory, where it has one.
+    pub fn dir_id(&self) -> Option<[u8; 16]> {
+        match self {
+            Names::Plain { .. } => None,
+            Names::Sealed { key, .. } => Some(*key.id()),
+        }
+    }
+
     /// The stored form of a plain name.
     pub fn seal(&self, plain: &OsStr) -> Result<StoredName> {
         let bytes = plain.as_bytes();
@@ -187,8 +195,8 @@ pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdi
     written
 }
 
-/// Makes the record of a new directory.
-pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<()> {
+/// Makes the record of a new directory. Returns the directory's id.
+pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<[u8; 16]> {
     let mut id = [0; 16];
     lamassu_crypto::random(&mut id)?;
     let secret = Secret::<32>::random()?;
@@ -196,7 +204,8 @@ pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<()> 
     DirRecord { id, secret: secret.expose() }.encode_into(&mut content);
     let content = Secret::new(&mut content);
     let sealed = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
-    write_text(dir, OsStr::new(name::DIR_RECORD), &name::encode(&sealed)).map_err(io("create a directory record"))
+    write_text(dir, OsStr::new(name::DIR_RECORD), &name::encode(&sealed)).map_err(io("create a directory record"))?;
+    Ok(id)
 }
 
 /// Why a directory record does not open.

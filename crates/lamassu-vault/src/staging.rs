@@ -7,6 +7,7 @@ use crate::attr::Wanted;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found, is_unsupported};
 use crate::names;
+use crate::xattr::Holder;
 use crate::{Kind, RenameMode, Result, Vault};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
@@ -212,15 +213,16 @@ impl Vault {
 
     fn fill_staged(&self, staging: &dyn BackendDir, name: &OsStr, wanted: &Wanted) -> Result<Arc<dyn BackendDir>> {
         let dir = staging.open_dir(name).map_err(io("create a directory"))?;
-        if self.name_mode == NameMode::Encrypted {
-            names::create_record(&self.ctx.ring, &*dir)?;
-        }
+        let id = match self.name_mode {
+            NameMode::Encrypted => Some(names::create_record(&self.ctx.ring, &*dir)?),
+            NameMode::Plain => None,
+        };
         let st = dir.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             dir.set_owner(uid, gid).map_err(io("set the owner"))?;
         }
         let set = |attr: &OsStr, value: &[u8]| dir.set_xattr(None, attr, value, 0);
-        if let Some(mode) = self.store_inherited(wanted, set)? {
+        if let Some(mode) = self.store_inherited(wanted, Holder::Dir(id), set)? {
             dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
         }
         Ok(dir)

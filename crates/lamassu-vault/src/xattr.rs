@@ -4,7 +4,7 @@
 use crate::acl::Which;
 use crate::error::{errno, io};
 use crate::target::Target;
-use crate::{Ino, Result, SetXattr, Vault, VaultError};
+use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
 use lamassu_crypto::KeyRing;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
@@ -39,24 +39,43 @@ fn is_absent(e: &stdio::Error) -> bool {
     e.raw_os_error() == Some(libc::ENODATA)
 }
 
-/// The context of a value's seal: its stored name.
-fn context(stored: &OsStr) -> &[u8] {
-    stored.as_bytes()
+/// What a value is bound to beside the name of its attribute (`docs/adr/0009-what-attributes-are-bound-to.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// A file has no id that lasts as long as it does: any file.
+    File,
+    /// A directory, by the id in its record. With plain names there is none: any directory.
+    Dir(Option<[u8; 16]>),
+}
+
+/// The context of a value's seal: its stored name, and behind it what no name holds, a slash and the id, for a directory.
+fn context(stored: &OsStr, holder: Holder) -> Vec<u8> {
+    let mut context = stored.as_bytes().to_vec();
+    if let Holder::Dir(id) = holder {
+        context.push(b'/');
+        context.extend(id.into_iter().flatten());
+    }
+    context
 }
 
 /// Opens the value of a stored attribute.
-pub(crate) fn open_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> std::result::Result<Vec<u8>, OpenError> {
-    ring.open_record(RecordKind::Xattr, context(stored), value)
+pub(crate) fn open_value(
+    ring: &KeyRing,
+    stored: &OsStr,
+    holder: Holder,
+    value: &[u8],
+) -> std::result::Result<Vec<u8>, OpenError> {
+    ring.open_record(RecordKind::Xattr, &context(stored, holder), value)
 }
 
 /// Which epoch sealed the value of a stored attribute.
-pub(crate) fn value_epoch(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> Option<u32> {
-    ring.record_epoch(RecordKind::Xattr, context(stored), value)
+pub(crate) fn value_epoch(ring: &KeyRing, stored: &OsStr, holder: Holder, value: &[u8]) -> Option<u32> {
+    ring.record_epoch(RecordKind::Xattr, &context(stored, holder), value)
 }
 
 /// Seals a value under the newest epoch.
-pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, value: &[u8]) -> Result<Vec<u8>> {
-    Ok(ring.outer().seal_record(RecordKind::Xattr, context(stored), value)?)
+pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, holder: Holder, value: &[u8]) -> Result<Vec<u8>> {
+    Ok(ring.outer().seal_record(RecordKind::Xattr, &context(stored, holder), value)?)
 }
 
 /// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would be two in a listing, counts as one
@@ -71,6 +90,16 @@ pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::R
 }
 
 impl Vault {
+    /// What the attributes of `ino`, which is `target`, are bound to. The caller holds the tree lock.
+    pub(crate) fn holder(&self, target: &Target, ino: Ino) -> Result<Holder> {
+        let dir = match target {
+            Target::Root(dir) => dir.clone(),
+            Target::Entry { .. } if self.nodes.lock().kind(ino) == Some(Kind::Dir) => self.dir(ino)?,
+            Target::Entry { .. } | Target::Open(_) => return Ok(Holder::File),
+        };
+        Ok(Holder::Dir(self.names(&dir)?.dir_id()))
+    }
+
     /// The names `name` may be stored under, the newest epoch's first.
     fn stored_attrs(&self, name: &OsStr) -> Result<Vec<OsString>> {
         let plain = name.as_bytes();
@@ -111,7 +140,9 @@ impl Vault {
         for attr in &stored {
             match target.get_xattr(attr) {
                 Ok(value) => {
-                    return open_value(&self.ctx.ring, attr, &value).map_err(|e| self.damaged_attr(ino, attr, e));
+                    let holder = self.holder(target, ino)?;
+                    return open_value(&self.ctx.ring, attr, holder, &value)
+                        .map_err(|e| self.damaged_attr(ino, attr, e));
                 }
                 Err(e) if is_absent(&e) => {}
                 // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
@@ -144,17 +175,24 @@ impl Vault {
         }
         check_namespace(name)?;
         let (target, _) = self.target(ino)?;
-        self.store_attr(&target, name, value, mode)
+        self.store_attr(&target, ino, name, value, mode)
     }
 
     /// Name and value as they are stored.
-    pub(crate) fn seal_attr(&self, name: &OsStr, value: &[u8]) -> Result<(OsString, Vec<u8>)> {
+    pub(crate) fn seal_attr(&self, holder: Holder, name: &OsStr, value: &[u8]) -> Result<(OsString, Vec<u8>)> {
         let newest = self.stored_attrs(name)?.into_iter().next().ok_or(VaultError::NoAttribute)?;
-        let sealed = self.ctx.ring.outer().seal_record(RecordKind::Xattr, context(&newest), value)?;
+        let sealed = seal_value(&self.ctx.ring, &newest, holder, value)?;
         Ok((newest, sealed))
     }
 
-    pub(crate) fn store_attr(&self, target: &Target, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
+    pub(crate) fn store_attr(
+        &self,
+        target: &Target,
+        ino: Ino,
+        name: &OsStr,
+        value: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
         let stored = self.stored_attrs(name)?;
         if value.len() > VALUE_MAX {
             return Err(errno("set an attribute", libc::E2BIG));
@@ -167,7 +205,7 @@ impl Vault {
             (SetXattr::Replace, false) => libc::XATTR_REPLACE,
             (SetXattr::Replace, true) | (SetXattr::Any, _) => 0,
         };
-        let sealed = self.ctx.ring.outer().seal_record(RecordKind::Xattr, context(newest), value)?;
+        let sealed = seal_value(&self.ctx.ring, newest, self.holder(target, ino)?, value)?;
         target.set_xattr(newest, &sealed, flags).map_err(io("set an attribute"))?;
         if is_older {
             for attr in older {

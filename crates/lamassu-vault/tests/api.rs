@@ -237,9 +237,44 @@ fn extended_attributes_are_kept_and_hidden() {
     });
 }
 
+/// An ordinary user's own directory, read and not searched: its attributes, whose seal names the id in a record that cannot be reached, are there as on
+/// a local file system. In a process of an ordinary user.
+#[test]
+fn attributes_of_a_directory_that_may_not_be_searched() {
+    use std::os::unix::fs::PermissionsExt;
+    if rustix::process::getuid().is_root() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let copy = dir.path().join("test");
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        let mut again = std::process::Command::new("setpriv");
+        again.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(copy).env("TMPDIR", dir.path());
+        let out = again.args(["--exact", "attributes_of_a_directory_that_may_not_be_searched"]).output().unwrap();
+        let text = [out.stdout, out.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        assert!(out.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let (recipe, (_dir, backend)) = (Recipe::default(), local());
+    let v = recipe.make(&backend);
+    let ino = v.dir("shut");
+    v.set_xattr(ino, n("user.note"), b"kept", SetXattr::Any).unwrap();
+    let mode = |mode| v.setattr(ino, None, &SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
+    mode(0o600);
+    v.close().unwrap();
+    drop(v);
+    let v = recipe.open(&backend).unwrap();
+    let ino = v.ino("shut");
+    assert_eq!(v.get_xattr(ino, n("user.note")).unwrap(), b"kept");
+    v.set_xattr(ino, n("user.note"), b"changed", SetXattr::Replace).unwrap();
+    assert_eq!(v.getattr(ino, None).unwrap().mode & 0o777, 0o600);
+    v.setattr(ino, None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }).unwrap();
+    v.clean();
+}
+
 #[test]
 fn attributes_are_of_the_namespaces_that_local_file_systems_know() {
-    let (recipe, backend) = (Recipe::default(), memory());
+    // Plain names: directories have no id that the seal below would have to name.
+    let (recipe, backend) = (Recipe::plain(), memory());
     let v = recipe.make(&backend);
     let unsupported = |done: Result<()>, name: &str| assert!(matches!(done, Err(VaultError::Unsupported)), "{name}");
     for name in ["foo", "user", "User.x", "system.nfs4_acl", "btrfs.compression", "lamassu.x"] {
@@ -257,7 +292,8 @@ fn attributes_are_of_the_namespaces_that_local_file_systems_know() {
     // One from before there was this rule is not lost.
     let ring = recipe.ring();
     let stored = xattr_name(&ring.seal_xattr_names(b"foo")[0]);
-    let sealed = ring.outer().seal_record(RecordKind::Xattr, stored.as_bytes(), b"kept").unwrap();
+    let context = [stored.as_bytes(), b"/"].concat();
+    let sealed = ring.outer().seal_record(RecordKind::Xattr, &context, b"kept").unwrap();
     backend.root().set_xattr(None, n(&stored), &sealed, 0).unwrap();
     assert_eq!(v.list_xattr(ROOT).unwrap(), [b"foo".to_vec()]);
     assert_eq!(v.get_xattr(ROOT, n("foo")).unwrap(), b"kept");

@@ -6,6 +6,7 @@
 mod common;
 
 use common::*;
+use lamassu_format::header::NameMode;
 use lamassu_format::name::{DIR_RECORD, LOST};
 use lamassu_store::Backend;
 use lamassu_vault::*;
@@ -367,6 +368,59 @@ fn attributes_are_authenticated_and_bound_to_their_names() {
     let problems = v.check(&[], false, &Quiet).unwrap().problems;
     assert_eq!(problems.len(), 3);
     assert!(problems.iter().all(|p| p.kind == "xattr"));
+}
+
+/// The value of one attribute, and the list that new entries inherit, exchanged by the store between entries: refused wherever a directory takes part.
+#[test]
+fn attributes_of_directories_open_there_alone() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let (_dir, backend) = local();
+        let v = recipe.make(&backend);
+        let default = n("system.posix_acl_default");
+        // Everybody may do everything; nobody but the owner anything.
+        let lists = [0o777u32, 0o700].map(|mode| {
+            let entry =
+                |tag: u16, perm: u32| [tag.to_le_bytes(), (perm as u16).to_le_bytes(), [255; 2], [255; 2]].concat();
+            [&[2, 0, 0, 0][..], &entry(1, mode >> 6 & 7), &entry(4, mode >> 3 & 7), &entry(32, mode & 7)].concat()
+        });
+        for (path, list) in [("open", &lists[0]), ("shut", &lists[1])] {
+            v.dir(path);
+            v.set_xattr(v.ino(path), default, list, SetXattr::Any).unwrap();
+            v.set_xattr(v.ino(path), n("user.of"), path.as_bytes(), SetXattr::Any).unwrap();
+        }
+        v.put("file", b"x");
+        v.set_xattr(v.ino("file"), n("user.of"), b"file", SetXattr::Any).unwrap();
+        // Entries made inside go by their directory's id as well.
+        v.dir("shut/below");
+        assert_eq!(v.get_xattr(v.ino("shut/below"), default).unwrap(), lists[1]);
+        v.clean();
+        let root = backend.root();
+        let stored = |path| v.stored_path(n(path)).unwrap().into_os_string();
+        let values = |path| -> Vec<_> {
+            let ours = |attr: &std::ffi::OsString| attr.as_bytes().starts_with(b"user.lamassu.");
+            let attrs = root.list_xattr(Some(&stored(path))).unwrap().into_iter().filter(ours);
+            attrs.map(|attr| (attr.clone(), root.get_xattr(Some(&stored(path)), &attr).unwrap())).collect()
+        };
+        let bound = recipe.names == NameMode::Encrypted;
+        for (to, from, opens) in [("shut", "open", !bound), ("shut", "file", false), ("file", "shut", false)] {
+            let (before, others) = (values(to), values(from));
+            for (attr, value) in others.iter().filter(|(attr, _)| before.iter().any(|(ours, _)| ours == attr)) {
+                root.set_xattr(Some(&stored(to)), attr, value, 0).unwrap();
+            }
+            let got = v.get_xattr(v.ino(to), n("user.of"));
+            match opens {
+                true => assert_eq!(got.unwrap(), from.as_bytes()),
+                false => assert!(matches!(got, Err(VaultError::Damaged { what: "attribute", .. })), "{to}, {from}"),
+            }
+            if (to, opens) == ("shut", false) && from == "open" {
+                assert!(v.mkdir(v.ino(to), n("new"), 0o777, me()).is_err(), "nothing inherits another's list");
+            }
+            let problems = v.check(&[], false, &Quiet).unwrap().problems;
+            assert_eq!(problems.iter().any(|p| p.kind == "xattr"), !opens);
+            before.iter().for_each(|(attr, value)| root.set_xattr(Some(&stored(to)), attr, value, 0).unwrap());
+        }
+        v.clean();
+    }
 }
 
 #[test]

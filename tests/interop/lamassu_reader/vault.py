@@ -186,6 +186,7 @@ class Vault:
                 raise
             return {}
         found: dict[bytes, tuple[int, bytes]] = {}
+        holder = None
         for stored in sorted(stored_names):
             if not stored.startswith(XATTR_PREFIX):
                 continue
@@ -194,17 +195,25 @@ class Vault:
             n, name = self._xattr_name(sealed, where)
             if b"\0" in name:
                 raise Damage(where, "the attribute name holds a NUL")
+            if holder is None:
+                holder = self._holder(entry)
             value = records.open_record(
                 self.header.suite,
                 self.header.outer,
                 records.XATTR,
-                stored.encode("ascii"),
+                stored.encode("ascii") + holder,
                 os.getxattr(entry.store, stored, follow_symlinks=False),
                 where,
             )
             if name not in found or n < found[name][0]:  # the newest epoch wins
                 found[name] = (n, value)
         return {name: value for name, (_, value) in sorted(found.items())}
+
+    def _holder(self, entry: Entry) -> bytes:
+        """What the context of an entry's attributes has behind their stored names."""
+        if entry.type != "d":
+            return b""
+        return b"/" if self.header.plain_names else b"/" + self._directory_keys(entry.store).id
 
     def _xattr_name(self, sealed: bytes, where: str) -> tuple[int, bytes]:
         """The epoch (0 is the newest) and the name behind a sealed attribute name."""

@@ -86,19 +86,24 @@ fn system_time(t: Time) -> SystemTime {
     whole.and_then(|w| w.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// What `fuser` decoded back into the request's seconds and nanoseconds. For times before 1970 fuser 0.18 subtracts the nanoseconds that
-/// should be added (`system_time_from_time`), so the inverse here takes the distance to 1970 apart as it was put together.
+/// What `fuser` decoded, as the request's seconds and nanoseconds: the latter count forward, before 1970 too. Every value of 64 bits is taken.
 pub(super) fn set_time(t: Option<TimeOrNow>) -> Option<SetTime> {
     t.map(|t| match t {
         TimeOrNow::Now => SetTime::Now,
         TimeOrNow::SpecificTime(t) => SetTime::At(match t.duration_since(SystemTime::UNIX_EPOCH) {
             Ok(d) => Time { seconds: i64::try_from(d.as_secs()).unwrap_or(i64::MAX), nanos: d.subsec_nanos() },
-            Err(e) => Time {
-                seconds: 0i64.saturating_sub_unsigned(e.duration().as_secs()),
-                nanos: e.duration().subsec_nanos(),
-            },
+            Err(e) => before_epoch(e.duration()),
         }),
     })
+}
+
+/// The time so long before 1970.
+fn before_epoch(distance: Duration) -> Time {
+    let seconds = 0i64.saturating_sub_unsigned(distance.as_secs());
+    match distance.subsec_nanos() {
+        0 => Time { seconds, nanos: 0 },
+        nanos => Time { seconds: seconds.saturating_sub(1), nanos: 1_000_000_000 - nanos },
+    }
 }
 
 /// How to open for these flags. With the write-back cache the kernel reads through write-only handles (to fill partial pages), so a
@@ -142,29 +147,21 @@ pub(super) fn without_privileges(attr: &Attr, is_in_group: impl FnOnce(u32) -> b
 mod tests {
     use super::*;
 
-    /// fuser's own decoding, as of 0.18.
-    fn fuser_decodes(seconds: i64, nanos: u32) -> SystemTime {
-        if seconds >= 0 {
-            SystemTime::UNIX_EPOCH + Duration::new(seconds as u64, nanos)
-        } else {
-            SystemTime::UNIX_EPOCH - Duration::new(seconds.unsigned_abs(), nanos)
-        }
-    }
-
     #[test]
     fn times_survive_both_ways() {
-        for (seconds, nanos) in [(0, 0), (1, 999_999_999), (-1, 0), (-2, 800_000_000), (1 << 40, 7), (-(1 << 40), 7)] {
-            let t = TimeOrNow::SpecificTime(fuser_decodes(seconds, nanos));
-            assert_eq!(set_time(Some(t)), Some(SetTime::At(Time { seconds, nanos })));
-            let s = system_time(Time { seconds, nanos });
-            let expect = if seconds >= 0 {
-                SystemTime::UNIX_EPOCH + Duration::new(seconds as u64, nanos)
-            } else {
-                SystemTime::UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs())
-                    + Duration::from_nanos(nanos.into())
-            };
-            assert_eq!(s, expect);
+        const LAST: u32 = 999_999_999;
+        let ends =
+            [(i64::MIN, 0), (i64::MIN, 1), (i64::MIN, LAST), (i64::MIN + 1, 0), (i64::MIN + 1, LAST), (i64::MAX, LAST)];
+        let others = [(0, 0), (1, LAST), (-1, 0), (-1, 1), (-2, 800_000_000), (1 << 40, 7), (-(1 << 40), 7)];
+        for (seconds, nanos) in ends.into_iter().chain(others) {
+            let time = Time { seconds, nanos };
+            let kernels = system_time(time);
+            assert_eq!(set_time(Some(TimeOrNow::SpecificTime(kernels))), Some(SetTime::At(time)));
+            if seconds == -2 {
+                assert_eq!(kernels, SystemTime::UNIX_EPOCH - Duration::from_millis(1200));
+            }
         }
+        // No kernel has so many nanoseconds.
         system_time(Time { seconds: i64::MIN, nanos: u32::MAX });
         system_time(Time { seconds: i64::MAX, nanos: u32::MAX });
     }

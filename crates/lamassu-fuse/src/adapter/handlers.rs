@@ -21,6 +21,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+/// The longest read. The kernel asks for [`crate::MountOptions::max_read`] at most; room is made for whatever is asked.
+const READ_LEN_MAX: u32 = 16 << 20;
 /// Bytes copied for one request: the caller asks again for the rest, and can be interrupted in between.
 const COPY_LEN_MAX: u64 = 256 << 20;
 
@@ -221,6 +223,9 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        if size > READ_LEN_MAX {
+            return reply.error(Errno::EINVAL);
+        }
         let at = offset..offset.saturating_add(size.into());
         // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);

@@ -226,8 +226,9 @@ impl<F: FileSystem> Shared<F> {
     fn drop_use(self: &Arc<Self>, ino: Ino, writes: bool) {
         let mut all = self.uses.lock();
         let Some(uses) = all.get_mut(&ino) else { return };
-        uses.handles -= 1;
-        uses.writers -= u32::from(writes);
+        // Of what the request says, not of what was opened: to be counted down to nothing at most.
+        uses.handles = uses.handles.saturating_sub(1);
+        uses.writers = uses.writers.saturating_sub(u32::from(writes));
         if uses.handles > 0 {
             return;
         }

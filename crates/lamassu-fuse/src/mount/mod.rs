@@ -3,9 +3,14 @@
 //! The mount itself is made here rather than by `fuser`: its session, when it mounts for one user, refuses requests of any other uid, also the
 //! kernel's own (uid 0) that write times back later, which would lose them. The kernel does that check better.
 
+#[cfg(feature = "testing")]
+mod served;
 mod sys;
 #[cfg(test)]
 mod tests;
+
+#[cfg(feature = "testing")]
+pub use served::{Served, serve};
 
 use crate::adapter::{Adapter, KernelCache, Shared};
 use crate::control::Calls;

@@ -36,6 +36,48 @@ fn panics_become_errors_and_the_mount_lives_on() {
     assert!(matches!(control::status(point.path()), Err(control::ControlError::NotMounted(_))));
 }
 
+/// Panics before any of our own code could catch it.
+struct Falls;
+
+impl fuser::Filesystem for Falls {
+    fn lookup(&self, _: &fuser::Request, _: fuser::INodeNo, _: &std::ffi::OsStr, _: fuser::ReplyEntry) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn a_panic_in_a_request_thread_answers_the_request_and_ends_nothing() {
+    use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+    let (kernel, device) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let ask = |opcode: u32, unique: u64, rest: &[u8]| {
+        let len = 40 + rest.len() as u32;
+        let header =
+            [&len.to_le_bytes()[..], &opcode.to_le_bytes(), &unique.to_le_bytes(), &1u64.to_le_bytes(), &[0; 16]];
+        send(&kernel, &[&header.concat(), rest].concat(), SendFlags::empty()).unwrap();
+    };
+    // The error of the first answer to a request. A second one, which a kernel refuses, may come to one that panicked.
+    let answer_to = |unique: u64| loop {
+        let mut bytes = [0; 256];
+        assert!(recv(&kernel, &mut bytes[..], RecvFlags::empty()).unwrap().0 >= 16);
+        if bytes[8..16] == unique.to_le_bytes() {
+            return -i32::from_le_bytes(bytes[4..8].try_into().unwrap());
+        }
+    };
+    let (init, lookup, getattr) = (26, 1, 3);
+    ask(init, 1, &[7u32, 31, 0, 0].map(u32::to_le_bytes).concat());
+    let config = fuser::Config::default();
+    let session = fuser::Session::from_fd(Falls, device, fuser::SessionACL::All, config).unwrap().spawn().unwrap();
+    assert_eq!(answer_to(1), 0);
+    for unique in 2..10 {
+        ask(lookup, unique, b"name\0");
+        assert_eq!(answer_to(unique), libc::EIO);
+    }
+    ask(getattr, 10, &[0; 16]);
+    assert_eq!(answer_to(10), libc::ENOSYS);
+    drop(kernel);
+    drop(session);
+}
+
 #[test]
 fn a_request_that_the_end_of_the_mount_cut_off_is_no_error() {
     let ended = |errno| of_unmounting(Err(std::io::Error::from_raw_os_error(errno)));

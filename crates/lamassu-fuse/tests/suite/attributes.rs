@@ -82,6 +82,46 @@ pub fn times_to_the_nanosecond(dir: &Path) {
     assert_eq!((meta.mtime(), meta.mtime_nsec(), meta.len()), (20, 2, 100_000));
 }
 
+/// Whatever the 64 bits of a time hold, the call is answered, and so is whoever calls next. By system calls of our own: a library might look at the values.
+pub fn times_at_the_ends_of_the_range(dir: &Path) {
+    let path = dir.join("f");
+    fs::write(&path, b"x").unwrap();
+    if is_root() {
+        // Any user who owns a file there can do this.
+        chown(&path, Some(1000), Some(1000)).unwrap();
+        fs::set_permissions(dir, Permissions::from_mode(0o777)).unwrap();
+    }
+    let call = || {
+        let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).unwrap();
+        let seconds = [i64::MIN, i64::MIN + 1, i64::MIN + 2, i64::MIN / 1_000_000_000, -1, i64::MAX - 1, i64::MAX];
+        for (a, m) in seconds.into_iter().flat_map(|a| seconds.map(|m| (a, m))) {
+            for nanos in [0, 1, 500_000_000, 999_999_999, 1_000_000_000, -1, i64::MAX, i64::MIN] {
+                let times = [(a, nanos), (m, 999_999_999)].map(|(tv_sec, tv_nsec)| libc::timespec { tv_sec, tv_nsec });
+                // SAFETY: a path that ends in a zero and two times, all alive during the call.
+                let rc =
+                    unsafe { libc::syscall(libc::SYS_utimensat, libc::AT_FDCWD, name.as_ptr(), times.as_ptr(), 0) };
+                let error = (rc != 0).then(|| std::io::Error::last_os_error().raw_os_error());
+                // The kernel itself refuses what are no nanoseconds; a store below may refuse a time it cannot keep.
+                assert!(
+                    matches!(error, None | Some(Some(libc::EINVAL | libc::ERANGE | libc::EOVERFLOW))),
+                    "{a}, {m}, {nanos}: {error:?}"
+                );
+            }
+        }
+    };
+    if is_root() {
+        as_user(1000, call)
+    } else {
+        call()
+    }
+    // More requests than there are request threads.
+    for i in 0..100 {
+        assert_eq!(fs::read(&path).unwrap(), b"x");
+        fs::metadata(&path).unwrap();
+        fs::write(dir.join(format!("g{i}")), b"y").unwrap();
+    }
+}
+
 pub fn sizes_and_times_follow_writes(dir: &Path) {
     let path = dir.join("f");
     let file = read_write(&path);

@@ -306,7 +306,7 @@ pub trait BackendDir: Send + Sync {
         let _ = write;
         Err(errno(libc::EOPNOTSUPP))
     }
-    /// This directory for looking into it although its owner, who we are, may not: opening, stat and making of directories in it, listing it, and
+    /// This directory for looking into it although its owner, who we are, may not: opening, reading links, stat and making of directories in it, listing it, and
     /// `as_backend` lend it the permission, each for the moment of one system call, which no stat of this process shows and which undoes no chmod. What is
     /// opened so lends nothing. `None` where the store denies nobody.
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {

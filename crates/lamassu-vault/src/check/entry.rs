@@ -6,13 +6,14 @@ use crate::error::is_not_found;
 use crate::inode::StoreId;
 use crate::names::read_text;
 use crate::symlink::{self, LinkFault};
+use crate::xattr::Holder;
 use crate::{Dataset, Kind, VaultError, xattr};
 use lamassu_format::name::{LINK_PREFIX, decode};
 use lamassu_store::backend::Stat;
 use lamassu_store::file::{Damage, DamageKind, FileCheck};
 use lamassu_store::{BackendDir, File, StoreError};
 use std::collections::HashSet;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
@@ -58,7 +59,7 @@ impl Checker<'_> {
                 Ok(false) | Err(_) => {}
             }
         }
-        self.xattrs_of(at, &at.dir, Some(&at.name));
+        self.xattrs_of(at, &at.dir, Some(&at.name), st.kind);
         match st.kind {
             Kind::File => self.file(at, &st),
             Kind::Dir => {}
@@ -155,13 +156,32 @@ impl Checker<'_> {
         });
     }
 
+    /// What the attributes of an entry of `dir`, or of `dir` itself, are bound to.
+    fn holder(&self, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) -> Option<Holder> {
+        if of != Kind::Dir {
+            return Some(Holder::File);
+        }
+        let opened = match name {
+            Some(name) => dir.open_dir(name).ok()?,
+            None => dir.clone(),
+        };
+        Some(Holder::Dir(self.vault.read_names(&*opened).ok()?.dir_id()))
+    }
+
     /// Checks the attributes of an entry of `dir`, or of `dir` itself.
-    pub(super) fn xattrs_of(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>) {
+    pub(super) fn xattrs_of(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) {
         let listed = match dir.list_xattr(name) {
             Ok(listed) => listed,
             Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT)) => return,
             Err(e) => return self.note_io(at, "its attributes cannot be listed", &e),
         };
+        let ring = &self.vault.ctx.ring;
+        let is_ours = |attr: &OsString| xattr::open_name(ring, attr).is_some();
+        if !listed.iter().any(is_ours) {
+            return;
+        }
+        // A record that does not open is reported for itself; the attributes go with it.
+        let Some(holder) = self.holder(dir, name, of) else { return };
         for attr in listed {
             let ring = &self.vault.ctx.ring;
             let shown = attr.to_string_lossy();
@@ -169,7 +189,7 @@ impl Checker<'_> {
                 None => continue,
                 Some(Err(e)) => Some((kind::XATTR, format!("the name of {shown} does not open: {e}"))),
                 Some(Ok(_)) => match dir.get_xattr(name, &attr) {
-                    Ok(value) => xattr::open_value(ring, &attr, &value)
+                    Ok(value) => xattr::open_value(ring, &attr, holder, &value)
                         .err()
                         .map(|e| (kind::XATTR, format!("the value of {shown} does not open: {e}"))),
                     // Nothing is known of the attribute then: an owner who is not root may list those of a file of mode 000, but read none.

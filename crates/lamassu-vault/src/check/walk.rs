@@ -132,7 +132,7 @@ impl Checker<'_> {
         self.report.directories += 1;
         let at = &visit.at;
         if visit.is_root {
-            self.xattrs_of(at, dir, None);
+            self.xattrs_of(at, dir, None, Kind::Dir);
         }
         let names = match self.vault.read_names(&**dir) {
             Ok(names) => Some(names),

@@ -74,11 +74,12 @@ impl Run<'_> {
             Err(e) if e.raw_os_error() == Some(libc::ENODATA) => return Ok(Todo::Nothing),
             other => other.map_err(io("get an attribute"))?,
         };
-        if newest == attr && value_epoch(ring, attr, &value) == Some(ring.newest().1) {
+        let holder = vault.holder(target, ino)?;
+        if newest == attr && value_epoch(ring, attr, holder, &value) == Some(ring.newest().1) {
             return Ok(Todo::Nothing);
         }
-        let value = open_value(ring, attr, &value).map_err(|_| damaged())?;
-        let sealed = crate::xattr::seal_value(ring, &newest, &value)?;
+        let value = open_value(ring, attr, holder, &value).map_err(|_| damaged())?;
+        let sealed = crate::xattr::seal_value(ring, &newest, holder, &value)?;
         Ok(Todo::Reseal { newest, sealed })
     }
 }

@@ -73,7 +73,7 @@ pub struct Args {
     #[arg(long, conflicts_with_all = ["integrity", "durability", "threads", "idle", "delegate"])]
     passthrough: bool,
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=auto|always|thread|never (all
-    /// of them: docs/cli.md); and key=, integrity=, cache=, durability=, which count where the option of that name is not given
+    /// of them: docs/cli.md), allow_dev and allow_suid (which TRUST THE STORE: its device numbers, set-uid bits, owners and file capabilities then count); and key=, integrity=, cache=, durability=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
     /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s

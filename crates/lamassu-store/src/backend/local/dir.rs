@@ -145,7 +145,8 @@ impl BackendDir for LocalDir {
     }
 
     fn read_link(&self, name: &OsStr) -> io::Result<OsString> {
-        let target = rustix::fs::readlinkat(self.fd(), check_name(name)?, Vec::new())?;
+        let name = check_name(name)?;
+        let target = self.search(|| rustix::fs::readlinkat(self.fd(), name, Vec::new()))?;
         Ok(OsString::from_vec(target.into_bytes()))
     }
 

@@ -1,6 +1,8 @@
 //! Writes `fuzz/seeds` from `testdata` and from the layouts that the targets read: `fuzz/make-seeds` calls it with the folder of seeds and a folder with the
 //! unpacked golden vaults.
 
+mod requests;
+
 use data_encoding::HEXLOWER;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -24,6 +26,7 @@ fn main() -> Result<()> {
     shares(&mut seeds);
     answers(&mut seeds);
     histories(&mut seeds);
+    requests::requests(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);
         std::fs::create_dir_all(&dir)?;
@@ -134,6 +137,8 @@ fn records(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
         let input = [&[mode][..], &id, &200u16.to_le_bytes(), &[b'r'; 200], &[b'f'; 680]].concat();
         seeds.entry("symlink").or_default().push(input);
     }
+    seeds.entry("xattr").or_default().push([&[4, 9][..], b"user.note", b"value"].concat());
+    seeds.entry("xattr").or_default().push([&[4, 24][..], b"system.posix_acl_default", &[2, 0, 0, 0]].concat());
     seeds.entry("xattr").or_default().push([&[1, 4][..], b"Zm9v", b"value"].concat());
     seeds.entry("xattr").or_default().push([&[2, 9][..], b"user.note", b"value"].concat());
     Ok(())

@@ -1,0 +1,33 @@
+//! A session without a kernel: whoever holds the other end of a socket plays it. For fuzzing.
+
+use super::start;
+use crate::adapter::Shared;
+use crate::fs::FileSystem;
+use crate::options::MountOptions;
+use fuser::BackgroundSession;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A session that [`serve`] began.
+pub struct Served(BackgroundSession);
+
+/// Serves requests that come over `device`: a socket of kind SEQPACKET, one packet a request or an answer, where `FUSE_INIT` waits already. All on
+/// one thread, since more would ask /dev/fuse for channels of their own. The file system is closed when the other end is.
+pub fn serve<F: FileSystem>(fs: Arc<F>, device: OwnedFd, options: &MountOptions) -> io::Result<Served> {
+    let options = MountOptions { threads: 1, ..options.clone() };
+    let shared = Shared::new(fs, &options, rustix::process::geteuid().as_raw(), None)?;
+    start(&shared, device, &options).map(Served)
+}
+
+impl Served {
+    /// Whether the session has ended by itself. Its end of the socket stays open, for answers that threads of their own still owe.
+    pub fn has_ended(&self) -> bool {
+        self.0.guard.is_finished()
+    }
+
+    /// Waits for the end, once the other end of the socket is closed. How the session took that does not matter.
+    pub fn wait(self) {
+        drop(self.0.join());
+    }
+}
