@@ -217,7 +217,7 @@ fn open_work_and_close(dir: &Path, work: bool, say: &mut dyn FnMut(&str)) {
     assert_eq!(vault.get("d/large"), data);
     assert_eq!(vault.list("d"), ["large", "link", "small"]);
     vault.clean();
-    keys.history(dir).note(Event::new(Kind::Loaded), header.keys().history.as_ref()).unwrap();
+    keys.history(dir, &header).unwrap().note(Event::new(Kind::Loaded)).unwrap();
     say("open");
     vault.close().unwrap();
     drop((vault, keys, material));
