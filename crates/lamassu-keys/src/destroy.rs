@@ -177,7 +177,7 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
         })
         .collect();
     let mark = header.keys().history;
-    let report = keys.history(dir).read(mark.as_ref());
+    let report = keys.history(dir, header)?.read();
     receipt.history = mark.map(|mark| GoneHistory {
         entries: mark.count,
         head: HEXLOWER.encode(&mark.head),

@@ -1,12 +1,16 @@
 //! A recovery key in shares (§4b): any `need` of `of` people can put it together, and fewer know nothing of it.
 //!
-//! Shamir's scheme byte by byte, by the crate `blahaj`. A share is 30 words of BIP-39's list: its number, how many are needed, which set it is of, which vault the
+//! Shamir's scheme byte by byte, by the crate `blahaj`, which is built without a generator of its own: the coefficients are this program's random numbers,
+//! under `--fips` the module's. It wipes what it keeps of them and of the key, and the stack is overwritten behind it. A share is 30 words of BIP-39's list: its number, how many are needed, which set it is of, which vault the
 //! set is for, 32 bytes, and 34 bits of checksum, so that a word misread, a share of another set and a share given twice are each found before any slot is
 //! tried. The table look-ups of the scheme are not constant in time: shares are made and joined by a person's command, not for a stranger who measures.
 
 use crate::recovery::whole;
 use blahaj::{Share as Point, Sharks};
+use lamassu_crypto::secret::without_trace;
 use lamassu_crypto::{NoRandom, Secret, SecretBytes, wrap};
+use rand_core::{TryCryptoRng, TryRng};
+use std::convert::Infallible;
 use zeroize::{Zeroize, Zeroizing};
 
 /// Words of a share.
@@ -142,17 +146,73 @@ impl std::fmt::Debug for Share {
 /// Splits a key into the shares of a set. `vault` is the id of the header they are for.
 ///
 /// # Errors
-/// [`NoRandom`] when getrandom(2) fails.
+/// [`NoRandom`] when getrandom(2) fails, or the FIPS module's generator where that is used.
 pub fn split(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<Vec<Share>, NoRandom> {
+    split_with(key, scheme, vault, lamassu_crypto::random)
+}
+
+fn split_with(
+    key: &Secret<32>,
+    scheme: Scheme,
+    vault: &[u8; 16],
+    mut random: impl FnMut(&mut [u8]) -> Result<(), NoRandom>,
+) -> Result<Vec<Share>, NoRandom> {
     let mut set = [0u8; 2];
-    lamassu_crypto::random(&mut set)?;
+    random(&mut set)?;
+    let mut source = Source { random, failed: None };
     let share = |point: Point| {
         let bytes = Zeroizing::new(Vec::from(&point));
         let point = Secret::from_slice(&bytes[1..]).expect("as long as the key");
         Share { number: bytes[0], need: scheme.need, set, vault: [vault[0], vault[1]], point }
     };
-    Ok(Sharks(scheme.need).dealer(key.expose()).take(scheme.of.into()).map(share).collect())
+    let shares = without_trace(|| {
+        let points = Sharks(scheme.need).dealer_rng(key.expose(), &mut source);
+        points.take(scheme.of.into()).map(share).collect()
+    });
+    match source.failed {
+        None => Ok(shares),
+        Some(error) => Err(error),
+    }
 }
+
+/// Random numbers as the library takes them: it knows no failure. The first is kept, and what was made with it is thrown away.
+struct Source<F> {
+    random: F,
+    failed: Option<NoRandom>,
+}
+
+impl<F: FnMut(&mut [u8]) -> Result<(), NoRandom>> Source<F> {
+    fn draw<const N: usize>(&mut self) -> Zeroizing<[u8; N]> {
+        let mut bytes = Zeroizing::new([0; N]);
+        self.fill(&mut *bytes);
+        bytes
+    }
+
+    fn fill(&mut self, out: &mut [u8]) {
+        if let Err(error) = (self.random)(out) {
+            self.failed.get_or_insert(error);
+        }
+    }
+}
+
+impl<F: FnMut(&mut [u8]) -> Result<(), NoRandom>> TryRng for Source<F> {
+    type Error = Infallible;
+
+    fn try_next_u32(&mut self) -> Result<u32, Infallible> {
+        Ok(u32::from_le_bytes(*self.draw()))
+    }
+
+    fn try_next_u64(&mut self) -> Result<u64, Infallible> {
+        Ok(u64::from_le_bytes(*self.draw()))
+    }
+
+    fn try_fill_bytes(&mut self, out: &mut [u8]) -> Result<(), Infallible> {
+        self.fill(out);
+        Ok(())
+    }
+}
+
+impl<F: FnMut(&mut [u8]) -> Result<(), NoRandom>> TryCryptoRng for Source<F> {}
 
 impl Share {
     /// From 1.
@@ -312,11 +372,13 @@ impl Collected {
         if found < need {
             return Err(ShareError::TooFew { found, need });
         }
-        let points: Vec<Point> = self.shares.iter().take(need.into()).map(Share::point).collect();
-        let mut key = Sharks(need).recover(&points).map_err(|_| ShareError::TooFew { found, need })?;
-        let joined = Secret::from_slice(&key);
-        key.zeroize();
-        Ok(joined.expect("as long as the shares"))
+        without_trace(|| {
+            let points: Vec<Point> = self.shares.iter().take(need.into()).map(Share::point).collect();
+            let mut key = Sharks(need).recover(&points).map_err(|_| ShareError::TooFew { found, need })?;
+            let joined = Secret::from_slice(&key);
+            key.zeroize();
+            Ok(joined.expect("as long as the shares"))
+        })
     }
 }
 
@@ -400,20 +462,121 @@ mod tests {
         }
     }
 
-    /// The arithmetic of §4b, done by hand: GF(2^8) modulo x^8+x^4+x^3+x^2+1, the key at x = 0.
+    /// By hand: GF(2^8) modulo x^8+x^4+x^3+x^2+1.
+    fn mul(mut a: u8, mut b: u8) -> u8 {
+        let mut product = 0;
+        while b > 0 {
+            if b & 1 == 1 {
+                product ^= a;
+            }
+            a = a << 1 ^ if a & 0x80 != 0 { 0x1d } else { 0 };
+            b >>= 1;
+        }
+        product
+    }
+
+    /// Nothing but the source that it is given decides what the shares are: not one of their bits comes from another generator.
+    #[test]
+    fn every_coefficient_is_of_the_source_given() {
+        let key = Secret::new(&mut std::array::from_fn(|i| i as u8 * 7 + 3));
+        for (need, of) in [(2, 3), (3, 5), (15, 15)] {
+            let (mut drawn, mut state) = (Vec::new(), 1u32);
+            let source = |out: &mut [u8]| {
+                out.fill_with(|| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (state >> 24) as u8
+                });
+                drawn.push(out.to_vec());
+                Ok(())
+            };
+            let shares = split_with(&key, Scheme::new(need, of).unwrap(), &[0; 16], source).unwrap();
+            assert_eq!(shares.len(), usize::from(of));
+            // First the set's mark, then a draw for each coefficient, byte by byte of the key, the highest power first; a coefficient is a draw's first byte.
+            let (set, drawn) = drawn.split_first().unwrap();
+            assert_eq!(drawn.len(), 32 * usize::from(need - 1));
+            for share in &shares {
+                assert_eq!(share.set, set[..]);
+                for (i, powers) in drawn.chunks(usize::from(need - 1)).enumerate() {
+                    let high = powers.iter().fold(0, |sum, draw| mul(sum, share.number) ^ draw[0]);
+                    assert_eq!(share.point.expose()[i], mul(high, share.number) ^ key.expose()[i]);
+                }
+            }
+        }
+    }
+
+    /// What is searched for is kept under this, so that the search does not find itself.
+    const MASK: u8 = 0xa5;
+
+    /// How many of `needles`, which are masked, stand in this process's memory.
+    fn found(needles: &[Vec<u8>]) -> usize {
+        use std::os::unix::fs::FileExt;
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let stands_in = |content: &[u8], needle: &[u8]| {
+            let is_it = |w: &[u8]| w.iter().zip(needle).all(|(a, b)| a ^ MASK == *b);
+            content.windows(needle.len()).any(is_it)
+        };
+        let mut seen = vec![false; needles.len()];
+        for line in maps.lines().filter(|line| line.contains(" rw")) {
+            let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let [from, to] = [from, to].map(|text| u64::from_str_radix(text, 16).unwrap());
+            let mut content = vec![0; usize::try_from(to - from).unwrap()];
+            let Ok(read) = memory.read_at(&mut content, from) else { continue };
+            seen.iter_mut().zip(needles).for_each(|(seen, needle)| *seen |= stands_in(&content[..read], needle));
+        }
+        seen.iter().filter(|seen| **seen).count()
+    }
+
+    /// Neither the coefficients, nor the points, nor the key that was joined of them: with the library's own wiping, ours, and what ciphers leave on the stack.
+    #[test]
+    fn nothing_of_a_set_is_left_in_memory() {
+        const NEED: usize = 15;
+        let masked = |bytes: &[u8]| bytes.iter().map(|b| b ^ MASK).collect::<Vec<u8>>();
+        let mut coefficients = vec![Vec::with_capacity(NEED - 1)];
+        let (key, mut needles) = (Secret::random().unwrap(), Vec::new());
+        {
+            let source = |out: &mut [u8]| {
+                lamassu_crypto::random(out)?;
+                // The first draw is the set's mark.
+                if out.len() == 4 {
+                    if coefficients.last().is_none_or(|c| c.len() == NEED - 1) {
+                        coefficients.push(Vec::with_capacity(NEED - 1));
+                    }
+                    coefficients.last_mut().unwrap().push(out[0] ^ MASK);
+                }
+                Ok(())
+            };
+            let shares = split_with(&key, Scheme::new(15, 15).unwrap(), &[1; 16], source).unwrap();
+            // In halves: what the allocator keeps in memory that was given back overwrites the first.
+            needles.extend(shares.iter().flat_map(|s| s.point.expose().chunks(16)).map(masked));
+            needles.extend(key.expose().chunks(16).map(masked));
+            assert_eq!(found(&needles), needles.len(), "the search finds what is there");
+            let collected = Collected { shares };
+            assert_eq!(collected.join().unwrap().expose(), key.expose());
+        }
+        drop(key);
+        assert_eq!(coefficients.len(), 32);
+        needles.append(&mut coefficients);
+        assert_eq!(found(&needles), 0);
+    }
+
+    #[test]
+    fn where_the_source_fails_there_are_no_shares() {
+        let key = Secret::new(&mut [7; 32]);
+        for good in [0, 1, 2, 40] {
+            let mut calls = 0;
+            let source = |out: &mut [u8]| {
+                calls += 1;
+                out.fill(calls);
+                if i32::from(calls) > good { Err(NoRandom::from(getrandom::Error::UNEXPECTED)) } else { Ok(()) }
+            };
+            assert!(split_with(&key, Scheme::new(3, 5).unwrap(), &[0; 16], source).is_err());
+        }
+    }
+
+    /// The arithmetic of §4b: the key at x = 0.
     #[test]
     fn the_field_is_that_of_the_format_page() {
-        fn mul(mut a: u8, mut b: u8) -> u8 {
-            let mut product = 0;
-            while b > 0 {
-                if b & 1 == 1 {
-                    product ^= a;
-                }
-                a = a << 1 ^ if a & 0x80 != 0 { 0x1d } else { 0 };
-                b >>= 1;
-            }
-            product
-        }
         let inverse = |a: u8| (1..=255).find(|b| mul(a, *b) == 1).unwrap();
         let key = Secret::new(&mut std::array::from_fn(|i| i as u8 * 7 + 1));
         let shares = split(&key, Scheme::new(2, 3).unwrap(), &[0; 16]).unwrap();

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_crypto::SecretBytes;
-use lamassu_format::header::{Header, NameMode, Role, VaultHeader};
+use lamassu_format::header::{Header, HistoryMark, NameMode, Role, VaultHeader};
 use lamassu_format::{Domain, Geometry, Suite, name};
-use lamassu_keys::history::{Fault, Kind, Report};
+use lamassu_keys::history::{Fault, History, Kind, Report};
 use lamassu_keys::{
     Argon2Params, Event, HistoryError, KeyError, Material, NewSlot, NewVault, SlotKind, Terms, Tier, Unlocked, Update,
     Zone, create_vault, header_file, unlock,
@@ -69,12 +69,16 @@ impl Lab {
         update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded).slot(id).detail("label", label)]).unwrap();
     }
 
+    fn history(&self) -> History {
+        self.keys().history(self.dir.path(), &self.header()).unwrap()
+    }
+
     fn note(&self, kind: Kind) -> Result<(), KeyError> {
-        self.keys().history(self.dir.path()).note(Event::new(kind), self.header().keys().history.as_ref())
+        self.history().note(Event::new(kind))
     }
 
     fn read(&self) -> Report {
-        self.keys().history(self.dir.path()).read(self.header().keys().history.as_ref()).unwrap()
+        self.history().read().unwrap()
     }
 
     fn events(&self) -> Vec<String> {
@@ -119,7 +123,7 @@ fn every_change_is_written_down_and_marked() {
     assert!(lab.borders().windows(2).all(|b| (b[1] - b[0] - 44).is_multiple_of(256)));
     // Opened with another slot, it is the same.
     let other = unlock(&lab.header(), &raw(2)).unwrap();
-    let report = other.history(lab.dir.path()).read(lab.header().keys().history.as_ref()).unwrap();
+    let report = other.history(lab.dir.path(), &lab.header()).unwrap().read().unwrap();
     assert_eq!(report.entries.len(), 4);
 }
 
@@ -127,7 +131,7 @@ fn every_change_is_written_down_and_marked() {
 fn epochs_actors_and_long_details() {
     let lab = Lab::new();
     let event = Event::new(Kind::Rotated).epoch(Tier::Outer, 2).by(4_000_000_000).detail("much", "é".repeat(5000));
-    lab.keys().history(lab.dir.path()).note(event, None).unwrap();
+    lab.history().note(event).unwrap();
     let entry = lab.read().entries.pop().unwrap();
     assert_eq!(
         (entry.tier.as_deref(), entry.epoch, entry.uid, entry.user),
@@ -199,6 +203,42 @@ fn an_end_that_the_header_has_seen_cannot_be_cut_off() {
     // In the middle of an entry that the header has counted is no interrupted append either.
     fs::write(lab.log(), &good[..b[2] - 1]).unwrap();
     assert_eq!(lab.read().fault, Some(Fault::Broken { sequence: 2 }));
+}
+
+/// The store cuts the history off and has the header say that it never went further. Whoever knows the keys believes no such header, so the history is
+/// neither read nor appended to by it.
+#[test]
+fn a_mark_that_the_store_has_put_into_the_header_is_not_believed() {
+    let lab = Lab::new();
+    lab.add("second");
+    lab.add("third");
+    let (keys, good, borders) = (lab.keys(), lab.bytes(), lab.borders());
+    let first = lamassu_crypto::wrap::sha256(&good[..borders[1]]);
+    for mark in [Some(HistoryMark { count: 1, head: first }), None] {
+        let mut header = lab.header();
+        header.keys_mut().history = mark;
+        fs::write(lab.log(), &good[..mark.map_or(0, |_| borders[1])]).unwrap();
+        let refused = keys.history(lab.dir.path(), &header).map(drop);
+        assert!(matches!(refused, Err(KeyError::HeaderAltered)), "{mark:?}");
+    }
+    // Of another vault it is not believed either.
+    let refused = keys.history(lab.dir.path(), &Lab::new().header()).map(drop);
+    assert!(matches!(refused, Err(KeyError::OtherHeader)));
+}
+
+/// Who goes on appending notices what is cut off behind the header's mark, too: of what it has appended itself.
+#[test]
+fn an_end_that_was_appended_here_cannot_be_cut_off_either() {
+    let lab = Lab::new();
+    let mut history = lab.history();
+    let before = lab.bytes();
+    history.note(Event::new(Kind::Loaded)).unwrap();
+    fs::write(lab.log(), &before).unwrap();
+    assert_eq!(lab.read().fault, None, "by the header alone it is not found");
+    let refused = history.note(Event::new(Kind::Unloaded)).unwrap_err();
+    let found = Fault::CutOff { seen: 2, found: 1 };
+    assert!(matches!(&refused, KeyError::History(HistoryError::Damaged { fault, .. }) if *fault == found), "{refused}");
+    assert_eq!(lab.bytes(), before);
 }
 
 #[test]
@@ -314,16 +354,16 @@ fn a_header_without_a_history_gains_it_with_its_next_change() {
     assert!(old.keys().slots.iter().all(|s| s.role == Role::Administrator && s.expires.is_none()));
     fs::write(lab.header_path(), include_bytes!("data/vault.json")).unwrap();
     let keys = unlock(&old, &raw(0x51)).unwrap();
-    let history = keys.history(lab.dir.path());
-    assert!(history.read(None).unwrap().entries.is_empty());
-    history.note(Event::new(Kind::Loaded), None).unwrap();
+    let mut history = keys.history(lab.dir.path(), &old).unwrap();
+    assert!(history.read().unwrap().entries.is_empty());
+    history.note(Event::new(Kind::Loaded)).unwrap();
     let update = Update::begin(&lab.header_path()).unwrap();
     let mut header = old;
     keys.add_slot(&mut header, &slot(&raw(2), "x")).unwrap();
     update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded)]).unwrap();
     let header = lab.header();
     assert_eq!(header.keys().history.unwrap().count, 2);
-    let report = history.read(header.keys().history.as_ref()).unwrap();
+    let report = keys.history(lab.dir.path(), &header).unwrap().read().unwrap();
     assert_eq!((report.fault, report.entries.len()), (None, 2));
 }
 
@@ -402,8 +442,8 @@ fn appends_at_once_all_get_in() {
     let lab = Lab::new();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            let history = lab.keys().history(lab.dir.path());
-            scope.spawn(move || (0..10).for_each(|_| history.note(Event::new(Kind::Loaded), None).unwrap()));
+            let mut history = lab.history();
+            scope.spawn(move || (0..10).for_each(|_| history.note(Event::new(Kind::Loaded)).unwrap()));
         }
     });
     assert_eq!((lab.read().fault, lab.events().len()), (None, 41));
@@ -419,7 +459,7 @@ fn a_use_only_slot_appends_and_marks_nothing() {
     keys.add_slot_on(&mut header, &slot(&raw(2), "job"), terms).unwrap();
     update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded).slot(2)]).unwrap();
     let user = unlock(&lab.header(), &raw(2)).unwrap();
-    user.history(lab.dir.path()).note(Event::new(Kind::Loaded), None).unwrap();
+    user.history(lab.dir.path(), &lab.header()).unwrap().note(Event::new(Kind::Loaded)).unwrap();
     assert_eq!(lab.events(), ["created", "slot-added", "loaded"]);
     let log = lab.bytes();
     let mut header = lab.header();

@@ -230,7 +230,7 @@ fn open_work_and_close(dir: &Path, work: bool, say: &mut dyn FnMut(&str)) {
     // An open file has its pages in memory, with the keys of its blocks.
     let held = vault.open_file(vault.ino("d/large"), common::RO).unwrap();
     assert_eq!(vault.read(held, 0, &mut [0; 4096]).unwrap(), 4096);
-    keys.history(dir).note(Event::new(Kind::Loaded), header.keys().history.as_ref()).unwrap();
+    keys.history(dir, &header).unwrap().note(Event::new(Kind::Loaded)).unwrap();
     say("open");
     vault.close().unwrap();
     drop((vault, keys, material));

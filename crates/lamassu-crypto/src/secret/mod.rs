@@ -14,7 +14,7 @@ use std::ops::Deref;
 use zeroize::Zeroize;
 
 pub use arena::{memory_is_locked, relock};
-pub(crate) use stack::without_trace;
+pub use stack::without_trace;
 
 /// N secret bytes.
 pub struct Secret<const N: usize> {

@@ -9,7 +9,7 @@ use std::hint::black_box;
 const DEPTH: usize = 12 << 10;
 
 /// Does some work with keys and overwrites what it leaves on the stack. What it returns is the caller's, as is what it captures.
-pub(crate) fn without_trace<T>(work: impl FnOnce() -> T) -> T {
+pub fn without_trace<T>(work: impl FnOnce() -> T) -> T {
     let done = apart(work);
     wipe();
     done

@@ -53,12 +53,16 @@ pub enum HistoryError {
     },
 }
 
-/// The history of one vault, and the key it is sealed under. Cheap to keep while the vault is mounted: it opens nothing else.
+/// The history of one vault, the key it is sealed under, and how far it goes at least. Cheap to keep while the vault is mounted: it opens nothing else.
+///
+/// Invariant: the mark is that of a header that was verified, or of what was appended here since. Nothing else makes a history, so none is chained to where a
+/// header that somebody edited says it ends.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
     id: [u8; 16],
     key: Secret<32>,
+    mark: Option<HistoryMark>,
 }
 
 /// A scanned file.
@@ -70,8 +74,13 @@ struct Scanned {
 }
 
 impl History {
-    pub(super) fn new(path: PathBuf, id: [u8; 16], key: Secret<32>) -> History {
-        History { path, id, key }
+    pub(super) fn new(path: PathBuf, id: [u8; 16], key: Secret<32>, mark: Option<HistoryMark>) -> History {
+        History { path, id, key, mark }
+    }
+
+    /// The same history, where the vault lies now.
+    pub fn moved_to(self, dir: &Path) -> History {
+        History { path: dir.join(name::HISTORY), ..self }
     }
 
     /// Where it is.
@@ -79,18 +88,18 @@ impl History {
         &self.path
     }
 
-    /// Everything that verifies, and what does not. `mark` is that of the header, read before. A history that is not there has no entries.
+    /// Everything that verifies, and what does not. A history that is not there has no entries.
     ///
     /// # Errors
     /// [`HistoryError::Io`], [`HistoryError::NotAFile`], [`HistoryError::Busy`].
-    pub fn read(&self, mark: Option<&HistoryMark>) -> Result<Report, HistoryError> {
+    pub fn read(&self) -> Result<Report, HistoryError> {
         let mut report = Report::default();
         let Some(file) = self.open(false)? else {
-            report.fault = mark.map(|m| Fault::CutOff { seen: m.count, found: 0 });
+            report.fault = self.mark.map(|m| Fault::CutOff { seen: m.count, found: 0 });
             return Ok(report);
         };
         // Who may read and not write still gets a lock: flock(2) asks for no right.
-        let scanned = self.scan(&file, mark, |entry| report.entries.push(entry))?;
+        let scanned = self.scan(&file, |entry| report.entries.push(entry))?;
         report.fault = scanned.fault;
         if let End::Torn(bytes) = scanned.end {
             report.torn_bytes = bytes;
@@ -98,13 +107,13 @@ impl History {
         Ok(report)
     }
 
-    /// Appends what does not change the header: that the vault was mounted, that its header was copied. `mark` is that of the header, or an older one.
+    /// Appends what does not change the header: that the vault was mounted, that its header was copied.
     ///
     /// # Errors
     /// [`HistoryError::Damaged`]: nothing is appended to a history that does not verify; and [`HistoryError::Io`], [`HistoryError::NotAFile`],
     /// [`HistoryError::Busy`], in a [`KeyError::History`].
-    pub fn note(&self, event: Event, mark: Option<&HistoryMark>) -> Result<(), KeyError> {
-        let (file, scanned) = self.open_and_scan(mark)?;
+    pub fn note(&mut self, event: Event) -> Result<(), KeyError> {
+        let (file, scanned) = self.open_and_scan()?;
         if let Some(fault) = scanned.fault {
             return Err(HistoryError::Damaged { path: shown(&self.path), fault }.into());
         }
@@ -115,31 +124,32 @@ impl History {
 
     /// Appends, and gives the mark for the header. What does not verify or cannot be read is set aside, so that nobody can keep keys from being changed by
     /// damaging a log.
-    pub(super) fn append(&self, mark: Option<&HistoryMark>, events: &[Event]) -> Result<HistoryMark, KeyError> {
+    pub(super) fn append(&mut self, events: &[Event]) -> Result<HistoryMark, KeyError> {
         let elsewhere = "what was there is sealed under an earlier file key, or damaged";
-        let fault = match self.open_and_scan(mark) {
+        let fault = match self.open_and_scan() {
             // One entry alone that does not open looks like one that was torn, and may be the whole history from before.
-            Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if mark.is_none() => elsewhere.into(),
+            Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if self.mark.is_none() => elsewhere.into(),
             Ok((file, Scanned { fault: None, link, len, end })) => {
                 return self.extend(&file, &Scanned { fault: None, link, len, end }, events);
             }
             // Gone, and made anew just now.
             Ok((file, Scanned { fault: Some(fault), link, len: 0, end: End::Clean })) => {
-                return self.extend(
-                    &file,
-                    &Scanned { fault: None, link, len: 0, end: End::Clean },
-                    &self.restarted(&fault.to_string(), None, events),
-                );
+                let events = self.restarted(&fault.to_string(), None, events);
+                return self.extend(&file, &Scanned { fault: None, link, len: 0, end: End::Clean }, &events);
             }
             // The header knows of no history, as after its file key was made anew.
-            Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if mark.is_none() => elsewhere.into(),
+            Ok((_, Scanned { fault: Some(Fault::Broken { sequence: 1 }), .. })) if self.mark.is_none() => {
+                elsewhere.into()
+            }
             Ok((_, Scanned { fault: Some(fault), .. })) => fault.to_string(),
             Err(error @ HistoryError::Busy { .. }) => return Err(error.into()),
             Err(error) => error.to_string(),
         };
         let kept = self.set_aside()?;
-        let (file, fresh) = self.open_and_scan(None)?;
-        self.extend(&file, &fresh, &self.restarted(&fault, Some(&kept), events))
+        self.mark = None;
+        let (file, fresh) = self.open_and_scan()?;
+        let events = self.restarted(&fault, Some(&kept), events);
+        self.extend(&file, &fresh, &events)
     }
 
     /// The events, behind one that says why the history begins anew.
@@ -164,13 +174,13 @@ impl History {
         Ok(kept)
     }
 
-    fn open_and_scan(&self, mark: Option<&HistoryMark>) -> Result<(File, Scanned), HistoryError> {
+    fn open_and_scan(&self) -> Result<(File, Scanned), HistoryError> {
         let file = self.open(true)?.expect("it is made where it is not there");
-        let scanned = self.scan(&file, mark, drop)?;
+        let scanned = self.scan(&file, drop)?;
         Ok((file, scanned))
     }
 
-    fn extend(&self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
+    fn extend(&mut self, file: &File, scanned: &Scanned, events: &[Event]) -> Result<HistoryMark, KeyError> {
         let (mut bytes, mut link) = (Vec::new(), scanned.link);
         for event in events {
             let (entry, next) = link.seal(&self.key, &self.id, &Entry::of(event))?;
@@ -190,6 +200,7 @@ impl History {
             let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
             File::open(dir).and_then(|d| d.sync_all()).map_err(self.failed("sync the directory of"))?;
         }
+        self.mark = Some(link.mark);
         Ok(link.mark)
     }
 
@@ -203,13 +214,8 @@ impl History {
         }
     }
 
-    fn scan(
-        &self,
-        file: &File,
-        mark: Option<&HistoryMark>,
-        mut each: impl FnMut(Entry),
-    ) -> Result<Scanned, HistoryError> {
-        let mut seen = None;
+    fn scan(&self, file: &File, mut each: impl FnMut(Entry)) -> Result<Scanned, HistoryError> {
+        let (mark, mut seen) = (self.mark, None);
         let mut input = BufReader::new(file);
         input.rewind().map_err(self.failed("read"))?;
         let walked = chain::walk(input, &self.key, &self.id, |entry, link| {
@@ -222,7 +228,7 @@ impl History {
         let found = link.mark.count;
         let fault = match (mark, seen) {
             _ if end == End::Broken => Some(Fault::Broken { sequence: found + 1 }),
-            (Some(mark), Some(seen)) if seen != *mark => Some(Fault::OtherHead { sequence: mark.count }),
+            (Some(mark), Some(seen)) if seen != mark => Some(Fault::OtherHead { sequence: mark.count }),
             (Some(_), Some(_)) | (None, _) => None,
             // An append is durable before the header counts it: what is torn was never counted.
             (Some(mark), None) if end == End::Clean => Some(Fault::CutOff { seen: mark.count, found }),

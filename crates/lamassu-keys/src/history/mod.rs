@@ -26,9 +26,14 @@ use lamassu_format::name;
 use std::path::Path;
 
 impl Unlocked {
-    /// The history of the vault in `dir`, whose keys these are.
-    pub fn history(&self, dir: &Path) -> History {
-        History::new(dir.join(name::HISTORY), self.id(), self.history_key())
+    /// The history of the vault in `dir`, whose keys these are, and which goes as far at least as `header` says: it is verified first. There is no other way to
+    /// a history.
+    ///
+    /// # Errors
+    /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
+    pub fn history<H: Header>(&self, dir: &Path, header: &H) -> Result<History, KeyError> {
+        self.owns(header)?;
+        Ok(History::new(dir.join(name::HISTORY), self.id(), self.history_key(), header.keys().history))
     }
 }
 
@@ -76,7 +81,7 @@ impl Update {
         // Before anything is written: who may not change the header leaves no entry that says so.
         keys.may_change(header)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
-        let mark: HistoryMark = keys.history(dir).append(header.keys().history.as_ref(), events)?;
+        let mark: HistoryMark = keys.history(dir, header)?.append(events)?;
         keys.set_mark(header, mark)
     }
 }

@@ -10,7 +10,7 @@ use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::{signals, text};
 use anyhow::{Context, Result};
-use lamassu_format::header::{Header, VaultHeader};
+use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_fuse::control;
 use lamassu_keys::history::Kind;
@@ -188,7 +188,7 @@ impl Original {
         let keys = newer.as_ref().unwrap_or(&self.keys);
         let cost = common.cost.measure(ui, &self.material);
         let slot = NewSlot { material: &self.material, cost, label: &common.label, created: new.created };
-        let mark = header.keys().history;
+        let mut history = keys.history(&self.dir, &header)?;
         let (mut header, unlocked) = clone_vault(&header, keys, new, &slot)?;
         fs::create_dir(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
         let made = self.fill(ui, place).and_then(|copied| {
@@ -204,7 +204,7 @@ impl Original {
         let copied = made.inspect_err(|_| take_back(ui, place))?;
         let word = if new.snapshot { "snapshot" } else { "clone" };
         let noted = Event::new(Kind::Cloned).detail(word, text::hex(&header.id()));
-        if let Err(error) = keys.history(&self.dir).note(noted, mark.as_ref()) {
+        if let Err(error) = history.note(noted) {
             ui.warn(format_args!("the history of {} does not say so: {error}", self.dir.display()));
         }
         tell(ui, place, &header, &copied);

@@ -61,7 +61,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let dir = served::dir_of(&args.dir)?;
     let unsealed = Found::at(&dir)?.unlock(ui, &args.key)?;
     let mark = unsealed.found.header.keys().history;
-    let report = unsealed.keys.history(&dir).read(mark.as_ref())?;
+    let report = unsealed.keys.history(&dir, &unsealed.found.header)?.read()?;
     let counted = mark.map_or(0, |m| m.count);
     if args.json {
         output::print_json(&Shown {

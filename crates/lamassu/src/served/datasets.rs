@@ -195,8 +195,7 @@ impl Served {
             let (header, place) = (self.forest().header(volume)?, self.keeper().place(volume)?);
             let kept = self.keeper().kept();
             let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-            keys.history(&place.path()).note(event, header.keys().history.as_ref())?;
-            anyhow::Ok(())
+            anyhow::Ok(keys.history(&place.path(), &header)?.note(event)?)
         };
         if let Err(error) = noted() {
             tracing::warn!(%error, "what was done to a dataset is not written down");

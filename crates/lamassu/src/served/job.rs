@@ -4,7 +4,6 @@ use super::protocol::{Ended, Failed, Progress};
 use crate::open::Place;
 use crate::{exit, output};
 use anyhow::Context;
-use lamassu_format::header::HistoryMark;
 use lamassu_keys::Event;
 use lamassu_keys::history::{History, Kind};
 use lamassu_vault::{Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
@@ -41,11 +40,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Begins. It is written down in the history, where that can be written, which lies in `place`; `mark` is the header's, of how far that goes.
+    /// Begins. It is written down in the history, where that can be written, which lies in `place`.
     pub fn start(
         vault: Arc<Vault>,
-        (history, place): (History, Place),
-        mark: Option<HistoryMark>,
+        (mut history, place): (History, Place),
         task: Task,
         reseal: Reseal,
     ) -> anyhow::Result<Arc<Job>> {
@@ -60,7 +58,7 @@ impl Job {
         });
         let running = job.clone();
         let body = move || {
-            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| running.run(&vault, &history, mark)));
+            let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| running.run(&vault, &mut history)));
             // A bug; but whoever waits for the end must hear of one.
             if ended.is_err() {
                 let error = anyhow::anyhow!("re-keying ended by a bug, see the log; it can be begun again");
@@ -73,10 +71,10 @@ impl Job {
         Ok(job)
     }
 
-    fn run(&self, vault: &Vault, history: &History, mark: Option<HistoryMark>) {
+    fn run(&self, vault: &Vault, history: &mut History) {
         let work = if self.task.full { Rekey::Full } else { Rekey::Outer };
         let name = if self.task.full { "full" } else { "outer" };
-        let note = |kind, detail: Option<&Rekeyed>| {
+        let mut note = |kind, detail: Option<&Rekeyed>| {
             let event = Event::new(kind).by(self.task.uid).detail("what", name);
             let event = match detail {
                 Some(done) => event
@@ -86,7 +84,7 @@ impl Job {
                     .detail("failed", done.failed),
                 None => event,
             };
-            if let Err(error) = history.note(event, mark.as_ref()) {
+            if let Err(error) = history.note(event) {
                 tracing::warn!(%error, "a re-keying is not written down");
             }
         };

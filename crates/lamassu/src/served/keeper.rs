@@ -4,7 +4,7 @@ use crate::fault::Fault;
 use crate::open::Place;
 use crate::{fips, pins};
 use anyhow::Result;
-use lamassu_format::header::{Caching, Header, HistoryMark, VaultHeader, Verified};
+use lamassu_format::header::{Caching, VaultHeader, Verified};
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
@@ -162,27 +162,25 @@ impl Keeper {
         if header.is_snapshot() {
             return Ok(());
         }
-        let mark = header.keys().history;
+        let (mut history, slot) = {
+            let kept = self.kept();
+            let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+            (keys.history(&place.path(), &header)?, keys.slot())
+        };
         let loaded = Event::new(Kind::Loaded).detail("mountpoint", mountpoint.display());
-        self.note(volume, &place, loaded, mark)?;
+        history.note(loaded.slot(slot))?;
         let me = self.me.clone();
         vault.at_close(move || {
             // Where it lies by then: directories are renamed.
             let noted = me.upgrade().map(|keeper| {
                 let place = keeper.place(volume)?;
-                keeper.note(volume, &place, Event::new(Kind::Unloaded), mark)
+                anyhow::Ok(history.moved_to(&place.path()).note(Event::new(Kind::Unloaded).slot(slot))?)
             });
             if let Some(Err(error)) = noted {
                 tracing::warn!(%error, "the end of the mount is not written down");
             }
         });
         Ok(())
-    }
-
-    fn note(&self, volume: Number, place: &Place, event: Event, mark: Option<HistoryMark>) -> Result<()> {
-        let kept = self.kept();
-        let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-        Ok(keys.history(&place.path()).note(event.slot(keys.slot()), mark.as_ref())?)
     }
 }
 
@@ -221,5 +219,76 @@ impl Opener for Keeper {
 
     fn unloading(&self, volume: Number) {
         self.kept().remove(&volume);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
+mod tests {
+    use super::*;
+    use crate::open::{Found, Unsealed, options};
+    use lamassu_crypto::SecretBytes;
+    use lamassu_format::header::{Header, HistoryMark, NameMode};
+    use lamassu_format::{Domain, Geometry, Suite, name};
+    use lamassu_keys::{Material, NewSlot, NewVault, SlotKind, Update, Zone, cost, create_vault, unlock};
+    use std::fs;
+    use std::path::Path;
+
+    fn key() -> Material {
+        Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap()
+    }
+
+    /// A vault whose history has two entries; the length of the first.
+    fn vault(dir: &Path) -> usize {
+        let geometry = Geometry::new(4096, 8).unwrap();
+        let (suite, names, domain) = (Suite::Aes, NameMode::Encrypted, Domain::Zone);
+        let (zone, created) = (Zone::Private, 1);
+        let new =
+            NewVault { domain, suite, geometry, names, name_max: 255, convergent_small_files: true, zone, created };
+        let slot = NewSlot { material: &key(), cost: cost::FALLBACK, label: "", created: 1 };
+        let (mut header, keys) = create_vault(&new, &slot).unwrap();
+        Vault::make_tree(&crate::open::backend(dir).unwrap(), &header, &keys.key_ring(suite).unwrap()).unwrap();
+        let place = dir.join(name::HEADER);
+        let begun = [Event::new(Kind::Created)];
+        Update::begin(&place).unwrap().create_recorded(&mut header, &keys, &begun).unwrap();
+        let first = fs::metadata(dir.join(name::HISTORY)).unwrap().len();
+        keys.add_slot(&mut header, &slot).unwrap();
+        Update::begin(&place).unwrap().record(&mut header, &keys, &[Event::new(Kind::SlotAdded)]).unwrap();
+        usize::try_from(first).unwrap()
+    }
+
+    /// A mount of it that is up, but not written down yet.
+    fn served(dir: &Path) -> Arc<crate::served::serve::Served> {
+        let found = Found::at(dir).unwrap();
+        let keys = unlock(&found.header, &key()).unwrap();
+        let unsealed = Unsealed { found, keys };
+        let opened = unsealed.open_to_serve(options(false), false).unwrap();
+        let keeper = Keeper::new(dir.into(), options(false), true, Some("/m".into()));
+        crate::served::serve::Served::new(unsealed, opened, keeper).unwrap()
+    }
+
+    /// Between the moment when a header is verified and the first entry the store has time to cut the history off, and to say in the header that it never
+    /// went further.
+    #[test]
+    fn nothing_is_chained_to_a_history_that_was_cut_off_while_the_vault_was_being_mounted() {
+        for attacked in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let first = vault(dir.path());
+            let served = served(dir.path());
+            let (place, log) = (dir.path().join(name::HEADER), dir.path().join(name::HISTORY));
+            if attacked {
+                let kept = fs::read(&log).unwrap()[..first].to_vec();
+                let mut header: VaultHeader = lamassu_keys::header_file::read(&place).unwrap();
+                header.keys_mut().history = Some(HistoryMark { count: 1, head: lamassu_crypto::wrap::sha256(&kept) });
+                fs::write(&place, header.to_json().unwrap()).unwrap();
+                fs::write(&log, kept).unwrap();
+            }
+            let before = fs::read(&log).unwrap();
+            served.keeper().mounted();
+            served.forest().close().unwrap();
+            let after = fs::read(&log).unwrap();
+            assert!(after.starts_with(&before));
+            assert_eq!(after.len() > before.len(), !attacked, "the mount and its end are written down");
+        }
     }
 }

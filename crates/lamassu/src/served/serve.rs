@@ -286,7 +286,7 @@ impl Served {
         let history = {
             let kept = self.keeper.kept();
             let kept = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
-            kept.keys.reopen(&header)?.history(&place.path())
+            kept.keys.history(&place.path(), &header)?
         };
         // The directory as it is when it is met: it may have been moved. No keys are kept here: they go with the vault.
         let keeper = self.keeper.clone();
@@ -294,7 +294,7 @@ impl Served {
             let above = keeper.vault(volume)?;
             datasets::reseal(&keeper.place(volume)?.below(stored)?, above.ring(), task.uid)
         };
-        let started = Job::start(vault, (history, place), header.keys().history, task, Box::new(reseal))?;
+        let started = Job::start(vault, (history, place), task, Box::new(reseal))?;
         jobs.insert(volume, started.clone());
         Ok(started.progress())
     }

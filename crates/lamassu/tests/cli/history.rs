@@ -110,6 +110,52 @@ fn mounts_and_their_ends_are_written_down() {
     b.run("history v").code(26);
 }
 
+/// The entries of a history lie one behind the other; where each ends.
+fn ends(history: &[u8]) -> Vec<usize> {
+    let mut ends = Vec::new();
+    while let Some(len) = history.get(ends.last().copied().unwrap_or(0)..).and_then(|rest| rest.first_chunk()) {
+        ends.push(ends.last().copied().unwrap_or(0) + 44 + u32::from_le_bytes(*len) as usize);
+    }
+    ends
+}
+
+/// The store cuts the history off while the vault is mounted, and edits the header so that it counts no more than what is left. What is noted next must not be
+/// chained to the rest, as if nothing had been there.
+#[test]
+fn a_history_that_the_store_cuts_off_under_a_mount_is_not_gone_on_with() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("--log-file log mount v m").ok();
+    b.run("dataset create m/d").ok();
+    b.run("dataset create m/e").ok();
+    // The header counts what was there when it was changed last.
+    b.run(&format!("key add -n {} m", b.key("second"))).ok();
+    let (place, log) = (b.path("v/lamassu.vault"), b.path("v/lamassu.history"));
+    let (header, history) = (std::fs::read(&place).unwrap(), std::fs::read(&log).unwrap());
+    let kept = &history[..ends(&history)[0]];
+    let mut edited: Value = serde_json::from_slice(&header).unwrap();
+    let head: String = lamassu_crypto::wrap::sha256(kept).iter().map(|b| format!("{b:02x}")).collect();
+    edited["history"] = serde_json::json!({ "count": 1, "head": head });
+    std::fs::write(&place, serde_json::to_vec(&edited).unwrap()).unwrap();
+    std::fs::write(&log, kept).unwrap();
+    b.run("dataset destroy m/e").ok();
+    assert!(std::fs::read(&log).unwrap() == kept, "nothing is chained to what is left");
+    assert!(std::fs::read_to_string(b.path("log")).unwrap().contains("header was altered"));
+    // The header as it was: the end of the mount is not chained to what is left either.
+    std::fs::write(&place, &header).unwrap();
+    b.unmount("m");
+    assert!(std::fs::read(&log).unwrap() == kept);
+    b.run("history v").code(26).says("cut off");
+    // Behind the header's mark a cut is noticed by who has appended there, the mount itself.
+    std::fs::write(&log, &history).unwrap();
+    b.run("--log-file log mount v m").ok();
+    std::fs::write(&log, &history).unwrap();
+    b.unmount("m");
+    assert!(std::fs::read(&log).unwrap() == history);
+    assert!(std::fs::read_to_string(b.path("log")).unwrap().contains("the end of the mount is not written down"));
+}
+
 #[test]
 fn a_mount_that_is_refused_is_not_written_down() {
     let b = Bench::new();

@@ -3,7 +3,6 @@
 use crate::open::{self, WriterLock};
 use crate::served::serve::Served;
 use anyhow::Result;
-use lamassu_format::header::Header;
 use lamassu_format::name;
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
@@ -135,9 +134,9 @@ impl Walk<'_> {
         let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
         let history = {
             let kept = self.served.keeper().kept();
-            kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys.history(&place.path())
+            kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys.history(&place.path(), &header)?
         };
-        let read = history.read(header.keys().history.as_ref())?;
+        let read = history.read()?;
         if let Some(fault) = read.fault {
             let problem =
                 Problem { kind: "history".into(), text: fault.to_string(), ..unplaced(OsStr::new(name::HISTORY)) };

@@ -92,7 +92,7 @@ fn put_on_record<H: Header>(ui: &Ui, args: &Backup, keys: &Unlocked, header: &H,
     let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
     let slots = header.keys().slots.iter().map(|s| s.id.to_string()).collect::<Vec<_>>().join(", ");
     let event = event.detail("slots", slots);
-    if let Err(error) = keys.history(&args.dir).note(event, header.keys().history.as_ref()) {
+    if let Err(error) = keys.history(&args.dir, header).and_then(|mut history| history.note(event)) {
         ui.warn(format_args!("the copy is not on record: {error}"));
     }
 }
@@ -217,7 +217,7 @@ fn put<H: Header + Clone>(
                 update.create(&header)?
             }
             let event = event.detail("with_use_only_slot", slot);
-            if let Err(error) = unlocked.history(&args.dir).note(event, header.keys().history.as_ref()) {
+            if let Err(error) = unlocked.history(&args.dir, &header).and_then(|mut history| history.note(event)) {
                 ui.warn(format_args!("the restore is not written down: {error}"));
             }
         }

@@ -287,7 +287,7 @@ pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
 
 /// Header backups on record that hold the retired epoch.
 fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) {
-    let Ok(report) = unlocked.history(&args.dir).read(header.keys().history.as_ref()) else { return };
+    let Ok(report) = unlocked.history(&args.dir, header).and_then(|history| Ok(history.read()?)) else { return };
     for entry in report.entries.iter().filter(|e| e.event == Kind::BackedUp.name()) {
         let place = entry.details.get("file").map_or("somewhere", String::as_str);
         ui.warn(format_args!("a copy of the header made at {} holds it: {place}", text::time(entry.time as i64)));
