@@ -65,6 +65,7 @@ const ROWS: &[Row] = &[
         lab.put_link("short", &flipped(lab.link("short")))
     }),
     row("the targets of two short links exchanged", "short", "short2", |lab| lab.swap("short", "short2")),
+    row("the head of a long link: a bit flipped", "long", "", |lab| lab.put_link("long", &flipped(lab.link("long")))),
     row("an older target of a link put back", "short", "", |lab| lab.put_link("short", &lab.older_link)),
     row("the targets of two long links of one directory exchanged", "long", "long2", |lab| lab.swap("long", "long2")),
     row("the targets of long links of different directories exchanged", "long", "one/long", |lab| {
@@ -82,7 +83,11 @@ const ROWS: &[Row] = &[
         lab.swap_attribute("a", "b", "security.capability")
     }),
     row("access lists of two files exchanged", "a", "b", |lab| lab.swap_attribute("a", "b", LISTS[0])),
-    row("an attribute of a directory, removed", "one", "", |lab| lab.drop_attribute("one", "user.note")),
+    row("an attribute of a directory: a bit of its value flipped", "one", "", |lab| {
+        lab.change("one", "user.note", flipped)
+    }),
+    row("…, its name changed", "one", "", |lab| lab.rename_attribute("one", "user.note")),
+    row("…, removed", "one", "", |lab| lab.drop_attribute("one", "user.note")),
     row("…, an older value put back", "one", "", |lab| lab.set("one", "user.note", &lab.older_note_of_dir)),
     row("…, exchanged with the same one of another directory", "one", "two", |lab| {
         lab.swap_attribute("one", "two", "user.note")
