@@ -75,7 +75,7 @@ impl Story {
             _ => 9 * b + 17,
         };
         let store = MemoryBackend::new();
-        let backing = store.root().create_file(name(), 0o600).map_err(io)?;
+        let backing = store.root().create_file(name()).map_err(io)?;
         let file = File::create(self.context(false), backing, "told")?;
         let mut old = vec![0; size as usize];
         if self.is_sparse() {

@@ -120,7 +120,7 @@ pub fn xattr(input: &[u8]) {
     };
     // A name that no store takes is no attack.
     let stored = lab.stored(if mode & 4 == 0 { "top" } else { "dir" });
-    let _ = lab.backend.root().set_xattr(Some(&stored), OsStr::from_bytes(&attr), &value, 0);
+    let _ = lab.backend.root().hold(&stored).and_then(|held| held.set_xattr(OsStr::from_bytes(&attr), &value, 0));
     lab.exercise();
 }
 
@@ -252,7 +252,7 @@ fn replace_text(dir: &dyn BackendDir, name: &OsStr, text: &[u8], as_file: bool) 
     if !as_file && dir.make_symlink(name, OsStr::from_bytes(text)).is_ok() {
         return;
     }
-    let file = dir.create_file(name, 0o600).expect("nothing is in the way");
+    let file = dir.create_file(name).expect("nothing is in the way");
     file.write_at(0, text).expect("writes");
 }
 

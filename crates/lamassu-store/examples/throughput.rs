@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             report: Arc::new(|_, _| {}),
         });
         let name = std::ffi::OsStr::new("lamassu-throughput.tmp");
-        let backing = backend.root().create_file(name, 0o600)?;
+        let backing = backend.root().create_file(name)?;
         let file = File::create(ctx, backing, "throughput")?;
         let data: Vec<u8> = (0..STEP + 4096).map(|i| ((i * 2654435761usize) >> 13) as u8).collect();
         let mut rates = Vec::new();

@@ -5,5 +5,5 @@
 pub mod backend;
 pub mod file;
 
-pub use backend::{Backend, BackendDir, BackendFile};
+pub use backend::{Backend, BackendDir, BackendEntry, BackendFile};
 pub use file::{File, FileContext, StoreError};

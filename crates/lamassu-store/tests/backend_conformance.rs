@@ -119,6 +119,7 @@ suite!(local, local_shm, memory, crash, fault:
     names::rename_refuses_loops_and_kinds,
     names::rename_across_directories,
     names::other_stores_are_other_devices,
+    names::holds_entries,
     names::makes_nodes,
     names::directory_gone,
     names::stat_of_the_store,

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use lamassu_store::backend::ByName;
 use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime, lock_staging, next_data};
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -45,7 +46,7 @@ fn opens_its_own_files_whatever_their_mode() {
     let dir = tempfile::tempdir().unwrap();
     unprivileged(dir.path(), |root| {
         let path = dir.path().join("f");
-        root.create_file(name("f"), 0).unwrap().write_at(0, b"secret").unwrap();
+        root.create_file(name("f")).unwrap().write_at(0, b"secret").unwrap();
         for bits in [0, 0o444, 0o200, 0o4044] {
             root.set_mode_entry(name("f"), bits).unwrap();
             for write in [false, true] {
@@ -64,7 +65,7 @@ fn opens_its_own_files_whatever_their_mode() {
 fn lent_modes_never_show_and_undo_no_chmod() {
     let dir = tempfile::tempdir().unwrap();
     unprivileged(dir.path(), |root| {
-        root.create_file(name("f"), 0).unwrap();
+        root.create_file(name("f")).unwrap().set_mode(0).unwrap();
         std::thread::scope(|scope| {
             // The user belongs to the thread that set it, and threads inherit it.
             let opener = scope.spawn(|| (0..300).for_each(|_| drop(root.open_file(name("f"), true).unwrap())));
@@ -108,7 +109,7 @@ fn a_directory_that_may_only_be_searched_still_serves() {
         root.make_dir(name("d"), 0o700).unwrap();
         root.set_mode_entry(name("d"), 0o300).unwrap();
         let d = root.open_dir(name("d")).unwrap();
-        d.create_file(name("f"), 0o600).unwrap().write_at(0, b"x").unwrap();
+        d.create_file(name("f")).unwrap().write_at(0, b"x").unwrap();
         assert_eq!(d.stat_entry(name("f")).unwrap().len, 1);
         assert_eq!(errno(d.read_dir()), Some(libc::EACCES));
         d.sync().unwrap();
@@ -125,7 +126,7 @@ fn lent_modes_of_directories_never_show_and_undo_no_chmod() {
     unprivileged(dir.path(), |root| {
         root.make_dir(name("d"), 0o700).unwrap();
         let d = root.open_dir(name("d")).unwrap();
-        d.create_file(name("f"), 0o600).unwrap();
+        d.create_file(name("f")).unwrap();
         d.make_dir(name("e"), 0o700).unwrap();
         d.set_mode(0).unwrap();
         let denied = |d: &dyn BackendDir| assert_eq!(errno(d.stat_entry(name("f"))), Some(libc::EACCES));
@@ -219,7 +220,7 @@ fn a_store_that_may_only_be_searched_is_read() {
     unprivileged(dir.path(), |root| {
         root.make_dir(name("d"), 0o700).unwrap();
         let d = root.open_dir(name("d")).unwrap();
-        d.create_file(name("f"), 0o600).unwrap().write_at(0, b"x").unwrap();
+        d.create_file(name("f")).unwrap().write_at(0, b"x").unwrap();
         d.set_mode(0o300).unwrap();
         assert_eq!(errno(d.as_backend(true)), Some(libc::EACCES));
         let inner = d.as_backend(false).unwrap().root();
@@ -240,9 +241,9 @@ fn planted_links_lead_nowhere() {
     symlink(outside.path().join("new"), dir.path().join("dangling")).unwrap();
     assert_eq!(errno(root.open_dir(name("d"))), Some(libc::ENOTDIR));
     assert_eq!(errno(root.open_file(name("f"), true)), Some(libc::ELOOP));
-    assert_eq!(errno(root.create_file(name("dangling"), 0o600)), Some(libc::EEXIST));
+    assert_eq!(errno(root.create_file(name("dangling"))), Some(libc::EEXIST));
     assert_eq!(errno(root.set_mode_entry(name("f"), 0o777)), Some(libc::EOPNOTSUPP));
-    assert!(root.set_xattr(Some(name("f")), name("user.x"), b"x", 0).is_err());
+    assert!(root.set_xattr_entry(name("f"), name("user.x"), b"x", 0).is_err());
     let _ = root.set_owner_entry(name("f"), Some(NOBODY), None);
     root.unlink(name("f")).unwrap();
     let after = outside.path().join("victim").metadata().unwrap();
@@ -269,7 +270,7 @@ fn access_times_can_be_left_alone() {
     let root = LocalBackend::open(dir.path()).unwrap().without_access_times().root();
     root.make_dir(name("d"), 0o700).unwrap();
     let d = root.open_dir(name("d")).unwrap();
-    d.create_file(name("f"), 0o600).unwrap().write_at(0, b"x").unwrap();
+    d.create_file(name("f")).unwrap().write_at(0, b"x").unwrap();
     let long_ago = SetTime::At(lamassu_store::backend::Time { seconds: 1000, nanos: 0 });
     let atimes = || (d.stat().unwrap().atime.seconds, d.stat_entry(name("f")).unwrap().atime.seconds);
     for write in [false, true] {
@@ -321,8 +322,8 @@ fn a_directory_swapped_for_a_link_leads_nowhere() {
                     assert_eq!((f.read_at(0, &mut inside).unwrap(), &inside), (6, b"inside"));
                     f.write_at(0, b"inside").unwrap();
                     d.set_mode_entry(name("f"), 0o600).unwrap();
-                    let _ = d.set_xattr(Some(name("f")), name("user.x"), b"x", 0);
-                    d.create_file(name("g"), 0o600).unwrap();
+                    let _ = d.set_xattr_entry(name("f"), name("user.x"), b"x", 0);
+                    d.create_file(name("g")).unwrap();
                     d.rename(name("g"), &*d, name("h"), RenameMode::Replace).unwrap();
                     d.unlink(name("h")).unwrap();
                 }
@@ -330,7 +331,7 @@ fn a_directory_swapped_for_a_link_leads_nowhere() {
             // These name the entry itself, whatever it is at that moment.
             let _ = root.set_times_entry(name("d"), SetTime::Now, SetTime::Now);
             let _ = root.set_mode_entry(name("d"), 0o755);
-            let _ = root.set_xattr(Some(name("d")), name("user.x"), b"x", 0);
+            let _ = root.set_xattr_entry(name("d"), name("user.x"), b"x", 0);
         }
         done.store(true, Ordering::Relaxed);
     });

@@ -291,7 +291,7 @@ fn on_a_local_store() {
     let store = LocalBackend::open(dir.path()).unwrap();
     let setup = Setup::default();
     let new = |name: &str| {
-        let backing: Arc<dyn BackendFile> = store.root().create_file(name.as_ref(), 0o600).unwrap();
+        let backing: Arc<dyn BackendFile> = store.root().create_file(name.as_ref()).unwrap();
         File::create(setup.context(), backing, name).unwrap()
     };
     let (from, to) = (new("from"), new("to"));

@@ -10,8 +10,8 @@ use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, 
 use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::NAME_LEN_MAX;
-use lamassu_store::File;
 use lamassu_store::backend::Stat;
+use lamassu_store::{BackendEntry, BackendFile, File};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ impl Vault {
         };
         Ok(match target {
             Target::Open(open) => self.attr_of_open(ino, &open.file(), &st),
-            Target::Entry { dir, name } => self.attr_of_entry(ino, &dir, &name, &st),
+            Target::Entry { dir, name, .. } => self.attr_of_entry(ino, &dir, &name, &st),
             Target::Root(_) => self.attr(ino, &st, st.len),
         })
     }
@@ -214,22 +214,22 @@ impl Vault {
         Ok(st)
     }
 
-    /// Applies owner and mode to an entry just made that is no directory, where they are not what was asked for. The owner first: changing it clears setuid.
-    pub(crate) fn own_entry(&self, dir: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
-        let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
+    /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the last it is nobody else's, and a set-id bit
+    /// never stands beside another owner. Returns its stat.
+    pub(crate) fn own_new(&self, new: New<'_>, wanted: &Wanted) -> Result<Stat> {
+        let st = new.stat().map_err(io("stat"))?;
         let mut changed = false;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
-            dir.handle.set_owner_entry(stored, uid, gid).map_err(io("set the owner"))?;
+            new.set_owner(uid, gid).map_err(io("set the owner"))?;
             changed = true;
         }
-        let set = |attr: &OsStr, value: &[u8]| dir.handle.set_xattr(Some(stored), attr, value, 0);
-        if let Some(mode) = self.store_inherited(wanted, Holder::File, set)?
+        if let Some(mode) = self.store_inherited(wanted, Holder::File, |attr, value| new.set_xattr(attr, value))?
             && (changed || st.mode != mode)
         {
-            dir.handle.set_mode_entry(stored, mode).map_err(io("set the mode"))?;
+            new.set_mode(mode).map_err(io("set the mode"))?;
             changed = true;
         }
-        if changed { dir.handle.stat_entry(stored).map_err(io("stat")) } else { Ok(st) }
+        if changed { new.stat().map_err(io("stat")) } else { Ok(st) }
     }
 
     /// Gives a new entry the lists it inherits, by `set`. Returns its mode.
@@ -264,6 +264,43 @@ impl Vault {
     }
 }
 
+/// An entry just made: the descriptor that made it, or one that holds it where nobody else could exchange it.
+#[derive(Clone, Copy)]
+pub(crate) enum New<'a> {
+    File(&'a dyn BackendFile),
+    Entry(&'a dyn BackendEntry),
+}
+
+impl New<'_> {
+    pub fn stat(self) -> std::io::Result<Stat> {
+        match self {
+            New::File(file) => file.stat(),
+            New::Entry(entry) => entry.stat(),
+        }
+    }
+
+    fn set_owner(self, uid: Option<u32>, gid: Option<u32>) -> std::io::Result<()> {
+        match self {
+            New::File(file) => file.set_owner(uid, gid),
+            New::Entry(entry) => entry.set_owner(uid, gid),
+        }
+    }
+
+    fn set_xattr(self, attr: &OsStr, value: &[u8]) -> std::io::Result<()> {
+        match self {
+            New::File(file) => file.set_xattr(attr, value, 0),
+            New::Entry(entry) => entry.set_xattr(attr, value, 0),
+        }
+    }
+
+    fn set_mode(self, mode: u32) -> std::io::Result<()> {
+        match self {
+            New::File(file) => file.set_mode(mode),
+            New::Entry(entry) => entry.set_mode(mode),
+        }
+    }
+}
+
 /// Owner, mode and access control lists of a new entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
@@ -274,15 +311,6 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// The mode to make the entry with: no more than the final one gives without a list, and enough for us to set attributes.
-    pub fn first_mode(&self) -> u32 {
-        let mode = self.mode.unwrap_or(0o600);
-        match &self.inherited {
-            Some(inherited) if inherited.is_more_than_mode() => mode & !0o077 | 0o600,
-            Some(_) | None => mode,
-        }
-    }
-
     /// What has to be changed of an entry with stat `st`.
     pub fn owner_change(&self, st: &Stat) -> Option<(Option<u32>, Option<u32>)> {
         let uid = (st.uid != self.uid).then_some(self.uid);

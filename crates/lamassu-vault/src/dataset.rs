@@ -4,7 +4,7 @@ use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::names::{RecordFault, remove_companion};
-use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
+use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace, take_out};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
 use lamassu_store::backend::Time;
@@ -256,11 +256,7 @@ impl Vault {
             if st.kind != Kind::Dir || !is_dataset().map_err(io("look for a dataset's header"))? {
                 return Err(VaultError::Invalid);
             }
-            // Moving a directory takes write permission on it.
-            if st.mode & PRIVATE != PRIVATE {
-                dir.handle.set_mode_entry(&stored.name, PRIVATE).map_err(io("remove a dataset"))?;
-            }
-            rename_no_replace(&*dir.handle, &stored.name, &*staging, &temp).map_err(io("remove a dataset"))?;
+            take_out(&*dir.handle, &stored.name, &st, &*staging, &temp).map_err(io("remove a dataset"))?;
             if let Some(companion) = &stored.companion {
                 remove_companion(&*dir.handle, &companion.name);
             }

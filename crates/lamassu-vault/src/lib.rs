@@ -81,6 +81,7 @@ pub struct Vault {
     names_locks: [RwLock<()>; STRIPES],
     open_locks: [Mutex<()>; STRIPES],
     settling: Mutex<()>,
+    workshop: Mutex<Option<staging::Workshop>>,
     /// Held by who closes the gate.
     closing: Mutex<()>,
     /// When everything was found settled, and has been since; 0: it is not.
@@ -176,6 +177,7 @@ impl Vault {
             names_locks: std::array::from_fn(|_| RwLock::new(())),
             open_locks: std::array::from_fn(|_| Mutex::new(())),
             settling: Mutex::new(()),
+            workshop: Mutex::new(None),
             closing: Mutex::new(()),
             quiet_since: AtomicU64::new(0),
             book,
@@ -232,6 +234,9 @@ impl Vault {
         };
         if done.is_ok() {
             self.end_session();
+        }
+        if !self.options.read_only {
+            self.close_workshop();
         }
         self.handles.clear();
         self.nameless.clear();

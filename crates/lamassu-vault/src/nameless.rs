@@ -49,8 +49,8 @@ impl Vault {
             return None;
         }
         let ino = self.nodes.lock().find(StoreId::from(st))?;
-        let opened = dir.open_file(name, true).map(|file| (file, true));
-        let (file, writable) = opened.or_else(|_| dir.open_file(name, false).map(|file| (file, false))).ok()?;
+        let open = |write| dir.open_same(name, st, write).ok().flatten().map(|file| (file, write));
+        let (file, writable) = open(true).or_else(|| open(false))?;
         let mut kept = self.nameless.kept.lock();
         if kept.len() >= KEPT_MAX {
             let nodes = self.nodes.lock();

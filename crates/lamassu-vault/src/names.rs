@@ -187,7 +187,7 @@ pub(crate) fn write_text(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdi
 
 /// Writes such a text as a regular file, durably, before anything refers to it.
 pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
-    let file = dir.create_file(name, 0o600)?;
+    let file = dir.create_file(name)?;
     let written = file.write_at(0, text.as_bytes()).and_then(|()| file.sync_data());
     if written.is_err() {
         remove_companion(dir, name); // half a text is none

@@ -178,14 +178,14 @@ impl Vault {
             (_, None) => rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename")),
             (false, Some(_)) => source.rename(name, &**target, to_name, RenameMode::Replace).map_err(io("rename")),
             // An empty directory still has its record, so the store would not replace it. The two change places: at no time is the target missing.
-            (true, Some(_)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
-                Ok(()) => self.unstage_dir(&**source, name).inspect_err(|_| {
+            (true, Some(st)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
+                Ok(()) => self.unstage_dir(&**source, name, st).inspect_err(|_| {
                     if let Err(error) = source.rename(name, &**target, to_name, RenameMode::Exchange) {
                         tracing::error!(%error, "a rename over a directory failed half-way: the two have changed places");
                     }
                 }),
                 Err(e) if crate::error::is_unsupported(&e) => {
-                    self.unstage_dir(&**target, to_name)?;
+                    self.unstage_dir(&**target, to_name, st)?;
                     rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename"))
                 }
                 Err(e) => Err(io("rename")(e)),

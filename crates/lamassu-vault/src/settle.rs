@@ -358,6 +358,7 @@ impl Vault {
         match done {
             Ok(()) => {
                 // A copy made now holds nothing that is under way, and says so.
+                self.close_workshop();
                 self.end_session();
                 self.gate.now_still();
             }

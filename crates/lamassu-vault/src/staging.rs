@@ -12,6 +12,7 @@ use crate::{Kind, RenameMode, Result, Vault};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
 use lamassu_store::BackendDir;
+use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
@@ -73,11 +74,16 @@ fn emptied_of_files(
     Ok((dir, name.to_owned(), left))
 }
 
+/// Lets us into a directory, and nobody else. What is no directory stays as it is.
+fn make_private(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
+    let held = parent.hold(name)?;
+    let st = held.stat()?;
+    if st.kind == Kind::Dir && st.mode & PRIVATE != PRIVATE { held.set_mode(PRIVATE) } else { Ok(()) }
+}
+
 /// Opens a directory that is to be emptied.
 fn enter(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<Arc<dyn BackendDir>> {
-    if parent.stat_entry(name)?.mode & PRIVATE != PRIVATE {
-        parent.set_mode_entry(name, PRIVATE)?;
-    }
+    make_private(parent, name)?;
     parent.open_dir(name)
 }
 
@@ -107,7 +113,7 @@ pub(crate) fn is_entry_empty(parent: &dyn BackendDir, name: &OsStr) -> stdio::Re
 pub(crate) fn delete(staging: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let dir = match staging.open_dir(name) {
         Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {
-            staging.set_mode_entry(name, PRIVATE)?;
+            make_private(staging, name)?;
             staging.open_dir(name)?
         }
         other => other?,
@@ -188,7 +194,7 @@ impl Vault {
     }
 
     /// Makes a directory with its record and puts it at (parent, stored).
-    pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<()> {
+    pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
         let staging = self.staging()?;
         let name = random_name()?;
         staging.make_dir(&name, PRIVATE).map_err(io("create a directory"))?;
@@ -198,10 +204,12 @@ impl Vault {
         });
         match placed {
             // Moving a directory takes write permission on it, so a mode without that comes last.
-            Ok(dir) => match wanted.mode {
-                Some(mode) if mode & PRIVATE != PRIVATE => dir.set_mode(mode).map_err(io("set the mode")),
-                _ => Ok(()),
-            },
+            Ok(dir) => {
+                if let Some(mode) = wanted.mode.filter(|mode| mode & PRIVATE != PRIVATE) {
+                    dir.set_mode(mode).map_err(io("set the mode"))?;
+                }
+                dir.stat().map_err(io("stat"))
+            }
             Err(e) => {
                 if let Err(error) = delete(&*staging, &name) {
                     tracing::warn!(entry = %name.to_string_lossy(), %error, "left in lamassu.staging");
@@ -221,7 +229,7 @@ impl Vault {
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             dir.set_owner(uid, gid).map_err(io("set the owner"))?;
         }
-        let set = |attr: &OsStr, value: &[u8]| dir.set_xattr(None, attr, value, 0);
+        let set = |attr: &OsStr, value: &[u8]| dir.set_xattr(attr, value, 0);
         if let Some(mode) = self.store_inherited(wanted, Holder::Dir(id), set)? {
             dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
         }
@@ -229,23 +237,67 @@ impl Vault {
     }
 
     /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error of the caller's.
-    pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr) -> Result<()> {
+    pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
         let staging = self.staging()?;
         let name = random_name()?;
-        let out = match rename_no_replace(parent, stored, &*staging, &name) {
-            // Ours, but not writable.
-            Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
-                parent.set_mode_entry(stored, PRIVATE).map_err(io("remove a directory"))?;
-                rename_no_replace(parent, stored, &*staging, &name)
-            }
-            other => other,
-        };
-        out.map_err(io("remove a directory"))?;
+        take_out(parent, stored, st, &*staging, &name).map_err(io("remove a directory"))?;
         if let Err(error) = delete(&*staging, &name) {
             tracing::warn!(entry = %name.to_string_lossy(), %error, "a removed directory stays in lamassu.staging until the next open");
         }
         Ok(())
     }
+
+    /// A directory that nobody else can write to, and a fresh name in it: for what is to be held, and given an owner and a mode, before it is moved to its place.
+    /// It is kept for the next one, until the vault is closed; what a crash leaves in it is cleared as everything there is.
+    pub(crate) fn workshop(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
+        let mut shop = self.workshop.lock();
+        let (dir, _, made) = match &mut *shop {
+            Some(shop) => shop,
+            none => {
+                let (dir, name) = self.staged_dir()?;
+                none.insert((dir, name, 0))
+            }
+        };
+        *made += 1;
+        Ok((dir.clone(), format!("{COMPANION_PREFIX}{made}").into()))
+    }
+
+    /// Takes the workshop away.
+    pub(crate) fn close_workshop(&self) {
+        if let Some((dir, name, _)) = self.workshop.lock().take() {
+            drop(dir);
+            self.drop_staged_dir(&name);
+        }
+    }
+}
+
+/// [`Vault::workshop`]: the directory, its name in the staging directory, and how many names were given out.
+pub(crate) type Workshop = (Arc<dyn BackendDir>, OsString, u64);
+
+/// Moves the directory that had this stat a moment ago to `(staging, to)`, to be deleted there. Another one that has come to be under its name meanwhile is put
+/// back: `ESTALE`.
+pub(crate) fn take_out(
+    parent: &dyn BackendDir,
+    stored: &OsStr,
+    st: &Stat,
+    staging: &dyn BackendDir,
+    to: &OsStr,
+) -> stdio::Result<()> {
+    let stale = || stdio::Error::from_raw_os_error(libc::ESTALE);
+    match rename_no_replace(parent, stored, staging, to) {
+        // Ours, but not writable: moving a directory takes write permission on it.
+        Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
+            parent.hold_same(stored, st)?.ok_or_else(stale)?.set_mode(PRIVATE)?;
+            rename_no_replace(parent, stored, staging, to)?;
+        }
+        other => other?,
+    }
+    let moved = staging.stat_entry(to)?;
+    if (moved.dev, moved.ino, moved.kind) != (st.dev, st.ino, st.kind) {
+        rename_no_replace(staging, to, parent, stored)?;
+        return Err(stale());
+    }
+    Ok(())
 }
 
 /// rename that fails with EEXIST, also where the store has no such rename: callers hold the lock of the directory.

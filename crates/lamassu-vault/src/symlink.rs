@@ -86,14 +86,11 @@ impl StoredTarget {
         }
     }
 
-    /// Makes the link, its rest first. Fails if `name` exists.
-    pub fn create(&self, dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
-        self.create_rest(dir)?;
-        let made = dir.make_symlink(name, OsStr::new(&self.text));
-        if let (Err(_), Some((rest, _))) = (&made, &self.rest) {
+    /// Removes the rest of a link that did not come to be.
+    pub fn remove_rest(&self, dir: &dyn BackendDir) {
+        if let Some((rest, _)) = &self.rest {
             names::remove_companion(dir, rest);
         }
-        made
     }
 }
 

@@ -5,8 +5,8 @@ use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::open::OpenFile;
 use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
-use lamassu_store::StoreError;
 use lamassu_store::backend::Stat;
+use lamassu_store::{BackendEntry, StoreError};
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::sync::Arc;
@@ -14,7 +14,12 @@ use std::sync::Arc;
 /// See the module's head. An open file works without a name, too.
 pub(crate) enum Target {
     Open(Arc<OpenFile>),
-    Entry { dir: Arc<Dir>, name: OsString },
+    /// With the stat by which it was found: it is held anew for each change, and compared.
+    Entry {
+        dir: Arc<Dir>,
+        name: OsString,
+        st: Stat,
+    },
     Root(Arc<Dir>),
 }
 
@@ -57,16 +62,21 @@ impl Vault {
                 let st = open.file().stat().map_err(io("stat"))?;
                 Ok((Target::Open(open), st))
             }
-            other => other.map(|(dir, name, st)| (Target::Entry { dir, name }, st)),
+            other => other.map(|(dir, name, st)| (Target::Entry { dir, name, st }, st)),
         }
     }
+}
+
+/// Holds the entry that was found under a name; `ESTALE` if it is another one's by now.
+pub(crate) fn hold(dir: &Dir, name: &OsStr, st: &Stat) -> stdio::Result<Arc<dyn BackendEntry>> {
+    dir.handle.hold_same(name, st)?.ok_or_else(|| stdio::Error::from_raw_os_error(libc::ESTALE))
 }
 
 impl Target {
     pub fn set_mode(&self, mode: u32) -> stdio::Result<()> {
         match self {
             Target::Open(f) => f.file().backing().set_mode(mode),
-            Target::Entry { dir, name } => dir.handle.set_mode_entry(name, mode),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.set_mode(mode),
             Target::Root(dir) => dir.handle.set_mode(mode),
         }
     }
@@ -74,7 +84,7 @@ impl Target {
     pub fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> stdio::Result<()> {
         match self {
             Target::Open(f) => f.file().backing().set_owner(uid, gid),
-            Target::Entry { dir, name } => dir.handle.set_owner_entry(name, uid, gid),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.set_owner(uid, gid),
             Target::Root(dir) => dir.handle.set_owner(uid, gid),
         }
     }
@@ -87,7 +97,7 @@ impl Target {
                 other => return Ok(other?),
             },
             Target::Open(f) => f.file().backing().set_times(atime, mtime),
-            Target::Entry { dir, name } => dir.handle.set_times_entry(name, atime, mtime),
+            Target::Entry { dir, name, st } => hold(dir, name, st).and_then(|held| held.set_times(atime, mtime)),
             Target::Root(dir) => dir.handle.set_times(atime, mtime),
         };
         done.map_err(io("set times"))
@@ -96,32 +106,32 @@ impl Target {
     pub fn get_xattr(&self, attr: &OsStr) -> stdio::Result<Vec<u8>> {
         match self {
             Target::Open(f) => f.file().backing().get_xattr(attr),
-            Target::Entry { dir, name } => dir.handle.get_xattr(Some(name), attr),
-            Target::Root(dir) => dir.handle.get_xattr(None, attr),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.get_xattr(attr),
+            Target::Root(dir) => dir.handle.get_xattr(attr),
         }
     }
 
     pub fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> stdio::Result<()> {
         match self {
             Target::Open(f) => f.file().backing().set_xattr(attr, value, flags),
-            Target::Entry { dir, name } => dir.handle.set_xattr(Some(name), attr, value, flags),
-            Target::Root(dir) => dir.handle.set_xattr(None, attr, value, flags),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.set_xattr(attr, value, flags),
+            Target::Root(dir) => dir.handle.set_xattr(attr, value, flags),
         }
     }
 
     pub fn list_xattr(&self) -> stdio::Result<Vec<OsString>> {
         match self {
             Target::Open(f) => f.file().backing().list_xattr(),
-            Target::Entry { dir, name } => dir.handle.list_xattr(Some(name)),
-            Target::Root(dir) => dir.handle.list_xattr(None),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.list_xattr(),
+            Target::Root(dir) => dir.handle.list_xattr(),
         }
     }
 
     pub fn remove_xattr(&self, attr: &OsStr) -> stdio::Result<()> {
         match self {
             Target::Open(f) => f.file().backing().remove_xattr(attr),
-            Target::Entry { dir, name } => dir.handle.remove_xattr(Some(name), attr),
-            Target::Root(dir) => dir.handle.remove_xattr(None, attr),
+            Target::Entry { dir, name, st } => hold(dir, name, st)?.remove_xattr(attr),
+            Target::Root(dir) => dir.handle.remove_xattr(attr),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and rmdir, which change what lies where
 //! for others. Below it, one lock of `names_of(parent)` orders changes within one directory.
 
-use crate::attr::Wanted;
+use crate::attr::{New, Wanted};
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::StoreId;
@@ -11,9 +11,10 @@ use crate::names::{StoredName, remove_companion};
 use crate::open::Handle;
 use crate::staging;
 use crate::symlink;
+use crate::target::hold;
 use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendFile, File};
+use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -82,12 +83,29 @@ impl Vault {
         made
     }
 
-    /// Gives a new entry, not a directory, its owner and mode; removes it again if that fails.
-    fn own_or_remove(&self, dir: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
-        self.own_entry(dir, stored, wanted).inspect_err(|_| {
-            if let Err(error) = dir.handle.unlink(stored) {
-                let path = self.path_in(dir.ino, stored);
-                tracing::warn!(entry = %path.display(), %error, "a half-made entry could not be removed");
+    /// Makes an entry by `make` where nobody else can reach it, gives it its owner and mode there, and moves it to its place. A call that makes a node or a link
+    /// returns no descriptor: in a directory of a user, who could exchange what was made, nothing would tell it.
+    fn make_and_place(
+        &self,
+        dir: &Dir,
+        stored: &OsStr,
+        wanted: &Wanted,
+        make: impl FnOnce(&dyn BackendDir, &OsStr) -> std::io::Result<()>,
+    ) -> Result<Stat> {
+        let (shop, temp) = self.workshop()?;
+        make(&*shop, &temp).map_err(io("create"))?;
+        let placed = || {
+            let held = shop.hold(&temp).map_err(io("hold"))?;
+            self.own_new(New::Entry(&*held), wanted)?;
+            staging::rename_no_replace(&*shop, &temp, &*dir.handle, stored).map_err(io("create"))?;
+            // Moved, it may have another change time.
+            held.stat().map_err(io("stat"))
+        };
+        placed().inspect_err(|_| {
+            if let Err(error) = shop.unlink(&temp)
+                && !crate::error::is_not_found(&error)
+            {
+                tracing::warn!(entry = %temp.to_string_lossy(), %error, "left in lamassu.staging");
             }
         })
     }
@@ -101,8 +119,13 @@ impl Vault {
     ) -> Result<(Arc<dyn BackendFile>, Stat)> {
         let wanted = self.wanted(dir, Kind::File, mode, owner)?;
         self.create_with(dir, stored, || {
-            let file = dir.handle.create_file(&stored.name, wanted.first_mode()).map_err(io("create"))?;
-            let st = self.own_or_remove(dir, &stored.name, &wanted)?;
+            let file = dir.handle.create_file(&stored.name).map_err(io("create"))?;
+            let st = self.own_new(New::File(&*file), &wanted).inspect_err(|_| {
+                if let Err(error) = dir.handle.unlink(&stored.name) {
+                    let path = self.path_in(dir.ino, &stored.name);
+                    tracing::warn!(entry = %path.display(), %error, "a half-made entry could not be removed");
+                }
+            })?;
             Ok((file, st))
         })
     }
@@ -153,8 +176,7 @@ impl Vault {
         }
         self.make(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, kind, mode, owner)?;
-            dir.handle.make_node(&stored.name, kind, wanted.first_mode(), rdev).map_err(io("mknod"))?;
-            self.own_or_remove(dir, &stored.name, &wanted)
+            self.make_and_place(dir, &stored.name, &wanted, |shop, temp| shop.make_node(temp, kind, rdev))
         })
     }
 
@@ -165,8 +187,7 @@ impl Vault {
     pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
         self.make(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::Dir, mode, owner)?;
-            self.stage_dir(dir, &stored.name, &wanted)?;
-            dir.handle.stat_entry(&stored.name).map_err(io("stat"))
+            self.stage_dir(dir, &stored.name, &wanted)
         })
     }
 
@@ -179,8 +200,11 @@ impl Vault {
         self.make(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::Symlink, 0o777, owner)?;
             let sealed = symlink::seal(&self.ctx.ring, target)?;
-            sealed.create(&*dir.handle, &stored.name).map_err(io("symlink"))?;
-            self.own_or_remove(dir, &stored.name, &wanted)
+            sealed.create_rest(&*dir.handle).map_err(io("symlink"))?;
+            let made = self.make_and_place(dir, &stored.name, &wanted, |shop, temp| {
+                shop.make_symlink(temp, sealed.text()) //
+            });
+            made.inspect_err(|_| sealed.remove_rest(&*dir.handle))
         })
     }
 
@@ -215,8 +239,9 @@ impl Vault {
             {
                 symlink::copy_rest(&rest, &*from.handle, &*dir.handle)?;
             }
-            from.handle.link(&from_name, &*dir.handle, &stored.name).map_err(io("link"))?;
-            dir.handle.stat_entry(&stored.name).map_err(io("stat"))
+            let held = hold(&from, &from_name, &st).map_err(io("link"))?;
+            held.link(&*dir.handle, &stored.name).map_err(io("link"))?;
+            held.stat().map_err(io("stat"))
         })
     }
 
@@ -279,7 +304,7 @@ impl Vault {
             return Err(VaultError::NotDirectory);
         }
         self.require_empty(&dir, &stored.name)?;
-        self.unstage_dir(&*dir.handle, &stored.name)?;
+        self.unstage_dir(&*dir.handle, &stored.name, &st)?;
         if let Some(companion) = &stored.companion {
             remove_companion(&*dir.handle, &companion.name);
         }

@@ -230,7 +230,7 @@ fn extended_attributes_are_kept_and_hidden() {
             assert!(v.set_xattr(ino, n("user.big"), &[0; 65_537], SetXattr::Any).is_err());
         }
         v.release(h).unwrap();
-        let raw = backend.root().list_xattr(None).unwrap();
+        let raw = backend.root().list_xattr().unwrap();
         assert!(raw.iter().filter(|r| r.as_bytes().starts_with(b"user.")).count() == 3);
         assert!(raw.iter().all(|r| !r.to_string_lossy().contains("comment")));
         assert_eq!(v.clean().xattrs, 9);
@@ -294,7 +294,7 @@ fn attributes_are_of_the_namespaces_that_local_file_systems_know() {
     let stored = xattr_name(&ring.seal_xattr_names(b"foo")[0]);
     let context = [stored.as_bytes(), b"/"].concat();
     let sealed = ring.outer().seal_record(RecordKind::Xattr, &context, b"kept").unwrap();
-    backend.root().set_xattr(None, n(&stored), &sealed, 0).unwrap();
+    backend.root().set_xattr(n(&stored), &sealed, 0).unwrap();
     assert_eq!(v.list_xattr(ROOT).unwrap(), [b"foo".to_vec()]);
     assert_eq!(v.get_xattr(ROOT, n("foo")).unwrap(), b"kept");
     unsupported(v.set_xattr(ROOT, n("foo"), b"other", SetXattr::Replace), "foo");

@@ -352,15 +352,15 @@ fn attributes_are_authenticated_and_bound_to_their_names() {
     v.set_xattr(v.ino("a/file"), n("user.other"), b"other", SetXattr::Any).unwrap();
     let stored = v.stored_path(n("a/file")).unwrap();
     let dir = lab.backend.root().open_dir(stored.parent().unwrap().as_os_str()).unwrap();
-    let name = stored.file_name();
+    let dir = dir.hold(stored.file_name().unwrap()).unwrap();
     let attrs: Vec<_> =
-        dir.list_xattr(name).unwrap().into_iter().filter(|a| a.as_bytes().starts_with(b"user.lamassu.")).collect();
-    let values: Vec<_> = attrs.iter().map(|a| dir.get_xattr(name, a).unwrap()).collect();
+        dir.list_xattr().unwrap().into_iter().filter(|a| a.as_bytes().starts_with(b"user.lamassu.")).collect();
+    let values: Vec<_> = attrs.iter().map(|a| dir.get_xattr(a).unwrap()).collect();
     // Exchanged between names: neither opens.
-    dir.set_xattr(name, &attrs[0], &values[1], 0).unwrap();
-    dir.set_xattr(name, &attrs[1], &values[0], 0).unwrap();
-    dir.set_xattr(name, n("user.lamassu.AAAA"), b"", 0).unwrap();
-    dir.set_xattr(name, n("user.native"), b"not ours", 0).unwrap();
+    dir.set_xattr(&attrs[0], &values[1], 0).unwrap();
+    dir.set_xattr(&attrs[1], &values[0], 0).unwrap();
+    dir.set_xattr(n("user.lamassu.AAAA"), b"", 0).unwrap();
+    dir.set_xattr(n("user.native"), b"not ours", 0).unwrap();
     for key in ["user.note", "user.other"] {
         assert!(matches!(v.get_xattr(v.ino("a/file"), n(key)), Err(VaultError::Damaged { what: "attribute", .. })));
     }
@@ -398,14 +398,14 @@ fn attributes_of_directories_open_there_alone() {
         let stored = |path| v.stored_path(n(path)).unwrap().into_os_string();
         let values = |path| -> Vec<_> {
             let ours = |attr: &std::ffi::OsString| attr.as_bytes().starts_with(b"user.lamassu.");
-            let attrs = root.list_xattr(Some(&stored(path))).unwrap().into_iter().filter(ours);
-            attrs.map(|attr| (attr.clone(), root.get_xattr(Some(&stored(path)), &attr).unwrap())).collect()
+            let attrs = root.hold(&stored(path)).unwrap().list_xattr().unwrap().into_iter().filter(ours);
+            attrs.map(|attr| (attr.clone(), root.hold(&stored(path)).unwrap().get_xattr(&attr).unwrap())).collect()
         };
         let bound = recipe.names == NameMode::Encrypted;
         for (to, from, opens) in [("shut", "open", !bound), ("shut", "file", false), ("file", "shut", false)] {
             let (before, others) = (values(to), values(from));
             for (attr, value) in others.iter().filter(|(attr, _)| before.iter().any(|(ours, _)| ours == attr)) {
-                root.set_xattr(Some(&stored(to)), attr, value, 0).unwrap();
+                root.hold(&stored(to)).unwrap().set_xattr(attr, value, 0).unwrap();
             }
             let got = v.get_xattr(v.ino(to), n("user.of"));
             match opens {
@@ -417,7 +417,7 @@ fn attributes_of_directories_open_there_alone() {
             }
             let problems = v.check(&[], false, &Quiet).unwrap().problems;
             assert_eq!(problems.iter().any(|p| p.kind == "xattr"), !opens);
-            before.iter().for_each(|(attr, value)| root.set_xattr(Some(&stored(to)), attr, value, 0).unwrap());
+            before.iter().for_each(|(attr, value)| root.hold(&stored(to)).unwrap().set_xattr(attr, value, 0).unwrap());
         }
         v.clean();
     }

@@ -2,6 +2,14 @@
 //!
 //! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store that swaps
 //! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
+//!
+//! **Entries are held, not named.** Who may write to a directory of the store can exchange its entries at any moment: what a name leads to after it was looked
+//! at is somebody else's choice. So no owner, mode, time or attribute is ever changed by name. It is changed through the descriptor that made a file, through an
+//! open directory, or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a name alone, when it is made
+//! (nodes, links, directories), is made in a directory that nobody else can write to, and then moved to its place.
+//!
+//! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory, which whoever exchanged it could have
+//! moved or removed himself. What was moved to be deleted is compared before it is.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod crash;
@@ -242,6 +250,77 @@ pub(crate) fn copy_through_memory<F: BackendFile + ?Sized>(
     Ok(())
 }
 
+/// An entry of a directory that is held: whatever its name leads to by now, this is what is looked at and changed. It is not open.
+pub trait BackendEntry: Send + Sync {
+    /// stat.
+    fn stat(&self) -> io::Result<Stat>;
+    /// chmod; `EOPNOTSUPP` for a symbolic link.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
+    /// chown; `None` leaves.
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
+    /// utimensat.
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
+    /// Extended attributes, by raw name.
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>>;
+    /// `flags` as setxattr(2).
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
+    /// All raw names.
+    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
+    /// Removes one.
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()>;
+    /// link(2): another name of it, `to_name` in `to`.
+    fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
+}
+
+/// Changes by name, for tests, which nobody races.
+#[cfg(any(test, feature = "testing"))]
+pub trait ByName {
+    /// chmod.
+    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()>;
+    /// lchown.
+    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
+    /// utimensat.
+    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()>;
+    /// link(2).
+    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
+    /// getxattr(2), not following.
+    fn get_xattr_entry(&self, name: &OsStr, attr: &OsStr) -> io::Result<Vec<u8>>;
+    /// setxattr(2), not following.
+    fn set_xattr_entry(&self, name: &OsStr, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
+    /// listxattr(2), not following.
+    fn list_xattr_entry(&self, name: &OsStr) -> io::Result<Vec<OsString>>;
+    /// removexattr(2), not following.
+    fn remove_xattr_entry(&self, name: &OsStr, attr: &OsStr) -> io::Result<()>;
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl ByName for dyn BackendDir {
+    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
+        self.hold(name)?.set_mode(mode)
+    }
+    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.hold(name)?.set_owner(uid, gid)
+    }
+    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.hold(name)?.set_times(atime, mtime)
+    }
+    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
+        self.hold(name)?.link(to, to_name)
+    }
+    fn get_xattr_entry(&self, name: &OsStr, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.hold(name)?.get_xattr(attr)
+    }
+    fn set_xattr_entry(&self, name: &OsStr, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.hold(name)?.set_xattr(attr, value, flags)
+    }
+    fn list_xattr_entry(&self, name: &OsStr) -> io::Result<Vec<OsString>> {
+        self.hold(name)?.list_xattr()
+    }
+    fn remove_xattr_entry(&self, name: &OsStr, attr: &OsStr) -> io::Result<()> {
+        self.hold(name)?.remove_xattr(attr)
+    }
+}
+
 /// An open backing directory.
 pub trait BackendDir: Send + Sync {
     /// Opens a subdirectory (never through a link).
@@ -254,18 +333,25 @@ pub trait BackendDir: Send + Sync {
         let now = file.stat()?;
         Ok(((now.dev, now.ino) == (seen.dev, seen.ino)).then_some(file))
     }
-    /// Creates a regular file (O_EXCL) and opens it for reading and writing.
-    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>>;
-    /// mkdir.
+    /// Creates a regular file (O_EXCL) and opens it for reading and writing. It is its owner's alone (mode 0600) until the caller gives it, through what is
+    /// returned, an owner and then a mode.
+    fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>>;
+    /// mkdir. Without bits for others it can be given to an owner before anybody else reaches it.
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()>;
-    /// mknod of a fifo, socket or device.
-    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()>;
+    /// mknod of a fifo, socket or device, with mode 0600. To be held, given an owner and a mode, and moved to its place.
+    fn make_node(&self, name: &OsStr, kind: Kind, rdev: u64) -> io::Result<()>;
     /// symlink.
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()>;
     /// readlink.
     fn read_link(&self, name: &OsStr) -> io::Result<OsString>;
-    /// link(2) of `name` here to `to_name` in `to`.
-    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
+    /// Holds an entry of whatever kind, never what a link leads to.
+    fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>>;
+    /// The same of the entry that stat has just shown under this name; `None` if it is another one's by now.
+    fn hold_same(&self, name: &OsStr, seen: &Stat) -> io::Result<Option<Arc<dyn BackendEntry>>> {
+        let held = self.hold(name)?;
+        let now = held.stat()?;
+        Ok(((now.dev, now.ino, now.kind) == (seen.dev, seen.ino, seen.kind)).then_some(held))
+    }
     /// renameat2.
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()>;
     /// unlink of anything but a directory.
@@ -278,26 +364,20 @@ pub trait BackendDir: Send + Sync {
     fn stat(&self) -> io::Result<Stat>;
     /// Entries but `.` and `..`, in the store's order.
     fn read_dir(&self) -> io::Result<Vec<Entry>>;
-    /// chmod of an entry (not of a symbolic link).
-    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()>;
-    /// lchown of an entry.
-    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
-    /// utimensat of an entry, not following.
-    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()>;
     /// chmod of this directory.
     fn set_mode(&self, mode: u32) -> io::Result<()>;
     /// chown of this directory.
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
     /// futimens of this directory.
     fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
-    /// lgetxattr of an entry; of this directory itself where `name` is `None`.
-    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>>;
-    /// lsetxattr.
-    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
-    /// llistxattr.
-    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>>;
-    /// lremovexattr.
-    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()>;
+    /// Extended attributes of this directory, by raw name.
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>>;
+    /// `flags` as setxattr(2).
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
+    /// All raw names.
+    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
+    /// Removes one.
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()>;
     /// fsync of the directory.
     fn sync(&self) -> io::Result<()>;
     /// This directory as a store of its own: that of a vault which lies in another's tree. `write` false: to read alone, also where it may be searched and

@@ -87,7 +87,7 @@ pub fn name() -> &'static OsStr {
 
 /// Makes the test's file in `store`, durably.
 pub fn create_in(store: &dyn Backend) -> Arc<dyn BackendFile> {
-    let file = store.root().create_file(name(), 0o600).expect("creates");
+    let file = store.root().create_file(name()).expect("creates");
     store.sync().expect("syncs");
     file
 }

@@ -1,6 +1,7 @@
 //! Modes, owners, times and extended attributes.
 
 use super::{Store, expect_errno, name};
+use lamassu_store::backend::ByName;
 use lamassu_store::backend::{Kind, SetTime, Stat, Time};
 
 fn at(seconds: i64, nanos: u32) -> SetTime {
@@ -9,10 +10,10 @@ fn at(seconds: i64, nanos: u32) -> SetTime {
 
 pub fn modes(store: &Store) {
     let root = store.root();
-    let file = root.create_file(name("f"), 0o640).unwrap();
+    let file = root.create_file(name("f")).unwrap();
     root.make_dir(name("d"), 0o751).unwrap();
     let mode = |n: &str| root.stat_entry(name(n)).unwrap().mode;
-    assert_eq!((mode("f"), mode("d")), (0o640, 0o751));
+    assert_eq!((mode("f"), mode("d")), (0o600, 0o751), "a new file is its owner's alone");
     file.set_mode(0o4711).unwrap();
     assert_eq!(file.stat().unwrap().mode, 0o4711);
     root.set_mode_entry(name("f"), 0o123).unwrap();
@@ -22,7 +23,7 @@ pub fn modes(store: &Store) {
     assert_eq!(dir.stat().unwrap().mode, 0o1777);
     root.set_mode_entry(name("d"), 0o700).unwrap();
     assert_eq!(mode("d"), 0o700);
-    root.make_node(name("fifo"), Kind::Fifo, 0o600, 0).unwrap();
+    root.make_node(name("fifo"), Kind::Fifo, 0).unwrap();
     root.set_mode_entry(name("fifo"), 0o644).unwrap();
     assert_eq!(mode("fifo"), 0o644);
     expect_errno(root.set_mode_entry(name("none"), 0o644), libc::ENOENT);
@@ -30,7 +31,7 @@ pub fn modes(store: &Store) {
 
 pub fn owners(store: &Store) {
     let root = store.root();
-    let file = root.create_file(name("f"), 0o600).unwrap();
+    let file = root.create_file(name("f")).unwrap();
     root.make_symlink(name("l"), name("f")).unwrap();
     let before = file.stat().unwrap();
     file.set_owner(None, None).unwrap();
@@ -53,7 +54,7 @@ pub fn owners(store: &Store) {
 
 pub fn times(store: &Store) {
     let root = store.root();
-    let file = root.create_file(name("f"), 0o600).unwrap();
+    let file = root.create_file(name("f")).unwrap();
     root.make_dir(name("d"), 0o700).unwrap();
     let dir = root.open_dir(name("d")).unwrap();
     let pair = |s: Stat| (s.atime, s.mtime);
@@ -74,7 +75,7 @@ pub fn times(store: &Store) {
 
 pub fn times_not_through_links(store: &Store) {
     let root = store.root();
-    let file = root.create_file(name("f"), 0o600).unwrap();
+    let file = root.create_file(name("f")).unwrap();
     file.set_times(at(10, 0), at(10, 0)).unwrap();
     root.make_symlink(name("l"), name("f")).unwrap();
     root.set_times_entry(name("l"), at(20, 0), at(21, 0)).unwrap();
@@ -84,12 +85,12 @@ pub fn times_not_through_links(store: &Store) {
 
 /// Whether the store has extended attributes at all.
 fn has_xattrs(store: &Store) -> bool {
-    let probe = store.root().set_xattr(None, name("user.probe"), b"", 0);
+    let probe = store.root().set_xattr(name("user.probe"), b"", 0);
     if matches!(&probe, Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP)) {
         return false;
     }
     probe.unwrap();
-    store.root().remove_xattr(None, name("user.probe")).unwrap();
+    store.root().remove_xattr(name("user.probe")).unwrap();
     true
 }
 
@@ -97,7 +98,7 @@ pub fn xattrs_of_files(store: &Store) {
     if !has_xattrs(store) {
         return;
     }
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     let (a, b) = (name("user.a"), name("user.b"));
     expect_errno(file.get_xattr(a), libc::ENODATA);
     expect_errno(file.remove_xattr(a), libc::ENODATA);
@@ -126,28 +127,31 @@ pub fn xattrs_of_entries(store: &Store) {
         return;
     }
     let root = store.root();
-    root.create_file(name("f"), 0o600).unwrap();
+    root.create_file(name("f")).unwrap();
     root.make_dir(name("d"), 0o700).unwrap();
     root.make_symlink(name("l"), name("f")).unwrap();
     let a = name("user.a");
-    for (entry, value) in [(Some(name("f")), b"file"), (Some(name("d")), b"subd"), (None, b"self")] {
-        root.set_xattr(entry, a, value, 0).unwrap();
-        assert_eq!(root.get_xattr(entry, a).unwrap(), value);
-        assert!(root.list_xattr(entry).unwrap().contains(&a.to_owned()));
+    for (entry, value) in [(name("f"), b"file"), (name("d"), b"subd")] {
+        root.set_xattr_entry(entry, a, value, 0).unwrap();
+        assert_eq!(root.get_xattr_entry(entry, a).unwrap(), value);
+        assert!(root.list_xattr_entry(entry).unwrap().contains(&a.to_owned()));
     }
+    root.set_xattr(a, b"self", 0).unwrap();
+    assert_eq!(root.get_xattr(a).unwrap(), b"self");
+    assert!(root.list_xattr().unwrap().contains(&a.to_owned()));
     assert_eq!(root.open_file(name("f"), false).unwrap().get_xattr(a).unwrap(), b"file");
-    assert_eq!(root.open_dir(name("d")).unwrap().get_xattr(None, a).unwrap(), b"subd");
-    expect_errno(root.get_xattr(Some(name("l")), a), libc::ENODATA);
-    expect_errno(root.set_xattr(Some(name("l")), a, b"x", 0), libc::EPERM);
-    expect_errno(root.get_xattr(Some(name("none")), a), libc::ENOENT);
-    root.remove_xattr(Some(name("f")), a).unwrap();
-    expect_errno(root.get_xattr(Some(name("f")), a), libc::ENODATA);
-    root.remove_xattr(None, a).unwrap();
+    assert_eq!(root.open_dir(name("d")).unwrap().get_xattr(a).unwrap(), b"subd");
+    expect_errno(root.get_xattr_entry(name("l"), a), libc::ENODATA);
+    expect_errno(root.set_xattr_entry(name("l"), a, b"x", 0), libc::EPERM);
+    expect_errno(root.get_xattr_entry(name("none"), a), libc::ENOENT);
+    root.remove_xattr_entry(name("f"), a).unwrap();
+    expect_errno(root.get_xattr_entry(name("f"), a), libc::ENODATA);
+    root.remove_xattr(a).unwrap();
 }
 
 pub fn changes_move_times(store: &Store) {
     let root = store.root();
-    let file = root.create_file(name("f"), 0o600).unwrap();
+    let file = root.create_file(name("f")).unwrap();
     let past = at(100, 0);
     let changed = |stat: Stat| stat.mtime.seconds != 100;
     let reset = || {
@@ -181,7 +185,7 @@ pub fn link_counts(store: &Store) {
     }
     root.make_dir(name("a"), 0o700).unwrap();
     root.make_dir(name("b"), 0o700).unwrap();
-    root.create_file(name("f"), 0o600).unwrap();
+    root.create_file(name("f")).unwrap();
     assert_eq!(count(), 4);
     let a = root.open_dir(name("a")).unwrap();
     root.rename(name("b"), &*a, name("b"), lamassu_store::backend::RenameMode::Replace).unwrap();

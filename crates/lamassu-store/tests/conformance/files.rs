@@ -5,7 +5,7 @@ use super::{Store, expect_errno, name};
 const PAGE: u64 = 4096;
 
 pub fn reads_what_was_written(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     let data: Vec<u8> = (0..100_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     file.write_at(3, &data).unwrap();
     file.write_at(50_000, b"over").unwrap();
@@ -24,7 +24,7 @@ pub fn reads_what_was_written(store: &Store) {
 }
 
 pub fn read_is_short_only_at_the_end(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     file.write_at(0, &[1; 10]).unwrap();
     let mut buf = [7; 100];
     assert_eq!(file.read_at(4, &mut buf).unwrap(), 6);
@@ -34,7 +34,7 @@ pub fn read_is_short_only_at_the_end(store: &Store) {
 }
 
 pub fn length_grows_and_shrinks(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     file.write_at(0, &[1; 10_000]).unwrap();
     file.set_len(5000).unwrap();
     file.set_len(20_000).unwrap();
@@ -48,7 +48,7 @@ pub fn length_grows_and_shrinks(store: &Store) {
 }
 
 pub fn punch_frees_and_keeps_the_length(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     file.write_at(0, &vec![1; 16 * PAGE as usize]).unwrap();
     file.sync_all().unwrap();
     let before = file.stat().unwrap().blocks;
@@ -70,7 +70,7 @@ pub fn punch_frees_and_keeps_the_length(store: &Store) {
 }
 
 pub fn holes_are_found(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     assert_eq!(file.seek_data(0).unwrap(), None);
     assert_eq!(file.seek_hole(0).unwrap(), None);
     // Far apart, so that a store with larger blocks shows the same.
@@ -92,7 +92,7 @@ pub fn holes_are_found(store: &Store) {
 }
 
 pub fn allocate_keeps_the_length(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     file.write_at(0, b"abc").unwrap();
     match file.allocate(0, 1 << 20) {
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return,
@@ -105,7 +105,7 @@ pub fn allocate_keeps_the_length(store: &Store) {
 }
 
 pub fn read_only_handles_refuse_writes(store: &Store) {
-    store.root().create_file(name("f"), 0o600).unwrap().write_at(0, b"abc").unwrap();
+    store.root().create_file(name("f")).unwrap().write_at(0, b"abc").unwrap();
     let file = store.root().open_file(name("f"), false).unwrap();
     expect_errno(file.write_at(0, b"x"), libc::EBADF);
     expect_errno(file.punch(0, 1), libc::EBADF);
@@ -118,7 +118,7 @@ pub fn read_only_handles_refuse_writes(store: &Store) {
 }
 
 pub fn refuses_impossible_offsets(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     let mut buf = [0; 4];
     expect_errno(file.read_at(u64::MAX, &mut buf), libc::EINVAL);
     assert!(file.write_at(u64::MAX - 1, b"abcd").is_err());
@@ -132,7 +132,7 @@ pub fn syncs(store: &Store) {
     let root = store.root();
     root.make_dir(name("d"), 0o700).unwrap();
     let dir = root.open_dir(name("d")).unwrap();
-    let file = dir.create_file(name("f"), 0o600).unwrap();
+    let file = dir.create_file(name("f")).unwrap();
     file.write_at(0, b"x").unwrap();
     file.sync_data().unwrap();
     file.sync_all().unwrap();
@@ -143,7 +143,7 @@ pub fn syncs(store: &Store) {
 
 pub fn unlinked_file_stays_usable(store: &Store) {
     let root = store.root();
-    let file = root.create_file(name("f"), 0o600).unwrap();
+    let file = root.create_file(name("f")).unwrap();
     file.write_at(0, b"before").unwrap();
     root.unlink(name("f")).unwrap();
     file.write_at(6, b" after").unwrap();
@@ -153,13 +153,13 @@ pub fn unlinked_file_stays_usable(store: &Store) {
     let stat = file.stat().unwrap();
     assert_eq!((stat.nlink, stat.len), (0, 12));
     file.sync_all().unwrap();
-    let other = root.create_file(name("f"), 0o600).unwrap();
+    let other = root.create_file(name("f")).unwrap();
     assert_ne!(other.stat().unwrap().ino, stat.ino);
     assert_eq!(other.stat().unwrap().len, 0);
 }
 
 pub fn threads_write_side_by_side(store: &Store) {
-    let file = store.root().create_file(name("f"), 0o600).unwrap();
+    let file = store.root().create_file(name("f")).unwrap();
     std::thread::scope(|scope| {
         for t in 0..4u64 {
             let file = file.clone();

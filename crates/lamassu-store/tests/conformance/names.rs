@@ -1,7 +1,8 @@
 //! Entries, links, renames and listings.
 
 use super::{Store, expect_errno, name, rename};
-use lamassu_store::backend::{Backend, BackendDir, Kind, MemoryBackend, RenameMode};
+use lamassu_store::backend::ByName;
+use lamassu_store::backend::{Backend, BackendDir, Kind, MemoryBackend, RenameMode, SetTime, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ fn list(dir: &Arc<dyn BackendDir>) -> Vec<String> {
 }
 
 fn put(dir: &Arc<dyn BackendDir>, file: &str, data: &str) {
-    dir.create_file(name(file), 0o600).unwrap().write_at(0, data.as_bytes()).unwrap();
+    dir.create_file(name(file)).unwrap().write_at(0, data.as_bytes()).unwrap();
 }
 
 fn content(dir: &Arc<dyn BackendDir>, file: &str) -> String {
@@ -31,17 +32,17 @@ fn populated(store: &Store) -> Arc<dyn BackendDir> {
     put(&root.open_dir(name("full")).unwrap(), "inner", "inner");
     root.make_symlink(name("to-file"), name("file")).unwrap();
     root.make_symlink(name("to-full"), name("full")).unwrap();
-    root.make_node(name("fifo"), Kind::Fifo, 0o600, 0).unwrap();
+    root.make_node(name("fifo"), Kind::Fifo, 0).unwrap();
     root
 }
 
 pub fn creates_exclusively(store: &Store) {
     let root = populated(store);
     for taken in ["file", "empty", "to-file", "fifo"] {
-        expect_errno(root.create_file(name(taken), 0o600), libc::EEXIST);
+        expect_errno(root.create_file(name(taken)), libc::EEXIST);
         expect_errno(root.make_dir(name(taken), 0o700), libc::EEXIST);
         expect_errno(root.make_symlink(name(taken), name("x")), libc::EEXIST);
-        expect_errno(root.make_node(name(taken), Kind::Fifo, 0o600, 0), libc::EEXIST);
+        expect_errno(root.make_node(name(taken), Kind::Fifo, 0), libc::EEXIST);
     }
     assert_eq!(content(&root, "file"), "file");
 }
@@ -97,9 +98,9 @@ pub fn refuses_names_that_are_paths(store: &Store) {
         let bad = name(bad);
         expect_errno(root.open_dir(bad), libc::EINVAL);
         expect_errno(root.open_file(bad, false), libc::EINVAL);
-        expect_errno(root.create_file(bad, 0o600), libc::EINVAL);
+        expect_errno(root.create_file(bad), libc::EINVAL);
         expect_errno(root.make_dir(bad, 0o700), libc::EINVAL);
-        expect_errno(root.make_node(bad, Kind::Fifo, 0o700, 0), libc::EINVAL);
+        expect_errno(root.make_node(bad, Kind::Fifo, 0), libc::EINVAL);
         expect_errno(root.make_symlink(bad, name("x")), libc::EINVAL);
         expect_errno(root.read_link(bad), libc::EINVAL);
         expect_errno(root.link(bad, &*root, name("x")), libc::EINVAL);
@@ -111,11 +112,11 @@ pub fn refuses_names_that_are_paths(store: &Store) {
         expect_errno(root.stat_entry(bad), libc::EINVAL);
         expect_errno(root.set_mode_entry(bad, 0), libc::EINVAL);
         expect_errno(root.set_owner_entry(bad, None, None), libc::EINVAL);
-        expect_errno(root.list_xattr(Some(bad)), libc::EINVAL);
+        expect_errno(root.list_xattr_entry(bad), libc::EINVAL);
     }
     let long = "n".repeat(256);
-    expect_errno(root.create_file(name(&long), 0o600), libc::ENAMETOOLONG);
-    root.create_file(name(&long[1..]), 0o600).unwrap();
+    expect_errno(root.create_file(name(&long)), libc::ENAMETOOLONG);
+    root.create_file(name(&long[1..])).unwrap();
 }
 
 pub fn lists_everything_once(store: &Store) {
@@ -142,7 +143,7 @@ pub fn large_directory(store: &Store) {
 pub fn listings_do_not_disturb_one_another(store: &Store) {
     let root = store.root();
     for i in 0..500 {
-        root.create_file(name(&format!("file-{i:0200}")), 0o600).unwrap();
+        root.create_file(name(&format!("file-{i:0200}"))).unwrap();
     }
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -268,18 +269,40 @@ pub fn other_stores_are_other_devices(store: &Store) {
     assert_eq!(content(&root, "file"), "file");
 }
 
+/// What is held stays what it is, whatever its name leads to.
+pub fn holds_entries(store: &Store) {
+    let root = populated(store);
+    let seen = root.stat_entry(name("file")).unwrap();
+    let held = root.hold_same(name("file"), &seen).unwrap().expect("nobody exchanged it");
+    put(&root, "other", "other");
+    root.rename(name("other"), &*root, name("file"), RenameMode::Exchange).unwrap();
+    assert!(root.hold_same(name("file"), &seen).unwrap().is_none(), "another one's by now");
+    held.set_mode(0o640).unwrap();
+    held.set_times(SetTime::Keep, SetTime::At(Time { seconds: 7, nanos: 0 })).unwrap();
+    held.link(&*root, name("linked")).unwrap();
+    let mode = |n: &str| root.stat_entry(name(n)).unwrap().mode;
+    assert_eq!((mode("file"), mode("other"), mode("linked")), (0o600, 0o640, 0o640));
+    assert_eq!(held.stat().unwrap().mtime.seconds, 7);
+    let link = root.hold(name("to-file")).unwrap();
+    assert_eq!(link.stat().unwrap().kind, Kind::Symlink);
+    expect_errno(link.set_mode(0o777), libc::EOPNOTSUPP);
+    assert_eq!(mode("file"), 0o600, "a link is not followed");
+    expect_errno(root.hold(name("none")), libc::ENOENT);
+    expect_errno(root.hold(name("a/b")), libc::EINVAL);
+}
+
 pub fn makes_nodes(store: &Store) {
     let root = store.root();
-    root.make_node(name("fifo"), Kind::Fifo, 0o640, 0).unwrap();
-    root.make_node(name("socket"), Kind::Socket, 0o600, 0).unwrap();
+    root.make_node(name("fifo"), Kind::Fifo, 0).unwrap();
+    root.make_node(name("socket"), Kind::Socket, 0).unwrap();
     assert_eq!(root.stat_entry(name("fifo")).unwrap().kind, Kind::Fifo);
-    assert_eq!(root.stat_entry(name("fifo")).unwrap().mode, 0o640);
+    assert_eq!(root.stat_entry(name("fifo")).unwrap().mode, 0o600);
     assert_eq!(root.stat_entry(name("socket")).unwrap().kind, Kind::Socket);
     for kind in [Kind::File, Kind::Dir, Kind::Symlink] {
-        expect_errno(root.make_node(name("x"), kind, 0o600, 0), libc::EINVAL);
+        expect_errno(root.make_node(name("x"), kind, 0), libc::EINVAL);
     }
     let null = rustix::fs::makedev(1, 3);
-    match root.make_node(name("null"), Kind::CharDevice, 0o600, null) {
+    match root.make_node(name("null"), Kind::CharDevice, null) {
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}
         other => {
             other.unwrap();
@@ -294,7 +317,7 @@ pub fn directory_gone(store: &Store) {
     let root = populated(store);
     let empty = root.open_dir(name("empty")).unwrap();
     root.remove_dir(name("empty")).unwrap();
-    expect_errno(empty.create_file(name("x"), 0o600), libc::ENOENT);
+    expect_errno(empty.create_file(name("x")), libc::ENOENT);
     expect_errno(empty.make_dir(name("x"), 0o700), libc::ENOENT);
     expect_errno(root.rename(name("file"), &*empty, name("x"), RenameMode::Replace), libc::ENOENT);
     expect_errno(root.link(name("file"), &*empty, name("x")), libc::ENOENT);

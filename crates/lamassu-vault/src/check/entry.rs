@@ -103,7 +103,8 @@ impl Checker<'_> {
                 }
             }
             Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &damage),
-            Err(VaultError::NotFound) => {}
+            // Gone, or exchanged, while it was looked at.
+            Err(VaultError::NotFound | VaultError::Stale) => {}
             Err(e) => {
                 self.report.unsettled = true;
                 self.note_io(at, "the file cannot be verified", &e);
@@ -120,7 +121,10 @@ impl Checker<'_> {
         {
             return Ok(open.file().check(self.repair, progress)?);
         }
-        let open = |write| at.dir.open_file(&at.name, write).map_err(crate::error::io("open"));
+        let open = |write| {
+            let opened = at.dir.open_same(&at.name, st, write).map_err(crate::error::io("open"))?;
+            opened.ok_or(VaultError::Stale)
+        };
         // A file that must not be written to is verified all the same.
         let (backing, write) = match self.repair {
             true => open(true).map(|f| (f, true)).or_else(|_| open(false).map(|f| (f, false)))?,
@@ -170,10 +174,20 @@ impl Checker<'_> {
 
     /// Checks the attributes of an entry of `dir`, or of `dir` itself.
     pub(super) fn xattrs_of(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) {
-        let listed = match dir.list_xattr(name) {
-            Ok(listed) => listed,
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT)) => return,
-            Err(e) => return self.note_io(at, "its attributes cannot be listed", &e),
+        let look = || {
+            let held = name.map(|name| dir.hold(name)).transpose()?;
+            let listed = held.as_ref().map_or_else(|| dir.list_xattr(), |held| held.list_xattr())?;
+            Ok((listed, held))
+        };
+        let (listed, held) = match look() {
+            Ok(found) => found,
+            Err(e) => {
+                let e: std::io::Error = e;
+                return match e.raw_os_error() {
+                    Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT) => {}
+                    _ => self.note_io(at, "its attributes cannot be listed", &e),
+                };
+            }
         };
         let ring = &self.vault.ctx.ring;
         let is_ours = |attr: &OsString| xattr::open_name(ring, attr).is_some();
@@ -188,7 +202,7 @@ impl Checker<'_> {
             let fault = match xattr::open_name(ring, &attr) {
                 None => continue,
                 Some(Err(e)) => Some((kind::XATTR, format!("the name of {shown} does not open: {e}"))),
-                Some(Ok(_)) => match dir.get_xattr(name, &attr) {
+                Some(Ok(_)) => match held.as_ref().map_or_else(|| dir.get_xattr(&attr), |held| held.get_xattr(&attr)) {
                     Ok(value) => xattr::open_value(ring, &attr, holder, &value)
                         .err()
                         .map(|e| (kind::XATTR, format!("the value of {shown} does not open: {e}"))),

@@ -110,6 +110,7 @@ impl Vault {
         let pass = if repair { Some(self.change()?) } else { None };
         if !self.options.read_only && !self.is_frozen() {
             self.settle_all()?;
+            self.close_workshop();
         }
         let mut checker = Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
         if paths.is_empty() {

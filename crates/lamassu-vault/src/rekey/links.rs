@@ -79,11 +79,12 @@ impl Run<'_> {
         let _pass = self.vault.change()?;
         let (staged, temp) = self.batch.place(self.vault)?;
         staged.make_symlink(&temp, target.text()).map_err(io("create a link"))?;
-        let made = staged.stat_entry(&temp).map_err(io("stat"))?;
+        let held = staged.hold(&temp).map_err(io("hold"))?;
+        let made = held.stat().map_err(io("stat"))?;
         if (made.uid, made.gid) != (st.uid, st.gid) {
-            staged.set_owner_entry(&temp, Some(st.uid), Some(st.gid)).map_err(io("set the owner"))?;
+            held.set_owner(Some(st.uid), Some(st.gid)).map_err(io("set the owner"))?;
         }
-        let times = staged.set_times_entry(&temp, SetTime::At(st.atime), SetTime::At(st.mtime));
+        let times = held.set_times(SetTime::At(st.atime), SetTime::At(st.mtime));
         times.map_err(io("set times"))?;
         Ok(temp)
     }
@@ -181,7 +182,8 @@ impl Run<'_> {
                 continue;
             }
             let (_, old) = self.put(dir, name, &target, |to, name| {
-                staged.link(&temp, &*staged, &spare).map_err(io("link"))?;
+                let held = staged.hold(&temp).map_err(io("hold"))?;
+                held.link(&*staged, &spare).map_err(io("link"))?;
                 replace(&*staged, &spare, to, name)
             })?;
             olds.extend(old.map(|rest| (dir.clone(), rest)));

@@ -13,6 +13,7 @@ use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::regions::{Visit, bytes_of, walk};
+use crate::target::hold;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{Stored, classify};
@@ -364,7 +365,7 @@ impl Vault {
         let mode = {
             let _tree = self.tree.read();
             let (dir, name, st) = self.place(ino)?;
-            dir.handle.set_mode_entry(&name, st.mode | LENT).map_err(io("set the mode"))?;
+            hold(&dir, &name, &st).and_then(|held| held.set_mode(st.mode | LENT)).map_err(io("set the mode"))?;
             st.mode
         };
         let opened = self.acquire(ino, true);
@@ -372,7 +373,7 @@ impl Vault {
         if let Ok((dir, name, st)) = self.place(ino)
             && st.mode == mode | LENT
         {
-            dir.handle.set_mode_entry(&name, mode).map_err(io("set the mode"))?;
+            hold(&dir, &name, &st).and_then(|held| held.set_mode(mode)).map_err(io("set the mode"))?;
         }
         opened
     }

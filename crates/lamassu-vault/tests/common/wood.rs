@@ -190,7 +190,7 @@ impl Wood {
 }
 
 pub fn write_header(dir: &dyn BackendDir, json: &[u8]) {
-    let file = dir.create_file(n("lamassu.vault"), 0o600).unwrap();
+    let file = dir.create_file(n("lamassu.vault")).unwrap();
     file.write_at(0, json).unwrap();
 }
 

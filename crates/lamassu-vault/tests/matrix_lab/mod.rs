@@ -120,7 +120,7 @@ fn make() -> Made {
 
 fn put_file(dir: &dyn BackendDir, name: &OsStr, bytes: &[u8]) {
     let _ = dir.unlink(name);
-    dir.create_file(name, 0o600).unwrap().write_at(0, bytes).unwrap();
+    dir.create_file(name).unwrap().write_at(0, bytes).unwrap();
 }
 
 impl Lab {

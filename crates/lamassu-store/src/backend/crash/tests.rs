@@ -1,4 +1,5 @@
 use super::*;
+use crate::backend::ByName;
 use crate::backend::{BackendFile, Kind, RenameMode};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +35,8 @@ fn walk(dir: &Arc<dyn BackendDir>, path: &str, all: &mut BTreeMap<String, Seen>)
         let name = entry.name.as_os_str();
         let stat = dir.stat_entry(name).unwrap();
         let path = format!("{path}/{}", name.to_str().unwrap());
-        let attrs = dir.list_xattr(Some(name)).unwrap();
-        let xattrs = attrs.into_iter().map(|a| (a.clone(), dir.get_xattr(Some(name), &a).unwrap())).collect();
+        let attrs = dir.list_xattr_entry(name).unwrap();
+        let xattrs = attrs.into_iter().map(|a| (a.clone(), dir.get_xattr_entry(name, &a).unwrap())).collect();
         let bytes = if stat.kind == Kind::File { read(dir, name) } else { Vec::new() };
         let target = (stat.kind == Kind::Symlink).then(|| dir.read_link(name).unwrap());
         let (kind, mode, nlink, len) = (stat.kind, stat.mode, stat.nlink, stat.len);
@@ -65,7 +66,7 @@ fn pages(state: &MemoryBackend) -> Vec<u8> {
 
 /// A file `f` of `count` durable pages of 1s.
 fn durable_file(backend: &CrashBackend, count: usize) -> Arc<dyn BackendFile> {
-    let file = backend.root().create_file(n("f"), 0o600).unwrap();
+    let file = backend.root().create_file(n("f")).unwrap();
     file.write_at(0, &vec![1; count * 4096]).unwrap();
     backend.sync().unwrap();
     file
@@ -181,7 +182,7 @@ fn names_lose_a_suffix() {
     let backend = CrashBackend::new();
     let root = backend.root();
     for name in ["a", "b", "c"] {
-        root.create_file(n(name), 0o600).unwrap();
+        root.create_file(n(name)).unwrap();
     }
     root.rename(n("a"), &*root, n("d"), RenameMode::Replace).unwrap();
     let names = |s: &MemoryBackend| seen(s).into_keys().collect::<String>();
@@ -201,7 +202,7 @@ fn a_sync_of_another_directory_does_not_help() {
     let dir = root.open_dir(n("d")).unwrap();
     dir.sync().unwrap();
     assert_eq!(outcomes(&backend, |s| seen(s).len()), [0, 1].into());
-    dir.create_file(n("x"), 0o600).unwrap();
+    dir.create_file(n("x")).unwrap();
     dir.sync().unwrap();
     assert_eq!(outcomes(&backend, |s| seen(s).len()), [2].into());
     dir.rename(n("x"), &*root, n("x"), RenameMode::Replace).unwrap();
@@ -212,7 +213,7 @@ fn a_sync_of_another_directory_does_not_help() {
 #[test]
 fn bytes_go_with_the_creation_and_come_back_with_the_removal() {
     let backend = CrashBackend::new();
-    let file = backend.root().create_file(n("f"), 0o600).unwrap();
+    let file = backend.root().create_file(n("f")).unwrap();
     file.write_at(0, &[2; 10]).unwrap();
     let all = outcomes(&backend, bytes);
     assert_eq!(all, [None, Some(vec![]), Some(vec![2; 10])].into());
@@ -303,7 +304,7 @@ fn run(backend: &CrashBackend, steps: &[Step], mut after: impl FnMut()) {
     let root = backend.root();
     root.make_dir(n("d"), 0o700).unwrap();
     let dir = root.open_dir(n("d")).unwrap();
-    let files = ["f", "g", "h"].map(|name| dir.create_file(n(name), 0o600).unwrap());
+    let files = ["f", "g", "h"].map(|name| dir.create_file(n(name)).unwrap());
     after();
     for (i, step) in steps.iter().enumerate() {
         match *step {
@@ -322,7 +323,7 @@ fn run(backend: &CrashBackend, steps: &[Step], mut after: impl FnMut()) {
                     4 => root.unlink(n("link")),
                     5 => dir.make_symlink(n("s"), n("target")),
                     6 => dir.set_mode_entry(n("h"), 0o600 + i as u32 % 8),
-                    _ => dir.set_xattr(None, n("user.x"), &[i as u8], 0),
+                    _ => dir.set_xattr(n("user.x"), &[i as u8], 0),
                 };
             }
         }

@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn counts_calls_and_bytes() {
         let (backend, faults) = wrapped();
-        let file = backend.root().create_file(name("f"), 0o600).unwrap();
+        let file = backend.root().create_file(name("f")).unwrap();
         file.write_at(0, &[1; 100]).unwrap();
         file.write_at(100, &[1; 28]).unwrap();
         file.read_at(0, &mut [0; 10]).unwrap();
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn fails_the_nth_call_once_and_leaves_the_store_alone() {
         let (backend, faults) = wrapped();
-        let file = backend.root().create_file(name("f"), 0o600).unwrap();
+        let file = backend.root().create_file(name("f")).unwrap();
         file.write_at(0, b"a").unwrap();
         faults.fail_nth(Call::Write, 2, libc::EIO);
         file.write_at(1, b"b").unwrap();
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn space_runs_out() {
         let (backend, faults) = wrapped();
-        let file = backend.root().create_file(name("f"), 0o600).unwrap();
+        let file = backend.root().create_file(name("f")).unwrap();
         file.write_at(0, &[1; 50]).unwrap();
         faults.no_space_after(100);
         file.write_at(0, &[1; 100]).unwrap();
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn reads_end_early_and_writes_tear() {
         let (backend, faults) = wrapped();
-        let file = backend.root().create_file(name("f"), 0o600).unwrap();
+        let file = backend.root().create_file(name("f")).unwrap();
         faults.rule(|c| matches!(c.call, Call::Write | Call::Read).then_some(Fault::Short(3)));
         assert_eq!(code(file.write_at(10, b"abcdef")), Some(libc::EIO));
         assert_eq!(file.stat().unwrap().len, 13);

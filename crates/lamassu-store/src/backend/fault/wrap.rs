@@ -1,7 +1,7 @@
 //! The files and directories of a [`super::FaultBackend`].
 
 use super::{Call, Fault, FaultBackend, Faults, errno};
-use crate::backend::{Backend, BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat};
+use crate::backend::{Backend, BackendDir, BackendEntry, BackendFile, Entry, Kind, RenameMode, SetTime, Stat};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
@@ -159,9 +159,9 @@ impl BackendDir for FaultDir {
         Ok(self.inner.open_same(name, seen, write)?.map(|file| self.file(file)))
     }
 
-    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
+    fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
         self.pass(Call::CreateFile, Some(name))?;
-        Ok(self.file(self.inner.create_file(name, mode)?))
+        Ok(self.file(self.inner.create_file(name)?))
     }
 
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()> {
@@ -169,9 +169,9 @@ impl BackendDir for FaultDir {
         self.inner.make_dir(name, mode)
     }
 
-    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()> {
+    fn make_node(&self, name: &OsStr, kind: Kind, rdev: u64) -> io::Result<()> {
         self.pass(Call::MakeNode, Some(name))?;
-        self.inner.make_node(name, kind, mode, rdev)
+        self.inner.make_node(name, kind, rdev)
     }
 
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()> {
@@ -184,9 +184,10 @@ impl BackendDir for FaultDir {
         self.inner.read_link(name)
     }
 
-    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
-        self.pass(Call::Link, Some(name))?;
-        self.inner.link(name, unwrap(to), to_name)
+    fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>> {
+        self.pass(Call::DirStat, Some(name))?;
+        let inner = self.inner.hold(name)?;
+        Ok(Arc::new(FaultEntry { inner, name: name.to_owned(), faults: self.faults.clone() }))
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
@@ -219,21 +220,6 @@ impl BackendDir for FaultDir {
         self.inner.read_dir()
     }
 
-    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
-        self.pass(Call::SetMode, Some(name))?;
-        self.inner.set_mode_entry(name, mode)
-    }
-
-    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.pass(Call::SetOwner, Some(name))?;
-        self.inner.set_owner_entry(name, uid, gid)
-    }
-
-    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.pass(Call::SetTimes, Some(name))?;
-        self.inner.set_times_entry(name, atime, mtime)
-    }
-
     fn set_mode(&self, mode: u32) -> io::Result<()> {
         self.pass(Call::SetMode, None)?;
         self.inner.set_mode(mode)
@@ -249,24 +235,24 @@ impl BackendDir for FaultDir {
         self.inner.set_times(atime, mtime)
     }
 
-    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.pass(Call::GetXattr, name)?;
-        self.inner.get_xattr(name, attr)
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.pass(Call::GetXattr, None)?;
+        self.inner.get_xattr(attr)
     }
 
-    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.pass(Call::SetXattr, name)?;
-        self.inner.set_xattr(name, attr, value, flags)
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.pass(Call::SetXattr, None)?;
+        self.inner.set_xattr(attr, value, flags)
     }
 
-    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>> {
-        self.pass(Call::ListXattr, name)?;
-        self.inner.list_xattr(name)
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.pass(Call::ListXattr, None)?;
+        self.inner.list_xattr()
     }
 
-    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()> {
-        self.pass(Call::RemoveXattr, name)?;
-        self.inner.remove_xattr(name, attr)
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.pass(Call::RemoveXattr, None)?;
+        self.inner.remove_xattr(attr)
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -284,5 +270,65 @@ impl BackendDir for FaultDir {
 
     fn as_any(&self) -> &dyn std::any::Any {
         self
+    }
+}
+
+/// An entry that is held; faults know it by the name under which it was found.
+struct FaultEntry {
+    inner: Arc<dyn BackendEntry>,
+    name: OsString,
+    faults: Arc<Faults>,
+}
+
+impl FaultEntry {
+    fn pass(&self, call: Call) -> io::Result<()> {
+        self.faults.pass(call, Some(&self.name), 0, 0)
+    }
+}
+
+impl BackendEntry for FaultEntry {
+    fn stat(&self) -> io::Result<Stat> {
+        self.pass(Call::DirStat)?;
+        self.inner.stat()
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.pass(Call::SetMode)?;
+        self.inner.set_mode(mode)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.pass(Call::SetOwner)?;
+        self.inner.set_owner(uid, gid)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.pass(Call::SetTimes)?;
+        self.inner.set_times(atime, mtime)
+    }
+
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.pass(Call::GetXattr)?;
+        self.inner.get_xattr(attr)
+    }
+
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.pass(Call::SetXattr)?;
+        self.inner.set_xattr(attr, value, flags)
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.pass(Call::ListXattr)?;
+        self.inner.list_xattr()
+    }
+
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.pass(Call::RemoveXattr)?;
+        self.inner.remove_xattr(attr)
+    }
+
+    fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
+        self.pass(Call::Link)?;
+        self.inner.link(unwrap(to), to_name)
     }
 }

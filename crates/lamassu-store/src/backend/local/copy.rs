@@ -288,12 +288,14 @@ impl Copy<'_> {
 
     /// Owner, attributes and times of a link or a special file.
     fn finish_entry(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
-        let (from, to) = (Target::in_dir(item.from, Some(item.name)), Target::in_dir(item.to, Some(item.name)));
-        let own = |uid, gid| rustix::fs::chownat(item.to, item.name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW);
+        let held_from = mode::open_path(item.from, item.name).map_err(failed_io("open", item.path))?;
+        let held = mode::open_path(item.to, item.name).map_err(failed_io("open the copy of", item.path))?;
+        let (from, to) = (Target::followed(held_from.as_fd()), Target::followed(held.as_fd()));
+        let own = |uid, gid| rustix::fs::chownat(&held, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH);
         let is_link = item.st.kind == Kind::Symlink;
-        let chmod = |bits| if is_link { Ok(()) } else { mode::chmod_entry(item.to, item.name, bits) };
+        let chmod = |bits| if is_link { Ok(()) } else { mode::chmod_fd(held.as_fd(), bits) };
         self.attributes(&from, &to, item.path, &item.st, own, chmod)?;
-        rustix::fs::utimensat(item.to, item.name, &times(&item.st), AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::utimensat(&held, "", &times(&item.st), AtFlags::EMPTY_PATH)
             .map_err(item.failed("set the times of the copy of"))
     }
 

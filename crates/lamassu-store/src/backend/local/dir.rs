@@ -1,10 +1,13 @@
 //! An open directory of the local file system.
 
+use super::entry::LocalEntry;
 use super::file::LocalFile;
 use super::remote::{Handle, Remote};
 use super::xattr::Target;
 use super::{LocalBackend, kind_of, mode, owner, retry, stat_of, timestamps};
-use crate::backend::{Backend, BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name};
+use crate::backend::{
+    Backend, BackendDir, BackendEntry, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name,
+};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags};
 use rustix::io::Errno;
@@ -65,18 +68,17 @@ impl LocalDir {
         Ok((file, now))
     }
 
-    fn fd(&self) -> BorrowedFd<'_> {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
         (*self.fd).as_fd()
     }
 
-    fn target<'a>(&'a self, name: Option<&OsStr>) -> io::Result<Target<'a>> {
-        name.map(check_name).transpose()?;
-        Ok(Target::in_dir(self.fd(), name))
+    fn target(&self) -> Target<'_> {
+        Target::followed(self.fd())
     }
 }
 
 /// The other directory of a link or rename; one of another backend is another device.
-fn local(dir: &dyn BackendDir) -> io::Result<&LocalDir> {
+pub(super) fn local(dir: &dyn BackendDir) -> io::Result<&LocalDir> {
     dir.as_any().downcast_ref().ok_or(Errno::XDEV.into())
 }
 
@@ -115,12 +117,12 @@ impl BackendDir for LocalDir {
         Ok(same.then(|| Arc::new(file) as Arc<dyn BackendFile>))
     }
 
-    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
+    fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
         check_name(name)?;
         let mut flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         // Nobody else's: it is being made.
         flags.set(OFlags::NOATIME, self.quiet);
-        let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, mode_bits(mode)))?;
+        let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::RUSR | Mode::WUSR))?;
         Ok(Arc::new(LocalFile { handle: Handle::new(fd, OFlags::RDWR, self.remote.clone()) }))
     }
 
@@ -129,7 +131,7 @@ impl BackendDir for LocalDir {
         Ok(self.search(|| rustix::fs::mkdirat(self.fd(), name, mode_bits(mode)))?)
     }
 
-    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()> {
+    fn make_node(&self, name: &OsStr, kind: Kind, rdev: u64) -> io::Result<()> {
         let file_type = match kind {
             Kind::Fifo => FileType::Fifo,
             Kind::Socket => FileType::Socket,
@@ -137,7 +139,7 @@ impl BackendDir for LocalDir {
             Kind::BlockDevice => FileType::BlockDevice,
             Kind::File | Kind::Dir | Kind::Symlink => return Err(Errno::INVAL.into()),
         };
-        Ok(rustix::fs::mknodat(self.fd(), check_name(name)?, file_type, mode_bits(mode), rdev)?)
+        Ok(rustix::fs::mknodat(self.fd(), check_name(name)?, file_type, Mode::RUSR | Mode::WUSR, rdev)?)
     }
 
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()> {
@@ -150,20 +152,11 @@ impl BackendDir for LocalDir {
         Ok(OsString::from_vec(target.into_bytes()))
     }
 
-    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
-        let (to, name, to_name) = (local(to)?.fd(), check_name(name)?, check_name(to_name)?);
-        rustix::fs::linkat(self.fd(), name, to, to_name, AtFlags::empty())?;
-        // A store that gives two names of one file two numbers (sshfs) would have it opened twice, and each would ruin the other's pages.
-        if self.remote.is_some() {
-            let number =
-                |dir, name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map(|s| (s.st_dev, s.st_ino));
-            let (old, new) = (number(self.fd(), name), number(to, to_name));
-            if old.is_err() || old != new {
-                rustix::fs::unlinkat(to, to_name, AtFlags::empty())?;
-                return Err(Errno::PERM.into());
-            }
-        }
-        Ok(())
+    fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>> {
+        check_name(name)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = self.search(|| retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty())))?;
+        Ok(Arc::new(LocalEntry { fd, is_remote: self.remote.is_some() }))
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
@@ -216,20 +209,6 @@ impl BackendDir for LocalDir {
         Ok(list(&fd)?)
     }
 
-    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
-        mode::chmod_entry(self.fd(), check_name(name)?, mode & 0o7777)
-    }
-
-    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        let (uid, gid) = owner(uid, gid);
-        Ok(rustix::fs::chownat(self.fd(), check_name(name)?, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?)
-    }
-
-    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        let times = timestamps(atime, mtime)?;
-        Ok(rustix::fs::utimensat(self.fd(), check_name(name)?, &times, AtFlags::SYMLINK_NOFOLLOW)?)
-    }
-
     fn set_mode(&self, mode: u32) -> io::Result<()> {
         mode::chmod_fd(self.fd(), mode & 0o7777)
     }
@@ -243,20 +222,20 @@ impl BackendDir for LocalDir {
         Ok(rustix::fs::utimensat(self.fd(), "", &timestamps(atime, mtime)?, AtFlags::EMPTY_PATH)?)
     }
 
-    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.target(name)?.get(attr)
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.target().get(attr)
     }
 
-    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.target(name)?.set(attr, value, flags)
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.target().set(attr, value, flags)
     }
 
-    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>> {
-        self.target(name)?.list()
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.target().list()
     }
 
-    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()> {
-        self.target(name)?.remove(attr)
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.target().remove(attr)
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -4,13 +4,14 @@
 //! neither in the last component nor before it, so whoever swaps entries of the store for links cannot make Lamassu
 //! read or write outside of it. The path given to [`LocalBackend::open`] alone is followed: it is the user's.
 //!
-//! Modes given to `create_file`, `make_dir` and `make_node` pass through the process's umask, as everywhere; a daemon
-//! that serves other processes' modes sets its umask to 0 first.
+//! Modes given to `make_dir` pass through the process's umask, as everywhere; a daemon that serves other processes' modes sets its
+//! umask to 0 first.
 //!
-//! Extended attributes and `chmod` on kernels before 6.6 need `/proc`.
+//! Extended attributes, links and `chmod` on kernels before 6.6 need `/proc`.
 
 mod copy;
 mod dir;
+mod entry;
 mod file;
 mod mode;
 mod remote;

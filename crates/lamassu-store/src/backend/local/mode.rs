@@ -13,9 +13,8 @@ use parking_lot::RwLock;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, OsStr};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Written while a mode is lent; read by whoever sets a mode, so that giving a lent mode back never undoes a chmod.
@@ -43,22 +42,6 @@ pub(super) fn steady(
     stat()
 }
 
-/// chmod of an entry, never through a symbolic link: `EOPNOTSUPP` for the link itself.
-pub(super) fn chmod_entry(dir: BorrowedFd<'_>, name: &OsStr, mode: u32) -> io::Result<()> {
-    let _no_lending = LENDING.read();
-    let c_name = CString::new(name.as_bytes())?;
-    match fchmodat2(dir, &c_name, mode, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(Errno::NOSYS | Errno::PERM) => {}
-        other => return Ok(other?),
-    }
-    // EPERM may be a seccomp filter that does not know the call; if it is the truth, the old way says so again.
-    let entry = open_path(dir, name)?;
-    if stat_of(&rustix::fs::fstat(&entry)?)?.kind == Kind::Symlink {
-        return Err(Errno::OPNOTSUPP.into());
-    }
-    Ok(chmod_through_proc(entry.as_fd(), mode)?)
-}
-
 /// chmod of what a descriptor (also an `O_PATH` one) refers to.
 pub(super) fn chmod_fd(fd: BorrowedFd<'_>, mode: u32) -> io::Result<()> {
     let _no_lending = LENDING.read();
@@ -80,7 +63,7 @@ fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))
 }
 
-fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
+pub(super) fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(retry(|| rustix::fs::openat(dir, name, flags, Mode::empty()))?)
 }

@@ -1,7 +1,6 @@
-//! Extended attributes of an entry or an open file, never through a symbolic link.
+//! Extended attributes of an open file or directory, or of an entry that is held.
 //!
-//! Linux before 6.13 has no `*at` calls for them; `/proc/self/fd/N/name` names an entry of an open directory instead,
-//! and the `l*` calls do not follow its last component.
+//! Linux before 6.13 has no calls for `O_PATH` descriptors; the magic link `/proc/self/fd/N` leads to what one holds, and no further.
 
 use super::mode::proc_path;
 use rustix::fd::BorrowedFd;
@@ -15,31 +14,20 @@ use std::os::unix::ffi::OsStrExt;
 pub(super) enum Target<'a> {
     /// An open file.
     Open(BorrowedFd<'a>),
-    /// A path that is followed to its end: the magic link of an open directory.
-    Followed(OsString),
-    /// A path whose last component is not followed.
-    Entry(OsString),
+    /// The magic link of a descriptor.
+    Followed(String),
 }
 
-impl<'a> Target<'a> {
-    /// An entry of a directory, or the directory itself.
-    pub(super) fn in_dir(dir: BorrowedFd<'a>, name: Option<&OsStr>) -> Target<'a> {
-        let mut path = OsString::from(proc_path(dir));
-        match name {
-            None => Target::Followed(path),
-            Some(name) => {
-                path.push("/");
-                path.push(name);
-                Target::Entry(path)
-            }
-        }
+impl Target<'_> {
+    /// What a descriptor of any kind holds.
+    pub(super) fn followed(fd: BorrowedFd<'_>) -> Target<'static> {
+        Target::Followed(proc_path(fd))
     }
 
     pub(super) fn get(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
         read_growing(|buf| match self {
             Target::Open(fd) => rustix::fs::fgetxattr(fd, attr, buf),
             Target::Followed(path) => rustix::fs::getxattr(path, attr, buf),
-            Target::Entry(path) => rustix::fs::lgetxattr(path, attr, buf),
         })
     }
 
@@ -48,7 +36,6 @@ impl<'a> Target<'a> {
         match self {
             Target::Open(fd) => rustix::fs::fsetxattr(fd, attr, value, flags)?,
             Target::Followed(path) => rustix::fs::setxattr(path, attr, value, flags)?,
-            Target::Entry(path) => rustix::fs::lsetxattr(path, attr, value, flags)?,
         }
         Ok(())
     }
@@ -57,7 +44,6 @@ impl<'a> Target<'a> {
         let names = read_growing(|buf| match self {
             Target::Open(fd) => rustix::fs::flistxattr(fd, buf),
             Target::Followed(path) => rustix::fs::listxattr(path, buf),
-            Target::Entry(path) => rustix::fs::llistxattr(path, buf),
         })?;
         Ok(names.split(|&b| b == 0).filter(|n| !n.is_empty()).map(|n| OsStr::from_bytes(n).to_owned()).collect())
     }
@@ -66,7 +52,6 @@ impl<'a> Target<'a> {
         match self {
             Target::Open(fd) => rustix::fs::fremovexattr(fd, attr)?,
             Target::Followed(path) => rustix::fs::removexattr(path, attr)?,
-            Target::Entry(path) => rustix::fs::lremovexattr(path, attr)?,
         }
         Ok(())
     }

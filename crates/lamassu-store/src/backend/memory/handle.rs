@@ -2,7 +2,7 @@
 
 use super::tree::Body;
 use super::{AttributeOp, Barrier, LEN_MAX, Live, NamespaceOp, NewNode, Node, Shared};
-use crate::backend::{BackendDir, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, Time};
+use crate::backend::{BackendDir, BackendEntry, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, Time};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -26,19 +26,15 @@ impl Handle {
         f(self.shared.live.read().tree.get(self.ino).ok_or(Errno::BADF)?)
     }
 
-    /// Looks at an entry of this directory, or at the directory itself.
-    fn entry<T>(&self, name: Option<&OsStr>, f: impl FnOnce(u64, &Node) -> io::Result<T>) -> io::Result<T> {
+    /// Looks at an entry of this directory.
+    fn entry<T>(&self, name: &OsStr, f: impl FnOnce(u64, &Node) -> io::Result<T>) -> io::Result<T> {
         let live = self.shared.live.read();
-        let ino = name.map_or(Ok(self.ino), |name| live.tree.lookup(self.ino, name))?;
+        let ino = live.tree.lookup(self.ino, name)?;
         f(ino, live.tree.get(ino).ok_or(Errno::NOENT)?)
     }
 
-    fn attribute(
-        &self,
-        name: Option<&OsStr>,
-        form: impl FnOnce(&Node, Time) -> io::Result<AttributeOp>,
-    ) -> io::Result<()> {
-        self.shared.attribute(|tree| name.map_or(Ok(self.ino), |name| tree.lookup(self.ino, name)), form)
+    fn attribute(&self, form: impl FnOnce(&Node, Time) -> io::Result<AttributeOp>) -> io::Result<()> {
+        self.shared.attribute(self.ino, form)
     }
 
     fn create(&self, name: &OsStr, node: NewNode, mode: u32) -> io::Result<()> {
@@ -224,15 +220,15 @@ impl BackendFile for MemoryFile {
     }
 
     fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.handle.attribute(None, |_, now| times(atime, mtime, now))
+        self.handle.attribute(|_, now| times(atime, mtime, now))
     }
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.handle.attribute(None, |node, _| chmod(node, mode))
+        self.handle.attribute(|node, _| chmod(node, mode))
     }
 
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.handle.attribute(None, |_, _| Ok(AttributeOp::Owner(uid, gid)))
+        self.handle.attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
     }
 
     fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
@@ -240,7 +236,7 @@ impl BackendFile for MemoryFile {
     }
 
     fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.handle.attribute(None, |node, _| set_xattr(node, name, value, flags))
+        self.handle.attribute(|node, _| set_xattr(node, name, value, flags))
     }
 
     fn list_xattr(&self) -> io::Result<Vec<OsString>> {
@@ -248,7 +244,53 @@ impl BackendFile for MemoryFile {
     }
 
     fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
-        self.handle.attribute(None, |node, _| remove_xattr(node, name))
+        self.handle.attribute(|node, _| remove_xattr(node, name))
+    }
+}
+
+struct MemoryEntry(Handle);
+
+impl BackendEntry for MemoryEntry {
+    fn stat(&self) -> io::Result<Stat> {
+        self.0.node(|node| Ok(node.stat(self.0.ino)))
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.0.attribute(|node, _| chmod(node, mode))
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.0.attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.0.attribute(|_, now| times(atime, mtime, now))
+    }
+
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.0.node(|node| get_xattr(node, attr))
+    }
+
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.0.attribute(|node, _| set_xattr(node, attr, value, flags))
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.0.node(|node| Ok(list_xattr(node)))
+    }
+
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.0.attribute(|node, _| remove_xattr(node, attr))
+    }
+
+    fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
+        let to: &MemoryDir = to.as_any().downcast_ref().ok_or(Errno::XDEV)?;
+        let dir = to.0.ino;
+        if !Arc::ptr_eq(&to.0.shared, &self.0.shared) {
+            return Err(Errno::XDEV.into());
+        }
+        let (ino, name) = (self.0.ino, to_name.to_owned());
+        self.0.shared.namespace(|_| Ok(NamespaceOp::Link { dir, name, ino }))
     }
 }
 
@@ -282,13 +324,13 @@ impl BackendDir for MemoryDir {
         Ok(Arc::new(MemoryFile { handle: Handle::open(&self.0.shared, &mut live, ino), write }))
     }
 
-    fn create_file(&self, name: &OsStr, mode: u32) -> io::Result<Arc<dyn BackendFile>> {
+    fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
         let shared = &self.0.shared;
         let (dir, name) = (self.0.ino, name.to_owned());
         let mut live = shared.live.write();
         let ino = live.tree.next_ino();
         shared.apply_namespace(&mut live, |_| {
-            Ok(NamespaceOp::Create { dir, name, ino, node: NewNode::File, mode }) //
+            Ok(NamespaceOp::Create { dir, name, ino, node: NewNode::File, mode: 0o600 }) //
         })?;
         Ok(Arc::new(MemoryFile { handle: Handle::open(shared, &mut live, ino), write: true }))
     }
@@ -297,9 +339,9 @@ impl BackendDir for MemoryDir {
         self.0.create(name, NewNode::Dir, mode)
     }
 
-    fn make_node(&self, name: &OsStr, kind: Kind, mode: u32, rdev: u64) -> io::Result<()> {
+    fn make_node(&self, name: &OsStr, kind: Kind, rdev: u64) -> io::Result<()> {
         let rdev = if matches!(kind, Kind::CharDevice | Kind::BlockDevice) { rdev } else { 0 };
-        self.0.create(name, NewNode::Special(kind, rdev), mode)
+        self.0.create(name, NewNode::Special(kind, rdev), 0o600)
     }
 
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()> {
@@ -307,17 +349,16 @@ impl BackendDir for MemoryDir {
     }
 
     fn read_link(&self, name: &OsStr) -> io::Result<OsString> {
-        self.0.entry(Some(name), |_, node| match &node.body {
+        self.0.entry(name, |_, node| match &node.body {
             Body::Symlink(target) => Ok(target.clone()),
             _ => Err(Errno::INVAL.into()),
         })
     }
 
-    fn link(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
-        let dir = self.same_store(to)?.0.ino;
-        self.0.shared.namespace(|tree| {
-            Ok(NamespaceOp::Link { dir, name: to_name.to_owned(), ino: tree.lookup(self.0.ino, name)? })
-        })
+    fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>> {
+        let mut live = self.0.shared.live.write();
+        let ino = live.tree.lookup(self.0.ino, name)?;
+        Ok(Arc::new(MemoryEntry(Handle::open(&self.0.shared, &mut live, ino))))
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
@@ -335,7 +376,7 @@ impl BackendDir for MemoryDir {
     }
 
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
-        self.0.entry(Some(name), |ino, node| Ok(node.stat(ino)))
+        self.0.entry(name, |ino, node| Ok(node.stat(ino)))
     }
 
     fn stat(&self) -> io::Result<Stat> {
@@ -352,44 +393,32 @@ impl BackendDir for MemoryDir {
         Ok(entries.iter().map(entry).collect())
     }
 
-    fn set_mode_entry(&self, name: &OsStr, mode: u32) -> io::Result<()> {
-        self.0.attribute(Some(name), |node, _| chmod(node, mode))
-    }
-
-    fn set_owner_entry(&self, name: &OsStr, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.0.attribute(Some(name), |_, _| Ok(AttributeOp::Owner(uid, gid)))
-    }
-
-    fn set_times_entry(&self, name: &OsStr, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.0.attribute(Some(name), |_, now| times(atime, mtime, now))
-    }
-
     fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.0.attribute(None, |node, _| chmod(node, mode))
+        self.0.attribute(|node, _| chmod(node, mode))
     }
 
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.0.attribute(None, |_, _| Ok(AttributeOp::Owner(uid, gid)))
+        self.0.attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
     }
 
     fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.0.attribute(None, |_, now| times(atime, mtime, now))
+        self.0.attribute(|_, now| times(atime, mtime, now))
     }
 
-    fn get_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.0.entry(name, |_, node| get_xattr(node, attr))
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.0.node(|node| get_xattr(node, attr))
     }
 
-    fn set_xattr(&self, name: Option<&OsStr>, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.0.attribute(name, |node, _| set_xattr(node, attr, value, flags))
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.0.attribute(|node, _| set_xattr(node, attr, value, flags))
     }
 
-    fn list_xattr(&self, name: Option<&OsStr>) -> io::Result<Vec<OsString>> {
-        self.0.entry(name, |_, node| Ok(list_xattr(node)))
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.0.node(|node| Ok(list_xattr(node)))
     }
 
-    fn remove_xattr(&self, name: Option<&OsStr>, attr: &OsStr) -> io::Result<()> {
-        self.0.attribute(name, |node, _| remove_xattr(node, attr))
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.0.attribute(|node, _| remove_xattr(node, attr))
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -199,13 +199,8 @@ impl Shared {
         Ok(())
     }
 
-    fn attribute(
-        &self,
-        find: impl FnOnce(&Tree) -> io::Result<u64>,
-        form: impl FnOnce(&Node, Time) -> io::Result<AttributeOp>,
-    ) -> io::Result<()> {
+    fn attribute(&self, ino: u64, form: impl FnOnce(&Node, Time) -> io::Result<AttributeOp>) -> io::Result<()> {
         let mut live = self.live.write();
-        let ino = find(&live.tree)?;
         let now = self.clock.now();
         let op = form(live.tree.get(ino).ok_or(Errno::NOENT)?, now)?;
         live.tree.apply_attribute(ino, &op, now);
