@@ -5,7 +5,7 @@ use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties, Unseen}
 use super::serve::Served;
 use crate::fault::Fault;
 use crate::open::Place;
-use crate::{fips, pins, text};
+use crate::{fips, keys, pins, text};
 use anyhow::{Context, Result};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
@@ -349,10 +349,10 @@ impl Served {
     }
 
     /// Opens a vault again: with the keys of the one it lies in, or with a key that is brought.
-    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<&Material>) -> Result<()> {
+    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
         let volume = self.volume(dir)?;
         self.may_work_in(caller, dir)?;
-        let Some(material) = brought else {
+        let Some((material, slot)) = brought else {
             self.forest().load_again(volume)?;
             return Ok(());
         };
@@ -360,7 +360,7 @@ impl Served {
             return Err(Fault::NotPermitted.into());
         }
         let header = self.forest().header(volume)?;
-        let unlocked = lamassu_keys::unlock(&header, material)?;
+        let unlocked = keys::try_slots(&header, material, slot)?;
         let pinned = match volume {
             ROOT_VOLUME => pins::of(&header.id())?,
             _ => pins::known(&header.id())?,
