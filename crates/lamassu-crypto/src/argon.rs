@@ -2,6 +2,7 @@
 
 use crate::secret::{Secret, without_trace};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use zeroize::Zeroize;
 
@@ -28,7 +29,7 @@ impl Argon2Cost {
 pub const MEMORY_ALWAYS_KIB: u32 = 64 << 10;
 
 /// Most memory, in KiB, that one derivation should take here and now: half of what can be had without swapping, by the kernel's own estimate
-/// (`MemAvailable`) and by the limits of the control groups (version 2) that this process is in; [`MEMORY_ALWAYS_KIB`] at least.
+/// (`MemAvailable`) and by the limits of the control groups that this process is in; [`MEMORY_ALWAYS_KIB`] at least.
 pub fn memory_to_spare_kib() -> u32 {
     let kib = free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)) / 2;
     u32::try_from(kib).unwrap_or(u32::MAX).max(MEMORY_ALWAYS_KIB)
@@ -107,17 +108,25 @@ fn free_memory_kib() -> u64 {
     })
 }
 
+/// Where control groups lie, what precedes this process's in /proc/self/cgroup up to its path, and a group's limit and use: version 2, then version 1.
+const GROUPS: [(&str, &str, [&str; 2]); 2] = [
+    ("/sys/fs/cgroup", "0::/", ["memory.max", "memory.current"]),
+    ("/sys/fs/cgroup/memory", ":memory:/", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
+];
+
 /// What the narrowest of this process's control groups leaves; `None` where none limits memory, or where that cannot be read.
 fn group_memory_kib() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let root = std::path::Path::new("/sys/fs/cgroup");
-    let own = root.join(path);
-    let left = |dir: &std::path::Path| {
-        let read = |file: &str| std::fs::read_to_string(dir.join(file)).ok();
-        group_left_kib(&read("memory.max")?, &read("memory.current")?, &read("memory.stat")?)
+    let narrowest = |(root, before, [max, current]): (&str, &str, [&str; 2])| {
+        let path = groups.lines().find_map(|line| Some(line.split_once(before)?.1))?;
+        let (root, own) = (Path::new(root), Path::new(root).join(path));
+        let left = |dir: &Path| {
+            let read = |file: &str| std::fs::read_to_string(dir.join(file)).ok();
+            group_left_kib(&read(max)?, &read(current)?, &read("memory.stat")?)
+        };
+        own.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left).min()
     };
-    own.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left).min()
+    GROUPS.into_iter().filter_map(narrowest).min()
 }
 
 /// Of one group, by its files of cgroups(7). Its page cache can be taken back.

@@ -25,7 +25,9 @@ pub enum Slots {
 #[derive(Debug)]
 pub struct Attempt<'a> {
     material: &'a Material,
-    any_memory: bool,
+    /// what one derivation may have
+    memory_kib: u32,
+    /// KiB times passes
     work_left: u64,
 }
 
@@ -44,12 +46,12 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
 impl<'a> Attempt<'a> {
     /// With the bounds of §4: as much work as the slots of one header may ask for, and half of the free memory for each derivation.
     pub fn new(material: &'a Material) -> Self {
-        Attempt { material, any_memory: false, work_left: Argon2Params::WORK_MAX }
+        Attempt { material, memory_kib: wrap::memory_to_spare_kib(), work_left: Argon2Params::WORK_MAX }
     }
 
     /// The same; with `any_memory` a derivation may take what the format allows, whatever is free.
     pub fn with_any_memory(self, any_memory: bool) -> Self {
-        Attempt { any_memory, ..self }
+        Attempt { memory_kib: if any_memory { Argon2Params::MEMORY_KIB_MAX } else { self.memory_kib }, ..self }
     }
 
     /// The key.
@@ -140,8 +142,8 @@ impl<'a> Attempt<'a> {
 
     /// Whether a derivation may be run, before it takes anything.
     fn pay(&mut self, slot: u32, cost: Argon2Params) -> Result<(), KeyError> {
-        let (memory_kib, spare_kib) = (cost.memory_kib(), wrap::memory_to_spare_kib());
-        if !self.any_memory && memory_kib > spare_kib {
+        let (memory_kib, spare_kib) = (cost.memory_kib(), self.memory_kib);
+        if memory_kib > spare_kib {
             return Err(KeyError::Argon2Memory { slot, memory_kib, spare_kib });
         }
         self.work_left = self.work_left.checked_sub(cost.work()).ok_or(KeyError::Argon2Work { slot })?;
@@ -157,5 +159,89 @@ fn opens(kind: SlotKind, material: &Material) -> bool {
             matches!(kind, SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery | SlotKind::RecoveryShares)
         }
         Material::Token(_) => kind == SlotKind::Pkcs11,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
+mod tests {
+    use super::*;
+    use crate::{NewSlot, NewZone, Terms, create_zone};
+    use lamassu_crypto::SecretBytes;
+    use lamassu_format::Suite;
+    use lamassu_format::header::ZoneFile;
+
+    fn passphrase(text: &str) -> Material {
+        Material::new(SlotKind::Passphrase, SecretBytes::new(text.into())).unwrap()
+    }
+
+    fn slot(material: &Material, memory_kib: u32) -> NewSlot<'_> {
+        NewSlot { material, cost: Argon2Params::new(memory_kib, 1, 1).unwrap(), label: "", created: 1 }
+    }
+
+    /// A zone file with slots for `a`, `b` and `c`, 1 to 3, of 1, 2 and 4 MiB.
+    fn zone() -> (ZoneFile, Unlocked) {
+        let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 1 };
+        let (mut file, keys) = create_zone(&new, &slot(&passphrase("a"), 1 << 10)).unwrap();
+        for (text, kib) in [("b", 2 << 10), ("c", 4 << 10)] {
+            keys.add_slot_on(&mut file, &slot(&passphrase(text), kib), Terms::default()).unwrap();
+        }
+        (file, keys)
+    }
+
+    /// What an attempt took, in MiB.
+    fn spent(text: &str, slots: Slots) -> (Option<u32>, u64) {
+        let (file, _) = zone();
+        let material = passphrase(text);
+        let mut attempt = Attempt::new(&material);
+        let opened = attempt.open(&file, slots).ok().map(|keys| keys.slot());
+        (opened, (Argon2Params::WORK_MAX - attempt.work_left) >> 10)
+    }
+
+    #[test]
+    fn what_opened_last_costs_what_it_costs_alone() {
+        assert_eq!(spent("c", Slots::All), (Some(3), 7));
+        assert_eq!(spent("c", Slots::First(3)), (Some(3), 4));
+        assert_eq!(spent("b", Slots::First(3)), (Some(2), 7));
+        assert_eq!(spent("a", Slots::First(9)), (Some(1), 1), "one that is gone");
+        assert_eq!(spent("c", Slots::Only(3)), (Some(3), 4));
+        assert_eq!(spent("c", Slots::Only(1)), (None, 1));
+        assert_eq!(spent("x", Slots::First(2)), (None, 7));
+    }
+
+    #[test]
+    fn an_attempt_ends_with_its_budget_over_all_headers_it_opens() {
+        let (file, _) = zone();
+        let material = passphrase("x");
+        let mut attempt = Attempt { work_left: 10 << 10, ..Attempt::new(&material) };
+        assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::WrongKey { tried: 3, .. })));
+        assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::Argon2Work { slot: 3 })));
+        assert!(attempt.work_left <= 2 << 10);
+    }
+
+    /// The memory is not even asked for: with it this test would take 4 GiB.
+    #[test]
+    fn more_than_half_of_the_free_memory_is_refused_and_the_others_are_tried() {
+        let (mut file, _) = zone();
+        file.keys_mut().slots[0].argon2 = Argon2Params::new(Argon2Params::MEMORY_KIB_MAX, 1, 1);
+        let on_a_small_host = |text: &str| {
+            let material = passphrase(text);
+            Attempt { memory_kib: 64 << 10, ..Attempt::new(&material) }.open(&file, Slots::All)
+        };
+        let refused = on_a_small_host("a");
+        assert!(matches!(refused, Err(KeyError::Argon2Memory { slot: 1, spare_kib: 65536, .. })));
+        // It opens, and the MAC shows that the cost was edited.
+        let opened = on_a_small_host("b");
+        assert!(matches!(opened, Err(KeyError::HeaderAltered)));
+    }
+
+    #[test]
+    fn no_slot_is_made_that_readers_would_refuse() {
+        let (mut file, keys) = zone();
+        let material = passphrase("d");
+        let dear = NewSlot { cost: Argon2Params::new(4 << 20, 64, 1).unwrap(), ..slot(&material, 64) };
+        let refused = keys.add_slot(&mut file, &dear);
+        assert!(matches!(refused, Err(KeyError::SlotsTooDear { .. })));
+        assert_eq!(file.keys().slots.len(), 3);
     }
 }
