@@ -315,6 +315,17 @@ class HeaderTest(Temp):
             w.header["slots"][0]["argon2"] |= change
             self.refuse(w.header_bytes(), words)
 
+    def test_argon2_work(self) -> None:
+        """What all slots together ask for is bounded: nothing runs."""
+        for slots, passes in ((1, 64), (5, 4), (64, 64)):
+            w = Writer(self.tmp / f"work{slots}")
+            w.slot("passphrase", b"x")
+            slot = w.header["slots"][0]
+            cost = {"memory_kib": 4194304, "passes": passes, "lanes": 4}
+            w.header["slots"] = [slot | {"id": i + 1, "argon2": cost} for i in range(slots)]
+            w.header["next_slot"] = slots + 1
+            self.refuse(w.header_bytes(), "64 GiB")
+
     def test_distinct_slots(self) -> None:
         """Slot ids are distinct, and at most 64."""
         self.refuse(self.build(lambda w: w.header["slots"].append(w.header["slots"][0])), "distinct")

@@ -2,6 +2,7 @@
 
 use crate::secret::{Secret, without_trace};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use zeroize::Zeroize;
 
@@ -22,6 +23,16 @@ impl Argon2Cost {
         let Argon2Cost { memory_kib: m, passes: t, lanes: p } = *self;
         (1..=16).contains(&p) && (1..=64).contains(&t) && m >= 8 * p && m <= 4 << 20
     }
+}
+
+/// What is never too much: 64 MiB, the memory of RFC 9106's option for small machines.
+pub const MEMORY_ALWAYS_KIB: u32 = 64 << 10;
+
+/// Most memory, in KiB, that one derivation should take here and now: half of what can be had without swapping, by the kernel's own estimate
+/// (`MemAvailable`) and by the limits of the control groups that this process is in; [`MEMORY_ALWAYS_KIB`] at least.
+pub fn memory_to_spare_kib() -> u32 {
+    let kib = free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)) / 2;
+    u32::try_from(kib).unwrap_or(u32::MAX).max(MEMORY_ALWAYS_KIB)
 }
 
 /// Argon2id version 0x13 to 32 bytes; `None` where the cost is outside what §4 allows, or the memory cannot be had.
@@ -55,7 +66,7 @@ const PASSES_MAX: u32 = 16;
 /// A cost that takes about `target_ms` milliseconds here: measured, three passes or more, 64 MiB to 1 GiB but at most a quarter of the free memory
 /// (and 16 MiB at least), one lane per processor up to four.
 pub fn calibrate(target_ms: u32) -> Argon2Cost {
-    let cap = memory_cap_kib(free_memory_kib());
+    let cap = memory_cap_kib(free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)));
     let lanes = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u32);
     let probe = Argon2Cost { memory_kib: cap.min(MEMORY_MIN_KIB), passes: 1, lanes };
     // The first run also pays for page faults and for starting threads.
@@ -97,6 +108,37 @@ fn free_memory_kib() -> u64 {
     })
 }
 
+/// Where control groups lie, what precedes this process's in /proc/self/cgroup up to its path, and a group's limit and use: version 2, then version 1.
+const GROUPS: [(&str, &str, [&str; 2]); 2] = [
+    ("/sys/fs/cgroup", "0::/", ["memory.max", "memory.current"]),
+    ("/sys/fs/cgroup/memory", ":memory:/", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
+];
+
+/// What the narrowest of this process's control groups leaves; `None` where none limits memory, or where that cannot be read.
+fn group_memory_kib() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let narrowest = |(root, before, [max, current]): (&str, &str, [&str; 2])| {
+        let path = groups.lines().find_map(|line| Some(line.split_once(before)?.1))?;
+        let (root, own) = (Path::new(root), Path::new(root).join(path));
+        let left = |dir: &Path| {
+            let read = |file: &str| std::fs::read_to_string(dir.join(file)).ok();
+            group_left_kib(&read(max)?, &read(current)?, &read("memory.stat")?)
+        };
+        own.ancestors().take_while(|dir| dir.starts_with(root)).filter_map(left).min()
+    };
+    GROUPS.into_iter().filter_map(narrowest).min()
+}
+
+/// Of one group, by its files of cgroups(7). Its page cache can be taken back.
+fn group_left_kib(max: &str, current: &str, stat: &str) -> Option<u64> {
+    let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
+    let cache = ["inactive_file ", "active_file "].iter().filter_map(|name| {
+        let line = stat.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|bytes| bytes.parse::<u64>().ok())
+    });
+    Some(max.saturating_sub(current.saturating_sub(cache.sum())) / 1024)
+}
+
 /// `MemAvailable` of proc_meminfo(5).
 fn available_kib(meminfo: &str) -> Option<u64> {
     meminfo.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?.trim().strip_suffix(" kB")?.parse().ok()
@@ -132,6 +174,8 @@ mod tests {
                 let c = fit(ran, Duration::from_millis(took_ms), 500, cap);
                 assert!(c.memory_kib <= cap && c.memory_kib >= cap.min(MEMORY_MIN_KIB) && c.passes >= 3, "{c:?}");
                 assert!(c.is_allowed());
+                // A quarter of what all slots of a header may ask for together.
+                assert!(u64::from(c.memory_kib) * u64::from(c.passes) <= 16 << 20, "{c:?}");
             }
         }
     }
@@ -148,6 +192,24 @@ mod tests {
         assert_eq!(available_kib("MemTotal:  100 kB\nMemAvailable:   70 kB\n"), Some(70));
         assert_eq!(available_kib("MemTotal:  100 kB\nMemAvailable: x kB\n"), None);
         assert_eq!(available_kib(""), None);
+    }
+
+    #[test]
+    fn a_control_group_leaves_what_its_limit_does() {
+        let stat = "anon 1\ninactive_file 1048576\nactive_file 2097152\nfile 9\n";
+        assert_eq!(group_left_kib("104857600\n", "52428800\n", stat), Some((50 << 10) + (3 << 10)));
+        assert_eq!(group_left_kib("1024", "52428800", stat), Some(0), "over its limit");
+        assert_eq!(group_left_kib("104857600", "1048576", stat), Some(100 << 10), "never more than the limit");
+        assert_eq!(group_left_kib("max\n", "52428800\n", stat), None);
+        assert_eq!(group_left_kib("104857600", "x", ""), None);
+    }
+
+    #[test]
+    fn what_is_to_spare_is_no_more_than_the_machine_has() {
+        let half = u32::try_from(free_memory_kib() / 2).unwrap_or(u32::MAX);
+        // Memory is taken and given back beside this.
+        assert!(memory_to_spare_kib() <= half.saturating_add(half / 4).max(MEMORY_ALWAYS_KIB));
+        assert!(memory_to_spare_kib() >= MEMORY_ALWAYS_KIB);
     }
 
     #[test]

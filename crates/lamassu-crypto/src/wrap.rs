@@ -8,7 +8,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-pub use crate::argon::{Argon2Cost, argon2id, calibrate};
+pub use crate::argon::{Argon2Cost, argon2id, calibrate, memory_to_spare_kib};
 
 /// Bytes of an AEAD tag.
 const TAG_LEN: usize = 16;

@@ -351,7 +351,32 @@ fn hostile_argon2_costs_are_refused() {
         let refused = matches!(cost(m, t, p), Err(HeaderError::Member { member: "argon2", .. }));
         assert!(refused, "m = {m}, t = {t}, p = {p}");
     }
-    assert!(cost(32, 1, 4).is_ok() && cost(4 << 20, 64, 16).is_ok());
+    assert!(cost(32, 1, 4).is_ok() && cost(4 << 20, 16, 16).is_ok());
+}
+
+/// Each slot is within its bounds, and all of them together would keep a machine busy for hours before the first member is authentic.
+#[test]
+fn slots_that_ask_for_too_much_together_are_refused() {
+    let slots = |n: u32, memory_kib: u64, passes: u64| {
+        let mut value = vault();
+        let slot = value["slots"][0].clone();
+        let many = (1..=n).map(|id| {
+            let mut slot = slot.clone();
+            slot["id"] = json!(id);
+            slot["argon2"] = json!({"memory_kib": memory_kib, "passes": passes, "lanes": 1});
+            slot
+        });
+        value["slots"] = many.collect();
+        value["next_slot"] = json!(n + 1);
+        parse(&value)
+    };
+    assert!(matches!(slots(64, 4 << 20, 64), Err(HeaderError::Argon2Work { asked: 16384 })));
+    assert!(matches!(slots(1, 4 << 20, 64), Err(HeaderError::Argon2Work { asked: 256 })));
+    assert!(matches!(slots(64, 1 << 20, 2), Err(HeaderError::Argon2Work { asked: 128 })));
+    assert!(matches!(slots(64, (1 << 20) + 1, 1), Err(HeaderError::Argon2Work { asked: 65 })));
+    for (n, memory_kib, passes) in [(64, 1 << 20, 1), (1, 1 << 20, 64), (21, 1 << 20, 3), (4, 1 << 20, 16)] {
+        assert!(slots(n, memory_kib, passes).is_ok(), "{n} {memory_kib} {passes}");
+    }
 }
 
 /// Every object in the sample, by JSON pointer.
@@ -523,7 +548,9 @@ fn a_header_has_one_parent_slot_at_most() {
 }
 
 fn any_slot(id: u32) -> impl Strategy<Value = Slot> {
-    let cost = (1u32..=16, 1u32..=64, 128u32..=4 << 20).prop_map(|(p, t, m)| Argon2Params::new(m, t, p));
+    // Four of them are within what a header may ask for.
+    let cost =
+        (1u32..=16, 1u32..=64, 128u32..=4 << 20).prop_map(|(p, t, m)| Argon2Params::new(m.min((16 << 20) / t), t, p));
     let label = "\\PC{0,60}".prop_filter("no control characters", |l| !l.chars().any(char::is_control));
     let token = (0..TokenMechanism::ALL.len(), prop::collection::vec(any::<u8>(), 1..300))
         .prop_map(|(m, sealed)| TokenSealed { mechanism: TokenMechanism::ALL[m], sealed });

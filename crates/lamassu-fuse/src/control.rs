@@ -80,6 +80,20 @@ pub struct Caller {
     pub is_owner: bool,
 }
 
+impl Caller {
+    /// The groups that the caller is in: its own, and those beside it as far as the daemon can see the process.
+    pub fn groups(&self) -> Vec<u32> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
+        std::iter::once(self.gid).chain(groups_of(&status)).collect()
+    }
+}
+
+/// The supplementary groups in the text of /proc/PID/status.
+pub(crate) fn groups_of(status: &str) -> impl Iterator<Item = u32> {
+    let line = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|g| g.parse().ok())
+}
+
 /// Answers calls, given the caller, the inode number of the directory that was called, and the request; each on a thread of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as `EIO`.
 /// It may wait, also for requests of the mount itself.
 pub type Calls = Arc<dyn Fn(&Caller, Ino, &[u8]) -> Zeroizing<Vec<u8>> + Send + Sync>;

@@ -7,8 +7,8 @@ use lamassu_format::header::{
     ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
-use lamassu_keys::unlock::{Unlocked, unlock};
 use lamassu_keys::{KeyError, Material};
+use lamassu_keys::{Unlocked, unlock};
 
 const KEY: [u8; 32] = [3; 32];
 

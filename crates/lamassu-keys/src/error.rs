@@ -145,6 +145,42 @@ pub enum KeyError {
         /// memory asked for
         memory_kib: u32,
     },
+    /// The slot's maker, or whoever can write there: it takes more of the machine than a slot may that nothing vouches for yet.
+    #[error(
+        "slot {slot} asks for {} MiB of memory (Argon2id), and {} MiB, half of what is free here, is the most that a slot gets unasked; it was not tried, and \
+         no other opens with this key",
+        .memory_kib / 1024, .spare_kib / 1024
+    )]
+    Argon2Memory {
+        /// not tried
+        slot: u32,
+        /// what it asks for
+        memory_kib: u32,
+        /// what it would get
+        spare_kib: u32,
+    },
+    /// The same, of all the slots that were tried before.
+    #[error(
+        "slot {slot} was not tried, and none before opens with this key: the vaults that this one lies in have slots too, and all of them together ask for \
+         more than {} GiB of memory to be filled by Argon2id",
+        lamassu_format::header::Argon2Params::WORK_MAX >> 20
+    )]
+    Argon2Work {
+        /// not tried
+        slot: u32,
+    },
+    /// The user's: readers refuse a header whose slots ask for more.
+    #[error(
+        "a passphrase slot of this cost fills {} GiB of memory (Argon2id, memory times passes), the slots there are {} GiB, and all of a header together \
+         may fill {} GiB; give it a lower cost (--argon2-ms), or remove a slot first",
+        .asked.div_ceil(1 << 20), .taken.div_ceil(1 << 20), lamassu_format::header::Argon2Params::WORK_MAX >> 20
+    )]
+    SlotsTooDear {
+        /// what the new one asks for, KiB times passes
+        asked: u64,
+        /// what those ask for that there are
+        taken: u64,
+    },
     /// The source did not give a key.
     #[error(transparent)]
     Source(#[from] SourceError),

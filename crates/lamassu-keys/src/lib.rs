@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod admin;
+pub mod attempt;
 pub mod cost;
 pub mod create;
 pub mod dataset;
@@ -27,6 +28,7 @@ pub mod source;
 pub mod testing;
 pub mod unlock;
 
+pub use attempt::{Attempt, Slots, unlock};
 pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_vault, create_zone};
 pub use dataset::{NewDataset, create_dataset, unlock_by_parent};
 pub use error::KeyError;
@@ -36,7 +38,7 @@ pub use history::{Event, History, HistoryError};
 pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, Role, SlotKind};
 pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
-pub use unlock::{NewSlot, Removed, Terms, Unlocked, unlock};
+pub use unlock::{NewSlot, Removed, Terms, Unlocked};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.
 pub fn unix_now() -> u64 {

@@ -1,4 +1,4 @@
-//! Opening a header, and changing its slots and keychain (§4).
+//! The keys of an opened header, and changing its slots and keychain (§4). How slots are tried is in [`crate::attempt`].
 //!
 //! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was verified again, whole or not at all,
 //! and leaves with a new MAC.
@@ -80,50 +80,6 @@ pub(crate) fn refuse_parent<H: Header>(header: &H, id: u32) -> Result<(), KeyErr
         Some(slot) if slot.kind == SlotKind::Parent => Err(KeyError::ParentSlot { id }),
         Some(_) | None => Ok(()),
     }
-}
-
-/// Opens `header` with what a source gave: the first slot of that kind that opens, an administrator's before those for use only; then the MAC, then the
-/// keychain.
-///
-/// A passphrase is tried on each passphrase slot at the cost that slot names (each bounded to 4 GiB and 64 passes by the header's parser); a key on raw, hex and recovery slots alike; a token
-/// on the slots it sealed.
-///
-/// # Errors
-/// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`]; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify;
-/// [`KeyError::SignatureInvalid`] where the administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`].
-pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, KeyError> {
-    if let Some(destroyed) = header.destroyed() {
-        // Whoever can write there can say so; the administrator's signature tells whether it is true.
-        admin::verify_signature(header)?;
-        return Err(KeyError::Destroyed(destroyed));
-    }
-    let keys = header.keys();
-    let (mut tried, mut failed) = (0, None);
-    let mut slots: Vec<&Slot> = keys.slots.iter().filter(|s| opens(s.kind, material)).collect();
-    // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role that somebody changed shows in the MAC.
-    slots.sort_by_key(|s| s.role == Role::Use);
-    for slot in slots {
-        tried += 1;
-        let opened = match open_slot(&keys.id, slot, material) {
-            Ok(Some(opened)) => opened,
-            Ok(None) => continue,
-            // A token that stumbles over one slot, e.g. another token's, may open the next.
-            Err(error) => {
-                failed.get_or_insert(error);
-                continue;
-            }
-        };
-        return opened.verified(header, slot.id);
-    }
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    let kind = material.kind();
-    if tried > 0 {
-        return Err(KeyError::WrongKey { kind, tried });
-    }
-    let have = SlotKind::ALL.into_iter().filter(|k| keys.slots.iter().any(|s| s.kind == *k)).collect();
-    Err(KeyError::NoSlotOfKind { kind, have })
 }
 
 impl Unlocked {
@@ -421,6 +377,12 @@ impl Unlocked {
         if terms.role == Role::Use && header.keys().admin.is_none() {
             return Err(KeyError::NoAdministrator);
         }
+        // Before it is run: with it the header would be one that no reader takes.
+        if matches!(new.material, Material::Passphrase(_))
+            && header.keys().argon2_work() + new.cost.work() > Argon2Params::WORK_MAX
+        {
+            return Err(KeyError::SlotsTooDear { asked: new.cost.work(), taken: header.keys().argon2_work() });
+        }
         Self::push_made(header, |id| self.make_slot(id, new, terms))
     }
 
@@ -481,23 +443,6 @@ impl Opened {
     }
 }
 
-/// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same key.
-fn opens(kind: SlotKind, material: &Material) -> bool {
-    match material {
-        Material::Passphrase(_) => kind == SlotKind::Passphrase,
-        Material::Key { .. } => {
-            matches!(kind, SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery | SlotKind::RecoveryShares)
-        }
-        Material::Token(_) => kind == SlotKind::Pkcs11,
-    }
-}
-
-/// What the slot holds, or `None` if it is not opened by this source.
-fn open_slot(id: &[u8; 16], slot: &Slot, material: &Material) -> Result<Option<Opened>, KeyError> {
-    let Some(key) = wrapping_key(material, slot)? else { return Ok(None) };
-    Ok(unwrap(id, slot, &key))
-}
-
 /// What the slot holds, or `None` if that is not its wrapping key.
 pub(crate) fn unwrap(id: &[u8; 16], slot: &Slot, key: &Secret<32>) -> Option<Opened> {
     let opened = wrap::open(key, &slot.nonce, &slot_aad(id, slot.id), &slot.wrapped).ok()?;
@@ -505,20 +450,8 @@ pub(crate) fn unwrap(id: &[u8; 16], slot: &Slot, key: &Secret<32>) -> Option<Ope
     Some(Opened { file_key: Secret::from_slice(file_key)?, seed: Secret::from_slice(seed) })
 }
 
-/// Steps 1 and 2 of opening a slot; `None` where the material is of another kind, or of another token.
-fn wrapping_key(material: &Material, slot: &Slot) -> Result<Option<Secret<32>>, KeyError> {
-    match (material, slot.argon2, &slot.token) {
-        (Material::Key { key, .. }, None, None) => Ok(Some(wrap::hkdf(key.expose(), &slot.salt, INFO))),
-        (Material::Passphrase(passphrase), Some(cost), None) => stretched(passphrase, &slot.salt, cost).map(Some),
-        (Material::Token(token), None, Some(sealed)) => {
-            Ok(token.unseal(sealed)?.map(|secret| wrap::hkdf(secret.expose(), &slot.salt, INFO)))
-        }
-        (Material::Key { .. } | Material::Passphrase(_) | Material::Token(_), _, _) => Ok(None),
-    }
-}
-
 /// The wrapping key of a passphrase.
-fn stretched(passphrase: &SecretBytes, salt: &[u8; 32], cost: Argon2Params) -> Result<Secret<32>, KeyError> {
+pub(crate) fn stretched(passphrase: &SecretBytes, salt: &[u8; 32], cost: Argon2Params) -> Result<Secret<32>, KeyError> {
     let memory_kib = cost.memory_kib();
     let secret =
         wrap::argon2id(passphrase.expose(), salt, crate::cost::of(cost)).ok_or(KeyError::Argon2 { memory_kib })?;

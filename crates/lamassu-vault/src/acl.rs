@@ -135,6 +135,35 @@ impl Acl {
         self
     }
 
+    /// The list that a mode alone is.
+    fn of_mode(mode: u32) -> Acl {
+        let entry = |tag, shift: u32| Entry { tag, perm: (mode >> shift & 7) as u16, id: u32::MAX };
+        Acl(vec![entry(USER_OBJ, 6), entry(GROUP_OBJ, 3), entry(OTHER, 0)])
+    }
+
+    /// Whether it grants all of `wanted` (as the bits of a mode's last digit) to a user in some groups, as acl(5) has it: the first class that the user is of
+    /// decides, and of groups any.
+    fn grants(&self, wanted: u32, (owner, group): (u32, u32), uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> bool {
+        let mask = self.perm(MASK).unwrap_or(7);
+        let gives = |perm: u32| perm & wanted == wanted;
+        if uid == owner {
+            return self.perm(USER_OBJ).is_some_and(gives);
+        }
+        if let Some(named) = self.0.iter().find(|e| e.tag == USER && e.id == uid) {
+            return gives(u32::from(named.perm) & mask);
+        }
+        let of_groups = self.0.iter().filter(|e| match e.tag {
+            GROUP_OBJ => is_in_group(group),
+            GROUP => is_in_group(e.id),
+            _ => false,
+        });
+        let perms: Vec<u32> = of_groups.map(|e| u32::from(e.perm) & mask).collect();
+        match perms.is_empty() {
+            true => self.perm(OTHER).is_some_and(gives),
+            false => perms.into_iter().any(gives),
+        }
+    }
+
     /// Group and other bits of a mode that gives nobody more than the list, although without it a named user counts as one of the owning group or of
     /// the others, and a member of a named group as one of the others.
     fn least_mode(&self) -> u32 {
@@ -222,6 +251,22 @@ impl Vault {
         let value = self.sealed_attr(&target, ino, which.name())?;
         let acl = self.parse_stored(ino, which, &value)?.ok_or(VaultError::NoAttribute)?;
         Ok(if which == Which::Access { acl.with_mode(st.mode) } else { acl }.to_bytes())
+    }
+
+    /// Whether a user, who is not root, may list a directory and look up what is in it, by its mode and list: as the kernel decides for the mount.
+    ///
+    /// # Errors
+    /// [`VaultError::Damaged`] for a list that is none, and those of the store.
+    pub fn may_search(&self, dir: Ino, uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> Result<bool> {
+        const READ_AND_SEARCH: u32 = 5;
+        let (target, st) = self.target(dir)?;
+        let listed = match self.sealed_attr(&target, dir, Which::Access.name()) {
+            Ok(value) => self.parse_stored(dir, Which::Access, &value)?,
+            Err(VaultError::NoAttribute | VaultError::Unsupported) => None,
+            Err(error) => return Err(error),
+        };
+        let acl = listed.map_or_else(|| Acl::of_mode(st.mode), |acl| acl.with_mode(st.mode));
+        Ok(acl.grants(READ_AND_SEARCH, (st.uid, st.gid), uid, is_in_group))
     }
 
     /// Sets a list, and with the access list the mode. The caller holds the tree lock.

@@ -41,6 +41,9 @@ pub struct Global {
     /// Refuse a vault whose header the administrator that this zone file pins for it has not signed, whatever known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
     admin_zone: Option<PathBuf>,
+    /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it is not tried
+    #[arg(long, global = true, help_heading = "Common options")]
+    argon2_any_memory: bool,
     /// Test every cipher against known answers first, and refuse what is built of other than FIPS-approved primitives; docs/threat-model.md says what that claims and what not
     #[arg(long, global = true, help_heading = "Common options")]
     fips: bool,
@@ -55,6 +58,11 @@ impl Global {
     pub fn pinned(&self) -> Option<Given> {
         let zone = self.admin_zone.clone().map(Given::Zone);
         self.admin_key.map(Given::Key).or(zone)
+    }
+
+    /// Whether a slot gets all the memory that it asks for.
+    pub fn argon2_any_memory(&self) -> bool {
+        self.argon2_any_memory
     }
 
     pub fn fips(&self) -> bool {

@@ -47,6 +47,7 @@ pub enum Code {
     AdminSignature = 50,
     KeyNotLoaded = 51,
     KeysDestroyed = 52,
+    TooDear = 53,
     Internal = 70,
 }
 
@@ -83,6 +84,7 @@ impl Code {
         Code::AdminSignature,
         Code::KeyNotLoaded,
         Code::KeysDestroyed,
+        Code::TooDear,
         Code::Internal,
     ];
 
@@ -113,6 +115,9 @@ impl Code {
                 Some("FUSE needs /dev/fuse and, for others than root, the program fusermount3 (package fuse3)")
             }
             Code::KeyRevoked => Some("another slot's key may open the vault: `lamassu key list DIR` lists the slots"),
+            Code::TooDear => Some(
+                "`lamassu info DIR` lists the slots: --key-slot N tries one alone, another --key may cost less; --argon2-any-memory gives a slot what it asks for: only if you know who made it",
+            ),
             Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -298,7 +303,9 @@ fn key(error: &KeyError) -> Code {
         KeyError::NothingToProve => Code::Refused,
         KeyError::Receipt(e) => receipt(e),
         KeyError::History(e) => history(e),
-        KeyError::Argon2 { .. } | KeyError::NoRandom(_) => Code::Other,
+        KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => Code::TooDear,
+        KeyError::SlotsTooDear { .. } => Code::Refused,
+        KeyError::NoRandom(_) => Code::Other,
         KeyError::OtherHeader => Code::Internal,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),
@@ -423,6 +430,7 @@ fn header(error: &HeaderError) -> Code {
         | HeaderError::Version { .. }
         | HeaderError::Feature { .. }
         | HeaderError::Member { .. }
+        | HeaderError::Argon2Work { .. }
         | HeaderError::DuplicateSlot { .. } => Code::HeaderUnreadable,
     }
 }

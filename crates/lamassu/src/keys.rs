@@ -5,17 +5,18 @@
 use crate::fault::Fault;
 use crate::fips;
 use crate::output::Ui;
-use crate::{pins, text};
+use crate::{pins, text, used};
 use anyhow::{Context, Result};
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, vault_above};
 use lamassu_keys::{
-    Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, header_file,
-    unix_now, unlock_by_parent,
+    Argon2Params, Ask, Attempt, KeyError, KeySource, Material, Purpose, SlotKind, Slots, SourceError, Unlocked, cost,
+    header_file, unix_now, unlock_by_parent,
 };
 use std::io::{self, IsTerminal};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What is asked when no source is given.
@@ -81,6 +82,9 @@ pub struct KeyArg {
     /// What opens the vault [default: passphrase:prompt] [env: LAMASSU_KEY]
     #[arg(short = 'k', long, value_name = "SOURCE")]
     key: Option<SourceText>,
+    /// Try this slot alone, by its number in `lamassu info`; otherwise the one that opened last on this machine is tried first, then the others
+    #[arg(long, value_name = "N")]
+    key_slot: Option<u32>,
     /// Whether standard input is read as data, so that nobody is asked there.
     #[arg(skip)]
     stdin_is_data: bool,
@@ -103,6 +107,16 @@ impl KeyArg {
         Ok(if self.stdin_is_data { source.leaving_stdin() } else { source })
     }
 
+    /// The source, for the slot that was named.
+    pub fn with<'a>(&self, source: &'a KeySource) -> Opener<'a> {
+        Opener { source, slot: self.key_slot }
+    }
+
+    /// The slot that was named.
+    pub fn slot(&self) -> Option<u32> {
+        self.key_slot
+    }
+
     /// The same, of a command that reads standard input itself.
     pub fn leaving_stdin(self) -> KeyArg {
         KeyArg { stdin_is_data: true, ..self }
@@ -110,7 +124,7 @@ impl KeyArg {
 
     /// Whether a key was named on the command line: what LAMASSU_KEY says may be meant for other commands.
     pub fn is_typed(&self) -> bool {
-        self.key.is_some()
+        self.key.is_some() || self.key_slot.is_some()
     }
 
     /// A `key=` of `-o` counts where `--key` is not given, and before LAMASSU_KEY, which may have been meant for another mount.
@@ -141,33 +155,67 @@ pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Res
     Ok(loaded.material)
 }
 
+/// What opens a header: a source, for any slot or for one alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Opener<'a> {
+    source: &'a KeySource,
+    slot: Option<u32>,
+}
+
+impl<'a> From<&'a KeySource> for Opener<'a> {
+    fn from(source: &'a KeySource) -> Self {
+        Opener { source, slot: None }
+    }
+}
+
+static ANY_MEMORY: AtomicBool = AtomicBool::new(false);
+
+/// Whether Argon2id may take more than half of the memory that is free. Holds for the whole run, in the daemon of a mount too.
+pub fn allow_any_memory(allowed: bool) {
+    ANY_MEMORY.store(allowed, Ordering::Relaxed);
+}
+
+fn bounded(material: &Material) -> Attempt<'_> {
+    Attempt::new(material).with_any_memory(ANY_MEMORY.load(Ordering::Relaxed))
+}
+
+/// The slot that was named, or all, what opened last first.
+fn slots(id: &[u8; 16], named: Option<u32>) -> Slots {
+    match (named, used::of(id).last) {
+        (Some(slot), _) => Slots::Only(slot),
+        (None, Some(slot)) => Slots::First(slot),
+        (None, None) => Slots::All,
+    }
+}
+
+/// Opens a header with what a source gave, by its own slots.
+pub fn try_slots<H: Header>(header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked, KeyError> {
+    bounded(material).open(header, slots(&header.keys().id, named))
+}
+
 /// Opens a header; a person who mistypes is asked again.
-pub fn unlock<H: Header>(ui: &Ui, header: &H, source: &KeySource, subject: &Path) -> Result<Unlocked> {
-    unlock_and_keep(ui, header, source, subject).map(|(unlocked, _)| unlocked)
+pub fn unlock<'a, H: Header>(ui: &Ui, header: &H, opener: impl Into<Opener<'a>>, subject: &Path) -> Result<Unlocked> {
+    unlock_and_keep(ui, header, opener, subject).map(|(unlocked, _)| unlocked)
 }
 
 /// The same; what opened it is returned too, to make a slot of.
-pub fn unlock_and_keep<H: Header>(
+pub fn unlock_and_keep<'a, H: Header>(
     ui: &Ui,
     header: &H,
-    source: &KeySource,
+    opener: impl Into<Opener<'a>>,
     subject: &Path,
 ) -> Result<(Unlocked, Material)> {
     fips::check_suite(header.suite())?;
+    let Opener { source, slot } = opener.into();
     let attempts = if source.is_interactive() && std::io::stdin().is_terminal() { ATTEMPTS_MAX } else { 1 };
     let mut attempt = 1;
     loop {
         let material = load(ui, source, &subject.display().to_string(), Purpose::Unlock)?;
         ui.detail(format_args!("opening {} with {source}", subject.display()));
-        let opened = match lamassu_keys::unlock(header, &material) {
-            // The directory of a dataset in the store: the key of the vault it lies in opens it too.
-            Err(error) if error.is_wrong_key() && inherits(header) => by_parent(header, &material, subject, error),
-            done => done.map_err(Into::into),
-        };
-        match opened {
+        match open(header, &mut bounded(&material), slot, subject) {
             Ok(unlocked) => {
                 check_pinned(ui, header).with_context(|| format!("{}", subject.display()))?;
-                crate::used::note(&header.keys().id, unlocked.slot());
+                used::note(&header.keys().id, unlocked.slot());
                 header
                     .keys()
                     .slot(unlocked.slot())
@@ -185,16 +233,37 @@ pub fn unlock_and_keep<H: Header>(
     }
 }
 
-/// Opens the header of a dataset in `dir` by the vault above it in the store, which the material opens, or that by the one above it.
-fn by_parent<H: Header>(header: &H, material: &Material, dir: &Path, own: KeyError) -> Result<Unlocked> {
-    let Some(above) = vault_above(dir) else { return Err(own.into()) };
-    let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Err(own.into()) };
+/// Opens the header in `dir` by its own slots or, where it is a dataset's, by the vault above it in the store, which the key opens, or that by the one above it.
+/// What opened last comes first. All of it is one attempt: a store can nest directories as it likes.
+fn open<H: Header>(header: &H, attempt: &mut Attempt<'_>, named: Option<u32>, dir: &Path) -> Result<Unlocked> {
+    let keys = header.keys();
+    let goes_above = named.is_none() && inherits(header);
+    let last = used::of(&keys.id).last.and_then(|id| keys.slot(id));
+    let begins_above = goes_above && last.is_some_and(|slot| slot.kind == SlotKind::Parent);
+    if begins_above && let Some(opened) = by_parent(header, attempt, dir)? {
+        return Ok(opened);
+    }
+    match attempt.open(header, slots(&keys.id, named)) {
+        Err(own) if own.is_wrong_key() && goes_above && !begins_above => match by_parent(header, attempt, dir)? {
+            Some(opened) => Ok(opened),
+            None => Err(own.into()),
+        },
+        done => Ok(done?),
+    }
+}
+
+/// By the vault above; `None` where there is none, or one that this key does not open.
+fn by_parent<H: Header>(header: &H, attempt: &mut Attempt<'_>, dir: &Path) -> Result<Option<Unlocked>> {
+    let Some(above) = vault_above(dir) else { return Ok(None) };
+    let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Ok(None) };
     fips::check_suite(parent.suite())?;
-    let keys = match lamassu_keys::unlock(&parent, material) {
-        Err(error) if error.is_wrong_key() && inherits(&parent) => by_parent(&parent, material, &above, error)?,
-        done => done?,
+    let keys = match open(&parent, attempt, None, &above) {
+        Ok(keys) => keys,
+        Err(error) if error.downcast_ref().is_some_and(KeyError::is_wrong_key) => return Ok(None),
+        Err(error) => return Err(error),
     };
-    Ok(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?)
+    used::note(&parent.keys().id, keys.slot());
+    Ok(Some(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?))
 }
 
 /// Refuses a vault's header that somebody else has signed than who is pinned; a pin follows a key that the pinned one has signed. Zones have no administrator.

@@ -59,6 +59,7 @@ fn run(argv: Vec<OsString>) -> Code {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
     }
     pins::given(cli.global.pinned());
+    keys::allow_any_memory(cli.global.argon2_any_memory());
     let started = log::start(&ui, cli.global.log_file());
     let tested = started.and_then(|()| if cli.global.fips() { fips::require() } else { Ok(()) });
     let done = tested.and_then(|()| cmd::run(&ui, cli.command));

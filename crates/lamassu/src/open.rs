@@ -77,7 +77,7 @@ impl Found {
     /// Loads the keys.
     pub fn unlock(self, ui: &Ui, key: &KeyArg) -> Result<Unsealed> {
         fips::check_small_files(self.header.convergent_small_files())?;
-        let keys = keys::unlock(ui, &self.header, &key.source()?, &self.dir)?;
+        let keys = keys::unlock(ui, &self.header, key.with(&key.source()?), &self.dir)?;
         Ok(Unsealed { found: self, keys })
     }
 }

@@ -1,4 +1,5 @@
-//! When this user last opened a slot on this host: a note beside no vault, for `key list`.
+//! When this user last opened a slot on this host: a note beside no vault, for `key list`, and so that the slot which opened last is tried first. Nothing is believed of
+//! it but the order of trying: a note that is damaged, or somebody else's, costs time.
 //!
 //! A header cannot say when a slot was used without being written at each use, so each host keeps a note of its own, below `$STATE_DIRECTORY` (systemd),
 //! `$XDG_STATE_HOME/lamassu` or `~/.local/state/lamassu`; where there is none of them, nothing is noted. A note that cannot be written fails nothing.
@@ -6,16 +7,23 @@
 
 use crate::text;
 use lamassu_keys::unix_now;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 
-/// Unix seconds, by slot.
-pub type Used = BTreeMap<u32, u64>;
-
 /// What is noted of a header.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Used {
+    /// the slot that opened last
+    pub last: Option<u32>,
+    /// when each did: Unix seconds
+    pub times: BTreeMap<u32, u64>,
+}
+
+/// What is noted of the header with this id.
 pub fn of(id: &[u8; 16]) -> Used {
     let read = |dir: PathBuf| std::fs::read(dir.join(file_name(id))).ok();
     place().and_then(read).and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
@@ -25,7 +33,8 @@ pub fn of(id: &[u8; 16]) -> Used {
 pub fn note(id: &[u8; 16], slot: u32) {
     let Some(dir) = place() else { return };
     let mut used = of(id);
-    used.insert(slot, unix_now());
+    used.times.insert(slot, unix_now());
+    used.last = Some(slot);
     if let Err(error) = write(&dir, id, &used) {
         tracing::debug!(%error, "the use of the slot is not noted");
     }

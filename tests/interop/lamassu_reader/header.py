@@ -19,6 +19,7 @@ from .crypto import SUITES, TAG, OpenFailed, Suite, ed25519_public, ed25519_veri
 from .errors import Destroyed, LamassuError, NoKey, Refused, Where, show
 
 LIMIT = 1 << 20
+ARGON2_WORK = 64 << 20  # KiB of memory times passes, of all slots together
 PASSPHRASE_LIMIT = 4096
 SOURCE_KINDS = ("raw", "hex", "passphrase")
 DOMAINS = ("family", "file", "none")  # and `zone`, which is left out
@@ -255,6 +256,8 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     least, most = (0, 0) if "destroyed" in m else (1, 64)
     if not least <= len(slots) <= most or len({s.id for s in slots}) != len(slots):
         raise Refused(f"{w}: slots", f"not {least} to {most} slots with distinct ids")
+    if sum(s.argon2[0] * s.argon2[1] for s in slots if s.argon2) > ARGON2_WORK:
+        raise Refused(f"{w}: slots", "Argon2id would have to fill more than 64 GiB for all of them together")
     if sum(s.kind == "parent" for s in slots) > 1:
         raise Refused(f"{w}: slots", "more than one parent slot")
     if max((s.id for s in slots), default=0) >= sj.integer(m["next_slot"], 1, (1 << 32) - 1, f"{w}: next_slot"):

@@ -40,6 +40,16 @@ pub enum HeaderError {
         /// what it must be
         rule: &'static str,
     },
+    /// Slots that together would keep the machine busy for longer than any that a writer makes: hostile.
+    #[error(
+        "its slots ask for {asked} GiB of memory to be filled by Argon2id (memory times passes, of all together), and {max} GiB is the most: no program of \
+         ours makes such slots, so somebody who can write there did; no key was tried",
+        max = super::Argon2Params::WORK_MAX >> 20
+    )]
+    Argon2Work {
+        /// GiB of memory times passes, of all slots together
+        asked: u64,
+    },
     /// Two slots with one id: damaged or hostile.
     #[error("two key slots have the id {id}")]
     DuplicateSlot {

@@ -52,7 +52,8 @@ impl SlotKind {
     }
 }
 
-/// Cost of Argon2id, within the bounds of §4: they are checked before anything is run, so a hostile header cannot exhaust memory.
+/// Cost of Argon2id, within the bounds of §4: they are checked before anything is run. Nothing vouches for a cost until its slot has opened, so a header whose
+/// slots together ask for more than [`Argon2Params::WORK_MAX`] is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argon2Params {
     memory_kib: u32,
@@ -67,6 +68,8 @@ impl Argon2Params {
     pub const PASSES_MAX: u32 = 64;
     /// Most lanes.
     pub const LANES_MAX: u32 = 16;
+    /// Most that all slots of a header may ask for together, in KiB of memory times passes: 64 GiB filled once, a minute or two of one machine.
+    pub const WORK_MAX: u64 = 64 << 20;
 
     /// A cost, or `None` unless 8·lanes ≤ memory ≤ 4 GiB, 1 ≤ passes ≤ 64, 1 ≤ lanes ≤ 16.
     pub const fn new(memory_kib: u32, passes: u32, lanes: u32) -> Option<Self> {
@@ -95,6 +98,11 @@ impl Argon2Params {
     /// p.
     pub const fn lanes(&self) -> u32 {
         self.lanes
+    }
+
+    /// What it takes: KiB of memory times passes.
+    pub const fn work(&self) -> u64 {
+        self.memory_kib as u64 * self.passes as u64
     }
 }
 
@@ -268,6 +276,11 @@ impl KeyArea {
     /// The slot with an id.
     pub fn slot(&self, id: u32) -> Option<&Slot> {
         self.slots.iter().find(|s| s.id == id)
+    }
+
+    /// What trying a passphrase on every slot takes, in KiB of memory times passes.
+    pub fn argon2_work(&self) -> u64 {
+        self.slots.iter().filter_map(|s| s.argon2).map(|cost| cost.work()).sum()
     }
 }
 

@@ -307,7 +307,11 @@ impl WireKeys<'_> {
         let admin = self.admin.map(WireAdmin::parse).transpose()?;
         let history = self.history.map(WireHistory::parse).transpose()?;
         let mac = bytes(self.mac, "mac")?;
-        Ok(KeyArea { id: bytes(self.id, "id")?, next_slot, slots, keychain, admin, history, mac })
+        let keys = KeyArea { id: bytes(self.id, "id")?, next_slot, slots, keychain, admin, history, mac };
+        match keys.argon2_work() {
+            asked if asked > Argon2Params::WORK_MAX => Err(HeaderError::Argon2Work { asked: asked.div_ceil(1 << 20) }),
+            _ => Ok(keys),
+        }
     }
 }
 

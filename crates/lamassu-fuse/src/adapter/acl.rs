@@ -6,6 +6,7 @@
 //! the caller's groups are looked up.
 
 use super::Shared;
+use crate::control::groups_of;
 use crate::fs::FileSystem;
 use fuser::{Errno, Request};
 use lamassu_vault::{Ino, Owner, Result, SetAttr, SetXattr};
@@ -40,12 +41,6 @@ impl Caller {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         groups_of(&status).any(|g| g == group)
     }
-}
-
-/// The supplementary groups in the text of /proc/PID/status.
-fn groups_of(status: &str) -> impl Iterator<Item = u32> {
-    let line = status.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or_default();
-    line.split_whitespace().filter_map(|g| g.parse().ok())
 }
 
 impl<F: FileSystem> Shared<F> {

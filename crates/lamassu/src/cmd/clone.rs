@@ -166,7 +166,7 @@ impl Original {
         for place in places.iter().flatten() {
             check_place(place, &dir)?;
         }
-        let (keys, material) = keys::unlock_and_keep(ui, &found.header, &source, &common.source)?;
+        let (keys, material) = keys::unlock_and_keep(ui, &found.header, common.key.with(&source), &common.source)?;
         // From here on the first signal ends in good order: what was made is taken away, and the vault thawed.
         signals::flag_only();
         Ok(Original { dir, header: found.header, keys, material: Rc::new(material) })
@@ -181,7 +181,7 @@ impl Original {
             true => None,
             false => {
                 keys::check_pinned(ui, &header)?;
-                let again = lamassu_keys::unlock(&header, &self.material);
+                let again = keys::try_slots(&header, &self.material, None);
                 Some(again.with_context(|| format!("{}", self.dir.display()))?)
             }
         };

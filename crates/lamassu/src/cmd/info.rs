@@ -111,7 +111,7 @@ impl Described {
 
 /// The slots of a header.
 pub fn slots(header: &impl Header) -> Vec<DescribedSlot> {
-    let used = crate::used::of(&header.keys().id);
+    let used = crate::used::of(&header.keys().id).times;
     let described = |slot: &Slot| DescribedSlot::of(slot, used.get(&slot.id).copied());
     header.keys().slots.iter().map(described).collect()
 }

@@ -5,7 +5,7 @@ use super::protocol::{DatasetSpec, Datasets, Listed, Parcel, Properties, Unseen}
 use super::serve::Served;
 use crate::fault::Fault;
 use crate::open::Place;
-use crate::{fips, pins, text};
+use crate::{fips, keys, pins, text};
 use anyhow::{Context, Result};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
@@ -16,11 +16,12 @@ use lamassu_keys::history::Kind;
 use lamassu_keys::{
     Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now, unlock_by_parent,
 };
-use lamassu_vault::forest::{Number, ROOT_VOLUME, State, volume_of};
+use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
 use lamassu_vault::{Ino, Owner, Vault, VaultError};
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What brings a key of its own: material, and what a guess at a passphrase shall cost.
 pub type Own = (Material, Argon2Params);
@@ -209,34 +210,71 @@ impl Served {
             return Err(VaultError::KeyNotLoaded.into());
         }
         let mut all = Datasets::default();
-        self.list_below(dir, Path::new(""), &mut all)?;
+        self.list_below(dir, Path::new(""), &Eyes::of(caller), &mut all)?;
         all.datasets.sort_by(|a, b| a.path.cmp(&b.path));
         all.page(after)
     }
 
-    fn list_below(&self, dir: Ino, base: &Path, all: &mut Datasets) -> Result<()> {
+    fn list_below(&self, dir: Ino, base: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
         let above = volume_of(dir);
+        if !self.sees(eyes, dir)? {
+            return Ok(());
+        }
         let Some(vault) = self.forest().vault(above) else { return Ok(()) };
         let start = self.forest().plain_path_in(dir)?;
         let shown = |plain: &Path| base.join(plain.strip_prefix(&start).unwrap_or(plain));
-        let found = vault.datasets(lamassu_vault::forest::local(dir))?;
-        found.unseen.iter().for_each(|(plain, error)| all.not_seen(&shown(plain), error));
+        let found = vault.datasets(local(dir))?;
+        let mut open = HashMap::from([(start.clone(), true)]);
+        for (plain, error) in &found.unseen {
+            if self.sees_into(eyes, above, plain.parent(), &mut open) {
+                all.not_seen(&shown(plain), error);
+            }
+        }
         for dataset in found.datasets {
             let Some(plain) = dataset.plain else { continue };
+            if !self.sees_into(eyes, above, plain.parent(), &mut open) {
+                continue;
+            }
             let shown = shown(&plain);
             // One that is damaged keeps nobody from seeing the others.
-            if let Err(error) = self.list_one((above, &plain), &shown, all) {
+            if let Err(error) = self.list_one((above, &plain), &shown, eyes, all) {
                 all.not_seen(&shown, error.root_cause());
             }
         }
         Ok(())
     }
 
-    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, all: &mut Datasets) -> Result<()> {
+    /// Whether a directory is open to who asks.
+    fn sees(&self, eyes: &Eyes, dir: Ino) -> Result<bool> {
+        let Eyes::Of { uid, groups } = eyes else { return Ok(true) };
+        let vault = self.forest().vault(volume_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
+        Ok(vault.may_search(local(dir), *uid, &|group| groups.contains(&group))?)
+    }
+
+    /// The same of a directory and all above it, up to the first in `open`, by its path in a volume. What cannot be told is closed: it must not be shown by mistake.
+    fn sees_into(&self, eyes: &Eyes, volume: Number, plain: Option<&Path>, open: &mut HashMap<PathBuf, bool>) -> bool {
+        let Some(plain) = plain else { return false };
+        if matches!(eyes, Eyes::All) {
+            return true;
+        }
+        if let Some(known) = open.get(plain) {
+            return *known;
+        }
+        let is_open = self.sees_into(eyes, volume, plain.parent(), open)
+            && self.forest().resolve_from(volume, plain.as_os_str()).is_ok_and(|entry| {
+                let seen = self.sees(eyes, entry.attr.ino).unwrap_or(false);
+                self.forest().forget(entry.attr.ino, 1);
+                seen
+            });
+        open.insert(plain.to_path_buf(), is_open);
+        is_open
+    }
+
+    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
         let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
         all.datasets.push(self.described(volume_of(root), shown)?);
         match self.forest().volume(volume_of(root))?.state {
-            State::Loaded => self.list_below(root, shown, all),
+            State::Loaded => self.list_below(root, shown, eyes, all),
             State::Sighted | State::Locked | State::Unloaded => Ok(()),
         }
     }
@@ -349,10 +387,10 @@ impl Served {
     }
 
     /// Opens a vault again: with the keys of the one it lies in, or with a key that is brought.
-    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<&Material>) -> Result<()> {
+    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
         let volume = self.volume(dir)?;
         self.may_work_in(caller, dir)?;
-        let Some(material) = brought else {
+        let Some((material, slot)) = brought else {
             self.forest().load_again(volume)?;
             return Ok(());
         };
@@ -360,7 +398,7 @@ impl Served {
             return Err(Fault::NotPermitted.into());
         }
         let header = self.forest().header(volume)?;
-        let unlocked = lamassu_keys::unlock(&header, material)?;
+        let unlocked = keys::try_slots(&header, material, slot)?;
         let pinned = match volume {
             ROOT_VOLUME => pins::of(&header.id())?,
             _ => pins::known(&header.id())?,
@@ -369,6 +407,24 @@ impl Served {
         let opening = || self.keeper().opening(volume, self.forest().parent(volume), header, unlocked);
         self.forest().load(volume, opening)?;
         Ok(())
+    }
+}
+
+/// For whom datasets are listed.
+enum Eyes {
+    /// Root, or who mounted.
+    All,
+    /// A delegate: what directories let it see.
+    Of { uid: u32, groups: Vec<u32> },
+}
+
+impl Eyes {
+    fn of(caller: &Caller) -> Eyes {
+        match caller.is_owner {
+            true => Eyes::All,
+            // Of a process that this one cannot see, the groups beside its own count as none.
+            false => Eyes::Of { uid: caller.uid, groups: caller.groups() },
+        }
     }
 }
 

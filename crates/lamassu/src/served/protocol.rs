@@ -51,7 +51,7 @@ pub enum Request {
     /// To close the vault whose root is called, and those in it, and let their keys go. Whether it was open.
     Unload {},
     /// To open it again.
-    Load { secret: Option<Parcel> },
+    Load { secret: Option<Parcel>, slot: Option<u32> },
 }
 
 /// A dataset to be made; what is left out is as in the vault it lies in.

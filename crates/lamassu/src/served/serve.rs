@@ -11,7 +11,7 @@ use super::protocol::{
 use crate::cmd::key::{about, check_label};
 use crate::fault::Fault;
 use crate::open::{Opened, Unsealed};
-use crate::text;
+use crate::{keys, text};
 use anyhow::{Context, Result};
 use data_encoding::HEXLOWER;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
@@ -141,9 +141,9 @@ impl Served {
             }
             Request::DestroyDataset { force } => done(&self.destroy_dataset(caller, dir, force)?),
             Request::Unload {} => done(&self.unload(caller, dir)?),
-            Request::Load { secret } => {
+            Request::Load { secret, slot } => {
                 let own = datasets::unpacked(&self.channels, secret.as_ref())?;
-                done(&self.load(caller, dir, own.as_ref().map(|(material, _)| material))?)
+                done(&self.load(caller, dir, own.as_ref().map(|(material, _)| (material, slot)))?)
             }
         }
     }
@@ -255,7 +255,7 @@ impl Served {
             Some(ZoneParcel { file, secret }) => {
                 let (material, _) = self.channels.unpack(&secret)?;
                 let file = ZoneFile::parse(file.as_bytes()).map_err(KeyError::from)?;
-                let keys = lamassu_keys::unlock(&file, &material)?;
+                let keys = keys::try_slots(&file, &material, None)?;
                 Some((file, keys))
             }
             None => None,

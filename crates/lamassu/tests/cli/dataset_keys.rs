@@ -304,6 +304,44 @@ fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     assert_eq!(errno(fs::read_dir(b.path("m/home/mine")).unwrap().next().unwrap()), ENOKEY);
     ran(DELEGATE, "key load m/home/mine").ok();
     write(&b, "m/home/mine/f", b"content");
+    // Others have closed directories in its own, and datasets in them, whose names are not its to know.
+    for (dir, mode) in [("shut", 0o700), ("open", 0o755), ("blind", 0o711), ("listed", 0o700), ("of-group", 0o750)] {
+        let path = b.dir(&format!("m/home/{dir}"));
+        b.run(&format!("dataset create m/home/{dir}/secret-{dir}")).ok();
+        b.dir(&format!("m/home/{dir}/deeper"));
+        b.run(&format!("dataset create m/home/{dir}/deeper/below-{dir}")).ok();
+        std::os::unix::fs::chown(&path, None, Some(4242)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    b.run("dataset create m/home/inner").ok();
+    b.run("dataset create m/home/inner/nested").ok();
+    fs::set_permissions(b.path("m/home/inner"), fs::Permissions::from_mode(0o700)).unwrap();
+    // user::rwx, user:65534:r-x, group::---, mask::r-x, other::---
+    let entries: [(u16, u16, u32); 5] =
+        [(1, 7, u32::MAX), (2, 5, 65534), (4, 0, u32::MAX), (16, 5, u32::MAX), (32, 0, u32::MAX)];
+    let list = entries.iter().fold(2u32.to_le_bytes().to_vec(), |mut list, (tag, perm, id)| {
+        list.extend([&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat());
+        list
+    });
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(b.path("m/home/listed"), "system.posix_acl_access", &list, flags).unwrap();
+    let paths = |listed: Ran| -> Vec<String> {
+        let all = listed.ok().json();
+        assert_eq!(all["unseen"], serde_json::json!([]), "{all}");
+        all["datasets"].as_array().unwrap().iter().map(|d| d["path"].as_str().unwrap().to_string()).collect()
+    };
+    let seen = paths(ran(DELEGATE, "dataset list --json m/home"));
+    let told = ["inner", "listed/deeper/below-listed", "listed/secret-listed", "mine"];
+    let open = ["open/deeper/below-open", "open/secret-open"];
+    let ends: Vec<String> = seen.iter().map(|path| path.trim_start_matches("m/home/").to_string()).collect();
+    assert_eq!(ends, [&told[..], &open].concat());
+    // As many as `find` shows it; and root sees them all.
+    let mut find = Command::new("setpriv");
+    find.args(["--reuid", DELEGATE, "--clear-groups", "find", "m/home", "-mindepth", "1"]).current_dir(b.path(""));
+    let found = String::from_utf8(find.output().unwrap().stdout).unwrap();
+    assert!(seen.iter().all(|path| found.lines().any(|line| line.ends_with(path.trim_start_matches("m/home/")))));
+    assert!(!found.contains("secret-shut") && !found.contains("nested") && !found.contains("secret-blind"));
+    assert_eq!(paths(b.run("dataset list --json m/home")).len(), 13);
     // Not its own, not without the vault's key, and nothing that shows or changes a key.
     for refused in [
         "dataset create m/roots/not-mine",

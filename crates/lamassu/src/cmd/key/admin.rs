@@ -114,7 +114,7 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     }
     // The material itself is needed: the slot is made anew of it.
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
-    let mut unlocked = lamassu_keys::unlock(&header, &material)?;
+    let mut unlocked = keys::try_slots(&header, &material, args.key.slot())?;
     // Where a key is pinned there was an administrator: this header is an older or a forged one.
     keys::check_pinned(ui, &header)?;
     let public = unlocked.make_administrator(&mut header, &material)?;
@@ -141,7 +141,7 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
     let update = Update::begin(&args.dir.join(name::HEADER))?;
     let mut header: VaultHeader = update.read()?;
-    let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, &source, &args.dir)?;
+    let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, args.key.with(&source), &args.dir)?;
     let done = unlocked.exchange_administrator(&mut header, &material)?;
     let event = Event::new(Kind::AdminSet)
         .slot(unlocked.slot())

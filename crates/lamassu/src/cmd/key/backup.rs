@@ -176,7 +176,8 @@ fn put<H: Header + Clone>(
     }
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
-    let unlocked = lamassu_keys::unlock(header, &material).with_context(|| format!("{}", args.file.display()))?;
+    let unlocked =
+        keys::try_slots(header, &material, args.key.slot()).with_context(|| format!("{}", args.file.display()))?;
     keys::check_pinned(ui, header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
     let mut now = None;
@@ -245,7 +246,7 @@ fn compare<H: Header>(
         }
         return Err(Fault::OtherId { file: args.file.clone(), dir: args.dir.clone() }.into());
     }
-    let present = lamassu_keys::unlock(now, material);
+    let present = keys::try_slots(now, material, None);
     let opens = present.is_ok();
     match present {
         Ok(present) if !args.force && has_more(&present, restored) => {

@@ -186,7 +186,8 @@ struct Run<'a> {
 impl Run<'_> {
     fn begin(&mut self, destruction: Destruction) -> Result<()> {
         let header = destruction.header().clone();
-        let unlocked = keys::unlock(self.ui, &header, &self.args.key.source()?, &self.args.dir)?;
+        let source = self.args.key.source()?;
+        let unlocked = keys::unlock(self.ui, &header, self.args.key.with(&source), &self.args.dir)?;
         unlocked.may_change(&header)?;
         for source in &self.servers {
             self.prove(source, Some(&header))?;
@@ -280,7 +281,7 @@ impl Run<'_> {
         let subject = self.args.dir.display().to_string();
         let material = keys::load(self.ui, source, &subject, Purpose::Unlock)?;
         let header = header.ok_or(KeyError::NothingToProve)?;
-        lamassu_keys::unlock(header, &material).with_context(|| format!("--with-server: {source}"))?;
+        keys::try_slots(header, &material, None).with_context(|| format!("--with-server: {source}"))?;
         Ok(())
     }
 

@@ -53,7 +53,7 @@ pub fn unload(ui: &Ui, args: &Unload) -> Result<()> {
 pub fn load(ui: &Ui, args: &Load) -> Result<()> {
     let dir = served::must_be_within(&args.path)?;
     if !args.key.is_typed() {
-        match served::ask::<()>(&dir, &Request::Load { secret: None }) {
+        match served::ask::<()>(&dir, &Request::Load { secret: None, slot: None }) {
             // It has no key here: one is asked for.
             Err(error) if crate::exit::code_of(&error) == Code::KeyNotLoaded => {}
             done => return done,
@@ -61,5 +61,5 @@ pub fn load(ui: &Ui, args: &Load) -> Result<()> {
     }
     let material = keys::load(ui, &args.key.source()?, &args.path.display().to_string(), Purpose::Unlock)?;
     let secret = served::pack(&dir, &material, cost::FALLBACK)?;
-    served::ask(&dir, &Request::Load { secret: Some(secret) })
+    served::ask(&dir, &Request::Load { secret: Some(secret), slot: args.key.slot() })
 }

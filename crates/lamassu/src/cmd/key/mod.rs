@@ -290,7 +290,7 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     let new = keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?;
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
+    let unlocked = keys::unlock(ui, &header, args.key.with(&old), &args.dir)?;
     // Before a new key is asked for, or anything is said to have been done.
     unlocked.may_change(&header)?;
     let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
@@ -307,7 +307,7 @@ fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> 
     let source = args.key.source_for::<H>()?;
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
     let event = about(Kind::SlotRemoved, args.slot, &header);
     let removed = unlocked.remove_slot(&mut header, args.slot)?;
     update.record(&mut header, &unlocked, &[event])?;
@@ -320,7 +320,7 @@ fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> 
     let (old, new) = (args.key.source_for::<H>()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, &old, &args.dir)?;
+    let unlocked = keys::unlock(ui, &header, args.key.with(&old), &args.dir)?;
     // Before a new key is asked for, or anything is said to have been done.
     unlocked.may_change(&header)?;
     let id = args.slot.unwrap_or_else(|| unlocked.slot());

@@ -17,7 +17,7 @@ use std::path::Path;
 pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource) -> Result<()> {
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, old, &args.dir)?;
+    let unlocked = keys::unlock(ui, &header, args.key.with(old), &args.dir)?;
     unlocked.may_change(&header)?;
     let key = Secret::random()?;
     let (paper, kind) = match args.shares {

@@ -183,7 +183,7 @@ fn rotate_offline(ui: &Ui, args: &Rotate, tier: Tier) -> Result<Epochs> {
     if header.is_snapshot() {
         return Err(Fault::Snapshot.into());
     }
-    let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let mut unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
     let zone = match &args.zone {
         Some(file) => Some(open_zone(ui, args, file)?),
         None => None,
@@ -215,7 +215,8 @@ pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
     // A daemon keeps the old file key, and could not change the header any more.
     let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
-    let mut unlocked = lamassu_keys::unlock(&header, &material).with_context(|| args.dir.display().to_string())?;
+    let mut unlocked =
+        keys::try_slots(&header, &material, args.key.slot()).with_context(|| args.dir.display().to_string())?;
     keys::check_pinned(ui, &header).with_context(|| args.dir.display().to_string())?;
     let old = header.keys().slot(unlocked.slot()).cloned();
     let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
@@ -271,7 +272,7 @@ pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
     let source = args.key.source()?;
     // From before the proof until the epoch is gone.
     let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
-    let mut unlocked = keys::unlock(ui, &header, &source, &args.dir)?;
+    let mut unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
     prove(ui, args, &header, &unlocked)?;
     unlocked.retire(&mut header, tier, epoch)?;
     let event = Event::new(Kind::Retired).epoch(tier, epoch);

@@ -1,0 +1,247 @@
+//! Trying the slots of a header with what a source gave (§4).
+//!
+//! A slot says itself what Argon2id shall cost, and nothing vouches for that before it has opened. So an attempt has bounds: what all its derivations together
+//! may take, over all headers that belong to it (a dataset's, and those of the vaults above that may open it), and how much of the memory that is free one of them may.
+//! And it has an order: what opened last comes first, so that in the ordinary case the other slots cost nothing.
+
+use crate::unlock::{INFO, Opened, stretched, unwrap};
+use crate::{KeyError, Material, Unlocked, admin};
+use lamassu_crypto::{Secret, wrap};
+use lamassu_format::header::{Argon2Params, Header, KeyArea, Role, Slot, SlotKind};
+
+/// Which slots of a header are tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Slots {
+    /// Those that such a key can open: an administrator's before those for use only.
+    #[default]
+    All,
+    /// The same, beginning with the one that is known to have opened last.
+    First(u32),
+    /// This one.
+    Only(u32),
+}
+
+/// One attempt to open headers with one key: what it may still take. A header is hostile until it has opened.
+#[derive(Debug)]
+pub struct Attempt<'a> {
+    material: &'a Material,
+    /// what one derivation may have
+    memory_kib: u32,
+    /// KiB times passes
+    work_left: u64,
+}
+
+/// Opens `header` with what a source gave: the first slot of that kind that opens, an administrator's before those for use only; then the MAC, then the
+/// keychain.
+///
+/// A passphrase is tried on each passphrase slot at the cost that slot names, within the bounds of an [`Attempt`]; a key on raw, hex and recovery slots alike; a token
+/// on the slots it sealed.
+///
+/// # Errors
+/// Those of [`Attempt::open`].
+pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, KeyError> {
+    Attempt::new(material).open(header, Slots::All)
+}
+
+impl<'a> Attempt<'a> {
+    /// With the bounds of §4: as much work as the slots of one header may ask for, and half of the free memory for each derivation.
+    pub fn new(material: &'a Material) -> Self {
+        Attempt { material, memory_kib: wrap::memory_to_spare_kib(), work_left: Argon2Params::WORK_MAX }
+    }
+
+    /// The same; with `any_memory` a derivation may take what the format allows, whatever is free.
+    pub fn with_any_memory(self, any_memory: bool) -> Self {
+        Attempt { memory_kib: if any_memory { Argon2Params::MEMORY_KIB_MAX } else { self.memory_kib }, ..self }
+    }
+
+    /// The key.
+    pub fn material(&self) -> &'a Material {
+        self.material
+    }
+
+    /// Opens a header.
+    ///
+    /// # Errors
+    /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`], [`KeyError::NoSlot`]; [`KeyError::Argon2Memory`], [`KeyError::Argon2Work`] where no slot opens and one was not
+    /// tried; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify;
+    /// [`KeyError::SignatureInvalid`] where the administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`]; [`KeyError::Destroyed`].
+    pub fn open<H: Header>(&mut self, header: &H, slots: Slots) -> Result<Unlocked, KeyError> {
+        if let Some(destroyed) = header.destroyed() {
+            // Whoever can write there can say so; the administrator's signature tells whether it is true.
+            admin::verify_signature(header)?;
+            return Err(KeyError::Destroyed(destroyed));
+        }
+        let keys = header.keys();
+        let (mut tried, mut failed) = (0, None);
+        for slot in self.in_order(keys, slots)? {
+            tried += 1;
+            let opened = match self.open_slot(&keys.id, slot) {
+                Ok(Some(opened)) => opened,
+                Ok(None) => continue,
+                // A token that stumbles over one slot, e.g. another token's, may open the next. So may a passphrase whose cost is too high in one.
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    continue;
+                }
+            };
+            return opened.verified(header, slot.id);
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let kind = self.material.kind();
+        if tried > 0 {
+            return Err(KeyError::WrongKey { kind, tried });
+        }
+        let have = SlotKind::ALL.into_iter().filter(|k| keys.slots.iter().any(|s| s.kind == *k)).collect();
+        Err(KeyError::NoSlotOfKind { kind, have })
+    }
+
+    /// Those that this key may open.
+    fn in_order<'k>(&self, keys: &'k KeyArea, which: Slots) -> Result<Vec<&'k Slot>, KeyError> {
+        if let Slots::Only(id) = which {
+            let slot = keys.slot(id).ok_or(KeyError::NoSlot { id })?;
+            return match opens(slot.kind, self.material) {
+                true => Ok(vec![slot]),
+                false => Err(KeyError::NoSlotOfKind { kind: self.material.kind(), have: vec![slot.kind] }),
+            };
+        }
+        let mut slots: Vec<&Slot> = keys.slots.iter().filter(|s| opens(s.kind, self.material)).collect();
+        // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role that somebody changed shows in the MAC.
+        slots.sort_by_key(|s| s.role == Role::Use);
+        if let Slots::First(id) = which
+            && let Some(at) = slots.iter().position(|s| s.id == id)
+            // Ids ascend: an administrator's slot that is newer was never tried by whoever opened this one.
+            && (slots[at].role != Role::Use || slots.iter().all(|s| s.role == Role::Use || s.id < id))
+        {
+            slots[..=at].rotate_right(1);
+        }
+        Ok(slots)
+    }
+
+    /// What the slot holds, or `None` if it is not opened by this source.
+    fn open_slot(&mut self, id: &[u8; 16], slot: &Slot) -> Result<Option<Opened>, KeyError> {
+        let Some(key) = self.wrapping_key(slot)? else { return Ok(None) };
+        Ok(unwrap(id, slot, &key))
+    }
+
+    /// Steps 1 and 2 of opening a slot; `None` where the material is of another kind, or of another token.
+    fn wrapping_key(&mut self, slot: &Slot) -> Result<Option<Secret<32>>, KeyError> {
+        match (self.material, slot.argon2, &slot.token) {
+            (Material::Key { key, .. }, None, None) => Ok(Some(wrap::hkdf(key.expose(), &slot.salt, INFO))),
+            (Material::Passphrase(passphrase), Some(cost), None) => {
+                self.pay(slot.id, cost)?;
+                stretched(passphrase, &slot.salt, cost).map(Some)
+            }
+            (Material::Token(token), None, Some(sealed)) => {
+                Ok(token.unseal(sealed)?.map(|secret| wrap::hkdf(secret.expose(), &slot.salt, INFO)))
+            }
+            (Material::Key { .. } | Material::Passphrase(_) | Material::Token(_), _, _) => Ok(None),
+        }
+    }
+
+    /// Whether a derivation may be run, before it takes anything.
+    fn pay(&mut self, slot: u32, cost: Argon2Params) -> Result<(), KeyError> {
+        let (memory_kib, spare_kib) = (cost.memory_kib(), self.memory_kib);
+        if memory_kib > spare_kib {
+            return Err(KeyError::Argon2Memory { slot, memory_kib, spare_kib });
+        }
+        self.work_left = self.work_left.checked_sub(cost.work()).ok_or(KeyError::Argon2Work { slot })?;
+        Ok(())
+    }
+}
+
+/// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same key.
+fn opens(kind: SlotKind, material: &Material) -> bool {
+    match material {
+        Material::Passphrase(_) => kind == SlotKind::Passphrase,
+        Material::Key { .. } => {
+            matches!(kind, SlotKind::Raw | SlotKind::Hex | SlotKind::Recovery | SlotKind::RecoveryShares)
+        }
+        Material::Token(_) => kind == SlotKind::Pkcs11,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
+mod tests {
+    use super::*;
+    use crate::{NewSlot, NewZone, Terms, create_zone};
+    use lamassu_crypto::SecretBytes;
+    use lamassu_format::Suite;
+    use lamassu_format::header::ZoneFile;
+
+    fn passphrase(text: &str) -> Material {
+        Material::new(SlotKind::Passphrase, SecretBytes::new(text.into())).unwrap()
+    }
+
+    fn slot(material: &Material, memory_kib: u32) -> NewSlot<'_> {
+        NewSlot { material, cost: Argon2Params::new(memory_kib, 1, 1).unwrap(), label: "", created: 1 }
+    }
+
+    /// A zone file with slots for `a`, `b` and `c`, 1 to 3, of 1, 2 and 4 MiB.
+    fn zone() -> (ZoneFile, Unlocked) {
+        let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 1 };
+        let (mut file, keys) = create_zone(&new, &slot(&passphrase("a"), 1 << 10)).unwrap();
+        for (text, kib) in [("b", 2 << 10), ("c", 4 << 10)] {
+            keys.add_slot_on(&mut file, &slot(&passphrase(text), kib), Terms::default()).unwrap();
+        }
+        (file, keys)
+    }
+
+    /// What an attempt took, in MiB.
+    fn spent(text: &str, slots: Slots) -> (Option<u32>, u64) {
+        let (file, _) = zone();
+        let material = passphrase(text);
+        let mut attempt = Attempt::new(&material);
+        let opened = attempt.open(&file, slots).ok().map(|keys| keys.slot());
+        (opened, (Argon2Params::WORK_MAX - attempt.work_left) >> 10)
+    }
+
+    #[test]
+    fn what_opened_last_costs_what_it_costs_alone() {
+        assert_eq!(spent("c", Slots::All), (Some(3), 7));
+        assert_eq!(spent("c", Slots::First(3)), (Some(3), 4));
+        assert_eq!(spent("b", Slots::First(3)), (Some(2), 7));
+        assert_eq!(spent("a", Slots::First(9)), (Some(1), 1), "one that is gone");
+        assert_eq!(spent("c", Slots::Only(3)), (Some(3), 4));
+        assert_eq!(spent("c", Slots::Only(1)), (None, 1));
+        assert_eq!(spent("x", Slots::First(2)), (None, 7));
+    }
+
+    #[test]
+    fn an_attempt_ends_with_its_budget_over_all_headers_it_opens() {
+        let (file, _) = zone();
+        let material = passphrase("x");
+        let mut attempt = Attempt { work_left: 10 << 10, ..Attempt::new(&material) };
+        assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::WrongKey { tried: 3, .. })));
+        assert!(matches!(attempt.open(&file, Slots::All), Err(KeyError::Argon2Work { slot: 3 })));
+        assert!(attempt.work_left <= 2 << 10);
+    }
+
+    /// The memory is not even asked for: with it this test would take 4 GiB.
+    #[test]
+    fn more_than_half_of_the_free_memory_is_refused_and_the_others_are_tried() {
+        let (mut file, _) = zone();
+        file.keys_mut().slots[0].argon2 = Argon2Params::new(Argon2Params::MEMORY_KIB_MAX, 1, 1);
+        let on_a_small_host = |text: &str| {
+            let material = passphrase(text);
+            Attempt { memory_kib: 64 << 10, ..Attempt::new(&material) }.open(&file, Slots::All)
+        };
+        let refused = on_a_small_host("a");
+        assert!(matches!(refused, Err(KeyError::Argon2Memory { slot: 1, spare_kib: 65536, .. })));
+        // It opens, and the MAC shows that the cost was edited.
+        let opened = on_a_small_host("b");
+        assert!(matches!(opened, Err(KeyError::HeaderAltered)));
+    }
+
+    #[test]
+    fn no_slot_is_made_that_readers_would_refuse() {
+        let (mut file, keys) = zone();
+        let material = passphrase("d");
+        let dear = NewSlot { cost: Argon2Params::new(4 << 20, 64, 1).unwrap(), ..slot(&material, 64) };
+        let refused = keys.add_slot(&mut file, &dear);
+        assert!(matches!(refused, Err(KeyError::SlotsTooDear { .. })));
+        assert_eq!(file.keys().slots.len(), 3);
+    }
+}
