@@ -53,7 +53,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 31] = [
+    pub const ALL: [Code; 32] = [
         Code::Done,
         Code::Other,
         Code::Usage,

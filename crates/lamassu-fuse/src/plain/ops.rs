@@ -14,6 +14,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
@@ -100,20 +101,56 @@ impl PlainFs {
         Ok((node, path))
     }
 
-    /// Gives a new entry to its owner, and looks it up.
-    fn adopt(&self, parent: Ino, name: &OsStr, owner: Owner) -> Result<Entry> {
-        let entry = self.nodes.look_up(parent, name)?;
-        let inherits_group = self.nodes.get(parent)?.stat()?.st_mode & libc::S_ISGID != 0;
-        let gid = if inherits_group { entry.attr.gid } else { owner.gid };
-        if (entry.attr.uid, entry.attr.gid) == (owner.uid, gid) {
-            return Ok(entry);
+    /// Makes a regular file, its owner's alone until it has its owner and then its mode, by the descriptor that made it.
+    fn make_file(&self, parent: Ino, name: &OsStr, mode: u32, access: Access, owner: Owner) -> Result<(Entry, OwnedFd)> {
+        let dir = self.nodes.get(parent)?;
+        let flags = open_flags(access) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let fd = rustix::fs::openat(dir.fd(), name, flags, Mode::RUSR | Mode::WUSR).map_err(|e| match e {
+            Errno::EXIST => VaultError::Exists,
+            e => io("create", e),
+        })?;
+        let made = rustix::fs::fstat(&fd).map_err(|e| io("stat", e))?;
+        if let Some((uid, gid)) = new_owner(&dir.stat()?, &made, owner) {
+            rustix::fs::fchown(&fd, Some(uid), Some(gid)).map_err(|e| io("chown", e))?;
         }
-        let node = self.nodes.get(entry.attr.ino)?;
-        let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(gid));
-        rustix::fs::chownat(node.fd(), "", Some(uid), Some(gid), AtFlags::EMPTY_PATH).map_err(|e| io("chown", e))?;
-        let attr = attr(&node.stat()?, entry.attr.ino);
-        Ok(Entry { attr, ..entry })
+        rustix::fs::fchmod(&fd, mode_of(mode)).map_err(|e| io("chmod", e))?;
+        let entry = self.nodes.look_up(parent, name)?;
+        let node = self.nodes.get(entry.attr.ino)?.stat()?;
+        if (node.st_dev, node.st_ino) != (made.st_dev, made.st_ino) {
+            self.nodes.forget(entry.attr.ino, 1);
+            return Err(VaultError::Stale);
+        }
+        Ok((entry, fd))
     }
+
+    /// Gives an entry just made, by a call that returned no descriptor, its owner and mode. It is found by its name: nothing tells that nobody exchanged it
+    /// meanwhile, but that it is of our user and of the kind that was made. So such a mount is other users' only where they cannot write to the directory below
+    /// (`mount` sees to that).
+    fn adopt(&self, parent: Ino, name: &OsStr, kind: Kind, mode: Option<u32>, owner: Owner) -> Result<Entry> {
+        let entry = self.nodes.look_up(parent, name)?;
+        let node = self.nodes.get(entry.attr.ino)?;
+        let made = node.stat()?;
+        if node.kind != kind || made.st_uid != rustix::process::geteuid().as_raw() {
+            self.nodes.forget(entry.attr.ino, 1);
+            return Err(VaultError::Stale);
+        }
+        if let Some((uid, gid)) = new_owner(&self.nodes.get(parent)?.stat()?, &made, owner) {
+            rustix::fs::chownat(node.fd(), "", Some(uid), Some(gid), AtFlags::EMPTY_PATH)
+                .map_err(|e| io("chown", e))?;
+        }
+        if let Some(mode) = mode {
+            // What the store has set of itself: the set-group-id bit that a directory inherits.
+            let kept = made.st_mode & libc::S_ISGID;
+            rustix::fs::chmod(node.proc_path(), mode_of(mode | kept)).map_err(|e| io("chmod", e))?;
+        }
+        Ok(Entry { attr: attr(&node.stat()?, entry.attr.ino), ..entry })
+    }
+}
+
+/// The owner that a new entry gets, where it is not the one it has: its group is that of a parent with the set-group-id bit.
+fn new_owner(parent: &rustix::fs::Stat, made: &rustix::fs::Stat, owner: Owner) -> Option<(Uid, Gid)> {
+    let gid = if parent.st_mode & libc::S_ISGID != 0 { made.st_gid } else { owner.gid };
+    ((made.st_uid, made.st_gid) != (owner.uid, gid)).then(|| (Uid::from_raw(owner.uid), Gid::from_raw(gid)))
 }
 
 impl FileSystem for PlainFs {
@@ -189,7 +226,10 @@ impl FileSystem for PlainFs {
 
     fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
         let file_type = match kind {
-            Kind::File => FileType::RegularFile,
+            Kind::File => {
+                let access = Access { read: true, write: true, truncate: false };
+                return self.make_file(parent, name, mode, access, owner).map(|(entry, _)| entry);
+            }
             Kind::Fifo => FileType::Fifo,
             Kind::Socket => FileType::Socket,
             Kind::CharDevice => FileType::CharacterDevice,
@@ -197,18 +237,18 @@ impl FileSystem for PlainFs {
             Kind::Dir | Kind::Symlink => return Err(VaultError::Invalid),
         };
         let dir = self.nodes.get(parent)?;
-        rustix::fs::mknodat(dir.fd(), name, file_type, mode_of(mode), rdev).map_err(|e| io("mknod", e))?;
-        self.adopt(parent, name, owner)
+        rustix::fs::mknodat(dir.fd(), name, file_type, Mode::RUSR | Mode::WUSR, rdev).map_err(|e| io("mknod", e))?;
+        self.adopt(parent, name, kind, Some(mode), owner)
     }
     fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
         let dir = self.nodes.get(parent)?;
-        rustix::fs::mkdirat(dir.fd(), name, mode_of(mode)).map_err(|e| io("mkdir", e))?;
-        self.adopt(parent, name, owner)
+        rustix::fs::mkdirat(dir.fd(), name, Mode::RWXU).map_err(|e| io("mkdir", e))?;
+        self.adopt(parent, name, Kind::Dir, Some(mode), owner)
     }
     fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
         let dir = self.nodes.get(parent)?;
         rustix::fs::symlinkat(OsStr::from_bytes(target), dir.fd(), name).map_err(|e| io("symlink", e))?;
-        self.adopt(parent, name, owner)
+        self.adopt(parent, name, Kind::Symlink, None, owner)
     }
     fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
         let (node, dir) = (self.nodes.get(ino)?, self.nodes.get(parent)?);
@@ -235,13 +275,7 @@ impl FileSystem for PlainFs {
     }
 
     fn create(&self, parent: Ino, name: &OsStr, mode: u32, access: Access, owner: Owner) -> Result<(Entry, HandleId)> {
-        let dir = self.nodes.get(parent)?;
-        let flags = open_flags(access) | OFlags::CREATE | OFlags::EXCL;
-        let fd = rustix::fs::openat(dir.fd(), name, flags, mode_of(mode)).map_err(|e| match e {
-            Errno::EXIST => VaultError::Exists,
-            e => io("create", e),
-        })?;
-        let entry = self.adopt(parent, name, owner)?;
+        let (entry, fd) = self.make_file(parent, name, mode, access, owner)?;
         Ok((entry, self.add_file(fd)))
     }
     fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
