@@ -57,7 +57,7 @@ impl Core {
         }
         found.unsettled =
             !self.is_settled(st) || (self.ctx.read_only && (st.recovered > 0 || st.interrupted || st.cut));
-        found.undone = std::mem::take(&mut st.undone);
+        found.undone = std::mem::take(&mut st.undone).into_iter().collect();
         match hindered {
             Some(error) if found.damage.is_empty() => Err(error),
             _ => Ok(found),

@@ -57,6 +57,9 @@ impl Drop for Counted {
 /// Damages reported per open file; a file with more is damaged enough.
 const REPORTED_MAX: usize = 1024;
 
+/// What interrupted sessions have left undone, kept per open file.
+const UNDONE_MAX: usize = 1 << 16;
+
 /// A buffered change of one block. Cheap to clone.
 #[derive(Clone)]
 pub(super) enum Dirty {
@@ -202,7 +205,7 @@ pub(super) struct State {
     /// The last page is of an interrupted session: pages above the floor may never have arrived.
     pub interrupted: bool,
     /// What was found of interrupted sessions since open, and is no damage.
-    pub undone: Vec<Damage>,
+    pub undone: BTreeSet<Damage>,
     /// Where the store lost the end of the file, in logical bytes.
     pub lost_from: Option<u64>,
     /// The last page is damaged: from here on, in logical bytes, nothing tells how far the file goes, nor that a page or slot that is empty is a hole.
@@ -429,11 +432,17 @@ impl Core {
         Ok(entry)
     }
 
-    /// Notes what an interrupted session has left, and tells the reporter.
+    /// Notes what an interrupted session has left, and tells the reporter of the first of each kind.
     pub fn note_undone(&self, st: &mut State, damage: Damage) {
         debug_assert!(damage.kind.is_readable());
-        if st.undone.len() < REPORTED_MAX && !st.undone.contains(&damage) {
-            st.undone.push(damage);
+        if st.undone.len() >= UNDONE_MAX {
+            return;
+        }
+        // Of thousands of blocks that one interruption took, the log has the first; `check` names all.
+        let least = Damage { segment: 0, page: 0, pages: 0, block: None, ..damage };
+        let is_first = st.undone.range(least..).next().is_none_or(|d| d.kind != damage.kind);
+        st.undone.insert(damage);
+        if is_first {
             (self.ctx.report)(&self.tag, &damage);
         }
     }

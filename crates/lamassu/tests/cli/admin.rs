@@ -197,30 +197,6 @@ fn an_edited_header_is_told_from_a_badly_signed_one() {
 }
 
 #[test]
-fn vaults_from_before_gain_an_administrator() {
-    let b = Bench::new();
-    let at = b.dir("golden");
-    golden::unpack("aes", &at);
-    let key = |kind: &str| format!("{kind}:file:{}", golden::testdata().join(format!("key.{kind}")).display());
-    let vault = at.join("vault").display().to_string();
-    assert!(b.run(&format!("key admin show {vault}")).ok().text().contains("no administrator"));
-    b.run(&format!("ls --admin-key {} -k {} {vault}", "ab".repeat(32), key("raw"))).code(50).says("no signature");
-    b.run(&format!("key add -k {} --use-only --recovery {vault}", key("raw"))).code(28).says("key admin init");
-    b.run(&format!("key admin init -k {} {vault}", key("raw"))).ok().says("2 other slots are use-only");
-    b.run(&format!("key admin init -k {} {vault}", key("raw"))).code(28).says("already");
-    let public = public(&b, &vault);
-    for kind in ["raw", "hex", "passphrase"] {
-        b.run(&format!("ls --admin-key {public} -k {} {vault}", key(kind))).ok();
-    }
-    b.run(&format!("key remove -k {} {vault} 1", key("hex"))).code(28).says("use-only");
-    // A person who is an administrator makes the other slots anew.
-    let list = b.run(&format!("key list --json {vault}")).ok().json();
-    let id = list["slots"].as_array().unwrap().iter().find(|s| s["kind"] == "hex").unwrap()["id"].to_string();
-    b.run(&format!("key change -k {} --slot {id} -n {} {vault}", key("raw"), key("hex"))).ok();
-    b.run(&format!("check -k {} {vault}", key("hex"))).ok();
-}
-
-#[test]
 fn slots_that_expire_warn_and_refuse_nothing() {
     let b = Bench::new();
     b.run("init v").ok();

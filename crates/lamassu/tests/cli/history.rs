@@ -207,24 +207,6 @@ fn changes_of_it_are_found_and_survived() {
 }
 
 #[test]
-fn vaults_from_before_gain_it_with_their_next_change() {
-    let b = Bench::new();
-    let at = b.dir("golden");
-    golden::unpack("aes", &at);
-    let key = format!("raw:file:{}", golden::testdata().join("key.raw").display());
-    let (vault, header) = (at.join("vault").display().to_string(), at.join("vault/lamassu.vault"));
-    let before = std::fs::read(&header).unwrap();
-    let list = b.run(&format!("history --json -k {key} {vault}")).ok().json();
-    assert_eq!((&list["counted"], list["entries"].as_array().unwrap().len()), (&0.into(), 0));
-    assert_eq!(std::fs::read(&header).unwrap(), before);
-    let second = b.key("second");
-    b.run(&format!("key add -k {key} -n {second} {vault}")).ok();
-    let list = b.run(&format!("history --json -k {key} {vault}")).ok().json();
-    assert_eq!((&list["counted"], &list["entries"][0]["event"]), (&1.into(), &"slot-added".into()));
-    b.run(&format!("check -k {second} {vault}")).ok();
-}
-
-#[test]
 fn key_events_go_to_syslog_from_every_command() {
     let b = Bench::new();
     let place = b.path("syslog");
