@@ -72,7 +72,9 @@ def suite_vectors(name: str) -> dict[str, Any]:
         "record of kind 2, content `target`, nonce 60…77": record(2, b"", b"target"),
         "stored name of attribute `user.comment`": stored,
         "its record of kind 5, content `value`, nonce 60…77": record(5, stored.encode(), b"value"),
-        "record of kind 7 of vault 80…8f, session 3 of 5 open, nonce 60…77": record(7, bytes(range(0x80, 0x90)), w.sessions_content(5, (3, 3))),
+        "record of kind 7 of vault 80…8f, session 3 of 5 open, nonce 60…77": record(
+            7, bytes(range(0x80, 0x90)), w.sessions_content(5, (3, 3))
+        ),
     }
 
 

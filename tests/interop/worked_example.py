@@ -120,7 +120,15 @@ def _page(keys: dict[str, bytes], raw: bytes) -> tuple[Lines, bytes]:
     return lines + _hex("epoch tag", mark) + [f"fields            {fields}"], plain
 
 
-_FIELDS = (("size", 56, 8), ("file id", 64, 16), ("session", 80, 4), ("sequence", 84, 4), ("flags", 88, 8), ("pending", 96, 16), ("replaced", 112, 16))
+_FIELDS = (
+    ("size", 56, 8),
+    ("file id", 64, 16),
+    ("session", 80, 4),
+    ("sequence", 84, 4),
+    ("flags", 88, 8),
+    ("pending", 96, 16),
+    ("replaced", 112, 16),
+)
 
 
 def _data_block(keys: dict[str, bytes], raw: bytes, key: bytes) -> Lines:

@@ -167,6 +167,9 @@ class File:
         page = open_page(self._suite, self._outer, self._geo, g, raw, name)
         if page.file_id == NO_ID and self._domain in ("file", "none"):
             raise Damage(name, "a page without the file's id, on which the keys depend")
+        if page.session > self._sessions.last:
+            why = "an older record was put back, or the file is from elsewhere"
+            self._notice(f"{self._where}: of a session that the record does not know: {why}")
         if page.cut and not self._sessions.is_open(page.session):
             raise Damage(name, f"an interrupted shrink in a page of session {page.session}, which is not open")
         if self._file_id is None:

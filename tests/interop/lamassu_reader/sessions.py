@@ -28,9 +28,10 @@ class Sessions:
         return any(first <= session <= last for first, last in self.ranges)
 
 
-NONE_OPEN = Sessions(0, ())
+_TOP = (1 << 32) - 1
+NONE_OPEN = Sessions(_TOP, ())
 """For a vault whose record is not there or does not open."""
-ALL_OPEN = Sessions((1 << 32) - 1, ((1, (1 << 32) - 1),))
+ALL_OPEN = Sessions(_TOP, ((1, _TOP),))
 """For a single file without a vault."""
 
 
