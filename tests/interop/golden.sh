@@ -32,13 +32,14 @@ unpack plain
 if [ "$write" = 1 ]; then reader tree-hash --plain --xattrs "$work/plain" >"$golden/tree-hash"; fi
 
 passed=0 failed=0
-count() { # NAME COMMAND…: its output must be the tree
+count() { # NAME COMMAND…: its output must be the tree, and it must have nothing to say of it
     local name=$1
     shift
-    if "$@" | diff -u <(wanted) - ; then
+    if "$@" 2>"$work/said" | diff -u <(wanted) - && ! [ -s "$work/said" ]; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
+        cat "$work/said"
         echo "FAIL  $name"
     fi
 }

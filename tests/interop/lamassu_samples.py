@@ -1,7 +1,8 @@
 """Samples made by the minimal writer, for other implementations to read.
 
     python lamassu_samples.py vectors       known answers as JSON (kept as vectors.json)
-    python lamassu_samples.py vaults DIR    DIR/<suite>/{vault,plain,key}: vaults in every state, and what must be read from them
+    python lamassu_samples.py vaults DIR    DIR/<suite>/{vault,plain,key}: vaults in every state, and what must be read from them;
+                                            DIR/<suite>/damaged{,.json}: a vault of damaged files, and the one thing damaged in each
 
 The key of every vault is the raw file `key`; its hex form and the passphrase `correct horse` open it too. Everything is the same
 in every run.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lamassu_reader.crypto import SUITES, b64, hkdf, outer, siv_seal
-from lamassu_writer_min import HOLE, PageSpec, Writer, counter_rand
+from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer, counter_rand
 
 RAW = bytes(range(0x40, 0x60))
 K_IN, K_OUT = bytes(range(0x00, 0x20)), bytes(range(0x20, 0x40))
@@ -71,6 +72,9 @@ def suite_vectors(name: str) -> dict[str, Any]:
         "record of kind 2, content `target`, nonce 60…77": record(2, b"", b"target"),
         "stored name of attribute `user.comment`": stored,
         "its record of kind 5, content `value`, nonce 60…77": record(5, stored.encode(), b"value"),
+        "record of kind 7 of vault 80…8f, session 3 of 5 open, nonce 60…77": record(
+            7, bytes(range(0x80, 0x90)), w.sessions_content(5, (3, 3))
+        ),
     }
 
 
@@ -96,7 +100,7 @@ def vectors() -> str:
 
 
 def _states(w: Writer, plain: Path) -> None:
-    """Files in the states that interruptions leave behind, and what they read as."""
+    """Files in the states that interruptions leave behind, and what they read as. What is under way is of the open session."""
     page, rand = w.N * w.B, counter_rand(b"states")
 
     def done(name: str, content: bytes) -> None:
@@ -119,29 +123,72 @@ def _states(w: Writer, plain: Path) -> None:
         path = w.name(where, name.encode())
         w.put(path, w.block_at(0), stored)
         before = {} if previous is None else {0: previous}
-        w.put_page(path, 0, PageSpec(w.B, rand(16), 2, pending={0}, previous=before, keys=[key]))
+        w.put_page(path, 0, PageSpec(w.B, rand(16), OPEN, pending={0}, previous=before, keys=[key]))
         done(name, want)
 
     fid = rand(16)
     path = w.name(where, b"cut")
     keys = [w.put_block(path, b, _pattern(w.B, b)) for b in range(w.N)]
-    w.put_page(path, 0, PageSpec(5000, fid, 7, cut=True, keys=keys))
-    w.put_page(path, 2, PageSpec(2 * page + 1, fid, 7, tail=b"x"))
+    w.put_page(path, 0, PageSpec(5000, fid, OPEN, cut=True, keys=keys))
+    w.put_page(path, 2, PageSpec(2 * page + 1, fid, OPEN, tail=b"x"))
     done("cut", (_pattern(w.B, 0) + _pattern(w.B, 1))[:5000])
 
     fid = rand(16)
     path = w.name(where, b"absent above the floor")
-    w.put_page(path, 0, PageSpec(7, fid, 1, tail=b"Hello, "))
-    w.put_page(path, 2, PageSpec(2 * page + 6, fid, 1, tail=b"world!"))
+    w.put_page(path, 0, PageSpec(7, fid, OPEN, tail=b"Hello, "))
+    w.put_page(path, 2, PageSpec(2 * page + 6, fid, OPEN, tail=b"world!"))
     done("absent above the floor", b"Hello, ".ljust(2 * page, b"\0") + b"world!")
+
+    for name, previous in (("pending in a closed session", None), ("replaced in a closed session", ko)):
+        path = w.name(where, name.encode())
+        w.put(path, w.block_at(0), cn)
+        before = {} if previous is None else {0: previous}
+        w.put_page(path, 0, PageSpec(w.B, rand(16), CLOSED, pending={0}, previous=before, keys=[kn]))
+        done(name, new)
 
     path = w.name(where, b"never had a page")
     w.put(path, 0, bytes(4096))
     done("never had a page", b"")
 
 
+def damaged_vault(suite: str, top: Path, **options: Any) -> None:
+    """A vault of files that an interruption could have left behind, but for their session, which is not open; and what is damaged in each.
+
+    They are what somebody makes who puts back pages and blocks that he has kept, and zeros.
+    """
+    w = Writer(top / "damaged", suite, seed=suite.encode() + b" damaged", **options)
+    w.slot("raw", RAW, "the raw file")
+    rand, page = counter_rand(b"damage"), w.N * w.B
+    (kn, _), (ko, co) = w.block(_pattern(w.B, 1)), w.block(_pattern(w.B, 2))
+    found: dict[str, str] = {}
+    for name, stored, key, previous in (
+        ("zeroed", b"", kn, None),
+        ("zeroed over a hole", b"", kn, HOLE),
+        ("old content", co, kn, ko),
+        ("old content, unknown session", co, kn, ko),
+    ):
+        path = w.name(w.dir, name.encode())
+        w.put(path, w.block_at(0), stored)
+        before = {} if previous is None else {0: previous}
+        session = OPEN + 1 if "unknown" in name else CLOSED
+        w.put_page(path, 0, PageSpec(w.B, rand(16), session, pending={0}, previous=before, keys=[key]))
+        found[name] = "block 0"
+
+    path, fid = w.name(w.dir, b"cut"), rand(16)
+    keys = [w.put_block(path, b, _pattern(w.B, b)) for b in range(2)]
+    w.put_page(path, 0, PageSpec(w.B, fid, CLOSED, cut=True, keys=keys))
+    found["cut"] = "page 0"
+
+    path, fid = w.name(w.dir, b"absent"), rand(16)
+    w.put_page(path, 0, PageSpec(7, fid, CLOSED, tail=b"Hello, "))
+    w.put_page(path, 2, PageSpec(2 * page + 6, fid, CLOSED, tail=b"world!"))
+    found["absent"] = "page 1"
+    w.finish()
+    (top / "damaged.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
 def vault(suite: str, top: Path, **options: Any) -> None:
-    """One vault, its plain tree and its key."""
+    """One vault, its plain tree and its key; and one of damaged files."""
     top.mkdir(parents=True)
     plain = top / "plain"
     plain.mkdir()
@@ -173,6 +220,7 @@ def vault(suite: str, top: Path, **options: Any) -> None:
         w.epoch = min(w.epoch + 1, len(w.outer_raw) - 1)
     _states(w, top / "plain")
     w.finish()
+    damaged_vault(suite, top, **options)
 
 
 def main() -> int:

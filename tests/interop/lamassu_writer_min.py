@@ -22,6 +22,8 @@ from lamassu_reader.crypto import SUITES, InnerKeys, OuterKeys, b64, hkdf, outer
 
 Rand = Callable[[int], bytes]
 HOLE = bytes(32)
+CLOSED, OPEN = 1, 2
+"""Sessions of every vault, unless its record is written otherwise."""
 
 
 def counter_rand(seed: bytes) -> Rand:
@@ -46,7 +48,7 @@ class PageSpec:
 
     size: int
     file_id: bytes = bytes(16)
-    generation: int = 0
+    session: int = 0
     tail: bytes | None = None
     sparse: bool = False
     cut: bool = False
@@ -57,6 +59,8 @@ class PageSpec:
     keys: list[bytes] = field(default_factory=list)
     junk: dict[int, int] = field(default_factory=dict)
     """Plaintext offset (0 to 4039) to byte: overrides, for damage."""
+    sequence: int | None = None
+    """1 in a page of a session, unless told otherwise."""
 
     def plain(self) -> bytes:
         """The 4040 plaintext bytes."""
@@ -68,7 +72,8 @@ class PageSpec:
         out = bytearray(
             le(self.size, 8)
             + self.file_id
-            + le(self.generation, 8)
+            + le(self.session, 4)
+            + le(min(self.session, 1) if self.sequence is None else self.sequence, 4)
             + le(flags, 8)
             + le(sum(1 << i for i in self.pending), 16)
             + le(sum(1 << i for i in self.previous), 16)
@@ -219,8 +224,21 @@ class Writer:
         body["mac"] = prf(hkdf(self.file_key, b"lamassu v1 header"), canonical).hex()
         return (json.dumps(body, indent=2) + "\n").encode()
 
+    def sessions_content(self, last: int, *ranges: tuple[int, int]) -> bytes:
+        """The content of a record of sessions, right or wrong."""
+        return le(1, 2) + le(len(ranges), 2) + le(last, 4) + b"".join(le(low, 4) + le(high, 4) for low, high in ranges)
+
+    def put_sessions(self, content: bytes, vault_id: bytes | None = None, kind: int = 7) -> None:
+        """Write the record of sessions, in the place of the one there."""
+        path = self.dir / "lamassu.sessions" / "record"
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        self.put_text(path, b64(self.record(kind, self.id if vault_id is None else vault_id, content)))
+
     def finish(self) -> None:
-        """Write the header."""
+        """Write the header and, if there is none, the record of sessions."""
+        if not os.path.lexists(self.dir / "lamassu.sessions" / "record"):
+            self.put_sessions(self.sessions_content(OPEN, (OPEN, OPEN)))
         (self.dir / "lamassu.vault").write_bytes(self.header_bytes())
 
     # --- records and names -----------------------------------------------------------------------
@@ -339,7 +357,7 @@ class Writer:
             if 0 < g < last and all(b in holes for b in blocks):
                 continue
             page = PageSpec(min(len(data), (g + 1) * self.N * self.B) if g else len(data), file_id, sparse=sparse and not g)
-            page.generation = 0 if last == 0 else 1
+            page.session = 0 if last == 0 else CLOSED
             for b in blocks:
                 content = data[b * self.B : (b + 1) * self.B]
                 if len(content) < self.B and len(page.keys) + -(-len(content) // 32) <= 124:

@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation,
 import lamassu_reader as lr
 import lamassu_samples
 import worked_example
-from lamassu_reader import crypto, treehash
+from lamassu_reader import crypto, sessions, treehash
 from lamassu_reader.header import KeySource, load, parse
-from lamassu_writer_min import HOLE, PageSpec, Writer
+from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("aes", "paper", "blake3", "chacha")
@@ -60,11 +60,20 @@ class Temp(unittest.TestCase):
         return w
 
     def read(self, w: Writer, path: Path) -> bytes:
-        """The content of one encrypted file."""
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        """The content of one encrypted file; the vault's record says which sessions are open."""
+        return self.read_and_notices(w, path)[0]
+
+    def read_and_notices(self, w: Writer, path: Path) -> tuple[bytes, list[str]]:
+        """The content of one encrypted file, and what must be said of it."""
+        with self.file(w, path) as f:
             data = b"".join(f.chunks())
             self.assertEqual(len(data), f.size)
-            return data
+            return data, f.notices
+
+    def file(self, w: Writer, path: Path) -> lr.File:
+        """One encrypted file, opened with the vault's record of sessions."""
+        header = load(w.dir / "lamassu.vault", KEY)
+        return lr.File(header, path, sessions.load(header, os.fsencode(w.dir)))
 
     def damaged(self, w: Writer, path: Path, words: str) -> None:
         """Reading the file fails with these words."""
@@ -73,7 +82,7 @@ class Temp(unittest.TestCase):
 
     def last_damaged(self, w: Writer, path: Path, words: str) -> None:
         """The last page is damaged, with these words; and what is empty from the floor on, in page 0 too, is not taken for a hole."""
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             self.assertTrue(any(re.search(words, str(damage)) for damage in f.damages()), path)
             self.assertEqual(f.block(0), bytes(4096))
             with self.assertRaisesRegex(lr.Damage, "lost the end"):
@@ -446,13 +455,25 @@ class Files(Temp):
                     self.damaged(w, path, "page 2 .*absent below the size")
 
     def test_absent_above_the_floor(self) -> None:
-        """A page above the floor may be absent without `sparse`."""
+        """A page above the floor may be absent without `sparse`, where the last page is of an open session; and that is said."""
         w = self.writer(reserved=62)
         path, fid = w.dir / "f", bytes([9]) * 16
-        size = 3 * w.N * w.B + 10
-        w.put_page(path, 0, PageSpec(w.B, fid, 1, keys=[w.put_block(path, 0, b"A" * w.B)]))
-        w.put_page(path, 3, PageSpec(size, fid, 1, tail=b"0123456789"))
-        self.assertEqual(self.read(w, path), b"A" * w.B + bytes(size - w.B - 10) + b"0123456789")
+        size = 6 * w.N * w.B + 10
+        for session in (OPEN, CLOSED):
+            w.put_page(path, 0, PageSpec(w.B, fid, CLOSED, keys=[w.put_block(path, 0, b"A" * w.B)]))
+            w.put_page(path, 6, PageSpec(size, fid, session, tail=b"0123456789"))
+            if session == OPEN:
+                data, notices = self.read_and_notices(w, path)
+                self.assertEqual(data, b"A" * w.B + bytes(size - w.B - 10) + b"0123456789")
+                said = [re.search(r": pages? (\d+)(?: to (\d+))?(?: \(offset \d+\))?: absent", text) for text in notices]
+                found = [g for match in said if match for g in range(int(match[1]), int(match[2] or match[1]) + 1)]
+                self.assertEqual(found, [1, 2, 3, 4, 5])
+            else:
+                with self.file(w, path) as f:
+                    self.assertEqual([str(d).split(": ")[1].split(" (")[0] for d in f.damages()], [f"page {g}" for g in range(1, 6)])
+                    self.assertEqual(f.notices, [])
+        w.put_page(path, 0, PageSpec(w.B, fid, CLOSED, sparse=True, keys=[w.block(b"A" * w.B)[0]]))
+        self.assertEqual(self.read_and_notices(w, path), (b"A" * w.B + bytes(size - w.B - 10) + b"0123456789", []))
 
     def test_trailing_zeros_in_the_store(self) -> None:
         """Space set aside at the end of the backing file changes nothing."""
@@ -481,7 +502,7 @@ class Files(Temp):
         path, fid, page = w.dir / "f", bytes([9]) * 16, w.N * w.B
         keys = [w.put_block(path, b, noise(w.B, b)) for b in range(w.N)]
         w.put_page(path, 0, PageSpec(page + 100, fid, 3, keys=keys, sparse=True))
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             self.assertEqual((f.size, f.summary.lost_from), (page + 100, page))
             self.assertEqual(f.block(w.N - 1), noise(w.B, w.N - 1))
             self.assertEqual(len(list(f.damages())), 1)
@@ -495,7 +516,7 @@ class Files(Temp):
         w.put_page(path, 0, PageSpec(page + 3 * w.B, fid, 1, keys=[w.put_block(path, b, noise(w.B, b)) for b in range(w.N)]))
         keys = [w.put_block(path, w.N + i, noise(w.B, i)) for i in range(2)]
         w.put_page(path, 1, PageSpec(page + w.B, fid, 1, keys=keys))
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             self.assertEqual((f.size, f.summary.lost_from), (page + 3 * w.B, page + w.B))
             self.assertEqual(f.block(w.N + 1), noise(w.B, 1))
             self.assertEqual([str(d).rpartition(": ")[0].rpartition(": ")[2][:9] for d in f.damages()], ["block 64 "])
@@ -510,7 +531,7 @@ class Files(Temp):
                 path = w.dir / f"f{bad}{len(junk)}"
                 w.write_file(path, data)
                 w.put(path, w.page_at(bad), junk)
-                with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f, self.subTest(bad=bad, junk=len(junk)):
+                with self.file(w, path) as f, self.subTest(bad=bad, junk=len(junk)):
                     self.assertGreaterEqual(f.size, len(data))
                     found = list(f.damages())
                     self.assertEqual(len(found), 1, found)
@@ -528,13 +549,13 @@ class Files(Temp):
         path = w.dir / "f"
         w.write_file(path, noise(span + 3 * w.B))
         w.put(path, w.page_at(1), b"!!!!")
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             self.assertEqual((f.size, f.summary.exact), (span + 3 * w.B, False))
         only = w.dir / "only"
         for size, want in ((100, w.B), (w.B + 4000, 2 * w.B)):
             w.write_file(only, noise(size))
             w.put(only, 0, b"!!!!")
-            with lr.File(load(w.dir / "lamassu.vault", KEY), only) as f:
+            with self.file(w, only) as f:
                 self.assertEqual((f.size, f.summary.exact), (want, False))
 
     def test_huge_hole(self) -> None:
@@ -545,7 +566,7 @@ class Files(Temp):
         size = g * w.N * w.B + 1
         w.put_page(path, 0, PageSpec(1, fid, 1, sparse=True, keys=[w.put_block(path, 0, b"A")]))
         w.put_page(path, g, PageSpec(size, fid, 1, tail=b"z"))
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             self.assertEqual((f.size, list(f.damages())), (size, []))
             self.assertEqual((f.block(0)[:2], f.block(1 << 20), f.block(g * w.N)), (b"A\0", bytes(4096), b"z"))
         largest = (((1 << 63) - 1) // ((1 + w.N) * w.B) - 1) * w.N * w.B
@@ -570,9 +591,17 @@ class Files(Temp):
         keys = [w.block(data[b * w.B : (b + 1) * w.B])[0] for b in range(w.N)]
         fid = bytes([5]) * 16
         for size in (5000, 62 * 4096 + 1):
-            w.put_page(path, 0, PageSpec(size, fid, 2, cut=True, keys=keys))
-            w.put_page(path, 1, PageSpec(2 * w.N * w.B, fid, 2, keys=[w.block(data[(62 + i) * 4096 :][:4096])[0] for i in range(62)]))
+            w.put_page(path, 0, PageSpec(size, fid, OPEN, cut=True, keys=keys))
+            w.put_page(path, 1, PageSpec(2 * w.N * w.B, fid, OPEN, keys=[w.block(data[(62 + i) * 4096 :][:4096])[0] for i in range(62)]))
             self.assertEqual(self.read(w, path), data[:size])
+        for session in (CLOSED, OPEN + 1):  # put back later, it would cut the file again
+            w.put_page(path, 0, PageSpec(5000, fid, session, cut=True, keys=keys))
+            w.put_page(path, 2, PageSpec(3 * w.N * w.B, fid, OPEN, keys=[w.block(data[(124 + i) * 4096 :][:4096])[0] for i in range(62)]))
+            with self.file(w, path) as f:
+                self.assertEqual((f.size, f.summary.exact), (3 * w.N * w.B, True))
+                self.assertEqual(f.block(62), data[62 * 4096 :][:4096])
+                (found,) = f.damages()
+                self.assertRegex(str(found), "page 0 .*interrupted shrink in a page of session [13], which is not open")
 
     def test_epochs(self) -> None:
         """Pages and blocks of different epochs in one file."""
@@ -618,7 +647,7 @@ class Files(Temp):
                 w.put_page(w.dir / "without", 0, PageSpec(4, bytes(16), 0, tail=b"tail"))
                 self.damaged(w, w.dir / "without", "without the file's id")
 
-    def pending(self, w: Writer, stored: bytes | None, new: bytes, previous: bytes | None) -> Path:
+    def pending(self, w: Writer, stored: bytes | None, new: bytes, previous: bytes | None, session: int = OPEN) -> Path:
         """Block 1 of 3 is pending with these candidates, and `stored` is what the store holds."""
         self.count += 1
         path = w.dir / f"p{self.count}"
@@ -626,7 +655,7 @@ class Files(Temp):
         if stored is not None:
             w.put(path, w.block_at(1), stored)
         before = {} if previous is None else {1: previous}
-        w.put_page(path, 0, PageSpec(3 * w.B, b"i" * 16, 2, pending={1}, previous=before, keys=keys))
+        w.put_page(path, 0, PageSpec(3 * w.B, b"i" * 16, session, pending={1}, previous=before, keys=keys))
         return path
 
     def test_pending(self) -> None:
@@ -660,14 +689,58 @@ class Files(Temp):
                     if want is None:
                         self.damaged(w, path, "block 1 .*no candidate")
                     else:
-                        self.assertEqual(self.read(w, path), b"zero" * 1024 + want + b"two." * 1024)
+                        data, notices = self.read_and_notices(w, path)
+                        self.assertEqual(data, b"zero" * 1024 + want + b"two." * 1024)
+                        first = want == new if key == kn else want == hole  # what was written last is there
+                        words = "what was there before" if previous is not None else "nothing is: a hole"
+                        self.assertEqual([words in notice and "block 1 " in notice for notice in notices], [] if first else [True])
+
+    def test_pending_in_a_session_not_open(self) -> None:
+        """Ignored, with all previous keys: the new keys count, and nothing else."""
+        for suite in SUITES:
+            w = self.writer(suite)
+            new, old = noise(4096, 2), noise(4096, 3)
+            (kn, cn), (ko, co) = w.block(new), w.block(old)
+            hole = bytes(4096)
+            for stored, key, previous, want in (
+                (cn, kn, None, new),
+                (None, kn, None, None),
+                (hole, kn, None, None),
+                (cn, kn, ko, new),
+                (co, kn, ko, None),
+                (cn, kn, HOLE, new),
+                (None, kn, HOLE, None),
+                (None, HOLE, ko, hole),
+                (co, HOLE, ko, hole),
+                (co, HOLE, None, hole),
+            ):
+                for session in (CLOSED, OPEN + 1):  # closed, and unknown
+                    path = self.pending(w, stored, key, previous, session)
+                    with self.subTest(suite=suite, stored=stored and stored[:4], key=key[:4], previous=previous and previous[:4]):
+                        if want is None:
+                            self.damaged(w, path, "block 1 .*does not match its key")
+                        else:
+                            data, notices = self.read_and_notices(w, path)
+                            self.assertEqual(data, b"zero" * 1024 + want + b"two." * 1024)
+                            self.assertEqual(["does not know" in text for text in notices], [] if session == CLOSED else [True])
+
+    def test_without_a_record(self) -> None:
+        """A single file without a vault: every session counts as open, and what is missing is said."""
+        w = self.writer()
+        (kn, _), (ko, co) = w.block(noise(4096, 2)), w.block(noise(4096, 3))
+        path = self.pending(w, co, kn, ko, CLOSED)
+        self.damaged(w, path, "does not match its key")
+        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+            self.assertEqual(f.block(1), noise(4096, 3))
+            self.assertEqual(f.block(1), noise(4096, 3))
+            self.assertEqual(len(f.notices), 1)  # said once
 
     def test_pending_past_the_end(self) -> None:
         """Bytes past the end of the store count as zero, also within a block."""
         w = self.writer("chacha")
         path = w.dir / "f"
         key, cipher = w.block(b"x" * 4096)
-        w.put_page(path, 0, PageSpec(4096, b"i" * 16, 1, pending={0}, keys=[key]))
+        w.put_page(path, 0, PageSpec(4096, b"i" * 16, OPEN, pending={0}, keys=[key]))
         self.assertEqual(self.read(w, path), bytes(4096))
         w.put(path, 4096, bytes(100))
         self.assertEqual(self.read(w, path), bytes(4096))
@@ -682,7 +755,7 @@ class Files(Temp):
         keys = [w.put_block(path, b, noise(4096, 100 + b)) for b in range(62)]
         previous = {i: keys[i] for i in marks}
         new = [w.block(b"new")[0] if i in previous else keys[i] for i in range(62)]
-        page = PageSpec(62 * 4096, b"i" * 16, 1, pending=set(range(62)), previous=previous, keys=new)
+        page = PageSpec(62 * 4096, b"i" * 16, OPEN, pending=set(range(62)), previous=previous, keys=new)
         w.put_page(path, 0, page)
         self.assertEqual(self.read(w, path), b"".join(noise(4096, 100 + b) for b in range(62)))
 
@@ -694,7 +767,8 @@ class Files(Temp):
         size = 4096 + 40
         tail = b"t" * 40
         junk_slot, after_tail = 128 - 56 + 50 * 32, 4039
-        for page, words in (
+        fid = b"i" * 16
+        for page, words, *content in (
             (PageSpec(4096, keys=[key], more_flags=8), "unknown flags"),
             (PageSpec(4096, keys=[key], more_flags=1 << 16), "unknown flags"),
             (PageSpec(4096, keys=[key], more_flags=1 << 63), "unknown flags"),
@@ -708,16 +782,24 @@ class Files(Temp):
             (PageSpec(4096, keys=[key], tail=tail), "tail of 0"),
             (PageSpec(4095, keys=[key], tail=tail), "tail of -1"),
             (PageSpec(8192, keys=[key], tail=tail), "tail of 4096"),
-            (PageSpec(4096 + 3968, keys=[key]), None),
+            (PageSpec(4096 + 3968, keys=[key]), None, b"x" * 4096 + bytes(3968)),
             (PageSpec(1 << 63), "size of"),
             (PageSpec(117 * 4096 - 1, keys=[key] * 116, tail=tail), "next page"),
+            (PageSpec(4096, fid, 0, keys=[key]), "of no session"),
+            (PageSpec(4096, fid, 0, sequence=1, keys=[key]), "of no session"),
+            (PageSpec(4096, bytes(16), CLOSED, keys=[key]), "session 1 without a file id"),
+            (PageSpec(4096, bytes(16), 0, sequence=1, keys=[key]), "without a file id has"),
+            (PageSpec(4096, pending={0}, keys=[key]), "without a file id has"),
+            (PageSpec(4096, sparse=True, keys=[key]), "without a file id has"),
+            (PageSpec(4096, cut=True, keys=[key]), "without a file id has"),
+            (PageSpec(4096, fid, (1 << 32) - 1, sequence=(1 << 32) - 1, keys=[key]), None, b"x" * 4096),
         ):
             w.put_page(path, 0, page)
             with self.subTest(words=words):
                 if words:
                     self.damaged(w, path, words)
                 else:
-                    self.assertEqual(self.read(w, path), b"x" * 4096 + bytes(3968))
+                    self.assertEqual(self.read(w, path), content[0])
 
     def test_tail_too_long(self) -> None:
         """A tail that does not fit beside the keys."""
@@ -742,7 +824,7 @@ class Files(Temp):
         floor = 2 * w.N * w.B + 5
         w.put_page(path, 0, PageSpec(floor, b"i" * 16, 1, sparse=True))
         w.put(path, w.page_at(4), noise(4096, 3))
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             self.assertEqual([str(d).split(": ")[1].split(" (")[0] for d in f.damages()], ["page 2", "page 3", "page 4"])
             self.assertEqual(f.block(w.N), bytes(4096))
             with self.assertRaisesRegex(lr.Damage, "unknown"):
@@ -766,7 +848,7 @@ class Files(Temp):
         path = w.dir / "f"
         w.put_page(path, 0, PageSpec(1))
         w.put_page(path, 1, PageSpec(w.N * w.B + 1))
-        self.last_damaged(w, path, "convergent")
+        self.last_damaged(w, path, "page 1 .*other than page 0 without a file id")
 
     def test_flipped_bits(self) -> None:
         """Every part of a file is covered."""
@@ -821,7 +903,7 @@ class Files(Temp):
         w.put(path, w.page_at(1) + 100, b"!!!!")
         w.put(path, w.block_at(3), b"!!!!")
         w.put(path, w.block_at(200), b"!!!!")
-        with lr.File(load(w.dir / "lamassu.vault", KEY), path) as f:
+        with self.file(w, path) as f:
             found = [str(d) for d in f.damages()]
         self.assertEqual(len(found), 3)
         self.assertRegex(found[0], "block 3 ")
@@ -862,7 +944,7 @@ class Tree(Temp):
     def problems(self, w: Writer) -> list[str]:
         """All that verification finds."""
         found: list[lr.LamassuError] = []
-        lr.Vault(str(w.dir), KEY).verify(found.append, lambda _: None)
+        lr.Vault(str(w.dir), KEY).verify(found.append)
         return [str(e) for e in found]
 
     def test_tree(self) -> None:
@@ -891,6 +973,105 @@ class Tree(Temp):
             found = treehash.of_vault(lr.Vault(str(vault / "vault"), source), self.fail)
             self.assertEqual(found, treehash.of_plain(str(vault / "plain")))
 
+    def test_damaged_samples(self) -> None:
+        """What looks like an interruption in a session that is not open is damage, and no write is said to be missing."""
+        for suite in SUITES:
+            (self.tmp / suite).mkdir()
+            lamassu_samples.damaged_vault(suite, self.tmp / suite, reserved=62)
+            wanted = json.loads((self.tmp / suite / "damaged.json").read_text())
+            vault = lr.Vault(str(self.tmp / suite / "damaged"), KeySource(lamassu_samples.RAW))
+            found = {}
+            for entry in vault.walk():
+                with vault.open_file(entry) as f:
+                    (damage,) = f.damages()
+                found[os.fsdecode(entry.path)] = str(damage).split(": ")[1].split(" (")[0]
+            self.assertEqual(found, wanted)
+            (notice,) = vault.notices
+            self.assertRegex(notice, "of a session that the record does not know")
+
+    def test_record_of_sessions(self) -> None:
+        """Parsed strictly."""
+        w = self.writer()
+        path = os.fsencode(w.dir)
+
+        def read() -> lr.Sessions:
+            return sessions.load(load(w.dir / "lamassu.vault", KEY), path)
+
+        top = (1 << 32) - 1
+        for last, ranges in (
+            (0, ()),
+            (top, ()),
+            (1, ((1, 1),)),
+            (9, ((1, 3), (5, 5), (7, 9))),
+            (top, ((1, top),)),
+            (200, tuple((2 * n + 1, 2 * n + 1) for n in range(64))),
+        ):
+            w.put_sessions(w.sessions_content(last, *ranges))
+            self.assertEqual(read(), lr.Sessions(last, ranges))
+        w.put_sessions(w.sessions_content(9, (1, 3), (5, 5)))
+        self.assertEqual([n for n in range(12) if read().is_open(n)], [1, 2, 3, 5])
+        content = w.sessions_content
+        for bad, words in (
+            (b"", "of 0 bytes"),
+            (content(1)[:7], "of 7 bytes"),
+            (b"\2" + content(1)[1:], "version 2"),
+            (content(1) + b"\0", "0 ranges of sessions in 9"),
+            (content(1, (1, 1))[:-1], "1 ranges of sessions in 15"),
+            (content(1, (1, 1)) + bytes(8), "1 ranges of sessions in 24"),
+            (content(200, *((2 * n + 1, 2 * n + 1) for n in range(65))), "65 ranges"),
+            (content(5, (0, 1)), "sessions 0 to 1 of 5"),
+            (content(5, (3, 2)), "sessions 3 to 2 of 5"),
+            (content(5, (3, 6)), "sessions 3 to 6 of 5"),
+            (content(9, (1, 3), (4, 5)), "sessions 4 to 5 of 9"),
+            (content(9, (1, 3), (3, 5)), "sessions 3 to 5 of 9"),
+            (content(9, (5, 6), (1, 2)), "sessions 1 to 2 of 9"),
+        ):
+            w.put_sessions(bad)
+            with self.assertRaisesRegex(lr.Damage, words):
+                read()
+        good = content(OPEN, (OPEN, OPEN))
+        for kind, vault_id in ((7, bytes(16)), (7, b""), (1, w.id)):
+            w.put_sessions(good, vault_id, kind)
+            with self.assertRaisesRegex(lr.Damage, "no epoch opens"):
+                read()
+
+    def test_missing_record_of_sessions(self) -> None:
+        """Then no session is open: it is said, and what is under way is not read."""
+        for options in ({}, {"names": "plain"}, {"records_as_files": True}):
+            w = self.writer(**options)
+            old = noise(4096, 3)
+            (kn, _), (ko, co) = w.block(noise(4096, 2)), w.block(old)
+            path, settled = w.name(w.dir, b"under way"), w.name(w.dir, b"settled")
+            w.write_file(settled, noise(480000))
+            w.put(path, 4096, co)
+            w.put_page(path, 0, PageSpec(4096, b"i" * 16, OPEN, pending={0}, previous={0: ko}, keys=[kn]))
+
+            def read(name: bytes, w: Writer = w) -> tuple[bytes, list[str]]:
+                vault = lr.Vault(str(w.dir), KEY)
+                with vault.open_file(vault.find(name)) as f:
+                    return b"".join(f.chunks()), vault.notices
+
+            data, (notice,) = read(b"under way")
+            self.assertEqual(data, old)
+            self.assertIn("what was there before", notice)
+            self.assertEqual(self.problems(w), [])
+            record = w.dir / "lamassu.sessions" / "record"
+            for spoil in ("cut", "unlinked", "no folder", "no folder but a file"):
+                if spoil == "cut":
+                    w.put_sessions(w.sessions_content(OPEN, (OPEN, OPEN + 1)))
+                elif spoil == "unlinked":
+                    record.unlink()
+                elif spoil == "no folder":
+                    record.parent.rmdir()
+                else:
+                    record.parent.touch()
+                with self.subTest(spoil=spoil), self.assertRaisesRegex(lr.Damage, "does not match its key"):
+                    read(b"under way")
+                data, (notice,) = read(b"settled")
+                self.assertEqual(data, noise(480000))
+                self.assertIn("no session is taken for open", notice)
+                self.assertEqual(len(self.problems(w)), 2)  # the record, and the block
+
     def test_cli(self) -> None:
         """The command line, with every exit status."""
         w = self.writer()
@@ -917,6 +1098,13 @@ class Tree(Temp):
         self.assertIn(b"dir/l2 -> qqq", out)
         self.assertEqual(run("verify", *key, str(w.dir))[:2], (0, b"50 entries read, 0 damaged\n"))
         self.assertIn(b"suite aes", run("info", *key, str(w.dir))[1])
+        ko, co = w.block(b"old")
+        under_way = self.tmp / "under way"
+        w.put(under_way, 4096, co)
+        w.put_page(under_way, 0, PageSpec(3, b"i" * 16, OPEN, pending={0}, previous={0: ko}, keys=[w.block(b"new")[0]]))
+        code, out, err = run("cat", "--store", *key, str(w.dir), str(under_way))
+        self.assertEqual((code, out), (0, b"old"))
+        self.assertRegex(err, b"^note: .*under way: block 0 .*what was there before is\n$")
         self.assertEqual(run("cat", *key, str(w.dir), "nothing")[0], 2)
         (self.tmp / "key").write_bytes(bytes(32))
         self.assertEqual(run("ls", *key, str(w.dir))[0], 2)
@@ -1116,9 +1304,9 @@ class Tree(Temp):
             (w.dir / "lamassu.lost").mkdir()
             vault = lr.Vault(str(w.dir), KEY)
             self.assertEqual(list(vault.walk()), [])
-            notes: list[str] = []
-            self.assertEqual(vault.verify(self.fail, notes.append), 1)
-            self.assertEqual(len(notes), 2)
+            self.assertEqual(vault.verify(self.fail), 1)
+            self.assertEqual(len(vault.notices), 2, vault.notices)
+            self.assertFalse([text for text in vault.notices if "sessions" in text])
 
     def test_history(self) -> None:
         """Entries that verify are read; every change of the chain is found."""

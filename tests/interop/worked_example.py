@@ -112,7 +112,7 @@ def _page(keys: dict[str, bytes], raw: bytes) -> tuple[Lines, bytes]:
     value = {name: plain[a : a + n] for name, (a, n) in at.items()}
     number = {name: int.from_bytes(data, "little") for name, data in value.items()}
     fields = (
-        f"size {number['size']}, file id {value['file id'].hex()}, generation {number['generation']},\n"
+        f"size {number['size']}, file id {value['file id'].hex()}, session {number['session']}, sequence {number['sequence']},\n"
         f"                  flags {number['flags']:#06x} (tail, used = {number['flags'] >> 8}), "
         f"pending {number['pending']}, replaced {number['replaced']}"
     )
@@ -120,7 +120,15 @@ def _page(keys: dict[str, bytes], raw: bytes) -> tuple[Lines, bytes]:
     return lines + _hex("epoch tag", mark) + [f"fields            {fields}"], plain
 
 
-_FIELDS = (("size", 56, 8), ("file id", 64, 16), ("generation", 80, 8), ("flags", 88, 8), ("pending", 96, 16), ("replaced", 112, 16))
+_FIELDS = (
+    ("size", 56, 8),
+    ("file id", 64, 16),
+    ("session", 80, 4),
+    ("sequence", 84, 4),
+    ("flags", 88, 8),
+    ("pending", 96, 16),
+    ("replaced", 112, 16),
+)
 
 
 def _data_block(keys: dict[str, bytes], raw: bytes, key: bytes) -> Lines:

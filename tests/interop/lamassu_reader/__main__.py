@@ -11,7 +11,6 @@ import stat
 import sys
 
 from . import header, treehash
-from .content import File
 from .errors import Damage, LamassuError, Refused
 from .vault import Entry, Vault
 
@@ -106,10 +105,19 @@ def _run(args: argparse.Namespace, problems: _Problems) -> None:
         _info(args.file, source)
         return
     vault = Vault(args.directory, source)
+    try:
+        _read(vault, args, problems)
+    finally:
+        for text in vault.notices:
+            print(f"note: {text}", file=sys.stderr)
+
+
+def _read(vault: Vault, args: argparse.Namespace, problems: _Problems) -> None:
+    """The commands that read a vault."""
     if args.command == "ls":
         _ls(vault, args.path, problems)
     elif args.command == "cat":
-        opened = File(vault.header, os.fsencode(args.path)) if args.store else vault.open_file(vault.find(os.fsencode(args.path)))
+        opened = vault.open_stored(os.fsencode(args.path)) if args.store else vault.open_file(vault.find(os.fsencode(args.path)))
         with opened as f:
             for chunk in f.chunks():
                 sys.stdout.buffer.write(chunk)
@@ -117,7 +125,7 @@ def _run(args: argparse.Namespace, problems: _Problems) -> None:
     elif args.command == "tree-hash":
         sys.stdout.writelines(line + "\n" for line in treehash.of_vault(vault, problems, args.xattrs))
     else:
-        seen = vault.verify(problems, lambda text: print(f"note: {text}", file=sys.stderr), vault.find(os.fsencode(args.path)))
+        seen = vault.verify(problems, vault.find(os.fsencode(args.path)))
         print(f"{seen} entries read, {problems.count} damaged")
 
 

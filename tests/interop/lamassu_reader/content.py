@@ -11,7 +11,8 @@ from typing import Self
 from .crypto import InnerKeys
 from .errors import Damage, Where, show
 from .header import Header
-from .pages import PAGE, ZERO_KEY, Geometry, Page, open_page
+from .pages import NO_ID, PAGE, ZERO_KEY, Geometry, Page, open_page
+from .sessions import ALL_OPEN, Sessions
 
 ZEROS = bytes(1 << 20)
 
@@ -31,9 +32,16 @@ class Summary:
 
 
 class File:
-    """An open regular file of a vault. Reads never change the store."""
+    """An open regular file of a vault. Reads never change the store.
 
-    def __init__(self, header: Header, path: Where) -> None:
+    `notices` tells what an interrupted session has left unwritten: it grows as the file is read. Without `sessions` every
+    session is taken for open.
+    """
+
+    def __init__(self, header: Header, path: Where, sessions: Sessions = ALL_OPEN, notices: list[str] | None = None) -> None:
+        self.notices: list[str] = [] if notices is None else notices
+        self._said: set[str] = set()
+        self._sessions = sessions
         self._where = show(path)
         self._suite = header.suite
         self._domain = header.domain
@@ -157,10 +165,13 @@ class File:
         if len(raw) < PAGE:
             raise Damage(name, "the backing file ends within this page")
         page = open_page(self._suite, self._outer, self._geo, g, raw, name)
-        if page.file_id == bytes(16) and self._domain in ("file", "none"):
+        if page.file_id == NO_ID and self._domain in ("file", "none"):
             raise Damage(name, "a page without the file's id, on which the keys depend")
-        if g and page.file_id == bytes(16):
-            raise Damage(name, "a second page with the id of a convergent file")
+        if page.session > self._sessions.last:
+            why = "an older record was put back, or the file is from elsewhere"
+            self._notice(f"{self._where}: of a session that the record does not know: {why}")
+        if page.cut and not self._sessions.is_open(page.session):
+            raise Damage(name, f"an interrupted shrink in a page of session {page.session}, which is not open")
         if self._file_id is None:
             self._file_id = page.file_id
         elif page.file_id != self._file_id:
@@ -176,7 +187,7 @@ class File:
 
     def _open(self) -> None:
         """Size and states, section 9."""
-        self.generation, self._floor, self._sparse, self._last = 0, 0, False, 0
+        self._floor, self._sparse, self._last = 0, False, 0
         self._unknown: int | None = None  # from here on nothing tells holes, the last page being damaged
         if self._length <= PAGE and self._raw_page(0) is None:
             self.summary = Summary(0, 0, True, False, None)
@@ -184,7 +195,7 @@ class File:
         covered = self._geo.covered
         zero = self._good(0)
         if zero:
-            self.generation, self._floor, self._sparse = zero.generation, zero.size, zero.sparse
+            self._floor, self._sparse = zero.size, zero.sparse
             if zero.cut:
                 self._last = self._geo.page_of_size(zero.size)
                 self.summary = Summary(zero.size, self._last + 1, False, True, None)
@@ -205,8 +216,9 @@ class File:
         if self._floor > min(size, (last + 1) * covered):
             size, lost_from = self._floor, min(size, (last + 1) * covered)
         self.summary = Summary(size, last + 1, False, False, lost_from)
-        if not zero:
-            self._floor = size  # page 0 would tell of holes: without it nothing is one
+        if not zero or (last and not self._sessions.is_open(page.session)):
+            # Page 0 would tell of holes: without it nothing is one. A session that was closed has raised the floor to the size.
+            self._floor = size
 
     @property
     def size(self) -> int:
@@ -220,7 +232,15 @@ class File:
             raise Damage(self._page_name(g), "absent below the size that was known durable")
         if page is None and g and self._unknown is not None and (g + 1) * self._geo.covered > self._unknown:
             raise Damage(self._page_name(g), "absent where the end of the file is unknown")
+        if page is None and not self._sparse:
+            self._notice(f"{self._page_name(g)}: absent, so its blocks read as a hole: an interrupted session may have written them")
         return page
+
+    def _notice(self, text: str) -> None:
+        """Say once that something which may have been written is not there."""
+        if text not in self._said:
+            self._said.add(text)
+            self.notices.append(text)
 
     # --- blocks ------------------------------------------------------------------------------
 
@@ -243,16 +263,17 @@ class File:
         return None
 
     def _pending(self, b: int, key: bytes, previous: bytes | None) -> bytes | None:
-        """A pending slot, section 12; None is a hole."""
+        """A pending slot of an open session, section 12; None is a hole."""
         raw = self._raw_block(b)
         hole = not any(raw)
-        for candidate in (key, ZERO_KEY if previous is None else previous):
-            if candidate != ZERO_KEY:
-                plain = self._verified(b, candidate, raw)
-                if plain is not None:
-                    return plain
-            elif hole:
-                return None
+        reverted = "its last write is not there, what was there before is"
+        unwritten = "its last write is not there, nothing is: a hole"
+        for candidate, missing in ((key, None), (ZERO_KEY if previous is None else previous, unwritten if previous is None else reverted)):
+            plain = None if candidate == ZERO_KEY else self._verified(b, candidate, raw)
+            if plain is not None or (candidate == ZERO_KEY and hole):
+                if missing:
+                    self._notice(f"{self._block_name(b)}: {missing}")
+                return plain
         raise Damage(self._block_name(b), "pending, and no candidate verifies")
 
     def _block(self, page: Page, g: int, i: int) -> bytes | None:
@@ -263,7 +284,7 @@ class File:
             return None
         b = g * self._geo.per_page + i
         key = page.keys[i]
-        if page.pending >> i & 1:
+        if page.pending >> i & 1 and self._sessions.is_open(page.session):
             return self._pending(b, key, page.previous.get(i))
         if key == ZERO_KEY:
             return None
@@ -324,6 +345,8 @@ class File:
                     g = max(g, min(self._geo.last_page_within(high), pages) if self._sparse or start >= self._floor else g)
                     if self._unknown is not None:
                         g = max(here + 1, min(g, self._unknown // covered))
+                    if g > here + 1 and not self._sparse:
+                        self._notice(f"{self._where}: pages {here + 1} to {g - 1}: absent like page {here}")
                 yield start, min(g * covered, end) - start
                 continue
             for b in range(here * per_page, -(-min(end, start + covered) // block)):

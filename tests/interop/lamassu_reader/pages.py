@@ -12,6 +12,8 @@ SLOTS = 124
 SLOT = 32
 HEAD = NONCE + TAG + 16
 ZERO_KEY = bytes(SLOT)
+NO_ID = bytes(16)
+"""The file id of a convergent page."""
 
 _TAIL, _SPARSE, _CUT = 1, 2, 4
 _KNOWN_FLAGS = _TAIL | _SPARSE | _CUT | 0xFF00
@@ -82,7 +84,9 @@ class Page:
 
     size: int
     file_id: bytes
-    generation: int
+    session: int
+    """The session that wrote the page; 0 in a convergent page."""
+    sequence: int
     sparse: bool
     cut: bool
     used: int
@@ -125,6 +129,7 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
         return int.from_bytes(plain[offset - HEAD : offset - HEAD + size], "little")
 
     size, flags = field(56, 8), field(88, 8)
+    file_id, session, sequence = plain[64 - HEAD : 80 - HEAD], field(80, 4), field(84, 4)
     pending, replaced = field(96, 16), field(112, 16)
     slots = plain[128 - HEAD :]
     used = flags >> 8 & 0xFF
@@ -159,6 +164,7 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
             raise Damage(where, "non-zero bytes after the tail")
     if any(slots[(used + q) * SLOT : (SLOTS - tail_slots) * SLOT]):
         raise Damage(where, "non-zero bytes in an unused slot")
+    _check_identity(g, file_id, session, sequence, bool(pending), bool(flags & (_SPARSE | _CUT)), where)
 
     def slot(i: int) -> bytes:
         return slots[i * SLOT : (i + 1) * SLOT]
@@ -166,8 +172,9 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
     marked = [i for i in range(used) if replaced >> i & 1]
     return Page(
         size=size,
-        file_id=plain[64 - HEAD : 80 - HEAD],
-        generation=field(80, 8),
+        file_id=file_id,
+        session=session,
+        sequence=sequence,
         sparse=bool(flags & _SPARSE),
         cut=bool(flags & _CUT),
         used=used,
@@ -176,3 +183,17 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
         previous={i: slot(used + n) for n, i in enumerate(marked)},
         tail=tail,
     )
+
+
+def _check_identity(g: int, file_id: bytes, session: int, sequence: int, pending: bool, flagged: bool, where: Where) -> None:
+    """A page has a file id and a session, or neither; without them it is the clean, only page of its file."""
+    if file_id != NO_ID:
+        if not session:
+            raise Damage(where, "a page with a file id, of no session")
+        return
+    if session:
+        raise Damage(where, f"a page of session {session} without a file id")
+    if g:
+        raise Damage(where, "a page other than page 0 without a file id")
+    if sequence or pending or flagged:
+        raise Damage(where, "a page without a file id has a sequence, a pending bit, `sparse` or `cut`")

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from . import records
+from . import records, sessions
 from .content import File
 from .crypto import OpenFailed, b64, outer, siv_open
 from .errors import Damage, Destroyed, LamassuError, NoKey, NotFound
@@ -20,7 +20,7 @@ from .history import History
 
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
-ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.staging", b"lamassu.lost"}
+ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost"}
 BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
@@ -63,11 +63,18 @@ def _raise(error: LamassuError) -> None:
 
 
 class Vault:
-    """An opened vault."""
+    """An opened vault. `notices`: what is no damage and must be said all the same; it grows as things are read."""
 
     def __init__(self, directory: str | bytes, source: KeySource | ParentKeys) -> None:
         self.directory = os.fsencode(directory)
         self.header: Header = load_vault(directory, source)
+        self.notices: list[str] = []
+        self.sessions_damage: Damage | None = None
+        try:
+            self.sessions = sessions.load(self.header, self.directory)
+        except Damage as damage:
+            self.sessions, self.sessions_damage = sessions.NONE_OPEN, damage
+            self.notices.append(f"{damage}: no session is taken for open")
 
     # --- names -------------------------------------------------------------------------------
 
@@ -165,7 +172,11 @@ class Vault:
         """A regular file, ready to read."""
         if entry.type != "f":
             raise NotFound(entry.path, "not a regular file")
-        return File(self.header, entry.store)
+        return self.open_stored(entry.store)
+
+    def open_stored(self, path: bytes) -> File:
+        """A regular file by its path in the store."""
+        return File(self.header, path, self.sessions, self.notices)
 
     def target(self, entry: Entry) -> bytes:
         """The target of a symbolic link."""
@@ -234,9 +245,11 @@ class Vault:
 
     # --- everything at once ------------------------------------------------------------------
 
-    def verify(self, problem: Problem, note: Callable[[str], None], top: Entry | None = None) -> int:
+    def verify(self, problem: Problem, top: Entry | None = None) -> int:
         """Read everything below `top`; returns the number of entries seen."""
-        seen = 0
+        seen, note = 0, self.notices.append
+        if self.sessions_damage:
+            problem(self.sessions_damage)
         start = top or self.root()
         try:
             if self.history().torn:
@@ -258,12 +271,13 @@ class Vault:
                         for damage in f.damages():
                             problem(damage)
                 elif entry.type == "d":
-                    self._notes(entry, note)
+                    self._notes(entry)
             except LamassuError as e:
                 problem(e)
         return seen
 
-    def _notes(self, entry: Entry, note: Callable[[str], None]) -> None:
+    def _notes(self, entry: Entry) -> None:
+        note = self.notices.append
         stored = set(os.listdir(entry.store))
         for name in sorted(n for n in stored if n.startswith(PREFIX)):
             where = os.fsdecode(os.path.join(entry.store, name))
