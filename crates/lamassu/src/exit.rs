@@ -248,7 +248,8 @@ fn fault(error: &Fault) -> Code {
         Fault::NoZonePin { .. } => Code::AdminSignature,
         Fault::Unprinted { .. } => Code::Other,
         Fault::LocalPath { path: _, source } => vault(source),
-        Fault::Local { .. } | Fault::DaemonKilled { .. } => Code::Other,
+        Fault::Local { .. } | Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,
+        Fault::DeviceNode => Code::Refused,
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
         // A failure that calls itself success is one all the same.
         Fault::Told { code: 0, message: _ } => Code::Other,

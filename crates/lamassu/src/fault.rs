@@ -140,6 +140,14 @@ pub enum Fault {
     /// A file outside the vault.
     #[error("cannot {op} {path:?}: {source}")]
     Local { op: &'static str, path: PathBuf, source: std::io::Error },
+    /// What was just made is not what has its name now.
+    #[error(
+        "{path:?} was exchanged for something else while it was made: somebody moves entries about in that directory"
+    )]
+    Moved { path: PathBuf },
+    /// The store's word: which device a node is of.
+    #[error("is a device node, and nothing vouches for what the store says there; --trust-store makes it")]
+    DeviceNode,
     /// A file of the store, read as it is.
     #[error("the store failed: cannot {op} {path:?}: {source}")]
     Backing { op: &'static str, path: PathBuf, source: std::io::Error },

@@ -102,7 +102,14 @@ impl PlainFs {
     }
 
     /// Makes a regular file, its owner's alone until it has its owner and then its mode, by the descriptor that made it.
-    fn make_file(&self, parent: Ino, name: &OsStr, mode: u32, access: Access, owner: Owner) -> Result<(Entry, OwnedFd)> {
+    fn make_file(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        access: Access,
+        owner: Owner,
+    ) -> Result<(Entry, OwnedFd)> {
         let dir = self.nodes.get(parent)?;
         let flags = open_flags(access) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let fd = rustix::fs::openat(dir.fd(), name, flags, Mode::RUSR | Mode::WUSR).map_err(|e| match e {

@@ -23,7 +23,7 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
-pub use local::{Copied, CopyError, LocalBackend, Lock, Watch, lock_staging, next_data};
+pub use local::{Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data};
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryBackend;
 

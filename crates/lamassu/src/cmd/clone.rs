@@ -8,6 +8,7 @@ use crate::mounts::{self, Mount};
 use crate::open::{self, Found, WriterLock};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
+use crate::tree::held::{is_empty, is_ours};
 use crate::{signals, text};
 use anyhow::{Context, Result};
 use lamassu_format::header::VaultHeader;
@@ -16,12 +17,16 @@ use lamassu_fuse::control;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
 use lamassu_store::Backend;
-use lamassu_store::backend::{Copied, LocalBackend, Watch};
+use lamassu_store::backend::{Copied, LocalBackend, Privileges, Watch};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::Serialize;
 use std::ffi::OsStr;
-use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::{fs, io};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -71,6 +76,9 @@ struct Common {
     /// Label of the copy's key slot, for people
     #[arg(short, long, default_value = LABEL_DEFAULT)]
     label: String,
+    /// Take set-id bits, device nodes, and owner and mode of the vault's directory as the store has them; whoever can write to the store chooses them
+    #[arg(long)]
+    trust_store: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -108,6 +116,8 @@ struct DoneCopy {
     others: u64,
     owners_lost: u64,
     attributes_lost: u64,
+    set_id_dropped: u64,
+    devices_left_out: u64,
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
@@ -190,18 +200,19 @@ impl Original {
         let slot = NewSlot { material: &self.material, cost, label: &common.label, created: new.created };
         let mut history = keys.history(&self.dir, &header)?;
         let (mut header, unlocked) = clone_vault(&header, keys, new, &slot)?;
-        fs::create_dir(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
-        let made = self.fill(ui, place).and_then(|copied| {
-            self.copy_sessions(keys, place, (&header, &unlocked))?;
+        let top = Top::make(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
+        let privileges = if common.trust_store { Privileges::Kept } else { Privileges::Dropped };
+        let made = self.fill(ui, &top, privileges).and_then(|copied| {
+            self.copy_sessions(keys, &top, (&header, &unlocked))?;
             drop(quiet);
             let begun = Event::new(Kind::Created)
                 .slot(unlocked.slot())
                 .detail("kind", self.material.kind().name())
                 .detail(if new.snapshot { "snapshot-of" } else { "clone-of" }, text::hex(&self.header.id()));
-            Update::begin(&place.join(name::HEADER))?.create_recorded(&mut header, &unlocked, &[begun])?;
+            Update::begin(&top.path().join(name::HEADER))?.create_recorded(&mut header, &unlocked, &[begun])?;
             Ok(copied)
         });
-        let copied = made.inspect_err(|_| take_back(ui, place))?;
+        let copied = made.inspect_err(|_| take_back(ui, place)).with_context(|| place.display().to_string())?;
         let word = if new.snapshot { "snapshot" } else { "clone" };
         let noted = Event::new(Kind::Cloned).detail(word, text::hex(&header.id()));
         if let Err(error) = history.note(noted) {
@@ -216,9 +227,9 @@ impl Original {
     }
 
     /// What an interruption left in the original is in the copy, too, and its own record of sessions says so.
-    fn copy_sessions(&self, keys: &Unlocked, place: &Path, copy: (&VaultHeader, &Unlocked)) -> Result<()> {
+    fn copy_sessions(&self, keys: &Unlocked, top: &Top, copy: (&VaultHeader, &Unlocked)) -> Result<()> {
         let suite = self.header.suite();
-        let (from, to) = (open::backend(&self.dir)?.root(), open::backend(place)?.root());
+        let (from, to) = (open::backend(&self.dir)?.root(), open::backend(&top.path())?.root());
         let (from_ring, to_ring) = (keys.key_ring(suite)?, copy.1.key_ring(suite)?);
         let copied =
             lamassu_vault::copy_sessions((&*from, &from_ring, &self.header.id()), (&*to, &to_ring, &copy.0.id()));
@@ -226,12 +237,35 @@ impl Original {
     }
 
     /// Everything but the header and the record of sessions, durable.
-    fn fill(&self, ui: &Ui, place: &Path) -> Result<Copied> {
-        let (from, to) = (open::backend(&self.dir)?, open::backend(place)?);
+    fn fill(&self, ui: &Ui, top: &Top, privileges: Privileges) -> Result<Copied> {
+        let (from, to) = (open::backend(&self.dir)?, open::backend(&top.path())?);
         let mut watch = Shown { meter: Meter::bytes(ui, "copied") };
-        let copied = LocalBackend::copy_to(&from, &to, &mut watch)?;
-        to.sync().map_err(|source| Fault::Backing { op: "sync", path: place.into(), source })?;
+        let copied = LocalBackend::copy_to(&from, &to, privileges, &mut watch)?;
+        to.sync().map_err(|source| Fault::Backing { op: "sync", path: top.path(), source })?;
         Ok(copied)
+    }
+}
+
+/// The directory of a copy, held: whoever owns the one that it lies in can give its name to another.
+struct Top(OwnedFd);
+
+impl Top {
+    /// Makes it, for its owner alone. `EAGAIN` where something else has its name by then.
+    fn make(place: &Path) -> io::Result<Top> {
+        fs::DirBuilder::new().mode(0o700).create(place)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(place, flags, Mode::empty())?;
+        let st = rustix::fs::fstat(&dir)?;
+        let is_new = st.st_mode & 0o077 == 0 && is_empty(dir.as_fd())? && is_ours(dir.as_fd(), st.st_uid)?;
+        match is_new {
+            true => Ok(Top(dir)),
+            false => Err(Errno::AGAIN.into()),
+        }
+    }
+
+    /// A path to it that needs no name.
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
 }
 
@@ -334,6 +368,8 @@ impl Watch for Shown {
     }
 }
 
+const STORE_CHOOSES: &str = "nothing vouches for what the store says there; --trust-store takes it";
+
 fn tell(ui: &Ui, place: &Path, header: &VaultHeader, copied: &Copied) {
     let kind = if header.is_snapshot() { "snapshot" } else { "clone" };
     let how = match (copied.shared, copied.copied) {
@@ -352,6 +388,14 @@ fn tell(ui: &Ui, place: &Path, header: &VaultHeader, copied: &Copied) {
     }
     if copied.attributes_lost > 0 {
         ui.warn(format_args!("{} attributes of the store's own could not be set", copied.attributes_lost));
+    }
+    if copied.set_id_dropped > 0 {
+        let dropped = copied.set_id_dropped;
+        ui.warn(format_args!("set-id bits of {dropped} entries are left out: {STORE_CHOOSES}"));
+    }
+    if copied.devices_left_out > 0 {
+        let left_out = copied.devices_left_out;
+        ui.warn(format_args!("{left_out} device nodes are left out: {STORE_CHOOSES}"));
     }
 }
 
@@ -373,6 +417,8 @@ impl DoneCopy {
             others: copied.others,
             owners_lost: copied.owners_lost,
             attributes_lost: copied.attributes_lost,
+            set_id_dropped: copied.set_id_dropped,
+            devices_left_out: copied.devices_left_out,
         }
     }
 }

@@ -6,14 +6,15 @@ use crate::open::{self, OrphanArg};
 use crate::output::Ui;
 use crate::progress::Meter;
 use crate::signals;
-use crate::tree::copy::{Copier, in_store};
+use crate::tree::copy::{self, Copier, in_store};
+use crate::tree::grants::{Grants, LeftOut};
 use crate::tree::local::{Local, read_stdin};
 use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
 use crate::tree::whole::write_whole;
-use crate::tree::{Meta, Tree};
-use anyhow::Result;
-use lamassu_vault::Kind;
+use crate::tree::{Dir, Meta, Tree};
+use anyhow::{Context, Result};
+use lamassu_vault::{Kind, VaultError};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -31,8 +32,10 @@ Examples:
   pg_dump db | lamassu cp -k raw:file:k /srv/store/vault - vault:db.sql
   lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
       one stored file out of a backup, by its path in the store
-Kept are contents, holes, modes, times, extended attributes, links, and owners when run as root;
-not that two names are one file. A local file named vault:x is written ./vault:x.";
+Kept are contents, holes, modes, times, extended attributes, links, and owners when run as root; not that
+two names are one file. Out of a vault, what the store says is not taken for rights on this host: modes lose
+set-id bits and the umask, files are yours, device nodes are refused, and attributes but those of users and
+access control lists are left out, unless --trust-store takes them. A local file named vault:x is written ./vault:x.";
 
 /// Options of `cp`.
 #[derive(clap::Args, Debug)]
@@ -49,6 +52,10 @@ pub struct Args {
     /// Copy directories and what is below them
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
+    /// Out of a vault: take set-id bits, device nodes, owners, whole modes and attributes that give privilege as the store has them; whoever can write to the store
+    /// chooses them
+    #[arg(long)]
+    trust_store: bool,
     /// The vault, what to copy, and where to
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     places: Vec<PathBuf>,
@@ -83,9 +90,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         let store = store_of(&found.dir);
         refuse_in_store(target, store)?;
         let unsealed = found.unlock(ui, &args.key)?;
-        begin();
+        let grants = out_of_store(&args, begin());
         // Both are local: a stored file is not replaced by its plaintext.
-        let sides = Sides { from: &Stored::new(&unsealed), to: &Local, same: true, store };
+        let sides = Sides { from: &Stored::new(&unsealed), to: &Local, same: true, store, grants };
         return copy_all(ui, sides, sources, target, false);
     }
     let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
@@ -106,9 +113,10 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     let read_only = matches!(job.target, Place::Local(_));
     let vault = open::forest(ui, dir, &key, read_only)?;
-    begin();
+    let mask = begin();
+    let grants = if read_only { out_of_store(&args, mask) } else { Grants::Kept };
     let tree = VaultTree(Arc::clone(&vault));
-    let done = job.run(ui, &tree, store, args.recursive);
+    let done = job.run(ui, &tree, (store, grants), args.recursive);
     // What was copied before a failure is kept.
     let closed = vault.close();
     done?;
@@ -116,10 +124,16 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
 }
 
 /// From here on a signal ends the copy in good order, and modes are those asked for, whatever the mask: files are made for their owner alone first. Not before
-/// the keys are loaded: what that writes is not for all.
-fn begin() {
+/// the keys are loaded: what that writes is not for all. Returns the mask. A directory stays open for every level of a tree.
+fn begin() -> u32 {
     signals::flag_only();
-    rustix::process::umask(rustix::fs::Mode::empty());
+    open::raise_descriptor_limit();
+    rustix::process::umask(rustix::fs::Mode::empty()).as_raw_mode()
+}
+
+/// What a copy to local directories takes over.
+fn out_of_store(args: &Args, mask: u32) -> Grants {
+    if args.trust_store { Grants::Kept } else { Grants::LeftOut { mask } }
 }
 
 fn split(places: &[PathBuf]) -> Result<(&Path, &[PathBuf]), Fault> {
@@ -168,7 +182,13 @@ impl Job {
         }
     }
 
-    fn run(&self, ui: &Ui, vault: &VaultTree, store: Option<(u64, u64)>, recursive: bool) -> Result<()> {
+    fn run(
+        &self,
+        ui: &Ui,
+        vault: &VaultTree,
+        (store, grants): (Option<(u64, u64)>, Grants),
+        recursive: bool,
+    ) -> Result<()> {
         if let ([Place::Stdin], Place::Vault(target)) = (self.sources.as_slice(), &self.target) {
             return copy_stdin(vault, target);
         }
@@ -180,22 +200,26 @@ impl Job {
         let sources: Vec<PathBuf> = self.sources.iter().map(path).collect();
         let from = self.sources.first().map_or(&Local as &dyn Tree, tree);
         let same = matches!((self.sources.first(), &self.target), (Some(Place::Vault(_)), Place::Vault(_)));
-        let sides = Sides { from, to: tree(&self.target), same, store };
+        let sides = Sides { from, to: tree(&self.target), same, store, grants };
         copy_all(ui, sides, &sources, &path(&self.target), recursive)
     }
 }
 
 fn copy_stdin(vault: &VaultTree, target: &Path) -> Result<()> {
+    let (dir, name) = place_of(vault, target)?;
+    let mask = 0o022;
     write_whole(
-        vault,
-        target,
+        &*dir,
+        name,
         |output| read_stdin(|offset, data| output.write_at(offset, data)),
-        |place| {
-            let mask = 0o022;
-            let Some(meta) = vault.stat(place)? else { return Ok(()) };
-            vault.set_meta(place, &Meta { mode: 0o666 & !mask, ..meta })
-        },
+        |node| node.set_mode(0o666 & !mask),
     )
+}
+
+/// The directory that a path lies in, held, and its name there.
+fn place_of<'p>(tree: &dyn Tree, path: &'p Path) -> Result<(Box<dyn Dir>, &'p OsStr)> {
+    let name = path.file_name().ok_or(VaultError::InvalidName).with_context(|| tree.name(path))?;
+    Ok((tree.dir(path.parent().unwrap_or(Path::new("")))?, name))
 }
 
 /// The trees of a copy, whether they are one, and where the vault's directory is.
@@ -204,11 +228,12 @@ struct Sides<'a> {
     to: &'a dyn Tree,
     same: bool,
     store: Option<(u64, u64)>,
+    grants: Grants,
 }
 
 /// As cp(1): into the target if that is a directory, else to the target itself.
 fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recursive: bool) -> Result<()> {
-    let Sides { from, to, same, store } = sides;
+    let Sides { from, to, same, store, grants } = sides;
     let into = is_dir(to, target)?;
     if !into && (sources.len() > 1 || ends_with_slash(target)) {
         return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
@@ -218,27 +243,42 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
     let mut copier = Copier {
         ui,
         from,
-        to,
         same_tree: same,
         store,
         recursive,
         alone: sources.len() == 1 && !is_tree(&sources[0]),
+        grants,
+        left_out: LeftOut::default(),
         meter: Meter::bytes(ui, "copied"),
         failed: 0,
         all: 0,
         first: None,
     };
-    for source in sources {
-        let target = match own_name(source) {
-            Some(name) if into => target.join(name),
-            Some(_) | None => target.to_path_buf(),
-        };
-        copier.copy(source, &target)?;
-    }
+    let copied = if into {
+        copy_into(&mut copier, to, sources, target)
+    } else {
+        let (dir, name) = place_of(to, target)?;
+        sources.iter().try_for_each(|source| copier.copy(source, copy::Place::Named(&*dir, name)))
+    };
+    copier.meter.suspend(|| copier.left_out.tell(ui));
+    copied?;
     match copier.first {
         None => Ok(()),
         Some(error) => Err(error.context(Fault::SomeFailed { failed: copier.failed, all: copier.all })),
     }
+}
+
+/// Opened once: links on the way to it may change meanwhile.
+fn copy_into(copier: &mut Copier<'_>, to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Result<()> {
+    let dir = to.dir(target)?;
+    for source in sources {
+        let place = match own_name(source) {
+            Some(name) => copy::Place::Named(&*dir, name),
+            None => copy::Place::Itself(to, target),
+        };
+        copier.copy(source, place)?;
+    }
+    Ok(())
 }
 
 /// The root of a vault, `.`, `..` and `dir/.` have no name of their own: their content goes into the target.

@@ -1,14 +1,16 @@
-//! Copying from tree to tree: contents with their holes, modes, times, owners (as root), extended attributes, links, device nodes.
+//! Copying from tree to tree: contents with their holes, modes, times, extended attributes, links, and, where the source is trusted with them, owners (as root)
+//! and device nodes.
 
+use super::grants::{Grants, LeftOut};
 use super::whole::{make_whole, write_whole};
-use super::{Meta, Tree, read_data};
+use super::{Dir, Meta, Node, Tree, read_data};
 use crate::fault::Fault;
 use crate::output::Ui;
 use crate::progress::Meter;
 use crate::signals;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use lamassu_vault::{Kind, VaultError};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// A directory deeper than this, below where a command begins, is not gone into. Whoever can write the store makes a valid tree of any depth, and
@@ -29,7 +31,6 @@ pub fn in_store(name: String) -> anyhow::Error {
 pub struct Copier<'a> {
     pub ui: &'a Ui,
     pub from: &'a dyn Tree,
-    pub to: &'a dyn Tree,
     /// Both are one tree: then a file must not be copied onto itself.
     pub same_tree: bool,
     /// (st_dev, st_ino) of the vault's directory: ciphertext that is neither copied, which would never end, nor written.
@@ -37,6 +38,8 @@ pub struct Copier<'a> {
     pub recursive: bool,
     /// One entry is asked for, and it is no directory: its failure is that of the command, which names it.
     pub alone: bool,
+    pub grants: Grants,
+    pub left_out: LeftOut,
     pub meter: Meter,
     /// Entries that failed and were named; the rest goes on.
     pub failed: usize,
@@ -48,35 +51,51 @@ pub struct Copier<'a> {
 /// A directory under way.
 struct Level {
     source: PathBuf,
-    target: PathBuf,
+    target: Box<dyn Dir>,
+    /// For messages.
+    name: String,
+    /// It was made here, and was not there already.
+    is_new: bool,
     meta: Meta,
     left: std::vec::IntoIter<OsString>,
+}
+
+/// Where an entry is copied to.
+#[derive(Clone, Copy)]
+pub enum Place<'d> {
+    /// To this name in a directory.
+    Named(&'d dyn Dir, &'d OsStr),
+    /// To the tree's own directory at this path, which is there: what is in the source goes into it.
+    Itself(&'d dyn Tree, &'d Path),
 }
 
 impl Copier<'_> {
     /// Copies an entry and what is below it. One that fails is named and counted, and the others go on; an error is for what concerns them all.
     ///
     /// Without recursion: the depth of a tree is its maker's choice.
-    pub fn copy(&mut self, source: &Path, target: &Path) -> Result<()> {
+    pub fn copy(&mut self, source: &Path, target: Place<'_>) -> Result<()> {
         let mut levels = Vec::new();
         levels.extend(self.entry(source, target, 0)?);
         while let Some(level) = levels.last_mut() {
             let Some(name) = level.left.next() else {
                 // Last: copying into it changed its times, and its mode may forbid writing.
-                let done = self.finish(&level.source, &level.target, &level.meta);
+                let done = self.finish_dir(level);
                 levels.pop();
                 self.note(done)?;
                 continue;
             };
-            let (source, target) = (level.source.join(&name), level.target.join(&name));
+            let source = level.source.join(&name);
+            // The first is no level below what was named.
             let depth = levels.len();
-            levels.extend(self.entry(&source, &target, depth)?);
+            let Some(level) = levels.last() else { break };
+            let begun = self.entry(&source, Place::Named(&*level.target, &name), depth)?;
+            levels.extend(begun);
         }
         Ok(())
     }
 
     /// Copies an entry at this depth below where the copy begins. A directory is only begun: what is in it is still to be copied.
-    fn entry(&mut self, source: &Path, target: &Path, depth: usize) -> Result<Option<Level>> {
+    fn entry(&mut self, source: &Path, target: Place<'_>, depth: usize) -> Result<Option<Level>> {
         self.all += 1;
         signals::check()?;
         let begun = self.try_copy(source, target, depth);
@@ -98,28 +117,33 @@ impl Copier<'_> {
         Ok(None)
     }
 
-    fn try_copy(&mut self, source: &Path, target: &Path, depth: usize) -> Result<Option<Level>> {
+    fn try_copy(&mut self, source: &Path, target: Place<'_>, depth: usize) -> Result<Option<Level>> {
         let meta = match self.from.stat(source)? {
             Some(meta) => meta,
             None => return Err(self.from.fault(source, VaultError::NotFound)),
         };
-        if self.same_tree && self.to.stat(target)?.is_some_and(|t| t.ino == meta.ino) {
-            let name = format!("{} and {}", self.from.name(source), self.to.name(target));
+        if self.same_tree && target.ino()? == Some(meta.ino) {
+            let name = format!("{} and {}", self.from.name(source), target.name());
             return Err(anyhow::Error::from(Fault::Usage("are the same file")).context(name));
         }
         if self.leaves_out(source, &meta, depth)? {
             return Ok(None);
         }
+        self.grants.check_kind(&meta).with_context(|| self.from.name(source))?;
         self.meter.set_message(self.from.name(source));
+        let (dir, name) = match (meta.kind, target) {
+            (Kind::Dir, _) => return self.begin_dir(source, target, meta, depth).map(Some),
+            (_, Place::Named(dir, name)) => (dir, name),
+            (_, Place::Itself(tree, path)) => return Err(tree.fault(path, VaultError::IsDirectory)),
+        };
         match meta.kind {
-            Kind::Dir => return self.begin_dir(source, target, meta, depth).map(Some),
-            Kind::File => self.copy_file(source, target, &meta)?,
+            Kind::Dir | Kind::File => self.copy_file(source, dir, name, &meta)?,
             Kind::Symlink => {
                 let link = self.from.read_link(source)?;
-                self.copy_node(source, target, &meta, &|place| self.to.make_symlink(place, &link))?;
+                self.copy_node(source, (dir, name), &meta, &|place| dir.make_symlink(place, &link))?;
             }
             Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {
-                self.copy_node(source, target, &meta, &|place| self.to.make_node(place, &meta))?;
+                self.copy_node(source, (dir, name), &meta, &|place| dir.make_node(place, &meta))?;
             }
         }
         Ok(None)
@@ -139,7 +163,7 @@ impl Copier<'_> {
         Ok(true)
     }
 
-    fn begin_dir(&self, source: &Path, target: &Path, meta: Meta, depth: usize) -> Result<Level> {
+    fn begin_dir(&self, source: &Path, target: Place<'_>, meta: Meta, depth: usize) -> Result<Level> {
         if !self.recursive {
             let name = self.from.name(source);
             return Err(anyhow::Error::from(Fault::Usage("is a directory; use -r to copy it")).context(name));
@@ -149,21 +173,17 @@ impl Copier<'_> {
         }
         // Listed before anything is made: a directory copied into itself then has an end.
         let names = self.from.list(source)?;
-        match self.to.stat(target)? {
-            Some(Meta { kind: Kind::Dir, ino, .. }) if self.store == Some(ino) => {
-                return Err(in_store(self.to.name(target)));
-            }
-            Some(Meta { kind: Kind::Dir, .. }) => {}
-            Some(_) => return Err(self.to.fault(target, VaultError::NotDirectory)),
-            None => self.to.make_dir(target)?,
+        let (target, name, is_new) = target.open()?;
+        if self.store.is_some() && Some(target.ino()?) == self.store {
+            return Err(in_store(name));
         }
-        Ok(Level { source: source.into(), target: target.into(), meta, left: names.into_iter() })
+        Ok(Level { source: source.into(), target, name, is_new, meta, left: names.into_iter() })
     }
 
-    fn copy_file(&self, source: &Path, target: &Path, meta: &Meta) -> Result<()> {
+    fn copy_file(&self, source: &Path, dir: &dyn Dir, target: &OsStr, meta: &Meta) -> Result<()> {
         let input = self.from.open(source)?;
         let attributes = write_whole(
-            self.to,
+            dir,
             target,
             |output| {
                 let len = read_data(&*input, |offset, data| {
@@ -174,29 +194,80 @@ impl Copier<'_> {
                 output.set_len(len)
             },
             // Contents without their attributes are still worth keeping.
-            |place| Ok(self.finish(source, place, meta)),
+            |node| Ok(self.finish(source, node, meta)),
         )?;
-        // Once more where that failed: the error then has the file's own name.
-        attributes.or_else(|_| self.finish(source, target, meta))
+        attributes.with_context(|| dir.name(target))
     }
 
     /// Copies what has no contents: a link, or what `mknod` makes.
-    fn copy_node(&self, source: &Path, target: &Path, meta: &Meta, make: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
-        let old = self.to.stat(target)?;
+    fn copy_node(
+        &self,
+        source: &Path,
+        (dir, target): (&dyn Dir, &OsStr),
+        meta: &Meta,
+        make: &dyn Fn(&OsStr) -> Result<Box<dyn Node>>,
+    ) -> Result<()> {
+        let old = dir.stat(target)?;
         // As with files.
-        let attributes = make_whole(self.to, target, old, make, |(), place| Ok(self.finish(source, place, meta)))?;
-        attributes.or_else(|_| self.finish(source, target, meta))
+        let attributes = make_whole(dir, target, old, make, |node| Ok(self.finish(source, &*node, meta)))?;
+        attributes.with_context(|| dir.name(target))
     }
 
-    fn finish(&self, source: &Path, target: &Path, meta: &Meta) -> Result<()> {
+    /// A directory that was there already is not the source's to describe, unless that is trusted.
+    fn finish_dir(&self, level: &Level) -> Result<()> {
+        if !level.is_new && self.grants != Grants::Kept {
+            return Ok(());
+        }
+        self.finish(&level.source, &*level.target, &level.meta).with_context(|| level.name.clone())
+    }
+
+    /// The owner comes first, since setting it takes set-id bits and capabilities away; the mode last, since an access control list sets one too.
+    fn finish(&self, source: &Path, node: &dyn Node, meta: &Meta) -> Result<()> {
+        if self.grants.keeps_owner(meta, &self.left_out) {
+            node.set_owner(meta.uid, meta.gid)?;
+        }
         for (name, value) in self.from.xattrs(source)? {
-            if let Err(error) = self.to.set_xattr(target, &name, &value) {
+            if !self.grants.keeps_attribute(name.as_encoded_bytes(), &self.left_out) {
+                continue;
+            }
+            if let Err(error) = node.set_xattr(&name, &value) {
                 // A store without attributes takes the file all the same.
                 let (of, why) = (self.from.name(source), crate::output::message(&error));
                 self.meter.suspend(|| self.ui.warn(format_args!("attribute {name:?} of {of} is not kept: {why}")));
             }
         }
-        self.to.set_meta(target, meta)
+        node.set_times(meta.atime, meta.mtime)?;
+        node.set_mode(self.grants.mode(meta, &self.left_out))
+    }
+}
+
+impl Place<'_> {
+    fn name(&self) -> String {
+        match self {
+            Place::Named(dir, name) => dir.name(name),
+            Place::Itself(tree, path) => tree.name(path),
+        }
+    }
+
+    /// [`Meta::ino`] of what is there.
+    fn ino(&self) -> Result<Option<(u64, u64)>> {
+        match self {
+            Place::Named(dir, name) => Ok(dir.stat(name)?.map(|meta| meta.ino)),
+            Place::Itself(tree, path) => Ok(Some(tree.dir(path)?.ino()?)),
+        }
+    }
+
+    /// Opens it as a directory, made where nothing is there, with its name, and whether it was made.
+    fn open(&self) -> Result<(Box<dyn Dir>, String, bool)> {
+        let (dir, is_new) = match self {
+            Place::Itself(tree, path) => (tree.dir(path)?, false),
+            Place::Named(dir, name) => match dir.stat(name)? {
+                Some(Meta { kind: Kind::Dir, .. }) => (dir.open(name)?, false),
+                Some(_) => return Err(dir.fault(name, VaultError::NotDirectory)),
+                None => (dir.make_dir(name)?, true),
+            },
+        };
+        Ok((dir, self.name(), is_new))
     }
 }
 
@@ -230,17 +301,21 @@ mod tests {
         let mut copier = Copier {
             ui: &ui,
             from: &Local,
-            to: &Local,
             same_tree: false,
             store: None,
             recursive: true,
             alone: false,
+            grants: Grants::Kept,
+            left_out: LeftOut::default(),
             meter: Meter::bytes(&ui, "copied"),
             failed: 0,
             all: 0,
             first: None,
         };
-        copier.copy(&source, &target).unwrap();
+        // A descriptor is held for every level.
+        crate::open::raise_descriptor_limit();
+        let held = Local.dir(dir.path()).unwrap();
+        copier.copy(&source, Place::Named(&*held, "t".as_ref())).unwrap();
         assert_eq!((copier.failed, copier.all), (1, DEPTH_MAX + 3));
         assert!(copier.first.unwrap().to_string().contains("directories deep"));
         assert_eq!(std::fs::read(target.join("z")).unwrap(), b"after it");

@@ -1,6 +1,10 @@
-//! Trees of files to copy between: the local file system, an open vault, single stored files. One trait, so that copying is written once.
+//! Trees of files to copy between: the local file system, an open vault, single stored files. One set of traits, so that copying is written once.
+//!
+//! What is read has paths. What is written is held: a directory is opened once, entries in it go by one name, and what is set is set of the entry that was made.
 
 pub mod copy;
+pub mod grants;
+pub mod held;
 pub mod local;
 pub mod stored;
 pub mod vault;
@@ -9,7 +13,7 @@ pub mod whole;
 use anyhow::Result;
 use lamassu_store::StoreError;
 use lamassu_vault::{Kind, Time, VaultError};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::path::Path;
 
@@ -49,28 +53,51 @@ pub trait Tree {
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>>;
     /// Opens a regular file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>>;
-    /// Makes a regular file, for its owner alone, and opens it for writing; fails if something is there.
-    fn create(&self, path: &Path) -> Result<Box<dyn Output + '_>>;
-    /// Makes a directory, for its owner alone.
-    fn make_dir(&self, path: &Path) -> Result<()>;
-    /// Makes a symbolic link.
-    fn make_symlink(&self, path: &Path, target: &OsString) -> Result<()>;
-    /// Makes a device node, fifo or socket.
-    fn make_node(&self, path: &Path, meta: &Meta) -> Result<()>;
-    /// Removes what is not a directory.
-    fn remove(&self, path: &Path) -> Result<()>;
-    /// Gives what is no directory another name in its directory: in place of what has that name, or, unless `replaces`, only while nothing has it.
-    fn rename(&self, from: &Path, to: &Path, replaces: bool) -> Result<()>;
-    /// Sets an extended attribute. Its error says why alone: the caller knows what it is about.
-    fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()>;
-    /// Sets owner (as root alone), mode and times.
-    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()>;
-    /// Whether a symbolic link leads to something else than a regular file or nothing. Where those of a vault lead is only known where it is mounted.
-    fn leads_to_no_file(&self, _link: &Path) -> bool {
-        false
-    }
+    /// Opens the directory at a path, to write in it. Links are followed where the tree has them: the path is what the user named.
+    fn dir(&self, path: &Path) -> Result<Box<dyn Dir>>;
     /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links on the way, and that it is itself, are followed.
     fn lies_in(&self, _path: &Path, _dir: (u64, u64)) -> bool {
+        false
+    }
+}
+
+/// An entry that was made, or is a directory that was opened: what is set is set of that entry, whatever has its name by now. Errors say why alone: the caller
+/// knows what it is about.
+pub trait Node {
+    /// As root alone; from others it has no effect.
+    fn set_owner(&self, uid: u32, gid: u32) -> Result<()>;
+    fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()>;
+    fn set_times(&self, atime: Time, mtime: Time) -> Result<()>;
+    /// Links have none: nothing is done.
+    fn set_mode(&self, mode: u32) -> Result<()>;
+}
+
+/// An open directory that is written to. Names in it are single ones, and links are not followed.
+pub trait Dir: Node {
+    /// The path of an entry, as messages name it.
+    fn name(&self, name: &OsStr) -> String;
+    /// As [`Tree::fault`].
+    fn fault(&self, name: &OsStr, what: VaultError) -> anyhow::Error;
+    /// The directory's own [`Meta::ino`].
+    fn ino(&self) -> Result<(u64, u64)>;
+    /// lstat; `None` if nothing is there.
+    fn stat(&self, name: &OsStr) -> Result<Option<Meta>>;
+    /// Opens a directory in it.
+    fn open(&self, name: &OsStr) -> Result<Box<dyn Dir>>;
+    /// Makes a directory, for its owner alone.
+    fn make_dir(&self, name: &OsStr) -> Result<Box<dyn Dir>>;
+    /// Makes a regular file, for its owner alone, and opens it for writing; fails if something is there.
+    fn create(&self, name: &OsStr) -> Result<Box<dyn Output>>;
+    /// Makes a symbolic link.
+    fn make_symlink(&self, name: &OsStr, target: &OsStr) -> Result<Box<dyn Node>>;
+    /// Makes a device node, fifo or socket, for its owner alone.
+    fn make_node(&self, name: &OsStr, meta: &Meta) -> Result<Box<dyn Node>>;
+    /// Removes what is not a directory.
+    fn remove(&self, name: &OsStr) -> Result<()>;
+    /// Gives what is no directory another name: in place of what has that name, or, unless `replaces`, only while nothing has it.
+    fn rename(&self, from: &OsStr, to: &OsStr, replaces: bool) -> Result<()>;
+    /// Whether a symbolic link leads to something else than a regular file or nothing. Where those of a vault lead is only known where it is mounted.
+    fn leads_to_no_file(&self, _link: &OsStr) -> bool {
         false
     }
 }
@@ -86,11 +113,11 @@ pub trait Input {
 }
 
 /// A file being written.
-pub trait Output {
+pub trait Output: Node {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()>;
     fn set_len(&self, len: u64) -> Result<()>;
-    /// Closes it, and reports what could not be written; `durable`: only once a power cut would not take it.
-    fn finish(self: Box<Self>, durable: bool) -> Result<()>;
+    /// Reports what could not be written; `durable`: only once a power cut would not take it. After the last write.
+    fn flush(&self, durable: bool) -> Result<()>;
 }
 
 /// Whether an error is damage of the range read, so that the rest may still be good.

@@ -1,7 +1,7 @@
 //! Single files of a store, given by the path of their ciphertext: neither their name nor their directory is needed. Read-only.
 
 use super::local::Local;
-use super::{Input, Meta, Output, Tree};
+use super::{Dir, Input, Meta, Tree};
 use crate::fault::Fault;
 use crate::open::{self, Unsealed};
 use anyhow::{Context, Result};
@@ -69,35 +69,7 @@ impl Tree for Stored<'_> {
         Ok(Vec::new())
     }
 
-    fn create(&self, _: &Path) -> Result<Box<dyn Output + '_>> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn make_dir(&self, _: &Path) -> Result<()> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn make_symlink(&self, _: &Path, _: &OsString) -> Result<()> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn make_node(&self, _: &Path, _: &Meta) -> Result<()> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn remove(&self, _: &Path) -> Result<()> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn rename(&self, _: &Path, _: &Path, _: bool) -> Result<()> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn set_xattr(&self, _: &Path, _: &OsString, _: &[u8]) -> Result<()> {
-        Err(VaultError::ReadOnly.into())
-    }
-
-    fn set_meta(&self, _: &Path, _: &Meta) -> Result<()> {
+    fn dir(&self, _: &Path) -> Result<Box<dyn Dir>> {
         Err(VaultError::ReadOnly.into())
     }
 }

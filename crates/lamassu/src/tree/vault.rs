@@ -1,13 +1,14 @@
 //! An open vault as a tree.
 
-use super::{Input, Meta, Output, Tree};
+use super::{Dir, Input, Meta, Node, Output, Tree};
 use anyhow::{Context, Result};
 use lamassu_vault::{
-    Access, Attr, Entry, Forest, HandleId, Ino, Kind, Owner, RenameMode, SetAttr, SetTime, SetXattr, VaultError, Whence,
+    Access, Attr, Entry, Forest, HandleId, Ino, Kind, Owner, RenameMode, SetAttr, SetTime, SetXattr, Time, VaultError,
+    Whence,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// See the module.
@@ -17,36 +18,61 @@ const READ: Access = Access { read: true, write: false, truncate: false };
 const WRITE: Access = Access { read: true, write: true, truncate: true };
 
 /// An entry whose reference is given back.
-struct Held<'a> {
-    vault: &'a Forest,
+struct Held {
+    vault: Arc<Forest>,
     entry: Entry,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
-        self.vault.forget(self.entry.attr.ino, 1);
+        self.vault.forget(self.ino(), 1);
+    }
+}
+
+impl Held {
+    fn ino(&self) -> Ino {
+        self.entry.attr.ino
+    }
+
+    fn set(&self, set: &SetAttr, what: &'static str) -> Result<()> {
+        self.vault.setattr(self.ino(), None, set).context(what)?;
+        Ok(())
+    }
+}
+
+impl Node for Held {
+    fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        self.set(&SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() }, "cannot set the owner")
+    }
+
+    fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
+        Ok(self.vault.set_xattr(self.ino(), name, value, SetXattr::Any)?)
+    }
+
+    fn set_times(&self, atime: Time, mtime: Time) -> Result<()> {
+        let (atime, mtime) = (Some(SetTime::At(atime)), Some(SetTime::At(mtime)));
+        self.set(&SetAttr { atime, mtime, ..SetAttr::default() }, "cannot set the times")
+    }
+
+    fn set_mode(&self, mode: u32) -> Result<()> {
+        match self.entry.attr.kind {
+            Kind::Symlink => Ok(()),
+            _ => self.set(&SetAttr { mode: Some(mode), ..SetAttr::default() }, "cannot set the mode"),
+        }
     }
 }
 
 impl VaultTree {
-    fn held(&self, entry: Entry) -> Held<'_> {
-        Held { vault: &self.0, entry }
+    fn held(&self, entry: Entry) -> Held {
+        Held { vault: Arc::clone(&self.0), entry }
     }
 
-    fn resolve(&self, path: &Path) -> Result<Held<'_>> {
+    fn resolve(&self, path: &Path) -> Result<Held> {
         let entry = self.0.resolve(path.as_os_str()).with_context(|| self.name(path))?;
         Ok(self.held(entry))
-    }
-
-    /// The directory and the name in it.
-    fn place<'p>(&self, path: &'p Path) -> Result<(Held<'_>, &'p OsStr)> {
-        let name = path.file_name().ok_or(VaultError::InvalidName).with_context(|| self.name(path))?;
-        let parent = self.resolve(path.parent().unwrap_or(Path::new("")))?;
-        Ok((parent, name))
-    }
-
-    fn owner() -> Owner {
-        Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), umask: 0 }
     }
 
     fn done<T>(&self, op: &'static str, path: &Path, result: lamassu_vault::Result<T>) -> Result<T> {
@@ -118,64 +144,110 @@ impl Tree for VaultTree {
         Ok(Box::new(VaultFile { entry, handle, name: self.name(path) }))
     }
 
-    fn create(&self, path: &Path) -> Result<Box<dyn Output + '_>> {
-        let (parent, name) = self.place(path)?;
-        let made = self.0.create(parent.entry.attr.ino, name, 0o600, WRITE, Self::owner());
-        let (entry, handle) = self.done("create", path, made)?;
-        Ok(Box::new(VaultFile { entry: self.held(entry), handle, name: self.name(path) }))
+    fn dir(&self, path: &Path) -> Result<Box<dyn Dir>> {
+        let held = self.resolve(path)?;
+        if held.entry.attr.kind != Kind::Dir {
+            return Err(self.fault(path, VaultError::NotDirectory));
+        }
+        Ok(Box::new(VaultDir { tree: VaultTree(Arc::clone(&self.0)), held, path: path.into() }))
+    }
+}
+
+/// A directory of a vault.
+struct VaultDir {
+    tree: VaultTree,
+    held: Held,
+    path: PathBuf,
+}
+
+impl VaultDir {
+    fn done<T>(&self, op: &'static str, name: &OsStr, result: lamassu_vault::Result<T>) -> Result<T> {
+        self.tree.done(op, &self.path.join(name), result)
     }
 
-    fn make_dir(&self, path: &Path) -> Result<()> {
-        let (parent, name) = self.place(path)?;
-        let made = self.0.mkdir(parent.entry.attr.ino, name, 0o700, Self::owner());
-        drop(self.held(self.done("make directory", path, made)?));
-        Ok(())
+    fn owner() -> Owner {
+        Owner { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw(), umask: 0 }
     }
 
-    fn make_symlink(&self, path: &Path, target: &OsString) -> Result<()> {
-        let (parent, name) = self.place(path)?;
-        let made = self.0.symlink(parent.entry.attr.ino, name, target.as_encoded_bytes(), Self::owner());
-        drop(self.held(self.done("make link", path, made)?));
-        Ok(())
+    fn below(&self, name: &OsStr, entry: Entry) -> Box<dyn Dir> {
+        let tree = VaultTree(Arc::clone(&self.tree.0));
+        Box::new(VaultDir { held: self.tree.held(entry), tree, path: self.path.join(name) })
+    }
+}
+
+impl Node for VaultDir {
+    fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
+        self.held.set_owner(uid, gid)
     }
 
-    fn make_node(&self, path: &Path, meta: &Meta) -> Result<()> {
-        let (parent, name) = self.place(path)?;
-        let made = self.0.mknod(parent.entry.attr.ino, name, meta.kind, 0o600, meta.rdev, Self::owner());
-        drop(self.held(self.done("make", path, made)?));
-        Ok(())
+    fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
+        self.held.set_xattr(name, value)
     }
 
-    fn remove(&self, path: &Path) -> Result<()> {
-        let (parent, name) = self.place(path)?;
-        self.done("remove", path, self.0.unlink(parent.entry.attr.ino, name))
+    fn set_times(&self, atime: Time, mtime: Time) -> Result<()> {
+        self.held.set_times(atime, mtime)
     }
 
-    fn rename(&self, from: &Path, to: &Path, replaces: bool) -> Result<()> {
-        let ((dir, name), (to_dir, to_name)) = (self.place(from)?, self.place(to)?);
-        let (dir, to_dir) = (dir.entry.attr.ino, to_dir.entry.attr.ino);
+    fn set_mode(&self, mode: u32) -> Result<()> {
+        self.held.set_mode(mode)
+    }
+}
+
+impl Dir for VaultDir {
+    fn name(&self, name: &OsStr) -> String {
+        self.tree.name(&self.path.join(name))
+    }
+
+    fn fault(&self, name: &OsStr, what: VaultError) -> anyhow::Error {
+        self.tree.fault(&self.path.join(name), what)
+    }
+
+    fn ino(&self) -> Result<(u64, u64)> {
+        Ok(meta_of(&self.held.entry.attr).ino)
+    }
+
+    fn stat(&self, name: &OsStr) -> Result<Option<Meta>> {
+        match self.tree.0.lookup(self.held.ino(), name) {
+            Ok(entry) => Ok(Some(meta_of(&self.tree.held(entry).entry.attr))),
+            Err(VaultError::NotFound) => Ok(None),
+            Err(error) => Err(error).with_context(|| self.name(name)),
+        }
+    }
+
+    fn open(&self, name: &OsStr) -> Result<Box<dyn Dir>> {
+        let entry = self.done("open", name, self.tree.0.lookup(self.held.ino(), name))?;
+        Ok(self.below(name, entry))
+    }
+
+    fn make_dir(&self, name: &OsStr) -> Result<Box<dyn Dir>> {
+        let made = self.tree.0.mkdir(self.held.ino(), name, 0o700, Self::owner());
+        Ok(self.below(name, self.done("make directory", name, made)?))
+    }
+
+    fn create(&self, name: &OsStr) -> Result<Box<dyn Output>> {
+        let made = self.tree.0.create(self.held.ino(), name, 0o600, WRITE, Self::owner());
+        let (entry, handle) = self.done("create", name, made)?;
+        Ok(Box::new(VaultFile { entry: self.tree.held(entry), handle, name: self.name(name) }))
+    }
+
+    fn make_symlink(&self, name: &OsStr, target: &OsStr) -> Result<Box<dyn Node>> {
+        let made = self.tree.0.symlink(self.held.ino(), name, target.as_encoded_bytes(), Self::owner());
+        Ok(Box::new(self.tree.held(self.done("make link", name, made)?)))
+    }
+
+    fn make_node(&self, name: &OsStr, meta: &Meta) -> Result<Box<dyn Node>> {
+        let made = self.tree.0.mknod(self.held.ino(), name, meta.kind, 0o600, meta.rdev, Self::owner());
+        Ok(Box::new(self.tree.held(self.done("make", name, made)?)))
+    }
+
+    fn remove(&self, name: &OsStr) -> Result<()> {
+        self.done("remove", name, self.tree.0.unlink(self.held.ino(), name))
+    }
+
+    fn rename(&self, from: &OsStr, to: &OsStr, replaces: bool) -> Result<()> {
         let (op, mode) = if replaces { ("replace", RenameMode::Replace) } else { ("make", RenameMode::NoReplace) };
-        self.done(op, to, self.0.rename(dir, name, to_dir, to_name, mode))
-    }
-
-    fn set_xattr(&self, path: &Path, name: &OsString, value: &[u8]) -> Result<()> {
-        let entry = self.resolve(path)?;
-        Ok(self.0.set_xattr(entry.entry.attr.ino, name, value, SetXattr::Any)?)
-    }
-
-    fn set_meta(&self, path: &Path, meta: &Meta) -> Result<()> {
-        let entry = self.resolve(path)?;
-        let root = rustix::process::geteuid().is_root();
-        let set = SetAttr {
-            mode: (meta.kind != Kind::Symlink).then_some(meta.mode),
-            uid: root.then_some(meta.uid),
-            gid: root.then_some(meta.gid),
-            size: None,
-            atime: Some(SetTime::At(meta.atime)),
-            mtime: Some(SetTime::At(meta.mtime)),
-        };
-        self.done("set mode and times of", path, self.0.setattr(entry.entry.attr.ino, None, &set))?;
-        Ok(())
+        let dir = self.held.ino();
+        self.done(op, to, self.tree.0.rename(dir, from, dir, to, mode))
     }
 }
 
@@ -192,20 +264,20 @@ pub fn list(vault: &Forest, dir: Ino, each: &mut dyn FnMut(&OsStr, Kind)) -> lam
     listed.and(closed)
 }
 
-struct VaultFile<'a> {
-    entry: Held<'a>,
+struct VaultFile {
+    entry: Held,
     handle: HandleId,
     name: String,
 }
 
-impl Drop for VaultFile<'_> {
+impl Drop for VaultFile {
     fn drop(&mut self) {
-        // `finish` reports what a flush could not write.
+        // `flush` reports what a flush could not write.
         let _ = self.entry.vault.release(self.handle);
     }
 }
 
-impl Input for VaultFile<'_> {
+impl Input for VaultFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.entry.vault.read(self.handle, offset, buf).with_context(|| self.name.clone())
     }
@@ -227,7 +299,25 @@ impl Input for VaultFile<'_> {
     }
 }
 
-impl Output for VaultFile<'_> {
+impl Node for VaultFile {
+    fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
+        self.entry.set_owner(uid, gid)
+    }
+
+    fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()> {
+        self.entry.set_xattr(name, value)
+    }
+
+    fn set_times(&self, atime: Time, mtime: Time) -> Result<()> {
+        self.entry.set_times(atime, mtime)
+    }
+
+    fn set_mode(&self, mode: u32) -> Result<()> {
+        self.entry.set_mode(mode)
+    }
+}
+
+impl Output for VaultFile {
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.entry.vault.write(self.handle, offset, data).with_context(|| format!("cannot write {}", self.name))?;
         Ok(())
@@ -242,8 +332,8 @@ impl Output for VaultFile<'_> {
         Ok(())
     }
 
-    fn finish(self: Box<Self>, durable: bool) -> Result<()> {
-        let vault = self.entry.vault;
+    fn flush(&self, durable: bool) -> Result<()> {
+        let vault = &self.entry.vault;
         let written = if durable { vault.fsync(self.handle, true) } else { vault.flush(self.handle) };
         written.with_context(|| format!("cannot write {}", self.name))
     }

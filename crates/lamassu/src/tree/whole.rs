@@ -1,92 +1,98 @@
 //! Making an entry whole or not at all. It is made under a temporary name beside its own, which it gets once it is complete: what has that name already stays until
 //! then, and nothing unfinished ever has it. An error leaves nothing behind; a kill leaves at most the temporary name, which nobody needs.
 
-use super::{Meta, Output, Tree};
+use super::{Dir, Meta, Node, Output};
 use anyhow::Result;
 use lamassu_vault::{Kind, VaultError};
-use std::path::{Path, PathBuf};
+use std::ffi::{OsStr, OsString};
 
-/// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, by the path that the file has until it is complete. A file that is
-/// there already is replaced, and so is a link that leads to one or to nothing; the new contents are durable before that, so that a power cut leaves the one or
-/// the other. Anything else stays: nobody means /dev/null to become a file.
+/// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, before it has its name. A file that is there already is replaced, and
+/// so is a link that leads to one or to nothing; the new contents are durable before that, so that a power cut leaves the one or the other. Anything else
+/// stays: nobody means /dev/null to become a file.
 pub fn write_whole<T>(
-    tree: &dyn Tree,
-    target: &Path,
+    dir: &dyn Dir,
+    target: &OsStr,
     write: impl FnOnce(&dyn Output) -> Result<()>,
-    describe: impl FnOnce(&Path) -> Result<T>,
+    describe: impl FnOnce(&dyn Node) -> Result<T>,
 ) -> Result<T> {
-    let old = tree.stat(target)?;
+    let old = dir.stat(target)?;
     let is_no_file = match old.map(|old| old.kind) {
         None | Some(Kind::File | Kind::Dir) => false,
-        Some(Kind::Symlink) => tree.leads_to_no_file(target),
+        Some(Kind::Symlink) => dir.leads_to_no_file(target),
         Some(Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice) => true,
     };
     if is_no_file {
-        anyhow::bail!("{} is there already, and no regular file", tree.name(target));
+        anyhow::bail!("{} is there already, and no regular file", dir.name(target));
     }
-    let create = |place: &Path| tree.create(place);
-    make_whole(tree, target, old, create, |output, place| {
+    let create = |place: &OsStr| dir.create(place);
+    make_whole(dir, target, old, create, |output| {
         write(&*output)?;
-        output.finish(old.is_some())?;
-        describe(place)
+        output.flush(old.is_some())?;
+        describe(&*output)
     })
 }
 
-/// Has `make` make `target`, in place of `old`, and `fill` do the rest: both get the path that it has until it is complete. No directory is replaced.
+/// Has `make` make `target`, in place of `old`, and `fill` do the rest. `make` gets the name that it has until it is complete. No directory is replaced.
 pub fn make_whole<M, T>(
-    tree: &dyn Tree,
-    target: &Path,
+    dir: &dyn Dir,
+    target: &OsStr,
     old: Option<Meta>,
-    make: impl FnOnce(&Path) -> Result<M>,
-    fill: impl FnOnce(M, &Path) -> Result<T>,
+    make: impl FnOnce(&OsStr) -> Result<M>,
+    fill: impl FnOnce(M) -> Result<T>,
 ) -> Result<T> {
     if old.is_some_and(|old| old.kind == Kind::Dir) {
-        return Err(tree.fault(target, VaultError::IsDirectory));
+        return Err(dir.fault(target, VaultError::IsDirectory));
     }
-    let place = temporary_beside(target)?;
+    let place = temporary_name()?;
     let made = make(&place).and_then(|made| {
-        let filled = fill(made, &place);
-        let renamed = filled.and_then(|value| tree.rename(&place, target, old.is_some()).map(|()| value));
+        let filled = fill(made);
+        let renamed = filled.and_then(|value| dir.rename(&place, target, old.is_some()).map(|()| value));
         // Only what was made here is removed, so not after an error of `make`.
         renamed.inspect_err(|_| {
-            let _ = tree.remove(&place);
+            let _ = dir.remove(&place);
         })
     });
     made.map_err(|error| match old {
-        Some(_) => error.context(format!("{} stays as it was", tree.name(target))),
-        None => error.context(tree.name(target)),
+        Some(_) => error.context(format!("{} stays as it was", dir.name(target))),
+        None => error.context(dir.name(target)),
     })
 }
 
-/// A name that nothing has, in the same directory. It is short: one made of the target's could be too long for the store.
-fn temporary_beside(target: &Path) -> Result<PathBuf> {
+/// A name that nothing has. It is short: one made of the target's could be too long for the store.
+pub fn temporary_name() -> Result<OsString> {
     let mut number = [0; 4];
     lamassu_crypto::random(&mut number)?;
-    Ok(target.with_file_name(format!(".lamassu-cp-{:08x}", u32::from_le_bytes(number))))
+    Ok(format!(".lamassu-cp-{:08x}", u32::from_le_bytes(number)).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::local::Local;
-    use std::ffi::OsString;
+    use crate::tree::held::LocalDir;
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    fn held(path: &Path) -> LocalDir {
+        LocalDir::open(path).unwrap()
+    }
 
     #[test]
     fn what_is_there_stays_until_the_file_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let names = || fs::read_dir(dir.path()).unwrap().count();
         // As long as a name can be.
-        let target = dir.path().join("n".repeat(255));
+        let name = "n".repeat(255);
+        let target = dir.path().join(&name);
         let write = |fails: bool, text: &'static [u8]| {
             let before = fs::read(&target).ok();
             write_whole(
-                &Local,
-                &target,
+                &held(dir.path()),
+                name.as_ref(),
                 |output| output.write_at(0, text),
-                |place| {
-                    assert_eq!((place.parent(), fs::read(place).unwrap()), (target.parent(), text.to_vec()));
+                |_| {
+                    let is_there = |e: fs::DirEntry| e.path() != target && fs::read(e.path()).unwrap() == text;
+                    assert!(fs::read_dir(dir.path()).unwrap().any(|e| is_there(e.unwrap())), "beside it");
                     assert_eq!(fs::read(&target).ok(), before, "the name is not given before the file is complete");
                     if fails { Err(anyhow::anyhow!("torn")) } else { Ok(()) }
                 },
@@ -110,7 +116,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (link, kept) = (dir.path().join("link"), dir.path().join("kept"));
         fs::write(&kept, b"kept").unwrap();
-        let write = |target: &Path| write_whole(&Local, target, |output| output.write_at(0, b"new"), |_| Ok(()));
+        let write = |target: &Path| {
+            let parent = held(target.parent().unwrap());
+            write_whole(&parent, target.file_name().unwrap(), |output| output.write_at(0, b"new"), |_| Ok(()))
+        };
         for to in ["kept", "missing", "kept/missing"] {
             symlink(to, &link).unwrap();
             write(&link).unwrap();
@@ -138,8 +147,9 @@ mod tests {
         let link = dir.path().join("link");
         symlink("old", &link).unwrap();
         let make = |to: &'static str| {
-            let old = Local.stat(&link).unwrap();
-            make_whole(&Local, &link, old, |place| Local.make_symlink(place, &OsString::from(to)), |(), _| Ok(()))
+            let held = held(dir.path());
+            let old = held.stat("link".as_ref()).unwrap();
+            make_whole(&held, "link".as_ref(), old, |place| held.make_symlink(place, to.as_ref()), |_| Ok(()))
         };
         // A link to nothing is none that can be made.
         let error = crate::output::message(&make("").unwrap_err());
@@ -155,7 +165,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("f");
         let write = |output: &dyn Output| output.write_at(0, b"copied");
-        let error = write_whole(&Local, &target, write, |_| Ok(fs::write(&target, b"other")?)).unwrap_err();
+        let error =
+            write_whole(&held(dir.path()), "f".as_ref(), write, |_| Ok(fs::write(&target, b"other")?)).unwrap_err();
         assert!(crate::output::message(&error).contains("exists"), "{error}");
         assert_eq!(fs::read(&target).unwrap(), b"other");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -1,6 +1,5 @@
 //! Administrators, use-only slots, pins, and slots that expire.
 
-use crate::golden;
 use crate::support::Bench;
 use std::path::PathBuf;
 

@@ -50,7 +50,7 @@ fn content(b: &Bench, vault: &str) -> (String, Vec<Vec<u8>>) {
 fn a_clone_has_all_there_is_and_goes_its_own_way() {
     let b = Bench::new();
     filled(&b, "v");
-    b.run("clone v w").ok().says("made clone");
+    b.run("clone --trust-store v w").ok().says("made clone");
     assert_eq!(content(&b, "v"), content(&b, "w"));
     b.run("check w").ok();
     let id = |vault: &str| b.run(&format!("info --json {vault}")).ok().json();
@@ -88,7 +88,8 @@ fn a_clone_has_all_there_is_and_goes_its_own_way() {
 fn new_keys_are_the_clone_s_alone() {
     let b = Bench::new();
     filled(&b, "v");
-    let made = b.run("clone --new-key --json --snapshot s v w").ok().says("keys the original never has").json();
+    let made =
+        b.run("clone --new-key --trust-store --json --snapshot s v w").ok().says("keys the original never has").json();
     let epochs = |n: usize| (made["copies"][n]["inner_epoch"].clone(), made["copies"][n]["outer_epoch"].clone());
     assert_eq!((epochs(0), epochs(1)), ((1.into(), 1.into()), (2.into(), 2.into())));
     assert_eq!(made["copies"][1]["zone"], made["copies"][1]["id"], "it has left its zone");
@@ -114,7 +115,7 @@ fn new_keys_are_the_clone_s_alone() {
 fn a_snapshot_is_not_written() {
     let b = Bench::new();
     filled(&b, "v");
-    b.run("snapshot v s").ok().says("made snapshot");
+    b.run("snapshot --trust-store v s").ok().says("made snapshot");
     assert_eq!(b.run("info --json s").ok().json()["read_only"], true);
     assert_eq!(content(&b, "v"), content(&b, "s"));
     b.file("f", b"f");

@@ -1,6 +1,5 @@
 //! lamassu history: what commands and mounts write down, what is found when it is changed, and what goes to syslog.
 
-use crate::golden;
 use crate::support::{Bench, flip};
 use serde_json::Value;
 use std::os::unix::net::UnixDatagram;

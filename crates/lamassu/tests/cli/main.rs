@@ -36,5 +36,6 @@ mod sources;
 mod support;
 mod tokens;
 mod trial;
+mod trust;
 mod umount;
 mod usage;

@@ -1,7 +1,12 @@
 //! Copying a directory of the store whole, as it is: ciphertext, names, links, attributes and times, without any key.
 //!
 //! Files share their blocks with the source where the store can do that (FICLONE), and are copied with their holes where it cannot. Nothing follows a
-//! symbolic link. What an unprivileged user may not set (owners, trusted attributes) is counted, not an error.
+//! symbolic link. What an unprivileged user may not set (owners, trusted attributes) is counted, not an error. What the store's word alone would give a
+//! program or a user on this host (set-id bits, device nodes) is left out and counted, unless [`Privileges::Kept`] says otherwise.
+//!
+//! The copy is changed by descriptor alone, of what this has just made and looked at: files by that which created them, directories opened and seen to be new,
+//! everything else held with `O_PATH` and seen to be what was made. Nobody else gets at names in it before it is done: the directory copied to is its maker's
+//! alone until the end.
 //!
 //! Never: syncs, looks into files, writes into the source.
 
@@ -38,6 +43,19 @@ pub struct Copied {
     pub owners_lost: u64,
     /// Attributes of the store's own that could not be set.
     pub attributes_lost: u64,
+    /// Entries that had set-user-id or set-group-id bits and have none in the copy.
+    pub set_id_dropped: u64,
+    /// Device nodes that are not in the copy.
+    pub devices_left_out: u64,
+}
+
+/// What becomes of modes and entries that give rights on this host, which the store chooses and nothing vouches for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Privileges {
+    /// Set-id bits and device nodes are left out, and the directory copied to keeps the owner and mode it was made with.
+    Dropped,
+    /// All is taken as the store has it.
+    Kept,
 }
 
 /// A copy that did not succeed. What was copied so far is left where it is.
@@ -67,13 +85,25 @@ pub trait Watch {
 }
 
 impl LocalBackend {
-    /// Copies everything below this directory into `to`, which must be an empty directory; mode, owner, attributes and times of the directory itself too.
+    /// Copies everything below this directory into `to`, which must be an empty directory; attributes and times of the directory itself too, and its
+    /// owner and mode where privileges are kept.
     ///
     /// # Errors
     /// [`CopyError`].
-    pub fn copy_to(&self, to: &LocalBackend, watch: &mut dyn Watch) -> Result<Copied, CopyError> {
-        let mut copy =
-            Copy { root: to.root.as_fd(), watch, done: Copied::default(), can_share: true, linked: HashMap::new() };
+    pub fn copy_to(
+        &self,
+        to: &LocalBackend,
+        privileges: Privileges,
+        watch: &mut dyn Watch,
+    ) -> Result<Copied, CopyError> {
+        let mut copy = Copy {
+            root: to.root.as_fd(),
+            watch,
+            privileges,
+            done: Copied::default(),
+            can_share: true,
+            linked: HashMap::new(),
+        };
         copy.run(self.root.as_fd())?;
         Ok(copy.done)
     }
@@ -93,6 +123,7 @@ struct Copy<'a> {
     /// Where the copy begins.
     root: BorrowedFd<'a>,
     watch: &'a mut dyn Watch,
+    privileges: Privileges,
     done: Copied,
     /// Until the store has said that it cannot.
     can_share: bool,
@@ -125,6 +156,9 @@ fn failed_io(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CopyErr
     move |source| CopyError::Io { op, path, source }
 }
 
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
+
 const DIR: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 impl Copy<'_> {
@@ -156,6 +190,11 @@ impl Copy<'_> {
             .map_err(failed("stat", &path))?;
         let st = stat_of(&st).map_err(failed_io("stat", &path))?;
         let item = Item { from: level.from.as_fd(), to: level.to.as_fd(), name, path: &path, st };
+        let is_device = matches!(st.kind, Kind::CharDevice | Kind::BlockDevice);
+        if is_device && self.privileges == Privileges::Dropped {
+            self.done.devices_left_out += 1;
+            return Ok(None);
+        }
         if st.kind == Kind::Dir {
             return self.directory(&item).map(Some);
         }
@@ -169,20 +208,10 @@ impl Copy<'_> {
         }
         match st.kind {
             Kind::File => self.file(&item)?,
-            Kind::Symlink => {
-                let target =
-                    rustix::fs::readlinkat(item.from, name, Vec::new()).map_err(item.failed("read the link"))?;
-                rustix::fs::symlinkat(target, item.to, name).map_err(item.failed("make the copy of"))?;
-            }
             _ => {
-                let file_type = FileType::from_raw_mode(file_type_bits(st.kind));
-                rustix::fs::mknodat(item.to, name, file_type, Mode::RUSR | Mode::WUSR, st.rdev)
-                    .map_err(item.failed("make the copy of"))?;
+                self.other(&item)?;
+                self.done.others += 1;
             }
-        }
-        if st.kind != Kind::File {
-            self.done.others += 1;
-            self.finish_entry(&item)?;
         }
         match self.watch.advance(1, st.len) {
             true => Ok(None),
@@ -196,6 +225,7 @@ impl Copy<'_> {
         rustix::fs::mkdirat(item.to, item.name, Mode::RWXU).map_err(item.failed("make the copy of"))?;
         let to = retry(|| rustix::fs::openat(item.to, item.name, DIR, Mode::empty()))
             .map_err(item.failed("open the copy of"))?;
+        check_fresh(&to).map_err(item.failed("open the copy of"))?;
         level(from, to, item.path.to_path_buf())
     }
 
@@ -231,9 +261,7 @@ impl Copy<'_> {
             &Target::Open(from.as_fd()),
             &Target::Open(to.as_fd()),
             item.path,
-            &item.st,
-            |uid, gid| rustix::fs::fchown(&to, Some(uid), Some(gid)),
-            |bits| mode::chmod_fd(to.as_fd(), bits),
+            Changed { st: &item.st, copy: to.as_fd(), as_what: As::Original },
         )?;
         rustix::fs::futimens(&to, &times(&item.st)).map_err(item.failed("set the times of the copy of"))
     }
@@ -286,24 +314,43 @@ impl Copy<'_> {
         retry(|| rustix::fs::ftruncate(to, len)).map_err(item.failed("set the length of the copy of"))
     }
 
-    /// Owner, attributes and times of a link or a special file.
-    fn finish_entry(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
-        let held_from = mode::open_path(item.from, item.name).map_err(failed_io("open", item.path))?;
-        let held = mode::open_path(item.to, item.name).map_err(failed_io("open the copy of", item.path))?;
-        let (from, to) = (Target::followed(held_from.as_fd()), Target::followed(held.as_fd()));
-        let own = |uid, gid| rustix::fs::chownat(&held, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH);
+    /// Makes a link or a special file, and holds it to give it owner, mode, attributes and times.
+    fn other(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
         let is_link = item.st.kind == Kind::Symlink;
-        let chmod = |bits| if is_link { Ok(()) } else { mode::chmod_fd(held.as_fd(), bits) };
-        self.attributes(&from, &to, item.path, &item.st, own, chmod)?;
-        rustix::fs::utimensat(&held, "", &times(&item.st), AtFlags::EMPTY_PATH)
+        if is_link {
+            let target =
+                rustix::fs::readlinkat(item.from, item.name, Vec::new()).map_err(item.failed("read the link"))?;
+            rustix::fs::symlinkat(target, item.to, item.name).map_err(item.failed("make the copy of"))?;
+        } else {
+            let file_type = FileType::from_raw_mode(file_type_bits(item.st.kind));
+            rustix::fs::mknodat(item.to, item.name, file_type, Mode::RUSR | Mode::WUSR, item.st.rdev)
+                .map_err(item.failed("make the copy of"))?;
+        }
+        let copy = hold(item).map_err(item.failed("open the copy of"))?;
+        let original = mode::open_path(item.from, item.name).map_err(failed_io("open", item.path))?;
+        let (from, to) = (Target::followed(original.as_fd()), Target::followed(copy.as_fd()));
+        let as_what = if is_link { As::Link } else { As::Original };
+        self.attributes(&from, &to, item.path, Changed { st: &item.st, copy: copy.as_fd(), as_what })?;
+        rustix::fs::utimensat(&copy, "", &times(&item.st), AtFlags::EMPTY_PATH)
             .map_err(item.failed("set the times of the copy of"))
+    }
+
+    /// The mode that an entry gets in the copy. Set-group-id of a directory gives no rights: entries made in it inherit its group.
+    fn mode_kept(&mut self, st: &Stat) -> u32 {
+        if self.privileges == Privileges::Kept || st.kind == Kind::Dir || st.mode & SET_ID == 0 {
+            return st.mode;
+        }
+        self.done.set_id_dropped += 1;
+        st.mode & !SET_ID
     }
 
     /// After what is in it, which would change its times.
     fn finish_dir(&mut self, level: &Level) -> Result<(), CopyError> {
         let (from, to) = (Target::Open(level.from.as_fd()), Target::Open(level.to.as_fd()));
-        let own = |uid, gid| rustix::fs::fchown(&level.to, Some(uid), Some(gid));
-        self.attributes(&from, &to, &level.path, &level.st, own, |bits| mode::chmod_fd(level.to.as_fd(), bits))?;
+        let is_top = level.path.as_os_str().is_empty();
+        let is_private = is_top && self.privileges == Privileges::Dropped;
+        let as_what = if is_private { As::Made } else { As::Original };
+        self.attributes(&from, &to, &level.path, Changed { st: &level.st, copy: level.to.as_fd(), as_what })?;
         self.done.directories += 1;
         rustix::fs::futimens(&level.to, &times(&level.st)).map_err(failed("set the times of the copy of", &level.path))
     }
@@ -314,16 +361,21 @@ impl Copy<'_> {
         from: &Target<'_>,
         to: &Target<'_>,
         path: &Path,
-        st: &Stat,
-        own: impl FnOnce(rustix::fs::Uid, rustix::fs::Gid) -> rustix::io::Result<()>,
-        chmod: impl FnOnce(u32) -> io::Result<()>,
+        changed: Changed<'_>,
     ) -> Result<(), CopyError> {
-        match own(rustix::fs::Uid::from_raw(st.uid), rustix::fs::Gid::from_raw(st.gid)) {
-            Ok(()) => {}
-            Err(Errno::PERM | Errno::INVAL) => self.done.owners_lost += 1,
-            Err(e) => return Err(failed("set the owner of the copy of", path)(e)),
+        let Changed { st, copy, as_what } = changed;
+        if as_what != As::Made {
+            let (uid, gid) = (rustix::fs::Uid::from_raw(st.uid), rustix::fs::Gid::from_raw(st.gid));
+            match rustix::fs::chownat(copy, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH) {
+                Ok(()) => {}
+                Err(Errno::PERM | Errno::INVAL) => self.done.owners_lost += 1,
+                Err(e) => return Err(failed("set the owner of the copy of", path)(e)),
+            }
         }
-        chmod(st.mode).map_err(failed_io("set the mode of the copy of", path))?;
+        if as_what == As::Original {
+            let mode = self.mode_kept(st);
+            mode::chmod_fd(copy, mode).map_err(failed_io("set the mode of the copy of", path))?;
+        }
         // A vault's own attributes alone: others, such as a file's capabilities, are what the store says, and nothing vouches for that.
         let mut wanted = listed(from).map_err(failed_io("list the attributes of", path))?;
         wanted.retain(|name| name.as_encoded_bytes().starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()));
@@ -338,6 +390,44 @@ impl Copy<'_> {
             to.set(&name, &value, 0).map_err(failed_io("set an attribute of the copy of", path))?;
         }
         Ok(())
+    }
+}
+
+/// What is to be made of an entry of the copy, which is held.
+struct Changed<'a> {
+    /// the original's
+    st: &'a Stat,
+    copy: BorrowedFd<'a>,
+    as_what: As,
+}
+
+/// Whose owner and mode an entry of the copy has in the end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum As {
+    /// The original's.
+    Original,
+    /// The original's, but a link has no mode.
+    Link,
+    /// Those it was made with: nobody but who made it gets in, whatever the store says of entries below.
+    Made,
+}
+
+/// `EAGAIN` unless it is a directory that was just made, by the kind that its open has told and by being empty.
+fn check_fresh(dir: &OwnedFd) -> rustix::io::Result<()> {
+    match super::dir::list(dir)?.is_empty() {
+        true => Ok(()),
+        false => Err(Errno::AGAIN),
+    }
+}
+
+/// The link or special file that was just made as the copy of an entry, by an `O_PATH` descriptor. `EAGAIN` if another one has its name by now.
+fn hold(item: &Item<'_>) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let copy = retry(|| rustix::fs::openat(item.to, item.name, flags, Mode::empty()))?;
+    let st = stat_of(&rustix::fs::fstat(&copy)?).map_err(|_| Errno::IO)?;
+    match (st.kind, st.nlink, st.rdev) == (item.st.kind, 1, item.st.rdev) {
+        true => Ok(copy),
+        false => Err(Errno::AGAIN),
     }
 }
 

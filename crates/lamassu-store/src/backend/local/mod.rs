@@ -17,7 +17,7 @@ mod mode;
 mod remote;
 mod xattr;
 
-pub use copy::{Copied, CopyError, Watch};
+pub use copy::{Copied, CopyError, Privileges, Watch};
 
 use super::{Backend, BackendDir, Kind, SetTime, Stat, StatFs, Time};
 use dir::LocalDir;
