@@ -54,7 +54,8 @@ def _header(header: dict[str, Any]) -> tuple[str, bytes, bytes]:
     salt, wrapped = bytes.fromhex(slot["salt"]), bytes.fromhex(slot["wrapped"])
     wrapping = hkdf(secret, b"lamassu v1 slot", salt=salt)
     aad = b"lamassu v1 slot" + vault_id + slot["id"].to_bytes(4, "little")
-    file_key = xaes_open(wrapping, bytes.fromhex(slot["nonce"]), wrapped[:16], wrapped[16:], aad)
+    opened = xaes_open(wrapping, bytes.fromhex(slot["nonce"]), wrapped[:16], wrapped[16:], aad)
+    file_key, seed = opened[:32], opened[32:]  # an administrator's slot
 
     header_key = hkdf(file_key, b"lamassu v1 header")
     body = {name: value for name, value in header.items() if name != "mac"}
@@ -72,7 +73,9 @@ def _header(header: dict[str, Any]) -> tuple[str, bytes, bytes]:
 
     shown = {name: value for name, value in header.items() if name not in ("slots", "keychain", "mac")}
     out = "The header, without its other slots, `keychain` and `mac`:\n\n```\n" + json.dumps(shown, ensure_ascii=False)[:-1]
-    out = out.replace(', "suite"', ',\n "suite"').replace(', "small_files"', ',\n "small_files"') + ",\n"
+    for member in ("suite", "small_files", "admin", "history"):
+        out = out.replace(f', "{member}"', f',\n "{member}"')
+    out = out.replace(', "signature"', ',\n  "signature"') + ",\n"
     out += ' "slots": [' + json.dumps(slot).replace(', "nonce"', ',\n   "nonce"').replace(', "salt"', ',\n   "salt"')
     out = out.replace(', "wrapped"', ',\n   "wrapped"') + ", …], …}\n```\n\nSlot 1 is opened by `key.raw` (section 4):\n\n"
     out += _block(
@@ -80,6 +83,7 @@ def _header(header: dict[str, Any]) -> tuple[str, bytes, bytes]:
         _hex("wrapping key", wrapping),
         _hex("AAD", aad),
         _hex("file key", file_key),
+        _hex("seed", seed, "= the administrator's"),
         _hex("header key", header_key),
         f"canonical form    {len(form)} bytes: {form[:44].decode()} …",
         _hex("its SHA-256", hashlib.sha256(form).digest()),
