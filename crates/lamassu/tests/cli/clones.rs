@@ -88,7 +88,8 @@ fn a_clone_has_all_there_is_and_goes_its_own_way() {
 fn new_keys_are_the_clone_s_alone() {
     let b = Bench::new();
     filled(&b, "v");
-    let made = b.run("clone --new-key --trust-store --json --snapshot s v w").ok().says("keys the original never has").json();
+    let made =
+        b.run("clone --new-key --trust-store --json --snapshot s v w").ok().says("keys the original never has").json();
     let epochs = |n: usize| (made["copies"][n]["inner_epoch"].clone(), made["copies"][n]["outer_epoch"].clone());
     assert_eq!((epochs(0), epochs(1)), ((1.into(), 1.into()), (2.into(), 2.into())));
     assert_eq!(made["copies"][1]["zone"], made["copies"][1]["id"], "it has left its zone");
