@@ -212,7 +212,7 @@ impl Original {
             Update::begin(&top.path().join(name::HEADER))?.create_recorded(&mut header, &unlocked, &[begun])?;
             Ok(copied)
         });
-        let copied = made.inspect_err(|_| take_back(ui, place)).with_context(|| place.display().to_string())?;
+        let copied = made.inspect_err(|_| take_back(ui, place, &top)).with_context(|| place.display().to_string())?;
         let word = if new.snapshot { "snapshot" } else { "clone" };
         let noted = Event::new(Kind::Cloned).detail(word, text::hex(&header.id()));
         if let Err(error) = history.note(noted) {
@@ -269,9 +269,18 @@ impl Top {
     }
 }
 
-/// Only what this program made there: the directory did not exist.
-fn take_back(ui: &Ui, place: &Path) {
-    if let Err(error) = fs::remove_dir_all(place) {
+/// Only what this program made: what is in the directory that it holds, and the name where nothing is left below it.
+fn take_back(ui: &Ui, place: &Path, top: &Top) {
+    let emptied = fs::read_dir(top.path()).and_then(|mut entries| {
+        entries.try_for_each(|entry| {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => fs::remove_dir_all(entry.path()),
+                false => fs::remove_file(entry.path()),
+            }
+        })
+    });
+    if let Err(error) = emptied.and_then(|()| fs::remove_dir(place)) {
         ui.warn(format_args!("{} is no vault and could not be removed: {error}", place.display()));
     }
 }
