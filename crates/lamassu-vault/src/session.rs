@@ -219,7 +219,10 @@ pub fn copy_sessions(
 }
 
 fn damaged() -> VaultError {
-    VaultError::Damaged { what: "record of sessions", stored: SESSIONS.to_owned() }
+    VaultError::Damaged {
+        what: "record of sessions (`lamassu check --repair` makes a new one)",
+        stored: SESSIONS.to_owned(),
+    }
 }
 
 impl Vault {
