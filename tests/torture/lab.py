@@ -20,7 +20,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Longest time one command of `lamassu` may take, in seconds; longer means that it hangs. $TORTURE_PATIENCE is for machines that are busy otherwise.
 COMMAND_SECONDS_MAX = float(os.environ.get("TORTURE_PATIENCE", "120"))
 
-CLEAN, DAMAGED, REPAIRED = 0, 26, 27  # exit codes of `lamassu check`, docs/cli.md
+CLEAN, DAMAGED, REPAIRED, UNDONE = 0, 26, 27, 29  # exit codes of `lamassu check`, docs/cli.md
+# After a crash what had not arrived is told; that it was never synced is for whoever knows what was.
+CRASHED = (CLEAN, UNDONE)
 
 # How a store in a loop device is made, and the options of its mount. ext4 here turns read-only at the first error, as most systems set it up.
 MAKE = {
