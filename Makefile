@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo passthrough test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ uninstall: ## removes what `make install` installed (same PREFIX and DESTDIR)
 demo: setup build ## shows on real data that the ciphertext deduplicates (a few minutes)
 	scripts/demo
 
+passthrough: ## builds the mount without encryption that benchmarks and xfstests compare with
+	cargo build --locked --release --package lamassu-fuse --example passthrough
+
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
 
@@ -55,20 +58,20 @@ soak: build ## half an hour of mixed load, with the daemon's memory measured
 fuzz: ## every decoder and the reader of backing files under a fuzzer, SECONDS each (60), JOBS at once (as many as processors)
 	fuzz/run --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),$(shell nproc))
 
-lint: ## formatting, clippy, dependencies and licences
+lint: ## formatting, clippy, dependencies, licences, and the width of Markdown pages
 	scripts/test lint
 
 setup-bench: ## installs what `bench` needs beside that: the peers, dbench, Postmark, matplotlib
 	scripts/setup --bench
 
-bench: build ## measures everything beside the peers; results and report in docs/benchmarks (four hours, an idle machine)
+bench: build passthrough ## measures everything beside the peers; results and summary in docs/benchmarks, the long report in target/bench (four hours, an idle machine)
 	scripts/bench
 
-bench-paper: build ## the Lamassu paper's experiments alone
+bench-paper: build passthrough ## the Lamassu paper's experiments alone
 	scripts/bench paper
 
-bench-smoke: build ## every experiment at toy size: only that each runs
-	scripts/bench --toy --out "$${CARGO_TARGET_DIR:-target}/bench-smoke"
+bench-smoke: build passthrough ## every experiment at toy size: only that each runs
+	scripts/bench --toy --out "$${CARGO_TARGET_DIR:-target}/bench-smoke" --report "$${CARGO_TARGET_DIR:-target}/bench-smoke/long"
 
 clean: ## removes what was built
 	cargo clean

@@ -16,7 +16,7 @@ from .small_files import dbench
 CLOSE = ("lamassu", "plainfs", "gocryptfs", "securefs")
 OURS = ("lamassu", "plainfs")
 # With a single client the processors sleep between its requests, unless they are kept awake.
-AWAKE_OR_NOT = ("lamassu", "lamassu-user", "lamassu-asleep", "plainfs", "gocryptfs", "securefs")
+AWAKE_OR_NOT = ("lamassu", "lamassu-awake", "plainfs", "gocryptfs", "securefs")
 
 
 @dataclass

@@ -180,7 +180,7 @@ def damaged_vault(suite: str, top: Path, **options: Any) -> None:
     found["cut"] = "page 0"
 
     path, fid = w.name(w.dir, b"absent"), rand(16)
-    w.put_page(path, 0, PageSpec(7, fid, CLOSED, tail=b"Hello, "))
+    w.put_page(path, 0, PageSpec(7, fid, CLOSED, used=w.N))
     w.put_page(path, 2, PageSpec(2 * page + 6, fid, CLOSED, tail=b"world!"))
     found["absent"] = "page 1"
     w.finish()

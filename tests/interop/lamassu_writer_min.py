@@ -137,7 +137,7 @@ class Writer:
         }
         directory.mkdir(exist_ok=True)
         (directory / "lamassu.lock").touch()
-        (directory / "lamassu.staging").mkdir()
+        (directory / "lamassu.staging").mkdir(0o700)
         if not self.plain_names:
             self.directory_record(directory)
 
@@ -234,6 +234,12 @@ class Writer:
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         self.put_text(path, b64(self.record(kind, self.id if vault_id is None else vault_id, content)))
+
+    def put_root(self, content: bytes, kind: int = 8) -> None:
+        """Write the record of the root's permissions, in the place of the one there."""
+        path = self.dir / "lamassu.root"
+        path.unlink(missing_ok=True)
+        self.put_text(path, b64(self.record(kind, b"", content)))
 
     def finish(self) -> None:
         """Write the header and, if there is none, the record of sessions."""

@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.kdf.kbkdf import KBKDFCMAC, CounterLocation,
 import lamassu_reader as lr
 import lamassu_samples
 import worked_example
-from lamassu_reader import crypto, sessions, treehash
+from lamassu_reader import crypto, root, sessions, treehash
 from lamassu_reader.header import KeySource, load, parse
-from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer
+from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer, le
 
 HERE = Path(__file__).resolve().parent
 SUITES = ("aes", "paper", "blake3", "chacha")
@@ -374,8 +374,11 @@ class HeaderTest(Temp):
             ({"inner": [e | {"epoch": 0}], "outer": [e]}, "epoch"),
             ({"inner": [e | {"key": "00"}], "outer": [e]}, "1 bytes"),
             ({"inner": [e | {"x": 1}], "outer": [e]}, "unknown"),
+            ({"inner": [e | {"zone": False}], "outer": [e]}, r"inner\[0\].zone: not true"),
         ):
             self.refuse(self.build(chain=json.dumps(chain).encode()), words)
+        of_zone = {"inner": [e | {"zone": True}], "outer": [e]}
+        parse(self.build(chain=json.dumps(of_zone).encode()), KEY, "v")
 
     def test_zone(self) -> None:
         """A zone file, without outer epochs."""
@@ -459,21 +462,49 @@ class Files(Temp):
         w = self.writer(reserved=62)
         path, fid = w.dir / "f", bytes([9]) * 16
         size = 6 * w.N * w.B + 10
-        for session in (OPEN, CLOSED):
-            w.put_page(path, 0, PageSpec(w.B, fid, CLOSED, keys=[w.put_block(path, 0, b"A" * w.B)]))
+        for first, session in ((OPEN, OPEN), (CLOSED, CLOSED), (CLOSED, OPEN)):
+            w.put_page(path, 0, PageSpec(w.B, fid, first, used=w.N, keys=[w.put_block(path, 0, b"A" * w.B)]))
             w.put_page(path, 6, PageSpec(size, fid, session, tail=b"0123456789"))
-            if session == OPEN:
+            if first == OPEN:
                 data, notices = self.read_and_notices(w, path)
                 self.assertEqual(data, b"A" * w.B + bytes(size - w.B - 10) + b"0123456789")
                 said = [re.search(r": pages? (\d+)(?: to (\d+))?(?: \(offset \d+\))?: absent", text) for text in notices]
                 found = [g for match in said if match for g in range(int(match[1]), int(match[2] or match[1]) + 1)]
                 self.assertEqual(found, [1, 2, 3, 4, 5])
-            else:
+            else:  # an open session that has not written page 0 has written no page past the one that was the last
                 with self.file(w, path) as f:
                     self.assertEqual([str(d).split(": ")[1].split(" (")[0] for d in f.damages()], [f"page {g}" for g in range(1, 6)])
                     self.assertEqual(f.notices, [])
-        w.put_page(path, 0, PageSpec(w.B, fid, CLOSED, sparse=True, keys=[w.block(b"A" * w.B)[0]]))
+        w.put_page(path, 0, PageSpec(w.B, fid, CLOSED, sparse=True, used=w.N, keys=[w.block(b"A" * w.B)[0]]))
         self.assertEqual(self.read_and_notices(w, path), (b"A" * w.B + bytes(size - w.B - 10) + b"0123456789", []))
+
+    def test_older_pages(self) -> None:
+        """A page that others follow, and that tells less than all its blocks, is from when the file ended in it."""
+        w = self.writer(reserved=62)
+        path, fid = w.dir / "f", bytes([9]) * 16
+        block, size = b"A" * w.B, 2 * w.N * w.B + 10
+        key = w.block(block)[0]
+        for g in (0, 1):
+            for session, floor, tail, stale in (
+                (CLOSED, size, None, True),
+                (OPEN, w.B, None, False),
+                (OPEN, w.N * w.B + w.B + 1, None, True),
+                (OPEN, w.N * w.B + w.B, None, g == 0),
+                (CLOSED, g * w.N * w.B + w.B + 5, b"12345", True),
+            ):
+                with self.subTest(g=g, session=session, floor=floor):
+                    for page in (0, 1):
+                        w.put_block(path, page * w.N, block)
+                        used, own = (1, tail) if page == g else (w.N, None)
+                        of = page * w.N * w.B + w.B + len(own or b"") if own or page else floor
+                        w.put_page(path, page, PageSpec(of, fid, session, used=used, keys=[key], tail=own))
+                    w.put_page(path, 2, PageSpec(size, fid, session, tail=b"0123456789"))
+                    if stale:
+                        self.damaged(w, path, f"page {g} .*older page")
+                        continue
+                    data, notices = self.read_and_notices(w, path)
+                    self.assertEqual(data, 2 * block.ljust(w.N * w.B, b"\0") + b"0123456789")
+                    self.assertEqual([f"page {g} " in text and "not written since" in text for text in notices], [True])
 
     def test_trailing_zeros_in_the_store(self) -> None:
         """Space set aside at the end of the backing file changes nothing."""
@@ -564,7 +595,7 @@ class Files(Temp):
         path, fid = w.dir / "f", b"i" * 16
         g = (1 << 42) // (w.N * w.B)
         size = g * w.N * w.B + 1
-        w.put_page(path, 0, PageSpec(1, fid, 1, sparse=True, keys=[w.put_block(path, 0, b"A")]))
+        w.put_page(path, 0, PageSpec(1, fid, 1, sparse=True, used=w.N, keys=[w.put_block(path, 0, b"A")]))
         w.put_page(path, g, PageSpec(size, fid, 1, tail=b"z"))
         with self.file(w, path) as f:
             self.assertEqual((f.size, list(f.damages())), (size, []))
@@ -593,7 +624,14 @@ class Files(Temp):
         for size in (5000, 62 * 4096 + 1):
             w.put_page(path, 0, PageSpec(size, fid, OPEN, cut=True, keys=keys))
             w.put_page(path, 1, PageSpec(2 * w.N * w.B, fid, OPEN, keys=[w.block(data[(62 + i) * 4096 :][:4096])[0] for i in range(62)]))
-            self.assertEqual(self.read(w, path), data[:size])
+            read, notices = self.read_and_notices(w, path)
+            self.assertEqual(read, data[:size])
+            self.assertEqual([f"a shrink to {size} bytes was interrupted" in text for text in notices], [True])
+        w.put_page(path, 2, PageSpec(3 * w.N * w.B, fid, OPEN, sequence=2, keys=[w.block(data[(124 + i) * 4096 :][:4096])[0] for i in range(62)]))
+        with self.file(w, path) as f:  # written after page 0: the shrink was complete by then
+            self.assertEqual(f.size, 3 * w.N * w.B)
+            (found,) = f.damages()
+            self.assertRegex(str(found), "page 0 .*pages past its end were written later")
         for session in (CLOSED, OPEN + 1):  # put back later, it would cut the file again
             w.put_page(path, 0, PageSpec(5000, fid, session, cut=True, keys=keys))
             w.put_page(path, 2, PageSpec(3 * w.N * w.B, fid, OPEN, keys=[w.block(data[(124 + i) * 4096 :][:4096])[0] for i in range(62)]))
@@ -1034,6 +1072,32 @@ class Tree(Temp):
             w.put_sessions(good, vault_id, kind)
             with self.assertRaisesRegex(lr.Damage, "no epoch opens"):
                 read()
+
+    def test_permissions_of_the_root(self) -> None:
+        """Parsed strictly; the directory's own without a record."""
+        for options in ({}, {"records_as_files": True}):
+            w = self.writer(**options)
+            header, path = load(w.dir / "lamassu.vault", KEY), os.fsencode(w.dir)
+            self.assertIsNone(root.load(header, path))
+            good = root.Permissions(0o2751, 1000, 4_000_000_000)
+            content = le(1, 4) + le(good.mode, 4) + le(good.uid, 4) + le(good.gid, 4)
+            w.put_root(content)
+            self.assertEqual(root.load(header, path), good)
+            for bad, words in (
+                (content[:-1], "of 15 bytes"),
+                (content + b"\0", "of 17 bytes"),
+                (le(2, 2) + content[2:], "version 2"),
+                (le(0x10001, 4) + content[4:], "no writer writes"),
+                (content[:4] + le(0o10000, 4) + content[8:], "no writer writes"),
+                (content[:8] + b"\xff" * 4 + content[12:], "no writer writes"),
+                (content[:12] + b"\xff" * 4, "no writer writes"),
+            ):
+                w.put_root(bad)
+                with self.assertRaisesRegex(lr.Damage, words):
+                    root.load(header, path)
+            w.put_root(content, kind=7)
+            with self.assertRaisesRegex(lr.Damage, "no epoch opens"):
+                root.load(header, path)
 
     def test_missing_record_of_sessions(self) -> None:
         """Then no session is open: it is said, and what is under way is not read."""

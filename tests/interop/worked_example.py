@@ -12,8 +12,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import sys
 import tarfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "format.md"
 GOLDEN = ROOT / "testdata" / "vaults"
 HEADING = "## 14. Worked example\n"
-WIDTH = 128
+WIDTH = 128  # of code blocks
+PROSE_WIDTH = 120
 
 Lines = list[str]
 
@@ -225,7 +228,13 @@ def _section(archive: tarfile.TarFile) -> str:
         "Its block 0 (section 10), D being the 4096 bytes of plaintext:",
         _block(_data_block(keys, raw, plain[72:104])),
     ]
-    return "\n".join(part if part.endswith("\n") else part + "\n" for part in out)
+    return "\n".join(part if part.endswith("\n") else _wrapped(part) + "\n" for part in out)
+
+
+def _wrapped(text: str) -> str:
+    """Prose in lines of PROSE_WIDTH columns at most, with code spans in one piece."""
+    text = re.sub(r"`[^`]*`", lambda span: span.group().replace(" ", "\0"), text)
+    return textwrap.fill(text, PROSE_WIDTH, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
 
 
 def section() -> str:

@@ -76,6 +76,8 @@ class Lab:
         self.key.write_bytes(secrets.token_bytes(32))
         self.key.chmod(0o600)
         self.vaults = []
+        # Who runs the program: a prefix of its command lines.
+        self.run_as = ()
         if store in MAKE:
             self.image = self.path / "store.img"
             with open(self.image, "wb") as image:
@@ -124,8 +126,17 @@ class Lab:
         """Makes a vault with these options of `init`."""
         vault = Vault(self, name)
         self.vaults.append(vault)
-        call(program(), "init", "-q", "-k", self.source, *options, str(vault.dir))
+        call(*self.run_as, program(), "init", "-q", "-k", self.source, *options, str(vault.dir))
         return vault
+
+    def belong_to(self, uid):
+        """From here on vaults and mounts are made by this user, whose the store is."""
+        self.run_as = (
+            *("env", f"HOME={self.path}", "setpriv"),
+            *(f"--reuid={uid}", f"--regid={uid}", "--clear-groups"),
+        )
+        for path in (self.path, self.store, self.key):
+            os.chown(path, uid, uid)
 
     @property
     def source(self):
@@ -145,7 +156,7 @@ class Vault:
 
     def mount(self, *options):
         """Mounts in the foreground of a child, so that we know whom to kill; returns when the mount is usable."""
-        command = [program(), "mount", "-f", "-q", "-k", self.lab.source, *options, str(self.dir), str(self.mnt)]
+        command = [*self.lab.run_as, program(), "mount", "-f", "-q", "-k", self.lab.source, *options, str(self.dir), str(self.mnt)]
         log = open(self.log, "ab")
         self.daemon = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

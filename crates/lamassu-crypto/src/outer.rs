@@ -32,6 +32,8 @@ pub enum RecordKind {
     ParentSlot = 6,
     /// 7
     Sessions = 7,
+    /// 8
+    Root = 8,
 }
 
 /// K_out of one epoch, expanded for a suite.

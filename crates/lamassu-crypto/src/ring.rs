@@ -62,6 +62,14 @@ impl Epochs {
     }
 }
 
+/// Those of `had` and, of other numbers, of `given`; newest first.
+fn merged<K>(had: &[(EpochNumber, Arc<K>)], given: &[(EpochNumber, Arc<K>)]) -> Vec<(EpochNumber, Arc<K>)> {
+    let lacks = |(number, _): &&(EpochNumber, Arc<K>)| had.iter().all(|(n, _)| n != number);
+    let mut all: Vec<_> = had.iter().chain(given.iter().filter(lacks)).cloned().collect();
+    all.sort_by_key(|(number, _)| std::cmp::Reverse(*number));
+    all
+}
+
 /// Numbers keys given newest first: the last is 1.
 fn numbered(keys: &[Secret<32>]) -> Vec<(EpochNumber, Secret<32>)> {
     let newest = EpochNumber::try_from(keys.len()).unwrap_or(EpochNumber::MAX);
@@ -99,13 +107,25 @@ impl KeyRing {
         KeyRing { suite, kernel, epochs: Arc::new(RwLock::new(epochs)), inner_hit: Arc::new(AtomicU32::new(hit)) }
     }
 
-    /// Exchanges the epochs, of all clones. New writes use the newest from now on.
+    /// Adds the epochs that it lacks, given newest first, to all clones. New writes use the newest from now on. None that is there goes or becomes another: data
+    /// may lie under it.
     ///
     /// # Panics
     /// As `new`.
+    pub fn add(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
+        let given = Epochs::of(self.suite, self.kernel, inner, outer);
+        let mut epochs = self.epochs.write();
+        let inner = merged(&epochs.inner, &given.inner);
+        *epochs = Arc::new(Epochs { inner, outer: merged(&epochs.outer, &given.outer) });
+    }
+
+    /// Exchanges the epochs: for tests alone. A ring that data is written under only gains some ([`KeyRing::add`]).
+    ///
+    /// # Panics
+    /// As `new`.
+    #[doc(hidden)]
     pub fn replace(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
-        let epochs = Epochs::of(self.suite, self.kernel, inner, outer);
-        *self.epochs.write() = epochs;
+        *self.epochs.write() = Epochs::of(self.suite, self.kernel, inner, outer);
     }
 
     /// A ring of its own with the newest K_in alone: what it verifies is not of an older epoch.
@@ -234,7 +254,7 @@ mod tests {
         let (aad, mut page) = ([0; 16], [5; PAGE_LEN]);
         ring.outer().seal_page(&aad, &mut page).unwrap();
         let record = ring.outer().seal_record(RecordKind::Xattr, b"c", b"content").unwrap();
-        ring.replace(&[(4, key(4)), (3, key(3))], &[(9, key(9)), (7, key(7))]);
+        ring.add(&[(4, key(4)), (3, key(3))], &[(9, key(9)), (7, key(7))]);
         assert_eq!(clone.newest(), (4, 9));
         assert_eq!((clone.page_epoch(&aad, &page[..HEAD_LEN]), clone.page_epoch(&aad, &page[..40])), (Some(7), None));
         assert_eq!(clone.record_epoch(RecordKind::Xattr, b"c", &record), Some(7));
@@ -242,10 +262,13 @@ mod tests {
         let mut newer = [6; PAGE_LEN];
         clone.outer().seal_page(&aad, &mut newer).unwrap();
         assert_eq!(ring.open_page(&aad, &mut newer), Ok(9));
-        // An epoch that is gone opens nothing.
-        ring.replace(&[(4, key(4))], &[(9, key(9))]);
-        assert_eq!(clone.open_page(&aad, &mut page), Err(OpenError::NoKey));
-        assert_eq!(clone.open_record(RecordKind::Xattr, b"c", &record), Err(OpenError::NoKey));
+        // What is not given again is kept, and what is given in its place is not taken.
+        ring.add(&[(2, key(2))], &[(9, key(8)), (1, key(1))]);
+        assert_eq!((clone.newest(), clone.inners().len()), ((4, 9), 3));
+        assert_eq!(clone.open_page(&aad, &mut page), Ok(7));
+        assert!(clone.open_record(RecordKind::Xattr, b"c", &record).is_ok());
+        let again = KeyRing::of_epochs(Suite::Aes, &[(4, key(4))], &[(9, key(9))]);
+        assert_eq!(again.open_record(RecordKind::Xattr, b"c", &record), Err(OpenError::NoKey));
     }
 
     #[test]

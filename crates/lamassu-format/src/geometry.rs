@@ -1,6 +1,6 @@
 //! Where pages and blocks lie in a backing file (§8). Pure arithmetic.
 
-use crate::PAGE_LEN;
+use crate::{BlockNo, PAGE_LEN, PageNo};
 
 /// Key slots in a page.
 pub const SLOTS: usize = 124;
@@ -63,45 +63,75 @@ impl Geometry {
     }
 
     /// Backing offset of page `g`.
-    pub const fn page_offset(&self, g: u64) -> u64 {
+    pub const fn page_offset(&self, g: PageNo) -> u64 {
         let p = self.pages_per_segment();
-        (g / p) * self.segment_len() + (g % p) * PAGE_LEN as u64
+        (g.0 / p) * self.segment_len() + (g.0 % p) * PAGE_LEN as u64
     }
 
     /// Backing offset of block `b`.
-    pub const fn block_offset(&self, b: u64) -> u64 {
+    pub const fn block_offset(&self, b: BlockNo) -> u64 {
         let per_segment = self.pages_per_segment() * self.blocks_per_page();
-        (b / per_segment) * self.segment_len() + self.block_size() + (b % per_segment) * self.block_size()
+        (b.0 / per_segment) * self.segment_len() + self.block_size() + (b.0 % per_segment) * self.block_size()
     }
 
     /// Page and slot of block `b`.
-    pub const fn slot_of(&self, b: u64) -> (u64, usize) {
-        (b / self.blocks_per_page(), (b % self.blocks_per_page()) as usize)
+    pub const fn slot_of(&self, b: BlockNo) -> (PageNo, usize) {
+        (self.page_of(b), (b.0 % self.blocks_per_page()) as usize)
+    }
+
+    /// Page of block `b`.
+    pub const fn page_of(&self, b: BlockNo) -> PageNo {
+        PageNo(b.0 / self.blocks_per_page())
+    }
+
+    /// Pages of blocks `first..=last`.
+    pub fn pages_of(&self, first: BlockNo, last: BlockNo) -> impl DoubleEndedIterator<Item = PageNo> + Clone {
+        self.page_of(first).until(self.page_of(last).next())
     }
 
     /// First block of page `g`.
-    pub const fn first_block(&self, g: u64) -> u64 {
-        g * self.blocks_per_page()
+    pub const fn first_block(&self, g: PageNo) -> BlockNo {
+        BlockNo(g.0 * self.blocks_per_page())
+    }
+
+    /// Logical offset at which page `g` begins.
+    pub const fn page_start(&self, g: PageNo) -> u64 {
+        g.0 * self.page_span()
+    }
+
+    /// Logical offset at which block `b` begins.
+    pub const fn block_start(&self, b: BlockNo) -> u64 {
+        b.0 * self.block_size()
+    }
+
+    /// The block that the logical offset `at` lies in.
+    pub const fn block_at(&self, at: u64) -> BlockNo {
+        BlockNo(at / self.block_size())
+    }
+
+    /// The block after the last one, the partial one included, of a file of `size` bytes.
+    pub const fn end_block(&self, size: u64) -> BlockNo {
+        BlockNo(size.div_ceil(self.block_size()))
+    }
+
+    /// The segment that holds page `g`.
+    pub const fn segment_of(&self, g: PageNo) -> u64 {
+        g.0 / self.pages_per_segment()
     }
 
     /// The last page of a file of `size` bytes: a size exactly on a border belongs to the earlier page.
-    pub const fn last_page(&self, size: u64) -> u64 {
-        if size == 0 { 0 } else { (size.div_ceil(self.block_size()) - 1) / self.blocks_per_page() }
-    }
-
-    /// Number of blocks, the partial one included, of a file of `size` bytes.
-    pub const fn blocks(&self, size: u64) -> u64 {
-        size.div_ceil(self.block_size())
+    pub const fn last_page(&self, size: u64) -> PageNo {
+        PageNo(if size == 0 { 0 } else { (size.div_ceil(self.block_size()) - 1) / self.blocks_per_page() })
     }
 
     /// AAD of page `g` (§9).
-    pub fn page_aad(&self, suite: crate::Suite, g: u64) -> [u8; 16] {
+    pub fn page_aad(&self, suite: crate::Suite, g: PageNo) -> [u8; 16] {
         let mut aad = [0u8; 16];
         aad[0..2].copy_from_slice(&crate::VERSION.to_le_bytes());
         aad[2] = suite.id();
         aad[3] = self.block_size.trailing_zeros() as u8;
         aad[4..6].copy_from_slice(&self.reserved.to_le_bytes());
-        aad[8..16].copy_from_slice(&g.to_le_bytes());
+        aad[8..16].copy_from_slice(&g.0.to_le_bytes());
         aad
     }
 }

@@ -1,24 +1,135 @@
-//! Block keys in memory: a list that leaves nothing of them behind.
+//! Block keys in memory: what leaves nothing of them behind, and never shows them.
 
 use crate::{BlockKey, KEY_LEN};
-use std::ops::{Deref, DerefMut};
 use zeroize::Zeroize;
 
-/// Keys of blocks, wiped when the list is dropped, and where it is moved to grow.
+/// The bytes of a hole's slot.
+const HOLE: BlockKey = [0; KEY_LEN];
+
+/// What a key slot of a page holds: the key of a block, or the zeros that stand for a hole. Wiped when it is dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SlotKey(BlockKey);
+
+impl SlotKey {
+    /// The slot of a hole.
+    pub const HOLE: SlotKey = SlotKey(HOLE);
+
+    /// A slot with this key.
+    pub const fn new(key: BlockKey) -> SlotKey {
+        SlotKey(key)
+    }
+
+    /// Whether the block is a hole.
+    pub fn is_hole(&self) -> bool {
+        is_hole(&self.0)
+    }
+
+    /// The key, as a batch of one.
+    pub fn as_batch(&self) -> &[BlockKey] {
+        std::slice::from_ref(&self.0)
+    }
+}
+
+impl Drop for SlotKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+/// Never shows the key.
+impl std::fmt::Debug for SlotKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.is_hole() { "hole" } else { "key" })
+    }
+}
+
+/// Whether a slot with these bytes is that of a hole.
+fn is_hole(key: &BlockKey) -> bool {
+    *key == HOLE
+}
+
+/// Slots in a row, wiped when the list is dropped, and where it is moved to grow. Ciphers take them as [`Keys::raw`].
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys(Vec<BlockKey>);
 
 impl Keys {
-    /// As many hole keys.
+    /// As many holes.
     pub fn holes(len: usize) -> Keys {
-        Keys(vec![[0; KEY_LEN]; len])
+        Keys(vec![HOLE; len])
     }
 
-    /// Makes it `len` long: hole keys are added at the end, or keys taken away there.
+    /// How many slots there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The keys as ciphers take them.
+    pub fn raw(&self) -> &[BlockKey] {
+        &self.0
+    }
+
+    /// The same, to be filled.
+    pub fn raw_mut(&mut self) -> &mut [BlockKey] {
+        &mut self.0
+    }
+
+    /// Slot `i`, `None` past the end.
+    pub fn get(&self, i: usize) -> Option<SlotKey> {
+        self.0.get(i).copied().map(SlotKey)
+    }
+
+    /// Sets slot `i`.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn set(&mut self, i: usize, key: &SlotKey) {
+        self.0[i] = key.0;
+    }
+
+    /// Sets slot `at` to slot `n` of another list.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn copy_from(&mut self, at: usize, other: &Keys, n: usize) {
+        self.0[at] = other.0[n];
+    }
+
+    /// Whether slot `i` is equal to slot `n` of another list.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn is_same(&self, i: usize, other: &Keys, n: usize) -> bool {
+        self.0[i] == other.0[n]
+    }
+
+    /// Whether slot `i` is that of a hole.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    pub fn is_hole(&self, i: usize) -> bool {
+        is_hole(&self.0[i])
+    }
+
+    /// Whether slot `i` holds a key: it is there, and not that of a hole.
+    pub fn is_keyed(&self, i: usize) -> bool {
+        self.0.get(i).is_some_and(|key| !is_hole(key))
+    }
+
+    /// Whether a slot from `from` on holds a key.
+    pub fn any_keyed_from(&self, from: usize) -> bool {
+        self.0.iter().skip(from).any(|key| !is_hole(key))
+    }
+
+    /// Makes it `len` long: holes are added at the end, or slots taken away there.
     pub fn resize(&mut self, len: usize) {
         self.truncate(len);
         self.reserve(len);
-        self.0.resize(len, [0; KEY_LEN]);
+        self.0.resize(len, HOLE);
     }
 
     /// Takes away all but the first `len`.
@@ -29,21 +140,30 @@ impl Keys {
         }
     }
 
-    /// Puts a key before the one at `at`.
+    /// Puts a slot before the one at `at`.
     ///
     /// # Panics
     /// If the list is shorter than that.
-    pub fn insert(&mut self, at: usize, key: BlockKey) {
+    pub fn insert(&mut self, at: usize, key: &SlotKey) {
         self.reserve(self.0.len() + 1);
-        self.0.insert(at, key);
+        self.0.insert(at, key.0);
     }
 
-    /// Puts a key at the end.
-    pub fn push(&mut self, key: BlockKey) {
+    /// Puts slot `n` of another list before the slot at `at`.
+    ///
+    /// # Panics
+    /// If a list is shorter than that.
+    pub fn insert_from(&mut self, at: usize, other: &Keys, n: usize) {
+        self.reserve(self.0.len() + 1);
+        self.0.insert(at, other.0[n]);
+    }
+
+    /// Puts a slot at the end.
+    pub fn push(&mut self, key: &SlotKey) {
         self.insert(self.0.len(), key);
     }
 
-    /// Room for `len` keys. A list that has to move is wiped where it was: the allocator would leave the keys there.
+    /// Room for `len` slots. A list that has to move is wiped where it was: the allocator would leave the keys there.
     fn reserve(&mut self, len: usize) {
         if len > self.0.capacity() {
             let mut moved = Vec::with_capacity(len.next_power_of_two());
@@ -66,20 +186,6 @@ impl From<&[BlockKey]> for Keys {
     }
 }
 
-impl Deref for Keys {
-    type Target = [BlockKey];
-
-    fn deref(&self) -> &[BlockKey] {
-        &self.0
-    }
-}
-
-impl DerefMut for Keys {
-    fn deref_mut(&mut self) -> &mut [BlockKey] {
-        &mut self.0
-    }
-}
-
 /// Never shows a key.
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -97,16 +203,29 @@ mod tests {
         let mut vec: Vec<BlockKey> = Vec::new();
         for n in 0..40u8 {
             let at = usize::from(n) / 2;
-            keys.insert(at, [n; KEY_LEN]);
+            keys.insert(at, &SlotKey::new([n; KEY_LEN]));
             vec.insert(at, [n; KEY_LEN]);
         }
         for len in [50, 20, 20, 3, 0, 7] {
             keys.resize(len);
             vec.resize(len, [0; KEY_LEN]);
-            assert_eq!(*keys, vec[..]);
+            assert_eq!(keys.raw(), &vec[..]);
         }
-        assert_eq!(*Keys::from(&vec[..]), vec[..]);
-        keys.push([9; KEY_LEN]);
-        assert_eq!(keys.last(), Some(&[9; KEY_LEN]));
+        assert_eq!(Keys::from(&vec[..]).raw(), &vec[..]);
+        assert!(keys.is_hole(6) && !keys.is_keyed(6) && !keys.any_keyed_from(0));
+        keys.push(&SlotKey::new([9; KEY_LEN]));
+        assert!(keys.get(7) == Some(SlotKey::new([9; KEY_LEN])) && keys.get(8).is_none());
+        assert!(keys.is_keyed(7) && !keys.is_keyed(8) && keys.any_keyed_from(7));
+        let mut other = Keys::holes(1);
+        other.insert_from(0, &keys, 7);
+        assert!(other.len() == 2 && other.is_same(0, &keys, 7) && !other.is_same(1, &keys, 7));
+        other.copy_from(1, &keys, 7);
+        assert!(other.is_same(1, &keys, 7) && !other.any_keyed_from(2));
+    }
+
+    #[test]
+    fn nothing_shows_a_key() {
+        let key = SlotKey::new([0xab; KEY_LEN]);
+        assert_eq!(format!("{key:?} {:?} {:?}", SlotKey::HOLE, Keys::from(key.as_batch())), "key hole [1 keys]");
     }
 }

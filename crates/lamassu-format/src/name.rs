@@ -21,10 +21,26 @@ pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
 /// The names that only the root has by right.
-const ROOT_NAMES: [&str; 10] =
-    [HEADER, HEADER_NEW, HEADER_REPLACED, HEADER_REPLACING, HISTORY, HISTORY_BROKEN, LOCK, SESSIONS, STAGING, LOST];
+const ROOT_NAMES: [&str; 12] = [
+    HEADER,
+    HEADER_NEW,
+    HEADER_REPLACED,
+    HEADER_REPLACING,
+    HISTORY,
+    HISTORY_BROKEN,
+    LOCK,
+    ROOT_RECORD,
+    ROOT_RECORD_NEW,
+    SESSIONS,
+    STAGING,
+    LOST,
+];
 /// Directory record, in every directory of a vault with encrypted names.
 pub const DIR_RECORD: &str = "lamassu.dir";
+/// The record of the root's permissions (§6b), in the root.
+pub const ROOT_RECORD: &str = "lamassu.root";
+/// The record that is about to replace it.
+pub const ROOT_RECORD_NEW: &str = "lamassu.root.new";
 /// The directory of the record of sessions (§6a), in the root.
 pub const SESSIONS: &str = "lamassu.sessions";
 /// The record of sessions, there.
@@ -52,7 +68,8 @@ pub const SIV_LEN: usize = 16;
 /// What a name found in the store stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// [`HEADER`], [`HEADER_NEW`], [`HEADER_REPLACED`], [`HEADER_REPLACING`], [`HISTORY`], [`HISTORY_BROKEN`], [`LOCK`], [`STAGING`] or [`LOST`]: the format's own, never shown. Only the root has them by right.
+    /// One of the names that only the root of a vault has by right, such as [`HEADER`] and [`STAGING`]: the format's own, never
+    /// shown.
     Root,
     /// [`DIR_RECORD`].
     DirRecord,

@@ -2,7 +2,7 @@
 //!
 //! A page holds the keys of its blocks, and the tail of its file. Both are wiped when it is dropped.
 
-use crate::{BlockKey, Geometry, KEY_LEN, PAGE_LEN, geometry::SLOTS, keys::Keys};
+use crate::{FileId, Geometry, KEY_LEN, Keys, PAGE_LEN, PageNo, SlotKey, geometry::SLOTS};
 use zeroize::Zeroize;
 
 /// Offset of the AEAD tag.
@@ -55,11 +55,11 @@ pub enum PageError {
 pub struct Page {
     /// Size of the file, or floor in page 0 of a longer file, in bytes.
     pub size: u64,
-    /// Random id of the file; zero in a convergent page.
-    pub file_id: [u8; 16],
+    /// Random id of the file; none in a convergent page.
+    pub file_id: FileId,
     /// The session that wrote it, from 1; zero in a convergent page.
     pub session: u32,
-    /// How often that session had written this page; zero in a convergent page.
+    /// How many pages that session had written, this one included; zero in a convergent page.
     pub sequence: u32,
     /// Pages below the floor may be absent (page 0 only).
     pub sparse: bool,
@@ -103,7 +103,7 @@ impl Drop for Page {
 
 impl Page {
     /// A page without blocks.
-    pub fn empty(file_id: [u8; 16]) -> Page {
+    pub fn empty(file_id: FileId) -> Page {
         Page {
             size: 0,
             file_id,
@@ -125,18 +125,18 @@ impl Page {
     }
 
     /// Previous key of slot `i`, if `replaced`.
-    pub fn previous_key(&self, i: usize) -> Option<BlockKey> {
+    pub fn previous_key(&self, i: usize) -> Option<SlotKey> {
         if self.replaced >> i & 1 == 0 {
             return None;
         }
         let rank = (self.replaced & ((1u128 << i) - 1)).count_ones() as usize;
-        self.previous.get(rank).copied()
+        self.previous.get(rank)
     }
 
     /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are not looked at.
-    pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: u64) -> Result<Page, PageError> {
+    pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: PageNo) -> Result<Page, PageError> {
         let flags = u64_at(bytes, FLAGS_AT);
-        if flags & !FLAGS_KNOWN != 0 || (g > 0 && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
+        if flags & !FLAGS_KNOWN != 0 || (g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
             return Err(PageError::Flags(flags));
         }
         let used = (flags >> USED_SHIFT) as usize & 0xff;
@@ -160,10 +160,10 @@ impl Page {
         if bytes[free_at..tail_at].iter().chain(&bytes[tail_at + tail_len..]).any(|&b| b != 0) {
             return Err(PageError::Unused);
         }
-        let file_id: [u8; 16] = bytes[FILE_ID_AT..SESSION_AT].try_into().expect("16 bytes");
+        let file_id = FileId(bytes[FILE_ID_AT..SESSION_AT].try_into().expect("16 bytes"));
         let (session, sequence) = (u32_at(bytes, SESSION_AT), u32_at(bytes, SEQUENCE_AT));
-        let is_convergent = file_id == [0; 16];
-        let is_at_rest = pending == 0 && flags & (FLAG_SPARSE | FLAG_CUT) == 0 && sequence == 0 && g == 0;
+        let is_convergent = file_id.is_none();
+        let is_at_rest = pending == 0 && flags & (FLAG_SPARSE | FLAG_CUT) == 0 && sequence == 0 && g == PageNo::ZERO;
         if is_convergent != (session == 0) || (is_convergent && !is_at_rest) {
             return Err(PageError::Session);
         }
@@ -191,7 +191,7 @@ impl Page {
     ///
     /// # Panics
     /// If the page does not obey §9: a page is checked just before it is written, so that no faulty one ever is.
-    pub fn build(&self, geometry: &Geometry, g: u64) -> Box<[u8; PAGE_LEN]> {
+    pub fn build(&self, geometry: &Geometry, g: PageNo) -> Box<[u8; PAGE_LEN]> {
         let mut bytes = Box::new([0u8; PAGE_LEN]);
         let mut flags = (self.keys.len() as u64) << USED_SHIFT;
         flags |= if self.tail.is_empty() { 0 } else { FLAG_TAIL };
@@ -199,15 +199,16 @@ impl Page {
         flags |= if self.cut { FLAG_CUT } else { 0 };
         assert!(Page::fits(self.keys.len(), self.previous.len(), self.tail.len()), "page overflows");
         bytes[SIZE_AT..FILE_ID_AT].copy_from_slice(&self.size.to_le_bytes());
-        bytes[FILE_ID_AT..SESSION_AT].copy_from_slice(&self.file_id);
+        bytes[FILE_ID_AT..SESSION_AT].copy_from_slice(&self.file_id.0);
         bytes[SESSION_AT..SEQUENCE_AT].copy_from_slice(&self.session.to_le_bytes());
         bytes[SEQUENCE_AT..FLAGS_AT].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[FLAGS_AT..PENDING_AT].copy_from_slice(&flags.to_le_bytes());
         bytes[PENDING_AT..REPLACED_AT].copy_from_slice(&self.pending.to_le_bytes());
         bytes[REPLACED_AT..SLOTS_AT].copy_from_slice(&self.replaced.to_le_bytes());
-        for (i, key) in self.keys.iter().chain(self.previous.iter()).enumerate() {
-            let at = SLOTS_AT + i * KEY_LEN;
-            bytes[at..at + KEY_LEN].copy_from_slice(key);
+        let previous_at = SLOTS_AT + self.keys.len() * KEY_LEN;
+        for (at, keys) in [(SLOTS_AT, &self.keys), (previous_at, &self.previous)] {
+            let keys = keys.raw().as_flattened();
+            bytes[at..at + keys.len()].copy_from_slice(keys);
         }
         let tail_at = PAGE_LEN - self.tail.len().div_ceil(KEY_LEN) * KEY_LEN;
         bytes[tail_at..tail_at + self.tail.len()].copy_from_slice(&self.tail);
@@ -217,8 +218,8 @@ impl Page {
     }
 }
 
-fn tail_len(size: u64, used: usize, previous: usize, geometry: &Geometry, g: u64) -> Result<usize, PageError> {
-    let start = geometry.first_block(g).checked_add(used as u64).and_then(|b| b.checked_mul(geometry.block_size()));
+fn tail_len(size: u64, used: usize, previous: usize, geometry: &Geometry, g: PageNo) -> Result<usize, PageError> {
+    let start = geometry.first_block(g).0.checked_add(used as u64).and_then(|b| b.checked_mul(geometry.block_size()));
     let len = start.and_then(|start| size.checked_sub(start)).ok_or(PageError::Tail)?;
     let is_full = used as u64 == geometry.blocks_per_page();
     if is_full || len == 0 || len >= geometry.block_size() || !Page::fits(used, previous, len as usize) {

@@ -10,6 +10,9 @@ pub const RANGES_MAX: usize = 64;
 const HEAD_LEN: usize = 8;
 const RANGE_LEN: usize = 8;
 
+/// From this time on, in Unix seconds (in the year 2105), numbers follow one another: a clock that is wrong by so much must not use them up.
+pub const CLOCK_MAX: u32 = u32::MAX - (1 << 24) + 1;
+
 /// Which sessions there were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionRecord {
@@ -42,9 +45,9 @@ pub enum SessionsError {
 }
 
 impl SessionRecord {
-    /// Of a vault whose record was lost: every session up to `last` is closed.
-    pub fn after(last: u32) -> SessionRecord {
-        SessionRecord { last, open: Vec::new() }
+    /// Of a vault whose record was lost: every session up to `last`, and every one that a page may be of that was begun before `now`, in Unix seconds, is closed.
+    pub fn after(last: u32, now: u64) -> SessionRecord {
+        SessionRecord { last: last.max(number_at(now)), open: Vec::new() }
     }
 
     /// Number of the last session that began; 0: none did.
@@ -62,12 +65,13 @@ impl SessionRecord {
         self.open.iter().any(|(from, to)| (*from..=*to).contains(&session))
     }
 
-    /// Begins the next session, and returns its number; `None` if there are no numbers left.
+    /// Begins a session at the time `now`, in Unix seconds, and returns its number: that time, or the next number where that is higher. So a number is not given
+    /// twice where this record is older than the vault, or begins like that of another copy. `None` if there are no numbers left.
     #[must_use]
-    pub fn begin(&mut self) -> Option<u32> {
-        let next = self.last.checked_add(1)?;
+    pub fn begin(&mut self, now: u64) -> Option<u32> {
+        let next = self.last.checked_add(1)?.max(number_at(now));
         match self.open.last_mut() {
-            Some((_, to)) if *to == self.last => *to = next,
+            Some((_, to)) if to.checked_add(1) == Some(next) => *to = next,
             _ => self.open.push((next, next)),
         }
         self.last = next;
@@ -145,6 +149,11 @@ impl SessionRecord {
     }
 }
 
+/// The number of a session that begins at this time; 0 where the clock cannot be right.
+fn number_at(now: u64) -> u32 {
+    u32::try_from(now).ok().filter(|now| *now < CLOCK_MAX).unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,20 +163,39 @@ mod tests {
     #[test]
     fn sessions_are_open_from_their_beginning_to_their_end() {
         let mut record = SessionRecord::default();
-        let first = record.begin().unwrap();
+        let first = record.begin(0).unwrap();
         assert_eq!((first, record.is_open(1), record.is_open(2)), (1, true, false));
-        let second = record.begin().unwrap();
+        let second = record.begin(0).unwrap();
         record.close(second);
         assert_eq!((record.last(), record.open()), (2, &[(1, 1)][..]));
         record.close(first);
         assert_eq!(record.open(), &[]);
-        assert_eq!(record.begin(), Some(3));
+        assert_eq!(record.begin(0), Some(3));
+    }
+
+    #[test]
+    fn numbers_are_times_and_none_is_given_twice() {
+        let mut record = SessionRecord::default();
+        assert_eq!(record.begin(1_000), Some(1_000));
+        assert_eq!(record.begin(1_000), Some(1_001), "two in one second");
+        let older = record.clone();
+        assert_eq!(record.begin(2_000), Some(2_000));
+        assert_eq!(record.open(), [(1_000, 1_001), (2_000, 2_000)], "what never began is in no range");
+        assert_eq!(record.begin(1_500), Some(2_001), "a clock that was put back");
+        let mut older = older;
+        assert_eq!(older.begin(2_500), Some(2_500), "an older record gives no number that a later one gave");
+        let mut renewed = SessionRecord::after(7, 3_000);
+        assert_eq!((renewed.last(), renewed.begin(3_000)), (3_000, Some(3_001)));
+        let clocks = [u64::from(CLOCK_MAX), u64::from(u32::MAX), 1 << 40];
+        assert!(clocks.iter().all(|now| older.clone().begin(*now) == Some(2_501)), "a wrong clock uses up no numbers");
+        assert_eq!(older.begin(u64::from(CLOCK_MAX) - 1), Some(CLOCK_MAX - 1));
+        assert_eq!(older.begin(0), Some(CLOCK_MAX));
     }
 
     #[test]
     fn there_is_an_end_of_numbers() {
         let mut record = SessionRecord { last: u32::MAX, open: vec![(u32::MAX, u32::MAX)] };
-        assert_eq!(record.begin(), None);
+        assert_eq!(record.begin(9), None);
         record.close(u32::MAX);
         assert_eq!(record.open(), &[]);
     }
@@ -193,10 +221,11 @@ mod tests {
     proptest! {
         #[test]
         fn no_open_session_is_ever_forgotten(steps in prop::collection::vec(any::<(bool, u16)>(), 0..600)) {
-            let (mut record, mut open) = (SessionRecord::default(), BTreeSet::new());
+            let (mut record, mut open, mut now) = (SessionRecord::default(), BTreeSet::new(), 0);
             for (begins, which) in steps {
                 if begins || open.is_empty() {
-                    open.insert(record.begin().unwrap());
+                    now += u64::from(which % 5);
+                    open.insert(record.begin(now).unwrap());
                 } else {
                     let session = *open.iter().nth(usize::from(which) % open.len()).unwrap();
                     open.remove(&session);

@@ -3,9 +3,15 @@
 //! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and its answer back. They are for
 //! root and for the user who mounted; calls also for delegates whom they named.
 //!
-//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered.
+//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered, calls by a path that may lead elsewhere by
+//! then ([`Asked`]).
+
+mod asked;
+
+pub use asked::{Asked, Links, unescape};
 
 use lamassu_vault::Ino;
+use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -34,6 +40,9 @@ const LENGTH_BYTES: usize = 4;
 pub const CALL_LEN_MAX: usize = CALL_BYTES - LENGTH_BYTES;
 /// How long [`freeze`] waits for the kernel's own queue to run dry before it freezes anyway.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
+
+/// The operation that [`ControlError::Io`] names where there is no such directory, or it may not be opened.
+const OPEN: &str = "open mount point";
 
 /// The operation that [`ControlError::Io`] names where the page cache could not be written back.
 pub const SYNCFS: &str = "syncfs";
@@ -130,6 +139,19 @@ pub enum ControlError {
     /// The user's: only root and the user who mounted may do this.
     #[error("only root and the user who mounted may do this")]
     NotPermitted,
+    /// The user's, or whoever owns a directory on the way: what the path leads to is not what it says.
+    #[error(
+        "{path:?} leads to {target:?}, by a symbolic link or `..`, and links may be exchanged by whoever owns the directory; give {target:?} itself, if that is meant"
+    )]
+    LeadsAway {
+        /// As given.
+        path: std::path::PathBuf,
+        /// Where it leads.
+        target: std::path::PathBuf,
+    },
+    /// Somebody else's mount: what it answers may be made up.
+    #[error("{0:?} lies in a mount of another user: only the daemons of root's mounts and of your own are asked")]
+    Strangers(std::path::PathBuf),
     /// The program's: a call or an answer that one ioctl cannot carry.
     #[error("a call or its answer is longer than {CALL_LEN_MAX} bytes")]
     TooLong,
@@ -174,15 +196,27 @@ pub fn status(mountpoint: &Path) -> Result<Status, ControlError> {
 }
 
 /// Asks the program that serves the mount in which a directory lies, and waits for its answer. The memory of both the frame and the answer is wiped when dropped.
-pub fn call(dir: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
-    let root = open(dir)?;
+pub fn call(asked: &Asked, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
+    // The directory itself: its name may be another's by now.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(asked.dir(), c".", flags, Mode::empty());
+    let dir = opened.map_err(|e| ControlError::Io { op: OPEN, source: e.into() })?;
+    called(&dir.into(), asked.path(), request)
+}
+
+/// The same of a mount of whomever: for what is no secret, and where the answer need not be believed.
+pub fn call_stranger(dir: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
+    called(&open(dir)?, dir, request)
+}
+
+fn called(dir: &File, path: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
     let mut frame = frame(request).ok_or(ControlError::TooLong)?;
     // SAFETY: the descriptor is open; the request's size field says CALL_BYTES, and `frame` is that long.
-    let rc = unsafe { libc::ioctl(root.as_raw_fd(), LAMASSU_IOC_CALL as libc::Ioctl, frame.as_mut_ptr()) };
+    let rc = unsafe { libc::ioctl(dir.as_raw_fd(), LAMASSU_IOC_CALL as libc::Ioctl, frame.as_mut_ptr()) };
     if rc < 0 {
-        return Err(failed(dir, "call"));
+        return Err(failed(path, "call"));
     }
-    let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(dir.into()))?;
+    let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(path.into()))?;
     Ok(Zeroizing::new(answer.to_vec()))
 }
 
@@ -213,7 +247,7 @@ fn open(mountpoint: &Path) -> Result<File, ControlError> {
         .read(true)
         .custom_flags(libc::O_DIRECTORY)
         .open(mountpoint)
-        .map_err(|source| ControlError::Io { op: "open mount point", source })
+        .map_err(|source| ControlError::Io { op: OPEN, source })
 }
 
 fn status_of(root: &File, mountpoint: &Path) -> Result<Status, ControlError> {

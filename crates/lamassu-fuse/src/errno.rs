@@ -34,7 +34,8 @@ pub fn errno_of(error: &VaultError) -> i32 {
     }
 }
 
-/// The store's own errno. `ENOSYS` would make the kernel stop asking for good, `EINTR` and `EAGAIN` would promise a retry: not ours to say.
+/// The store's own errno, but for three. After `ENOSYS` the kernel would never ask again; `EINTR` and `EAGAIN` would
+/// ask the caller to retry.
 fn raw(error: &std::io::Error) -> i32 {
     match error.raw_os_error() {
         Some(libc::ENOSYS) => libc::EOPNOTSUPP,
@@ -46,6 +47,7 @@ fn raw(error: &std::io::Error) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lamassu_format::{BlockNo, PageNo};
     use lamassu_store::file::{Damage, DamageKind};
 
     fn io(errno: i32) -> VaultError {
@@ -64,7 +66,8 @@ mod tests {
 
     #[test]
     fn damage_is_an_input_output_error() {
-        let damage = Damage { kind: DamageKind::BlockHash, segment: 0, page: 0, pages: 1, block: Some(1) };
+        let damage =
+            Damage { kind: DamageKind::BlockHash, segment: 0, page: PageNo(0), pages: 1, block: Some(BlockNo(1)) };
         assert_eq!(errno_of(&VaultError::Store(StoreError::Damaged(damage))), libc::EIO);
         assert_eq!(errno_of(&VaultError::Damaged { what: "name", stored: String::new() }), libc::EIO);
     }

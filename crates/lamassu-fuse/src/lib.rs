@@ -1,22 +1,41 @@
-//! FUSE front-end: translates kernel requests into calls of a [`FileSystem`], normally a [`lamassu_vault::Vault`].
+//! FUSE front-end: translates kernel requests into calls of a [`FileSystem`](lamassu_vault::FileSystem).
 //!
-//! Guarantees: every request gets exactly one reply, also when the file system below panics (`EIO`) or is frozen (the reply comes after the
-//! thaw, while reads go on); every error has one errno, from one exhaustive table ([`errno_of`]).
+//! Guarantees: every request gets exactly one reply, also when the file system below panics (`EIO`) or is frozen (the
+//! reply comes after the thaw, while reads go on); every error has one errno, from one exhaustive table ([`errno_of`]).
 //!
-//! Never: decides what an operation means (that is the vault's), keeps file data, waits on its own mount from a request handler.
+//! Never: decides what an operation means (that is the vault's), keeps file data, waits on its own mount from a request
+//! handler.
+//!
+//! Modules:
+//!
+//! * `mount`: mounting, waiting for the end, unmounting; the start of the FUSE session.
+//! * `adapter`: one short method for each kernel request, and what all of them share (`Shared`).
+//! * `tuning`: what is done for speed with the host's settings, off the way of requests.
+//! * `options`: the words of `-o`.
+//! * `control`: freeze, thaw, status and calls of other processes, by ioctl.
+//! * `errno`: the table from errors to errno values.
+//!
+//! Order of locks; a lock is taken only while locks to its left in its own line are held:
+//!
+//! * `Shared::admin`, then the gate's state: freeze and thaw.
+//! * `tuning::windows` state, then `Shared::uses`: a fill begins only while the file is not open for writing.
+//! * `tuning::dirty` state, then the limits last written.
+//! * `Lifetime`, then the state of `Tuning`: the start of the threads.
+//! * `uses`, `descriptors`, `absent`, `uncached`, `without_capability`, `closed`, and the state of `tuning::awake`: alone.
+//!
+//! Calls into the file system below hold `admin` (freeze, thaw) or the windows' state (`may_cache` alone), and no other
+//! lock.
 //!
 //! `docs/semantics.md` says what differs from a local file system.
 
 mod adapter;
 pub mod control;
 mod errno;
-mod fs;
 mod mount;
 mod options;
-pub mod plain;
+mod tuning;
 
 pub use errno::errno_of;
-pub use fs::FileSystem;
 pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering};
 #[cfg(feature = "testing")]
 pub use mount::{Served, serve};

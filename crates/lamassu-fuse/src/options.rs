@@ -27,25 +27,19 @@ impl std::str::FromStr for CacheMode {
 /// Whether processors are kept from sleeping while many requests come (docs/semantics.md, "Mount options").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KeepAwake {
-    /// In virtual machines of few processors, if the user may; as [`KeepAwake::Thread`] where not, and there are two.
+    /// They sleep as the kernel sees fit.
     #[default]
-    Auto,
-    /// Wherever the user may; an error where not.
-    Always,
-    /// One, by a thread of ours that stays busy while that brings more requests.
-    Thread,
-    /// Nowhere.
     Never,
+    /// They are kept awake; an error where the user may not ask for that.
+    Always,
 }
 
 impl std::str::FromStr for KeepAwake {
     type Err = OptionError;
     fn from_str(s: &str) -> Result<Self, OptionError> {
         match s {
-            "auto" => Ok(KeepAwake::Auto),
-            "always" => Ok(KeepAwake::Always),
-            "thread" => Ok(KeepAwake::Thread),
             "never" => Ok(KeepAwake::Never),
+            "always" => Ok(KeepAwake::Always),
             _ => Err(OptionError::BadValue { option: "keep_awake", value: s.into() }),
         }
     }
@@ -79,9 +73,9 @@ pub struct MountOptions {
     pub read_only: bool,
     /// Other users may use the mount (for non-root: only with `user_allow_other` in /etc/fuse.conf).
     pub allow_other: bool,
-    /// root may use the mount too, others not.
+    /// root may use the mount too, other users not.
     pub allow_root: bool,
-    /// Users who may call, beside root and who mounts: see [`crate::control::Caller`].
+    /// Users that may call, in addition to root and the user who mounts: see [`crate::control::Caller`].
     pub delegates: Vec<u32>,
     /// Request threads, 1 to 64.
     pub threads: usize,
@@ -93,13 +87,13 @@ pub struct MountOptions {
     pub dev: bool,
     /// Set-uid programs work (root only).
     pub suid: bool,
-    /// `nodev` was said: it holds against `allow_dev`, wherever that stands.
+    /// `nodev` was given: it overrules `allow_dev`, wherever that stands.
     pub no_dev: bool,
-    /// `nosuid` was said: it holds against `allow_suid`, wherever that stands.
+    /// `nosuid` was given: it overrules `allow_suid`, wherever that stands.
     pub no_suid: bool,
     /// Programs can be run.
     pub exec: bool,
-    /// No access times; the daemon never gets any from the kernel anyway.
+    /// No access times. The kernel sends none to FUSE daemons in any case.
     pub noatime: bool,
     /// Every write is synchronous.
     pub sync: bool,
@@ -109,8 +103,9 @@ pub struct MountOptions {
     pub nonempty: bool,
     /// Read-ahead of the mount in KiB, set where the system lets us; 0 keeps the kernel's 128.
     pub read_ahead_kib: u32,
-    /// Bytes of one read request at most, a multiple of 4096. What a request brings is decrypted and copied to the kernel while it is still in the
-    /// processor's cache; but no smaller than the blocks of the file system, which would be read several times.
+    /// Most bytes of one read request, a multiple of 4096. Small requests are decrypted and copied to the kernel while
+    /// they are still in the processor's cache. Not smaller than the blocks of the file system, which would then be
+    /// read several times.
     pub max_read: u32,
     /// Whether processors are kept from sleeping while many requests come.
     pub keep_awake: KeepAwake,
@@ -145,8 +140,8 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Applies one `-o` argument: options separated by commas. Later ones win. What only mount(8) and systemd read (`noauto`, `_netdev`,
-    /// `x-…`, …) is accepted and ignored, so that a line of fstab can be passed as it is.
+    /// Applies one `-o` argument: options separated by commas. Later ones win. What only mount(8) and systemd read
+    /// (`noauto`, `_netdev`, `x-…`, …) is accepted and ignored, so that a line of fstab can be passed as it is.
     pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
         argument.split(',').filter(|word| !word.is_empty()).try_for_each(|word| self.apply_word(word))
     }
@@ -164,8 +159,9 @@ impl MountOptions {
             "allow_root" => self.allow_root = true,
             "dev" | "nodev" => (self.dev, self.no_dev) = (name == "dev", name == "nodev"),
             "suid" | "nosuid" => (self.suid, self.no_suid) = (name == "suid", name == "nosuid"),
-            // mount(8) keeps `dev` and `suid` to itself, as the defaults of other file systems, and puts `nodev` and `nosuid` before all that it does not
-            // know: these words reach us from fstab too, and give way.
+            // mount(8) does not pass `dev` and `suid` on, since they are the defaults of other file systems, and it
+            // puts `nodev` and `nosuid` before the words that it does not know. `allow_dev` and `allow_suid` reach us
+            // from fstab too, and are overruled by those.
             "allow_dev" => self.dev = !self.no_dev,
             "allow_suid" => self.suid = !self.no_suid,
             "exec" => self.exec = true,

@@ -1,6 +1,6 @@
-//! Programs that save with care (write beside, fsync, rename over, fsync the directory), through real system calls on a mounted vault whose store
-//! crashes after every change: what is found afterwards is the old or the new, and the new once the program was told so. One of them is Lamassu itself, which
-//! replaces key slots so.
+//! Programs that save with care (write beside, fsync, rename over, fsync the directory), through real system calls on a
+//! mounted vault whose store crashes after every change: what is found afterwards is the old or the new, and the new
+//! once the program was told so. One of them is Lamassu itself, which replaces key slots so.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -65,8 +65,9 @@ fn content(vault: &Vault, path: &str) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// Does `steps` in a mount over a store that records. After each step the position it was complete at; the states are judged by `judge`, which
-/// gets the number of steps that were complete for certain, and the vault. Returns how many states there were.
+/// Does `steps` in a mount over a store that records. After each step the position it was complete at; the states are
+/// judged by `judge`, which gets the number of steps that were complete for certain, and the vault. Returns how many
+/// states there were.
 fn crash_everywhere(
     cache: CacheMode,
     block_size: u32,
@@ -127,7 +128,8 @@ fn slot(material: &Material) -> NewSlot<'_> {
     NewSlot { material, cost: Argon2Params::new(64, 1, 2).unwrap(), label: "", created: 0 }
 }
 
-/// The header's own code, on a file system that crashes: some key always opens it, the new one once the change was reported done.
+/// The header's own code, on a file system that crashes: some key always opens it, the new one once the change was
+/// reported done.
 #[test]
 fn a_key_slot_change_is_old_or_new() {
     if !fuse_is_there() {

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+#[path = "../examples/passthrough/plain/mod.rs"]
+mod plain;
+
 use lamassu_fuse::control::{self, ControlError};
-use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted};
+use plain::PlainFs;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

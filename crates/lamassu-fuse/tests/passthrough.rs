@@ -1,13 +1,17 @@
-//! The adapter under a real kernel, over `PlainFs`: the whole suite in each cache mode, and what concerns mounts as such.
+//! The adapter under a real kernel, over `PlainFs`: the whole suite in each cache mode, and what concerns mounts as
+//! such.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+#[path = "../examples/passthrough/plain/mod.rs"]
+mod plain;
 #[macro_use]
 mod suite;
 
-use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountOptions, Mounted};
+use plain::PlainFs;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::Arc;
 
 /// Whether mounting is possible here; if not, says so.
@@ -92,4 +96,64 @@ fn access_lists_are_refused() {
     assert_eq!(set, Err(rustix::io::Errno::OPNOTSUPP));
     std::fs::copy(&path, fixture.root().join("g")).unwrap();
     fixture.end();
+}
+
+/// The example, running; killed if the test fails, and its mount taken away.
+struct Example(std::process::Child, std::path::PathBuf);
+
+impl Example {
+    /// Returns with the line of the mount in mountinfo.
+    fn start(store: &Path, point: &Path, options: &str) -> (Example, String) {
+        let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/passthrough");
+        assert!(program.exists(), "not built: `cargo build --package lamassu-fuse --example passthrough`");
+        let mut command = std::process::Command::new(&program);
+        command.args([store, point]).args(["-o", options]).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut example = Example(command.spawn().unwrap(), point.to_owned());
+        loop {
+            let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            if let Some(line) = table.lines().find(|l| l.split(' ').nth(4) == point.to_str()) {
+                return (example, line.to_owned());
+            }
+            assert!(example.0.try_wait().unwrap().is_none(), "it has ended");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+
+    fn unmount(&self) -> bool {
+        std::process::Command::new("fusermount3").arg("-u").arg(&self.1).status().unwrap().success()
+    }
+}
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        if self.0.try_wait().unwrap().is_none() {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+            self.unmount();
+        }
+    }
+}
+
+/// The program that benchmarks use: it mounts the directory as it is, shows a type of its own, and ends when it is
+/// unmounted.
+#[test]
+fn the_example_mounts_a_directory_as_it_is() {
+    if !fuse_is_there() {
+        return;
+    }
+    let (store, point) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::create_dir(store.path().join("sub")).unwrap();
+    let content = suite::support::pattern(300_000, 3);
+    for (options, may_write) in [("rw", true), ("ro,noatime", false)] {
+        let (mut example, line) = Example::start(store.path(), point.path(), options);
+        assert!(line.contains(" fuse.lamassu-passthrough "), "it does not pass for a vault: {line}");
+        if may_write {
+            std::fs::write(point.path().join("sub/f"), &content).unwrap();
+        } else {
+            assert!(std::fs::read(point.path().join("sub/f")).unwrap() == content);
+            assert!(std::fs::write(point.path().join("g"), b"").is_err());
+        }
+        assert!(example.unmount() && example.0.wait().unwrap().success());
+        assert!(std::fs::read(store.path().join("sub/f")).unwrap() == content);
+    }
 }

@@ -1,4 +1,5 @@
-//! Real vaults, mounted: the whole suite over three kinds of vault, one for each cache mode, and what only a vault can show.
+//! Real vaults, mounted: the whole suite over three kinds of vault, one for each cache mode, and what only a vault can
+//! show.
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
@@ -143,7 +144,8 @@ impl Fixture {
     }
 }
 
-/// A store that makes a program set-uid root, moves file capabilities from one program to another, and puts a device in the place of a file.
+/// A store that makes a program set-uid root, moves file capabilities from one program to another, and puts a device in
+/// the place of a file.
 #[test]
 fn what_the_store_says_of_privilege_counts_only_where_it_is_asked_for() {
     if !rustix::process::geteuid().is_root() {
@@ -192,6 +194,39 @@ fn what_the_store_says_of_privilege_counts_only_where_it_is_asked_for() {
         assert_eq!(opened.err().and_then(|e| e.raw_os_error()), (!trusted).then_some(libc::EACCES), "{words}");
         f.unmount();
     }
+}
+
+/// A name of `trusted.` may say as much as its value.
+#[test]
+fn names_of_trusted_attributes_are_for_root_alone() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let Some(mut f) = Fixture::new(DEFAULT) else { return };
+    fs::set_permissions(f.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(f.path("f"), b"content").unwrap();
+    for name in ["trusted.secret", "user.note"] {
+        rustix::fs::setxattr(f.path("f"), name, b"value", rustix::fs::XattrFlags::empty()).unwrap();
+    }
+    let path = f.path("f");
+    let listed = || {
+        let mut names = [0; 4096];
+        let len = rustix::fs::listxattr(&path, &mut names[..]).unwrap();
+        let mut names: Vec<_> =
+            names[..len].split(|b| *b == 0).filter(|name| !name.is_empty()).map(<[u8]>::to_vec).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(listed(), [b"trusted.secret".to_vec(), b"user.note".to_vec()]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // SAFETY: the system call, unlike the function of libc, concerns the calling thread alone, and no memory.
+            let rc = unsafe { libc::syscall(libc::SYS_setresuid, 1000, 1000, 1000) };
+            assert_eq!(rc, 0);
+            assert_eq!(listed(), [b"user.note".to_vec()]);
+        });
+    });
+    f.unmount();
 }
 
 /// What a mount without datasets asks of who composes it.
@@ -436,7 +471,8 @@ fn resident(file: &fs::File) -> usize {
     pages.iter().filter(|page| **page & 1 != 0).count()
 }
 
-/// A window of 512 KiB that random reads keep coming to is read whole; the rest of the file, and what is open for writing, is not.
+/// A window of 512 KiB that random reads keep coming to is read whole; the rest of the file, and what is open for
+/// writing, is not.
 #[test]
 fn hot_windows_are_read_ahead() {
     let Some(mut fixture) = Fixture::new(DEFAULT) else { return };

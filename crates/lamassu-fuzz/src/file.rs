@@ -11,7 +11,7 @@ use crate::bytes::Bytes;
 use crate::model::{SURVEYED, Story, Survey, Told, backing, pattern, survey};
 use crate::ring;
 use lamassu_format::page::SEALED_AT;
-use lamassu_format::{PAGE_LEN, Suite};
+use lamassu_format::{BlockNo, PAGE_LEN, PageNo, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::file::{DamageKind, File, FileCheck, StoreError};
 
@@ -94,7 +94,7 @@ fn act(story: &Story, told: &Told, store: &MemoryBackend, bytes: &mut Bytes<'_>,
             raw.write_at(a + u64::from(kind) * 8, content).expect("writes");
         }
         _ => {
-            let page = u64::from(bytes.u8() % 6);
+            let page = PageNo(u64::from(bytes.u8() % 6));
             forge(story, store, page, bytes);
             done.forged = true;
         }
@@ -108,7 +108,7 @@ fn sector(store: &MemoryBackend, at: u64) -> Vec<u8> {
 }
 
 /// Opens a page, changes some fields and seals it again.
-fn forge(story: &Story, store: &MemoryBackend, g: u64, bytes: &mut Bytes<'_>) {
+fn forge(story: &Story, store: &MemoryBackend, g: PageNo, bytes: &mut Bytes<'_>) {
     const FIELDS: [usize; 8] = [56, 64, 80, 88, 96, 104, 112, 128];
     let (geometry, ring) = (story.geometry(), ring(story.suite));
     let aad = geometry.page_aad(story.suite, g);
@@ -188,7 +188,8 @@ fn repair(story: &Story, store: &MemoryBackend, size: u64, before: Survey) -> (u
 fn assert_check(story: &Story, checked: &FileCheck, survey: &Survey) {
     let geometry = story.geometry();
     for (&block, read) in survey {
-        let page = geometry.slot_of(block).0;
+        let block = BlockNo(block);
+        let page = geometry.page_of(block);
         let named = checked.damage.iter().any(|d| {
             let whole_page = d.block.is_none() && (d.page..d.page + d.pages).contains(&page);
             d.block == Some(block) || whole_page || (d.kind == DamageKind::Truncated && d.page <= page)

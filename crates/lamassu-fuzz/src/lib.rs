@@ -35,6 +35,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "page", run: page::page },
     Target { name: "names", run: words::names },
     Target { name: "dir_record", run: tree::dir_record },
+    Target { name: "state_record", run: tree::state_record },
     Target { name: "companion", run: tree::companion },
     Target { name: "symlink", run: tree::symlink },
     Target { name: "xattr", run: tree::xattr },

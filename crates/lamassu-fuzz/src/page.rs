@@ -4,7 +4,7 @@ use crate::bytes::Bytes;
 use crate::ring;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::page::SEALED_AT;
-use lamassu_format::{Geometry, PAGE_LEN, Page, Suite};
+use lamassu_format::{Geometry, PAGE_LEN, Page, PageNo, Suite};
 
 /// A page's plaintext: refused, or built again byte for byte; and its seal opens to it, and to nothing else.
 pub fn page(input: &[u8]) {
@@ -12,10 +12,10 @@ pub fn page(input: &[u8]) {
     let suite = bytes.one_of(&Suite::ALL);
     let size = 4096 << (bytes.u8() % 9);
     let geometry = Geometry::new(size, 1 + u16::from(bytes.u8() % 62)).expect("a geometry");
-    let g = match bytes.u8() {
+    let g = PageNo(match bytes.u8() {
         wide @ 0xf0.. => bytes.u64() >> (wide & 15),
         small => u64::from(small & 3),
-    };
+    });
     let mut plain = [0; PAGE_LEN];
     let content = bytes.take(PAGE_LEN - SEALED_AT);
     plain[SEALED_AT..SEALED_AT + content.len()].copy_from_slice(content);

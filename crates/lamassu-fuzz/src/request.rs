@@ -9,7 +9,7 @@
 
 use crate::bytes::Bytes;
 use crate::tree::Lab;
-use lamassu_fuse::{KeepAwake, MountOptions, Served, serve};
+use lamassu_fuse::{MountOptions, Served, serve};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -91,8 +91,7 @@ fn run(input: &[u8]) -> Answers {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).expect("a socket pair");
     put(&kernel, &packet(OPCODE_INIT, 1, 1, 0, &init()));
     set_socket_timeout(&kernel, Timeout::Recv, Some(POLL)).expect("a time limit");
-    let options = MountOptions { keep_awake: KeepAwake::Never, ..MountOptions::default() };
-    let served = serve(Arc::new(Lab::new().vault()), device, &options).expect("a session");
+    let served = serve(Arc::new(Lab::new().vault()), device, &MountOptions::default()).expect("a session");
     let (mut bytes, mut answers) = (Bytes::new(input), Answers::default());
     for number in 0..REQUESTS_MAX {
         if bytes.is_empty() {

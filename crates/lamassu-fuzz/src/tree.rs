@@ -7,8 +7,8 @@ use lamassu_crypto::name::NameKey;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
-use lamassu_format::name::{self, DIR_RECORD, RESERVED_PREFIX};
-use lamassu_format::{DirRecord, Domain, Geometry, Suite};
+use lamassu_format::name::{self, DIR_RECORD, RESERVED_PREFIX, ROOT_RECORD, SESSIONS, SESSIONS_RECORD};
+use lamassu_format::{DirRecord, Domain, Geometry, RootRecord, SessionRecord, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::{
@@ -32,6 +32,42 @@ pub fn dir_record(input: &[u8]) {
     let text = record_text(&mut bytes, mode >> 1);
     replace_text(&*dir, OsStr::new(DIR_RECORD), &text, mode & 0x80 != 0);
     lab.exercise();
+}
+
+/// The record of the root's permissions, or that of sessions: any text, or any content behind a good seal.
+pub fn state_record(input: &[u8]) {
+    let lab = Lab::new();
+    let mut bytes = Bytes::new(input);
+    let mode = bytes.u8();
+    let content = bytes.rest();
+    if let Ok(record) = RootRecord::parse(content) {
+        assert_eq!(record.encode(), content, "one encoding");
+    }
+    if let Ok(record) = SessionRecord::parse(content) {
+        assert_eq!(record.encode(), content, "one encoding");
+    }
+    let is_root = mode & 1 == 0;
+    let (kind, context) =
+        if is_root { (RecordKind::Root, Vec::new()) } else { (RecordKind::Sessions, vault_header().id().to_vec()) };
+    let text = match mode >> 1 & 3 {
+        0 => content.to_vec(),
+        1 => name::encode(content).into_bytes(),
+        _ => name::encode(&seal(&ring(SUITE), kind, &context, content)).into_bytes(),
+    };
+    let root = lab.backend.root();
+    if is_root {
+        replace_text(&*root, OsStr::new(ROOT_RECORD), &text, mode & 0x80 != 0);
+        return lab.exercise();
+    }
+    let dir = root.open_dir(OsStr::new(SESSIONS)).expect("it is there");
+    replace_text(&*dir, OsStr::new(SESSIONS_RECORD), &text, mode & 0x80 != 0);
+    // Without a record that opens nothing is written: the vault is read, checked and mended as far as that goes.
+    let vault = lab.vault();
+    walk(&vault, ROOT, 0);
+    for repair in [false, true, true] {
+        vault.check(&[], repair, &Quiet).expect("a check runs");
+    }
+    let _ = vault.close();
 }
 
 /// Stored names and companions in `dir`: any text, any bytes, or any name behind a good seal.

@@ -114,7 +114,7 @@ fn member_keychain(new: &NewVault<'_>, file: &ZoneFile, keys: &Unlocked, outer: 
     if file.suite() != new.suite {
         return Err(KeyError::ZoneSuite { zone: file.suite(), wanted: new.suite });
     }
-    let shared = keys.keychain().duplicate();
+    let shared = keys.keychain().for_member();
     match outer {
         Outer::Own => Ok(shared.with_outer_of(Keychain::generate(true, new.created)?)),
         Outer::Shared if shared.outer().is_empty() => Err(KeyError::NoOuterKey),

@@ -102,8 +102,20 @@ pub fn inherits<H: Header>(header: &H) -> bool {
 
 /// The directory of the vault that the one in `dir` lies in, as far as the store's directories tell.
 pub fn vault_above(dir: &Path) -> Option<PathBuf> {
-    let dir = dir.canonicalize().ok()?;
-    dir.ancestors().skip(1).find(|above| above.join(name::HEADER).is_file()).map(Path::to_path_buf)
+    vaults_above(dir).next()
+}
+
+/// The directories of all vaults that the one in `dir` lies in, the nearest first. The path is resolved once: a store can nest directories as it likes.
+pub fn vaults_above(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let mut above = dir.canonicalize().unwrap_or_default();
+    std::iter::from_fn(move || {
+        while above.pop() {
+            if above.join(name::HEADER).is_file() {
+                return Some(above.clone());
+            }
+        }
+        None
+    })
 }
 
 /// Which epoch of the parent's K_out the parent slot is sealed under; `None`: there is no slot, or no loaded key is it.

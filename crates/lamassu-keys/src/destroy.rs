@@ -8,7 +8,7 @@
 
 use crate::header_file::{self, erase};
 use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot, Receipt};
-use crate::{Event, FileError, KeyError, Tier, Unlocked, Update};
+use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap;
 use lamassu_format::header::{Destroyed, HEADER_MAX, Header, Role, VaultHeader};
@@ -37,6 +37,8 @@ pub struct Cleared {
     pub erased: Vec<Erased>,
     /// files beside the vault's own that are headers of it: somebody's copies, which were left alone
     pub copies: Vec<String>,
+    /// files that lie where old headers are kept, are none, and have other names: somebody else's, which were left alone
+    pub foreign: Vec<String>,
 }
 
 impl Destruction {
@@ -76,7 +78,7 @@ impl Destruction {
 
     /// Whether an earlier run came to its end: the old header, the last thing that [`Destruction::clear`] removes, is gone.
     pub fn is_cleared(&self) -> bool {
-        self.begun().is_some() && self.update.kept_path().symlink_metadata().is_err()
+        self.begun().is_some() && !erase::has_left(&self.update.kept_path(), &self.header.id())
     }
 
     /// Puts a header without keys in place: from here on nothing opens the vault, and what is left is [`Destruction::clear`]. The old header is kept until
@@ -127,16 +129,29 @@ impl Destruction {
                 continue;
             }
             if by_name || file.as_bytes().starts_with(name::RESERVED_PREFIX.as_bytes()) {
-                done.erased.extend(erase::file(&path)?);
+                done.erase(&path, &self.header.id())?;
             } else {
                 done.copies.push(file.to_string_lossy().into_owned());
             }
         }
         // Last: while it is there, the next run knows that there is something left to do.
-        done.erased.extend(erase::file(&self.update.kept_path())?);
+        done.erase(&self.update.kept_path(), &self.header.id())?;
         done.erased.sort_by(|a, b| a.file.cmp(&b.file));
         done.copies.sort();
         Ok(done)
+    }
+}
+
+impl Cleared {
+    fn erase(&mut self, path: &Path, id: &[u8; 16]) -> Result<(), KeyError> {
+        match erase::file(path, id)? {
+            erase::Outcome::Nothing => {}
+            erase::Outcome::Erased(erased) => self.erased.push(erased),
+            erase::Outcome::Left => {
+                self.foreign.push(path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+            }
+        }
+        Ok(())
     }
 }
 
@@ -155,13 +170,12 @@ fn is_header_of(path: &Path, id: &[u8; 16]) -> bool {
 pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey) -> Result<Receipt, KeyError> {
     let mut receipt = Receipt::begin(dir, header, audit)?;
     for tier in [Tier::Inner, Tier::Outer] {
-        let shared = keys.is_shared(header, tier);
         receipt.epochs.extend(keys.keychain().epochs(tier).iter().map(|epoch| GoneEpoch {
             key: tier,
             epoch: epoch.number(),
             created: epoch.created(),
             digest: HEXLOWER.encode(wrap::hkdf(epoch.key().expose(), b"", b"lamassu v1 receipt epoch").expose()),
-            zone_shares: shared,
+            zone_shares: rotate::is_shared(header, tier, epoch),
         }));
     }
     receipt.slots = header

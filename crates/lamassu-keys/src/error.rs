@@ -200,6 +200,16 @@ pub enum KeyError {
         "the administrator's signature over the header does not verify: somebody with a use-only slot changed it, or it is damaged; restore it from a backup copy"
     )]
     SignatureInvalid,
+    /// Whoever can write the store: the header is an authentic one from before.
+    #[error(
+        "the header is older than the one that these keys opened: it was put back, and lacks {lacks}. Nothing was changed. Put the newer one back with `lamassu key restore BACKUP DIR` \
+         before the vault is unmounted: until then the mount has all keys, and without it what was written under keys that the header lacks can be read no more. \
+         If there is no newer backup, copy the files out of the mount first. If it is put back already, and its history had to begin anew, unmount and mount again"
+    )]
+    OlderHeader {
+        /// what of it
+        lacks: &'static str,
+    },
     /// Whoever has the file key: another administrator's signature than the one that is pinned, or none.
     #[error(
         "the header is not signed by the administrator that is pinned for this vault ({}); if the administrator did change, correct the pin, otherwise restore the header from a backup copy",

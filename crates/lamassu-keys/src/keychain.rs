@@ -14,6 +14,16 @@ pub struct Epoch {
     number: u32,
     created: u64,
     key: Secret<32>,
+    whose: Whose,
+}
+
+/// Who else has an epoch's key, from the time it came into the keychain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// made for this keychain
+    Own,
+    /// that of a zone, of a key server's zone, or of the vault that a dataset lies in
+    Zones,
 }
 
 impl Epoch {
@@ -32,8 +42,17 @@ impl Epoch {
         &self.key
     }
 
+    /// Whether a zone has it too, or the vault that a dataset lies in: it came from there.
+    pub fn is_zones(&self) -> bool {
+        self.whose == Whose::Zones
+    }
+
     fn duplicate(&self) -> Epoch {
-        Epoch { number: self.number, created: self.created, key: self.key.duplicate() }
+        Epoch { key: self.key.duplicate(), ..*self }
+    }
+
+    fn of_zone(&self) -> Epoch {
+        Epoch { whose: Whose::Zones, ..self.duplicate() }
     }
 }
 
@@ -76,13 +95,13 @@ impl Keychain {
     /// # Errors
     /// [`KeyError::NoRandom`].
     pub fn generate(outer: bool, created: u64) -> Result<Self, KeyError> {
-        let first = || Ok::<_, KeyError>(vec![Epoch { number: 1, created, key: Secret::random()? }]);
+        let first = || Ok::<_, KeyError>(vec![Epoch { number: 1, created, key: Secret::random()?, whose: Whose::Own }]);
         Ok(Keychain { inner: first()?, outer: if outer { first()? } else { Vec::new() } })
     }
 
-    /// Keys that somebody else made: epoch 1 of K_in and, if given, of K_out.
+    /// Keys that a server keeps for its zone: epoch 1 of K_in and, if given, of K_out.
     pub(crate) fn of(inner: &Secret<32>, outer: Option<&Secret<32>>, created: u64) -> Self {
-        let first = |key: &Secret<32>| Epoch { number: 1, created, key: key.duplicate() };
+        let first = |key: &Secret<32>| Epoch { number: 1, created, key: key.duplicate(), whose: Whose::Zones };
         Keychain { inner: vec![first(inner)], outer: outer.map(first).into_iter().collect() }
     }
 
@@ -96,9 +115,15 @@ impl Keychain {
         &self.outer
     }
 
-    /// A copy, to give to a vault of the same zone.
+    /// A copy.
     pub fn duplicate(&self) -> Self {
         let copy = |epochs: &[Epoch]| epochs.iter().map(Epoch::duplicate).collect();
+        Keychain { inner: copy(&self.inner), outer: copy(&self.outer) }
+    }
+
+    /// The keys of a zone, for a vault of it.
+    pub(crate) fn for_member(&self) -> Self {
+        let copy = |epochs: &[Epoch]| epochs.iter().map(Epoch::of_zone).collect();
         Keychain { inner: copy(&self.inner), outer: copy(&self.outer) }
     }
 
@@ -107,7 +132,7 @@ impl Keychain {
     /// # Errors
     /// [`KeyError::NoRandom`].
     pub(crate) fn sharing_inner(other: &Keychain, created: u64) -> Result<Self, KeyError> {
-        let inner = other.inner.last().map(Epoch::duplicate).into_iter().collect();
+        let inner = other.inner.last().map(Epoch::of_zone).into_iter().collect();
         Ok(Keychain { inner, outer: Self::generate(true, created)?.outer })
     }
 
@@ -124,7 +149,7 @@ impl Keychain {
         let epochs = self.epochs_mut(tier);
         let last = epochs.last().map_or(0, |e| e.number);
         let number = last.checked_add(1).ok_or(KeyError::EpochsUsedUp)?;
-        epochs.push(Epoch { number, created, key: Secret::random()? });
+        epochs.push(Epoch { number, created, key: Secret::random()?, whose: Whose::Own });
         Ok(number)
     }
 
@@ -142,7 +167,7 @@ impl Keychain {
         Ok(())
     }
 
-    /// Takes over the epochs of `other` that are newer than all of our own; returns their numbers. What both have must be the same.
+    /// Takes over the epochs of `other`, a zone's, that are newer than all of our own; returns their numbers. What both have must be the same.
     ///
     /// # Errors
     /// [`KeyError::OtherEpochs`] where an epoch of one number is another key, or our newest is newer than all of `other`'s.
@@ -154,10 +179,18 @@ impl Keychain {
         if ours.iter().any(differs) || theirs.last().is_none_or(|t| t.number < newest) {
             return Err(KeyError::OtherEpochs { tier });
         }
-        let newer: Vec<Epoch> = theirs.iter().filter(|t| t.number > newest).map(Epoch::duplicate).collect();
+        let newer: Vec<Epoch> = theirs.iter().filter(|t| t.number > newest).map(Epoch::of_zone).collect();
         let numbers = newer.iter().map(Epoch::number).collect();
         self.epochs_mut(tier).extend(newer);
         Ok(numbers)
+    }
+
+    /// Whether it has every epoch of `other`: the same key under the same number.
+    pub(crate) fn has_all_of(&self, other: &Keychain) -> bool {
+        let has = |epochs: &[Epoch], o: &Epoch| {
+            epochs.iter().any(|e| e.number == o.number && wrap::equal(e.key.expose(), o.key.expose()))
+        };
+        other.inner.iter().all(|o| has(&self.inner, o)) && other.outer.iter().all(|o| has(&self.outer, o))
     }
 
     /// Epochs of a tier, ascending.
@@ -207,7 +240,7 @@ impl Keychain {
 
     /// Canonical JSON. Written by hand into a buffer that never grows, so that no copy of a key is left behind.
     fn to_json(&self) -> SecretBytes {
-        const EPOCH_LEN_MAX: usize = 136;
+        const EPOCH_LEN_MAX: usize = 140;
         let count = self.inner.len() + self.outer.len();
         let mut out = Vec::with_capacity(64 + EPOCH_LEN_MAX * count);
         let capacity = out.capacity();
@@ -245,6 +278,14 @@ struct WireEpoch<'a> {
     created: u64,
     epoch: u32,
     key: &'a str,
+    /// left out where it is not so
+    #[serde(default, deserialize_with = "present")]
+    zone: Option<bool>,
+}
+
+/// Null is not the same as left out.
+fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    bool::deserialize(from).map(Some)
 }
 
 fn append_epochs(out: &mut Vec<u8>, epochs: &[Epoch]) {
@@ -255,7 +296,10 @@ fn append_epochs(out: &mut Vec<u8>, epochs: &[Epoch]) {
         let at = out.len();
         out.resize(at + 64, 0);
         HEXLOWER.encode_mut(epoch.key.expose(), &mut out[at..]);
-        out.extend_from_slice(b"\"}");
+        out.extend_from_slice(match epoch.whose {
+            Whose::Own => b"\"}",
+            Whose::Zones => b"\",\"zone\":true}",
+        });
     }
 }
 
@@ -269,7 +313,12 @@ fn parse_epochs(wire: &[WireEpoch<'_>]) -> Option<Vec<Epoch>> {
         last = e.epoch;
         let mut key = zeroize::Zeroizing::new([0u8; 32]);
         HEXLOWER.decode_mut(e.key.as_bytes(), &mut *key).ok()?;
-        epochs.push(Epoch { number: e.epoch, created: e.created, key: Secret::new(&mut key) });
+        let whose = match e.zone {
+            None => Whose::Own,
+            Some(true) => Whose::Zones,
+            Some(false) => return None,
+        };
+        epochs.push(Epoch { number: e.epoch, created: e.created, key: Secret::new(&mut key), whose });
     }
     Some(epochs)
 }
@@ -297,9 +346,20 @@ mod tests {
 
     #[test]
     fn the_form_is_canonical() {
-        let inner = vec![Epoch { number: 2, created: 7, key: Secret::new(&mut [0xab; 32]) }];
-        let json = Keychain { inner, outer: Vec::new() }.to_json();
-        assert_eq!(std::str::from_utf8(json.expose()).unwrap(), text(&epoch("2", &"ab".repeat(32)), ""));
+        let inner = vec![Epoch { number: 2, created: 7, key: Secret::new(&mut [0xab; 32]), whose: Whose::Own }];
+        let outer = vec![inner[0].of_zone()];
+        let json = Keychain { inner, outer }.to_json();
+        let own = epoch("2", &"ab".repeat(32));
+        let zones = own.replace('}', ",\"zone\":true}");
+        assert_eq!(std::str::from_utf8(json.expose()).unwrap(), text(&own, &zones));
+        // The longest there is does not outgrow the buffer.
+        let longest = || Epoch {
+            number: u32::MAX,
+            created: u64::MAX,
+            ..Epoch::of_zone(&Keychain::parse(json.expose()).unwrap().inner[0])
+        };
+        let all = Keychain { inner: (0..30).map(|_| longest()).collect(), outer: vec![longest()] };
+        assert!(all.to_json().expose().len() > 31 * 136);
     }
 
     #[test]
@@ -321,6 +381,8 @@ mod tests {
             text(&epoch("1", &format!("\\u0061{}", &key[1..])), &one),
             text(&one.replace("\"created\":7,", ""), &one),
             text(&one.replace("created", "made"), &one),
+            text(&one.replace('}', ",\"zone\":false}"), &one),
+            text(&one.replace('}', ",\"zone\":null}"), &one),
             text(&one, &one).replace("]}", "],\"more\":[]}"),
             text(&one, &one) + "x",
             "{}".into(),
@@ -330,19 +392,23 @@ mod tests {
         }
     }
 
+    /// Number; time, key, and whether it is a zone's.
+    type Made = (u32, (u64, [u8; 32], bool));
+
     proptest! {
         #[test]
-        fn keychains_round_trip(epochs in prop::collection::btree_map(1u32.., (any::<u64>(), any::<[u8; 32]>()), 1..20), split in any::<prop::sample::Index>()) {
+        fn keychains_round_trip(epochs in prop::collection::btree_map(1u32.., (any::<u64>(), any::<[u8; 32]>(), any::<bool>()), 1..20), split in any::<prop::sample::Index>()) {
             let all: Vec<_> = epochs.into_iter().collect();
             let outer_from = split.index(all.len()) + 1;
-            let make = |part: &[(u32, (u64, [u8; 32]))]| part.iter()
-                .map(|(number, (created, key))| Epoch { number: *number, created: *created, key: Secret::new(&mut key.clone()) })
+            let whose = |zones: bool| if zones { Whose::Zones } else { Whose::Own };
+            let make = |part: &[Made]| part.iter()
+                .map(|(number, (created, key, zones))| Epoch { number: *number, created: *created, key: Secret::new(&mut key.clone()), whose: whose(*zones) })
                 .collect::<Vec<_>>();
             let keychain = Keychain { inner: make(&all[..outer_from]), outer: make(&all[outer_from..]) };
             let (file_key, id) = (Secret::new(&mut [1; 32]), [2; 16]);
             let sealed = keychain.seal(&file_key, &id).unwrap();
             let again = Keychain::open(&file_key, &id, &sealed, false).unwrap();
-            let seen: Vec<_> = again.inner.iter().chain(&again.outer).map(|e| (e.number, (e.created, *e.key.expose()))).collect();
+            let seen: Vec<_> = again.inner.iter().chain(&again.outer).map(|e| (e.number, (e.created, *e.key.expose(), e.is_zones()))).collect();
             prop_assert_eq!(again.inner.len(), outer_from);
             prop_assert_eq!(seen, all);
             prop_assert!(Keychain::open(&file_key, &[3; 16], &sealed, false).is_err());

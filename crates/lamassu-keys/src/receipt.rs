@@ -3,7 +3,7 @@
 //! Guarantees: it reveals no key (epochs stand in it by a one-way digest of 256 random bits), and every word of it is under the signature.
 
 use crate::history::{Entry, host_name, user_name};
-use crate::{KeyError, Material, SourceError, Tier, Unlocked};
+use crate::{KeyError, Material, SourceError, Tier, Unlocked, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::{Secret, sign, wrap};
 use lamassu_format::header::{Destroyed, VaultHeader, canonical};
@@ -316,16 +316,20 @@ impl Receipt {
             "Processes that have the keys loaded: mounts on other machines, read-only ones too, and whoever kept keys they once loaded.".into(),
             "What was copied out of the vault, and what is in the page cache, swap or backups as plain data.".into(),
         ];
-        if header.zone() != header.id() {
-            let zone = HEXLOWER.encode(&header.zone());
+        let shares = |tier| keys.keychain().epochs(tier).iter().any(|epoch| rotate::is_shared(header, tier, epoch));
+        let zone = match header.zone() == header.id() {
+            true => "the zone that it was in".into(),
+            false => format!("zone {}", HEXLOWER.encode(&header.zone())),
+        };
+        if shares(Tier::Inner) {
             said.push(format!(
-                "Members of zone {zone}: K_in is the zone's and lives on. They cannot read what they cannot guess, but can confirm a guess of a block that is stored here."
+                "Members of {zone}: a K_in is the zone's and lives on. They cannot read what they cannot guess, but can confirm a guess of a block that is stored here under it."
             ));
-            if keys.is_shared(header, Tier::Outer) {
-                said.push(format!(
-                    "K_out is shared with zone {zone} too, as far as the header tells: its members go on READING this vault. To prevent that, re-key it first."
-                ));
-            }
+        }
+        if shares(Tier::Outer) {
+            said.push(format!(
+                "A K_out is shared with {zone} too: its members go on READING what is stored here under it. To prevent that, re-key the vault first."
+            ));
         }
         if !self.clones.is_empty() {
             said.push(

@@ -1,19 +1,20 @@
 //! Rotation of a vault's keys, where a zone may share them, and the retirement of old epochs.
 //!
-//! A vault's K_in is its zone's while the header names one (§4), and its K_out is if it was made before the vault: nothing else in the header says so.
+//! The keychain says of every epoch whether it came from a zone (§4).
 
-use crate::{KeyError, Tier, Unlocked};
+use crate::{Epoch, KeyError, Tier, Unlocked};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 
+/// Whether an epoch of a vault's key is a zone's too. A K_in is as long as the header names a zone, whatever the keychain says.
+pub(crate) fn is_shared(header: &VaultHeader, tier: Tier, epoch: &Epoch) -> bool {
+    epoch.is_zones() || (tier == Tier::Inner && header.zone() != header.id())
+}
+
 impl Unlocked {
-    /// Whether the newest key of a tier is a zone's. Of K_out it is a guess, from its age: a vault's own first K_out is as old as the vault.
+    /// Whether the newest key of a tier is a zone's.
     pub fn is_shared(&self, header: &VaultHeader, tier: Tier) -> bool {
-        let in_zone = header.zone() != header.id();
-        match tier {
-            Tier::Inner => in_zone,
-            Tier::Outer => in_zone && self.keychain().outer().last().is_some_and(|e| e.created() < header.created()),
-        }
+        self.keychain().epochs(tier).last().is_some_and(|epoch| is_shared(header, tier, epoch))
     }
 
     /// Starts an epoch of a vault's K_in or K_out. With `leave_zone` a shared key is followed by one of the vault's own, and, of K_in, the header names no

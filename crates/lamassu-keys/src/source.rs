@@ -33,6 +33,9 @@ pub trait KeyProvider: Send + Sync {
     /// [`SourceError`], without any of the bytes.
     fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError>;
 
+    /// Takes away what this process was given to get the key with, where it is the key, or leads to it: it is not needed again.
+    fn forget(&self) {}
+
     /// Makes a key there; `None` where keys are made elsewhere.
     ///
     /// # Errors
@@ -427,6 +430,12 @@ impl KeySource {
     /// Whether a person is asked, so that asking again makes sense.
     pub fn is_interactive(&self) -> bool {
         self.location.interactive
+    }
+
+    /// Takes away what this process was given to get the key with: a passphrase in its environment is overwritten there, and a descriptor closed. For a process
+    /// that goes on when it has its key, and not while other threads look the variable up.
+    pub fn forget(&self) {
+        self.provider.forget();
     }
 
     /// Whether it reads standard input, so that nothing else can.

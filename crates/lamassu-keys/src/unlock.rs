@@ -1,7 +1,7 @@
 //! The keys of an opened header, and changing its slots and keychain (§4). How slots are tried is in [`crate::attempt`].
 //!
 //! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was verified again, whole or not at all,
-//! and leaves with a new MAC.
+//! and leaves with a new MAC. Keys that are kept take no header from before the one they last saw: everything that is written from it would lose what came after.
 
 use crate::{KeyError, Keychain, Material, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
@@ -21,6 +21,26 @@ pub struct Unlocked {
     admin: Option<admin::Public>,
     keychain: Keychain,
     slot: u32,
+    /// of the header that these keys last saw
+    seen: Seen,
+}
+
+/// How far a header had come: neither goes back in its life, but for a history that begins anew.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    next_slot: u32,
+    history: Option<HistoryMark>,
+}
+
+impl Seen {
+    fn of<H: Header>(header: &H) -> Seen {
+        let keys = header.keys();
+        Seen { next_slot: keys.next_slot, history: keys.history }
+    }
+
+    fn entries(&self) -> u64 {
+        self.history.map_or(0, |mark| mark.count)
+    }
 }
 
 impl std::fmt::Debug for Unlocked {
@@ -87,7 +107,7 @@ impl Unlocked {
     pub(crate) fn fresh(id: [u8; 16], keychain: Keychain, slot: u32, signed: bool) -> Result<Self, KeyError> {
         let seed = if signed { Some(sign::seed()?) } else { None };
         let admin = seed.as_ref().map(sign::public);
-        Ok(Unlocked { id, file_key: Secret::random()?, seed, admin, keychain, slot })
+        Ok(Unlocked { id, file_key: Secret::random()?, seed, admin, keychain, slot, seen: Seen::default() })
     }
 
     /// Whether the slot that opened may change a header that has an administrator.
@@ -121,19 +141,41 @@ impl Unlocked {
     /// Gives a ring that is in use the epochs of these keys. Those of a zone that shares K_in alone change nothing.
     pub fn update_ring(&self, ring: &KeyRing) {
         if !self.keychain.outer().is_empty() {
-            ring.replace(&self.keychain.newest_first(Tier::Inner), &self.keychain.newest_first(Tier::Outer));
+            ring.add(&self.keychain.newest_first(Tier::Inner), &self.keychain.newest_first(Tier::Outer));
         }
+    }
+
+    /// These keys have seen `header`, which they opened, changed or made: none from before is taken any more.
+    pub fn saw<H: Header>(&mut self, header: &H) {
+        self.seen = Seen::of(header);
+    }
+
+    /// Whether a header with this keychain is not from before the one that was seen last. Where slots were added since, the history may have begun anew.
+    fn is_not_before<H: Header>(&self, header: &H, keychain: &Keychain) -> Result<(), KeyError> {
+        let now = Seen::of(header);
+        let lacks = if !keychain.has_all_of(&self.keychain) {
+            "epochs of its keys"
+        } else if now.next_slot < self.seen.next_slot {
+            "slots that were made since"
+        } else if now.next_slot == self.seen.next_slot && now.entries() < self.seen.entries() {
+            "changes that its history tells of"
+        } else {
+            return Ok(());
+        };
+        Err(KeyError::OlderHeader { lacks })
     }
 
     /// The same keys for the header as it is now: somebody else may have changed it since it was opened.
     ///
     /// # Errors
-    /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::KeychainInvalid`]; [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
+    /// [`KeyError::OlderHeader`]; [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::KeychainInvalid`]; [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
     pub fn reopen<H: Header>(&self, header: &H) -> Result<Unlocked, KeyError> {
         self.owns(header)?;
         let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
+        self.is_not_before(header, &keychain)?;
         let (file_key, seed) = (self.file_key.duplicate(), self.seed_for(header).map(Secret::duplicate));
-        Ok(Unlocked { id: self.id, file_key, seed, admin: self.admin, keychain, slot: self.slot })
+        let (id, admin, slot, seen) = (self.id, self.admin, self.slot, Seen::of(header));
+        Ok(Unlocked { id, file_key, seed, admin, keychain, slot, seen })
     }
 
     /// Adds a slot; returns its id.
@@ -250,6 +292,7 @@ impl Unlocked {
         next.keys_mut().history = None;
         fresh.sign(&mut next);
         next.to_json()?;
+        fresh.saw(&next);
         *header = next;
         *self = fresh;
         Ok(self.slot)
@@ -282,6 +325,12 @@ impl Unlocked {
     /// Id of the header.
     pub fn id(&self) -> [u8; 16] {
         self.id
+    }
+
+    /// How far the history goes at least: as far as a header says that is verified, and as these keys have seen.
+    pub(crate) fn mark<H: Header>(&self, header: &H) -> Option<HistoryMark> {
+        let said = header.keys().history;
+        if Seen::of(header).entries() < self.seen.entries() { self.seen.history } else { said }
     }
 
     /// What the history is sealed under.
@@ -357,6 +406,7 @@ impl Unlocked {
             seed: Some(seed),
             keychain: self.keychain.duplicate(),
             slot: self.slot,
+            seen: self.seen,
         }
     }
 
@@ -439,7 +489,7 @@ impl Opened {
         admin::verify(header, seed.as_ref())?;
         let keychain = Keychain::open(&file_key, &keys.id, &keys.keychain, H::OUTER_REQUIRED)?;
         let admin = keys.admin.as_ref().map(|a| a.public);
-        Ok(Unlocked { id: keys.id, file_key, seed, admin, keychain, slot })
+        Ok(Unlocked { id: keys.id, file_key, seed, admin, keychain, slot, seen: Seen::of(header) })
     }
 }
 

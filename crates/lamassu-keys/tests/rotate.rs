@@ -114,6 +114,39 @@ fn a_shared_key_is_rotated_by_its_zone_or_left() {
     unlock(&header, &raw(2)).unwrap();
 }
 
+/// A store puts an earlier header back: everything is authentic about it.
+#[test]
+fn keys_in_use_take_no_header_from_before_the_one_they_saw() {
+    let (mut header, mut keys) = create_vault(&new(Zone::Private), &slot(&raw(2))).unwrap();
+    keys.saw(&header);
+    let first = header.clone();
+    let older =
+        |keys: &Unlocked, header: &VaultHeader| matches!(keys.reopen(header), Err(KeyError::OlderHeader { .. }));
+    keys.reopen(&first).unwrap();
+    let id = keys.add_slot(&mut header, &slot(&raw(3))).unwrap();
+    keys.saw(&header);
+    assert!(older(&keys, &first), "a slot is gone");
+    let with_slot = header.clone();
+    let _removed = keys.remove_slot(&mut header, id).unwrap();
+    for tier in [Tier::Inner, Tier::Outer] {
+        let before = header.clone();
+        keys.rotate(&mut header, tier, 300).unwrap();
+        assert!(older(&keys, &before) && older(&keys, &with_slot), "an epoch is gone");
+        // Another one of that number.
+        let (mut forked, mut others) = (before.clone(), unlock(&before, &raw(2)).unwrap());
+        others.rotate(&mut forked, tier, 300).unwrap();
+        assert!(older(&keys, &forked));
+        // A ring in use gives none up, whoever asks it to.
+        let ring = keys.key_ring(header.suite()).unwrap();
+        unlock(&before, &raw(2)).unwrap().update_ring(&ring);
+        let (inner, outer) = (keys.keychain().inner().len() as u32, keys.keychain().outer().len() as u32);
+        assert_eq!(ring.newest(), (inner, outer));
+    }
+    keys.reopen(&header).unwrap();
+    keys.saw(&header);
+    keys.reopen(&header).unwrap();
+}
+
 #[test]
 fn keys_of_another_zone_or_an_older_copy_are_refused() {
     let (mut z, other) = (zone(), zone());

@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use lamassu_store::backend::ByName;
-use lamassu_store::backend::{Backend, BackendDir, LocalBackend, RenameMode, SetTime, lock_staging, next_data};
+use lamassu_store::backend::{
+    Backend, BackendDir, CopyError, LocalBackend, Privileges, RenameMode, SetTime, Watch, lock_staging, next_data,
+    open_regular,
+};
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
@@ -355,4 +358,73 @@ fn data_is_found_up_to_a_length() {
         assert_eq!(next_data(&file, behind, 3 * MIB).unwrap(), (3 * MIB, 3 * MIB));
     }
     assert_eq!(next_data(&file, MIB, MIB + 1).unwrap(), (MIB, MIB + 1), "no more than was asked for");
+}
+
+/// A device has no data in places that grow, and whoever goes on from them would never come to an end.
+#[test]
+fn data_is_never_found_where_it_was_looked_for_before() {
+    let zero = std::fs::File::open("/dev/zero").unwrap();
+    assert!(next_data(&zero, 0, 4096).is_err());
+}
+
+/// Copies all there is.
+struct All;
+
+impl Watch for All {
+    fn wants(&mut self, _: &Path, _: &OsStr) -> bool {
+        true
+    }
+
+    fn advance(&mut self, _: u64, _: u64) -> bool {
+        true
+    }
+}
+
+/// A file of the store is exchanged with a fifo all the while, in the place of which a device could be. The kernel tells of each open of the fifo.
+#[test]
+fn what_is_exchanged_for_a_file_is_never_opened() {
+    use rustix::fs::{CWD, FileType, Mode, RenameFlags, inotify};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::{Duration, Instant};
+    let (dir, side) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (file, fifo) = (dir.path().join("f"), side.path().join("fifo"));
+    std::fs::write(&file, b"content").unwrap();
+    rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    let opens = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&opens, &fifo, inotify::WatchFlags::OPEN).unwrap();
+    let stop = AtomicBool::new(false);
+    let (mut opened, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(CWD, &file, CWD, &fifo, RenameFlags::EXCHANGE).unwrap();
+            }
+        });
+        let store = LocalBackend::open(dir.path()).unwrap();
+        let root = store.root();
+        let begun = Instant::now();
+        let mut count = |result: bool| if result { opened += 1 } else { refused += 1 };
+        while begun.elapsed() < Duration::from_secs(3) {
+            count(root.open_file(name("f"), false).is_ok());
+            count(root.open_file(name("f"), true).is_ok());
+            if let Ok(seen) = root.stat_entry(name("f")) {
+                count(root.open_same(name("f"), &seen, false).is_ok_and(|same| same.is_some()));
+            }
+            count(store.try_lock(name("f")).is_ok());
+            count(open_regular(CWD, &file).is_ok());
+            let to = tempfile::tempdir().unwrap();
+            let copy = store.copy_to(&LocalBackend::open(to.path()).unwrap(), Privileges::Dropped, &mut All);
+            let copied = std::fs::symlink_metadata(to.path().join("f")).ok();
+            match copied.filter(std::fs::Metadata::is_file) {
+                Some(_) => assert_eq!(std::fs::read(to.path().join("f")).unwrap(), b"content"),
+                None if copy.is_ok() => {}
+                None => assert!(matches!(copy, Err(CopyError::Exchanged { .. })), "{copy:?}"),
+            }
+            count(copy.is_ok());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(opened > 0 && refused > 0, "{opened} {refused}");
+    let mut buf = [std::mem::MaybeUninit::uninit(); 1024];
+    assert!(inotify::Reader::new(&opens, &mut buf).next().is_err(), "the fifo was opened");
 }

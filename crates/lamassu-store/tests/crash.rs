@@ -16,7 +16,7 @@ use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 19] = [
+const MINIMA: [(&str, u64); 20] = [
     ("small_files", 35_000),
     ("small_files_too", 35_000),
     ("several_pages", 600),
@@ -34,6 +34,7 @@ const MINIMA: [(&str, u64); 19] = [
     ("punch_and_rewrite", 300),
     ("copied_blocks", 100),
     ("page_border", 300),
+    ("grown_by_holes", 300),
     ("rekeying", 500),
     ("rekey_at_any_time", 5_000),
 ];
@@ -67,7 +68,7 @@ fn random(name: &str, setup: &Setup, plan: &Plan) {
     let beside = AtomicU64::new(0);
     let run = |seed| {
         let trace = random_workload(setup, seed, plan.steps, plan.size_max);
-        beside.fetch_add(trace.beside, Ordering::Relaxed);
+        beside.fetch_add(trace.meanwhile, Ordering::Relaxed);
         must_survive(name, setup, &trace, seed, plan.depth)
     };
     // By two at once: the longest of these tests is what the others wait for.
@@ -400,6 +401,41 @@ fn page_border() {
         states += must_survive("page_border", &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
     }
     tell("page_border", states, minimum("page_border"));
+}
+
+/// A file that goes past the end of a page by a hole: the page has to tell so, and a crash may take that.
+#[test]
+fn grown_by_holes() {
+    let mut states = 0;
+    for (reserved, pages) in [(62, 62 * 4096), (8, 116 * 4096)] {
+        for convergent in [true, false] {
+            let setup = Setup { reserved, convergent, ..Setup::default() };
+            let mut r = Recording::new(&setup, 1);
+            r.write(0, 3 * 4096 + 100);
+            r.settle();
+            r.truncate(2 * pages + 5000);
+            r.sync();
+            r.write(5 * pages + 9000, 100);
+            r.flush();
+            r.write(4 * pages, 4096);
+            r.reopen();
+            r.truncate(6 * pages);
+            r.truncate(8 * pages + 1);
+            r.settle();
+            r.truncate(3 * pages + 77);
+            r.write(4 * pages + 8192, 4096);
+            r.sync();
+            r.append(2 * pages);
+            r.settle_with_the_store();
+            r.truncate(pages + 4096);
+            r.append(30);
+            r.truncate(4 * pages);
+            r.settle();
+            let depth = Depth { losses: 60 * scale(), stride: 1 };
+            states += must_survive("grown_by_holes", &setup, &r.finish(), chosen_seed().unwrap_or(1), depth);
+        }
+    }
+    tell("grown_by_holes", states, minimum("grown_by_holes"));
 }
 
 /// How a commit could be wrong.

@@ -2,7 +2,7 @@
 
 mod common;
 use common::{Rng, Setup, create_in, fill, flip, raw, sector};
-use lamassu_format::Suite;
+use lamassu_format::{PageNo, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::fault::{Call, FaultBackend};
 use lamassu_store::backend::memory::MemoryBackend;
@@ -172,7 +172,7 @@ fn check_names_all_damage_and_rewriting_heals() {
     flip(&sim, (N + 3) * BLOCK);
     let file = open(&setup, &sim);
     let found = file.check(false, &mut |_| {}).expect("checks");
-    let blocks: Vec<_> = found.damage.iter().map(|d| (d.kind, d.segment, d.page, d.block)).collect();
+    let blocks: Vec<_> = found.damage.iter().map(|d| (d.kind, d.segment, d.page.0, d.block.map(|b| b.0))).collect();
     assert_eq!(blocks, [(DamageKind::BlockHash, 0, 0, Some(4)), (DamageKind::BlockHash, 1, 1, Some(N + 1))]);
     // The same content written again puts the block right, although no key changes.
     file.write_at(4 * BLOCK, &data[4 * BLOCK as usize..5 * BLOCK as usize]).expect("writes");
@@ -400,7 +400,7 @@ fn a_huge_sparse_file_whose_first_page_is_lost_is_checked_at_once() {
     let file = open(&setup, &store);
     let found = file.check(false, &mut |_| {}).expect("checks").damage;
     let (present, last) = ((1 << 40) / BLOCK / N, ((1 << 58) / BLOCK - 1) / N);
-    let pages: Vec<_> = found.iter().map(|d| (d.kind, d.page, d.pages)).collect();
+    let pages: Vec<_> = found.iter().map(|d| (d.kind, d.page.0, d.pages)).collect();
     let missing = DamageKind::PageMissing;
     assert_eq!(pages, [(missing, 0, 1), (missing, 1, present - 1), (missing, present + 1, last - present - 1)]);
     assert_eq!(found[1].to_string(), format!("page-missing in segment 1, page 1 and the {} after it", present - 2));
@@ -434,7 +434,7 @@ fn a_page_that_a_store_makes_up_brings_no_zeros() {
         file.write_at(0, b"hello\n").expect("writes");
         file.settle_now().expect("settles");
         let geometry = lamassu_format::Geometry::new(BLOCK as u32, 62).expect("is one");
-        raw(&store).write_at(geometry.page_offset(page), &fill(4096, &mut Rng(9))).expect("makes one up");
+        raw(&store).write_at(geometry.page_offset(PageNo(page)), &fill(4096, &mut Rng(9))).expect("makes one up");
         let file = open(&setup, &store);
         let mut block = vec![1; BLOCK as usize];
         for b in [1, N - 1, N, page * N].into_iter().filter(|b| b * BLOCK < file.size()) {

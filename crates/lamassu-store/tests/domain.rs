@@ -4,6 +4,7 @@
 mod common;
 
 use common::{Rng, Setup, create_in, epochs, fill, raw};
+use lamassu_format::{BlockNo, PageNo};
 use lamassu_format::{Domain, Suite};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::file::{DamageKind, File, FileContext, Rekey};
@@ -36,7 +37,7 @@ fn content(file: &File) -> Vec<u8> {
 
 /// Block `b` as the store has it.
 fn stored(store: &MemoryBackend, setup: &Setup, b: u64) -> Vec<u8> {
-    let offset = setup.context().geometry.block_offset(b);
+    let offset = setup.context().geometry.block_offset(BlockNo(b));
     let mut bytes = vec![0; B as usize];
     assert_eq!(raw(store).read_at(offset, &mut bytes).unwrap(), bytes.len());
     bytes
@@ -183,7 +184,7 @@ fn a_page_without_a_file_id_is_damage_where_keys_need_it() {
     let salted = Setup { domain: Domain::File, ..Setup::default() };
     let file = File::open(salted.context(), raw(&store), "test").unwrap();
     let damage = file.check(false, &mut |_| {}).unwrap().damage;
-    assert!(damage.iter().any(|d| d.kind == DamageKind::PageFormat && d.page == 0), "{damage:?}");
+    assert!(damage.iter().any(|d| d.kind == DamageKind::PageFormat && d.page == PageNo::ZERO), "{damage:?}");
     assert!(file.write_at(0, b"more").is_err());
     // Getting rid of it makes it a file like any other.
     file.truncate(0).unwrap();
@@ -205,7 +206,7 @@ fn blocks_are_read_where_the_first_page_is_damaged() {
         common::flip(&store, 100);
         for last_too in [false, true] {
             if last_too {
-                common::flip(&store, setup.context().geometry.page_offset(2) + 100);
+                common::flip(&store, setup.context().geometry.page_offset(PageNo(2)) + 100);
             }
             let file = File::open(setup.context(), raw(&store), "test").unwrap();
             let mut back = vec![0; (100 * B) as usize];
@@ -228,7 +229,7 @@ fn re_keying_keeps_content_and_what_it_depends_on() {
         file.settle_now().unwrap();
         ctx.ring.replace(&epochs(1..=2, 1), &epochs(1..=2, 2));
         file.write_at(3 * B, &bytes[3 * B as usize..][..B as usize]).unwrap(); // among old ones, one under the new key
-        let (mut from, mut reencrypted) = (Some(0), 0);
+        let (mut from, mut reencrypted) = (Some(PageNo::ZERO), 0);
         while let Some(page) = from {
             let step = file.rekey(Rekey::Full, page).unwrap();
             assert_eq!(step.damaged, 0);

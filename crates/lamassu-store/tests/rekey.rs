@@ -4,6 +4,7 @@
 mod common;
 use common::{Rng, Setup, create_in, epochs, fill, flip, raw};
 use lamassu_format::Suite;
+use lamassu_format::{BlockNo, PageNo};
 use lamassu_store::Backend;
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::backend::{SetTime, Time};
@@ -29,7 +30,7 @@ fn context(setup: &Setup, numbers: std::ops::RangeInclusive<u8>) -> Arc<FileCont
 
 /// Every step, added up.
 fn rekey(file: &File, work: Rekey) -> RekeyStep {
-    let (mut all, mut from) = (RekeyStep::default(), Some(0));
+    let (mut all, mut from) = (RekeyStep::default(), Some(PageNo::ZERO));
     while let Some(page) = from {
         let step = file.rekey(work, page).unwrap();
         all.pages = step.pages;
@@ -125,7 +126,7 @@ fn what_is_buffered_or_written_meanwhile_stays() {
     let file = File::open(context(&setup, 1..=2), raw(&store), "test").unwrap();
     file.write_at(10_000, &[9; 50_000]).unwrap();
     data[10_000..60_000].fill(9);
-    let mut from = file.rekey(Rekey::Full, 0).unwrap().next;
+    let mut from = file.rekey(Rekey::Full, PageNo::ZERO).unwrap().next;
     file.write_at(5, b"between").unwrap();
     data[5..12].copy_from_slice(b"between");
     file.truncate(SIZE as u64 - 4_000).unwrap();
@@ -143,8 +144,8 @@ fn damage_stays_and_the_rest_is_rekeyed() {
     let (setup, store) = (Setup { reserved: 8, ..Setup::default() }, MemoryBackend::new());
     stored(&context(&setup, 1..=1), &store, SIZE);
     let geometry = setup.context().geometry;
-    flip(&store, geometry.block_offset(3) + 9);
-    flip(&store, geometry.page_offset(2) + 99);
+    flip(&store, geometry.block_offset(BlockNo(3)) + 9);
+    flip(&store, geometry.page_offset(PageNo(2)) + 99);
     let file = File::open(context(&setup, 1..=2), raw(&store), "test").unwrap();
     let done = rekey(&file, Rekey::Full);
     assert_eq!(done.damaged, 2);

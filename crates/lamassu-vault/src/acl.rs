@@ -253,12 +253,25 @@ impl Vault {
         Ok(if which == Which::Access { acl.with_mode(st.mode) } else { acl }.to_bytes())
     }
 
+    /// Whether a user, who is not root, may make entries in a directory, by its mode and list: as the kernel decides for the mount.
+    ///
+    /// # Errors
+    /// As [`Vault::may_search`].
+    pub fn may_add(&self, dir: Ino, uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> Result<bool> {
+        const WRITE_AND_SEARCH: u32 = 3;
+        self.may(WRITE_AND_SEARCH, dir, uid, is_in_group)
+    }
+
     /// Whether a user, who is not root, may list a directory and look up what is in it, by its mode and list: as the kernel decides for the mount.
     ///
     /// # Errors
     /// [`VaultError::Damaged`] for a list that is none, and those of the store.
     pub fn may_search(&self, dir: Ino, uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> Result<bool> {
         const READ_AND_SEARCH: u32 = 5;
+        self.may(READ_AND_SEARCH, dir, uid, is_in_group)
+    }
+
+    fn may(&self, wanted: u32, dir: Ino, uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> Result<bool> {
         let (target, st) = self.target(dir)?;
         let listed = match self.sealed_attr(&target, dir, Which::Access.name()) {
             Ok(value) => self.parse_stored(dir, Which::Access, &value)?,
@@ -266,7 +279,7 @@ impl Vault {
             Err(error) => return Err(error),
         };
         let acl = listed.map_or_else(|| Acl::of_mode(st.mode), |acl| acl.with_mode(st.mode));
-        Ok(acl.grants(READ_AND_SEARCH, (st.uid, st.gid), uid, is_in_group))
+        Ok(acl.grants(wanted, (st.uid, st.gid), uid, is_in_group))
     }
 
     /// Sets a list, and with the access list the mode. The caller holds the tree lock.
@@ -337,7 +350,7 @@ impl Vault {
 
     /// What entries made in `dir` inherit.
     pub(crate) fn inherited(&self, dir: &Arc<Dir>, kind: Kind) -> Result<Option<Inherited>> {
-        let value = match self.sealed_attr(&Target::Root(dir.clone()), dir.ino, Which::Default.name()) {
+        let value = match self.sealed_attr(&Target::Dir(dir.clone()), dir.ino, Which::Default.name()) {
             Err(VaultError::NoAttribute) => return Ok(None),
             other => other?,
         };

@@ -128,7 +128,7 @@ impl Vault {
         Ok(match target {
             Target::Open(open) => self.attr_of_open(ino, &open.file(), &st),
             Target::Entry { dir, name, .. } => self.attr_of_entry(ino, &dir, &name, &st),
-            Target::Root(_) => self.attr(ino, &st, st.len),
+            Target::Root(..) | Target::Dir(_) => self.attr(ino, &st, st.len),
         })
     }
 
@@ -248,7 +248,7 @@ impl Vault {
     /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid parent; the parent's default access
     /// control list decides with the mode, the caller's mask where there is none.
     pub(crate) fn wanted(&self, dir: &Arc<Dir>, kind: Kind, mode: u32, owner: crate::Owner) -> Result<Wanted> {
-        let parent = dir.handle.stat().map_err(io("stat"))?;
+        let parent = self.dir_stat(dir)?;
         let inherits = parent.mode & libc::S_ISGID != 0;
         let gid = if inherits { parent.gid } else { owner.gid };
         if kind == Kind::Symlink {

@@ -4,7 +4,7 @@ use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::names::{RecordFault, remove_companion};
-use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace, take_out};
+use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
 use lamassu_store::backend::Time;
@@ -183,10 +183,10 @@ impl Vault {
         let wanted = self.wanted(&dir, Kind::Dir, mode, Owner { umask: 0, ..owner })?;
         let setgid = wanted.mode.unwrap_or(0) & libc::S_ISGID;
         let wanted = Wanted { mode: Some(mode & 0o777 & !owner.umask | setgid), inherited: None, ..wanted };
-        let (staging, temp) = (self.staging()?, dataset_name()?);
-        staging.make_dir(&temp, PRIVATE).map_err(io("create a dataset"))?;
-        let made = self.fill_dataset(&*staging, &temp, &wanted, fill).and_then(|made| {
-            let place = || rename_no_replace(&*staging, &temp, &*dir.handle, &stored.name);
+        let (made, temp) = self.staged_dataset()?;
+        let staging = &*self.staging()?.dir;
+        let made = self.fill_dataset(made, &temp, &wanted, fill).and_then(|made| {
+            let place = || rename_no_replace(staging, &temp, &*dir.handle, &stored.name);
             self.create_with(&dir, &stored, || place().map_err(io("create a dataset")))?;
             // Moving a directory takes write permission on it, so the mode comes last.
             let set = || made.set_mode(wanted.mode.unwrap_or(PRIVATE)).map_err(io("set the mode"));
@@ -194,42 +194,41 @@ impl Vault {
             if let Err(error) = done {
                 // Out of the tree again, and then its companion; what cannot be taken out stays, with its name.
                 let _ = made.set_mode(PRIVATE);
-                rename_no_replace(&*dir.handle, &stored.name, &*staging, &temp).map_err(io("take a dataset back"))?;
+                rename_no_replace(&*dir.handle, &stored.name, staging, &temp).map_err(io("take a dataset back"))?;
                 stored.companion.iter().for_each(|companion| remove_companion(&*dir.handle, &companion.name));
                 return Err(error.into());
             }
-            Ok(())
+            Ok(made)
         });
-        if let Err(error) = made {
-            if let Err(error) = delete_tree(&*staging, &temp)
+        let made = made.inspect_err(|_| {
+            if let Err(error) = delete_tree(staging, &temp)
                 && !is_not_found(&error)
             {
                 tracing::warn!(entry = %temp.to_string_lossy(), %error, "stays in lamassu.staging until the next open");
             }
-            return Err(error);
-        }
-        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
+        })?;
+        let st = made.stat().map_err(io("stat"))?;
         self.unsynced.add(StoreId::from(&st));
         // The number may have been another directory's, and the store's clock be coarse.
         self.shut.0.lock().pop(&StoreId::from(&st));
-        Ok(self.entry(&dir, &stored.name, &st))
+        Ok(self.new_entry(&dir, &stored.name, &st))
     }
 
     fn fill_dataset<E: From<VaultError>>(
         &self,
-        staging: &dyn BackendDir,
+        made: Arc<dyn BackendDir>,
         temp: &OsStr,
         wanted: &Wanted,
         fill: impl FnOnce(&dyn Backend, &Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<Arc<dyn BackendDir>, E> {
-        let made = staging.open_dir(temp).map_err(io("create a dataset"))?;
         let backend = made.as_backend(true).map_err(io("create a dataset"))?;
         fill(&*backend, &Path::new(STAGING).join(temp))?;
+        backend.sync().map_err(io("sync the store"))?;
+        // Last: what is somebody else's is not cleared away after a crash.
         let st = made.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             made.set_owner(uid, gid).map_err(io("set the owner"))?;
         }
-        backend.sync().map_err(io("sync the store"))?;
         Ok(made)
     }
 
@@ -246,7 +245,7 @@ impl Vault {
             let dir = self.dir(parent)?;
             let stored = self.stored(&dir, name)?;
             let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-            if StoreId::from(&st) != id {
+            if !id.is_of(&st) {
                 return Err(VaultError::NotFound);
             }
             let is_dataset = || {
@@ -256,7 +255,7 @@ impl Vault {
             if st.kind != Kind::Dir || !is_dataset().map_err(io("look for a dataset's header"))? {
                 return Err(VaultError::Invalid);
             }
-            take_out(&*dir.handle, &stored.name, &st, &*staging, &temp).map_err(io("remove a dataset"))?;
+            staging.take_out(&*dir.handle, &stored.name, &st, &temp).map_err(io("remove a dataset"))?;
             if let Some(companion) = &stored.companion {
                 remove_companion(&*dir.handle, &companion.name);
             }
@@ -265,7 +264,7 @@ impl Vault {
             self.shut.0.lock().pop(&id);
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
-        if let Err(error) = delete_tree(&*staging, &temp) {
+        if let Err(error) = delete_tree(&*staging.dir, &temp) {
             tracing::warn!(entry = %temp.to_string_lossy(), %error, "a destroyed dataset stays in lamassu.staging until the next open");
         }
         Ok(())

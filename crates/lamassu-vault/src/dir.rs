@@ -1,12 +1,15 @@
 //! Listings: a snapshot of the stored names when a listing starts, at first or after a rewind; names open as they are handed out.
+//!
+//! A snapshot lives until its handle is closed, so it is kept small, and its size is told ([`Vault::listing_bytes`]): front-ends bound what a user holds.
 
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::open::Handle;
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
-use lamassu_store::backend::Entry as Listed;
+use lamassu_store::backend;
 use parking_lot::Mutex;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 /// Cookies of the entries begin here; 1 and 2 come after `.` and `..`.
@@ -17,18 +20,63 @@ pub(crate) struct OpenDir {
     pub dir: Arc<Dir>,
     parent: Ino,
     /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3) belong to it.
-    entries: Mutex<Option<Arc<Vec<Listed>>>>,
+    entries: Mutex<Option<Arc<Snapshot>>>,
+}
+
+/// The entries of a directory at one time; all names in one piece of memory.
+struct Snapshot {
+    names: Box<[u8]>,
+    rows: Box<[Row]>,
+}
+
+/// An entry without its name, which ends at `end` and begins where the one before ends.
+struct Row {
+    end: usize,
+    ino: u64,
+    kind: Option<Kind>,
+}
+
+/// An entry of the store.
+struct Listed<'a> {
+    name: &'a OsStr,
+    ino: u64,
+    kind: Option<Kind>,
+}
+
+impl Snapshot {
+    fn of(entries: Vec<backend::Listed>) -> Self {
+        let mut names = Vec::with_capacity(entries.iter().map(|entry| entry.name.len()).sum());
+        let mut row = |entry: backend::Listed| {
+            names.extend_from_slice(entry.name.as_bytes());
+            Row { end: names.len(), ino: entry.ino, kind: entry.kind }
+        };
+        let rows: Vec<_> = entries.into_iter().map(&mut row).collect();
+        Snapshot { names: names.into(), rows: rows.into() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.names.len() + size_of_val(&*self.rows)
+    }
+
+    /// The entries from one on, with their places.
+    fn from(&self, first: usize) -> impl Iterator<Item = (usize, Listed<'_>)> {
+        let begin = |index: usize| index.checked_sub(1).map_or(0, |before| self.rows[before].end);
+        self.rows.iter().enumerate().skip(first).map(move |(index, row)| {
+            let name = OsStr::from_bytes(&self.names[begin(index)..row.end]);
+            (index, Listed { name, ino: row.ino, kind: row.kind })
+        })
+    }
 }
 
 impl OpenDir {
     /// The snapshot, taken anew at the start and at a rewind.
-    fn entries(&self, cookie: u64) -> Result<Arc<Vec<Listed>>> {
+    fn entries(&self, cookie: u64) -> Result<Arc<Snapshot>> {
         if cookie > 0
             && let Some(entries) = &*self.entries.lock()
         {
             return Ok(entries.clone());
         }
-        let entries = Arc::new(self.dir.handle.read_dir().map_err(io("list a directory"))?);
+        let entries = Arc::new(Snapshot::of(self.dir.handle.read_dir().map_err(io("list a directory"))?));
         *self.entries.lock() = Some(entries.clone());
         Ok(entries)
     }
@@ -39,7 +87,7 @@ enum Item<'a> {
     /// `.` or `..`.
     Dot(DirEntry),
     /// An entry of the store, and its plain name.
-    Named(&'a Listed, OsString),
+    Named(Listed<'a>, OsString),
 }
 
 impl Vault {
@@ -67,7 +115,7 @@ impl Vault {
             Item::Dot(entry) => fill(&entry, at),
             Item::Named(listed, name) => {
                 // It may be gone since the snapshot was taken.
-                let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(&listed.name).ok().map(|st| st.kind));
+                let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(listed.name).ok().map(|st| st.kind));
                 let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
                 kind.is_none_or(|kind| fill(&DirEntry { ino, kind, name }, at))
             }
@@ -89,7 +137,7 @@ impl Vault {
         self.list(&open, cookie, &mut |item, at| match item {
             Item::Dot(entry) => fill(&entry, None, at),
             Item::Named(listed, name) => {
-                let Ok(entry) = self.entry_stored(&open.dir, &listed.name) else { return true };
+                let Ok(entry) = self.entry_stored(&open.dir, listed.name) else { return true };
                 fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at)
             }
         })
@@ -108,9 +156,9 @@ impl Vault {
         let from = cookie.saturating_sub(FIRST);
         let skipped = usize::try_from(from).map_err(|_| VaultError::Invalid)?;
         // Any cookie may be asked for (seekdir(3)): where there are no entries left, none is counted on from.
-        for (index, listed) in entries.iter().enumerate().skip(skipped) {
+        for (index, listed) in entries.from(skipped) {
             let at = index as u64 + FIRST + 1;
-            match names.open(&*open.dir.handle, &listed.name) {
+            match names.open(&*open.dir.handle, listed.name) {
                 Ok(None) => {}
                 Ok(Some(name)) => {
                     if !each(Item::Named(listed, name), at) {
@@ -118,12 +166,18 @@ impl Vault {
                     }
                 }
                 Err(fault) => {
-                    let path = self.path_in(open.dir.ino, &listed.name);
+                    let path = self.path_in(open.dir.ino, listed.name);
                     tracing::warn!(entry = %path.display(), "left out of a listing, its name does not open: {fault}");
                 }
             }
         }
         Ok(())
+    }
+
+    /// The memory that the listing of an open directory takes until it is closed, bytes.
+    pub fn listing_bytes(&self, handle: HandleId) -> usize {
+        let open = self.handles.dir(handle).ok();
+        open.and_then(|open| open.entries.lock().as_ref().map(|entries| entries.bytes())).unwrap_or_default()
     }
 
     /// Closes a directory.
@@ -136,5 +190,24 @@ impl Vault {
             self.nodes.lock().unpin(open.dir.ino);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_gives_its_entries_from_any_place_and_takes_little_more_than_their_names() {
+        let entry = |(name, ino): (&str, u64)| backend::Listed { name: name.into(), ino, kind: Some(Kind::File) };
+        let names = [("a", 1), ("", 2), ("long", 3)];
+        let snapshot = Snapshot::of(names.into_iter().map(entry).collect());
+        let from =
+            |first| snapshot.from(first).map(|(at, e)| (at, e.name.to_str().unwrap(), e.ino)).collect::<Vec<_>>();
+        assert_eq!(from(0), [(0, "a", 1), (1, "", 2), (2, "long", 3)]);
+        assert_eq!((from(2), from(3), from(usize::MAX)), (vec![(2, "long", 3)], vec![], vec![]));
+        assert_eq!(snapshot.bytes(), "along".len() + 3 * size_of::<Row>());
+        assert!(size_of::<Row>() <= 24);
+        assert_eq!(Snapshot::of(Vec::new()).from(0).count(), 0);
     }
 }

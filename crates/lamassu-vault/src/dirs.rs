@@ -97,7 +97,7 @@ impl Vault {
                 false => io("open a directory")(e),
             })?;
             let st = handle.stat().map_err(io("stat a directory"))?;
-            if StoreId::from(&st) != id {
+            if !id.is_of(&st) {
                 return Err(VaultError::Stale);
             }
             dir = Dir::new(ino, st.dev, handle);

@@ -3,13 +3,15 @@
 //! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below it. It knows its places as
 //! (parent, stored name) pairs, so renames and hard links cost nothing and no file descriptor is held. An inode number never names two things at
 //! once: a node whose last link went away keeps its number while anybody refers to it (a *zombie*), and a new entry that the store gives the same
-//! number gets another one. The kernel outlives the table of a vault that is unloaded and loaded again, and tells inodes apart by number and generation:
+//! number gets another one. A store gives the number of a removed inode to a new one, and removes behind our back: so what was just made is new whatever its
+//! number ([`NodeTable::reference_new`]), and inodes of one number are told apart by their birth time. Where the store has none, a file with one link that
+//! is met under another name than the one known is taken for another, unless it is open, which keeps its number from being given again. The kernel outlives the table of a vault that is unloaded and loaded again, and tells inodes apart by number and generation:
 //! so neither a generation nor a number of ours is ever used by two tables of a process. Nothing here touches the store.
 //!
 //! The kernel remembers as many inodes as its memory allows, millions of them, and each is a node here: they are kept small.
 
 use crate::{Ino, Kind, ROOT};
-use lamassu_store::backend::Stat;
+use lamassu_store::backend::{Stat, may_be_one};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -37,16 +39,31 @@ fn alternative() -> Ino {
     ALTERNATIVE | (ALTERNATIVES.fetch_add(1, Ordering::Relaxed) % OWN_MAX)
 }
 
-/// What the store calls an inode: device and number.
+/// What the store calls an inode: device and number; and its birth time, which an earlier inode of that number did not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StoreId {
     pub dev: u64,
     pub ino: u64,
+    pub born: u64,
 }
+
+impl StoreId {
+    /// Whether an entry with this stat is the inode: as [`Stat::is_same`], whose word it is where one of the two has no birth time.
+    pub fn is_of(self, st: &Stat) -> bool {
+        self.number() == (st.dev, st.ino) && may_be_one(self.born, st.born)
+    }
+
+    fn number(self) -> StoreNumber {
+        (self.dev, self.ino)
+    }
+}
+
+/// Device and number.
+type StoreNumber = (u64, u64);
 
 impl From<&Stat> for StoreId {
     fn from(st: &Stat) -> Self {
-        StoreId { dev: st.dev, ino: st.ino }
+        StoreId { dev: st.dev, ino: st.ino, born: st.born }
     }
 }
 
@@ -113,7 +130,7 @@ pub(crate) struct NodeTable {
     /// Boxed: a table has up to twice as many places as it has entries.
     nodes: HashMap<Ino, Box<Node>>,
     /// Living nodes that have another number than the store's own.
-    by_store: HashMap<StoreId, Ino>,
+    by_store: HashMap<StoreNumber, Ino>,
     root_dev: u64,
     /// That of nodes made now.
     generation: u32,
@@ -135,7 +152,7 @@ impl NodeTable {
         };
         NodeTable {
             nodes: HashMap::from([(ROOT, Box::new(node))]),
-            by_store: HashMap::from([(id, ROOT)]),
+            by_store: HashMap::from([(id.number(), ROOT)]),
             root_dev: root.dev,
             generation: new_generation(),
         }
@@ -143,14 +160,20 @@ impl NodeTable {
 
     /// The node of a backing inode, if it is in the table.
     pub fn find(&self, id: StoreId) -> Option<Ino> {
-        let has_it = |ino: &Ino| self.nodes.get(ino).is_some_and(|n| n.live && n.id == id);
-        Some(id.ino).filter(has_it).or_else(|| self.by_store.get(&id).copied())
+        let is_it = |ino: &Ino| self.nodes.get(ino).is_some_and(|n| may_be_one(n.id.born, id.born));
+        self.at(id.number()).filter(is_it)
+    }
+
+    /// The living node of a backing number, whichever inode of it that is.
+    fn at(&self, number: StoreNumber) -> Option<Ino> {
+        let has_it = |ino: &Ino| self.nodes.get(ino).is_some_and(|n| n.live && n.id.number() == number);
+        Some(number.1).filter(has_it).or_else(|| self.by_store.get(&number).copied())
     }
 
     /// The number a listing shows for a backing inode on the root's device.
     pub fn shown(&self, dev: u64, ino: u64) -> Ino {
         let unknown = if ino < OWN_MAX { ino } else { ALTERNATIVE | (ino % OWN_MAX) };
-        self.find(StoreId { dev, ino }).unwrap_or(unknown)
+        self.at((dev, ino)).unwrap_or(unknown)
     }
 
     pub fn kind(&self, ino: Ino) -> Option<Kind> {
@@ -194,17 +217,54 @@ impl NodeTable {
     }
 
     /// Finds or makes the node of what lies at (parent, name) and counts one lookup of it.
-    pub fn reference(&mut self, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
-        let id = StoreId::from(st);
-        let known = self.find(id).filter(|&ino| {
-            let same = self.kind(ino) == Some(st.kind);
-            if !same {
-                // The store reuses the number: somebody else removed what we knew by it.
+    ///
+    /// # Errors
+    /// The node of another inode of this number. The stat may be older than that node: who looks again, and finds the same, knows that the other is `gone`.
+    pub fn reference(
+        &mut self,
+        parent: Ino,
+        name: &OsStr,
+        st: &Stat,
+        gone: Option<Ino>,
+    ) -> std::result::Result<Referenced, Ino> {
+        let known = self.at((st.dev, st.ino));
+        match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
+            Some(other) if gone == Some(other) => {
+                self.bury(other);
+                Ok(self.count(None, parent, name, st))
+            }
+            Some(other) => Err(other),
+            None => Ok(self.count(known, parent, name, st)),
+        }
+    }
+
+    /// The same of what was just made there: whatever is known by its number was removed by somebody else.
+    pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
+        let known = self.at((st.dev, st.ino)).filter(|&ino| {
+            if ino != ROOT {
                 self.bury(ino);
             }
-            same
+            ino == ROOT
         });
-        let ino = known.unwrap_or_else(|| self.insert(id, st.kind));
+        self.count(known, parent, name, st)
+    }
+
+    /// Whether what lies at (parent, name) is the inode of a node, whose number it has.
+    fn is_met_again(&self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> bool {
+        // The root is held open.
+        let Some(node) = self.nodes.get(&ino).filter(|_| ino != ROOT) else { return true };
+        if node.kind != st.kind || !may_be_one(node.id.born, st.born) {
+            return false;
+        }
+        let is_told = node.id.born != 0 && st.born != 0;
+        let is_open = node.kind == Kind::File && node.pins > 0;
+        let has_one_name = st.nlink <= 1 || node.kind == Kind::Dir;
+        let is_named_so = node.links.is_empty() || node.links.iter().any(|l| l.parent == parent && *l.name == *name);
+        is_told || is_open || !has_one_name || is_named_so
+    }
+
+    fn count(&mut self, known: Option<Ino>, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
+        let ino = known.unwrap_or_else(|| self.insert(StoreId::from(st), st.kind));
         self.add_link(ino, parent, name);
         let node = self.nodes.get_mut(&ino);
         let generation = node.map(|n| {
@@ -222,7 +282,7 @@ impl NodeTable {
         let node = Node { id, kind, links, lookups: 0, pins: 0, generation, size: None, live: true, last: None };
         self.nodes.insert(ino, Box::new(node));
         if ino != id.ino {
-            self.by_store.insert(id, ino);
+            self.by_store.insert(id.number(), ino);
         }
         ino
     }
@@ -277,7 +337,7 @@ impl NodeTable {
         node.size = None;
         let (id, links) = (node.id, std::mem::take(&mut node.links));
         self.generation = new_generation();
-        self.by_store.remove(&id);
+        self.by_store.remove(&id.number());
         for l in links {
             self.unpin(l.parent);
         }
@@ -295,16 +355,16 @@ impl NodeTable {
 
     /// The entries of a backing inode are those of another one from now on, made in its place.
     pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
-        if let Some(stale) = self.find(new) {
+        if let Some(stale) = self.at(new.number()) {
             // The store reuses the number: somebody else removed what we knew by it.
             self.bury(stale);
         }
         let Some(ino) = self.find(old) else { return };
-        self.by_store.remove(&old);
+        self.by_store.remove(&old.number());
         if let Some(node) = self.nodes.get_mut(&ino) {
             (node.id, node.size) = (new, None);
             if ino != new.ino {
-                self.by_store.insert(new, ino);
+                self.by_store.insert(new.number(), ino);
             }
         }
     }
@@ -357,7 +417,7 @@ impl NodeTable {
             }
             let Some(node) = self.nodes.remove(&ino) else { continue };
             if node.live {
-                self.by_store.remove(&node.id);
+                self.by_store.remove(&node.id.number());
             }
             for l in node.links {
                 if let Some(p) = self.nodes.get_mut(&l.parent) {
@@ -399,189 +459,4 @@ impl NodeTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Time;
-
-    fn stat(ino: u64, kind: Kind) -> Stat {
-        Stat {
-            dev: 5,
-            ino,
-            kind,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            len: 0,
-            blocks: 0,
-            atime: Time::default(),
-            mtime: Time::default(),
-            ctime: Time::default(),
-        }
-    }
-
-    /// A million of them is what the kernel may remember without being short of memory.
-    #[test]
-    fn nodes_are_small() {
-        assert!(size_of::<Node>() <= 128, "{} bytes", size_of::<Node>());
-    }
-
-    fn table() -> NodeTable {
-        NodeTable::new(&stat(900, Kind::Dir))
-    }
-
-    fn name(s: &str) -> &OsStr {
-        OsStr::new(s)
-    }
-
-    #[test]
-    fn numbers_are_the_stores_own_where_they_can_be() {
-        let mut t = table();
-        assert_eq!(t.reference(ROOT, name("a"), &stat(40, Kind::File)).ino, 40);
-        // The root is 1, whatever the store calls it; what the store calls 1 is something else.
-        assert_eq!(t.find(StoreId { dev: 5, ino: 900 }), Some(ROOT));
-        assert_eq!(t.reference(ROOT, name("b"), &stat(900, Kind::Dir)).ino, ROOT);
-        assert!(t.reference(ROOT, name("c"), &stat(1, Kind::File)).ino >= ALTERNATIVE);
-        // What another vault's numbers begin with is not the store's to choose.
-        let wide = t.reference(ROOT, name("w"), &stat(OWN_MAX, Kind::File)).ino;
-        assert!(wide >= ALTERNATIVE && t.shown(5, OWN_MAX + 7) == ALTERNATIVE + 7);
-        let elsewhere = Stat { dev: 6, ..stat(40, Kind::File) };
-        let found = t.reference(ROOT, name("d"), &elsewhere);
-        let other = found.ino;
-        assert!(other >= ALTERNATIVE);
-        assert_eq!(t.reference(ROOT, name("d"), &elsewhere), Referenced { is_new: false, ..found });
-        assert_eq!((t.shown(6, 40), t.shown(5, 40), t.shown(5, 41)), (other, 40, 41));
-    }
-
-    #[test]
-    fn a_zombie_keeps_its_number_until_it_is_forgotten() {
-        let mut t = table();
-        let st = stat(40, Kind::File);
-        let old = t.reference(ROOT, name("a"), &st);
-        t.unlinked(&st, ROOT, name("a"), true);
-        assert_eq!(t.last_stat(old.ino).map(|st| (st.ino, st.nlink)), Some((40, 0)));
-        assert!(!t.is_live(old.ino));
-        assert_eq!(t.stored_path(old.ino), None);
-        let new = t.reference(ROOT, name("b"), &st);
-        assert_ne!(new.ino, old.ino);
-        t.forget(old.ino, 1);
-        t.forget(new.ino, 1);
-        let again = t.reference(ROOT, name("c"), &st);
-        assert_eq!(again.ino, 40);
-        assert_ne!(again.generation, old.generation, "another user of the same number");
-    }
-
-    #[test]
-    fn another_table_names_other_inodes() {
-        let here = |t: &mut NodeTable| t.reference(ROOT, name("a"), &stat(40, Kind::File));
-        let there = |t: &mut NodeTable| t.reference(ROOT, name("b"), &Stat { dev: 6, ..stat(40, Kind::File) });
-        let (mut one, mut two) = (table(), table());
-        for t in [&mut one, &mut two] {
-            t.unlinked(&stat(40, Kind::File), ROOT, name("a"), true);
-        }
-        let ((a, b), (c, d)) = ((here(&mut one), there(&mut one)), (here(&mut two), there(&mut two)));
-        assert_eq!(a.ino, c.ino, "the store's own");
-        assert_ne!(a.generation, c.generation);
-        assert_ne!(b.ino, d.ino);
-    }
-
-    #[test]
-    fn a_number_that_changed_its_kind_is_another_inode() {
-        let mut t = table();
-        let old = t.reference(ROOT, name("a"), &stat(40, Kind::File)).ino;
-        let new = t.reference(ROOT, name("a"), &stat(40, Kind::Dir)).ino;
-        assert_ne!(old, new);
-        assert_eq!((t.is_live(old), t.kind(new)), (false, Some(Kind::Dir)));
-    }
-
-    #[test]
-    fn parents_stay_while_children_do() {
-        let mut t = table();
-        let d = t.reference(ROOT, name("d"), &stat(10, Kind::Dir)).ino;
-        let e = t.reference(d, name("e"), &stat(11, Kind::Dir)).ino;
-        let f = t.reference(e, name("f"), &stat(12, Kind::File)).ino;
-        t.forget(d, 1);
-        t.forget(e, 1);
-        assert_eq!(t.stored_path(f), Some("d/e/f".into()));
-        assert_eq!(t.ancestry(f), Some(vec![f, e, d, ROOT]));
-        t.forget(f, 1);
-        assert_eq!(t.nodes.len(), 1, "only the root is left");
-        assert_eq!(t.by_store.len(), 1);
-    }
-
-    #[test]
-    fn links_and_moves_leave_the_right_names() {
-        let mut t = table();
-        let d = t.reference(ROOT, name("d"), &stat(10, Kind::Dir)).ino;
-        let st = stat(12, Kind::File);
-        let id = StoreId::from(&st);
-        let f = t.reference(ROOT, name("f"), &st).ino;
-        assert_eq!(t.reference(d, name("g"), &st).ino, f);
-        t.moved(id, (ROOT, name("f")), (d, name("h")));
-        let names: Vec<_> = t.links(f).into_iter().map(|l| l.name.into_os_string()).collect();
-        assert_eq!(names, ["g", "h"]);
-        t.unlinked(&st, d, name("g"), false);
-        assert_eq!(t.stored_path(f), Some("d/h".into()));
-        t.forget(f, 2);
-        t.forget(d, 1);
-        assert_eq!(t.nodes.len(), 1);
-    }
-
-    #[test]
-    fn an_exchanged_inode_keeps_its_number_and_names() {
-        let mut t = table();
-        let (old, new) = (stat(12, Kind::Symlink), stat(13, Kind::Symlink));
-        let found = t.reference(ROOT, name("l"), &old);
-        let l = found.ino;
-        t.exchanged(StoreId::from(&old), StoreId::from(&new));
-        assert_eq!(t.reference(ROOT, name("l"), &new), Referenced { is_new: false, ..found });
-        // Both numbers can be met again, as others.
-        assert_ne!(t.reference(ROOT, name("m"), &old).ino, l);
-        t.forget(l, 2);
-        assert_eq!(t.find(StoreId::from(&new)), None);
-        t.exchanged(StoreId { dev: 1, ino: 1 }, StoreId { dev: 1, ino: 2 });
-    }
-
-    #[test]
-    fn a_pinned_node_outlives_its_references() {
-        let mut t = table();
-        let st = stat(12, Kind::File);
-        let f = t.reference(ROOT, name("f"), &st).ino;
-        t.pin(f);
-        t.forget(f, 99);
-        assert!(t.is_live(f));
-        t.unlinked(&st, ROOT, name("f"), true);
-        assert_eq!(t.kind(f), Some(Kind::File));
-        t.unpin(f);
-        assert_eq!(t.kind(f), None);
-        // Nonsense is harmless.
-        t.unpin(f);
-        t.forget(ROOT, 1000);
-        t.forget(12345, 1);
-        assert!(t.is_live(ROOT));
-    }
-
-    #[test]
-    fn a_cached_size_is_that_of_an_unchanged_file() {
-        let mut t = table();
-        let st = Stat { len: 4096, ..stat(12, Kind::File) };
-        let f = t.reference(ROOT, name("f"), &st).ino;
-        t.set_cached_size(f, CachedSize::new(&st, 77));
-        assert_eq!(t.cached_size(f, &st), Some(77));
-        let later = Time { seconds: 1, nanos: 0 };
-        for changed in [Stat { len: 8192, ..st }, Stat { mtime: later, ..st }, Stat { ctime: later, ..st }] {
-            assert_eq!(t.cached_size(f, &changed), None);
-        }
-    }
-
-    #[test]
-    fn a_loop_made_below_us_ends() {
-        let mut t = table();
-        let a = t.reference(ROOT, name("a"), &stat(10, Kind::Dir)).ino;
-        let b = t.reference(a, name("b"), &stat(11, Kind::Dir)).ino;
-        t.reference(b, name("a"), &stat(10, Kind::Dir));
-        assert_eq!(t.ancestry(a), None);
-        assert_eq!(t.stored_path(b), None);
-    }
-}
+mod tests;

@@ -10,6 +10,7 @@ mod dataset;
 mod dir;
 mod dirs;
 mod error;
+mod file_system;
 pub mod forest;
 mod gate;
 mod inode;
@@ -20,6 +21,7 @@ mod path;
 mod regions;
 mod rekey;
 mod rename;
+mod root;
 mod session;
 mod settle;
 mod staging;
@@ -30,11 +32,16 @@ pub mod types;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};
+pub use file_system::FileSystem;
+#[cfg(feature = "testing")]
+pub use file_system::Panics;
 pub use forest::Forest;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{Rekey, RekeyProgress, Rekeyed};
-pub use session::copy_sessions;
+pub use root::create_root_record;
+pub use session::{copy_sessions, has_interrupted_sessions, shown_ranges};
 pub use types::*;
+pub use xattr::is_listed_for;
 
 use crate::error::io;
 use lamassu_crypto::{Engine, KeyRing};
@@ -46,8 +53,8 @@ use parking_lot::{Mutex, RwLock};
 use std::any::Any;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Most directories held open, and most closed files held until they are settled; fewer where the process may have few descriptors.
@@ -81,12 +88,14 @@ pub struct Vault {
     names_locks: [RwLock<()>; STRIPES],
     open_locks: [Mutex<()>; STRIPES],
     settling: Mutex<()>,
+    staging: OnceLock<staging::Staging>,
     workshop: Mutex<Option<staging::Workshop>>,
     /// Held by who closes the gate.
     closing: Mutex<()>,
     /// When everything was found settled, and has been since; 0: it is not.
     quiet_since: AtomicU64,
     book: Arc<session::Book>,
+    root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
     /// Renames and links so far: what a walk over the tree may have missed.
@@ -133,7 +142,7 @@ impl Vault {
     /// open is an error of the calls that need it, so that `check` can say so; [`Vault::verify_root`] asks for it.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
         let engine = engine(&options);
-        Self::open_with(backend, header, ring, options, engine)
+        Self::open_with(backend, header, ring, options, engine, root::Top::FileSystem)
     }
 
     /// The same with cipher threads that other vaults use too.
@@ -143,6 +152,7 @@ impl Vault {
         ring: KeyRing,
         options: Options,
         engine: Arc<Engine>,
+        top: root::Top,
     ) -> Result<Vault> {
         if header.is_snapshot() && !options.read_only {
             return Err(VaultError::Refused(
@@ -153,6 +163,7 @@ impl Vault {
         let root = backend.root();
         let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id()));
         let sessions = Arc::new(Sessions::new(book.clone()));
+        let root_permissions = Arc::new(root::RootPermissions::open(root.clone(), ring.clone(), top));
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions)?;
         let st = root.stat().map_err(io("stat the root"))?;
         let limit = descriptors() / 8;
@@ -177,10 +188,12 @@ impl Vault {
             names_locks: std::array::from_fn(|_| RwLock::new(())),
             open_locks: std::array::from_fn(|_| Mutex::new(())),
             settling: Mutex::new(()),
+            staging: OnceLock::new(),
             workshop: Mutex::new(None),
             closing: Mutex::new(()),
             quiet_since: AtomicU64::new(0),
             book,
+            root_permissions,
             rekeying: Mutex::new(()),
             moves: AtomicU64::new(0),
             unsynced: settle::Unsynced::default(),
@@ -233,7 +246,7 @@ impl Vault {
             false => self.settle_twice(|vault| vault.settle_all().and_then(|()| vault.sync_store())),
         };
         if done.is_ok() {
-            self.end_session();
+            self.end_session_for_good();
         }
         if !self.options.read_only {
             self.close_workshop();
@@ -257,7 +270,7 @@ impl Vault {
         self.ctx.engine.clone()
     }
 
-    /// The loaded keys. They can be exchanged while the vault is open: [`KeyRing::replace`].
+    /// The loaded keys. They can gain epochs while the vault is open: [`KeyRing::add`].
     pub fn ring(&self) -> &KeyRing {
         &self.ctx.ring
     }
@@ -369,9 +382,9 @@ fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
     if d.kind.is_readable() {
         return tracing::warn!(
             file = tag,
-            page = d.page,
+            page = d.page.0,
             pages = d.pages,
-            block = d.block,
+            block = d.block.map(|b| b.0),
             kind = d.kind.word(),
             "{}",
             d.kind.meaning()
@@ -382,13 +395,13 @@ fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
             tracing::error!(
                 file = tag,
                 segment = d.segment,
-                page = d.page,
-                block,
+                page = d.page.0,
+                block = block.0,
                 kind = d.kind.word(),
                 "damaged block"
             );
         }
-        None => tracing::error!(file = tag, segment = d.segment, page = d.page, kind = d.kind.word(), "damaged page"),
+        None => tracing::error!(file = tag, segment = d.segment, page = d.page.0, kind = d.kind.word(), "damaged page"),
     }
 }
 

@@ -314,19 +314,6 @@ impl Vault {
 
     // --- the public calls
 
-    /// Nothing: a vault that stands alone is unloaded by unmounting it.
-    ///
-    /// # Errors
-    /// None.
-    pub fn unload_idle(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Whether a front-end may keep contents of this file: always, in a vault that stands alone.
-    pub fn may_cache(&self, _ino: Ino) -> bool {
-        true
-    }
-
     /// Opens a file. Reading is always possible through the handle: a kernel that caches writes reads through handles opened for writing.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ impl Vault {
             return Err(VaultError::Exists);
         }
         self.refuse_loops(&from, &to, mode)?;
-        if from.id() == to.id() {
+        if from.st.zip(to.st).is_some_and(|(a, b)| a.is_same(&b)) {
             // The same name, or two names of one file: POSIX says that nothing happens.
             return Ok(());
         }
@@ -83,9 +83,9 @@ impl Vault {
     fn refuse_loops(&self, from: &End, to: &End, mode: RenameMode) -> Result<()> {
         let nodes = self.nodes.lock();
         for (moved, into) in [(from, to), (to, from)] {
-            let Some(id) = moved.id().filter(|_| moved.is_dir()) else { continue };
+            let Some(st) = moved.st.filter(|_| moved.is_dir()) else { continue };
             let chain = nodes.ancestry(into.dir.ino).ok_or(VaultError::Stale)?;
-            let below_itself = chain.iter().any(|&ino| nodes.id(ino) == Some(id));
+            let below_itself = chain.iter().any(|&ino| nodes.id(ino).is_some_and(|id| id.is_of(&st)));
             if below_itself {
                 // A target above the source is not empty; in an exchange that would be a loop, too.
                 let replaced = std::ptr::eq(moved, to) && mode != RenameMode::Exchange;

@@ -5,7 +5,7 @@
 
 use crate::error::{io, is_not_found};
 use crate::names::{read_text, write_text};
-use crate::{Result, Vault, VaultError};
+use crate::{Result, Vault, VaultError, staging};
 use lamassu_crypto::KeyRing;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
@@ -13,12 +13,13 @@ use lamassu_format::name::{self, SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
 use lamassu_format::sessions::{SessionRecord, SessionsError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::RenameMode;
-use lamassu_store::file::{SessionKeeper, Standing};
+use lamassu_store::file::{Ended, SessionKeeper, Standing};
 use parking_lot::Mutex;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Others may read the record, as they may read the vault; what is in it is sealed.
 const PLACE_MODE: u32 = 0o755;
@@ -32,6 +33,8 @@ pub(crate) enum SessionsFault {
     Missing,
     #[error("{0}")]
     Unreadable(stdio::Error),
+    #[error("something else has its name")]
+    NotARecord,
     #[error("it is not base64url")]
     Text,
     #[error("{0}")]
@@ -65,7 +68,7 @@ impl Book {
         let kept = self.kept.lock();
         let fault = kept.record.as_ref().err()?;
         let may_go = match fault {
-            SessionsFault::Missing | SessionsFault::Text | SessionsFault::Seal(_) => true,
+            SessionsFault::Missing | SessionsFault::NotARecord | SessionsFault::Text | SessionsFault::Seal(_) => true,
             SessionsFault::Unreadable(_) | SessionsFault::Content(_) => false,
         };
         Some((fault.to_string(), may_go))
@@ -78,7 +81,7 @@ impl Book {
 
     /// Makes a record where none opens. `last` is the highest number that any page carries.
     pub fn renew(&self, last: u32) -> Result<()> {
-        self.put(&mut self.kept.lock(), SessionRecord::after(last)).map_err(io("write the record of sessions"))
+        self.put(&mut self.kept.lock(), SessionRecord::after(last, now())).map_err(io("write the record of sessions"))
     }
 
     /// Closes all sessions but the one under way: everything they left is completed, durably.
@@ -125,7 +128,7 @@ impl Book {
 
 impl SessionKeeper for Book {
     fn begin(&self) -> stdio::Result<u32> {
-        self.change(SessionRecord::begin)
+        self.change(|record| record.begin(now()))
     }
 
     fn close(&self, session: u32) -> stdio::Result<()> {
@@ -151,6 +154,11 @@ impl SessionKeeper for Book {
             Ok(_) | Err(_) => Standing::Closed,
         }
     }
+}
+
+/// Unix time in seconds.
+fn now() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The record's directory; also where the root's owner, who we are, may not look into the root.
@@ -179,9 +187,11 @@ fn make_place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
 
 fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> std::result::Result<SessionRecord, SessionsFault> {
     let text = place(root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
-    let text = text.map_err(|e| match is_not_found(&e) {
-        true => SessionsFault::Missing,
-        false => SessionsFault::Unreadable(e),
+    let text = text.map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOENT) => SessionsFault::Missing,
+        // A directory, or what else is neither a link nor a file.
+        Some(libc::EISDIR | libc::EINVAL) => SessionsFault::NotARecord,
+        _ => SessionsFault::Unreadable(e),
     })?;
     let sealed = name::decode(&text).ok_or(SessionsFault::Text)?;
     let content = ring.open_record(RecordKind::Sessions, vault, &sealed).map_err(SessionsFault::Seal)?;
@@ -191,19 +201,58 @@ fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> std::result:
 fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &SessionRecord) -> stdio::Result<()> {
     let seal = ring.outer().seal_record(RecordKind::Sessions, vault, &record.encode());
     let text = name::encode(&seal.map_err(stdio::Error::other)?);
-    let (dir, new) = (make_place(root)?, OsStr::new(SESSIONS_NEW));
-    match dir.unlink(new) {
-        Err(e) if !is_not_found(&e) => return Err(e),
-        Ok(()) | Err(_) => {}
+    let dir = make_place(root)?;
+    clear(&*dir);
+    let new = new_name()?;
+    write_text(&*dir, &new, &text)?;
+    if let Err(error) = give_name(&*dir, &new) {
+        let _ = dir.unlink(&new);
+        return Err(error);
     }
-    write_text(&*dir, new, &text)?;
-    dir.rename(new, &*dir, OsStr::new(SESSIONS_RECORD), RenameMode::Replace)?;
     dir.sync()
+}
+
+/// A name for a record until it is whole. Nobody else can have put anything there before.
+fn new_name() -> stdio::Result<OsString> {
+    let mut name = OsString::from(format!("{SESSIONS_NEW}-"));
+    name.push(staging::random_name().map_err(stdio::Error::other)?);
+    Ok(name)
+}
+
+/// Takes away what an interruption left, and what somebody has put in the way before. What does not go is in nobody's way.
+fn clear(dir: &dyn BackendDir) {
+    let left = dir.read_dir().unwrap_or_default().into_iter();
+    for entry in left.filter(|e| e.name.as_bytes().starts_with(SESSIONS_NEW.as_bytes())) {
+        let gone = dir.unlink(&entry.name).or_else(|_| dir.remove_dir(&entry.name));
+        if let Err(error) = gone {
+            tracing::debug!(entry = %entry.name.to_string_lossy(), %error, "stays in {SESSIONS}");
+        }
+    }
+}
+
+/// Puts a record that is whole in the place of the one before. A directory there, which no record is, is put aside.
+fn give_name(dir: &dyn BackendDir, new: &OsStr) -> stdio::Result<()> {
+    let record = OsStr::new(SESSIONS_RECORD);
+    match dir.rename(new, dir, record, RenameMode::Replace) {
+        Err(e) if e.raw_os_error() == Some(libc::EISDIR) => {
+            dir.rename(record, dir, &new_name()?, RenameMode::NoReplace)?;
+            dir.rename(new, dir, record, RenameMode::Replace)
+        }
+        renamed => renamed,
+    }
 }
 
 /// Makes the record of a new vault: no session yet.
 pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<()> {
     write(root, ring, vault, &SessionRecord::default()).map_err(io("write the record of sessions"))
+}
+
+/// Whether the record of the vault with this id below `root` names sessions that were interrupted, and not completed since.
+///
+/// # Errors
+/// [`VaultError::Damaged`] where the record does not open.
+pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<bool> {
+    read(root, ring, vault).map(|record| !record.open().is_empty()).map_err(|_| damaged())
 }
 
 /// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy, too.
@@ -216,6 +265,15 @@ pub fn copy_sessions(
 ) -> Result<()> {
     let record = read(from.0, from.1, from.2).map_err(|_| damaged())?;
     write(to.0, to.1, to.2, &record).map_err(io("write the record of sessions"))
+}
+
+/// Ranges of sessions, for people.
+pub fn shown_ranges(ranges: &[(u32, u32)]) -> String {
+    let shown = ranges.iter().map(|(from, to)| match from == to {
+        true => from.to_string(),
+        false => format!("{from} to {to}"),
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 fn damaged() -> VaultError {
@@ -237,38 +295,53 @@ impl Vault {
         if interrupted.is_empty() {
             return;
         }
-        let ranges = interrupted.iter().map(|(from, to)| match from == to {
-            true => from.to_string(),
-            false => format!("{from} to {to}"),
-        });
         tracing::warn!(
-            sessions = ranges.collect::<Vec<_>>().join(", "),
+            sessions = shown_ranges(&interrupted),
             "this vault was not closed at the end of these sessions; what they left is completed file by file as it is used, and all of it by `lamassu check --repair`"
         );
     }
 
     /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled all, and then had a barrier of the whole
-    /// store.
-    pub(crate) fn end_session(&self) {
+    /// store. A failure of the store is told.
+    pub(crate) fn end_session(&self) -> Ended {
         let sessions = &self.ctx.sessions;
         if self.options.read_only || !sessions.is_under_way() {
-            return;
+            return Ended::Closed;
         }
         let _nobody_settles = self.settling.lock();
-        let is_settled = self.files.all().iter().all(|open| !open.is_writable() || open.file().is_settled());
-        if is_settled && let Err(error) = sessions.end() {
-            tracing::warn!(%error, "the session could not be closed; `lamassu check --repair` closes it");
+        let is_settled = |open: &Arc<crate::open::OpenFile>| !open.is_writable() || open.file().is_settled();
+        if !self.files.all().iter().all(is_settled) {
+            return Ended::LeftOpen;
         }
+        sessions.end().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the record of sessions could not be written");
+            Ended::LeftOpen
+        })
+    }
+
+    /// As [`Vault::end_session`], for who counts on it: that it stays open is told.
+    pub(crate) fn end_session_for_good(&self) {
+        if self.end_session() == Ended::LeftOpen {
+            tracing::warn!(
+                session = self.ctx.sessions.under_way(),
+                "the session stays open, since not everything that it wrote could be settled: until `lamassu check --repair` has gone over the whole vault, the store has the choices that an interruption leaves"
+            );
+        }
+    }
+
+    /// Sessions that were not closed, but for the one under way: first and last of each range.
+    pub(crate) fn left_open(&self) -> Vec<(u32, u32)> {
+        let under_way = self.ctx.sessions.under_way();
+        let is_own = |range: &(u32, u32)| range.0 == range.1 && Some(range.0) == under_way;
+        self.book.interrupted().into_iter().filter(|range| !is_own(range)).collect()
     }
 
     /// After a repair of the whole vault that left nothing undone: no earlier session is believed any more.
     pub(crate) fn complete_sessions(&self) -> Result<()> {
-        let under_way = self.ctx.sessions.under_way();
-        let is_own = |(from, to)| from == to && Some(from) == under_way;
-        if self.book.interrupted().into_iter().all(is_own) {
+        if self.left_open().is_empty() {
             return Ok(());
         }
         self.sync_store()?;
-        self.book.complete(under_way)
+        self.book.complete(self.ctx.sessions.under_way())
     }
 }

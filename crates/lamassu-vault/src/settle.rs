@@ -7,6 +7,7 @@ use crate::inode::StoreId;
 use crate::open::{Millis, OpenFile};
 use crate::{HandleId, Ino, ROOT, Result, Vault, VaultError};
 use lamassu_store::StoreError;
+use lamassu_store::file::Mark;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,7 +103,7 @@ impl First {
 }
 
 /// Settles what the store's barrier has covered; with a barrier of the file's own where that one did not count for it.
-fn settle_file(open: &OpenFile, mark: u64) -> std::result::Result<(), StoreError> {
+fn settle_file(open: &OpenFile, mark: Mark) -> std::result::Result<(), StoreError> {
     let file = open.file();
     file.settle(mark)?;
     let written_since = open.unsettled_since.load(Ordering::Relaxed) != 0;
@@ -359,7 +360,7 @@ impl Vault {
             Ok(()) => {
                 // A copy made now holds nothing that is under way, and says so.
                 self.close_workshop();
-                self.end_session();
+                self.end_session_for_good();
                 self.gate.now_still();
             }
             Err(_) => self.gate.open(),
@@ -442,7 +443,7 @@ mod tests {
     #[test]
     fn only_what_a_sync_covered_is_synced() {
         let unsynced = Unsynced::default();
-        let [a, b] = [1, 2].map(|inode| StoreId { dev: 1, ino: inode });
+        let [a, b] = [1, 2].map(|inode| StoreId { dev: 1, ino: inode, born: 0 });
         unsynced.add(a);
         let before = unsynced.last();
         assert!(unsynced.number(a).is_some(), "it is unsynced until the sync is done");

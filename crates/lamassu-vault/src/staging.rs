@@ -2,13 +2,17 @@
 //!
 //! What lies here is never part of the tree, so whatever a crash leaves is cleared when a writer opens the vault. Only what Lamassu itself puts here
 //! is deleted; anything else stays and is reported.
+//!
+//! Who owns the directory that the vault lies in can put another in the place of the staging directory. So it is opened once, used only if it is ours and nobody
+//! else may enter it ([`open`]), and held: nobody else can then change what lies in it. What is moved into it from the tree may belong to somebody who still has
+//! it open: it is compared, and taken over, and what is deleted below it is compared with what was listed.
 
 use crate::attr::Wanted;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found, is_unsupported};
 use crate::names;
 use crate::xattr::Holder;
-use crate::{Kind, RenameMode, Result, Vault};
+use crate::{Kind, RenameMode, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
 use lamassu_store::BackendDir;
@@ -23,6 +27,8 @@ pub(crate) const PRIVATE: u32 = 0o700;
 
 /// Before a random name: a dataset that is being made or destroyed. With all that is in it it is no part of the tree.
 const DATASET_PREFIX: &str = "dataset-";
+/// Before a random name: an empty file, made to see whose it is.
+const PROBE_PREFIX: &str = "probe-";
 
 /// A name in the staging directory for a dataset on its way in or out.
 pub(crate) fn dataset_name() -> Result<OsString> {
@@ -31,32 +37,41 @@ pub(crate) fn dataset_name() -> Result<OsString> {
     Ok(name)
 }
 
+/// A directory that is being deleted: opened, with its name, its device and the directories in it that are left, by name and inode number.
+struct Emptied {
+    dir: Arc<dyn BackendDir>,
+    name: OsString,
+    dev: u64,
+    left: Vec<(OsString, u64)>,
+}
+
 /// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the permission to be emptied.
+///
+/// # Errors
+/// Those of the store. `ESTALE` where a directory is not the one that was listed, or lies on another device: nothing in it was deleted.
 pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
-    // Directories on the way down, each with those in it that are left.
-    let mut open = vec![emptied_of_files(parent, name)?];
-    while let Some((dir, name, left)) = open.last_mut() {
-        if let Some(below) = left.pop() {
-            let below = emptied_of_files(&**dir, &below)?;
+    let top = parent.stat_entry(name)?;
+    // Directories on the way down.
+    let mut open = vec![emptied_of_files(parent, name, (top.dev, top.ino))?];
+    while let Some(Emptied { dir, name, dev, left }) = open.last_mut() {
+        if let Some((below, ino)) = left.pop() {
+            let below = emptied_of_files(&**dir, &below, (*dev, ino))?;
             open.push(below);
             continue;
         }
         let name = std::mem::take(name);
         open.pop();
         match open.last() {
-            Some((above, ..)) => above.remove_dir(&name)?,
+            Some(above) => above.dir.remove_dir(&name)?,
             None => parent.remove_dir(&name)?,
         }
     }
     Ok(())
 }
 
-/// A directory with nothing left in it but directories: these are the last of the answer.
-fn emptied_of_files(
-    parent: &dyn BackendDir,
-    name: &OsStr,
-) -> stdio::Result<(Arc<dyn BackendDir>, OsString, Vec<OsString>)> {
-    let dir = enter(parent, name)?;
+/// A directory, which has this device and number, with nothing left in it but directories.
+fn emptied_of_files(parent: &dyn BackendDir, name: &OsStr, listed: (u64, u64)) -> stdio::Result<Emptied> {
+    let dir = enter(parent, name, listed)?;
     let mut left = Vec::new();
     for e in dir.read_dir()? {
         let kind = match e.kind {
@@ -64,14 +79,18 @@ fn emptied_of_files(
             None => dir.stat_entry(&e.name)?.kind,
         };
         match kind {
-            Kind::Dir => left.push(e.name),
+            Kind::Dir => left.push((e.name, e.ino)),
             _ => match dir.unlink(&e.name) {
                 Err(e) if !is_not_found(&e) => return Err(e),
                 _ => {}
             },
         }
     }
-    Ok((dir, name.to_owned(), left))
+    Ok(Emptied { dir, name: name.to_owned(), dev: listed.0, left })
+}
+
+fn stale() -> stdio::Error {
+    stdio::Error::from_raw_os_error(libc::ESTALE)
 }
 
 /// Lets us into a directory, and nobody else. What is no directory stays as it is.
@@ -81,10 +100,28 @@ fn make_private(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     if st.kind == Kind::Dir && st.mode & PRIVATE != PRIVATE { held.set_mode(PRIVATE) } else { Ok(()) }
 }
 
-/// Opens a directory that is to be emptied.
-fn enter(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<Arc<dyn BackendDir>> {
-    make_private(parent, name)?;
-    parent.open_dir(name)
+/// Opens a directory that is to be emptied, which has this device and number.
+fn enter(parent: &dyn BackendDir, name: &OsStr, listed: (u64, u64)) -> stdio::Result<Arc<dyn BackendDir>> {
+    let is_listed = |st: &Stat| (st.dev, st.ino, st.kind) == (listed.0, listed.1, Kind::Dir);
+    let held = parent.hold(name)?;
+    let st = held.stat()?;
+    if !is_listed(&st) {
+        return Err(stale());
+    }
+    if st.mode & PRIVATE != PRIVATE {
+        held.set_mode(PRIVATE)?;
+    }
+    let dir = parent.open_dir(name)?;
+    if is_listed(&dir.stat()?) { Ok(dir) } else { Err(stale()) }
+}
+
+/// Makes a directory in the staging directory and opens it.
+fn make_fresh(staging: &Staging, name: &OsStr) -> Result<Arc<dyn BackendDir>> {
+    let failed = || io("create a directory");
+    staging.dir.make_dir(name, PRIVATE).map_err(failed())?;
+    let dir = staging.dir.open_dir(name).map_err(failed())?;
+    let st = dir.stat().map_err(failed())?;
+    if staging.made.may_be(&st) && dir.read_dir().map_err(failed())?.is_empty() { Ok(dir) } else { Err(NOT_OURS) }
 }
 
 /// Whether an entry may go with its directory: a record, or a companion whose entry is not there.
@@ -135,43 +172,110 @@ pub(crate) fn delete(staging: &dyn BackendDir, name: &OsStr) -> stdio::Result<()
     staging.remove_dir(name)
 }
 
+/// The staging directory of a vault that is written.
+pub(crate) struct Staging {
+    pub dir: Arc<dyn BackendDir>,
+    made: Made,
+}
+
+/// What the store says of a private file that we make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Made {
+    /// Its owner, which is not us everywhere (NFS with `root_squash`).
+    uid: u32,
+    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: then who may
+    /// enter is decided by the options of that mount, and no mode tells directories of ours from others.
+    keeps_modes: bool,
+}
+
+impl Made {
+    /// Whether a directory can be ours, and ours alone.
+    fn may_be(self, st: &Stat) -> bool {
+        st.uid == self.uid && (!self.keeps_modes || st.mode & 0o077 == 0)
+    }
+}
+
+/// What is said where the staging directory may be somebody else's.
+const NOT_OURS: VaultError = VaultError::Refused(
+    "the directory lamassu.staging of the vault belongs to somebody else, or others may enter it (its mode is not 0700), and what lies in it would be deleted: \
+     nothing was; look at what it is, then move it away (a new one is made), or give it to whoever opens the vault, with mode 0700",
+);
+
+/// Opens the staging directory, which is made if it is not there.
+///
+/// # Errors
+/// [`VaultError::Refused`] if it is not ours, or not ours alone; those of the store.
+fn open(root: &dyn BackendDir) -> Result<Staging> {
+    const NAME: &str = STAGING;
+    let open = || root.open_dir(OsStr::new(NAME));
+    let dir = match open() {
+        Err(e) if is_not_found(&e) => {
+            match root.make_dir(OsStr::new(NAME), PRIVATE) {
+                Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.staging")(e)),
+                _ => {}
+            }
+            open()
+        }
+        other => other,
+    };
+    let dir = dir.map_err(io("open lamassu.staging"))?;
+    let st = dir.stat().map_err(io("stat lamassu.staging"))?;
+    let made = probe(&*dir)?;
+    if made.may_be(&st) { Ok(Staging { dir, made }) } else { Err(NOT_OURS) }
+}
+
+/// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could lead to
+/// something else of that user.
+fn probe(dir: &dyn BackendDir) -> Result<Made> {
+    let mut name = OsString::from(PROBE_PREFIX);
+    name.push(random_name()?);
+    let probe = match dir.create_file(&name) {
+        // Not even we may: it is not ours.
+        Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => return Err(NOT_OURS),
+        other => other.map_err(io("create a file in lamassu.staging"))?,
+    };
+    let st = probe.stat().map_err(io("stat"));
+    dir.unlink(&name).map_err(io("remove a file of lamassu.staging"))?;
+    let st = st?;
+    Ok(Made { uid: st.uid, keeps_modes: st.mode & 0o077 == 0 })
+}
+
+/// Whether a name is a prefix and what [`random_name`] makes.
+fn is_random(name: &OsStr, prefix: &str) -> bool {
+    let random = name.as_bytes().strip_prefix(prefix.as_bytes());
+    random.is_some_and(|hex| hex.len() == 32 && hex.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
+}
+
 /// A name nobody else uses.
-fn random_name() -> Result<OsString> {
+pub(crate) fn random_name() -> Result<OsString> {
     let mut raw = [0; 16];
     lamassu_crypto::random(&mut raw)?;
     Ok(raw.iter().map(|b| format!("{b:02x}")).collect::<String>().into())
 }
 
 impl Vault {
-    /// The staging directory, made if it is not there.
-    pub(crate) fn staging(&self) -> Result<Arc<dyn BackendDir>> {
-        // The root of a dataset may be shut.
-        let root = lending(&self.dirs.root().handle);
-        match root.open_dir(OsStr::new(STAGING)) {
-            Err(e) if is_not_found(&e) => {
-                match root.make_dir(OsStr::new(STAGING), PRIVATE) {
-                    Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => {
-                        return Err(io("create lamassu.staging")(e));
-                    }
-                    _ => {}
-                }
-                root.open_dir(OsStr::new(STAGING)).map_err(io("open lamassu.staging"))
-            }
-            other => other.map_err(io("open lamassu.staging")),
+    /// The staging directory, opened the first time: later, and whatever its name leads to by then, it is the same.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub(crate) fn staging(&self) -> Result<&Staging> {
+        if let Some(staging) = self.staging.get() {
+            return Ok(staging);
         }
+        // The root of a dataset may be shut.
+        let opened = open(&*lending(&self.dirs.root().handle))?;
+        Ok(self.staging.get_or_init(|| opened))
     }
 
     /// Deletes what an interrupted mkdir or rmdir left. Returns how many directories went.
     pub(crate) fn clear_staging(&self) -> Result<u64> {
         let staging = self.staging()?;
         let mut cleared = 0;
-        for e in staging.read_dir().map_err(io("list lamassu.staging"))? {
-            let is_dataset = e.name.as_bytes().starts_with(DATASET_PREFIX.as_bytes());
-            let done = if is_dataset { delete_tree(&*staging, &e.name) } else { delete(&*staging, &e.name) };
-            match done {
+        for e in staging.dir.read_dir().map_err(io("list lamassu.staging"))? {
+            match staging.clear(&e.name) {
                 Ok(()) => cleared += 1,
                 Err(error) => {
-                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "left in lamassu.staging: not something Lamassu put there");
+                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "left in lamassu.staging: not something Lamassu put there, or not ours");
                 }
             }
         }
@@ -180,14 +284,19 @@ impl Vault {
 
     /// An empty directory of the staging directory, and its name there.
     pub(crate) fn staged_dir(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
-        let (staging, name) = (self.staging()?, random_name()?);
-        staging.make_dir(&name, PRIVATE).map_err(io("create a directory"))?;
-        Ok((staging.open_dir(&name).map_err(io("create a directory"))?, name))
+        let name = random_name()?;
+        Ok((make_fresh(self.staging()?, &name)?, name))
+    }
+
+    /// The same for a dataset on its way in.
+    pub(crate) fn staged_dataset(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
+        let name = dataset_name()?;
+        Ok((make_fresh(self.staging()?, &name)?, name))
     }
 
     /// Deletes one with what was not taken out of it.
     pub(crate) fn drop_staged_dir(&self, name: &OsStr) {
-        let done = self.staging().and_then(|staging| delete(&*staging, name).map_err(io("remove a directory")));
+        let done = self.staging().and_then(|staging| delete(&*staging.dir, name).map_err(io("remove a directory")));
         if let Err(error) = done {
             tracing::warn!(entry = %name.to_string_lossy(), %error, "stays in lamassu.staging until the next open");
         }
@@ -195,23 +304,21 @@ impl Vault {
 
     /// Makes a directory with its record and puts it at (parent, stored).
     pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
-        let staging = self.staging()?;
-        let name = random_name()?;
-        staging.make_dir(&name, PRIVATE).map_err(io("create a directory"))?;
-        let placed = self.fill_staged(&*staging, &name, wanted).and_then(|dir| {
-            rename_no_replace(&*staging, &name, &*parent.handle, stored).map_err(io("create a directory"))?;
-            Ok(dir)
+        let (dir, name) = self.staged_dir()?;
+        let staging = &*self.staging()?.dir;
+        let placed = self.fill_staged(&*dir, wanted).and_then(|()| {
+            rename_no_replace(staging, &name, &*parent.handle, stored).map_err(io("create a directory"))
         });
         match placed {
             // Moving a directory takes write permission on it, so a mode without that comes last.
-            Ok(dir) => {
+            Ok(()) => {
                 if let Some(mode) = wanted.mode.filter(|mode| mode & PRIVATE != PRIVATE) {
                     dir.set_mode(mode).map_err(io("set the mode"))?;
                 }
                 dir.stat().map_err(io("stat"))
             }
             Err(e) => {
-                if let Err(error) = delete(&*staging, &name) {
+                if let Err(error) = delete(staging, &name) {
                     tracing::warn!(entry = %name.to_string_lossy(), %error, "left in lamassu.staging");
                 }
                 Err(e)
@@ -219,10 +326,9 @@ impl Vault {
         }
     }
 
-    fn fill_staged(&self, staging: &dyn BackendDir, name: &OsStr, wanted: &Wanted) -> Result<Arc<dyn BackendDir>> {
-        let dir = staging.open_dir(name).map_err(io("create a directory"))?;
+    fn fill_staged(&self, dir: &dyn BackendDir, wanted: &Wanted) -> Result<()> {
         let id = match self.name_mode {
-            NameMode::Encrypted => Some(names::create_record(&self.ctx.ring, &*dir)?),
+            NameMode::Encrypted => Some(names::create_record(&self.ctx.ring, dir)?),
             NameMode::Plain => None,
         };
         let st = dir.stat().map_err(io("stat"))?;
@@ -233,15 +339,15 @@ impl Vault {
         if let Some(mode) = self.store_inherited(wanted, Holder::Dir(id), set)? {
             dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
         }
-        Ok(dir)
+        Ok(())
     }
 
     /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error of the caller's.
     pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
         let staging = self.staging()?;
         let name = random_name()?;
-        take_out(parent, stored, st, &*staging, &name).map_err(io("remove a directory"))?;
-        if let Err(error) = delete(&*staging, &name) {
+        staging.take_out(parent, stored, st, &name).map_err(io("remove a directory"))?;
+        if let Err(error) = delete(&*staging.dir, &name) {
             tracing::warn!(entry = %name.to_string_lossy(), %error, "a removed directory stays in lamassu.staging until the next open");
         }
         Ok(())
@@ -274,30 +380,49 @@ impl Vault {
 /// [`Vault::workshop`]: the directory, its name in the staging directory, and how many names were given out.
 pub(crate) type Workshop = (Arc<dyn BackendDir>, OsString, u64);
 
-/// Moves the directory that had this stat a moment ago to `(staging, to)`, to be deleted there. Another one that has come to be under its name meanwhile is put
-/// back: `ESTALE`.
-pub(crate) fn take_out(
-    parent: &dyn BackendDir,
-    stored: &OsStr,
-    st: &Stat,
-    staging: &dyn BackendDir,
-    to: &OsStr,
-) -> stdio::Result<()> {
-    let stale = || stdio::Error::from_raw_os_error(libc::ESTALE);
-    match rename_no_replace(parent, stored, staging, to) {
-        // Ours, but not writable: moving a directory takes write permission on it.
-        Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
-            parent.hold_same(stored, st)?.ok_or_else(stale)?.set_mode(PRIVATE)?;
-            rename_no_replace(parent, stored, staging, to)?;
+impl Staging {
+    /// Deletes what an interrupted change left under a name.
+    fn clear(&self, name: &OsStr) -> stdio::Result<()> {
+        let st = self.dir.stat_entry(name)?;
+        // A directory gets its owner before its place: without anything in it, it may be deleted.
+        if st.uid != self.made.uid && !is_random(name, "") {
+            return Err(stdio::Error::from_raw_os_error(libc::EPERM));
         }
-        other => other?,
+        match st.kind {
+            Kind::File if st.len == 0 && is_random(name, PROBE_PREFIX) => self.dir.unlink(name),
+            _ if is_random(name, DATASET_PREFIX) => delete_tree(&*self.dir, name),
+            _ => delete(&*self.dir, name),
+        }
     }
-    let moved = staging.stat_entry(to)?;
-    if (moved.dev, moved.ino, moved.kind) != (st.dev, st.ino, st.kind) {
-        rename_no_replace(staging, to, parent, stored)?;
-        return Err(stale());
+
+    /// Moves the directory that had this stat a moment ago here, under the name `to`, to be deleted. It is ours from then on, so that its owner cannot enter it
+    /// any more, and that a writer after a crash knows it. Another one that has come to be under its name meanwhile is put back: `ESTALE`.
+    pub fn take_out(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat, to: &OsStr) -> stdio::Result<()> {
+        match rename_no_replace(parent, stored, &*self.dir, to) {
+            // Ours, but not writable: moving a directory takes write permission on it.
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
+                parent.hold_same(stored, st)?.ok_or_else(stale)?.set_mode(PRIVATE)?;
+                rename_no_replace(parent, stored, &*self.dir, to)?;
+            }
+            other => other?,
+        }
+        let moved = self.dir.stat_entry(to)?;
+        if !moved.is_same(st) {
+            rename_no_replace(&*self.dir, to, parent, stored)?;
+            return Err(stale());
+        }
+        if moved.uid != self.made.uid {
+            // It has left the tree: that it cannot be given to us is no error of the caller's.
+            let given = self.dir.hold(to).and_then(|held| {
+                held.set_owner(Some(self.made.uid), None)?;
+                held.set_mode(PRIVATE)
+            });
+            if let Err(error) = given {
+                tracing::warn!(entry = %to.to_string_lossy(), %error, "in lamassu.staging, and still its owner's: if it cannot be deleted now, it stays");
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// rename that fails with EEXIST, also where the store has no such rename: callers hold the lock of the directory.
@@ -320,4 +445,43 @@ pub(crate) fn rename_no_replace(
 /// The error of an operation that a directory does not take.
 pub(crate) fn is_directory(op: &'static str, kind: Kind) -> Result<()> {
     if kind == Kind::Dir { Err(errno(op, libc::EPERM)) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_store::Backend;
+    use lamassu_store::backend::MemoryBackend;
+
+    #[test]
+    fn only_the_directory_that_was_listed_is_entered() {
+        let root = MemoryBackend::new().root();
+        let name = OsStr::new("d");
+        root.make_dir(name, 0o100).unwrap();
+        let st = root.stat_entry(name).unwrap();
+        for listed in [(st.dev, st.ino + 1), (st.dev + 1, st.ino)] {
+            assert_eq!(enter(&*root, name, listed).err().unwrap().raw_os_error(), Some(libc::ESTALE));
+            assert_eq!(root.stat_entry(name).unwrap().mode, 0o100, "nothing was lent");
+        }
+        assert!(enter(&*root, name, (st.dev, st.ino)).is_ok());
+    }
+
+    #[test]
+    fn a_mode_tells_nothing_on_a_store_without_modes() {
+        let base = MemoryBackend::new().root().stat().unwrap();
+        let st = |uid, mode| Stat { uid, mode, ..base };
+        let (kept, forced) = (Made { uid: 7, keeps_modes: true }, Made { uid: 7, keeps_modes: false });
+        assert!(kept.may_be(&st(7, 0o700)) && !kept.may_be(&st(7, 0o755)) && !kept.may_be(&st(8, 0o700)));
+        assert!(forced.may_be(&st(7, 0o755)) && !forced.may_be(&st(8, 0o755)));
+    }
+
+    #[test]
+    fn only_whole_random_names_are_ours() {
+        assert!(is_random(OsStr::new("dataset-00112233445566778899aabbccddeeff"), DATASET_PREFIX));
+        for name in
+            ["dataset-2024", "dataset-", "00112233445566778899aabbccddeeff", "dataset-00112233445566778899AABBCCDDEEFF"]
+        {
+            assert!(!is_random(OsStr::new(name), DATASET_PREFIX), "{name}");
+        }
+    }
 }

@@ -2,7 +2,6 @@
 
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
-use crate::inode::StoreId;
 use crate::names::{self, read_text};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_crypto::KeyRing;
@@ -187,7 +186,7 @@ pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir
 /// is removed that is needed.
 pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
     let is_it = |name: &OsStr| match dir.stat_entry(name) {
-        Ok(st) => StoreId::from(&st) == StoreId::from(link),
+        Ok(st) => st.is_same(link),
         Err(e) => !is_not_found(&e),
     };
     match dir.read_dir() {

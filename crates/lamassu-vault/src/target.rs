@@ -2,8 +2,8 @@
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
-use crate::inode::StoreId;
 use crate::open::OpenFile;
+use crate::root::RootPermissions;
 use crate::{Ino, ROOT, Result, SetTime, Vault, VaultError};
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendEntry, StoreError};
@@ -20,7 +20,10 @@ pub(crate) enum Target {
         name: OsString,
         st: Stat,
     },
-    Root(Arc<Dir>),
+    /// The root, whose permissions may be a record's.
+    Root(Arc<Dir>, Arc<RootPermissions>),
+    /// An open directory, for its attributes.
+    Dir(Arc<Dir>),
 }
 
 impl Vault {
@@ -36,7 +39,7 @@ impl Vault {
                 other => other?,
             };
             match dir.handle.stat_entry(&link.name) {
-                Ok(st) if StoreId::from(&st) == id => return Ok((dir, link.name.into_os_string(), st)),
+                Ok(st) if id.is_of(&st) => return Ok((dir, link.name.into_os_string(), st)),
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
@@ -45,7 +48,13 @@ impl Vault {
         Err(VaultError::Stale)
     }
 
-    /// The target of `ino`, and the store's stat of it.
+    /// The stat of an open directory, with the permissions that the root shows if it is the root.
+    pub(crate) fn dir_stat(&self, dir: &Dir) -> Result<Stat> {
+        let st = dir.handle.stat().map_err(io("stat"))?;
+        Ok(if dir.ino == ROOT { self.root_permissions.shown().over(st) } else { st })
+    }
+
+    /// The target of `ino`, and its stat as the tree shows it.
     pub(crate) fn target(&self, ino: Ino) -> Result<(Target, Stat)> {
         if let Some(open) = self.files.get(ino) {
             let st = open.file().stat().map_err(io("stat"))?;
@@ -53,8 +62,8 @@ impl Vault {
         }
         if ino == ROOT {
             let dir = self.dirs.root().clone();
-            let st = dir.handle.stat().map_err(io("stat"))?;
-            return Ok((Target::Root(dir), st));
+            let st = self.dir_stat(&dir)?;
+            return Ok((Target::Root(dir, self.root_permissions.clone()), st));
         }
         match self.place(ino) {
             Err(VaultError::Stale) => {
@@ -77,7 +86,8 @@ impl Target {
         match self {
             Target::Open(f) => f.file().backing().set_mode(mode),
             Target::Entry { dir, name, st } => hold(dir, name, st)?.set_mode(mode),
-            Target::Root(dir) => dir.handle.set_mode(mode),
+            Target::Root(_, permissions) => permissions.set_mode(mode),
+            Target::Dir(dir) => dir.handle.set_mode(mode),
         }
     }
 
@@ -85,7 +95,8 @@ impl Target {
         match self {
             Target::Open(f) => f.file().backing().set_owner(uid, gid),
             Target::Entry { dir, name, st } => hold(dir, name, st)?.set_owner(uid, gid),
-            Target::Root(dir) => dir.handle.set_owner(uid, gid),
+            Target::Root(_, permissions) => permissions.set_owner(uid, gid),
+            Target::Dir(dir) => dir.handle.set_owner(uid, gid),
         }
     }
 
@@ -98,7 +109,7 @@ impl Target {
             },
             Target::Open(f) => f.file().backing().set_times(atime, mtime),
             Target::Entry { dir, name, st } => hold(dir, name, st).and_then(|held| held.set_times(atime, mtime)),
-            Target::Root(dir) => dir.handle.set_times(atime, mtime),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.set_times(atime, mtime),
         };
         done.map_err(io("set times"))
     }
@@ -107,7 +118,7 @@ impl Target {
         match self {
             Target::Open(f) => f.file().backing().get_xattr(attr),
             Target::Entry { dir, name, st } => hold(dir, name, st)?.get_xattr(attr),
-            Target::Root(dir) => dir.handle.get_xattr(attr),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.get_xattr(attr),
         }
     }
 
@@ -115,7 +126,7 @@ impl Target {
         match self {
             Target::Open(f) => f.file().backing().set_xattr(attr, value, flags),
             Target::Entry { dir, name, st } => hold(dir, name, st)?.set_xattr(attr, value, flags),
-            Target::Root(dir) => dir.handle.set_xattr(attr, value, flags),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.set_xattr(attr, value, flags),
         }
     }
 
@@ -123,7 +134,7 @@ impl Target {
         match self {
             Target::Open(f) => f.file().backing().list_xattr(),
             Target::Entry { dir, name, st } => hold(dir, name, st)?.list_xattr(),
-            Target::Root(dir) => dir.handle.list_xattr(),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.list_xattr(),
         }
     }
 
@@ -131,7 +142,7 @@ impl Target {
         match self {
             Target::Open(f) => f.file().backing().remove_xattr(attr),
             Target::Entry { dir, name, st } => hold(dir, name, st)?.remove_xattr(attr),
-            Target::Root(dir) => dir.handle.remove_xattr(attr),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.handle.remove_xattr(attr),
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::attr::{New, Wanted};
 use crate::dirs::Dir;
 use crate::error::io;
-use crate::inode::StoreId;
+use crate::inode::{Referenced, StoreId};
 use crate::names::{StoredName, remove_companion};
 use crate::open::Handle;
 use crate::staging;
@@ -18,14 +18,51 @@ use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
+/// How often an entry is looked at whose number is known as another inode's.
+const LOOKS_MAX: usize = 8;
+
 impl Vault {
     /// Counts one reference to the entry `stored` and returns it.
-    pub(crate) fn entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Entry {
-        let found = self.nodes.lock().reference(dir.ino, stored, st);
-        if found.is_new && st.kind == Kind::Dir {
+    ///
+    /// # Errors
+    /// As [`Vault::referenced`].
+    pub(crate) fn entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Entry> {
+        let (found, st) = self.referenced(dir, stored, st)?;
+        Ok(Entry { attr: self.attr_of_entry(found.ino, dir, stored, &st), generation: found.generation })
+    }
+
+    /// The same of what was just made.
+    pub(crate) fn new_entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Entry {
+        let found = self.nodes.lock().reference_new(dir.ino, stored, st);
+        if st.kind == Kind::Dir {
             self.dirs.drop_dir(found.ino);
         }
         Entry { attr: self.attr_of_entry(found.ino, dir, stored, st), generation: found.generation }
+    }
+
+    /// Counts one reference to the entry `stored`. Returns its node, and its stat where that is another by now.
+    ///
+    /// # Errors
+    /// Those of the store; [`VaultError::Stale`] for an entry that somebody keeps exchanging.
+    pub(crate) fn referenced(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<(Referenced, Stat)> {
+        let (mut st, mut gone) = (*st, None);
+        for _ in 0..LOOKS_MAX {
+            let found = self.nodes.lock().reference(dir.ino, stored, &st, gone);
+            match found {
+                Ok(found) => {
+                    if found.is_new && st.kind == Kind::Dir {
+                        self.dirs.drop_dir(found.ino);
+                    }
+                    return Ok((found, st));
+                }
+                // The stat may be the older one. After this one the node cannot be newer, so if it still is another's, that one is gone.
+                Err(other) => {
+                    gone = Some(other);
+                    st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
+                }
+            }
+        }
+        Err(VaultError::Stale)
     }
 
     /// Finds an entry by its plain name.
@@ -42,7 +79,7 @@ impl Vault {
             other => other?,
         };
         let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-        Ok(self.entry(&dir, &stored.name, &st))
+        self.entry(&dir, &stored.name, &st)
     }
 
     /// The same by its stored name.
@@ -50,7 +87,7 @@ impl Vault {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).read();
         let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
-        Ok(self.entry(dir, stored, &st))
+        self.entry(dir, stored, &st)
     }
 
     /// Gives back `count` references of `ino`.
@@ -148,14 +185,12 @@ impl Vault {
         let dir = self.dir(parent)?;
         let stored = self.stored(&dir, name)?;
         let (backing, st) = self.create_backing(&dir, &stored, mode, owner)?;
-        let ino = self.nodes.lock().reference(dir.ino, &stored.name, &st).ino;
+        let Referenced { ino, generation, .. } = self.nodes.lock().reference_new(dir.ino, &stored.name, &st);
         self.unsynced.add(StoreId::from(&st));
         let file = File::create(self.ctx.clone(), backing, &self.tag(ino)).inspect_err(|_| self.forget(ino, 1))?;
         let open = self.insert_held(ino, file, true);
         open.touched(self.now());
-        let entry = self.entry(&dir, &stored.name, &st);
-        // `entry` counted a second time.
-        self.forget(ino, 1);
+        let entry = Entry { attr: self.attr_of_entry(ino, &dir, &stored.name, &st), generation };
         Ok((entry, self.handles.add(Handle::File { file: open, access })))
     }
 
@@ -174,7 +209,7 @@ impl Vault {
             }
             Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
         }
-        self.make(parent, name, |dir, stored| {
+        self.make_new(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, kind, mode, owner)?;
             self.make_and_place(dir, &stored.name, &wanted, |shop, temp| shop.make_node(temp, kind, rdev))
         })
@@ -185,7 +220,7 @@ impl Vault {
     /// # Errors
     /// As [`Vault::create`].
     pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
-        self.make(parent, name, |dir, stored| {
+        self.make_new(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::Dir, mode, owner)?;
             self.stage_dir(dir, &stored.name, &wanted)
         })
@@ -197,7 +232,7 @@ impl Vault {
     /// As [`Vault::create`]; [`VaultError::NameTooLong`] also for a target longer than the store keeps.
     pub fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
         Self::check_target(target)?;
-        self.make(parent, name, |dir, stored| {
+        self.make_new(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::Symlink, 0o777, owner)?;
             let sealed = symlink::seal(&self.ctx.ring, target)?;
             sealed.create_rest(&*dir.handle).map_err(io("symlink"))?;
@@ -208,21 +243,33 @@ impl Vault {
         })
     }
 
-    /// The common frame of creations that open nothing.
-    fn make(
+    /// The common frame of creations that open nothing. `make` returns the stat of what it made.
+    fn make_new(
         &self,
         parent: Ino,
         name: &OsStr,
         make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<Stat>,
+    ) -> Result<Entry> {
+        self.make(parent, name, |dir, stored| {
+            let st = self.create_with(dir, stored, || make(dir, stored))?;
+            self.unsynced.add(StoreId::from(&st));
+            Ok(self.new_entry(dir, &stored.name, &st))
+        })
+    }
+
+    /// Admission, locks and stored name of a new entry of a directory.
+    fn make(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<Entry>,
     ) -> Result<Entry> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
         let _names = self.names_of(parent).write();
         let dir = self.dir(parent)?;
         let stored = self.stored(&dir, name)?;
-        let st = self.create_with(&dir, &stored, || make(&dir, &stored))?;
-        self.unsynced.add(StoreId::from(&st));
-        Ok(self.entry(&dir, &stored.name, &st))
+        make(&dir, &stored)
     }
 
     /// Gives an inode, not a directory, another name.
@@ -240,8 +287,12 @@ impl Vault {
                 symlink::copy_rest(&rest, &*from.handle, &*dir.handle)?;
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
-            held.link(&*dir.handle, &stored.name).map_err(io("link"))?;
-            held.stat().map_err(io("stat"))
+            self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
+            // Known by this name before anybody meets it there.
+            self.nodes.lock().add_link(ino, dir.ino, &stored.name);
+            let st = held.stat().map_err(io("stat"))?;
+            self.unsynced.add(StoreId::from(&st));
+            self.entry(dir, &stored.name, &st)
         })
     }
 

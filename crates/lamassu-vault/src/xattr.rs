@@ -30,6 +30,11 @@ fn check_namespace(name: &OsStr) -> Result<()> {
     }
 }
 
+/// Whether a list of names that this user asks for has an attribute: those of `trusted.` are for root alone, their names too, as on local file systems.
+pub fn is_listed_for(uid: u32, name: &[u8]) -> bool {
+    uid == 0 || !name.starts_with(b"trusted.")
+}
+
 /// What is said of an attribute that is not there.
 fn absent(name: &OsStr) -> VaultError {
     check_namespace(name).err().unwrap_or(VaultError::NoAttribute)
@@ -93,7 +98,7 @@ impl Vault {
     /// What the attributes of `ino`, which is `target`, are bound to. The caller holds the tree lock.
     pub(crate) fn holder(&self, target: &Target, ino: Ino) -> Result<Holder> {
         let dir = match target {
-            Target::Root(dir) => dir.clone(),
+            Target::Root(dir, _) | Target::Dir(dir) => dir.clone(),
             Target::Entry { .. } if self.nodes.lock().kind(ino) == Some(Kind::Dir) => self.dir(ino)?,
             Target::Entry { .. } | Target::Open(_) => return Ok(Holder::File),
         };
@@ -215,7 +220,7 @@ impl Vault {
         Ok(())
     }
 
-    /// Plain names of all attributes. One whose name does not open is left out and logged; `check` lists it.
+    /// Plain names of all attributes, not all of which everybody may see ([`is_listed_for`]). One whose name does not open is left out and logged; `check` lists it.
     ///
     /// # Errors
     /// Those of the store.

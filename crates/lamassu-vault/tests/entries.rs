@@ -13,7 +13,7 @@ use common::{Quiet, me, n};
 use lamassu_format::header::NameMode;
 use lamassu_vault::forest::ROOT_VOLUME;
 use lamassu_vault::forest::volume_of;
-use lamassu_vault::{Forest, Ino, Kind, ROOT, SetXattr, VaultError};
+use lamassu_vault::{FileSystem, Forest, Ino, Kind, ROOT, SetXattr, VaultError};
 use rustix::fs::{CWD, RenameFlags, XattrFlags, getxattr, renameat_with, setxattr};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -244,3 +244,37 @@ fn who_syncs_beside_another_pass_has_a_barrier_of_his_own() {
     fault.faults().clear_rules();
     v.clean();
 }
+
+/// An entry that somebody takes away, or exchanges, whenever it is looked at, and puts back at once.
+#[test]
+fn what_moves_while_it_is_checked_is_not_passed_over() {
+    let (fault, backend) = faulty();
+    let recipe = Recipe::plain();
+    let v = recipe.make(&backend);
+    v.put("file", &[1; 10_000]);
+    v.dir("dir");
+    v.set_xattr(v.ino("dir"), n("user.note"), b"kept", SetXattr::Any).unwrap();
+    v.close().unwrap();
+    for (call, entry, errno) in [
+        (Call::DirStat, "file", libc::ENOENT),
+        (Call::OpenFile, "file", libc::ENOENT),
+        (Call::OpenFile, "file", libc::ESTALE),
+        (Call::OpenDir, "dir", libc::ENOENT),
+    ] {
+        for repair in [false, true] {
+            let v = recipe.open(&backend).unwrap();
+            fault.faults().rule(move |c| (c.call == call && c.name == Some(n(entry))).then_some(Fault::Errno(errno)));
+            let report = v.check(&[], repair, &Quiet).unwrap();
+            let is_named = report.problems.iter().any(|p| p.kind == check::kind::IO && p.stored == entry);
+            assert!(is_named && report.is_damaged(), "{call:?} of {entry}: {:#?}", report.problems);
+            fault.faults().clear_rules();
+            // Half of the time it is there: enough for a check.
+            fault.faults().rule(move |c| {
+                (c.call == call && c.name == Some(n(entry)) && c.nth % 2 == 1).then_some(Fault::Errno(errno))
+            });
+            let report = v.check(&[], repair, &Quiet).unwrap();
+            assert!(report.problems.is_empty() && report.blocks + report.pages > 0, "{:#?}", report.problems);
+            fault.faults().clear_rules();
+        }
+    }
+}

@@ -12,7 +12,7 @@ use lamassu_store::Backend;
 use lamassu_store::backend::FaultBackend;
 use lamassu_store::backend::fault::{Call, Fault};
 use lamassu_vault::forest::{Cache, Opening, ROOT_VOLUME, State, local as own_number, volume_of};
-use lamassu_vault::{Ino, Kind, ROOT, RenameMode, Result, SetAttr, VaultError};
+use lamassu_vault::{FileSystem, Ino, Kind, ROOT, RenameMode, Result, SetAttr, VaultError};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
@@ -403,7 +403,7 @@ fn no_key_opens_what_is_open_or_lies_in_a_vault_that_is_not() {
     let locked = volume_of(w.plant("locked", false));
     let material = Material::new(SlotKind::Raw, SecretBytes::new(vec![7; 32])).unwrap();
     let opening = || -> Result<Opening> {
-        let header = w.forest.header(locked)?;
+        let header = w.header(locked)?;
         let keys = lamassu_keys::unlock(&header, &material).unwrap();
         let ring = keys.key_ring(header.suite()).unwrap();
         Ok(Opening { header, ring, options: options(false), cached: true })

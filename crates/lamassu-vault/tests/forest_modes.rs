@@ -7,7 +7,7 @@ use common::n;
 use common::wood::wood;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_vault::forest::{ROOT_VOLUME, local as own_number, volume_of};
-use lamassu_vault::{ROOT, SetAttr, VaultError};
+use lamassu_vault::{FileSystem, ROOT, SetAttr, VaultError};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

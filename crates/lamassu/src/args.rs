@@ -2,8 +2,9 @@
 
 use crate::cmd;
 use crate::output::Ui;
-use crate::pins::Given;
+use crate::policy;
 use clap::{Parser, Subcommand};
+use lamassu_host::pins::Given;
 use std::path::{Path, PathBuf};
 
 const AFTER_HELP: &str = "\
@@ -36,7 +37,7 @@ pub struct Global {
     #[arg(long, global = true, value_name = "FILE", help_heading = "Common options")]
     log_file: Option<PathBuf>,
     /// Refuse a vault whose header the administrator with this public key has not signed, whatever known-vaults says; `lamassu key admin show` prints it
-    #[arg(long, global = true, value_name = "HEX", value_parser = crate::pins::parse_key, help_heading = "Common options")]
+    #[arg(long, global = true, value_name = "HEX", value_parser = policy::parse_key, help_heading = "Common options")]
     admin_key: Option<[u8; 32]>,
     /// Refuse a vault whose header the administrator that this zone file pins for it has not signed, whatever known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
@@ -51,18 +52,9 @@ pub struct Global {
 
 impl Global {
     pub fn ui(&self) -> Ui {
-        Ui { quiet: self.quiet, verbose: self.verbose }
-    }
-
-    /// Whose signature headers must carry, where an option says so.
-    pub fn pinned(&self) -> Option<Given> {
         let zone = self.admin_zone.clone().map(Given::Zone);
-        self.admin_key.map(Given::Key).or(zone)
-    }
-
-    /// Whether a slot gets all the memory that it asks for.
-    pub fn argon2_any_memory(&self) -> bool {
-        self.argon2_any_memory
+        let policy = policy::of_this_process(self.admin_key.map(Given::Key).or(zone), self.argon2_any_memory);
+        Ui { quiet: self.quiet, verbose: self.verbose, policy }
     }
 
     pub fn fips(&self) -> bool {

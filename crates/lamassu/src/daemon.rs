@@ -4,9 +4,8 @@
 //! crosses a process boundary, and its exit code becomes that of the first.
 
 use crate::exit::Code;
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::log;
-use anyhow::{Context, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;

@@ -4,8 +4,7 @@
 //! number, and that of open files, grows with the logarithm of what is counted. Digests are 128 bits of BLAKE3, so
 //! "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
 
-use crate::fault::Fault;
-use anyhow::Result;
+use crate::fault::{Fault, Result};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;

@@ -1,17 +1,14 @@
 //! Exit codes: the numbers of `docs/cli.md`, and the one table from errors to them.
 //!
-//! A number keeps its meaning for ever. Every `match` here is exhaustive on purpose: a new kind of error must choose its number.
+//! A number keeps its meaning for ever. Every `match` here is exhaustive on purpose: a new kind of error must choose
+//! its number.
 
-use crate::fault::Fault;
-use lamassu_crypto::selftest::SelfTestFailure;
-use lamassu_format::header::HeaderError;
+use crate::fault::{Error, Fault};
+use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
-use lamassu_fuse::{MountError, OptionError};
-use lamassu_keys::receipt::ReceiptError;
-use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
-use lamassu_store::StoreError;
+use lamassu_host::{Error as HostError, Kind};
+use lamassu_keys::FileError;
 use lamassu_store::backend::CopyError;
-use lamassu_vault::VaultError;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,12 +141,13 @@ impl Code {
     }
 }
 
-/// What to do next, where the message alone does not say it: as the code has it, unless one of the causes is better served otherwise.
-pub fn hint(error: &anyhow::Error) -> Option<&'static str> {
+/// What to do next, where the message alone does not say it: as the code has it, unless one of the causes is better served
+/// otherwise.
+pub fn hint(error: &Error) -> Option<&'static str> {
     if is_of_dead_mount(error) {
         return Some(DEAD_MOUNT);
     }
-    match error.chain().any(says_what_to_do) {
+    match says_what_to_do(error.fault()) {
         true => None,
         false => code_of(error).hint(),
     }
@@ -159,313 +157,122 @@ const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamass
     system: `fusermount3 -u`)";
 
 /// `ENOTCONN`, as every call to a FUSE mount gives that nobody serves any more.
-fn is_of_dead_mount(error: &anyhow::Error) -> bool {
-    let says_it_itself = error.chain().any(|cause| matches!(cause.downcast_ref(), Some(Fault::Mountpoint { .. })));
-    let mut sources = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+fn is_of_dead_mount(error: &Error) -> bool {
+    let says_it_itself = matches!(error.fault(), Fault::Mountpoint { .. });
+    let mut sources = error.causes().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
     !says_it_itself && sources.any(|source| source.raw_os_error() == Some(libc::ENOTCONN))
 }
 
-/// Whether the hint of the code would be wrong beside a cause, or a repetition. Hints are extras: what is not listed here has that of its code.
-fn says_what_to_do(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let by_fault = |fault: &Fault| {
-        matches!(
-            fault,
-            Fault::DamageLeft { .. }
-                | Fault::HistoryDamaged { .. }
-                | Fault::NoSuchStored { .. }
-                | Fault::LocalPath { .. }
-                | Fault::MissingInMount { .. }
-                | Fault::RetireMounted { .. }
-                | Fault::Umount { .. }
-        )
-    };
-    // Nothing is damaged where a file is missing, or cannot be read by this user.
-    let by_file = |file: &FileError| match file {
-        FileError::Missing { .. } => true,
-        FileError::Read { op: _, path: _, source } => source.kind() == std::io::ErrorKind::PermissionDenied,
-        FileError::NotAFile { .. }
-        | FileError::Header { .. }
-        | FileError::Exists { .. }
-        | FileError::Busy { .. }
-        | FileError::Write { .. } => false,
-    };
-    let by_mount = |mount: &MountError| matches!(mount, MountError::HelperRefused(_));
-    cause.downcast_ref().is_some_and(by_fault)
-        || cause.downcast_ref().is_some_and(by_file)
-        || cause.downcast_ref().is_some_and(by_mount)
+/// Whether the hint of the code would be wrong beside a fault, or a repetition. Hints are extras: what is not listed here
+/// has that of its code.
+fn says_what_to_do(fault: &Fault) -> bool {
+    match fault {
+        Fault::DamageLeft { .. }
+        | Fault::HistoryDamaged { .. }
+        | Fault::NoSuchStored { .. }
+        | Fault::LocalPath { .. }
+        | Fault::MissingInMount { .. }
+        | Fault::RetireMounted { .. }
+        | Fault::Umount { .. }
+        | Fault::Mount(MountError::HelperRefused(_)) => true,
+        Fault::Host(host) => match host.innermost() {
+            HostError::File(FileError::Missing { .. }) => true,
+            // Nothing is damaged where a file cannot be read by this user.
+            HostError::File(FileError::Read { op: _, path: _, source }) => {
+                source.kind() == std::io::ErrorKind::PermissionDenied
+            }
+            _ => false,
+        },
+        _ => false,
+    }
 }
 
-/// The code of an error: that of the first cause in the chain that has one.
-pub fn code_of(error: &anyhow::Error) -> Code {
-    error.chain().find_map(code_of_cause).unwrap_or(Code::Other)
+/// The code of an error: that of its fault.
+pub fn code_of(error: &Error) -> Code {
+    code(error.fault())
 }
 
-fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<Code> {
-    None.or_else(|| cause.downcast_ref().map(fault))
-        .or_else(|| cause.downcast_ref().map(|_: &SelfTestFailure| Code::SelfTest))
-        .or_else(|| cause.downcast_ref().map(key))
-        .or_else(|| cause.downcast_ref().map(source))
-        .or_else(|| cause.downcast_ref().map(file))
-        .or_else(|| cause.downcast_ref().map(history))
-        .or_else(|| cause.downcast_ref().map(receipt))
-        .or_else(|| cause.downcast_ref().map(header))
-        .or_else(|| cause.downcast_ref().map(vault))
-        .or_else(|| cause.downcast_ref().map(store))
-        .or_else(|| cause.downcast_ref().map(mount))
-        .or_else(|| cause.downcast_ref().map(option))
-        .or_else(|| cause.downcast_ref().map(control))
-        .or_else(|| cause.downcast_ref().map(copy))
+impl From<Kind> for Code {
+    fn from(kind: Kind) -> Code {
+        match kind {
+            Kind::Usage => Code::Usage,
+            Kind::NotFound => Code::NotFound,
+            Kind::Store => Code::Store,
+            Kind::Directory => Code::Dir,
+            Kind::KeySource => Code::KeySource,
+            Kind::Locked => Code::Locked,
+            Kind::WrongKey => Code::WrongKey,
+            Kind::Interrupted => Code::Interrupted,
+            Kind::EmptyPassphrase => Code::EmptyPassphrase,
+            Kind::HeaderUnreadable => Code::HeaderUnreadable,
+            Kind::HeaderUnwritable => Code::HeaderUnwritable,
+            Kind::Damaged => Code::Damaged,
+            Kind::Refused => Code::Refused,
+            Kind::KeyServerDown => Code::KeyServerDown,
+            Kind::KeyServerUntrusted => Code::KeyServerUntrusted,
+            Kind::KeyDenied => Code::KeyDenied,
+            Kind::KeyMissing => Code::KeyMissing,
+            Kind::KeyAnswer => Code::KeyAnswer,
+            Kind::TokenLocked => Code::TokenLocked,
+            Kind::SelfTest => Code::SelfTest,
+            Kind::KeyRevoked => Code::KeyRevoked,
+            Kind::AdministratorSignature => Code::AdminSignature,
+            Kind::KeyNotLoaded => Code::KeyNotLoaded,
+            Kind::KeysDestroyed => Code::KeysDestroyed,
+            Kind::TooDear => Code::TooDear,
+            Kind::Internal => Code::Internal,
+            Kind::UnknownRequest | Kind::Other => Code::Other,
+        }
+    }
 }
 
-fn fault(error: &Fault) -> Code {
-    match error {
+fn code(fault: &Fault) -> Code {
+    match fault {
+        Fault::Host(e) => Kind::from(e).into(),
+        Fault::Receipt(e) => Kind::from(e).into(),
+        Fault::Mount(e) => mount(e),
+        Fault::MountOption(_) => Code::Usage,
+        Fault::Control(e) => control(e),
+        Fault::Copy(CopyError::Io { .. } | CopyError::Exchanged { .. }) => Code::Store,
+        Fault::Copy(CopyError::Stopped) => Code::Interrupted,
+        Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
+        Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,
         Fault::Usage(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
-        Fault::NotAVault { .. } | Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } => Code::Dir,
-        Fault::NoHeader { .. } | Fault::IsAMount { .. } => Code::Dir,
-        Fault::StoreReadOnly { .. } => Code::Other,
-        Fault::Unwritten { path: _, code: 0, message: _ } => Code::Other,
-        Fault::Unwritten { path: _, code, message: _ } => Code::from_number((*code).into()),
+        Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } | Fault::IsAMount { .. } => Code::Dir,
+        Fault::Unwritten { path: _, failed } => failed.kind.into(),
         Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
         Fault::NoSuchStored { .. } | Fault::MissingInMount { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
         | Fault::NotAMount { .. }
         | Fault::MountBusy { .. } => Code::Mountpoint,
-        Fault::Locked { .. } => Code::Locked,
         Fault::NameMax { .. }
-        | Fault::SuiteNeedsFull { .. }
         | Fault::OtherVault { .. }
         | Fault::OtherId { .. }
+        | Fault::NotThatDataset { .. }
         | Fault::NewerKeys { .. }
-        | Fault::NotApproved { .. }
-        | Fault::PassthroughOfVault { .. } => Code::Refused,
+        | Fault::OpenStore { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
-        Fault::Pins { .. } => Code::KeySource,
-        Fault::NoZonePin { .. } => Code::AdminSignature,
         Fault::Unprinted { .. } => Code::Other,
-        Fault::LocalPath { path: _, source } => vault(source),
+        Fault::LocalPath { path: _, source } => Kind::from(source).into(),
         Fault::Local { .. } | Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,
         Fault::DeviceNode => Code::Refused,
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
-        // A failure that calls itself success is one all the same.
-        Fault::Told { code: 0, message: _ } => Code::Other,
-        Fault::Told { code, message: _ } => Code::from_number((*code).into()),
-        Fault::GarbledAnswer { .. } | Fault::GarbledRequest | Fault::NoRekey | Fault::RekeyIncomplete => Code::Other,
-        Fault::NotADataset | Fault::NoSuchUser { .. } => Code::Usage,
+        Fault::Told(failed) => failed.kind.into(),
+        Fault::GarbledAnswer { .. } | Fault::RekeyIncomplete => Code::Other,
+        Fault::NoSuchUser { .. } => Code::Usage,
         Fault::NotInAMount { .. } => Code::Mountpoint,
-        Fault::AboveNotLoaded { .. } => Code::KeyNotLoaded,
-        Fault::NotPermitted
-        | Fault::ReadOnlyMount
-        | Fault::Frozen
-        | Fault::Snapshot
-        | Fault::ZoneNotAhead
-        | Fault::LostNotEmpty { .. }
-        | Fault::EpochNeeded { .. } => Code::Refused,
+        Fault::AboveNotLoaded { .. } | Fault::NotVerified { .. } => Code::KeyNotLoaded,
+        Fault::SnapshotOfInterrupted { .. } => Code::Refused,
         Fault::NotRekeyed { .. } => Code::Damaged,
         Fault::RetireMounted { .. } => Code::Locked,
         Fault::LeftAtServer { .. } => Code::Other,
         Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
-    }
-}
-
-fn key(error: &KeyError) -> Code {
-    match error {
-        KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Code::WrongKey,
-        KeyError::HeaderAltered | KeyError::KeychainInvalid => Code::HeaderUnreadable,
-        KeyError::Header(e) => header(e),
-        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => Code::Usage,
-        KeyError::LastSlot { .. }
-        | KeyError::SlotsFull { .. }
-        | KeyError::SlotIdsUsedUp
-        | KeyError::EpochsUsedUp
-        | KeyError::ZoneSuite { .. }
-        | KeyError::DomainNotZone { .. }
-        | KeyError::NotAdministrator { .. }
-        | KeyError::LastAdministrator { .. }
-        | KeyError::NoAdministrator
-        | KeyError::HasAdministrator
-        | KeyError::NoOuterKey
-        | KeyError::NoZoneToShare { .. }
-        | KeyError::NewestEpoch { .. }
-        | KeyError::OtherEpochs { .. }
-        | KeyError::OtherZone
-        | KeyError::SharedKey { .. }
-        | KeyError::NoParentSlot
-        | KeyError::ParentSlot { .. }
-        | KeyError::HasParentSlot => Code::Refused,
-        KeyError::OtherParent => Code::WrongKey,
-        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Code::AdminSignature,
-        KeyError::Destroyed(_) => Code::KeysDestroyed,
-        KeyError::NothingToProve => Code::Refused,
-        KeyError::Receipt(e) => receipt(e),
-        KeyError::History(e) => history(e),
-        KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => Code::TooDear,
-        KeyError::SlotsTooDear { .. } => Code::Refused,
-        KeyError::NoRandom(_) => Code::Other,
-        KeyError::OtherHeader => Code::Internal,
-        KeyError::Source(e) => source(e),
-        KeyError::File(e) => file(e),
-    }
-}
-
-fn receipt(error: &ReceiptError) -> Code {
-    match error {
-        ReceiptError::Json(_)
-        | ReceiptError::Version
-        | ReceiptError::Unsigned
-        | ReceiptError::OtherKey { .. }
-        | ReceiptError::Signature => Code::Damaged,
-        ReceiptError::Other => Code::Usage,
-    }
-}
-
-fn history(error: &HistoryError) -> Code {
-    match error {
-        HistoryError::Io { .. } => Code::Store,
-        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Code::HeaderUnwritable,
-        HistoryError::Damaged { .. } => Code::Damaged,
-    }
-}
-
-fn source(error: &SourceError) -> Code {
-    match error {
-        SourceError::Syntax
-        | SourceError::Combination { .. }
-        | SourceError::Argument { .. }
-        | SourceError::NotMade
-        | SourceError::NotDestroyed
-        | SourceError::NotAZone => Code::Usage,
-        SourceError::EmptyPassphrase => Code::EmptyPassphrase,
-        SourceError::PassphraseTooLong { .. }
-        | SourceError::PassphraseNotUtf8
-        | SourceError::RawLength
-        | SourceError::Hex
-        | SourceError::Mismatch
-        | SourceError::FileTooLong { .. }
-        | SourceError::NoVariable { .. }
-        | SourceError::File { .. }
-        | SourceError::Terminal { .. }
-        | SourceError::Stdin { .. }
-        | SourceError::StdinTerminal
-        | SourceError::StdinTaken
-        | SourceError::Descriptor { .. }
-        | SourceError::NoCredentials
-        | SourceError::Recovery(_)
-        | SourceError::Shares(_)
-        | SourceError::Auxiliary { .. } => Code::KeySource,
-        SourceError::Server { place: _, fault } => server(fault),
-        SourceError::Token(fault) => token(fault),
-        SourceError::ZoneShared => Code::Refused,
-        SourceError::NoRandom(_) => Code::Other,
-    }
-}
-
-fn server(fault: &ServerFault) -> Code {
-    match fault {
-        ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => Code::KeyServerDown,
-        ServerFault::Untrusted { .. } => Code::KeyServerUntrusted,
-        ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
-            Code::KeyDenied
-        }
-        ServerFault::Missing { .. } | ServerFault::NoObject => Code::KeyMissing,
-        ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => Code::KeySource,
-        ServerFault::NameTaken => Code::Refused,
-        ServerFault::KeyState(state) => key_state(*state),
-        ServerFault::Partly { done: _, fault } => server(fault),
-        ServerFault::Redirect { .. }
-        | ServerFault::Status { .. }
-        | ServerFault::NotDestroyed(_)
-        | ServerFault::NoState
-        | ServerFault::NotAKey { .. }
-        | ServerFault::KeyFormat { .. }
-        | ServerFault::KeyLength { .. }
-        | ServerFault::Failed { .. }
-        | ServerFault::TooLong { .. }
-        | ServerFault::Protocol { .. } => Code::KeyAnswer,
-    }
-}
-
-fn key_state(state: KeyState) -> Code {
-    match state {
-        KeyState::PreActive => Code::KeyDenied,
-        KeyState::Deactivated | KeyState::Compromised | KeyState::Destroyed => Code::KeyRevoked,
-        KeyState::Active | KeyState::Unknown(_) => Code::KeyAnswer,
-    }
-}
-
-fn token(fault: &TokenFault) -> Code {
-    match fault {
-        TokenFault::NoModule
-        | TokenFault::Module { .. }
-        | TokenFault::ManyTokens { .. }
-        | TokenFault::ManyObjects { .. }
-        | TokenFault::Unsuitable
-        | TokenFault::NoPin => Code::KeySource,
-        TokenFault::NoToken | TokenFault::NoObject { .. } => Code::KeyMissing,
-        TokenFault::WrongPin { .. } => Code::KeyDenied,
-        TokenFault::PinLocked => Code::TokenLocked,
-        TokenFault::Failed { .. } => Code::KeyAnswer,
-    }
-}
-
-fn file(error: &FileError) -> Code {
-    match error {
-        FileError::Missing { .. } | FileError::NotAFile { .. } => Code::HeaderUnreadable,
-        FileError::Header { path: _, source } => header(source),
-        FileError::Exists { .. } | FileError::Busy { .. } => Code::HeaderUnwritable,
-        FileError::Read { .. } => Code::HeaderUnreadable,
-        FileError::Write { .. } => Code::HeaderUnwritable,
-    }
-}
-
-fn header(error: &HeaderError) -> Code {
-    match error {
-        HeaderError::TooLarge { .. }
-        | HeaderError::Json(_)
-        | HeaderError::WrongFormat { .. }
-        | HeaderError::Version { .. }
-        | HeaderError::Feature { .. }
-        | HeaderError::Member { .. }
-        | HeaderError::Argon2Work { .. }
-        | HeaderError::DuplicateSlot { .. } => Code::HeaderUnreadable,
-    }
-}
-
-fn vault(error: &VaultError) -> Code {
-    match error {
-        VaultError::NotFound | VaultError::NotDirectory => Code::NotFound,
-        VaultError::Invalid | VaultError::InvalidName => Code::Usage,
-        VaultError::Exists
-        | VaultError::IsDirectory
-        | VaultError::NotEmpty
-        | VaultError::NameTooLong
-        | VaultError::ReadOnly
-        | VaultError::BadHandle
-        | VaultError::Stale
-        | VaultError::NoAttribute
-        | VaultError::NoData
-        | VaultError::Unsupported
-        | VaultError::NoRandom(_) => Code::Other,
-        VaultError::Locked => Code::Locked,
-        VaultError::KeyNotLoaded => Code::KeyNotLoaded,
-        VaultError::OtherDataset | VaultError::DatasetRoot | VaultError::Frozen => Code::Refused,
-        VaultError::Damaged { .. } => Code::Damaged,
-        VaultError::Refused(_) => Code::Refused,
-        VaultError::Store(e) => store(e),
-        VaultError::Io { .. } => Code::Store,
-    }
-}
-
-fn store(error: &StoreError) -> Code {
-    match error {
-        StoreError::Damaged(_) => Code::Damaged,
-        StoreError::Io { .. } => Code::Store,
-        StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => Code::Other,
     }
 }
 
@@ -477,19 +284,14 @@ fn mount(error: &MountError) -> Code {
         }
         MountError::KeepAwake(_) => Code::Usage,
         MountError::Session(_) => Code::Other,
-        MountError::Close(e) => vault(e),
-    }
-}
-
-fn option(error: &OptionError) -> Code {
-    match error {
-        OptionError::Unknown(_) | OptionError::Unsupported(_) | OptionError::BadValue { .. } => Code::Usage,
+        MountError::Close(e) => Kind::from(e).into(),
     }
 }
 
 fn control(error: &ControlError) -> Code {
     match error {
-        ControlError::NotMounted(_) => Code::Mountpoint,
+        ControlError::NotMounted(_) | ControlError::Strangers(_) => Code::Mountpoint,
+        ControlError::LeadsAway { .. } => Code::Refused,
         ControlError::Io { op: _, source } if source.raw_os_error() == Some(libc::ENOTCONN) => Code::Mountpoint,
         ControlError::AlreadyFrozen
         | ControlError::NotFrozen
@@ -499,17 +301,12 @@ fn control(error: &ControlError) -> Code {
     }
 }
 
-fn copy(error: &CopyError) -> Code {
-    match error {
-        CopyError::Io { .. } => Code::Store,
-        CopyError::Stopped => Code::Interrupted,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context;
+    use crate::fault::Context;
+    use lamassu_keys::KeyError;
+    use lamassu_vault::VaultError;
 
     #[test]
     fn the_code_is_found_under_layers_of_context() {
@@ -518,35 +315,28 @@ mod tests {
             .context("b")
             .unwrap_err();
         assert_eq!(code_of(&deep), Code::WrongKey);
-        assert_eq!(code_of(&anyhow::anyhow!("no idea")), Code::Other);
-        assert_eq!(code_of(&anyhow::Error::from(MountError::Close(VaultError::Locked))), Code::Locked);
+        assert_eq!(code_of(&Fault::Other("no idea").into()), Code::Other);
+        assert_eq!(code_of(&crate::fault::Error::from(MountError::Close(VaultError::Locked))), Code::Locked);
     }
 
     #[test]
     fn hints_are_of_the_cause() {
         let file = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
-            anyhow::Error::from(FileError::Read { op: "open", path: "v/lamassu.vault".into(), source })
+            crate::fault::Error::from(FileError::Read { op: "open", path: "v/lamassu.vault".into(), source })
         };
         assert!(hint(&file(libc::EIO)).is_some_and(|h| h.contains("key restore")));
         assert_eq!(hint(&file(libc::EACCES)), None);
         assert_eq!(hint(&FileError::Missing { path: "zone".into() }.into()), None);
-        let locked = Fault::Locked { dir: "v".into(), place: String::new() };
+        let locked = lamassu_host::Error::Locked { dir: "v".into(), mountpoint: None };
         assert!(hint(&locked.into()).is_some_and(|h| h.contains("mount --read-only")));
         let gone = || std::io::Error::from_raw_os_error(libc::ENOTCONN);
-        let dead = anyhow::Error::from(ControlError::Io { op: "open mount point", source: gone() });
+        let dead = crate::fault::Error::from(ControlError::Io { op: "open mount point", source: gone() });
         assert_eq!((code_of(&dead), hint(&dead)), (Code::Mountpoint, Some(DEAD_MOUNT)));
         let dead = Fault::NotADirectory { dir: "m".into(), source: gone() };
         assert_eq!(hint(&dead.into()), Some(DEAD_MOUNT));
         let said = Fault::Mountpoint { path: "m".into(), source: gone() };
         assert!(said.to_string().contains("lamassu umount m") && hint(&said.into()).is_none());
-    }
-
-    #[test]
-    fn what_a_kernel_says_of_the_store_is_not_damage() {
-        let io = || std::io::Error::from_raw_os_error(libc::EIO);
-        assert_eq!(vault(&VaultError::Io { op: "x", source: io() }), Code::Store);
-        assert_eq!(store(&StoreError::Io { op: "x", offset: 0, source: io() }), Code::Store);
     }
 
     /// docs/cli.md is what scripts rely on: each code is in its table, and nothing else is.

@@ -1,12 +1,169 @@
-//! What can go wrong in the command line itself. Errors of the crates below keep their own types; [`crate::exit`] knows both.
+//! What can go wrong in the command line: one enum, which holds the errors of the crates below, and an [`Error`] that
+//! says where. Nothing else is a failure here, so [`crate::exit`] needs one `match`.
 
+use lamassu_crypto::NoRandom;
+use lamassu_crypto::selftest::SelfTestFailure;
+use lamassu_format::header::HeaderError;
+use lamassu_fuse::control::ControlError;
+use lamassu_fuse::{MountError, OptionError};
+use lamassu_host::Error as HostError;
+use lamassu_host::control::protocol::Failed;
+use lamassu_keys::receipt::ReceiptError;
+use lamassu_keys::{FileError, HistoryError, KeyError, SourceError};
+use lamassu_store::StoreError;
+use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
+use rustix::io::Errno;
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+/// The result of a command and of its parts.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A fault, and where it happened.
+pub struct Error {
+    fault: Box<Fault>,
+    /// The innermost first.
+    context: Vec<String>,
+}
+
+impl<E: Into<Fault>> From<E> for Error {
+    fn from(fault: E) -> Self {
+        Error { fault: Box::new(fault.into()), context: Vec::new() }
+    }
+}
+
+impl Error {
+    /// Says where.
+    pub fn context(mut self, place: impl Display) -> Error {
+        self.context.push(place.to_string());
+        self
+    }
+
+    /// What went wrong.
+    pub fn fault(&self) -> &Fault {
+        &self.fault
+    }
+
+    /// The fault and its causes.
+    pub fn causes(&self) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+        std::iter::successors(Some(&*self.fault as &(dyn std::error::Error + 'static)), |cause| cause.source())
+    }
+
+    /// All of it in one line, each part once: many texts already quote their source.
+    pub fn message(&self) -> String {
+        lamassu_host::error::joined(self.context.iter().rev().cloned().chain(self.causes().map(ToString::to_string)))
+    }
+}
+
+/// What is outermost.
+impl Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.context.last() {
+            Some(place) => f.write_str(place),
+            None => self.fault.fmt(f),
+        }
+    }
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message())
+    }
+}
+
+/// Says where a failure happened.
+pub trait Context<T> {
+    /// Puts a text before that of the fault.
+    fn context(self, place: impl Display) -> Result<T>;
+    /// The same, made only where it is needed.
+    fn with_context<D: Display>(self, place: impl FnOnce() -> D) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> Context<T> for Result<T, E> {
+    fn context(self, place: impl Display) -> Result<T> {
+        self.map_err(|error| error.into().context(place))
+    }
+
+    fn with_context<D: Display>(self, place: impl FnOnce() -> D) -> Result<T> {
+        self.map_err(|error| error.into().context(place()))
+    }
+}
+
+macro_rules! of_the_host {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Fault {
+            fn from(error: $error) -> Self {
+                Fault::Host(error.into())
+            }
+        })*
+    };
+}
+
+of_the_host!(KeyError, FileError, HistoryError, HeaderError, VaultError, NoRandom, SelfTestFailure);
+
+impl From<SourceError> for Fault {
+    fn from(error: SourceError) -> Self {
+        KeyError::from(error).into()
+    }
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+impl From<StoreError> for Fault {
+    fn from(error: StoreError) -> Self {
+        VaultError::from(error).into()
+    }
+}
 
 /// A fault of this program's own making, or its user's.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
+    /// Of vaults, keys, files, and the store below.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Of receipts.
+    #[error(transparent)]
+    Receipt(#[from] ReceiptError),
+    /// Of mounting.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The user's: of the words of `-o`.
+    #[error(transparent)]
+    MountOption(#[from] OptionError),
+    /// Of reaching a mount.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// Of copying a vault in the store.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The system's; what was tried is said before it.
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// JSON that could not be written.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// Something that this text says.
+    #[error("{0}")]
+    Other(&'static str),
+    /// The user's: something that a file cannot replace.
+    #[error("{path} is there already, and no regular file")]
+    NoRegularFile { path: String },
+    /// The user's: a tree deeper than is copied.
+    #[error("{path}: more than {max} directories deep; what is in it is left out")]
+    TooDeep { path: String, max: usize },
+    /// The store's: a directory that is met again below itself.
+    #[error("{path}: is one of the directories that it lies in; what is in it is left out")]
+    LiesInItself { path: String },
+    /// The process that unmounts was killed.
+    #[error("the process that unmounts was ended: {status}")]
+    WorkerKilled { status: ExitStatus },
     /// The user's: options that make no sense, or not together.
     #[error("{0}")]
     Usage(&'static str),
@@ -16,23 +173,9 @@ pub enum Fault {
     /// The user's: a path that is not inside the vault.
     #[error("{path:?} does not lie in {dir:?}")]
     PathOutside { path: PathBuf, dir: PathBuf },
-    /// The user's: no header there.
-    #[error("{dir:?} is not a vault: it has no lamassu.vault; `lamassu init DIR` makes one")]
-    NotAVault { dir: PathBuf },
-    /// The user's, or the store's: a vault without what opens it.
-    #[error(
-        "{dir:?} is not a vault as it is: it has files of one, but no lamassu.vault. Where that was lost, `lamassu key restore BACKUP DIR` puts a copy \
-         back; what a clone left that was cut off can be removed"
-    )]
-    NoHeader { dir: PathBuf },
     /// The user's: plain files, where ciphertext is wanted.
     #[error("{dir:?} is where the vault in {vault:?} is mounted: give the vault's own directory")]
     IsAMount { dir: PathBuf, vault: PathBuf },
-    /// The store's: nothing can be written there.
-    #[error(
-        "the store of {dir:?} is read-only, and so can the vault only be read: `lamassu mount --read-only`, `ls`, `cat`, `cp` out of it, `check` without --repair"
-    )]
-    StoreReadOnly { dir: PathBuf },
     /// The user's: missing, or something else than a directory.
     #[error("{dir:?} is not a directory that can be used: {source}")]
     NotADirectory { dir: PathBuf, source: std::io::Error },
@@ -54,9 +197,12 @@ pub enum Fault {
     /// The user's: the mount would hide the store, or be a part of it.
     #[error("mount point {path:?} and the directory that is mounted must not lie in one another")]
     MountpointInVault { path: PathBuf },
-    /// The user's: ciphertext is no place to work in.
-    #[error("{dir:?} belongs to the vault {vault:?}: mount that without --passthrough")]
-    PassthroughOfVault { dir: PathBuf, vault: PathBuf },
+    /// The user's: a store that others can search below a mount that others may use.
+    #[error(
+        "--allow-other is refused: other users of this host can reach what is stored in {dir:?} (mode {mode:04o}, owner {uid}), and so exchange \
+         it behind the mount; {mend}, then mount again. The mount's root keeps its own mode: chmod MOUNTPOINT changes that"
+    )]
+    OpenStore { dir: PathBuf, mode: u32, uid: u32, mend: String },
     /// The user's: nothing of ours is mounted there.
     #[error("{path:?} is not the mount point of a Lamassu vault; `findmnt -t fuse.lamassu` lists those there are")]
     NotAMount { path: PathBuf },
@@ -65,31 +211,18 @@ pub enum Fault {
     MountBusy { path: PathBuf },
     /// The store's: what was written through the mount is not all in it.
     #[error(
-        "nothing was unmounted, since not everything that was written to {path:?} could be put into the store: {message}. The daemon keeps it, \
-         and its log names the files: make room or mend the store, and unmount again; `lamassu umount --lazy` gives up what cannot be written"
+        "nothing was unmounted, since not everything that was written to {path:?} could be put into the store: {}. The daemon keeps it, \
+         and its log names the files: make room or mend the store, and unmount again; `lamassu umount --lazy` gives up what cannot be written",
+        .failed.message
     )]
     Unwritten {
         path: PathBuf,
-        /// exit code
-        code: u8,
-        /// of the daemon
-        message: String,
-    },
-    /// The user's: another process writes this vault.
-    #[error("another writer has {dir:?} open{place}")]
-    Locked {
-        dir: PathBuf,
-        /// ", mounted on …", where it is known
-        place: String,
+        /// as the daemon says it
+        failed: Failed,
     },
     /// The store's: names too short for the format.
     #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
     NameMax { dir: PathBuf, found: u32 },
-    /// The user's: metadata integrity where a flipped bit would go unnoticed.
-    #[error(
-        "suite {suite} needs --integrity full: its cipher is malleable, so without the re-hash a flipped bit would be read as data"
-    )]
-    SuiteNeedsFull { suite: &'static str },
     /// The user's: a header that does not belong there.
     #[error(
         "the keys of {file:?} do not open the root directory of {dir:?}: it is another vault's header, or the directory is damaged; --force puts it there all the same"
@@ -103,14 +236,6 @@ pub enum Fault {
         "{dir:?} has keys that {file:?} lacks, made by a rotation since: what was written with them could not be read again; --force restores it all the same"
     )]
     NewerKeys { file: PathBuf, dir: PathBuf },
-    /// The user's: a line that names no vault and key.
-    #[error(
-        "{path:?}, line {line}: a line is the id of a vault and the key of its administrator, both in hex; correct it"
-    )]
-    Pins { path: PathBuf, line: usize },
-    /// The user's: a zone file that says nothing of a vault.
-    #[error("{file:?} pins no administrator for vault {vault}: `lamassu key admin pin --zone FILE DIR` does")]
-    NoZonePin { file: PathBuf, vault: String },
     /// Standard output did not take a secret that is shown once.
     #[error("the key could not be printed ({reason}), {undone}")]
     Unprinted { reason: String, undone: String },
@@ -122,18 +247,24 @@ pub enum Fault {
     ReaderGone,
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
-    DamageLeft { problems: usize },
+    DamageLeft { problems: u64 },
     /// What a check found that reads, and not as it was written last.
     #[error(
         "nothing is damaged, but ranges named above do not hold what was written last: {problems}; compare them with a backup if an application was told that they were synced"
     )]
-    Undone { problems: usize },
+    Undone { problems: u64 },
+    /// What a check could not look into. A dataset is what has a header, and whoever can write to the store can put one anywhere.
+    #[error(
+        "no damage was found, but datasets named above were not verified, as their keys are not at hand: {datasets}. Check each by its own directory and key \
+         (`lamassu path DIR NAME` tells where it lies); what you never made a dataset was made to look like one. --skip-locked leaves them out"
+    )]
+    NotVerified { datasets: usize },
     /// The store's, or whoever can write it: the history was changed.
     #[error("the history of {dir:?} does not verify: {fault}; what is shown is what does")]
     HistoryDamaged { dir: PathBuf, fault: lamassu_keys::history::Fault },
     /// What a check found and mended.
     #[error("problems mended: {problems}; the vault is clean now")]
-    Repaired { problems: usize },
+    Repaired { problems: u64 },
     /// The user's: a path outside the vault that is missing, or that is something else than is wanted.
     #[error("{path:?}: {source}")]
     LocalPath { path: PathBuf, source: VaultError },
@@ -154,20 +285,6 @@ pub enum Fault {
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
-    /// What a daemon was asked makes no sense to it.
-    #[error(
-        "the request makes no sense to the process that serves the mount: it is of another version, or asked too late"
-    )]
-    GarbledRequest,
-    /// The user's: a change, by a daemon that changes nothing.
-    #[error("the vault is mounted read-only: unmount it there, or give its directory where it is not mounted")]
-    ReadOnlyMount,
-    /// The user's: a change of a frozen store.
-    #[error("the vault is frozen: `lamassu thaw` it first")]
-    Frozen,
-    /// The user's: neither a mount point nor the root of a dataset.
-    #[error("this is not the root of a dataset: `lamassu dataset list PATH` shows those there are")]
-    NotADataset,
     /// The user's: nothing of ours is mounted there.
     #[error("{path:?} does not lie in a mounted vault; without a mount, give the vault and the path in it: VAULT PATH")]
     NotInAMount { path: PathBuf },
@@ -177,25 +294,15 @@ pub enum Fault {
     /// The user's: the way leads through a dataset, or a vault, that is not loaded.
     #[error("{path:?} lies in {above:?}, whose key is not loaded: `lamassu key load {above:?}` first")]
     AboveNotLoaded { path: PathBuf, above: PathBuf },
-    /// The user's, or the administrator's who named the delegates.
-    #[error(
-        "only root and the user who mounted may do this; a delegate may create datasets that inherit their key, in its own directories, and list, unload and load its own"
-    )]
-    NotPermitted,
     /// The user's: not in /etc/passwd.
     #[error("there is no user {user:?} on this machine; give a name of /etc/passwd, or a number")]
     NoSuchUser { user: String },
-    /// Nobody asked for one.
-    #[error("no re-keying was begun since the vault was mounted")]
-    NoRekey,
-    /// The user's: a change of what is never written.
+    /// The user's: what an interruption left cannot be completed in what is never written.
     #[error(
-        "this vault is a snapshot, which nobody writes: a new key would never be used; `lamassu clone` makes a copy to work in"
+        "{dir:?} was not closed at the end of an earlier session, and what that left can never be completed in a snapshot, which nobody writes: unmount the \
+         vault if it is mounted, run `lamassu check --repair {dir:?}`, and make the snapshot then"
     )]
-    Snapshot,
-    /// The user's: what `--zone` is for has been done.
-    #[error("the zone has no newer key than this vault: `lamassu zone rotate FILE` makes one")]
-    ZoneNotAhead,
+    SnapshotOfInterrupted { dir: PathBuf },
     /// Some objects stay under older keys.
     #[error("objects that could not be re-keyed: {failed}; `lamassu check` tells what is wrong with them")]
     NotRekeyed { failed: u64 },
@@ -205,35 +312,17 @@ pub enum Fault {
     /// The user's: a proof needs a vault that nobody writes.
     #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
     RetireMounted { mountpoint: PathBuf },
-    /// The user's: what a repair has moved away may be under any key.
-    #[error("{dir:?} is not empty, and nobody knows which keys its files need: remove what you do not need there")]
-    LostNotEmpty { dir: PathBuf },
-    /// The user's: the old key is not done with.
+    /// The store's, or a daemon's that says what is not so: the keys that would go are not those of the dataset that was named.
     #[error(
-        "epoch {epoch} of the {tier} key stays: without it these do not verify: {needing}. `lamassu rekey --{work}` takes them to the newest key; what is left \
-         then is damaged, and `lamassu check` names it: restore or remove that first"
+        "the header in {dir:?} is not that of the dataset that was to be destroyed; nothing was: `lamassu info` of both tells which is which, and `lamassu key destroy {dir:?}` destroys this one"
     )]
-    EpochNeeded {
-        tier: &'static str,
-        epoch: u32,
-        /// how many of what
-        needing: String,
-        /// `outer` or `full`
-        work: &'static str,
-    },
-    /// The user's: `--fips`, and something that is not approved.
-    #[error("--fips: {why}")]
-    NotApproved { why: &'static str },
+    NotThatDataset { dir: PathBuf },
     /// A key server or token did not destroy its key: everything else was done.
     #[error("the vault's keys are destroyed, but not the key of {sources}; the receipt says what was answered")]
     LeftAtServer { sources: String },
     /// The daemon of a mount did not do what it was asked to; its own words.
-    #[error("{message}")]
-    Told {
-        /// exit code
-        code: u8,
-        message: String,
-    },
+    #[error("{}", .0.message)]
+    Told(Failed),
     /// The daemon's answer makes no sense.
     #[error("the process that serves {path:?} gave an answer that makes no sense: it is of another version")]
     GarbledAnswer { path: PathBuf },
@@ -257,5 +346,22 @@ fn mountpoint_advice(path: &Path, source: &io::Error) -> String {
             path.display()
         ),
         Some(_) | None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_where_from_the_outside_in_and_each_cause_once() {
+        let io = || io::Error::from_raw_os_error(libc::EIO);
+        let failed: Result<()> = Err(Fault::Local { op: "read", path: "f".into(), source: io() }).context("inner");
+        let error = failed.with_context(|| "outer").unwrap_err();
+        assert_eq!(error.to_string(), "outer");
+        assert_eq!(error.message(), format!("outer: inner: cannot read \"f\": {}", io()));
+        assert_eq!(error.causes().count(), 2);
+        let system = Err::<(), _>(Errno::IO).context("cannot wait").unwrap_err();
+        assert_eq!(system.message(), format!("cannot wait: {}", io()));
     }
 }

@@ -1,22 +1,17 @@
 //! Key sources as options, and unlocking headers with them.
 //!
-//! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in the wrong place.
+//! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in
+//! the wrong place.
 
-use crate::fault::Fault;
-use crate::fips;
+use crate::fault::{Context, Fault, Result};
 use crate::output::Ui;
-use crate::{pins, text, used};
-use anyhow::{Context, Result};
+use crate::{policy, text};
 use lamassu_format::header::{Header, VaultHeader};
-use lamassu_format::name;
-use lamassu_keys::dataset::{inherits, vault_above};
 use lamassu_keys::{
-    Argon2Params, Ask, Attempt, KeyError, KeySource, Material, Purpose, SlotKind, Slots, SourceError, Unlocked, cost,
-    header_file, unix_now, unlock_by_parent,
+    Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, unix_now,
 };
 use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// What is asked when no source is given.
@@ -75,14 +70,15 @@ impl SourceText {
     }
 }
 
-/// `--key` of a vault, or of a zone where a command takes either. The environment is looked at here and not by clap: which variable counts depends on what is
-/// opened, and a word of `-o` comes before it.
+/// `--key` of a vault, or of a zone where a command takes either. The environment is looked at here and not by clap:
+/// which variable counts depends on what is opened, and a word of `-o` comes before it.
 #[derive(clap::Args, Clone, Debug)]
 pub struct KeyArg {
     /// What opens the vault [default: passphrase:prompt] [env: LAMASSU_KEY]
     #[arg(short = 'k', long, value_name = "SOURCE")]
     key: Option<SourceText>,
-    /// Try this slot alone, by its number in `lamassu info`; otherwise the one that opened last on this machine is tried first, then the others
+    /// Try this slot alone, by its number in `lamassu info`; otherwise the one that opened last on this machine is
+    /// tried first, then the others
     #[arg(long, value_name = "N")]
     key_slot: Option<u32>,
     /// Whether standard input is read as data, so that nobody is asked there.
@@ -127,7 +123,8 @@ impl KeyArg {
         self.key.is_some() || self.key_slot.is_some()
     }
 
-    /// A `key=` of `-o` counts where `--key` is not given, and before LAMASSU_KEY, which may have been meant for another mount.
+    /// A `key=` of `-o` counts where `--key` is not given, and before LAMASSU_KEY, which may have been meant for
+    /// another mount.
     pub fn or(self, other: Option<SourceText>) -> KeyArg {
         KeyArg { key: self.key.or(other), ..self }
     }
@@ -140,7 +137,7 @@ pub fn source_or_prompt(text: Option<&SourceText>, option: &'static str) -> Resu
 
 /// Gets what opens or makes a slot. `subject` is what the prompt names.
 pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Result<Material> {
-    fips::check_kind(source.kind())?;
+    ui.policy.check_kind(source.kind())?;
     let loaded = match source.load(&Ask { subject, purpose, stdin: true }) {
         Ok(loaded) => loaded,
         // Ctrl-C at the prompt; the thread that waits for signals may be later than this one.
@@ -168,29 +165,9 @@ impl<'a> From<&'a KeySource> for Opener<'a> {
     }
 }
 
-static ANY_MEMORY: AtomicBool = AtomicBool::new(false);
-
-/// Whether Argon2id may take more than half of the memory that is free. Holds for the whole run, in the daemon of a mount too.
-pub fn allow_any_memory(allowed: bool) {
-    ANY_MEMORY.store(allowed, Ordering::Relaxed);
-}
-
-fn bounded(material: &Material) -> Attempt<'_> {
-    Attempt::new(material).with_any_memory(ANY_MEMORY.load(Ordering::Relaxed))
-}
-
-/// The slot that was named, or all, what opened last first.
-fn slots(id: &[u8; 16], named: Option<u32>) -> Slots {
-    match (named, used::of(id).last) {
-        (Some(slot), _) => Slots::Only(slot),
-        (None, Some(slot)) => Slots::First(slot),
-        (None, None) => Slots::All,
-    }
-}
-
 /// Opens a header with what a source gave, by its own slots.
-pub fn try_slots<H: Header>(header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked, KeyError> {
-    bounded(material).open(header, slots(&header.keys().id, named))
+pub fn try_slots<H: Header>(ui: &Ui, header: &H, material: &Material, named: Option<u32>) -> Result<Unlocked> {
+    Ok(ui.policy.try_slots(header, material, named)?)
 }
 
 /// Opens a header; a person who mistypes is asked again.
@@ -205,17 +182,16 @@ pub fn unlock_and_keep<'a, H: Header>(
     opener: impl Into<Opener<'a>>,
     subject: &Path,
 ) -> Result<(Unlocked, Material)> {
-    fips::check_suite(header.suite())?;
+    ui.policy.check_suite(header.suite())?;
     let Opener { source, slot } = opener.into();
     let attempts = if source.is_interactive() && std::io::stdin().is_terminal() { ATTEMPTS_MAX } else { 1 };
     let mut attempt = 1;
     loop {
         let material = load(ui, source, &subject.display().to_string(), Purpose::Unlock)?;
         ui.detail(format_args!("opening {} with {source}", subject.display()));
-        match open(header, &mut bounded(&material), slot, subject) {
-            Ok(unlocked) => {
-                check_pinned(ui, header).with_context(|| format!("{}", subject.display()))?;
-                used::note(&header.keys().id, unlocked.slot());
+        match ui.policy.unlock(header, &material, slot, subject) {
+            Ok((unlocked, succession)) => {
+                succession.iter().for_each(|succession| policy::tell(ui, succession));
                 header
                     .keys()
                     .slot(unlocked.slot())
@@ -224,65 +200,32 @@ pub fn unlock_and_keep<'a, H: Header>(
                     .for_each(|w| ui.warn(w));
                 return Ok((unlocked, material));
             }
-            Err(error) if matches!(error.downcast_ref(), Some(KeyError::WrongKey { .. })) && attempt < attempts => {
+            Err(error) if is_wrong_key(&error) && attempt < attempts => {
                 attempt += 1;
                 ui.warn("wrong passphrase, try again");
             }
-            Err(error) => return Err(error).with_context(|| format!("{}", subject.display())),
+            Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// Opens the header in `dir` by its own slots or, where it is a dataset's, by the vault above it in the store, which the key opens, or that by the one above it.
-/// What opened last comes first. All of it is one attempt: a store can nest directories as it likes.
-fn open<H: Header>(header: &H, attempt: &mut Attempt<'_>, named: Option<u32>, dir: &Path) -> Result<Unlocked> {
-    let keys = header.keys();
-    let goes_above = named.is_none() && inherits(header);
-    let last = used::of(&keys.id).last.and_then(|id| keys.slot(id));
-    let begins_above = goes_above && last.is_some_and(|slot| slot.kind == SlotKind::Parent);
-    if begins_above && let Some(opened) = by_parent(header, attempt, dir)? {
-        return Ok(opened);
-    }
-    match attempt.open(header, slots(&keys.id, named)) {
-        Err(own) if own.is_wrong_key() && goes_above && !begins_above => match by_parent(header, attempt, dir)? {
-            Some(opened) => Ok(opened),
-            None => Err(own.into()),
-        },
-        done => Ok(done?),
-    }
+fn is_wrong_key(error: &lamassu_host::Error) -> bool {
+    matches!(error.innermost(), lamassu_host::Error::Key(KeyError::WrongKey { .. }))
 }
 
-/// By the vault above; `None` where there is none, or one that this key does not open.
-fn by_parent<H: Header>(header: &H, attempt: &mut Attempt<'_>, dir: &Path) -> Result<Option<Unlocked>> {
-    let Some(above) = vault_above(dir) else { return Ok(None) };
-    let Ok(parent) = header_file::read::<VaultHeader>(&above.join(name::HEADER)) else { return Ok(None) };
-    fips::check_suite(parent.suite())?;
-    let keys = match open(&parent, attempt, None, &above) {
-        Ok(keys) => keys,
-        Err(error) if error.downcast_ref().is_some_and(KeyError::is_wrong_key) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    used::note(&parent.keys().id, keys.slot());
-    Ok(Some(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?))
-}
-
-/// Refuses a vault's header that somebody else has signed than who is pinned; a pin follows a key that the pinned one has signed. Zones have no administrator.
+/// Refuses a vault's header that somebody else has signed than who is pinned; a pin follows a key that the pinned one
+/// has signed. Zones have no administrator.
 pub fn check_pinned<H: Header>(ui: &Ui, header: &H) -> Result<()> {
-    if !H::IS_VAULT {
-        return Ok(());
-    }
-    let id = header.keys().id;
-    let followed = lamassu_keys::admin::check_pinned(header, &pins::of(&id)?)?;
-    if let Some((old, admin)) = followed.zip(header.keys().admin.as_ref()) {
-        pins::follow(ui, &id, &old, &admin.public);
-    }
+    let succession = ui.policy.pins.check(header)?;
+    succession.iter().for_each(|succession| policy::tell(ui, succession));
     Ok(())
 }
 
 /// How much a guess at a passphrase shall cost.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CostArg {
-    /// How long Argon2id may take on this machine to turn the passphrase into a key, in milliseconds; measured now, then fixed for this slot
+    /// How long Argon2id may take on this machine to turn the passphrase into a key, in milliseconds; measured now,
+    /// then fixed for this slot
     #[arg(long, value_name = "MS", default_value_t = cost_default_ms(), value_parser = clap::value_parser!(u32).range(1..=60_000))]
     argon2_ms: u32,
 }

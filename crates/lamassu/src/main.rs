@@ -7,25 +7,25 @@
 mod args;
 mod cmd;
 mod confine;
+mod control;
 mod daemon;
 mod distinct;
 mod exit;
 mod fault;
-mod fips;
 mod fstab;
 mod keys;
 mod log;
 mod mounts;
 mod open;
 mod output;
-mod pins;
+mod policy;
+mod private;
 mod progress;
 mod served;
 mod signals;
 mod store_kind;
 mod text;
 mod tree;
-mod used;
 mod users;
 
 use clap::Parser;
@@ -54,22 +54,28 @@ fn run(argv: Vec<OsString>) -> Code {
             return if error.use_stderr() { Code::Usage } else { Code::Done };
         }
     };
-    let ui = cli.global.ui();
+    let mut ui = cli.global.ui();
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));
     }
-    pins::given(cli.global.pinned());
-    keys::allow_any_memory(cli.global.argon2_any_memory());
     let started = log::start(&ui, cli.global.log_file());
-    let tested = started.and_then(|()| if cli.global.fips() { fips::require() } else { Ok(()) });
-    let done = tested.and_then(|()| cmd::run(&ui, cli.command));
+    let approved = started.and_then(|()| if cli.global.fips() { take_approved_only(&mut ui) } else { Ok(()) });
+    let done = approved.and_then(|()| cmd::run(&ui, cli.command));
+    log::limit::tell();
     match done {
         Ok(code) => code,
         Err(error) => failed(&error),
     }
 }
 
-fn failed(error: &anyhow::Error) -> Code {
+/// `--fips`: known answers before anything else, and approved primitives alone.
+fn take_approved_only(ui: &mut output::Ui) -> crate::fault::Result<()> {
+    tracing::info!("{}", cmd::selftest::module());
+    ui.policy = ui.policy.clone().approved_only()?;
+    Ok(())
+}
+
+fn failed(error: &crate::fault::Error) -> Code {
     let code = exit::code_of(error);
     if code != Code::Done {
         output::say_error(error);

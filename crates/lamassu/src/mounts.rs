@@ -1,14 +1,16 @@
-//! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts themselves, which may hang.
+//! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts
+//! themselves, which may hang.
 //!
-//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is asked, for a while. It is
-//! also asked whether it has the vault open for writing where the table says read-only, which a mount can have become later.
+//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is
+//! asked, for a while. It is also asked whether it has the vault open for writing where the table says read-only, which
+//! a mount can have become later.
 
-use crate::served;
-use crate::served::protocol::{Request, Status};
+use crate::control;
+use crate::fault::Fault;
 use lamassu_format::name;
+use lamassu_fuse::control::{Asked, Links, unescape};
+use lamassu_host::control::protocol::{Request, Status};
 use std::collections::HashSet;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc;
@@ -22,6 +24,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
+    /// of the mount, as long as it is there
+    id: u64,
     /// where
     pub mountpoint: PathBuf,
     /// `fuse.lamassu`, `ext4`, …
@@ -37,7 +41,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether nothing can be written through it. What holds the vault open for writing can be such a mount: see [`Mount::may_write`].
+    /// Whether nothing can be written through it. What holds the vault open for writing can be such a mount: see
+    /// [`Mount::may_write`].
     pub fn is_read_only(&self) -> bool {
         self.options.split(',').any(|word| word == "ro")
     }
@@ -52,7 +57,8 @@ impl Mount {
         self.user().is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
     }
 
-    /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or nobody answers.
+    /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or
+    /// nobody answers.
     fn renamed(&self) -> Option<PathBuf> {
         self.asked(|mount| {
             if has_vault(&mount.source) {
@@ -62,8 +68,8 @@ impl Mount {
         })
     }
 
-    /// What asking gives, in the time there is. Nobody asks the daemon of a stranger, which may say what it likes, or nothing for ever; and a mount that
-    /// another covers is reached by no path.
+    /// What asking gives, in the time there is. Nobody asks the daemon of a stranger, which may say what it likes, or
+    /// nothing for ever; and a mount that another covers is reached by no path.
     fn asked<T: Send + 'static>(&self, ask: impl FnOnce(&Mount) -> Option<T> + Send + 'static) -> Option<T> {
         if !self.is_trusted() || !self.is_on_top() {
             return None;
@@ -80,7 +86,12 @@ impl Mount {
 
     /// What its daemon says, waiting for ever if need be.
     fn status(&self) -> Option<Status> {
-        served::ask(&self.mountpoint, &Request::Status {}).ok()
+        control::ask(&self.root()?, &Request::Status {}).ok()
+    }
+
+    /// Its root, to ask its daemon: `None` if it is not to be trusted, or another mount covers it.
+    pub fn root(&self) -> Option<Asked> {
+        Asked::open(&self.mountpoint, Links::Followed).ok().filter(|root| root.mount() == self.id)
     }
 
     /// The directory of its vault, as far as that is known.
@@ -88,7 +99,8 @@ impl Mount {
         self.renamed().unwrap_or_else(|| self.source.clone())
     }
 
-    /// The processes that see its file system, one of each mount namespace, as far as this process may look: the lowest number, and its name.
+    /// The processes that see its file system, one of each mount namespace, as far as this process may look: the lowest
+    /// number, and its name.
     pub fn seen_by(&self) -> Vec<(u32, String)> {
         let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
         let mut numbers: Vec<u32> = entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
@@ -110,19 +122,20 @@ impl Mount {
     }
 
     /// Who mounted it.
-    fn user(&self) -> Option<u32> {
+    pub fn user(&self) -> Option<u32> {
         let mut words = self.super_options.split(',');
         words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok())
     }
 
-    /// Whether it can be what it says, a mount of the vault in a directory below `dir`. Nothing outside of `dir` is looked at.
+    /// Whether it can be what it says, a mount of the vault in a directory below `dir`. Nothing outside of `dir` is
+    /// looked at.
     fn is_of_one_below(&self, dir: &Path) -> bool {
         let is_plain = self.source.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
         is_plain && self.source != dir && self.source.starts_with(dir) && self.is_believed_of(&self.source)
     }
 
-    /// Whether it is believed that it is a mount of the vault in `dir`, a path without links: a stranger's word counts where a vault lies there that is the
-    /// stranger's.
+    /// Whether it is believed that it is a mount of the vault in `dir`, a path without links: a stranger's word counts
+    /// where a vault lies there that is the stranger's.
     pub fn is_believed_of(&self, dir: &Path) -> bool {
         let owns = |id| dir.symlink_metadata().is_ok_and(|m| m.is_dir() && m.uid() == id);
         self.is_trusted() || (self.user().is_some_and(owns) && has_vault(dir))
@@ -145,13 +158,13 @@ pub fn at(mountpoint: &Path) -> Option<Mount> {
     all().into_iter().rfind(|m| m.mountpoint == mountpoint)
 }
 
-/// The mount that a path without links lies in.
-pub fn containing(path: &Path) -> Option<Mount> {
-    all().into_iter().filter(|m| path.starts_with(&m.mountpoint)).max_by_key(|m| m.mountpoint.as_os_str().len())
+/// The mount of a number.
+pub fn of_id(id: u64) -> Option<Mount> {
+    all().into_iter().find(|m| m.id == id)
 }
 
-/// Where the vault in `dir` is mounted for writing: by root or the user of this process, if one of these has done so, else by the owner of `dir`. What other
-/// users mount counts for nothing: they could say so of any vault.
+/// Where the vault in `dir` is mounted for writing: by root or the user of this process, if one of these has done so,
+/// else by the owner of `dir`. What other users mount counts for nothing: they could say so of any vault.
 pub fn of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     let is_of = |m: &Mount| m.source == dir && m.may_write();
@@ -163,10 +176,40 @@ pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
     find(|m| m.is_of_one_below(dir) && m.may_write())
 }
 
-/// Where the vault in `dir` is mounted, read-only too, by whomever: for what is refused then, and cannot be taken back.
+/// Where the vault in `dir` is mounted, read-only too, as far as that is believed: for what is refused then, and cannot be taken back.
 pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
-    find(|m| m.source == dir)
+    find(|m| m.source == dir && m.is_believed_of(&dir))
+}
+
+/// A mount of which a stranger says so.
+pub fn claimed_of_vault(dir: &Path) -> Option<Mount> {
+    let dir = dir.canonicalize().ok()?;
+    ours().find(|m| m.source == dir && !m.is_believed_of(&dir))
+}
+
+/// The path without links, and the mount of ours that is there. The mount itself is asked only where its type does not
+/// tell: its daemon may be dead.
+pub fn ours_at(given: &Path) -> Result<(PathBuf, Mount), Fault> {
+    let (path, mount) = fuse_at(given)?;
+    let is_ours = mount.fs_type == TYPE || lamassu_fuse::control::status(&path).is_ok();
+    if is_ours { Ok((path, mount)) } else { Err(Fault::NotAMount { path: given.into() }) }
+}
+
+/// The path without links, and the mount that is there, ours or another of FUSE. It is not asked anything.
+pub fn fuse_at(given: &Path) -> Result<(PathBuf, Mount), Fault> {
+    let not_ours = || Fault::NotAMount { path: given.into() };
+    let path = match (given.parent(), given.file_name()) {
+        (Some(parent), Some(name)) => {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            parent.canonicalize().map_err(|_| not_ours())?.join(name)
+        }
+        _ => given.canonicalize().map_err(|_| not_ours())?,
+    };
+    // The last component may itself be a link to a mount point.
+    let path = if at(&path).is_some() { path } else { path.canonicalize().map_err(|_| not_ours())? };
+    let mount = at(&path).filter(|mount| mount.fs_type.starts_with("fuse.")).ok_or_else(not_ours)?;
+    Ok((path, mount))
 }
 
 fn ours() -> impl Iterator<Item = Mount> {
@@ -181,7 +224,8 @@ fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
 
 fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|b| *b == b' ');
-    let device = fields.nth(2)?;
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = fields.nth(1)?;
     let mountpoint = fields.nth(1)?;
     let options = fields.next()?;
     let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
@@ -189,6 +233,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let source = after_dash.next()?;
     let super_options = after_dash.next().unwrap_or_default();
     Some(Mount {
+        id,
         mountpoint: unescape(mountpoint),
         fs_type: String::from_utf8_lossy(fs_type).into_owned(),
         source: unescape(source),
@@ -196,31 +241,6 @@ fn parse(line: &[u8]) -> Option<Mount> {
         options: String::from_utf8_lossy(options).into_owned(),
         super_options: String::from_utf8_lossy(super_options).into_owned(),
     })
-}
-
-/// Space, tab, newline and backslash are written as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        let code = match after.get(..3) {
-            Some(digits) if byte == b'\\' => {
-                std::str::from_utf8(digits).ok().and_then(|d| u8::from_str_radix(d, 8).ok())
-            }
-            Some(_) | None => None,
-        };
-        match code {
-            Some(value) => {
-                out.push(value);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(out))
 }
 
 #[cfg(test)]

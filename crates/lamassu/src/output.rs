@@ -1,17 +1,21 @@
 //! Where this program speaks: results to standard output, everything else to standard error.
+//!
+//! What goes to standard error is one line for each message, whatever names it quotes: the one place that writes it escapes all that could make more of it.
 
-use crate::fault::Fault;
-use anyhow::Result;
+use crate::fault::{Error, Fault, Result};
+use lamassu_host::Policy;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
-/// How much is said.
-#[derive(Clone, Copy, Debug, Default)]
+/// What every command is given: how much is said, and the policy that vaults are opened under.
+#[derive(Clone, Debug, Default)]
 pub struct Ui {
     /// errors only
     pub quiet: bool,
     /// 0: warnings, 1: what is being done, 2: debug, 3: trace
     pub verbose: u8,
+    /// what vaults are opened with
+    pub policy: Policy,
 }
 
 impl Ui {
@@ -35,29 +39,20 @@ impl Ui {
     }
 }
 
-/// A line to standard error; where that is closed there is nobody to tell.
+/// One line to standard error, whatever is in it; where that is closed there is nobody to tell.
 pub fn say(text: std::fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let line = crate::text::printable(&text.to_string()) + "\n";
+    let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
 /// The message of a failed command.
-pub fn say_error(error: &anyhow::Error) {
+pub fn say_error(error: &Error) {
     say(format_args!("lamassu: {}", message(error)));
 }
 
-/// An error's chain of causes, each once (many texts already quote their source).
-pub fn message(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let part = cause.to_string();
-        if text.is_empty() {
-            text = part;
-        } else if !text.contains(&part) {
-            text.push_str(": ");
-            text.push_str(&part);
-        }
-    }
-    text
+/// An error and its causes in one line, each once.
+pub fn message(error: &Error) -> String {
+    error.message()
 }
 
 /// A text to standard output.

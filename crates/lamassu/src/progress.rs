@@ -52,7 +52,7 @@ impl Meter {
 
     /// What is being worked on.
     pub fn set_message(&self, text: String) {
-        self.bar.set_message(text);
+        self.bar.set_message(crate::text::printable(&text));
     }
 
     /// Prints a line to standard output or error without tearing the bar.

@@ -69,11 +69,13 @@ fn on_signal(terminal: Option<&Termios>) {
 
 /// As commands say it that end in good order. Whoever reads standard error may have stopped, and the end must come all the same.
 fn say_stopped() {
-    // A prompt, or a bar, may stand on the line.
-    let start = if output::has_terminal() { "\n" } else { "" };
     let (tell, told) = mpsc::channel();
     let say = move || {
-        output::say(format_args!("{start}lamassu: {}", Fault::Interrupted));
+        // A prompt, or a bar, may stand on the line.
+        if output::has_terminal() {
+            output::say(format_args!(""));
+        }
+        output::say(format_args!("lamassu: {}", Fault::Interrupted));
         let _ = tell.send(());
     };
     if std::thread::Builder::new().spawn(say).is_ok() {

@@ -2,6 +2,7 @@
 
 use lamassu_format::header::Slot;
 use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_host::slots::is_unsafe;
 use lamassu_keys::date::civil;
 pub use lamassu_keys::date::time;
 
@@ -139,9 +140,9 @@ pub fn date(unix_seconds: u64) -> String {
     time(i64::try_from(unix_seconds).unwrap_or(i64::MAX / 2)).chars().take_while(|c| *c != 'T').collect()
 }
 
-/// A text from the store on one line: control characters, which could forge lines or move a cursor, are escaped.
+/// A text from the store on one line: characters that could forge lines, move a cursor or turn what follows around are escaped.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
+    text.chars().map(|c| if is_unsafe(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// Lower-case hex.
@@ -231,6 +232,7 @@ mod tests {
     #[test]
     fn no_line_can_be_forged() {
         assert_eq!(printable("a\nclean: \u{1b}[2J ü"), "a\\nclean: \\u{1b}[2J ü");
+        assert_eq!(printable("a\u{202e}b\u{2066}c\u{2028}d"), "a\\u{202e}b\\u{2066}c\\u{2028}d");
     }
 
     #[test]

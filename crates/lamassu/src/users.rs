@@ -1,7 +1,6 @@
 //! Users of this machine, by /etc/passwd.
 
-use crate::fault::Fault;
-use anyhow::Result;
+use crate::fault::{Fault, Result};
 
 /// The number of a user, given by name or number.
 ///

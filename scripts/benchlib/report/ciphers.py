@@ -40,10 +40,10 @@ One thread, {runs(result)}; `scripts/bench ciphers`. `library` composes RustCryp
 
 ### The multi-tenant study: one block at a time, a device, a pipeline
 
-Sealing blocks of {four}, suite `aes`. `device` is a loop-back, a thread behind a ring of jobs in the place of an accelerator (`lamassu speed --device`): what it
-costs is the way there and back, which a pipeline hides and a block alone waits for. The study wrote 198 MB/s without encryption, 102 with software one block
-at a time, 101 with its device one request at a time and 367 through its pipeline, 3.6 times as much; the last is a rate of ciphers, above that of its writes. So the two are apart
-here. Rates of ciphers:
+Sealing blocks of {four}, suite `aes`. `device` is a loop-back: a thread behind a ring of jobs in place of an accelerator (`lamassu speed --device`). Its
+cost is the way there and back, which a pipeline hides and a single block waits for. The study wrote 198 MB/s without encryption, 102 with software one block
+at a time, 101 with its device one request at a time and 367 through its pipeline, 3.6 times as much. The last figure is a rate of ciphers, above that of its writes, so this report has the two
+in separate tables. Rates of ciphers:
 
 {table(["", "GB/s", "÷ library"], rows)}
 
@@ -116,8 +116,8 @@ def bounds(result, fastest, blocks):
                      [f"{op} ÷ `library` (RustCrypto)", *(number(at(op, b) / library(op, b)) for b in known)]]
         parts.append(f"""### Beside the best library
 
-{result["versions"].get("openssl", "OpenSSL")} (`openssl speed`, in the same runs), one thread: a block hashed, then encrypted, as fast as its own calls are, with nothing between. The target for
-sealing is 2.5. CBC encrypts one block of a chain after another, where lanes of different keys fill the processor.
+{result["versions"].get("openssl", "OpenSSL")} (`openssl speed`, in the same runs), one thread: a block hashed and then encrypted by its own calls, with nothing between. The target for
+sealing is 2.5. CBC encrypts the blocks of one chain one after another; lanes of different keys fill the processor.
 
 {table(["", *known], rows)}""")
     return "".join(f"\n{part}\n" for part in parts)

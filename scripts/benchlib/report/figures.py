@@ -76,3 +76,9 @@ def spread(found):
 def spreads(result, heads, rows):
     """A table of the runs' spread; nothing where there was one."""
     return f"\n\nMedian (lowest–highest of the runs):\n\n{table(heads, rows)}" if result["runs"] > 1 else ""
+
+
+def like(other, result):
+    """Lamassu's series to compare `other` with: both with `keep_awake`, or both without."""
+    found = result.get("awake", ())
+    return "lamassu-awake" if other in found and "lamassu" not in found else "lamassu"

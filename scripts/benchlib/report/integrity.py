@@ -32,8 +32,8 @@ A file of {result["size_mib"]} MiB in sequence, and Postmark with 1000 files of 
 
 ![integrity](plots/integrity.svg)
 
-They differ because the report's integrity is a hash tree of its own, which is fetched before data is read; here a block's key is its hash, so writing costs the same in both modes and reading
-hashes once more, from memory. The store is a disk shared with other machines, whose bad minutes differ by more than the modes do. The column of an integrity tree across the file is missing until there is one."""
+They differ because the report's integrity is a separate hash tree, which is fetched before data is read. Here a block's key is derived from its hash, so writing costs the same in both modes, and
+reading hashes once more, from memory. The store is a disk that is shared with other machines; its rate varies more than the modes differ. There is no integrity tree across the file yet, so its column is missing."""
 
 
 def by_cipher(systems, postmark):
@@ -51,7 +51,7 @@ def by_cipher(systems, postmark):
     heads = ["no integrity", "÷ no encryption", "with integrity", "÷ no encryption", "integrity's part"]
     return f"""
 
-Postmark by cipher, MB/s here (PlainFS has no integrity, so the fourth column is beside the same rate as the second; suites `blake3` and `chacha` have no mode without):
+Postmark by cipher, MB/s here (PlainFS has no integrity, so the second and fourth column compare with the same rate; suites `blake3` and `chacha` have no mode without integrity):
 
 {table(["suite", *heads], rows)}
 

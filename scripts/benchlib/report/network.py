@@ -23,5 +23,5 @@ def network(results, plots):
 
 ![Figure 7](plots/figure7.svg){beside}
 
-The paper's filer spoke NFS, whose client caches; sshfs asks the server for every read that the mount above it does not gather, so what gathers wins: Lamassu's writes leave in
-segments, and its reads come in windows where they are sequential. The paper's file had 256 MB; with so many, peers that write 10 MB/s would make it half an hour."""
+The paper's filer used NFS, whose client caches. sshfs asks the server for every read that the mount above it does not gather. So gathering wins: Lamassu writes in
+segments, and reads in windows where reads are sequential. The paper's file had 256 MB; with peers that write 10 MB/s that would take half an hour."""

@@ -26,5 +26,5 @@ def slots(results, plots):
 
 {table(["", "published", "here", "here ÷ published"], rows)}
 
-Why they differ: the prototype committed after every R blocks whatever was written; here a commit gathers 16 MiB of dirty data, or 64 MiB where barriers take time, and R only bounds how many of a
-page's 116 blocks may be replaced between two barriers. On tmpfs barriers are free, so what is left is the sealing of pages again in each round."""
+Why they differ: the prototype committed after every R blocks. Here a commit gathers 16 MiB of dirty data, or 64 MiB where barriers take time, and R only bounds how many of a
+page's 116 blocks may be replaced between two barriers. On tmpfs barriers are free, so the remaining cost is sealing the pages again in each round."""

@@ -35,8 +35,8 @@ def space(results, plots):
     return f"""## Space after deduplication
 
 `scripts/bench space`; {result["store"]}, duperemove and an exact pass: the project's own program then hands the kernel every pair of equal blocks that is left, by the ioctl that
-duperemove uses (FIDEDUPERANGE, which compares the bytes itself; [ADR 3](../adr/0003-exact-pass-in-the-demo.md)). duperemove 0.11 compares the blocks of a file with those of *other* files
-alone; its `same` option is about whole extents. So of one file by itself the exact pass saves all, and of two versions of an image duperemove shares what one has of the other. A store that deduplicates block by
+duperemove uses (FIDEDUPERANGE, which compares the bytes itself; docs/adr/0003). duperemove 0.11 compares the blocks of a file with those of *other* files
+alone; its `same` option is about whole extents. So for a single file the exact pass does all the saving; for two versions of an image duperemove shares what they have in common. A store that deduplicates block by
 block, as the paper's filer did, needs no such pass.
 
 ### Figure 6 of the Lamassu paper: synthetic files of {result["size_mib"]} MiB
@@ -66,7 +66,7 @@ By duperemove → after the exact pass, percent of before:
 {table(["image", *systems], steps1)}
 
 Published for five virtual machines' images, plain/Lamassu saved (overhead): {theirs}. Lamassu's saving is {-min(fewer):.2f} to {-max(fewer):.2f} points off that of plain files here, -{min(p - l for p, l, _ in published.TABLE1):.2f} to
--{max(p - l for p, l, _ in published.TABLE1):.2f} there. How much plain files save is the images' own affair: theirs were systems in use, packages alone hold few equal blocks, and two versions of an
+-{max(p - l for p, l, _ in published.TABLE1):.2f} there. How much plain files save depends on the images: theirs were systems in use, packages alone have few equal blocks, and two versions of an
 image many. Where little is saved the overhead is that of the pages alone, {100 / 116:.2f} % here.
 
 ### Figure 11: data blocks among all, by R, percent

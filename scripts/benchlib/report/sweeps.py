@@ -4,22 +4,22 @@ import statistics
 
 from .. import published
 from ..plots import lines
-from .figures import by, median, names, number, runs, table
+from .figures import by, like, median, names, number, runs, table
 
 # What a sweep shows, and why. In braces what `facts` knows of its samples.
 SWEEP_NOTES = {
     "clients": "Lamassu ÷ PlainFS: {part}. Published: hardly any difference while the page cache takes what few clients write, then 13 % less with AES-128 and 17 % with AES-256 "
                "beyond 48 clients, over gigabit Ethernet. Here the store is memory and nothing waits for it, so what hashing, ciphers and encrypted names cost shows in full, and two processors are "
                "all there is for the clients, the kernel and the mount. A single client waits for each answer, and the processors sleep meanwhile where nothing keeps them awake; two clients "
-               "keep them busy.{asleep}",
+               "keep them busy.{awake}",
     "cipher-threads": "Lamassu ÷ PlainFS: {part}. Published: 28 to 44 % less than without encryption from three threads on, and no gain beyond the number of processors. It is flat here: a request is "
                       "sealed by the thread that received it, at some 2 GB/s, and helpers are asked only while processors are idle, which two seldom are.",
     "postmark-size": "In seconds, so less is better. PlainFS's time as a part of Lamassu's: {inverse}. Published: at most 10 % overhead, on disks behind iSCSI that took most of the time.",
-    "writers": "Lamassu ÷ PlainFS: {part}. One writer keeps both processors busy already (its own, and the mount's behind the kernel's write-back), so more of them share what one has; the peers, "
+    "writers": "Lamassu ÷ PlainFS: {part}. One writer keeps both processors busy already (its own, and the mount's behind the kernel's write-back), so further writers share what one has; the peers, "
                "a request at a time, gain from the second processor.",
     "readers": "Lamassu ÷ PlainFS: {part}. As with writers. With eight files of 32 MiB each pass is short, and what opening and the first pages of each file cost weighs more, for PlainFS as well.",
     "write-size": "Lamassu ÷ PlainFS: {part}. Below 16 MiB creating, closing and syncing the file is most of it. PlainFS, which has no work of its own, ran from {least_plain} to {most_plain} MB/s from 256 MiB "
-                  "on: the disk below is shared, and a figure measured once is a figure of its minute. From some GiB on the disk writes meanwhile, and wants its part of the two processors; at the "
+                  "on: the disk below is shared, and a figure measured once depends on its minute. From some GiB on the disk writes at the same time and uses a part of the two processors; at the "
                   "largest size Lamassu's process took {cpu_per_gib} processor seconds a GiB, PlainFS's {plain_cpu_per_gib}. Three page caches (the mount's, the store's and the image's) take a page for "
                   "each that is written, and a page that the hypervisor has to give costs a virtual machine several times the copy into it; memory is touched before each pass from 256 MiB on, but it "
                   "does not last for the largest. The daemon's peak memory: {memory}, of which the "
@@ -39,7 +39,7 @@ def sweeps(results, plots):
 
 def growth(results, plots):
     result = results["growth"]
-    return "\n\n".join([head("What becomes of larger files, and of more", "growth", result), *curves(results, result, plots)])
+    return "\n\n".join([head("Larger files, and more files", "growth", result), *curves(results, result, plots)])
 
 
 def head(title, experiment, result):
@@ -88,12 +88,12 @@ def facts(result, name, samples):
         each = 2**20 * (peaks[-1] - peaks[0]) / (points[-1] - points[0])
         grows = peaks[-1] > 4 * peaks[0]
         found["growth"] = f"it grows with their number, by {each:.0f} bytes a file" if grows else "it does not grow in step with their number"
-    others = [s for s in ("lamassu-user", "lamassu-asleep") if s in systems]
-    ratios = {s: joined(lambda x, s=s: f"{of(s, x) / of('lamassu', x):.0%}") for s in others}
-    found["asleep"] = "".join(f" `{s}` ÷ Lamassu: {ratio}." for s, ratio in ratios.items())
+    ratio = joined(lambda x: f"{of('lamassu-awake', x) / of('lamassu', x):.0%}") if "lamassu-awake" in systems else ""
+    found["awake"] = f" `lamassu-awake` ÷ Lamassu: {ratio}." if ratio else ""
     if "plainfs" in systems:
-        found["part"] = joined(lambda x: f"{of('lamassu', x) / of('plainfs', x):.0%}")
-        found["inverse"] = joined(lambda x: f"{of('plainfs', x) / of('lamassu', x):.0%}")
+        ours = like("plainfs", result["sweeps"][name])
+        found["part"] = joined(lambda x: f"{of(ours, x) / of('plainfs', x):.0%}")
+        found["inverse"] = joined(lambda x: f"{of('plainfs', x) / of(ours, x):.0%}")
         if name == "write-size":
             large = [of("plainfs", x) for x in points if x >= 256] or [of("plainfs", points[-1])]
             found["least_plain"], found["most_plain"] = number(min(large)), number(max(large))
@@ -110,7 +110,7 @@ def sanfs_figures(result):
             continue
         cost = {}
         for x in result["sweeps"][name]["points"]:
-            own, plain = (median(by(samples, system=s, point=x), "value") for s in ("lamassu", "plainfs"))
+            own, plain = (median(by(samples, system=s, point=x), "value") for s in (like("plainfs", result["sweeps"][name]), "plainfs"))
             cost[x] = 100 * (1 - (plain / own if result["sweeps"][name]["unit"] == "s" else own / plain))
         far = {x: c for x, c in cost.items() if name == "postmark-size" or name == "clients" and x == max(cost) or name == "cipher-threads" and x >= min(3, max(cost))}
         here = f"{min(far.values()):.0f} to {max(far.values()):.0f} %" if len(far) > 1 else f"{next(iter(far.values())):.0f} %"

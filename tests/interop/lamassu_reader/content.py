@@ -178,6 +178,15 @@ class File:
             raise Damage(name, "the page belongs to another file")
         return page
 
+    def _is_cut_stale(self, zero: Page) -> bool:
+        """Whether the last page that is present and opens lies past the end that page 0 cuts at, and was written after it."""
+        end, g = self._geo.page_of_size(zero.size), self._last_present()
+        for g in range(g, max(end, g - 16), -1):
+            page = self._good(g)
+            if page and page.session <= self._sessions.last:
+                return (page.session, page.sequence) > (zero.session, zero.sequence)
+        return False
+
     def _good(self, g: int) -> Page | None:
         """Page g if it is present and not damaged."""
         try:
@@ -194,9 +203,13 @@ class File:
             return
         covered = self._geo.covered
         zero = self._good(0)
+        if zero and zero.cut and self._is_cut_stale(zero):
+            self._refused[0] = Damage(self._page_name(0), "an interrupted shrink, but pages past its end were written later")
+            zero, self._cached, self._file_id = None, None, None
         if zero:
             self._floor, self._sparse = zero.size, zero.sparse
             if zero.cut:
+                self._notice(f"{self._where}: a shrink to {zero.size} bytes was interrupted: what lay past that is void")
                 self._last = self._geo.page_of_size(zero.size)
                 self.summary = Summary(zero.size, self._last + 1, False, True, None)
                 return
@@ -205,6 +218,10 @@ class File:
         if last and page and not last * covered < page.size <= (last + 1) * covered:
             self._refused[last] = Damage(self._page_name(last), f"the last page has a size of {page.size}, not in its reach")
             page, self._cached = None, None
+        if zero and last and page and not self._sessions.is_open(page.session) and self._lacks_blocks(zero, 0):
+            # A session that was closed has brought page 0 to its end: this one is from before.
+            self._refused[0] = Damage(self._page_name(0), "an older page, from when the file ended in it")
+            zero, self._cached, self._floor, self._sparse, self._file_id = None, None, 0, False, page.file_id
         if page is None:
             size = max(self._floor, self._geo.reach(last, self._length))
             # Past the floor nothing tells how far the file goes, nor that what is empty is a hole.
@@ -219,15 +236,29 @@ class File:
         if not zero or (last and not self._sessions.is_open(page.session)):
             # Page 0 would tell of holes: without it nothing is one. A session that was closed has raised the floor to the size.
             self._floor = size
+        elif zero and last and not self._sessions.is_open(zero.session):
+            self._floor = max(self._floor, last * covered)  # the open session wrote no page past page last
 
     @property
     def size(self) -> int:
         """The logical size."""
         return self.summary.size
 
+    def _lacks_blocks(self, page: Page, g: int, size: int | None = None) -> bool:
+        """Whether a page tells less than all the blocks it has in a file of `size`: it is from when the file ended in it."""
+        blocks = self._geo.per_page
+        if size is not None:
+            blocks = min(max(-(-size // self._geo.block) - g * self._geo.per_page, 0), blocks)
+        return page.used + (page.tail is not None) < blocks
+
     def _page(self, g: int) -> Page | None:
         """Page g for reading: None is a hole of N blocks."""
         page = self._load(g)
+        if page and g < self._last and self.summary.lost_from is None:
+            if self._lacks_blocks(page, g, self._floor):
+                raise Damage(self._page_name(g), "an older page, from when the file ended in it")
+            if self._lacks_blocks(page, g, self.size):
+                self._notice(f"{self._page_name(g)}: not written since the file grew: an interrupted session may have done so")
         if page is None and g * self._geo.covered < self._floor and not self._sparse:
             raise Damage(self._page_name(g), "absent below the size that was known durable")
         if page is None and g and self._unknown is not None and (g + 1) * self._geo.covered > self._unknown:

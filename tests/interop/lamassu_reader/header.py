@@ -219,7 +219,9 @@ def _epochs(value: Any, least: int, where: str) -> tuple[bytes, ...]:
     before = 0
     for i, item in enumerate(sj.array(value, where)):
         place = f"{where}[{i}]"
-        m = sj.members(item, {"created", "epoch", "key"}, place)
+        m = sj.members(item, {"created", "epoch", "key"} | _optional(item, {"zone"}), place)
+        if m.get("zone", True) is not True:
+            raise Refused(f"{place}.zone", "not true")
         sj.integer(m["created"], 0, sj.U64, f"{place}.created")
         before = sj.integer(m["epoch"], before + 1, sj.U64, f"{place}.epoch")
         keys.append(sj.hexbytes(m["key"], 32, f"{place}.key"))

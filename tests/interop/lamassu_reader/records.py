@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .crypto import NONCE, TAG, OpenFailed, Suite, b64, hkdf, outer, prf, same, siv_open, unb64
 from .errors import Damage, Where
 
-DIRECTORY, LINK, LONG_LINK, LINK_REST, XATTR, PARENT_SLOT, SESSIONS = 1, 2, 3, 4, 5, 6, 7
+DIRECTORY, LINK, LONG_LINK, LINK_REST, XATTR, PARENT_SLOT, SESSIONS, ROOT = 1, 2, 3, 4, 5, 6, 7, 8
 HEAD = NONCE + TAG + 16
 LONG_LINK_HEAD = 680
 STORED_LINK_LIMIT = 1023

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from . import records, sessions
+from . import records, root, sessions
 from .content import File
 from .crypto import OpenFailed, b64, outer, siv_open
 from .errors import Damage, Destroyed, LamassuError, NoKey, NotFound
@@ -20,7 +20,7 @@ from .history import History
 
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
-ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost"}
+ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.root", b"lamassu.root.new", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost"}
 BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
@@ -75,6 +75,12 @@ class Vault:
         except Damage as damage:
             self.sessions, self.sessions_damage = sessions.NONE_OPEN, damage
             self.notices.append(f"{damage}: no session is taken for open")
+        self.root_damage: Damage | None = None
+        try:
+            self.permissions = root.load(self.header, self.directory)
+        except Damage as damage:
+            self.permissions, self.root_damage = None, damage
+            self.notices.append(f"{damage}: the root shows the vault directory's own")
 
     # --- names -------------------------------------------------------------------------------
 
@@ -250,6 +256,8 @@ class Vault:
         seen, note = 0, self.notices.append
         if self.sessions_damage:
             problem(self.sessions_damage)
+        if self.root_damage:
+            problem(self.root_damage)
         start = top or self.root()
         try:
             if self.history().torn:

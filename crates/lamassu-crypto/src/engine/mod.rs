@@ -18,6 +18,7 @@ mod sync;
 
 use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
 use crate::kernel::Kernel;
+use crate::secret::without_trace;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
 use device::{Device, How, open_on, seal_on};
@@ -241,19 +242,22 @@ impl Engine {
         let _busy = Busy::enter(&self.busy);
         let helpers = bytes.div_ceil(chunk_bytes).saturating_sub(1);
         let helpers = helpers.min(self.threads().saturating_sub(self.busy.load(Ordering::Relaxed)));
+        // Kernels leave keys of blocks on the stack of whichever thread ran them.
         if helpers == 0 {
-            return chunks.for_each(work);
+            return without_trace(|| chunks.for_each(work));
         }
         let queue = Mutex::new(chunks);
         self.pool.run(helpers, &|side| {
             let _busy = (side == Side::Worker).then(|| Busy::enter(&self.busy));
-            loop {
-                if side == Side::Worker && self.busy.load(Ordering::Relaxed) > self.threads() {
-                    break; // others have begun to submit
+            without_trace(|| {
+                loop {
+                    if side == Side::Worker && self.busy.load(Ordering::Relaxed) > self.threads() {
+                        break; // others have begun to submit
+                    }
+                    let Some(chunk) = queue.lock().next() else { break };
+                    work(chunk);
                 }
-                let Some(chunk) = queue.lock().next() else { break };
-                work(chunk);
-            }
+            });
         });
     }
 }

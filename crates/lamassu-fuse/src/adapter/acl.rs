@@ -1,22 +1,24 @@
-//! Access control lists, as the kernel's `fs/fuse/acl.c` divides the work under `FUSE_POSIX_ACL`: it checks who may set one and whether it is well formed,
-//! and enforces it; the file system keeps it, inherits it, and holds the mode in step (`lamassu-vault`). Here: refusing lists where nobody
-//! would enforce them, and the set-group-id bit, which falls when somebody outside the group sets an access list.
+//! Access control lists.
 //!
-//! The kernel says when in `FUSE_SETXATTR_ACL_KILL_SGID`, a member of the request's longer form (`FUSE_SETXATTR_EXT`) that `fuser` 0.18 does not decode. So
-//! the caller's groups are looked up.
+//! Under `FUSE_POSIX_ACL` the kernel (`fs/fuse/acl.c`) checks whether the caller may set a list and whether it is well
+//! formed, and enforces it. The file system keeps the list, inherits it and holds the mode in step (`lamassu-vault`).
+//! This module refuses lists where the kernel does not enforce them, and clears the set-group-id bit when a caller
+//! outside the group sets an access list.
+//!
+//! The kernel asks for that by `FUSE_SETXATTR_ACL_KILL_SGID`, a member of the request's longer form
+//! (`FUSE_SETXATTR_EXT`) that `fuser` 0.18 does not decode. So the caller's groups are looked up here.
 
 use super::Shared;
 use crate::control::groups_of;
-use crate::fs::FileSystem;
 use fuser::{Errno, Request};
-use lamassu_vault::{Ino, Owner, Result, SetAttr, SetXattr};
+use lamassu_vault::{FileSystem, Ino, Owner, Result, SetAttr, SetXattr};
 use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 
-/// Who sends a request.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     uid: u32,
@@ -29,11 +31,21 @@ impl Caller {
         Caller { uid: req.uid(), gid: req.gid(), pid: req.pid() }
     }
 
+    #[cfg(test)]
+    pub const fn some(uid: u32) -> Self {
+        Caller { uid, gid: uid, pid: 0 }
+    }
+
+    pub fn uid(self) -> u32 {
+        self.uid
+    }
+
     pub fn is_root(self) -> bool {
         self.uid == 0
     }
 
-    /// Whether the group's bits are theirs to keep. A caller whose groups cannot be read (of another process namespace, or gone) counts as outside.
+    /// Whether the caller belongs to a group, and so keeps its bits. A caller whose groups cannot be read (of another
+    /// process namespace, or gone) counts as outside.
     pub fn is_in_group(self, group: u32) -> bool {
         if self.is_root() || self.gid == group {
             return true;
@@ -44,7 +56,7 @@ impl Caller {
 }
 
 impl<F: FileSystem> Shared<F> {
-    /// Without enforcement, to keep a list would promise what is not kept.
+    /// Refuses a list that would be kept and not enforced.
     pub(super) fn refuse_acl(&self, name: &OsStr) -> std::result::Result<(), Errno> {
         if (name == ACCESS || name == DEFAULT) && !self.acls.load(Ordering::Relaxed) {
             return Err(Errno::EOPNOTSUPP);
@@ -52,7 +64,7 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// The owner of a new entry. Where lists are not enforced the kernel has applied the mask already.
+    /// The owner of a new entry. Where lists are not enforced, the kernel has already applied the mask.
     pub(super) fn owner(&self, req: &Request, umask: u32) -> Owner {
         let umask = if self.acls.load(Ordering::Relaxed) { umask } else { 0 };
         Owner { uid: req.uid(), gid: req.gid(), umask }

@@ -6,9 +6,8 @@ use super::{Shared, errno_of, failed, guarded};
 use crate::control::{
     self, Caller, LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW, Status,
 };
-use crate::fs::FileSystem;
 use fuser::{Errno, INodeNo, ReplyIoctl, ReplyLseek, Request};
-use lamassu_vault::{HandleId, Ino, ROOT, Whence};
+use lamassu_vault::{FileSystem, HandleId, Ino, ROOT, Whence};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zeroize::Zeroizing;

@@ -1,19 +1,20 @@
-//! What the kernel caches of vaults that are unloaded while mounted: taken from it, before and after the keys go.
+//! Makes the kernel drop what it caches of vaults that are unloaded while mounted, before and after their keys are
+//! dropped.
 //!
-//! Names that are not there are cached too. Those below the root of a dataset go with its own name; those in the root of the mount have to be known one by one.
+//! The kernel caches the absence of names too. Absent names below the root of a dataset are dropped with the name of
+//! that root. Those in the root of the mount are dropped one by one, so they are remembered here.
 //!
 //! Never on a request thread: dropping waits for requests, and for locks of the kernel that requests hold.
 
 use super::{Shared, TTL};
-use crate::fs::FileSystem;
 use fuser::INodeNo;
 use lamassu_vault::forest::Cache;
-use lamassu_vault::{Ino, ROOT};
+use lamassu_vault::{FileSystem, Ino, ROOT};
 use std::ffi::OsStr;
 use std::sync::Weak;
 use std::time::Duration;
 
-/// Absent names that are remembered; the kernel caches no more of them than that.
+/// Most absent names that are remembered. The kernel is allowed to cache no others.
 const ABSENT_MAX: usize = 4096;
 
 /// See the module's head. Does nothing after the end of the mount.
@@ -22,8 +23,8 @@ pub(crate) struct KernelCache<F>(pub(crate) Weak<Shared<F>>);
 impl<F: FileSystem> Cache for KernelCache<F> {
     fn drop_inode(&self, ino: Ino) {
         let Some(shared) = self.0.upgrade() else { return };
-        // A window that is being stored came from the vault that goes.
-        shared.hot.wait(ino);
+        // What is being put into the page cache came from the vault that is unloaded.
+        shared.tuning.wait_filled(ino);
         shared.push_out(ino, 0, 0);
         if ino == ROOT {
             let absent = std::mem::take(&mut *shared.absent.lock());

@@ -47,7 +47,7 @@ pub(super) fn negative_entry() -> FileAttr {
     }
 }
 
-/// The answer for a file that has no name and no handle any more. The kernel looks at nothing in it.
+/// The answer for a file that has neither a name nor a handle. The kernel uses nothing of it.
 pub(super) fn removed_attr(ino: INodeNo) -> FileAttr {
     FileAttr { ino, ..negative_entry() }
 }
@@ -86,7 +86,8 @@ fn system_time(t: Time) -> SystemTime {
     whole.and_then(|w| w.checked_add(nanos)).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// What `fuser` decoded, as the request's seconds and nanoseconds: the latter count forward, before 1970 too. Every value of 64 bits is taken.
+/// The request's seconds and nanoseconds again, from what `fuser` made of them. Nanoseconds count forward, before 1970
+/// too. Every value of 64 bits is accepted.
 pub(super) fn set_time(t: Option<TimeOrNow>) -> Option<SetTime> {
     t.map(|t| match t {
         TimeOrNow::Now => SetTime::Now,
@@ -97,7 +98,7 @@ pub(super) fn set_time(t: Option<TimeOrNow>) -> Option<SetTime> {
     })
 }
 
-/// The time so long before 1970.
+/// The time at this distance before 1970.
 fn before_epoch(distance: Duration) -> Time {
     let seconds = 0i64.saturating_sub_unsigned(distance.as_secs());
     match distance.subsec_nanos() {
@@ -106,8 +107,9 @@ fn before_epoch(distance: Duration) -> Time {
     }
 }
 
-/// How to open for these flags. With the write-back cache the kernel reads through write-only handles (to fill partial pages), so a
-/// handle for writing is one for reading too. `O_APPEND` plays no part: the kernel knows the size and sends offsets.
+/// How to open for these flags. With the write-back cache the kernel reads through write-only handles (to fill partial
+/// pages), so a handle for writing is one for reading too. `O_APPEND` plays no part: the kernel knows the size and
+/// sends offsets.
 pub(super) fn access(flags: OpenFlags, write_back: bool) -> Access {
     let (read, write) = match flags.0 & libc::O_ACCMODE {
         libc::O_WRONLY => (write_back, true),
@@ -133,8 +135,8 @@ pub(super) fn fallocate(mode: i32) -> Option<Fallocate> {
     }
 }
 
-/// The mode without what a change by an ordinary user takes away: set-uid; set-gid where the group may execute, or where the user is not of the
-/// group (as `setattr_should_drop_sgid` in Linux' fs/attr.c). `None`: nothing to take.
+/// The mode without the bits that a change by an ordinary user clears: set-uid; set-gid where the group may execute, or
+/// where the user is not of the group (as `setattr_should_drop_sgid` in Linux' fs/attr.c). `None`: none is set.
 pub(super) fn without_privileges(attr: &Attr, is_in_group: impl FnOnce(u32) -> bool) -> Option<u32> {
     let mut mode = attr.mode & !libc::S_ISUID;
     if mode & libc::S_ISGID != 0 && (mode & libc::S_IXGRP != 0 || !is_in_group(attr.gid)) {

@@ -1,15 +1,17 @@
-//! Opening, reading, writing, and the taking away of set-uid and set-gid bits (`FUSE_HANDLE_KILLPRIV_V2`).
+//! Opening, reading, writing, and the clearing of set-uid and set-gid bits (`FUSE_HANDLE_KILLPRIV_V2`).
 //!
-//! With that capability the kernel leaves clearing these bits to us: on write it says when (`FUSE_WRITE_KILL_SUIDGID`), on truncation too, but
-//! `fuser` 0.18 does not pass that flag on (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there, callers other than root count as lacking
-//! `CAP_FSETID`. On chown they always go.
+//! With that capability the kernel leaves clearing these bits to the adapter. On a write it says when
+//! (`FUSE_WRITE_KILL_SUIDGID`). On truncation it says so too, but `fuser` 0.18 does not pass those flags on
+//! (`FATTR_KILL_SUIDGID`, `FUSE_OPEN_KILL_SUIDGID`): there, every caller but root counts as lacking `CAP_FSETID`. On
+//! chown the bits are always cleared.
 
 use super::acl::Caller;
 use super::{CacheWrite, Shared, convert, failed};
-use crate::fs::FileSystem;
 use crate::options::CacheMode;
 use fuser::{FopenFlags, OpenFlags, ReplyData, ReplyWrite, WriteFlags};
-use lamassu_vault::{Access, Attr, Entry, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError};
+use lamassu_vault::{
+    Access, Attr, DirEntry, Entry, FileSystem, HandleId, Ino, Kind, Owner, Result, SetAttr, VaultError,
+};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -17,7 +19,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 thread_local! {
-    /// One read buffer per request thread, kept between requests: clearing a fresh MiB for each would cost more than the copy.
+    /// One read buffer per request thread, kept between requests: clearing a fresh MiB for each would cost more than
+    /// the copy.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -45,8 +48,9 @@ impl<F: FileSystem> Shared<F> {
         self.cache == CacheMode::None || flags.0 & libc::O_DIRECT != 0 || self.uncached.read().contains(&handle.0)
     }
 
-    /// A file was opened: whether it is direct is settled for as long as it is.
-    fn opened(&self, ino: Ino, handle: HandleId, access: Access, flags: OpenFlags) {
+    /// Notes that a file was opened. Whether the handle is direct does not change while it is open.
+    fn opened(&self, ino: Ino, handle: HandleId, access: Access, flags: OpenFlags, caller: Caller) {
+        self.descriptors.opened(caller, handle, Some(ino));
         if !self.fs.may_cache(ino) {
             self.uncached.write().insert(handle.0);
         }
@@ -73,15 +77,63 @@ impl<F: FileSystem> Shared<F> {
 
     pub(super) fn open(&self, ino: Ino, flags: OpenFlags, caller: Caller) -> Result<HandleId> {
         let access = self.access(flags);
+        self.descriptors.check(caller)?;
         if access.truncate && !caller.is_root() {
             self.drop_privileges(ino, None, caller)?;
         }
         let handle = self.fs.open_file(ino, access)?;
-        self.opened(ino, handle, access, flags);
+        self.opened(ino, handle, access, flags, caller);
         Ok(handle)
     }
 
-    /// Creates and opens. The kernel sends this when it knows of no such entry; if another caller was quicker, an open without `O_EXCL` opens.
+    pub(super) fn open_dir(&self, ino: Ino, caller: Caller) -> Result<HandleId> {
+        self.descriptors.check(caller)?;
+        let handle = self.fs.open_dir(ino)?;
+        self.descriptors.opened(caller, handle, None);
+        Ok(handle)
+    }
+
+    pub(super) fn read_dir(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        fill: &mut dyn FnMut(&DirEntry, u64) -> bool,
+    ) -> Result<()> {
+        self.measured(handle, cookie, || self.fs.read_dir(handle, cookie, fill))
+    }
+
+    pub(super) fn read_dir_plus(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
+    ) -> Result<()> {
+        self.measured(handle, cookie, || self.fs.read_dir_plus(handle, cookie, fill))
+    }
+
+    fn measured(&self, handle: HandleId, cookie: u64, list: impl FnOnce() -> Result<()>) -> Result<()> {
+        let may_begin = self.descriptors.check_listing(handle, cookie)?;
+        let done = list();
+        if may_begin {
+            self.descriptors.listed(handle, self.fs.listing_bytes(handle));
+        }
+        done
+    }
+
+    pub(super) fn release(&self, handle: HandleId) -> Result<()> {
+        let done = self.fs.release(handle);
+        self.descriptors.closed(handle);
+        done
+    }
+
+    pub(super) fn release_dir(&self, handle: HandleId) -> Result<()> {
+        let done = self.fs.release_dir(handle);
+        self.descriptors.closed(handle);
+        done
+    }
+
+    /// Creates and opens. The kernel sends this when it knows of no such entry. If another caller has created it
+    /// meanwhile, an open without `O_EXCL` opens it.
     pub(super) fn create(
         &self,
         parent: Ino,
@@ -92,9 +144,10 @@ impl<F: FileSystem> Shared<F> {
         caller: Caller,
     ) -> Result<(Entry, HandleId)> {
         let access = self.access(flags);
+        self.descriptors.check(caller)?;
         match self.fs.create(parent, name, mode, Access { truncate: false, ..access }, owner) {
             Ok((entry, handle)) => {
-                self.opened(entry.attr.ino, handle, access, flags);
+                self.opened(entry.attr.ino, handle, access, flags, caller);
                 Ok((entry, handle))
             }
             Err(VaultError::Exists) if flags.0 & libc::O_EXCL == 0 => {
@@ -111,13 +164,14 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// `direct`: the request is a read(2) past the page cache. If it came from the page cache instead, a short answer would be filled up with zeros,
-    /// and asking for pages would wait for the very page that this request is to fill.
+    /// `direct`: the request is a read(2) past the page cache. If it came from the page cache instead, a short answer
+    /// would be filled up with zeros, and asking for pages would wait for the very page that this request is to fill.
     pub(super) fn read(self: &Arc<Self>, ino: Ino, handle: HandleId, at: Range<u64>, direct: bool, reply: ReplyData) {
         let writeback = self.cache == CacheMode::WriteBack;
         self.read_into_buffer(handle, at.clone(), direct, |result| match result {
-            // Before a direct read the kernel writes back the pages of its range alone. Where the file seems to end within the range, its end may
-            // lie in pages that have not come to us yet: they are asked for first, or the caller would take this for the end.
+            // Before a direct read the kernel writes back only the pages of its range. Where the file seems to end
+            // within the range, its end may lie in dirty pages behind it. They are written back first; otherwise the
+            // caller would see an end that is not one.
             Ok(bytes) if direct && writeback && bytes.len() < (at.end - at.start) as usize && self.is_written(ino) => {
                 self.aside("read", move |shared| {
                     shared.push_out(ino, at.start, 0);
@@ -139,8 +193,9 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
-    /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file, and fills up with zeros:
-    /// so what cannot be read must be an error for the whole request. (It then asks again page by page.)
+    /// Reads until the buffer is full or the file ends. The kernel takes a short answer for the end of the file and
+    /// fills up with zeros. So a part that cannot be read must fail the whole request. (The kernel then asks again page
+    /// by page.)
     pub(super) fn read_full(&self, handle: HandleId, offset: u64, buffer: &mut [u8], direct: bool) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
@@ -188,7 +243,7 @@ impl<F: FileSystem> Shared<F> {
         if flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
             self.drop_privileges(ino, Some(handle), caller)?;
         }
-        // Of whoever writes: unlike the bits, capabilities fall for root too.
+        // For every caller: unlike the bits, capabilities are cleared for root too.
         if direct && self.without_capability.lock().insert(handle.0) {
             self.drop_capability(ino)?;
         }
@@ -206,7 +261,8 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// Clears set-uid and set-gid bits where there are any. The kernel goes on believing in the mode it knows, in exec(2) too, until it is told.
+    /// Clears set-uid and set-gid bits where there are any. The kernel uses the mode that it knows, in exec(2) too,
+    /// until it is told to forget it.
     pub(super) fn drop_privileges(&self, ino: Ino, handle: Option<HandleId>, caller: Caller) -> Result<()> {
         let attr = self.fs.getattr(ino, handle)?;
         if let Some(mode) = convert::without_privileges(&attr, |group| caller.is_in_group(group)) {
@@ -216,8 +272,8 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// Takes file capabilities away, as a direct write must; on all other ways in the kernel does it. Looks before it removes: to remove what is
-    /// not there already takes a right that daemons of ordinary users lack.
+    /// Removes file capabilities, as a direct write must; for other writes the kernel does it. Looks before it removes:
+    /// even the removal of an attribute that does not exist takes a right that daemons of ordinary users lack.
     fn drop_capability(&self, ino: Ino) -> Result<()> {
         let name = OsStr::new("security.capability");
         match self.fs.get_xattr(ino, name) {
@@ -226,7 +282,7 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// setattr, and the loss of privileges that truncation and change of owner bring.
+    /// setattr. Truncation and a change of owner also clear set-uid and set-gid bits.
     pub(super) fn setattr(&self, ino: Ino, handle: Option<HandleId>, mut set: SetAttr, caller: Caller) -> Result<Attr> {
         let chown = set.uid.is_some() || set.gid.is_some();
         if set.mode.is_none() && (chown || (set.size.is_some() && !caller.is_root())) {

@@ -1,8 +1,9 @@
 //! Holds changes back while the file system is frozen, without holding request threads.
 //!
-//! A change either passes at once ([`Gate::enter`]) or is queued with everything it needs to reply ([`Gate::defer`]); one thread
-//! ([`Gate::run_deferred`]) carries queued changes out in their order after the thaw. While any wait, later changes queue behind them, so
-//! no two changes swap places. The queue is bounded by the kernel: each caller has one request, and write-back at most `max_background`.
+//! A change either passes at once ([`Gate::enter`]) or is queued with everything it needs to reply ([`Gate::defer`]);
+//! one thread ([`Gate::run_deferred`]) carries queued changes out in their order after the thaw. While any wait, later
+//! changes queue behind them, so no two changes swap places. The queue is bounded by the kernel: each caller has one
+//! request, and write-back at most `max_background`.
 
 use lamassu_vault::Ino;
 use parking_lot::{Condvar, Mutex};

@@ -6,7 +6,6 @@ use super::convert::{self, file_attr, file_type, negative_entry, node_kind, remo
 use super::file_io::WriteRequest;
 use super::reply::{is_not_found, send_empty, send_xattr};
 use super::{Adapter, CacheWrite, Shared, failed, guarded};
-use crate::fs::FileSystem;
 use crate::options::CacheMode;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
@@ -14,7 +13,7 @@ use fuser::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, TimeOrNow, WriteFlags,
 };
-use lamassu_vault::{HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence};
+use lamassu_vault::{FileSystem, HandleId, RenameMode, SetAttr, SetXattr, VaultError, Whence, is_listed_for};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -77,17 +76,17 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let mode = mode.map(|m| m & 0o7777);
         let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
         let (handle, caller) = (fh.map(|fh| HandleId(fh.0)), Caller::of(req));
-        // Callers cannot set it: it comes with the times that the kernel kept while it gathered writes.
+        // Callers cannot set ctime: it comes with the times that the kernel kept while it gathered writes.
         let from_cache = ctime.is_some();
         let job = move |s: &Shared<F>| match s.setattr(ino.0, handle, set, caller) {
-            // Nobody is left to see them; but an error here would be the next sync's.
+            // The inode is gone, so the times do not matter; but an error here would be reported by the next sync.
             Err(VaultError::Stale) if from_cache => reply.attr(&Duration::ZERO, &removed_attr(ino)),
             result => s.send_attr("setattr", result, reply),
         };
         if size.is_none() {
             return self.0.change(ino.0, "setattr", job);
         }
-        self.0.unstored(ino.0, "setattr", move |shared, claim| {
+        self.0.claimed(ino.0, "setattr", move |shared, claim| {
             shared.change(ino.0, "setattr", move |s| {
                 job(s);
                 drop(claim);
@@ -179,11 +178,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         let (shared, caller) = (self.0.clone(), Caller::of(req));
         self.0.change(parent.0, "create", move |s| {
             match s.create(parent.0, &name, mode & 0o7777, flags, owner, caller) {
-                // Another caller may have been quicker, and have created and read it: then it may be hot.
-                Ok((entry, handle)) => shared.after_store(entry.attr.ino, "create", move |s| {
+                // Another caller may have created and read the file before: then it may be on its way into the page
+                // cache.
+                Ok((entry, handle)) => shared.after_fill(entry.attr.ino, "create", move |s| {
                     let attr = file_attr(&entry.attr);
                     let how = s.open_reply_flags(handle, flags);
-                    // One TTL for name and attributes: the lesser.
+                    // One TTL for name and attributes: the smaller of both.
                     let ttl = s.ttl(entry.attr.ino);
                     reply.created(&ttl, &attr, Generation(entry.generation), FileHandle(handle.0), how);
                 }),
@@ -200,8 +200,8 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         };
         let access = self.0.access(flags);
         if access.write || access.truncate {
-            // Opening for writing may already have to mend the file.
-            self.0.unstored(ino.0, "open", move |shared, claim| {
+            // Opening for writing may already repair the file.
+            self.0.claimed(ino.0, "open", move |shared, claim| {
                 shared.change(ino.0, "open", move |s| {
                     job(s);
                     drop(claim);
@@ -227,11 +227,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             return reply.error(Errno::EINVAL);
         }
         let at = offset..offset.saturating_add(size.into());
-        // Maps of a file that was opened for direct I/O read through the page cache all the same. Such reads have no owner.
+        // A map of a file that was opened for direct I/O still reads through the page cache. Such reads have no lock
+        // owner.
         let is_direct = self.0.is_direct(HandleId(fh.0), flags);
         let direct = is_direct && lock_owner.is_some();
         match is_direct {
-            false => self.0.note_read(ino.0, &at),
+            false => self.0.tuning.cached_read(ino.0, &at, || self.0.is_written(ino.0)),
             true if !direct => self.0.note_cached(ino.0),
             true => {}
         }
@@ -260,7 +261,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         };
         let counted = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE).then(|| CacheWrite::new(&self.0));
         if counted.is_some() {
-            self.0.gather.note(data.len());
+            self.0.tuning.write_back(data.len());
         }
         if let Some(_pass) = self.0.gate.enter() {
             self.0.answer("write", || self.0.write(request, data, counted, reply));
@@ -290,7 +291,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             shared.drop_use(ino.0, s.access(flags).write);
             s.without_capability.lock().remove(&fh.0);
             s.forget_directness(HandleId(fh.0));
-            send_empty("release", s.fs.release(HandleId(fh.0)), reply);
+            send_empty("release", s.release(HandleId(fh.0)), reply);
         });
     }
 
@@ -347,7 +348,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             let privileges = if caller.is_root() { Ok(()) } else { s.drop_privileges(ino_out.0, Some(to.0), caller) };
             match privileges.and_then(|()| s.fs.copy_range(from, to, len)) {
                 Ok(Some(n)) => reply.written(u32::try_from(n).unwrap_or(u32::MAX)),
-                // This time the kernel copies through the page cache. (After `ENOSYS` it would do so for good.)
+                // The kernel then copies through the page cache, this once. (After `ENOSYS` it would always do so.)
                 Ok(None) => reply.error(Errno::EOPNOTSUPP),
                 Err(error) => reply.error(failed("copy_file_range", &error)),
             }
@@ -356,12 +357,13 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     // --- directories
 
-    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn opendir(&self, req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let how = match self.0.cache {
             CacheMode::None => FopenFlags::empty(),
             CacheMode::WriteBack | CacheMode::Through => FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE,
         };
-        self.0.answer("opendir", || match self.0.fs.open_dir(ino.0) {
+        let caller = Caller::of(req);
+        self.0.answer("opendir", || match self.0.open_dir(ino.0, caller) {
             Ok(handle) => reply.opened(FileHandle(handle.0), how),
             Err(error) => reply.error(failed("opendir", &error)),
         });
@@ -369,7 +371,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         self.0.answer("readdir", || {
-            let listed = self.0.fs.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
+            let listed = self.0.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
                 !reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name)
             });
             match listed {
@@ -386,7 +388,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
     }
 
     fn releasedir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
-        self.0.answer("releasedir", || send_empty("releasedir", self.0.fs.release_dir(HandleId(fh.0)), reply));
+        self.0.answer("releasedir", || send_empty("releasedir", self.0.release_dir(HandleId(fh.0)), reply));
     }
 
     fn fsyncdir(&self, _req: &Request, ino: INodeNo, fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
@@ -446,11 +448,12 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
         self.0.answer("getxattr", || send_xattr("getxattr", self.0.fs.get_xattr(ino.0, name), size, reply));
     }
 
-    fn listxattr(&self, _req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let uid = req.uid();
         self.0.answer("listxattr", || {
             let names = self.0.fs.list_xattr(ino.0).map(|names| {
                 let mut list = Vec::new();
-                for name in names {
+                for name in names.into_iter().filter(|name| is_listed_for(uid, name)) {
                     list.extend_from_slice(&name);
                     list.push(0);
                 }

@@ -1,37 +1,34 @@
 //! The adapter: kernel requests in, calls of a [`FileSystem`] out.
 //!
-//! `handlers` is the list of requests, one short method each; `file_io` reads, writes and takes set-uid bits away where the kernel asks for it;
-//! `reply` has what answers have in common; `cache` takes from the kernel what it caches of vaults that are unloaded; `acl` says what access control lists mean to the
-//! kernel; `admin` answers ioctls and seeks; `gate` holds changes back during a freeze; `gather` lets random writes wait for their neighbours; `hot` fills the page cache where random reads gather; `awake` has wake-ups cost less while many requests come, `decoy` by keeping a processor busy; `upkeep` has the threads that
-//! live as long as the mount.
+//! `handlers` is the list of requests, one short method each. `file_io` reads, writes and takes set-uid bits away where
+//! the kernel asks for it; `uses` counts open files; `reply` has what answers have in common; `convert` is between the
+//! kernel's types and the vault's; `acl` says what access control lists mean to the kernel; `admin` answers ioctls and
+//! seeks; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate` holds changes back during a
+//! freeze; `lifetime` starts the threads of a mount and ends them.
 
 mod acl;
 mod admin;
-mod awake;
 mod cache;
 mod convert;
-mod decoy;
+mod descriptors;
 mod file_io;
 mod gate;
-mod gather;
 mod handlers;
-mod hot;
+mod lifetime;
 mod reply;
-mod upkeep;
+mod uses;
 
 pub(crate) use cache::KernelCache;
-pub(crate) use gather::DirtyLimits;
 
 use crate::control::Calls;
 use crate::errno::errno_of;
-use crate::fs::FileSystem;
 use crate::options::{CacheMode, MountOptions};
-use awake::Awake;
+use crate::tuning::{DirtyLimits, Tuning};
+use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
-use gather::Gather;
-use hot::Hot;
-use lamassu_vault::{Ino, VaultError};
+use lamassu_vault::{FileSystem, Ino, VaultError};
+use lifetime::Lifetime;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -39,20 +36,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use upkeep::Upkeep;
+use uses::Uses;
 
-/// How long the kernel may trust names and attributes. All changes pass through this mount, so it may for as long as it likes.
+/// How long the kernel may trust names and attributes. All changes pass through this mount, so a day is no risk.
 const TTL: Duration = Duration::from_secs(24 * 3600);
-/// The same for attributes of a file open for writing, which takes space in the store only some time after it was written. With write-back the
-/// kernel keeps size and times itself and asks again when the file is closed, so that only the space shown can be old.
+/// The same for attributes of a file that is open for writing. The file takes space in the store only some time after
+/// it was written. With write-back the kernel keeps size and times itself and asks again when the file is closed, so
+/// only the space shown can be old.
 const TTL_WRITE_BACK: Duration = Duration::from_secs(1);
 /// Largest write request, bytes.
 const MAX_WRITE: u32 = 1 << 20;
 /// Requests the kernel may have under way in the background (read-ahead, write-back).
 const MAX_BACKGROUND: u16 = 64;
 
-/// Capabilities wanted in every cache mode, where the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it the kernel has a running program emptied by
-/// an open with `O_RDONLY | O_TRUNC`, and only then finds that it must refuse that (`ETXTBSY`).
+/// Capabilities wanted in every cache mode, where the kernel has them. Not `FUSE_ATOMIC_O_TRUNC`: with it an open with
+/// `O_RDONLY | O_TRUNC` empties a running program, and only then the kernel refuses the open (`ETXTBSY`).
 const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_PARALLEL_DIROPS)
     .union(InitFlags::FUSE_DO_READDIRPLUS)
@@ -63,18 +61,9 @@ const WANTED: InitFlags = InitFlags::FUSE_ASYNC_READ
     .union(InitFlags::FUSE_HAS_IOCTL_DIR)
     .union(InitFlags::FUSE_EXPLICIT_INVAL_DATA);
 
-/// The kernel enforces access control lists, and leaves the mask of the caller to us, since a default list takes its place.
+/// With these the kernel enforces access control lists. It does not apply the umask, since a default list may replace
+/// it: the file system does.
 const ACLS: InitFlags = InitFlags::FUSE_POSIX_ACL.union(InitFlags::FUSE_DONT_MASK);
-
-/// The open handles of an inode, and requests that change it or open it for writing.
-#[derive(Default)]
-struct Uses {
-    handles: u32,
-    /// Those for writing: only with one of these can the kernel hold data that the file system below has not seen.
-    writers: u32,
-    /// One of them, since the first was opened, could bring contents into the page cache.
-    cached: bool,
-}
 
 /// What every request needs; also held by requests that wait for a thaw.
 pub(crate) struct Shared<F> {
@@ -93,19 +82,19 @@ pub(crate) struct Shared<F> {
     admin: Mutex<()>,
     /// What is open.
     uses: Mutex<HashMap<Ino, Uses>>,
+    descriptors: Descriptors,
     /// Direct handles through which file capabilities were taken away already.
     without_capability: Mutex<HashSet<u64>>,
-    /// Handles of files that were opened past the page cache because their vault wants it: that may change while they are open.
+    /// Handles of files that were opened past the page cache because their vault wanted it. That wish may change while
+    /// they are open, the handle may not.
     uncached: RwLock<HashSet<u64>>,
     notifier: OnceLock<Notifier>,
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
-    gather: Gather,
-    hot: Hot,
-    awake: Awake,
-    upkeep: Upkeep,
+    tuning: Arc<Tuning>,
+    lifetime: Lifetime,
     closed: Mutex<Option<VaultError>>,
-    /// Who answers calls, if anybody does.
+    /// Answers calls of other processes; `None`: they are refused.
     calls: Option<Calls>,
 }
 
@@ -113,7 +102,7 @@ pub(crate) struct Shared<F> {
 pub(crate) struct Adapter<F: FileSystem>(pub(crate) Arc<Shared<F>>);
 
 impl<F: FileSystem> Shared<F> {
-    /// An error only where processors are to be kept awake at all costs and cannot be.
+    /// An error only where processors are to be kept awake and cannot be, and without a descriptor.
     pub(crate) fn new(
         fs: Arc<F>,
         options: &MountOptions,
@@ -130,15 +119,14 @@ impl<F: FileSystem> Shared<F> {
             gate: Gate::default(),
             admin: Mutex::new(()),
             uses: Mutex::default(),
+            descriptors: Descriptors::new(owner)?,
             without_capability: Mutex::default(),
             uncached: RwLock::default(),
             notifier: OnceLock::new(),
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
-            gather: Gather::default(),
-            hot: Hot::default(),
-            awake: Awake::new(options.keep_awake)?,
-            upkeep: Upkeep::default(),
+            tuning: Arc::new(Tuning::new(options.keep_awake)?),
+            lifetime: Lifetime::default(),
             closed: Mutex::new(None),
             calls,
         }))
@@ -146,7 +134,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Carries a request out now.
     fn answer<T>(&self, op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
-        self.awake.request();
+        self.tuning.request();
         guarded(op, body)
     }
 
@@ -158,7 +146,7 @@ impl<F: FileSystem> Shared<F> {
 
     /// Where the kernel is told how many dirty pages it may hold.
     pub(crate) fn set_dirty_limits(&self, limits: DirtyLimits) {
-        self.gather.set_limits(limits);
+        self.tuning.set_dirty_limits(limits);
     }
 
     /// What the last close of the file system failed with.
@@ -176,7 +164,8 @@ impl<F: FileSystem> Shared<F> {
         self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
     }
 
-    /// Carries out what changes nothing in a frozen file system, but must not overtake waiting changes of the same inode.
+    /// Carries out what changes nothing in a frozen file system, but must not overtake waiting changes of the same
+    /// inode.
     fn in_order(self: &Arc<Self>, ino: Ino, op: &'static str, job: impl FnOnce(&Self) + Send + 'static) {
         if !self.gate.holds(ino) {
             self.answer(op, || job(self));
@@ -185,69 +174,10 @@ impl<F: FileSystem> Shared<F> {
         let shared = self.clone();
         self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
     }
-
-    /// How long the attributes of an inode hold.
-    fn ttl(&self, ino: Ino) -> Duration {
-        if !self.is_written(ino) {
-            TTL
-        } else if self.cache == CacheMode::WriteBack {
-            TTL_WRITE_BACK
-        } else {
-            Duration::ZERO
-        }
-    }
-
-    /// Whether the kernel may hold data of this file that has not come here yet.
-    fn is_written(&self, ino: Ino) -> bool {
-        self.uses.lock().get(&ino).is_some_and(|uses| uses.writers > 0)
-    }
-
-    /// Whether the kernel may hold contents of this file that came from here since it was opened.
-    fn is_cached(&self, ino: Ino) -> bool {
-        self.uses.lock().get(&ino).is_some_and(|uses| uses.cached)
-    }
-
-    fn add_use(&self, ino: Ino, writes: bool, cached: bool) {
-        let mut all = self.uses.lock();
-        let uses = all.entry(ino).or_default();
-        uses.handles += 1;
-        uses.writers += u32::from(writes);
-        uses.cached |= cached;
-    }
-
-    /// A handle that is not for the page cache is used by it nevertheless: the file is mapped.
-    fn note_cached(&self, ino: Ino) {
-        if let Some(uses) = self.uses.lock().get_mut(&ino) {
-            uses.cached = true;
-        }
-    }
-
-    /// The last use takes from the page cache what came there although it must not stay: contents of a file that was mapped.
-    fn drop_use(self: &Arc<Self>, ino: Ino, writes: bool) {
-        let mut all = self.uses.lock();
-        let Some(uses) = all.get_mut(&ino) else { return };
-        // Of what the request says, not of what was opened: to be counted down to nothing at most.
-        uses.handles = uses.handles.saturating_sub(1);
-        uses.writers = uses.writers.saturating_sub(u32::from(writes));
-        if uses.handles > 0 {
-            return;
-        }
-        let cached = uses.cached;
-        all.remove(&ino);
-        drop(all);
-        if cached && !self.may_stay(ino) {
-            self.aside("release", move |shared| shared.push_out(ino, 0, 0));
-        }
-    }
-
-    /// Whether contents of a file may stay in the page cache.
-    fn may_stay(&self, ino: Ino) -> bool {
-        self.cache != CacheMode::None && self.fs.may_cache(ino)
-    }
 }
 
 impl<F: FileSystem> Adapter<F> {
-    /// Settles what the kernel may do; called once, in the handshake.
+    /// Agrees with the kernel on capabilities and limits; called once, in the handshake.
     fn negotiate(&self, config: &mut KernelConfig) {
         let mut wanted = WANTED;
         match self.0.cache {
@@ -261,7 +191,8 @@ impl<F: FileSystem> Adapter<F> {
         }
         let refused = config.add_capabilities(wanted & config.capabilities()).is_err();
         debug_assert!(!refused, "only offered capabilities are asked for");
-        // These answer with the nearest allowed value where ours is none; that is then the kernel's default, which works too.
+        // A value that is not allowed is answered with the nearest one that is. The kernel's default stays then, which
+        // works too.
         let _ = config.set_max_write(MAX_WRITE);
         let _ = config.set_max_background(MAX_BACKGROUND);
         if let Err(most) = config.set_max_readahead(MAX_WRITE) {
@@ -273,8 +204,8 @@ impl<F: FileSystem> Adapter<F> {
 
 /// Runs a handler; a panic in it becomes a log line, and the dropped reply answers `EIO`.
 fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
-    // Unwind safety: nothing the handlers share is left half-changed by a panic of ours (locks are held over plain map updates); the file
-    // system below is told by no other way anyhow, and keeps its own invariants.
+    // Unwind safety: a panic here leaves nothing half-changed that the handlers share (locks are held over plain map
+    // updates). The file system below keeps its own invariants.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(value) => Some(value),
         Err(payload) => {

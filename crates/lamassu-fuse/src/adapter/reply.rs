@@ -2,9 +2,8 @@
 
 use super::convert::{file_attr, file_type, negative_entry};
 use super::{Adapter, Shared, TTL, failed};
-use crate::fs::FileSystem;
 use fuser::{Errno, Generation, INodeNo, ReplyAttr, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyXattr};
-use lamassu_vault::{Attr, Entry, HandleId, Result, VaultError};
+use lamassu_vault::{Attr, Entry, FileSystem, HandleId, Result, VaultError};
 
 pub(super) fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
     match result {
@@ -56,7 +55,7 @@ impl<F: FileSystem> Adapter<F> {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut is_empty = true;
-        let listed = shared.fs.read_dir_plus(handle, cookie, &mut |listed, entry, next| {
+        let listed = shared.read_dir_plus(handle, cookie, &mut |listed, entry, next| {
             let full = match entry {
                 Some(entry) => {
                     let (ino, generation) = (entry.attr.ino, Generation(entry.generation));
@@ -79,7 +78,8 @@ impl<F: FileSystem> Adapter<F> {
         });
         match listed {
             Err(error) if is_empty => reply.error(failed("readdirplus", &error)),
-            // What is in the reply has its references counted, so it must be sent; the next request meets the error.
+            // The references of the entries in the reply are counted, so it must be sent; the next request gets the
+            // error.
             Ok(()) | Err(_) => reply.ok(),
         }
     }

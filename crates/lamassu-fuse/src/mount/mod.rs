@@ -1,7 +1,8 @@
 //! Mounting, waiting for the end, unmounting.
 //!
-//! The mount itself is made here rather than by `fuser`: its session, when it mounts for one user, refuses requests of any other uid, also the
-//! kernel's own (uid 0) that write times back later, which would lose them. The kernel does that check better.
+//! The mount itself is made here rather than by `fuser`: its session, when it mounts for one user, refuses requests of
+//! any other uid, also the kernel's own (uid 0) that write times back later, which would lose them. The kernel does
+//! that check better.
 
 #[cfg(feature = "testing")]
 mod served;
@@ -14,11 +15,10 @@ pub use served::{Served, serve};
 
 use crate::adapter::{Adapter, KernelCache, Shared};
 use crate::control::Calls;
-use crate::fs::FileSystem;
 use crate::options::{CacheMode, MountOptions};
 use fuser::{BackgroundSession, Config, Session, SessionACL};
-use lamassu_vault::VaultError;
 use lamassu_vault::forest::Cache;
+use lamassu_vault::{FileSystem, VaultError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -84,13 +84,14 @@ pub struct Unmounter {
     thaw: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// Mounts a file system on an existing directory. Returns when the mount is usable. The file system is closed at the end of the mount,
-/// but not if this function fails.
+/// Mounts a file system on an existing directory. Returns when the mount is usable. The file system is closed at the
+/// end of the mount, but not if this function fails.
 pub fn mount<F: FileSystem>(fs: Arc<F>, mountpoint: &Path, options: &MountOptions) -> Result<Mounted, MountError> {
     mount_answering(fs, mountpoint, options, None)
 }
 
-/// The same, with who answers [`crate::control::call`]. Without anybody, calls fail as those to a mount of another kind do.
+/// The same, with a function that answers [`crate::control::call`]. With `None`, calls fail as on a mount of another
+/// kind.
 pub fn mount_answering<F: FileSystem>(
     fs: Arc<F>,
     mountpoint: &Path,
@@ -101,12 +102,12 @@ pub fn mount_answering<F: FileSystem>(
     let owner = rustix::process::geteuid().as_raw();
     let shared = Shared::new(fs, options, owner, calls).map_err(MountError::KeepAwake)?;
     let device = sys::attach(&path, options)?;
+    let id = MountId::of(path);
     let started = start(&shared, device, options);
     let session = started.map_err(|source| {
-        sys::detach_quietly(&path);
+        id.detach_quietly();
         MountError::Session(source)
     })?;
-    let id = MountId::of(path);
     if options.read_ahead_kib > 0 {
         id.raise_read_ahead(options.read_ahead_kib);
     }
@@ -133,7 +134,7 @@ fn start<F: FileSystem>(
     let mut config = Config::default();
     config.n_threads = Some(options.threads.clamp(1, 64));
     config.clone_fd = true;
-    // Not `Owner`: see the module's head. The kernel lets nobody else in unless `allow_other` is set.
+    // Not `Owner`: see the module's head. The kernel keeps other users out unless `allow_other` is set.
     let acl = if options.allow_root && !options.allow_other { SessionACL::RootAndOwner } else { SessionACL::All };
     config.acl = acl;
     let session = Session::from_fd(Adapter(shared.clone()), device, acl, config)?;
@@ -168,7 +169,7 @@ impl Mounted {
         self.unmounter.clone()
     }
 
-    /// Waits until the mount is gone, by whoever's doing, and the file system is closed.
+    /// Waits until the mount is gone, whatever ended it, and the file system is closed.
     pub fn wait(mut self) -> Result<(), MountError> {
         let ended = match self.session.take() {
             Some(session) => session.join(),
@@ -181,8 +182,8 @@ impl Mounted {
     }
 }
 
-/// Takes the end of the connection for what it is: to a thread that is just taking a request when it comes (the close of the last file of a mount that
-/// was unmounted lazily, above all) the kernel says `ECONNABORTED` instead of `ENODEV`, which the session knows.
+/// Treats the end of the connection as no error. The session knows `ENODEV`, but a thread that is taking a request at
+/// that moment gets `ECONNABORTED` (mostly at the close of the last file of a mount that was unmounted lazily).
 fn of_unmounting(ended: io::Result<()>) -> io::Result<()> {
     match ended {
         Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => Ok(()),
@@ -202,13 +203,14 @@ impl Drop for Mounted {
 }
 
 impl Unmounter {
-    /// Unmounts; without `lazy`, a mount in use is an error, [`MountError::Busy`]. With it the mount point is free at once, and the mount ends
-    /// when the last file is closed. A mount that is gone already is no error, nor is another mount in its place touched. Thaws first.
+    /// Unmounts; without `lazy`, a mount in use is an error, [`MountError::Busy`]. With it the mount point is free at
+    /// once, and the mount ends when the last file is closed. A mount that is gone already is no error, nor is another
+    /// mount in its place touched. Thaws first.
     pub fn unmount(&self, lazy: bool) -> Result<(), MountError> {
         if !self.id.is_mounted() {
             return Ok(());
         }
         (self.thaw)();
-        sys::detach(self.id.path(), lazy)
+        self.id.detach(lazy)
     }
 }

@@ -1,10 +1,10 @@
-//! A session without a kernel: whoever holds the other end of a socket plays it. For fuzzing.
+//! A session without a kernel: the other end of a socket takes its place. For fuzzing.
 
 use super::start;
 use crate::adapter::Shared;
-use crate::fs::FileSystem;
 use crate::options::MountOptions;
 use fuser::BackgroundSession;
+use lamassu_vault::FileSystem;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use std::sync::Arc;
 /// A session that [`serve`] began.
 pub struct Served(BackgroundSession);
 
-/// Serves requests that come over `device`: a socket of kind SEQPACKET, one packet a request or an answer, where `FUSE_INIT` waits already. All on
-/// one thread, since more would ask /dev/fuse for channels of their own. The file system is closed when the other end is.
+/// Serves requests that come over `device`: a socket of kind SEQPACKET, one packet for each request or answer, where
+/// `FUSE_INIT` waits already. One thread serves all, since further threads would ask /dev/fuse for channels of their
+/// own. The file system is closed when the other end is.
 pub fn serve<F: FileSystem>(fs: Arc<F>, device: OwnedFd, options: &MountOptions) -> io::Result<Served> {
     let options = MountOptions { threads: 1, ..options.clone() };
     let shared = Shared::new(fs, &options, rustix::process::geteuid().as_raw(), None)?;
@@ -21,7 +22,8 @@ pub fn serve<F: FileSystem>(fs: Arc<F>, device: OwnedFd, options: &MountOptions)
 }
 
 impl Served {
-    /// Whether the session has ended by itself. Its end of the socket stays open, for answers that threads of their own still owe.
+    /// Whether the session has ended by itself. Its end of the socket stays open for answers that other threads still
+    /// have to send.
     pub fn has_ended(&self) -> bool {
         self.0.guard.is_finished()
     }

@@ -1,8 +1,8 @@
 //! mount(2), umount(2), their set-uid helper fusermount3, and what /proc and /sys say of a mount. No libfuse.
 
 use super::MountError;
-use crate::adapter::DirtyLimits;
 use crate::options::MountOptions;
+use crate::tuning::DirtyLimits;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -77,8 +77,8 @@ fn attach_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     Ok(device)
 }
 
-/// fusermount3 mounts and sends the device over a socket, which it is given here as its standard input (`_FUSE_COMMFD`), so that no other
-/// descriptor need survive into it.
+/// fusermount3 mounts and sends the device over a socket, which it is given here as its standard input
+/// (`_FUSE_COMMFD`), so that no other descriptor need survive into it.
 fn attach_by_helper(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(|e| MountError::NoHelper(e.into()))?;
@@ -147,21 +147,17 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Unmounts what is mounted there.
-pub(super) fn detach(path: &Path, lazy: bool) -> Result<(), MountError> {
+/// Unmounts what is mounted at `path`. Its parent is open, so that renames above it lead to no other mount; the mount point itself cannot be
+/// renamed while something is mounted there.
+fn detach(parent: &OwnedFd, path: &Path, lazy: bool) -> Result<(), MountError> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
+    let held =
+        PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd())).join(path.file_name().unwrap_or_default());
+    match rustix::mount::unmount(&held, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => Ok(()),
         Err(Errno::BUSY) => Err(MountError::Busy(path.into())),
         Err(Errno::PERM) => detach_by_helper(path, lazy),
         Err(error) => Err(MountError::Mount { path: path.into(), source: error.into() }),
-    }
-}
-
-/// After a mount that nobody serves: nothing can be done about an error here.
-pub(super) fn detach_quietly(path: &Path) {
-    if let Err(error) = detach(path, true) {
-        tracing::warn!(%error, "unmount failed");
     }
 }
 
@@ -183,32 +179,77 @@ fn detach_by_helper(path: &Path, lazy: bool) -> Result<(), MountError> {
     Err(MountError::HelperRefused(HelperMessage(message)))
 }
 
-/// One mount: a mount point and the device number the kernel gave the mount.
+/// One mount. Its mount point has another path once a directory above it is renamed; its numbers stay.
 pub(super) struct MountId {
+    /// where it was mounted
     path: PathBuf,
-    /// `major:minor`; `None` if it was gone before it could be asked for.
-    device: Option<String>,
+    /// `None` if it was gone before it could be asked for
+    numbers: Option<Numbers>,
+}
+
+/// What the kernel calls a mount, and the file system that it shows (`major:minor`): the first is given again, the second tells its uses apart.
+#[derive(Clone, PartialEq, Eq)]
+struct Numbers {
+    mount: String,
+    device: String,
 }
 
 impl MountId {
     /// The mount that is topmost at `path` now.
     pub(super) fn of(path: PathBuf) -> MountId {
-        let device = device_at(&path);
-        MountId { path, device }
+        let numbers = topmost_at(&path);
+        MountId { path, numbers }
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether this mount, and not another, is there.
-    pub(super) fn is_mounted(&self) -> bool {
-        self.device.is_some() && device_at(&self.path) == self.device
+    /// Where this mount is now, if it is anywhere.
+    fn place(&self) -> Option<PathBuf> {
+        let numbers = self.numbers.as_ref()?;
+        mounts().into_iter().find(|m| m.numbers == *numbers).map(|m| m.path)
     }
 
-    /// Raises the read-ahead of the mount: the kernel starts FUSE mounts with 128 KiB. Needs root; without, reads are a little slower.
+    /// Whether this mount is anywhere.
+    pub(super) fn is_mounted(&self) -> bool {
+        self.place().is_some()
+    }
+
+    /// Unmounts it, wherever it is now, and no other.
+    pub(super) fn detach(&self, lazy: bool) -> Result<(), MountError> {
+        let Some(place) = self.place() else { return Ok(()) };
+        let failed = |source: io::Error| MountError::Mount { path: place.clone(), source };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let parent = rustix::fs::open(place.parent().unwrap_or(&place), flags, Mode::empty());
+        let parent = parent.map_err(|errno| failed(errno.into()))?;
+        match self.is_topmost(&parent, &place).map_err(failed)? {
+            true => detach(&parent, &place, lazy),
+            // Another mount hides it, or the path leads elsewhere by now.
+            false => Err(MountError::Busy(place)),
+        }
+    }
+
+    /// After a mount that no thread serves: nothing can be done about an error here.
+    pub(super) fn detach_quietly(&self) {
+        if let Err(error) = self.detach(true) {
+            tracing::warn!(%error, "unmount failed");
+        }
+    }
+
+    /// Whether this mount is what a place leads to. The kernel says so without asking the mount, which may hang.
+    fn is_topmost(&self, parent: &OwnedFd, place: &Path) -> io::Result<bool> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let top = rustix::fs::openat(parent, place.file_name().unwrap_or_default(), flags, Mode::empty())?;
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", top.as_raw_fd()))?;
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
+        Ok(id.is_some() && id == self.numbers.as_ref().map(|numbers| numbers.mount.as_str()))
+    }
+
+    /// Raises the read-ahead of the mount: the kernel starts FUSE mounts with 128 KiB. Needs root; for other users
+    /// reads are a little slower.
     pub(super) fn raise_read_ahead(&self, kib: u32) {
-        let Some(device) = &self.device else { return };
+        let Some(Numbers { device, .. }) = &self.numbers else { return };
         if let Err(error) = std::fs::write(format!("/sys/class/bdi/{device}/read_ahead_kb"), kib.to_string()) {
             tracing::debug!(%error, "read-ahead stays as it is");
         }
@@ -216,20 +257,32 @@ impl MountId {
 
     /// The limits of the mount's dirty pages, if we may change them: that needs root too.
     pub(super) fn dirty_limits(&self) -> Option<DirtyLimits> {
-        let opened = DirtyLimits::of_device(self.device.as_ref()?);
+        let opened = DirtyLimits::of_device(&self.numbers.as_ref()?.device);
         opened.inspect_err(|error| tracing::debug!(%error, "limits of dirty pages stay as they are")).ok()
     }
 }
 
-/// The device number of the topmost mount at `path`, from /proc/self/mountinfo. (stat(2) would ask the mount itself, which may be hung.)
-fn device_at(path: &Path) -> Option<String> {
-    let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let mut found = table.rsplit(|b| *b == b'\n').filter_map(|line| {
-        let mut fields = line.split(|b| *b == b' ').skip(2);
-        let (device, mountpoint) = (fields.next()?, fields.nth(1)?);
-        (unescape(mountpoint) == path).then(|| String::from_utf8_lossy(device).into_owned())
+/// A line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+struct MountLine {
+    numbers: Numbers,
+    path: PathBuf,
+}
+
+/// The mounts of this process, those made later last.
+fn mounts() -> Vec<MountLine> {
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let lines = table.split(|b| *b == b'\n').filter_map(|line| {
+        let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+        let mut fields = line.split(|b| *b == b' ');
+        let (mount, device, path) = (fields.next()?, fields.nth(1)?, fields.nth(1)?);
+        Some(MountLine { numbers: Numbers { mount: text(mount), device: text(device) }, path: unescape(path) })
     });
-    found.next()
+    lines.collect()
+}
+
+/// The topmost mount at `path`. (stat(2) would ask the mount itself, which may hang.)
+fn topmost_at(path: &Path) -> Option<Numbers> {
+    mounts().into_iter().rfind(|m| m.path == path).map(|m| m.numbers)
 }
 
 /// mountinfo writes space, tab, newline and backslash as three octal digits.
@@ -269,9 +322,9 @@ mod tests {
 
     #[test]
     fn the_root_is_mounted_and_a_plain_directory_is_not() {
-        assert!(device_at(Path::new("/")).is_some());
+        assert!(topmost_at(Path::new("/")).is_some());
         let dir = tempfile::tempdir().unwrap();
-        assert!(device_at(dir.path()).is_none());
+        assert!(topmost_at(dir.path()).is_none());
     }
 
     #[test]

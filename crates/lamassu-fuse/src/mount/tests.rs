@@ -2,9 +2,8 @@
 
 use super::{MountError, Mounted, mount, of_unmounting};
 use crate::control;
-use crate::fs::Panics;
 use crate::options::MountOptions;
-use lamassu_vault::VaultError;
+use lamassu_vault::{Panics, VaultError};
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,10 +1,12 @@
-//! Access control lists and file capabilities: shell scripts whose output must be the same in the mount and in a local directory.
+//! Access control lists and file capabilities: shell scripts whose output must be the same in the mount and in a local
+//! directory.
 
 use super::support::is_root;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `script` in `dir`; `as ID GROUPS COMMAND…` in it runs as another user, and `try COMMAND…` says whether that went well.
+/// Runs `script` in `dir`; `as ID GROUPS COMMAND…` in it runs as another user, and `try COMMAND…` says whether that
+/// went well.
 fn run(dir: &Path, script: &str) -> String {
     const FRAME: &str = r#"
         as() { u=$1 g=$2; shift 2; setpriv --reuid=$u --regid=$u --groups=$g -- "$@" 2>/dev/null; }

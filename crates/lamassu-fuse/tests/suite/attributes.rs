@@ -11,7 +11,8 @@ fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
 }
 
-/// Asked for without times and sizes, which a write makes the kernel ask the daemon for: so it may answer from what it remembers.
+/// Asked for without times and sizes, which a write makes the kernel ask the daemon for: so it may answer from what it
+/// remembers.
 fn mode_alone(path: &Path) -> u32 {
     let found = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MODE).unwrap();
     u32::from(found.stx_mode) & 0o7777
@@ -82,7 +83,8 @@ pub fn times_to_the_nanosecond(dir: &Path) {
     assert_eq!((meta.mtime(), meta.mtime_nsec(), meta.len()), (20, 2, 100_000));
 }
 
-/// Whatever the 64 bits of a time hold, the call is answered, and so is whoever calls next. By system calls of our own: a library might look at the values.
+/// Whatever the 64 bits of a time hold, the call is answered, and so is whoever calls next. By system calls of our own:
+/// a library might look at the values.
 pub fn times_at_the_ends_of_the_range(dir: &Path) {
     let path = dir.join("f");
     fs::write(&path, b"x").unwrap();

@@ -33,7 +33,8 @@ fn evict(file: &File) {
     rustix::fs::fadvise(file, 0, None, Advice::DontNeed).unwrap();
 }
 
-/// With write-back the kernel sends the times of a file that was just removed: an error then would be the sync's, and so fail a freeze.
+/// With write-back the kernel sends the times of a file that was just removed: an error then would be the sync's, and
+/// so fail a freeze.
 pub fn syncs_after_files_were_replaced(dir: &Path) {
     let handle = File::open(dir).unwrap();
     for i in 0..60 {
@@ -121,7 +122,8 @@ pub fn shared_maps(dir: &Path) {
     std::fs::write(&path, &data).unwrap();
     let file = read_write(&path);
     let both = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping of a file this test alone uses and does not shrink; unmapped below, after the last use of the slice.
+    // SAFETY: a fresh mapping of a file this test alone uses and does not shrink; unmapped below, after the last use of
+    // the slice.
     let map = unsafe { mmap(std::ptr::null_mut(), data.len(), both, MapFlags::SHARED, &file, 0) }.unwrap();
     // SAFETY: as above; `map` is valid for `data.len()` bytes.
     let slice = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), data.len()) };
@@ -386,7 +388,8 @@ pub fn reads_through_a_write_only_open_s_pages(dir: &Path) {
     assert!(std::fs::read(&path).unwrap() == expect);
 }
 
-/// Random reads, writes (cached, mapped, direct), truncations, holes and evictions of one file against the same in memory.
+/// Random reads, writes (cached, mapped, direct), truncations, holes and evictions of one file against the same in
+/// memory.
 pub fn random_operations_match_a_model(dir: &Path) {
     const MAX: u64 = 600_000;
     let path = dir.join("r");
@@ -453,8 +456,8 @@ fn open_direct(path: &Path) -> File {
 fn write_mapped(file: &File, at: usize, data: &[u8], size: usize) {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
     let both = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping of the whole file, which this test alone uses; unmapped before the file can shrink. `at + data.len()` is not past
-    // `size`, its length.
+    // SAFETY: a fresh mapping of the whole file, which this test alone uses; unmapped before the file can shrink. `at +
+    // data.len()` is not past `size`, its length.
     unsafe {
         let map = mmap(std::ptr::null_mut(), size, both, MapFlags::SHARED, file, 0).unwrap();
         std::ptr::copy_nonoverlapping(data.as_ptr(), map.cast::<u8>().add(at), data.len());
@@ -484,7 +487,8 @@ pub fn maps_of_a_directly_opened_file(dir: &Path) {
     );
 }
 
-/// Random reads have whole windows put into the page cache; writers that come and go in between must never find their bytes undone.
+/// Random reads have whole windows put into the page cache; writers that come and go in between must never find their
+/// bytes undone.
 pub fn random_readers_never_see_old_bytes(dir: &Path) {
     use std::sync::atomic::{AtomicU64, Ordering};
     const BLOCKS: usize = 256;
@@ -527,7 +531,8 @@ pub fn random_readers_never_see_old_bytes(dir: &Path) {
             for version in 1..=ROUNDS {
                 let at = (version as usize * 97 + n) % BLOCKS;
                 if version % 4 == 0 {
-                    // By path: no handle tells of this change. What lies past the cut is written anew before anybody may rely on it.
+                    // By path: no handle tells of this change. What lies past the cut is written anew before anybody
+                    // may rely on it.
                     let cut = BLOCKS / 2;
                     written[cut..].iter().for_each(|w| w.store(0, Ordering::Release));
                     truncate(&path, cut as i64 * 4096);

@@ -11,8 +11,9 @@ pub fn child_dir() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
 }
 
-/// Runs the test of this binary with that name again, in a process of its own, over `dir`. The daemon's threads live in this process: a caller in it
-/// that unmaps dirty pages would hold the lock of the address space that the daemon needs to serve it.
+/// Runs the test of this binary with that name again, in a process of its own, over `dir`. The daemon's threads live in
+/// this process: a caller in it that unmaps dirty pages would hold the lock of the address space that the daemon needs
+/// to serve it.
 pub fn in_child(test: &str, dir: &Path) {
     let name = test.split_once("::").unwrap().1;
     let args = [name, "--exact", "--nocapture", "--test-threads=1"];
@@ -46,7 +47,8 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Runs `body` with the file-system identity of another user, without root's capabilities on files, in a thread of its own.
+/// Runs `body` with the file-system identity of another user, without root's capabilities on files, in a thread of its
+/// own.
 pub fn as_user(uid: u32, body: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -92,7 +92,7 @@ fn pages(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
         inputs.push([&[0, 0, 7, 0][..], &hex(&page["content"])].concat());
     }
     let geometry = lamassu_format::Geometry::new(4096, 8).ok_or("a geometry")?;
-    let mut page = lamassu_format::Page::empty([3; 16]);
+    let mut page = lamassu_format::Page::empty(lamassu_format::FileId([3; 16]));
     for (used, tail, pending, g) in [(0, 100, 0, 0), (5, 700, 0b10100, 0), (116, 0, 1, 1), (3, 0, 7, 2)] {
         page.keys = lamassu_format::Keys::from(&vec![[6; 32]; used][..]);
         page.tail = vec![1; tail];
@@ -101,7 +101,7 @@ fn pages(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
         page.previous = lamassu_format::Keys::from(&vec![[8; 32]; page.replaced.count_ones() as usize][..]);
         page.size = (g * geometry.blocks_per_page() + used as u64) * 4096 + tail as u64;
         (page.session, page.sequence) = (2, 4);
-        let built = page.build(&geometry, g);
+        let built = page.build(&geometry, lamassu_format::PageNo(g));
         inputs.push([&[0, 0, 7, g as u8][..], &built[lamassu_format::page::SEALED_AT..]].concat());
     }
     Ok(())
@@ -132,6 +132,14 @@ fn records(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
     let mut record = [0; lamassu_format::record::DIR_RECORD_LEN];
     lamassu_format::DirRecord { id: [1; 16], secret: &[2; 32] }.encode_into(&mut record);
     seeds.entry("dir_record").or_default().push([&[4][..], &record].concat());
+    let root = lamassu_format::RootRecord { mode: 0o750, uid: 1000, gid: 100 }.encode();
+    let mut sessions = lamassu_format::SessionRecord::after(3, 0);
+    _ = sessions.begin(0);
+    // Mode: bit 0 the record of sessions, then raw, b64 or sealed.
+    for mode in [0u8, 2, 4, 0x84] {
+        seeds.entry("state_record").or_default().push([&[mode][..], &root].concat());
+        seeds.entry("state_record").or_default().push([&[mode | 1][..], &sessions.encode()].concat());
+    }
     let id = [9; 16];
     for mode in [2u8, 2 | 0x40 | 0x20, 2 | 0x10, 2 | 0x80] {
         let input = [&[mode][..], &id, &200u16.to_le_bytes(), &[b'r'; 200], &[b'f'; 680]].concat();

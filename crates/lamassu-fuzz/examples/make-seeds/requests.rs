@@ -5,8 +5,8 @@ use lamassu_fuse::control::{LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_ST
 
 const ROOT: u8 = 1;
 /// What the two look-ups of the prelude find, and the handles of what is opened then. A test of the target holds them to it.
-const TOP: u8 = 12;
-const DIR: u8 = 6;
+const TOP: u8 = 13;
+const DIR: u8 = 7;
 const FILE_HANDLE: u64 = 1;
 const DIR_HANDLE: u64 = 2;
 const LAST_NANO: u32 = 999_999_999;

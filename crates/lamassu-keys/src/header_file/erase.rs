@@ -5,11 +5,11 @@
 
 use super::steps::{self, Erasing};
 use super::{FileError, sync_dir_of, writing};
-use lamassu_format::header::HEADER_MAX;
+use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
 use rustix::fs::{FallocateFlags, OFlags};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions, Permissions};
-use std::io;
+use std::fs::{File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -28,11 +28,46 @@ pub struct Erased {
     pub other_names: u64,
 }
 
-/// Overwrites a file, syncs it, gives its blocks back and removes it. `None` where there is none, or something else than a regular file: that holds no header.
+/// What became of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// There is none, or something else than a regular file: that holds no header.
+    Nothing,
+    /// Overwritten and removed.
+    Erased(Erased),
+    /// It is no header of the vault, and other names lead to it: somebody else's file, which whoever can write the store has linked there.
+    Left,
+}
+
+/// Overwrites a file, syncs it, gives its blocks back and removes it, where an old header of the vault `id` is kept.
 ///
 /// # Errors
 /// [`FileError::Write`].
-pub fn file(path: &Path) -> Result<Option<Erased>, FileError> {
+pub fn file(path: &Path, id: &[u8; 16]) -> Result<Outcome, FileError> {
+    let Some((file, meta)) = regular(path)? else { return Ok(Outcome::Nothing) };
+    if !may_be_overwritten(&file, &meta, id) {
+        return Ok(Outcome::Left);
+    }
+    opened(&file, &meta, path).map(Outcome::Erased)
+}
+
+/// Whether [`file`] would erase something.
+pub fn has_left(path: &Path, id: &[u8; 16]) -> bool {
+    regular(path).is_ok_and(|found| found.is_some_and(|(file, meta)| may_be_overwritten(&file, &meta, id)))
+}
+
+/// One that has no other name can be what an interrupted run has half overwritten; of others the content has to say that they are headers of the vault.
+fn may_be_overwritten(file: &File, meta: &Metadata, id: &[u8; 16]) -> bool {
+    if meta.nlink() <= 1 {
+        return true;
+    }
+    let mut bytes = Vec::new();
+    let is_read = file.take(HEADER_MAX as u64 + 1).read_to_end(&mut bytes).is_ok();
+    is_read && VaultHeader::parse(&bytes).is_ok_and(|header| header.id() == *id)
+}
+
+/// The regular file at `path`, opened once: what is found out about it, and what is done to it, is about the same file.
+fn regular(path: &Path) -> Result<Option<(File, Metadata)>, FileError> {
     let file = match open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -40,33 +75,48 @@ pub fn file(path: &Path) -> Result<Option<Erased>, FileError> {
         Err(e) => return Err(writing("open", path)(e)),
     };
     let meta = file.metadata().map_err(writing("stat", path))?;
-    if !meta.is_file() {
-        return Ok(None);
-    }
-    let file = writable(&file).map_err(writing("open", path))?;
+    Ok(meta.is_file().then_some((file, meta)))
+}
+
+/// Erases what is open, which is at `path`.
+fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError> {
+    let file = writable(file).map_err(writing("open", path))?;
     let mut on_disk = OnDisk { path: path.into(), file, punched: false };
     steps::erase(&mut on_disk)?;
-    Ok(Some(Erased {
+    Ok(Erased {
         file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         bytes: meta.len().min(HEADER_MAX as u64),
         punched: on_disk.punched,
         other_names: meta.nlink().saturating_sub(1),
-    }))
+    })
 }
 
-/// Takes away a header that another one has replaced. It is overwritten before, unless another name leads to it, which is somebody's copy, or the store may
-/// lose the name of the one that replaced it.
+/// Takes away what is at `path`, as a rule a header that another one has replaced. It is overwritten before, unless another name leads to it, which is
+/// somebody's copy, or the store may lose the name of the one that replaced it.
 ///
 /// # Errors
 /// [`FileError::Write`].
 pub fn replaced(path: &Path) -> Result<(), FileError> {
-    let is_alone = path.symlink_metadata().is_ok_and(|m| m.is_file() && m.nlink() == 1);
-    if is_alone && keeps_names(path) {
-        return file(path).map(drop);
+    if let Ok(Some((file, meta))) = regular(path)
+        && meta.nlink() == 1
+        && keeps_names(path)
+    {
+        return opened(&file, &meta, path).map(drop);
     }
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(writing("remove", path)(e)),
         Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// The same of the header `old`, which was open before another one replaced it, and has the name `path` since then. What is at `path` by now may be another file.
+pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> {
+    let meta = old.metadata().map_err(writing("stat", path))?;
+    let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
+    match (is_there, meta.nlink()) {
+        (true, 1) if meta.is_file() && keeps_names(path) => opened(old, &meta, path).map(drop),
+        (true, _) => std::fs::remove_file(path).map_err(writing("remove", path)),
+        (false, _) => unnamed(old, path),
     }
 }
 
@@ -161,5 +211,34 @@ impl Erasing for OnDisk {
 
     fn sync_dir(&mut self) -> Result<(), FileError> {
         sync_dir_of(&self.path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Between the moment when the old header is found to have one name and the moment when it is overwritten, the store puts another file in its place.
+    #[test]
+    fn a_file_that_was_put_in_the_place_of_the_old_header_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let [kept, away, foreign] = ["kept", "away", "foreign"].map(|name| dir.path().join(name));
+        fs::write(&kept, b"old header").unwrap();
+        fs::write(&foreign, b"somebody's").unwrap();
+        let old = open(&kept).unwrap();
+        fs::rename(&kept, &away).unwrap();
+        fs::hard_link(&foreign, &kept).unwrap();
+        replaced_header(&old, &kept).unwrap();
+        assert_eq!(
+            (fs::read(&foreign).unwrap(), fs::read(&away).unwrap()),
+            (b"somebody's".to_vec(), b"old header".to_vec())
+        );
+        // Nor where it is met later, however many names it has then.
+        replaced(&kept).unwrap();
+        assert_eq!((fs::read(&foreign).unwrap(), kept.exists()), (b"somebody's".to_vec(), false));
+        fs::rename(&away, &kept).unwrap();
+        replaced_header(&old, &kept).unwrap();
+        assert!(!kept.exists());
     }
 }

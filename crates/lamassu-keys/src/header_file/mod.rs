@@ -161,6 +161,8 @@ pub struct Update {
     new_path: PathBuf,
     new_file: File,
     committed: bool,
+    /// of the header that is put in place
+    id: [u8; 16],
 }
 
 impl Update {
@@ -189,7 +191,7 @@ impl Update {
                 // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a file that is no longer there.
                 None => {}
                 // Not every file system counts names.
-                Some(0 | 1) => return Ok(Update { path, new_path, new_file, committed: false }),
+                Some(0 | 1) => return Ok(Update { path, new_path, new_file, committed: false, id: [0; 16] }),
                 // No update gives its file a second name, so this one is somebody else's, linked here by whoever can write to the store, and must not be
                 // overwritten. With the lock on it, nobody else puts a file of theirs into this place meanwhile.
                 Some(2..) => {
@@ -237,17 +239,17 @@ impl Update {
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
         let mode = self.take_over_owner()?;
         let (path, kept) = (self.path.clone(), self.kept_path());
+        let old = erase::open(&path);
         let erased = if lies_in_the_store(&path) && erase::keeps_names(&path) && self.link_kept().is_ok() {
             let done = self.put(header, mode, steps::replace_keeping);
             if done.is_err() && id_of(&kept) == id_of(&path) {
                 let _ = std::fs::remove_file(&kept);
             }
             done?;
-            erase::replaced(&kept)
+            old.map_err(writing("open", &path)).and_then(|old| erase::replaced_header(&old, &kept))
         } else {
-            let before = erase::open(&path);
             self.put(header, mode, steps::replace)?;
-            before.map_or(Ok(()), |before| erase::unnamed(&before, &path))
+            old.map_or(Ok(()), |old| erase::unnamed(&old, &path))
         };
         // The change was made, and a failure here is none of it.
         if let Err(error) = erased {
@@ -311,6 +313,7 @@ impl Update {
         steps: impl FnOnce(&mut Self, &[u8]) -> Result<(), FileError>,
     ) -> Result<(), FileError> {
         let json = header.to_json().map_err(|source| FileError::Header { path: shown(&self.path), source })?;
+        self.id = header.keys().id;
         let new = &self.new_path;
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
@@ -340,8 +343,8 @@ impl Steps for Update {
     fn keep(&mut self) -> Result<(), FileError> {
         let kept = self.kept_path();
         // What an earlier attempt left there is overwritten, whatever the store makes of names: the old header gets that name durably before it loses its own.
-        if id_of(&kept) != id_of(&self.path) {
-            erase::file(&kept)?;
+        if id_of(&kept) != id_of(&self.path) && erase::file(&kept, &self.id)? == erase::Outcome::Left {
+            std::fs::remove_file(&kept).map_err(writing("remove", &kept))?;
         }
         // Not every store has hard links.
         self.link_kept()

@@ -26,14 +26,14 @@ use lamassu_format::name;
 use std::path::Path;
 
 impl Unlocked {
-    /// The history of the vault in `dir`, whose keys these are, and which goes as far at least as `header` says: it is verified first. There is no other way to
-    /// a history.
+    /// The history of the vault in `dir`, whose keys these are, and which goes as far at least as `header` says, which is verified first, and as the last header
+    /// that these keys saw. There is no other way to a history.
     ///
     /// # Errors
     /// [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
     pub fn history<H: Header>(&self, dir: &Path, header: &H) -> Result<History, KeyError> {
         self.owns(header)?;
-        Ok(History::new(dir.join(name::HISTORY), self.id(), self.history_key(), header.keys().history))
+        Ok(History::new(dir.join(name::HISTORY), self.id(), self.history_key(), self.mark(header)))
     }
 }
 

@@ -1,14 +1,16 @@
 //! `env:NAME`: a passphrase from an environment variable.
 //!
-//! The variable stays in this process's environment, readable by root and by the same user in `/proc`, and children inherit it: removing a variable is not
-//! safe in a process with threads, and would not wipe it. Prefer a file.
+//! The variable stays in this process's environment, readable by root and by the same user in `/proc`, and children inherit it, until [`KeyProvider::forget`]
+//! overwrites its value where it lies; that of the shell which started it stays. Prefer a file.
 
 use super::Location;
 use crate::source::{Ask, Fetched, KeyProvider, SourceError};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::SlotKind;
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
+use zeroize::Zeroize;
 
 pub(super) const LOCATION: Location = Location {
     name: "env",
@@ -34,5 +36,25 @@ impl KeyProvider for Env {
     fn fetch(&self, _kind: SlotKind, _ask: &Ask<'_>) -> Result<Fetched, SourceError> {
         let value = std::env::var_os(&self.name).ok_or_else(|| SourceError::NoVariable { name: self.name.clone() })?;
         Ok(Fetched::bytes(SecretBytes::new(value.into_vec())))
+    }
+
+    fn forget(&self) {
+        if let Ok(name) = CString::new(self.name.as_str()) {
+            wipe(&name);
+        }
+    }
+}
+
+/// Overwrites the value of a variable with zeros: it is empty then.
+#[allow(unsafe_code)]
+fn wipe(name: &CStr) {
+    // SAFETY: what getenv(3) returns is in the environment that this process began with, and ends with a zero: nothing in this program sets or removes
+    // variables, so it is neither moved nor freed. Nobody else reads the value meanwhile, as `KeySource::forget` asks for; looking up other variables compares
+    // names alone.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        if !value.is_null() {
+            std::slice::from_raw_parts_mut(value.cast::<u8>(), libc::strlen(value)).zeroize();
+        }
     }
 }

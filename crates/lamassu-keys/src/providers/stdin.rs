@@ -71,6 +71,20 @@ impl KeyProvider for Fd {
         let bytes = read_key(&mut input, kind).map_err(fail)?.ok_or_else(|| too_long(fd))?;
         Ok(Fetched::bytes(bytes))
     }
+
+    fn forget(&self) {
+        close(self.fd);
+    }
+}
+
+/// Closes a descriptor that was inherited, but for the standard ones.
+#[allow(unsafe_code)]
+fn close(fd: RawFd) {
+    // Refused where this process has opened it itself.
+    if fd > 2 && duplicate(fd).is_ok() {
+        // SAFETY: nothing in this process owns a descriptor that was inherited under a number, and nobody uses it between that look and this.
+        unsafe { rustix::io::close(fd) };
+    }
 }
 
 /// A descriptor of our own for what `fd` is. Opening `/dev/fd/N` instead would ask for the file's permissions again, which a pipe from another user refuses.
@@ -119,6 +133,10 @@ mod tests {
         let fd = Fd { fd: reader.as_raw_fd() };
         assert_eq!(exposed(fd.fetch(SlotKind::Passphrase, &ask).unwrap()), b"words");
         assert_eq!(exposed(fd.fetch(SlotKind::Passphrase, &ask).unwrap()), b"", "still open, and at its end");
+        let ours = std::os::fd::IntoRawFd::into_raw_fd(reader);
+        Fd { fd: ours }.forget();
+        assert!(matches!(Fd { fd: ours }.fetch(SlotKind::Raw, &ask), Err(SourceError::Descriptor { .. })), "closed");
+        Fd { fd: 0 }.forget();
         let none = Fd { fd: 1_000_000 };
         assert!(matches!(none.fetch(SlotKind::Raw, &ask), Err(SourceError::Descriptor { fd: 1_000_000, .. })));
     }

@@ -23,7 +23,7 @@ pub mod memory;
 pub use crash::{CrashBackend, CrashSim};
 #[cfg(any(test, feature = "testing"))]
 pub use fault::FaultBackend;
-pub use local::{Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data};
+pub use local::{Copied, CopyError, LocalBackend, Lock, Privileges, Watch, lock_staging, next_data, open_regular};
 #[cfg(any(test, feature = "testing"))]
 pub use memory::MemoryBackend;
 
@@ -112,6 +112,20 @@ pub struct Stat {
     pub mtime: Time,
     /// change time
     pub ctime: Time,
+    /// When it was made, in ns since 1970 (modulo 2^64); 0: the store does not tell. Nobody can set it: it tells an inode from an earlier one of the same number.
+    pub born: u64,
+}
+
+impl Stat {
+    /// Whether both are of one inode: the number alone may have been another's, where a store gives numbers again. A birth time that one of them lacks says nothing.
+    pub fn is_same(&self, other: &Stat) -> bool {
+        (self.dev, self.ino, self.kind) == (other.dev, other.ino, other.kind) && may_be_one(self.born, other.born)
+    }
+}
+
+/// Whether two birth times may be those of one inode.
+pub fn may_be_one(born: u64, other: u64) -> bool {
+    born == other || born == 0 || other == 0
 }
 
 /// `statvfs` of the store.
@@ -159,7 +173,7 @@ pub enum RenameMode {
 
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct Listed {
     /// stored name
     pub name: OsString,
     /// inode
@@ -331,7 +345,7 @@ pub trait BackendDir: Send + Sync {
     fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
         let file = self.open_file(name, write)?;
         let now = file.stat()?;
-        Ok(((now.dev, now.ino) == (seen.dev, seen.ino)).then_some(file))
+        Ok(now.is_same(seen).then_some(file))
     }
     /// Creates a regular file (O_EXCL) and opens it for reading and writing. It is its owner's alone (mode 0600) until the caller gives it, through what is
     /// returned, an owner and then a mode.
@@ -350,7 +364,7 @@ pub trait BackendDir: Send + Sync {
     fn hold_same(&self, name: &OsStr, seen: &Stat) -> io::Result<Option<Arc<dyn BackendEntry>>> {
         let held = self.hold(name)?;
         let now = held.stat()?;
-        Ok(((now.dev, now.ino, now.kind) == (seen.dev, seen.ino, seen.kind)).then_some(held))
+        Ok(now.is_same(seen).then_some(held))
     }
     /// renameat2.
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()>;
@@ -363,7 +377,7 @@ pub trait BackendDir: Send + Sync {
     /// stat of this directory.
     fn stat(&self) -> io::Result<Stat>;
     /// Entries but `.` and `..`, in the store's order.
-    fn read_dir(&self) -> io::Result<Vec<Entry>>;
+    fn read_dir(&self) -> io::Result<Vec<Listed>>;
     /// chmod of this directory.
     fn set_mode(&self, mode: u32) -> io::Result<()>;
     /// chown of this directory.

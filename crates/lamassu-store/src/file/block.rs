@@ -5,7 +5,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use zeroize::Zeroize;
 
-/// Bytes kept for use again: what the allocator takes back it returns to the system block by block, and a fresh block costs a page fault.
+/// Bytes kept for use again. The allocator would return freed blocks to the system one by one, and a fresh block costs
+/// a page fault.
 const SPARE_LEN_MAX: usize = 16 << 20;
 
 /// Blocks that are not in use, and their bytes in all.
@@ -38,7 +39,7 @@ impl Block {
         }
     }
 
-    /// One with whatever was in it last.
+    /// One that still holds its last content.
     fn spare(len: usize) -> Option<Block> {
         let (blocks, bytes) = &mut *SPARE.lock();
         // Almost always the last: vaults with blocks of different length are seldom open together.
@@ -51,11 +52,11 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if Arc::get_mut(&mut self.0).is_none() {
-            return; // somebody else still needs it
+            return; // another clone still needs it
         }
         let len = self.0.len();
         let (blocks, bytes) = &mut *SPARE.lock();
-        // Blocks of another length, of a vault that is used no more, make room.
+        // Blocks of another length, of a vault that is no longer in use, make room.
         while *bytes + len > SPARE_LEN_MAX && blocks.first().is_some_and(|block| block.len() != len) {
             *bytes -= blocks.swap_remove(0).len();
         }
@@ -66,7 +67,7 @@ impl Drop for Block {
     }
 }
 
-/// Wipes what is kept, and gives it back: to be called when a vault is closed, since nobody may ever use it again.
+/// Wipes the spare blocks and frees them. To be called when a vault is closed: they may never be used again.
 pub fn wipe_spare() {
     let (mut blocks, _) = std::mem::take(&mut *SPARE.lock());
     blocks.iter_mut().filter_map(Arc::get_mut).for_each(Zeroize::zeroize);

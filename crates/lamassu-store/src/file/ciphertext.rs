@@ -1,9 +1,10 @@
-//! The ciphertext of a round of a commit, and where it lies: sealed now, ahead of the commit, or by another file.
+//! The ciphertext of a round of a commit, and where it lies: sealed now, before the commit, or by another file.
 
-use super::chunk::SealedBlock;
-use super::copy::Elsewhere;
+use super::copy::CopiedBlock;
 use super::plan::Round;
-use super::state::{Core, Dirty, State};
+use super::presealed::SealedBlock;
+use super::primitives::Core;
+use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
 use lamassu_crypto::Salts;
@@ -14,7 +15,8 @@ use std::cell::Cell;
 const SCRATCH_KEPT_MAX: usize = 16 << 20;
 
 thread_local! {
-    /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096 bytes.
+    /// Memory for the ciphertext of a round, used again: fresh memory of that size costs a page fault for every 4096
+    /// bytes.
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -23,24 +25,24 @@ pub(super) struct Ciphertext {
     /// Bytes of a block.
     len: usize,
     pub keys: Keys,
-    places: Vec<Place>,
+    places: Vec<Location>,
     scratch: Vec<u8>,
 }
 
 /// Where a block's ciphertext lies.
-enum Place {
+enum Location {
     /// In the scratch memory, from that byte on.
     Scratch(usize),
-    Ahead(SealedBlock),
-    Elsewhere(Elsewhere),
+    Presealed(SealedBlock),
+    OtherFile(CopiedBlock),
 }
 
 impl Ciphertext {
     /// Writes `count` blocks from the `n`th on, one of [`Ciphertext::pieces`].
     pub fn write(&self, n: usize, count: usize, to: &dyn BackendFile, offset: u64) -> std::io::Result<()> {
         match &self.places[n] {
-            Place::Elsewhere(block) => block.copy_to(to, offset, (count * self.len) as u64),
-            Place::Scratch(_) | Place::Ahead(_) => to.write_vectored_at(offset, &self.parts(n, count)),
+            Location::OtherFile(block) => block.copy_to(to, offset, (count * self.len) as u64),
+            Location::Scratch(_) | Location::Presealed(_) => to.write_vectored_at(offset, &self.parts(n, count)),
         }
     }
 
@@ -55,22 +57,23 @@ impl Ciphertext {
                 at += 1;
             }
             parts.push(match &self.places[from] {
-                Place::Scratch(start) => &self.scratch[*start..][..(at - from) * self.len],
-                Place::Ahead(block) => block.bytes((at - from) * self.len),
-                Place::Elsewhere(_) => unreachable!("`pieces` parts them"),
+                Location::Scratch(start) => &self.scratch[*start..][..(at - from) * self.len],
+                Location::Presealed(block) => block.bytes((at - from) * self.len),
+                Location::OtherFile(_) => unreachable!("`pieces` splits them off"),
             });
         }
         parts
     }
 
-    /// Parts `count` blocks from the `n`th on into those that are in memory and those that lie elsewhere, the latter into runs: (index, count).
+    /// Splits `count` blocks from the `n`th on into those in memory and those in another file, the latter into runs:
+    /// (index, count).
     pub fn pieces(&self, n: usize, count: usize) -> Vec<(usize, usize)> {
         let mut pieces: Vec<(usize, usize)> = Vec::new();
         for at in n..n + count {
             let goes_on = at > n
                 && match (&self.places[at - 1], &self.places[at]) {
-                    (Place::Elsewhere(before), Place::Elsewhere(block)) => block.follows(before, self.len),
-                    (Place::Elsewhere(_), _) | (_, Place::Elsewhere(_)) => false,
+                    (Location::OtherFile(before), Location::OtherFile(block)) => block.follows(before, self.len),
+                    (Location::OtherFile(_), _) | (_, Location::OtherFile(_)) => false,
                     _ => true,
                 };
             match pieces.last_mut() {
@@ -89,12 +92,12 @@ impl Ciphertext {
     }
 }
 
-impl Place {
+impl Location {
     /// Whether a block of `len` bytes lies right behind another.
-    fn follows(&self, other: &Place, len: usize) -> bool {
+    fn follows(&self, other: &Location, len: usize) -> bool {
         match (self, other) {
-            (Place::Scratch(at), Place::Scratch(before)) => *at == before + len,
-            (Place::Ahead(block), Place::Ahead(before)) => block.follows(before, len),
+            (Location::Scratch(at), Location::Scratch(before)) => *at == before + len,
+            (Location::Presealed(block), Location::Presealed(before)) => block.follows(before, len),
             _ => false,
         }
     }
@@ -105,33 +108,33 @@ impl Core {
     pub fn seal(&self, st: &mut State, round: &Round) -> Result<Ciphertext, StoreError> {
         let len = self.ctx.block_len();
         let id = match self.ctx.domain.is_salted() && !round.data.is_empty() {
-            true => st.ensure_id()?,
-            false => st.file_id,
+            true => st.identity.ensure_id()?,
+            false => st.identity.id(),
         };
         let mut keys = Keys::holes(round.data.len());
         let mut places = Vec::with_capacity(round.data.len());
         let (mut plain, mut contents, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
         for (n, (block, _)) in round.data.iter().enumerate() {
-            match &st.dirty[block] {
+            match st.buffer.get(*block).expect("a round's blocks are buffered") {
                 Dirty::Data(bytes) => {
-                    places.push(Place::Scratch(plain.len() * len));
+                    places.push(Location::Scratch(plain.len() * len));
                     plain.push(n);
                     contents.push(&**bytes);
-                    numbers.push(*block);
+                    numbers.push(block.0);
                 }
                 Dirty::Sealed(block) => {
-                    places.push(Place::Ahead(block.clone()));
-                    keys[n] = *block.key();
+                    places.push(Location::Presealed(block.clone()));
+                    keys.raw_mut()[n] = *block.key();
                 }
-                Dirty::Elsewhere(block) => {
-                    places.push(Place::Elsewhere(block.clone()));
-                    keys[n] = *block.key();
+                Dirty::Copied(block) => {
+                    places.push(Location::OtherFile(block.clone()));
+                    keys.raw_mut()[n] = *block.key();
                 }
                 Dirty::Hole => unreachable!("holes are punched, not sealed"),
             }
         }
         let mut new_keys = Keys::holes(plain.len());
-        let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
+        let salts = Salts::of_blocks(self.ctx.domain, id.0, &numbers);
         let mut scratch = SCRATCH.take();
         if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
             scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept
@@ -144,9 +147,9 @@ impl Core {
                 .for_each(|(block, bytes)| block.copy_from_slice(bytes));
         };
         let sealed = &mut scratch[..plain.len() * len];
-        self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, &mut new_keys, fetch);
-        for (n, key) in plain.into_iter().zip(new_keys.iter()) {
-            keys[n] = *key;
+        self.ctx.engine.seal_fetched(&self.ctx.ring.inner(), salts, sealed, len, new_keys.raw_mut(), fetch);
+        for (n, key) in plain.into_iter().zip(new_keys.raw()) {
+            keys.raw_mut()[n] = *key;
         }
         Ok(Ciphertext { len, keys, places, scratch })
     }

@@ -1,19 +1,21 @@
-//! Copying between files of a vault without decrypting: a block's key goes into a slot of the target's page, and its ciphertext from one backing file to the
-//! other, which a store may do by sharing it.
+//! Copying between files of a vault without decrypting: a block's key goes into a slot of the target's page, and its
+//! ciphertext from one backing file to the other, which a store may do by sharing it.
 //!
-//! To the commit protocol these are blocks like any others (`docs/format.md` §13): the page with their keys is written first, with `pending` bits, and whoever
-//! meets those after a crash hashes the content. Nothing is verified on the way: a damaged block is copied as it is, and told by whoever reads it.
+//! To the commit protocol these are blocks like any others (`docs/format.md` §13): the page with their keys is written
+//! first, with `pending` bits, and recovery after a crash hashes the content. Nothing is verified on the way: a damaged
+//! block is copied as it is, and reported when it is read.
 //!
-//! The source is held against writers until the target's blocks are in the store, so what is copied is what its pages say.
+//! The source is locked against writers until the target's blocks are in the store, so what is copied is what its pages
+//! say.
 
 use super::File;
 use super::block::Block;
-use super::open::HOLE;
-use super::read::Source;
-use super::state::{Core, Dirty, State};
+use super::primitives::Core;
+use super::read::{Source, View};
+use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_format::{BlockKey, Keys};
+use lamassu_format::{BlockKey, BlockNo, Keys, SlotKey};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,25 +25,25 @@ const PIECE_LEN: u64 = 64 << 20;
 
 /// A block of another file, as it lies in the store.
 #[derive(Clone)]
-pub(super) struct Elsewhere {
+pub(super) struct CopiedBlock {
     backing: Arc<dyn BackendFile>,
     offset: u64,
-    /// Of the blocks that are copied with it, and which of them this is.
+    /// Keys of the blocks that are copied together, and the index of this one among them.
     keys: Arc<Keys>,
     n: usize,
 }
 
-impl Elsewhere {
+impl CopiedBlock {
     pub fn key(&self) -> &BlockKey {
-        &self.keys[self.n]
+        &self.keys.raw()[self.n]
     }
 
-    /// Whether it lies right behind another of `len` bytes.
-    pub fn follows(&self, other: &Elsewhere, len: usize) -> bool {
+    /// Whether it follows another of `len` bytes without a gap.
+    pub fn follows(&self, other: &CopiedBlock, len: usize) -> bool {
         self.offset == other.offset + len as u64 && Arc::ptr_eq(&self.backing, &other.backing)
     }
 
-    /// Copies it, and what lies behind it, `len` bytes in all.
+    /// Copies it, and what follows it, `len` bytes in all.
     pub fn copy_to(&self, to: &dyn BackendFile, offset: u64, len: u64) -> io::Result<()> {
         to.copy_from(&*self.backing, self.offset, offset, len)
     }
@@ -62,28 +64,29 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
         return Err(StoreError::ReadOnly);
     }
     from.flush()?;
-    // Both, in an order that is the same for whoever copies the other way.
+    // Both locks are taken in an order that is the same for a copy the other way.
     let (source, mut st);
     if std::ptr::from_ref(from) < std::ptr::from_ref(to) {
         source = from.state.read();
-        st = to.alone();
+        st = to.exclusive();
     } else {
-        st = to.alone();
+        st = to.exclusive();
         source = from.state.read();
     }
-    if !source.dirty.is_empty() || source.barrier_failed {
+    if !source.buffer.is_empty() || source.failures.needs_rewrite() {
         return Ok(None);
     }
-    let end = from_offset.saturating_add(len).min(source.size);
-    let blocks = from_offset / size..end / size;
+    let end = from_offset.saturating_add(len).min(source.sizes.logical());
+    let blocks = geo.block_at(from_offset)..geo.block_at(end);
     if blocks.is_empty() {
         return Ok(None);
     }
-    let first_there = offset / size;
-    // What was written before is not the copy's to lose: blocks of it take the place of what is buffered there, and go again where the copy fails. What is
-    // buffered elsewhere stays where it is, and goes to the store with the copy.
-    let there = first_there..first_there.saturating_add(blocks.end - blocks.start);
-    if st.dirty.range(there).next().is_some() {
+    let first_there = geo.block_at(offset);
+    // Content that was written before the copy must survive its failure. Blocks of the copy replace what is buffered in
+    // their place, and are dropped where the copy fails, so that is committed first. What is buffered elsewhere stays,
+    // and goes to the store with the copy.
+    let there = first_there..BlockNo(first_there.0.saturating_add(blocks.end - blocks.start));
+    if st.buffer.first_in(there).is_some() {
         to.core.commit(&mut st)?;
     }
     let mut done = blocks.start;
@@ -92,16 +95,12 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
         let there = first_there + (done - blocks.start);
         match copy_piece(&from.core, &source, &to.core, &mut st, piece, there) {
             Ok(0) => break,
-            Ok(count) => done += count,
-            Err(_) if done > blocks.start => break, // told if it happens again
+            Ok(count) => done = done + count,
+            Err(_) if done > blocks.start => break, // reported if it happens again
             Err(error) => return Err(error),
         }
     }
     Ok((done > blocks.start).then(|| (done - blocks.start) * size))
-}
-
-fn is_copy(dirty: &Dirty) -> bool {
-    matches!(dirty, Dirty::Elsewhere(_))
 }
 
 /// Copies as many blocks from the first of `blocks` on as are holes or ciphertext; returns their number.
@@ -110,77 +109,90 @@ fn copy_piece(
     source: &State,
     to: &Core,
     st: &mut State,
-    blocks: Range<u64>,
-    there: u64,
+    blocks: Range<BlockNo>,
+    there: BlockNo,
 ) -> Result<u64, StoreError> {
-    let Some(view) = from.view(source, blocks.start, blocks.end - 1)? else { return Ok(0) };
-    let mut found = Keys::default();
-    for block in blocks.clone() {
-        let (g, i) = from.geo().slot_of(block);
-        match from.source(source, view.entry(g), block, i) {
-            Source::Sealed(key) => found.push(*key),
-            Source::Zeros => found.push(HOLE),
-            Source::Bytes(_) | Source::Buffered(_) | Source::Bad(_) => break,
-        }
-    }
+    let last = blocks.start + (blocks.end - blocks.start - 1);
+    let Some(view) = from.view(source, blocks.start, last)? else { return Ok(0) };
+    let found = Arc::new(copied_keys(from, source, &view, blocks.clone()));
     if found.is_empty() {
         return Ok(0);
     }
-    let size = to.geo().block_size();
-    let found = Arc::new(found);
-    let elsewhere = |n: usize| {
-        let offset = from.geo().block_offset(blocks.start + n as u64);
-        Elsewhere { backing: from.backing.clone(), offset, keys: found.clone(), n }
-    };
     to.prepare_write(st)?;
-    let end = (there + found.len() as u64).checked_mul(size).ok_or(StoreError::TooLarge)?;
-    to.check_size(st, end)?;
+    let end = there + found.len() as u64;
+    let size = end.0.checked_mul(to.geo().block_size()).ok_or(StoreError::TooLarge)?;
+    to.check_size(st, size)?;
     // Before anything is changed: a page of the target that does not open forbids the copy.
-    for g in to.geo().slot_of(there).0..=to.geo().slot_of(there + found.len() as u64 - 1).0 {
+    for g in to.geo().page_of(there).until(to.geo().last_page(size).next()) {
         to.good_page(st, g)?;
     }
-    let before = st.size;
-    let mut put = || {
-        if there * size > st.size {
-            to.grow(st, there * size)?;
-        }
-        // What must be zero there is made so by the ways of punching; what lies past the end is zero already.
-        let mut n = 0;
-        while n < found.len() {
-            let run = found[n..].iter().take_while(|key| **key == HOLE).count();
-            if run > 0 {
-                to.punch_range(st, (there + n as u64) * size, run as u64 * size)?;
-            }
-            n += run.max(1);
-        }
-        for (n, key) in found.iter().enumerate() {
-            if *key == HOLE {
-                continue;
-            }
-            to.good_page(st, to.geo().slot_of(there + n as u64).0)?;
-            st.dirty.insert(there + n as u64, Dirty::Elsewhere(elsewhere(n)));
-        }
-        st.size = st.size.max(end);
-        st.wants_page = true;
-        to.note_change();
-        to.commit(st)
+    let before = st.sizes.logical();
+    let copied = |n: usize| {
+        let offset = from.geo().block_offset(blocks.start + n as u64);
+        CopiedBlock { backing: from.backing.clone(), offset, keys: found.clone(), n }
     };
-    let done = put();
+    let done = put_copies(to, st, there, &found, copied);
     if done.is_err() {
-        // The source may change from here on, so none may stay, whatever failed. What was not reached keeps what it had; what was reached in part holds
-        // neither that nor what it should, and gets its content from here, to be written again.
-        let torn: Vec<u64> =
-            st.dirty.iter().filter_map(|(b, d)| (is_copy(d) && to.is_lost(st, *b)).then_some(*b)).collect();
-        st.dirty.retain(|_, dirty| !is_copy(dirty));
-        st.size = before.max(st.disk_size);
-        for block in torn {
-            let mut bytes = Block::zeroed(size as usize);
-            let mut bad = |b: u64, kind| Err(from.damaged(kind, from.geo().slot_of(b).0, Some(b)));
-            let read = from.read_blocks(&view, block - there + blocks.start, &mut bytes, from.verify(), &mut bad);
-            if read.is_ok() && block * size < st.size {
-                st.dirty.insert(block, Dirty::Data(bytes));
+        // The source may change from here on, so no copy may stay buffered. A block that was not reached keeps what it
+        // had. One that was reached in part holds neither its old content nor the new; it gets the new from here, to be
+        // written again.
+        let copies = st.buffer.drop_copies();
+        st.sizes.set_logical(before.max(st.sizes.stored()));
+        for block in copies.into_iter().filter(|block| to.is_lost(st, *block)).collect::<Vec<_>>() {
+            let mut bytes = Block::zeroed(to.ctx.block_len());
+            let mut bad = |b: BlockNo, kind| Err(from.damaged(kind, from.geo().page_of(b), Some(b)));
+            let read = from.read_blocks(&view, blocks.start + (block - there), &mut bytes, from.verify(), &mut bad);
+            if read.is_ok() && to.geo().block_start(block) < st.sizes.logical() {
+                st.buffer.put(block, Dirty::Data(bytes), false);
             }
         }
     }
     done.map(|()| found.len() as u64)
+}
+
+/// Keys of the blocks from the first on that are holes or ciphertext.
+fn copied_keys(from: &Core, source: &State, view: &View<'_>, blocks: Range<BlockNo>) -> Keys {
+    let mut found = Keys::default();
+    for block in blocks.start.until(blocks.end) {
+        let (g, i) = from.geo().slot_of(block);
+        match from.source(source, view.entry(g), block, i) {
+            Source::Sealed(key) => found.push(&SlotKey::new(*key)),
+            Source::Zeros => found.push(&SlotKey::HOLE),
+            Source::Bytes(_) | Source::Buffered(_) | Source::Bad(_) => break,
+        }
+    }
+    found
+}
+
+/// Puts blocks with the keys `found` at block `there`, and commits them.
+fn put_copies(
+    to: &Core,
+    st: &mut State,
+    there: BlockNo,
+    found: &Keys,
+    copied: impl Fn(usize) -> CopiedBlock,
+) -> Result<(), StoreError> {
+    let geo = *to.geo();
+    let start = geo.block_start(there);
+    if start > st.sizes.logical() {
+        to.grow(st, start)?;
+    }
+    // Holes below the end are punched; past the end there are zeros already.
+    let mut n = 0;
+    while n < found.len() {
+        let run = (n..found.len()).take_while(|n| found.is_hole(*n)).count();
+        if run > 0 {
+            to.punch_range(st, geo.block_start(there + n as u64), run as u64 * geo.block_size())?;
+        }
+        n += run.max(1);
+    }
+    for n in (0..found.len()).filter(|n| found.is_keyed(*n)) {
+        let block = there + n as u64;
+        to.good_page(st, geo.page_of(block))?;
+        st.buffer.put(block, Dirty::Copied(copied(n)), false);
+    }
+    st.sizes.extend_to(geo.block_start(there + found.len() as u64));
+    st.identity.want_page();
+    to.note_change();
+    to.commit(st)
 }

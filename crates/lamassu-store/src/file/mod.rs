@@ -1,23 +1,43 @@
 //! An encrypted file: segments, pages, the commit protocol and recovery (`docs/format.md` §8 to §13).
 //!
-//! Guarantee: each block of the file is old or new after a crash, whatever was synced is new, and nothing durable becomes unreadable,
-//! provided the store writes B bytes atomically where it replaces data and 4096 bytes for pages. Damage is an error for the range it
-//! concerns, never wrong data.
+//! Guarantee: each block of the file is old or new after a crash, whatever was synced is new, and nothing durable
+//! becomes unreadable, provided the store writes B bytes atomically where it replaces data and 4096 bytes for pages.
+//! Damage is an error for the range it concerns, never wrong data.
 //!
-//! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: what an earlier process left in
-//! the page cache then is durable, and the clean state of a page means what it says.
+//! Writers must have issued a [`crate::Backend::sync`] after they took the vault's lock: what an earlier process left
+//! in the page cache then is durable, and the clean state of a page means what it says.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `state/` | what is known of an open file, in parts with their own invariants; no I/O |
+//! | `primitives` | primitives: read, barrier, page read and write, shorten, punch |
+//! | `barrier`, `recover` | barriers after failures; loading pages and resolving interrupted commits |
+//! | `open` | finding the last page and the size |
+//! | `plan`, `ciphertext`, `round`, `commit` | what a round changes, its ciphertext, its steps; the rounds of a commit |
+//! | `settle`, `shrink` | what follows a barrier; making a file shorter |
+//! | `read`, `write`, `seek`, `copy` | the operations of a file's users |
+//! | `check`, `rekey` | verifying a whole file; bringing it to the newest keys |
+//! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
+//! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
+//!
+//! The invariants I1 to I13 that comments name are those of `docs/format.md` section 13. The order of locks is in
+//! `concurrent`.
 
-mod beside;
+mod barrier;
 mod block;
 mod check;
-mod chunk;
 mod ciphertext;
 mod commit;
+mod concurrent;
 mod copy;
 mod open;
 mod plan;
+mod presealed;
+mod primitives;
 mod read;
+mod recover;
 mod rekey;
+mod round;
 mod seek;
 mod session;
 mod settle;
@@ -25,18 +45,21 @@ mod shrink;
 mod state;
 mod types;
 mod write;
-mod zeros;
 
 pub use block::wipe_spare;
-pub use chunk::trim_spare;
+pub use presealed::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
-pub use session::{SessionKeeper, Sessions, Standing};
+pub use session::{Ended, SessionKeeper, Sessions, Standing};
+pub use state::Mark;
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
+use self::primitives::Core;
 use crate::backend::{BackendFile, SetTime, Stat, Time};
-use beside::{Alone, PATIENCE};
+use concurrent::{Exclusive, PATIENCE};
+use lamassu_format::{FileId, PageNo};
 use parking_lot::{RwLock, RwLockReadGuard};
-use state::{Core, State};
+use presealed::Presealed;
+use state::State;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -45,42 +68,32 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub struct File {
     core: Core,
     state: RwLock<State>,
-    /// [`State::chunk_len`], without the lock.
+    /// Bytes of chunks that sealed blocks in the buffer lie in, without the lock.
     chunk_len: Arc<AtomicUsize>,
-    /// [`State::barriers_lost`], without the lock.
-    barriers_lost: Arc<AtomicU64>,
+    /// How many barriers have failed, without the lock.
+    lost_barriers: Arc<AtomicU64>,
 }
 
 impl File {
-    /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error here:
-    /// the file opens, and what is damaged reads as an error. Writes nothing.
+    /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error
+    /// here: the file opens, and what is damaged reads as an error. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let core = Core {
-            ctx,
-            backing,
-            tag: tag.to_owned(),
-            clock: AtomicU64::new(1),
-            id_hint: Default::default(),
-            reported: Default::default(),
-            beside: Default::default(),
-        };
+        let core = Core::new(ctx, backing, tag);
         let state = core.open_state()?;
         core.publish(&state);
-        Ok(File {
-            core,
-            chunk_len: state.chunk_len.clone(),
-            barriers_lost: state.barriers_lost.clone(),
-            state: RwLock::new(state),
-        })
+        let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
+        Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
     }
 
     /// Takes a backing file just created: it gets its page even if it stays empty.
     pub fn create(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
         let file = File::open(ctx, backing, tag)?;
         {
-            let mut st = file.alone();
-            st.wants_page = true;
-            st.born = st.len == 0;
+            let st = &mut *file.exclusive();
+            st.identity.want_page();
+            if st.space.len() == 0 {
+                st.identity.note_made(st.marks.written());
+            }
         }
         Ok(file)
     }
@@ -92,7 +105,7 @@ impl File {
 
     /// Logical size, bytes, buffered writes included.
     pub fn size(&self) -> u64 {
-        self.core.shown_size()
+        self.core.published_size()
     }
 
     /// Reads; short only at the end. Holes read as zeros. A read that touches damage is an error as a whole.
@@ -109,8 +122,8 @@ impl File {
     }
 
     fn read_piece(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let beside = || self.core.read_beside(offset, buf);
-        match beside::or_hold(self.state.try_read(), beside, || self.state.try_read_for(PATIENCE))? {
+        let attempt = || self.core.read_concurrent(offset, buf);
+        match concurrent::attempt_or_hold(self.state.try_read(), attempt, || self.state.try_read_for(PATIENCE))? {
             ControlFlow::Break(n) => Ok(n),
             ControlFlow::Continue(st) => self.read_holding(st.unwrap_or_else(|| self.state.read()), offset, buf),
         }
@@ -121,86 +134,87 @@ impl File {
             return Ok(n);
         }
         drop(st);
-        self.core.read_alone(&mut self.alone(), offset, buf)
+        self.core.read_alone(&mut self.exclusive(), offset, buf)
     }
 
     /// The state, for this caller alone.
-    fn alone(&self) -> Alone<'_> {
-        Alone::new(&self.core, self.state.write())
+    fn exclusive(&self) -> Exclusive<'_> {
+        Exclusive::new(&self.core, self.state.write())
     }
 
     /// Writes into the buffer of dirty blocks; commits when that grows past its bound. Extends the file.
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let mut at = offset;
         for piece in data.chunks(write::PIECE_LEN) {
-            let ahead = self.core.seal_ahead(at, piece, &self.chunk_len, || self.sealing_id())?;
-            self.write_piece(at, piece, &ahead)?;
+            let presealed = self.core.preseal(at, piece, &self.chunk_len, || self.sealing_id())?;
+            self.write_piece(at, piece, &presealed)?;
             at += piece.len() as u64;
         }
         Ok(())
     }
 
-    fn write_piece(&self, offset: u64, piece: &[u8], ahead: &chunk::Ahead) -> Result<(), StoreError> {
-        let beside = || Ok::<_, StoreError>(self.core.write_beside(offset, piece, ahead));
-        match beside::or_hold(self.state.try_write(), beside, || self.state.try_write_for(PATIENCE))? {
+    fn write_piece(&self, offset: u64, piece: &[u8], presealed: &Presealed) -> Result<(), StoreError> {
+        let attempt = || Ok::<_, StoreError>(self.core.write_concurrent(offset, piece, presealed));
+        match concurrent::attempt_or_hold(self.state.try_write(), attempt, || self.state.try_write_for(PATIENCE))? {
             ControlFlow::Break(()) => Ok(()),
             ControlFlow::Continue(st) => {
                 let st = st.unwrap_or_else(|| self.state.write());
-                self.core.write_range(&mut Alone::new(&self.core, st), offset, piece, ahead)
+                self.core.write_range(&mut Exclusive::new(&self.core, st), offset, piece, presealed)
             }
         }
     }
 
     /// The id that blocks are sealed with before the lock is taken; zero where none goes into their keys.
-    fn sealing_id(&self) -> Result<[u8; 16], StoreError> {
+    fn sealing_id(&self) -> Result<FileId, StoreError> {
         if !self.core.ctx.domain.is_salted() {
-            return Ok([0; 16]);
+            return Ok(FileId::NONE);
         }
         let hint = *self.core.id_hint.lock();
-        if hint != [0; 16] {
+        if !hint.is_none() {
             return Ok(hint);
         }
-        let mut st = self.alone();
+        let mut st = self.exclusive();
         self.core.prepare_write(&mut st)?;
-        let id = st.ensure_id()?;
+        let id = st.identity.ensure_id()?;
         *self.core.id_hint.lock() = id;
         Ok(id)
     }
 
     /// Appends atomically; returns the offset.
     pub fn append(&self, data: &[u8]) -> Result<u64, StoreError> {
-        let mut st = self.alone();
-        let offset = st.size;
-        self.core.write_range(&mut st, offset, data, &chunk::Ahead::default())?;
+        let mut st = self.exclusive();
+        let offset = st.sizes.logical();
+        self.core.write_range(&mut st, offset, data, &Presealed::default())?;
         Ok(offset)
     }
 
-    /// Copies whole blocks of another file without decrypting them: keys into the pages, ciphertext from store to store, which may share it. The blocks are
-    /// committed like any others. Fewer bytes than asked for are copied where a block's content is no ciphertext, or a tail follows; `None`: none, and the
-    /// caller copies as usual: so it is always where a block's key depends on its file. Both files must be of one vault.
+    /// Copies whole blocks of another file without decrypting them: keys into the pages, ciphertext from store to
+    /// store, which may share it. The blocks are committed like any others. Fewer bytes than asked for are copied where
+    /// a block's content is no ciphertext, or a tail follows. `None`: no byte, and the caller copies as usual; always
+    /// so where a block's key depends on its file. Both files must be of one vault.
     pub fn copy_from(&self, from: &File, from_offset: u64, offset: u64, len: u64) -> Result<Option<u64>, StoreError> {
         copy::copy(from, self, from_offset, offset, len)
     }
 
     /// Shrinks or grows.
     pub fn truncate(&self, size: u64) -> Result<(), StoreError> {
-        self.core.set_size(&mut self.alone(), size)
+        self.core.set_size(&mut self.exclusive(), size)
     }
 
     /// Makes a range a hole; never changes the size.
     pub fn punch(&self, offset: u64, len: u64) -> Result<(), StoreError> {
-        self.core.punch_range(&mut self.alone(), offset, len)
+        self.core.punch_range(&mut self.exclusive(), offset, len)
     }
 
     /// Reserves backing space for a range; grows the file to its end unless `keep_size`.
     pub fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> {
-        let mut st = self.alone();
+        let mut st = self.exclusive();
         self.core.prepare_write(&mut st)?;
         let geo = *self.core.geo();
         let end = offset.checked_add(len).filter(|end| *end <= geo.size_max()).ok_or(StoreError::TooLarge)?;
         if len > 0 {
-            let (first, last) = (offset / geo.block_size(), (end - 1) / geo.block_size());
-            let from = geo.page_offset(geo.slot_of(first).0).min(geo.block_offset(first));
+            let (first, last) = (geo.block_at(offset), geo.block_at(end - 1));
+            let from = geo.page_offset(geo.page_of(first)).min(geo.block_offset(first));
             let until = geo.block_offset(last) + geo.block_size();
             self.core.forget_known_mtime();
             self.core.backing.allocate(from, until - from).map_err(StoreError::io("allocate", from))?;
@@ -214,7 +228,7 @@ impl File {
     /// Makes a range read as zeros; grows the file to its end unless `keep_size`.
     pub fn zero(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), StoreError> {
         // Under one hold of the lock: an append in between would be cut off.
-        let mut st = self.alone();
+        let mut st = self.exclusive();
         self.core.punch_range(&mut st, offset, len)?;
         match keep_size {
             true => Ok(()),
@@ -224,12 +238,12 @@ impl File {
 
     /// First data at or after `offset`, `None`: no data before the end.
     pub fn seek_data(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        self.core.seek_data(&mut self.alone(), offset)
+        self.core.seek_data(&mut self.exclusive(), offset)
     }
 
     /// First hole at or after `offset`; the end counts as one. `None` past the end.
     pub fn seek_hole(&self, offset: u64) -> Result<Option<u64>, StoreError> {
-        self.core.seek_hole(&mut self.alone(), offset)
+        self.core.seek_hole(&mut self.exclusive(), offset)
     }
 
     /// Hands buffered writes to the store, without making them durable.
@@ -237,7 +251,7 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        let mut st = self.alone();
+        let mut st = self.exclusive();
         match self.core.takes_long(&st, false) {
             true => self.core.open_to_others(&mut st, Core::commit),
             false => self.core.commit(&mut st),
@@ -249,15 +263,15 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        let lost = self.barriers_lost.load(Ordering::Acquire);
-        let mut st = self.alone();
+        let before = self.lost_barriers.load(Ordering::Acquire);
+        let mut st = self.exclusive();
         match self.core.takes_long(&st, true) {
             true => self.core.open_to_others(&mut st, Core::sync),
             false => self.core.sync(&mut st),
         }?;
-        match self.barriers_lost.load(Ordering::Acquire) == lost {
+        match self.lost_barriers.load(Ordering::Acquire) == before {
             true => Ok(()),
-            false => Err(commit::lost_barrier()), // while this call waited; somebody else was told
+            false => Err(commit::lost_barrier()), // while this call waited; another call reported it
         }
     }
 
@@ -268,34 +282,37 @@ impl File {
 
     /// Bytes of memory that buffered blocks take.
     pub fn dirty_len(&self) -> u64 {
-        self.core.shown_buffered().max(self.chunk_len.load(Ordering::Relaxed) as u64)
+        self.core.published_buffered().max(self.chunk_len.load(Ordering::Relaxed) as u64)
     }
 
-    /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be; or may, since the file is being changed.
+    /// Whether pages on disk still carry pending bits, a stale floor, or a random page where a convergent one could be.
+    /// Also true while the file is being changed.
     pub fn needs_settle(&self) -> bool {
-        // While somebody has the state it is not: nobody is made to wait for that.
+        // The caller does not wait for a thread that holds the state.
         !self.core.ctx.read_only && self.state.try_read().is_none_or(|st| self.core.needs_settle(&st))
     }
 
     /// A token that names the writes so far, for [`File::settle`].
-    pub fn covered_mark(&self) -> u64 {
-        self.core.mark(&mut self.alone())
+    pub fn covered_mark(&self) -> Mark {
+        self.core.mark(&mut self.exclusive())
     }
 
-    /// After a barrier that covered this file (a successful [`crate::Backend::sync`] between `covered_mark` and this call): clears
-    /// pending bits, raises the floor, cuts the backing file. `mark` is what [`File::covered_mark`] returned before the barrier.
-    pub fn settle(&self, mark: u64) -> Result<(), StoreError> {
-        let mut st = self.alone();
+    /// After a barrier that covered this file (a successful [`crate::Backend::sync`] between `covered_mark` and this
+    /// call): clears pending bits, raises the floor, cuts the backing file. `mark` is what [`File::covered_mark`]
+    /// returned before the barrier.
+    pub fn settle(&self, mark: Mark) -> Result<(), StoreError> {
+        let mut st = self.exclusive();
         match self.core.needs_settle(&st) {
             true => self.core.open_to_others(&mut st, |core, st| core.settle(st, mark)),
             false => self.core.settle(&mut st, mark),
         }
     }
 
-    /// Tells that a barrier of the whole store failed: what it should have covered is written again before the next barrier counts.
+    /// Notes that a barrier of the whole store failed: what it should have covered is written again before the next
+    /// barrier counts.
     pub fn barrier_failed(&self) {
-        let mut st = self.alone();
-        if st.seq > st.covered {
+        let mut st = self.exclusive();
+        if st.marks.has_uncovered() {
             st.note_failed_barrier();
         }
     }
@@ -305,7 +322,7 @@ impl File {
         if self.core.ctx.read_only {
             return Ok(());
         }
-        let mut st = self.alone();
+        let mut st = self.exclusive();
         self.core.open_to_others(&mut st, |core, st| core.commit(st).and_then(|()| core.settle_now(st)))
     }
 
@@ -314,7 +331,7 @@ impl File {
     /// # Errors
     /// Those of the store.
     pub fn stat(&self) -> std::io::Result<Stat> {
-        // Looked for on both sides of the store's answer: a commit may begin meanwhile.
+        // Looked up before and after the store's answer: a commit may begin in between.
         let before = self.mtime();
         let st = self.core.backing.stat()?;
         Ok(Stat { mtime: self.mtime().or(before).unwrap_or(st.mtime), ..st })
@@ -322,7 +339,7 @@ impl File {
 
     /// The modification time that `stat` must show, where that is known; `None`: the backing file's own.
     pub fn mtime(&self) -> Option<Time> {
-        self.core.shown_mtime()
+        self.core.published_mtime()
     }
 
     /// Sets times now, and keeps commits of earlier writes from changing the modification time.
@@ -330,17 +347,18 @@ impl File {
         self.core.set_times(atime, mtime)
     }
 
-    /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys, from page `from` on (0 first) as many as a step holds; call it again with
-    /// [`RekeyStep::next`] until that is `None`. What is there already is not written. Damage is counted and stays as it is. Nothing is made durable but what
-    /// the commit protocol asks for.
+    /// Brings pages, and with [`Rekey::Full`] blocks, to the newest keys, from page `from` on (0 first) as many as a
+    /// step holds; call it again with [`RekeyStep::next`] until that is `None`. What has the newest keys already is not
+    /// written. Damage is counted and stays as it is. Nothing is made durable but what the commit protocol asks for.
     ///
     /// # Errors
     /// Those of the store; [`StoreError::Damaged`] where the file cannot be written at all; [`StoreError::ReadOnly`].
-    pub fn rekey(&self, work: Rekey, from: u64) -> Result<RekeyStep, StoreError> {
-        self.core.rekey(&mut self.alone(), work, from)
+    pub fn rekey(&self, work: Rekey, from: PageNo) -> Result<RekeyStep, StoreError> {
+        self.core.rekey(&mut self.exclusive(), work, from)
     }
 
-    /// Whether every page that this file has written is as it stays, but for damaged blocks; on disk once a barrier has covered it.
+    /// Whether every page that this file has written is as it stays, but for damaged blocks; on disk once a barrier has
+    /// covered it.
     pub fn is_settled(&self) -> bool {
         self.core.ctx.read_only
             || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
@@ -348,11 +366,11 @@ impl File {
 
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.
     pub fn check(&self, repair: bool, progress: &mut dyn FnMut(u64)) -> Result<FileCheck, StoreError> {
-        self.core.check(&mut self.alone(), repair, progress)
+        self.core.check(&mut self.exclusive(), repair, progress)
     }
 }
 
-/// A file that goes while its pages say what is under way leaves that to the next session, as a crash does.
+/// A file that is closed unsettled leaves its open commits to the next session, as a crash does.
 impl Drop for File {
     fn drop(&mut self) {
         let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);

@@ -1,11 +1,15 @@
 //! Planning a round of a commit: which pages are written, which blocks change under them, and how.
+//!
+//! The plan decides which previous keys a page keeps, so it keeps I2: a block whose data no barrier has covered gets
+//! one before it is keyed anew ([`Core::wants_barrier`]). It writes nothing but through that barrier.
 
 use super::block::Block;
-use super::open::keep_bits;
-use super::state::{Core, Dirty, Entry, State};
+use super::primitives::Core;
+use super::recover::keep_bits;
+use super::state::{Dirty, PageState, State};
 use super::types::StoreError;
 use lamassu_format::geometry::SLOTS;
-use lamassu_format::{KEY_LEN, Keys, Page};
+use lamassu_format::{BlockNo, KEY_LEN, Keys, Page, PageNo};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of ciphertext prepared at once.
@@ -33,73 +37,87 @@ pub(super) struct PlannedPage {
 /// One round: at most R replaced blocks a page.
 #[derive(Default)]
 pub(super) struct Round {
-    pub pages: BTreeMap<u64, PlannedPage>,
+    pub pages: BTreeMap<PageNo, PlannedPage>,
     /// Blocks to seal and write, ascending.
-    pub data: Vec<(u64, Change)>,
+    pub data: Vec<(BlockNo, Change)>,
     /// Blocks to punch.
-    pub punches: Vec<u64>,
+    pub punches: Vec<BlockNo>,
     /// Buffered blocks that the pages themselves settle (tails, holes that are holes).
-    pub absorbed: Vec<u64>,
+    pub absorbed: Vec<BlockNo>,
 }
 
 /// What a commit aims at, the same in all its rounds.
 pub(super) struct Goal {
+    /// The size that the pages give the file in the end.
+    pub size: u64,
     /// Pages that must be written at least once.
-    pub unwritten: BTreeSet<u64>,
-    pub last: u64,
+    pub unwritten: BTreeSet<PageNo>,
+    pub last: PageNo,
     /// The block that is kept as tail of the last page, and its length.
-    pub tail: Option<(u64, usize)>,
+    pub tail: Option<(BlockNo, usize)>,
 }
 
 impl Core {
-    /// What has to happen to bring `st.size` and the buffered blocks to the pages.
-    pub fn goal(&self, st: &mut State) -> Result<Goal, StoreError> {
+    /// What has to happen to bring `size` and the buffered blocks to the pages.
+    pub fn goal(&self, st: &mut State, size: u64) -> Result<Goal, StoreError> {
         let geo = *self.geo();
-        let last = geo.last_page(st.size);
-        let old_last = geo.last_page(st.disk_size);
+        let last = geo.last_page(size);
+        let old_last = st.last_page(&geo);
         let mut pages = self.dirty_pages(st);
-        let last_is_absent = matches!(self.page(st, last)?, Entry::Absent);
-        if st.size != st.disk_size || st.cut || last_is_absent {
+        let last_is_absent = matches!(self.page(st, last)?, PageState::Absent);
+        let is_cut = st.shrink.is_cut();
+        if size != st.sizes.stored() || is_cut || last_is_absent {
             pages.insert(last);
         }
-        let zero_is_absent = matches!(self.page(st, 0)?, Entry::Absent);
-        pages.extend(st.unsure_pages.range(..=last));
-        let skipped = (old_last + 1..last).any(|g| !pages.contains(&g));
-        if zero_is_absent || st.cut || (skipped && !st.sparse) {
-            pages.insert(0);
+        let zero_is_absent = matches!(self.page(st, PageNo::ZERO)?, PageState::Absent);
+        // I11: what is on disk in place of these pages is not known.
+        pages.extend(st.failures.uncertain_pages().range(..=last));
+        if last > old_last && self.is_short(st, old_last)? {
+            pages.insert(old_last); // also where the file grows by a hole: a page that others follow has all its blocks
         }
-        st.sparse |= skipped;
-        let tail = self.choose_tail(st, last)?;
+        let skipped = old_last.next().until(last).any(|g| !pages.contains(&g));
+        if zero_is_absent || is_cut || (skipped && !st.sizes.is_sparse()) {
+            pages.insert(PageNo::ZERO);
+        }
+        if skipped {
+            st.sizes.note_sparse();
+        }
+        let tail = self.choose_tail(st, size, last)?;
         self.free_stray_tails(st, &pages, tail)?;
-        Ok(Goal { unwritten: pages, last, tail })
+        Ok(Goal { size, unwritten: pages, last, tail })
+    }
+
+    fn is_short(&self, st: &mut State, g: PageNo) -> Result<bool, StoreError> {
+        Ok(self.page(st, g)?.good().is_some_and(|held| self.lacks_blocks(held.page(), g, u64::MAX)))
     }
 
     /// The pages with buffered blocks, found from one to the next: a page has many.
-    fn dirty_pages(&self, st: &State) -> BTreeSet<u64> {
+    fn dirty_pages(&self, st: &State) -> BTreeSet<PageNo> {
         let geo = self.geo();
-        let next = |from: u64| st.dirty.range(from..).next().map(|(b, _)| geo.slot_of(*b).0);
-        std::iter::successors(next(0), |g| next(geo.first_block(g + 1))).collect()
+        let next = |from: BlockNo| st.buffer.first_in(from..).map(|b| geo.page_of(b));
+        std::iter::successors(next(BlockNo::ZERO), |g| next(geo.first_block(g.next()))).collect()
     }
 
-    /// The partial last block lives in its page if it fits beside the keys, and beside one previous key if one is needed.
-    fn choose_tail(&self, st: &mut State, last: u64) -> Result<Option<(u64, usize)>, StoreError> {
+    /// The partial last block lives in its page if it fits there with the keys, and with one previous key if one is
+    /// needed.
+    fn choose_tail(&self, st: &mut State, size: u64, last: PageNo) -> Result<Option<(BlockNo, usize)>, StoreError> {
         let geo = *self.geo();
-        let len = (st.size % geo.block_size()) as usize;
+        let len = (size % geo.block_size()) as usize;
         if len == 0 {
             return Ok(None);
         }
-        let block = st.size / geo.block_size();
+        let block = geo.block_at(size);
         self.unseal(st, block)?; // a tail is kept as it is
         let used = (block - geo.first_block(last)) as usize;
-        let dirty: Vec<u64> = st.dirty.range(geo.first_block(last)..block).map(|(b, _)| *b).collect();
-        let is_dirty = st.dirty.contains_key(&block);
+        let dirty: Vec<BlockNo> = st.buffer.range(geo.first_block(last)..block).map(|(b, _)| b).collect();
+        let is_dirty = st.buffer.contains(block);
         let held = self.good_page(st, last)?;
-        let is_tail = held.is_some_and(|held| !held.page.tail.is_empty() && held.page.keys.len() == used);
-        let keyed = |b: &u64| {
+        let is_tail = held.is_some_and(|held| !held.page().tail.is_empty() && held.page().keys.len() == used);
+        let keyed = |b: &BlockNo| {
             let slot = (*b - geo.first_block(last)) as usize;
-            held.is_some_and(|held| held.page.keys.get(slot).is_some_and(|key| *key != [0; KEY_LEN]))
+            held.is_some_and(|held| held.is_keyed(slot))
         };
-        let kept = held.map_or(0, |held| (held.page.replaced & held.lost).count_ones() as usize);
+        let kept = held.map_or(0, |held| (held.page().replaced & held.lost()).count_ones() as usize);
         let replaces = usize::from(dirty.iter().any(keyed));
         let eligible = is_dirty || is_tail;
         Ok((eligible && Page::fits(used, kept + replaces, len)).then_some((block, len)))
@@ -109,25 +127,28 @@ impl Core {
     fn free_stray_tails(
         &self,
         st: &mut State,
-        pages: &BTreeSet<u64>,
-        tail: Option<(u64, usize)>,
+        pages: &BTreeSet<PageNo>,
+        tail: Option<(BlockNo, usize)>,
     ) -> Result<(), StoreError> {
         for g in pages {
             let Some(held) = self.good_page(st, *g)? else { continue };
-            let block = self.geo().first_block(*g) + held.page.keys.len() as u64;
-            if held.page.tail.is_empty() || tail.is_some_and(|(b, _)| b == block) {
+            let page = held.page();
+            let block = self.geo().first_block(*g) + page.keys.len() as u64;
+            if page.tail.is_empty() || tail.is_some_and(|(b, _)| b == block) {
                 continue;
             }
             let mut bytes = Block::zeroed(self.ctx.block_len());
-            bytes[..held.page.tail.len()].copy_from_slice(&held.page.tail);
-            st.dirty.entry(block).or_insert(Dirty::Data(bytes));
+            bytes[..page.tail.len()].copy_from_slice(&page.tail);
+            if !st.buffer.contains(block) {
+                st.buffer.put(block, Dirty::Data(bytes), false);
+            }
         }
         Ok(())
     }
 
     /// Picks the next round. Empty when nothing is left to do.
     pub fn plan(&self, st: &mut State, goal: &Goal) -> Result<Round, StoreError> {
-        let candidates: Vec<u64> = goal.unwritten.union(&self.dirty_pages(st)).copied().collect();
+        let candidates: Vec<PageNo> = goal.unwritten.union(&self.dirty_pages(st)).copied().collect();
         if candidates.iter().any(|g| self.wants_barrier(st, *g)) {
             self.barrier(st)?;
         }
@@ -140,36 +161,34 @@ impl Core {
         Ok(round)
     }
 
-    /// Outstanding previous keys, and uncovered blocks about to be keyed anew, need a barrier before the page is written again.
-    fn wants_barrier(&self, st: &State, g: u64) -> bool {
-        let Some(Entry::Good(held)) = st.pages.get(&g) else { return false };
-        if !held.is_uncovered(st.covered) {
-            return false;
-        }
+    /// Whether a page needs a barrier before it is written again. I2: an uncovered block that is keyed anew has to be
+    /// durable first, since its key becomes a previous key. Previous keys that are still kept need one for their room.
+    fn wants_barrier(&self, st: &State, g: PageNo) -> bool {
+        let Some(held) = st.pages.good(g).filter(|held| held.is_uncovered(&st.marks)) else { return false };
         let first = self.geo().first_block(g);
-        let open = held.page.pending & !held.lost;
-        let rekeyed = |b: u64| b - first < 128 && open >> (b - first) & 1 == 1;
-        held.page.replaced & open != 0
-            || st.dirty.range(first..first + self.geo().blocks_per_page()).any(|(b, _)| rekeyed(*b))
+        let open = held.open_bits();
+        let rekeyed = |b: BlockNo| b - first < 128 && open >> (b - first) & 1 == 1;
+        held.page().replaced & open != 0
+            || st.buffer.range(first..first + self.geo().blocks_per_page()).any(|(b, _)| rekeyed(b))
     }
 
     fn plan_page(
         &self,
         st: &mut State,
         goal: &Goal,
-        g: u64,
+        g: PageNo,
         round: &mut Round,
         budget: &mut usize,
     ) -> Result<PlannedPage, StoreError> {
         let geo = *self.geo();
-        let covered = st.covered;
-        let (mut page, mut lost, uncovered) = match self.good_page(st, g)? {
-            Some(held) => (held.page.clone(), held.lost, held.is_uncovered(covered)),
-            None => (Page::empty(st.file_id), 0, false),
+        self.good_page(st, g)?;
+        let (mut page, mut lost, uncovered) = match st.pages.good(g) {
+            Some(held) => (held.page().clone(), held.lost(), held.is_uncovered(&st.marks)),
+            None => (Page::empty(st.identity.id()), 0, false),
         };
         let old_tail = (!page.tail.is_empty()).then(|| geo.first_block(g) + page.keys.len() as u64);
         if !uncovered {
-            keep_bits(&mut page, lost);
+            keep_bits(&mut page, lost); // I3: a barrier has covered their data
         }
         page.cut = false;
         self.shape(st, goal, g, &mut page, round);
@@ -182,31 +201,31 @@ impl Core {
             (page.replaced, page.previous) = (0, Keys::default());
             room = (SLOTS - page.keys.len() - tail_slots).min(geo.reserved());
         }
-        for (block, dirty) in st.dirty.range(first..first + geo.blocks_per_page()) {
+        for (block, dirty) in st.buffer.range(first..first + geo.blocks_per_page()) {
             let i = (block - first) as usize;
             if i >= page.keys.len() {
                 continue; // the tail
             }
             let bit = 1u128 << i;
-            let keyed = page.keys[i] != [0; KEY_LEN];
+            let keyed = page.keys.is_keyed(i);
             let replaces = keyed && lost & bit == 0;
-            let leaves = old_tail == Some(*block);
+            let leaves = old_tail == Some(block);
             match dirty {
                 Dirty::Hole if !keyed && lost & bit == 0 => {
-                    round.absorbed.push(*block);
+                    round.absorbed.push(block);
                     continue;
                 }
                 _ if replaces && room == 0 => continue,
-                Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Elsewhere(_) if *budget == 0 && !leaves => continue,
-                Dirty::Hole => round.punches.push(*block),
-                Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Elsewhere(_) => {
+                Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Copied(_) if *budget == 0 && !leaves => continue,
+                Dirty::Hole => round.punches.push(block),
+                Dirty::Data(_) | Dirty::Sealed(_) | Dirty::Copied(_) => {
                     *budget = budget.saturating_sub(1);
                     let change = match (leaves, replaces) {
                         (true, _) => Change::LeaveTail,
                         (_, true) => Change::Replace,
                         (_, false) => Change::Fill,
                     };
-                    round.data.push((*block, change));
+                    round.data.push((block, change));
                 }
             }
             room -= usize::from(replaces);
@@ -216,22 +235,23 @@ impl Core {
     }
 
     /// Gives the page the slots and the tail that the goal's size implies.
-    fn shape(&self, st: &State, goal: &Goal, g: u64, page: &mut Page, round: &mut Round) {
+    fn shape(&self, st: &State, goal: &Goal, g: PageNo, page: &mut Page, round: &mut Round) {
         let geo = *self.geo();
-        let blocks = geo.blocks(st.size).saturating_sub(geo.first_block(g)).min(geo.blocks_per_page()) as usize;
+        let blocks = geo.end_block(goal.size).0.saturating_sub(geo.first_block(g).0);
+        let blocks = blocks.min(geo.blocks_per_page()) as usize;
         let tail = goal.tail.filter(|_| g == goal.last);
         let used = blocks - usize::from(tail.is_some());
         match tail {
             None => page.tail.clear(),
             Some((block, len)) => {
-                match st.dirty.get(&block) {
+                match st.buffer.get(block) {
                     Some(Dirty::Data(bytes)) => page.tail = bytes[..len].to_vec(),
                     Some(Dirty::Hole) => page.tail = vec![0; len],
                     Some(Dirty::Sealed(_)) => unreachable!("`choose_tail` unseals it"),
-                    Some(Dirty::Elsewhere(_)) => unreachable!("whole blocks alone are copied"),
+                    Some(Dirty::Copied(_)) => unreachable!("whole blocks alone are copied"),
                     None => page.tail.resize(len, 0), // the page's own
                 }
-                if st.dirty.contains_key(&block) {
+                if st.buffer.contains(block) {
                     round.absorbed.push(block);
                 }
             }

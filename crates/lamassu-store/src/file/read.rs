@@ -1,16 +1,17 @@
-//! Reading: the blocks of a request are fetched, decrypted and verified as one batch, by readers that do not wait for one another.
+//! Reading: the blocks of a request are fetched, decrypted and verified as one batch, by readers that do not wait for
+//! one another.
 //!
-//! Readers share the lock of the state. A clean page that is not in memory yet is loaded by the reader that needs it ([`View`]): taking the lock
-//! for itself alone it would wait for the batches of all others, and they for it. What has to change the state, such as an interrupted commit, is
-//! left to who holds the lock alone.
+//! Readers share the lock of the state. A reader that needs a clean page loads it itself ([`View`]): if it took the
+//! lock alone, it would wait for the batches of all others, and they for it. A read that has to change the state, such
+//! as one that meets an interrupted commit, takes the lock alone.
 
 use super::block::Block;
-use super::chunk::SealedBlock;
-use super::open::HOLE;
-use super::state::{Core, Dirty, Entry, State, are_too_many};
+use super::presealed::SealedBlock;
+use super::primitives::Core;
+use super::state::{Dirty, PageState, State};
 use super::types::{DamageKind, Integrity, StoreError};
 use lamassu_crypto::{Keyed, Verify};
-use lamassu_format::{BlockKey, Keys};
+use lamassu_format::{BlockKey, BlockNo, Keys, PageNo};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -31,41 +32,41 @@ impl Source<'_> {
         match dirty {
             Dirty::Data(bytes) => Source::Bytes(bytes),
             Dirty::Sealed(block) => Source::Buffered(block),
-            // Nobody reads while blocks are copied.
-            Dirty::Elsewhere(_) => Source::Bad(DamageKind::BlockPending),
+            // No reads run while blocks are copied.
+            Dirty::Copied(_) => Source::Bad(DamageKind::BlockPending),
             Dirty::Hole => Source::Zeros,
         }
     }
 }
 
-/// The state as one reader sees it: with pages that it has loaded itself, and what was written beside a commit.
+/// The state as one reader sees it: with pages that it has loaded itself, and the overlay of an open commit.
 pub(super) struct View<'a> {
     st: &'a State,
-    loaded: Vec<(u64, Entry)>,
+    loaded: Vec<(PageNo, PageState)>,
     size: u64,
-    late: BTreeMap<u64, Dirty>,
+    overlay: BTreeMap<BlockNo, Dirty>,
 }
 
 impl<'a> View<'a> {
     /// For blocks whose pages are all in memory.
     pub fn of(st: &'a State) -> View<'a> {
-        View { st, loaded: Vec::new(), size: st.size, late: BTreeMap::new() }
+        View { st, loaded: Vec::new(), size: st.sizes.logical(), overlay: BTreeMap::new() }
     }
 
-    /// The same file, `size` bytes long, where `late` rules.
-    pub fn with(self, size: u64, late: BTreeMap<u64, Dirty>) -> View<'a> {
-        View { size, late, ..self }
+    /// The same file, `size` bytes long; blocks in `overlay` rule over all others.
+    pub fn with(self, size: u64, overlay: BTreeMap<BlockNo, Dirty>) -> View<'a> {
+        View { size, overlay, ..self }
     }
 
-    pub fn entry(&self, g: u64) -> Option<&Entry> {
+    pub fn entry(&self, g: PageNo) -> Option<&PageState> {
         let own = || self.loaded.iter().find(|(own, _)| *own == g).map(|(_, entry)| entry);
-        self.st.pages.get(&g).or_else(own)
+        self.st.pages.get(g).or_else(own)
     }
 }
 
 /// Blocks that are read together. Indices count from the first.
 struct Batch<'a> {
-    first: u64,
+    first: BlockNo,
     /// A key for each block that is sealed; all zero for the others.
     keys: Keys,
     /// The sealed ones that are still in the buffer, ascending.
@@ -86,20 +87,19 @@ impl Batch<'_> {
 
     /// Whether the block's ciphertext is to be read from the store.
     fn is_stored(&self, at: usize) -> bool {
-        self.keys[at] != HOLE && self.buffered(at).is_none()
+        self.keys.is_keyed(at) && self.buffered(at).is_none()
     }
 }
 
 impl Core {
     /// A view with the pages that blocks `first..=last` need; `None` if one of them needs more than reading.
-    pub fn view<'a>(&self, st: &'a State, first: u64, last: u64) -> Result<Option<View<'a>>, StoreError> {
+    pub fn view<'a>(&self, st: &'a State, first: BlockNo, last: BlockNo) -> Result<Option<View<'a>>, StoreError> {
         let mut view = View::of(st);
-        for g in self.geo().slot_of(first).0..=self.geo().slot_of(last).0 {
-            if st.pages.contains_key(&g) || !self.is_within(st, g) {
+        for g in self.geo().pages_of(first, last) {
+            if st.pages.contains(g) || !st.is_within(self.geo(), g) {
                 continue;
             }
-            let known = st.loaded.lock().get(&g).cloned();
-            let entry = match known {
+            let entry = match st.pages.shared(g) {
                 Some(entry) => entry,
                 None => match self.load_clean_page(st, g)? {
                     Some(entry) => self.share(st, g, entry),
@@ -111,32 +111,23 @@ impl Core {
         Ok(Some(view))
     }
 
-    /// Keeps a page for other readers, and for who next takes the lock alone.
-    fn share(&self, st: &State, g: u64, entry: Entry) -> Entry {
+    /// Keeps a page for other readers, and for the next caller that takes the lock alone.
+    fn share(&self, st: &State, g: PageNo, entry: PageState) -> PageState {
         self.touch(&entry);
-        let mut loaded = st.loaded.lock();
-        if are_too_many(loaded.len()) {
-            let mut keep = false;
-            loaded.retain(|_, _| {
-                keep = !keep;
-                keep
-            });
-        }
-        loaded.insert(g, entry.clone());
+        st.pages.share(g, entry.clone());
         entry
     }
 
     /// Loads the pages that `first..=last` blocks need.
-    pub fn load_pages(&self, st: &mut State, first: u64, last: u64) -> Result<(), StoreError> {
-        let (from, to) = (self.geo().slot_of(first).0, self.geo().slot_of(last).0);
+    pub fn load_pages(&self, st: &mut State, first: BlockNo, last: BlockNo) -> Result<(), StoreError> {
         // Once, and not between the pages: they are needed together.
-        self.evict(st);
-        for g in from..=to {
-            if !st.pages.contains_key(&g) && self.is_within(st, g) {
+        st.evict(self.geo());
+        for g in self.geo().pages_of(first, last) {
+            if !st.pages.contains(g) && st.is_within(self.geo(), g) {
                 let entry = self.load_page(st, g)?;
-                st.pages.insert(g, entry);
+                st.pages.put(g, entry);
             }
-            if let Some(entry) = st.pages.get(&g) {
+            if let Some(entry) = st.pages.get(g) {
                 self.touch(entry);
             }
         }
@@ -144,10 +135,10 @@ impl Core {
     }
 
     /// Where blocks `first..first + count` come from.
-    fn sources<'v>(&self, view: &'v View<'_>, first: u64, count: usize) -> Batch<'v> {
+    fn sources<'v>(&self, view: &'v View<'_>, first: BlockNo, count: usize) -> Batch<'v> {
         let (mut keys, mut buffered, mut others) = (Keys::holes(count), Vec::new(), Vec::new());
         let mut page = None;
-        for (at, key) in keys.iter_mut().enumerate() {
+        for (at, key) in keys.raw_mut().iter_mut().enumerate() {
             let (g, i) = self.geo().slot_of(first + at as u64);
             let entry = match page {
                 Some((same, entry)) if same == g => entry,
@@ -155,7 +146,7 @@ impl Core {
             };
             page = Some((g, entry));
             let block = first + at as u64;
-            let source = match view.late.get(&block) {
+            let source = match view.overlay.get(&block) {
                 Some(dirty) => Source::of(dirty),
                 None => self.source(view.st, entry, block, i),
             };
@@ -173,51 +164,50 @@ impl Core {
     }
 
     /// Where block `b` comes from, slot `i` of the page `entry`.
-    pub fn source<'v>(&self, st: &'v State, entry: Option<&'v Entry>, b: u64, i: usize) -> Source<'v> {
-        if let Some(dirty) = st.dirty.get(&b) {
+    pub fn source<'v>(&self, st: &'v State, entry: Option<&'v PageState>, b: BlockNo, i: usize) -> Source<'v> {
+        if let Some(dirty) = st.buffer.get(b) {
             return Source::of(dirty);
         }
         match entry {
             // Past the pages on disk, or a caller forgot to load it: then better an error than zeros.
-            None if self.is_within(st, self.geo().slot_of(b).0) => Source::Bad(DamageKind::PageMissing),
-            None | Some(Entry::Absent) => Source::Zeros,
-            Some(Entry::Bad(kind)) => Source::Bad(*kind),
-            Some(Entry::Good(held)) if i < held.page.keys.len() => match &held.page.keys[i] {
-                _ if held.lost >> i & 1 == 1 => Source::Bad(DamageKind::BlockPending),
-                &HOLE => self.hole_or_lost(st, b),
-                key => Source::Sealed(key),
-            },
-            Some(Entry::Good(held)) if i == held.page.keys.len() && !held.page.tail.is_empty() => {
-                Source::Bytes(&held.page.tail)
+            None if st.is_within(self.geo(), self.geo().page_of(b)) => Source::Bad(DamageKind::PageMissing),
+            None | Some(PageState::Absent) => Source::Zeros,
+            Some(PageState::Bad(kind)) => Source::Bad(*kind),
+            Some(PageState::Good(held)) if held.is_lost(i) => Source::Bad(DamageKind::BlockPending),
+            Some(PageState::Good(held)) if held.is_keyed(i) => Source::Sealed(&held.page().keys.raw()[i]),
+            Some(PageState::Good(held)) if i == held.page().keys.len() && !held.page().tail.is_empty() => {
+                Source::Bytes(&held.page().tail)
             }
-            Some(Entry::Good(_)) => self.hole_or_lost(st, b),
+            Some(PageState::Good(_)) => self.hole_or_lost(st, b),
         }
     }
 
-    /// Past what the store still holds of a truncated file nothing is known to be a hole; nor past what is known of the size.
-    fn hole_or_lost<'a>(&self, st: &State, b: u64) -> Source<'a> {
-        let at = b * self.geo().block_size();
-        match (st.lost_from, st.unknown_from) {
+    /// A hole, but not past what the store still holds of a truncated file, nor past what is known of the size: nothing
+    /// is known to be a hole there.
+    fn hole_or_lost<'a>(&self, st: &State, b: BlockNo) -> Source<'a> {
+        let at = self.geo().block_start(b);
+        match (st.inherited.lost_from(), st.inherited.unknown_from()) {
             (Some(from), _) if at >= from => Source::Bad(DamageKind::Truncated),
-            (_, Some(from)) if at >= from && at < st.disk_size => Source::Bad(DamageKind::PageMissing),
+            (_, Some(from)) if at >= from && at < st.sizes.stored() => Source::Bad(DamageKind::PageMissing),
             _ => Source::Zeros,
         }
     }
 
-    /// Plaintext of whole blocks `first..` into `out` (a whole number of blocks), unmasked. The view must have their pages.
-    /// Damage is passed to `bad`, in the order of blocks, and leaves zeros; if `bad` returns an error, that ends the read.
+    /// Plaintext of whole blocks `first..` into `out` (a whole number of blocks), unmasked. The view must have their
+    /// pages. Damage is passed to `bad`, in the order of blocks, and leaves zeros; if `bad` returns an error, that ends
+    /// the read.
     pub fn read_blocks(
         &self,
         view: &View<'_>,
-        first: u64,
+        first: BlockNo,
         out: &mut [u8],
         verify: Verify,
-        bad: &mut dyn FnMut(u64, DamageKind) -> Result<(), StoreError>,
+        bad: &mut dyn FnMut(BlockNo, DamageKind) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
         let batch = self.sources(view, first, out.len() / len);
         let fetch = |at: usize, bytes: &mut [u8]| self.fetch(&batch, at, bytes);
-        let keyed = Keyed { keys: &batch.keys, salts: self.salts(view.st.file_id, first) };
+        let keyed = Keyed { keys: batch.keys.raw(), salts: self.salts(view.st.identity.id(), first) };
         let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, keyed, verify, fetch)?;
         let missing = batch.missing.into_inner();
         let kind = |at: &usize| match missing.contains(at) {
@@ -247,7 +237,7 @@ impl Core {
         let end = at + bytes.len() / len;
         let mut from = at;
         while from < end {
-            if batch.keys[from] == HOLE {
+            if batch.keys.is_hole(from) {
                 from += 1;
                 continue;
             }
@@ -271,8 +261,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether block `first + n` lies right behind the `n` blocks from `first`.
-    pub fn continues(&self, first: u64, n: u64) -> bool {
+    /// Whether block `first + n` follows the `n` blocks from `first` without a gap.
+    pub fn continues(&self, first: BlockNo, n: u64) -> bool {
         self.geo().block_offset(first + n) == self.geo().block_offset(first) + n * self.geo().block_size()
     }
 
@@ -284,19 +274,19 @@ impl Core {
         }
     }
 
-    /// Reads up to `buf.len()` bytes at `offset` beside other readers; `None` if that takes the lock for oneself.
+    /// Reads up to `buf.len()` bytes at `offset` under the shared lock; `None` if the read needs the lock alone.
     pub fn read_shared(&self, st: &State, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
-        let Some((first, last)) = self.touched(st.size, offset, buf.len()) else { return Ok(Some(0)) };
+        let Some((first, last)) = self.touched(st.sizes.logical(), offset, buf.len()) else { return Ok(Some(0)) };
         match self.view(st, first, last)? {
             Some(view) => self.read_range(&view, offset, buf, &mut |block, kind| self.bad_block(block, kind)).map(Some),
             None => Ok(None),
         }
     }
 
-    /// Reads where nothing is damaged; `None` otherwise, and nobody is told.
-    pub fn read_sound(&self, view: &View<'_>, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
+    /// Reads where nothing is damaged; `None` otherwise, without a report.
+    pub fn read_undamaged(&self, view: &View<'_>, offset: u64, buf: &mut [u8]) -> Result<Option<usize>, StoreError> {
         let mut bad =
-            |block: u64, kind| Err(StoreError::Damaged(self.damage(kind, self.geo().slot_of(block).0, Some(block))));
+            |block: BlockNo, kind| Err(StoreError::Damaged(self.damage(kind, self.geo().page_of(block), Some(block))));
         match self.read_range(view, offset, buf, &mut bad) {
             Ok(n) => Ok(Some(n)),
             Err(StoreError::Damaged(_)) => Ok(None),
@@ -304,22 +294,21 @@ impl Core {
         }
     }
 
-    fn bad_block(&self, block: u64, kind: DamageKind) -> Result<(), StoreError> {
-        Err(self.damaged(kind, self.geo().slot_of(block).0, Some(block)))
+    fn bad_block(&self, block: BlockNo, kind: DamageKind) -> Result<(), StoreError> {
+        Err(self.damaged(kind, self.geo().page_of(block), Some(block)))
     }
 
     /// Reads up to `buf.len()` bytes at `offset`, doing to the pages what has to be done first.
     pub fn read_alone(&self, st: &mut State, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
-        let Some((first, last)) = self.touched(st.size, offset, buf.len()) else { return Ok(0) };
+        let Some((first, last)) = self.touched(st.sizes.logical(), offset, buf.len()) else { return Ok(0) };
         self.load_pages(st, first, last)?;
         self.read_range(&View::of(st), offset, buf, &mut |block, kind| self.bad_block(block, kind))
     }
 
     /// The first and the last block that a read of a file of `size` concerns.
-    pub fn touched(&self, size: u64, offset: u64, len: usize) -> Option<(u64, u64)> {
+    pub fn touched(&self, size: u64, offset: u64, len: usize) -> Option<(BlockNo, BlockNo)> {
         let want = size.saturating_sub(offset).min(len as u64);
-        let size = self.geo().block_size();
-        (want > 0).then(|| (offset / size, (offset + want - 1) / size))
+        (want > 0).then(|| (self.geo().block_at(offset), self.geo().block_at(offset + want - 1)))
     }
 
     fn read_range(
@@ -327,31 +316,36 @@ impl Core {
         view: &View<'_>,
         offset: u64,
         buf: &mut [u8],
-        bad: &mut dyn FnMut(u64, DamageKind) -> Result<(), StoreError>,
+        bad: &mut dyn FnMut(BlockNo, DamageKind) -> Result<(), StoreError>,
     ) -> Result<usize, StoreError> {
         let want = view.size.saturating_sub(offset).min(buf.len() as u64) as usize;
         let buf = &mut buf[..want];
         let size = self.geo().block_size();
-        let (first, end) = (offset / size, (offset + want as u64).div_ceil(size));
+        let (first, end) = (self.geo().block_at(offset), self.geo().end_block(offset + want as u64));
         if offset.is_multiple_of(size) && (want as u64).is_multiple_of(size) {
             self.read_blocks(view, first, buf, self.verify(), bad)?;
             return Ok(want);
         }
         let mut scratch = vec![0u8; ((end - first) * size) as usize];
         self.read_blocks(view, first, &mut scratch, self.verify(), bad)?;
-        let from = (offset - first * size) as usize;
+        let from = (offset - self.geo().block_start(first)) as usize;
         buf.copy_from_slice(&scratch[from..from + want]);
         Ok(want)
     }
 
-    /// One block's plaintext with everything past `size` zero, loading its page if need be.
-    pub fn load_block(&self, st: &mut State, b: u64) -> Result<Block, StoreError> {
+    /// One block's plaintext with everything past the file's size zero, loading its page if need be.
+    pub fn load_block(&self, st: &mut State, b: BlockNo) -> Result<Block, StoreError> {
+        self.load_block_within(st, b, st.sizes.logical())
+    }
+
+    /// One block's plaintext with everything past `size` zero.
+    pub fn load_block_within(&self, st: &mut State, b: BlockNo, size: u64) -> Result<Block, StoreError> {
         let mut bytes = Block::zeroed(self.ctx.block_len());
-        let start = b * self.geo().block_size();
-        if start < st.size {
+        let start = self.geo().block_start(b);
+        if start < size {
             self.load_pages(st, b, b)?;
             self.read_blocks(&View::of(st), b, &mut bytes, self.verify(), &mut |b, kind| self.bad_block(b, kind))?;
-            let inside = (st.size - start).min(bytes.len() as u64) as usize;
+            let inside = (size - start).min(bytes.len() as u64) as usize;
             bytes[inside..].fill(0);
         }
         Ok(bytes)

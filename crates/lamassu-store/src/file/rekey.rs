@@ -1,20 +1,23 @@
-//! Re-keying: pages sealed under an older K_out are sealed again, and on demand blocks under an older K_in are encrypted again.
+//! Re-keying: pages sealed under an older K_out are sealed again, and on demand blocks under an older K_in are
+//! encrypted again.
 //!
-//! Goes from page to page in steps, so that others get at the file in between, and does nothing where the newest keys are already used: after a crash, or
-//! a second time, it goes on with what is left. A page is replaced by one write of the same content; blocks go through the commit protocol. Never changes content,
-//! size or modification time.
+//! It goes from page to page in steps, so that other threads can use the file in between. Pages and blocks under the
+//! newest keys are left alone: after a crash, or a second time, it continues with what is left. A page is replaced by
+//! one write of the same content (I13); blocks go through the commit protocol. It never changes content, size or
+//! modification time.
 
 use super::block::Block;
-use super::open::HOLE;
-use super::state::{Core, Dirty, Entry, State};
+use super::primitives::Core;
+use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{KeyRing, Keyed, Salts, Verify};
-use lamassu_format::{Keys, PAGE_LEN};
+use lamassu_format::{BlockNo, Keys, PAGE_LEN, PageNo, SlotKey};
 
 /// Pages looked at in a step that re-seals; of these, pages written.
 const STEP_PAGES_MAX: u64 = 1024;
 const STEP_SEALED_MAX: usize = 128;
-/// Bytes of blocks looked at in a step that re-encrypts. Large: every R-th of a page's blocks takes two barriers, for all pages of the step together.
+/// Bytes of blocks looked at in a step that re-encrypts. Large: every R-th of a page's blocks takes two barriers, for
+/// all pages of the step together.
 const STEP_LEN_MAX: u64 = 32 << 20;
 /// Bytes of blocks opened at once.
 const CHUNK_LEN: usize = 4 << 20;
@@ -34,7 +37,7 @@ pub enum Rekey {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RekeyStep {
     /// The page to go on from; `None`: the file is done.
-    pub next: Option<u64>,
+    pub next: Option<PageNo>,
     /// How many pages the file has, at most.
     pub pages: u64,
     /// Pages that were sealed again.
@@ -51,15 +54,15 @@ pub struct RekeyStep {
 
 impl Core {
     /// Re-keys pages from `from` on, as many as fit in a step.
-    pub fn rekey(&self, st: &mut State, work: Rekey, from: u64) -> Result<RekeyStep, StoreError> {
+    pub fn rekey(&self, st: &mut State, work: Rekey, from: PageNo) -> Result<RekeyStep, StoreError> {
         self.prepare_write(st)?;
         self.commit(st)?;
         let newest = self.ctx.ring.newest_inner();
-        let mut step = RekeyStep { pages: self.geo().last_page(st.disk_size) + 1, ..RekeyStep::default() };
+        let mut step = RekeyStep { pages: st.last_page(self.geo()).0 + 1, ..RekeyStep::default() };
         let (mut next, mut seen, mut old) = (from, Vec::new(), 0);
         while let Some(g) = self.next_page(st, next)? {
-            next = g + 1;
-            if let Entry::Bad(kind) = self.page(st, g)? {
+            next = g.next();
+            if let PageState::Bad(kind) = self.page(st, g)? {
                 let kind = *kind;
                 let _ = self.damaged(kind, g, None);
                 next = self.end_of_bad(st, g)?;
@@ -90,7 +93,7 @@ impl Core {
     }
 
     /// Whether the page on disk is sealed under an epoch that is not the newest.
-    fn is_of_older_seal(&self, g: u64, step: &mut RekeyStep) -> Result<bool, StoreError> {
+    fn is_of_older_seal(&self, g: PageNo, step: &mut RekeyStep) -> Result<bool, StoreError> {
         let mut head = [0; HEAD_LEN];
         self.read_padded(self.geo().page_offset(g), &mut head)?;
         step.read += HEAD_LEN as u64;
@@ -99,25 +102,25 @@ impl Core {
     }
 
     /// Writes the pages among `seen` again that are still under an older seal.
-    fn reseal_old(&self, st: &mut State, seen: &[u64], step: &mut RekeyStep) -> Result<(), StoreError> {
+    fn reseal_old(&self, st: &mut State, seen: &[PageNo], step: &mut RekeyStep) -> Result<(), StoreError> {
         let mut old = Vec::new();
         for &g in seen {
             // A page that went with the end of the file is not there any more.
-            if self.is_of_older_seal(g, step)? && matches!(self.page(st, g)?, Entry::Good(_)) {
+            if self.is_of_older_seal(g, step)? && matches!(self.page(st, g)?, PageState::Good(_)) {
                 old.push(g);
             }
         }
         if old.is_empty() {
             return Ok(());
         }
-        let open = |st: &State, g: &u64| matches!(st.pages.get(g), Some(Entry::Good(held)) if held.page.pending & !held.lost != 0);
+        let open = |st: &State, g: &PageNo| st.pages.good(*g).is_some_and(Held::is_open);
         if old.iter().any(|g| open(st, g)) {
             // Pending bits are resolved first: what this writes is under the newest seal.
             self.settle_now(st)?;
         }
         self.keeping_mtime(st, |core, st| {
             for g in old {
-                if !matches!(core.page(st, g)?, Entry::Good(_)) || !core.is_of_older_seal(g, step)? {
+                if !matches!(core.page(st, g)?, PageState::Good(_)) || !core.is_of_older_seal(g, step)? {
                     continue;
                 }
                 core.settle_page(st, g)?;
@@ -129,39 +132,41 @@ impl Core {
         })
     }
 
-    /// Puts the blocks of a page that the newest K_in does not verify into the buffer, from where a commit encrypts them anew.
+    /// Puts the blocks of a page that the newest K_in does not verify into the buffer, from where a commit encrypts
+    /// them anew.
     fn gather_old_blocks(
         &self,
         st: &mut State,
-        g: u64,
+        g: PageNo,
         newest: &KeyRing,
         step: &mut RekeyStep,
     ) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
         let (keys, lost) = match self.good_page(st, g)? {
-            Some(held) => (held.page.keys.clone(), held.lost),
+            Some(held) => (held.page().keys.clone(), held.lost()),
             None => return Ok(()),
         };
         let per_chunk = (CHUNK_LEN / len).max(1);
-        for (n, keys) in keys.chunks(per_chunk).enumerate() {
+        for (n, keys) in keys.raw().chunks(per_chunk).enumerate() {
             let first = self.geo().first_block(g) + (n * per_chunk) as u64;
             let mut wanted = Keys::from(keys);
-            for (i, key) in wanted.iter_mut().enumerate() {
+            for i in 0..wanted.len() {
                 // What is buffered is going to be written anyway.
-                if lost >> (n * per_chunk + i) & 1 == 1 || st.dirty.contains_key(&(first + i as u64)) {
-                    *key = HOLE;
+                if lost >> (n * per_chunk + i) & 1 == 1 || st.buffer.contains(first + i as u64) {
+                    wanted.set(i, &SlotKey::HOLE);
                 }
             }
             let sealed = self.read_keyed(first, &wanted, step)?;
             let mut copy = sealed.clone();
-            let keyed = Keyed { keys: &wanted, salts: self.salts(st.file_id, first) };
+            let keyed = Keyed { keys: wanted.raw(), salts: self.salts(st.identity.id(), first) };
             let failed = self.ctx.engine.open(newest, &mut copy, len, keyed, Verify::Full);
             drop(copy);
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
             let mut old_keys = Keys::default();
-            failed.iter().for_each(|i| old_keys.push(wanted[*i]));
-            let numbers: Vec<u64> = failed.iter().map(|i| first + *i as u64).collect();
-            let keyed = Keyed { keys: &old_keys, salts: Salts::of_blocks(self.ctx.domain, st.file_id, &numbers) };
+            failed.iter().filter_map(|i| wanted.get(*i)).for_each(|key| old_keys.push(&key));
+            let numbers: Vec<u64> = failed.iter().map(|i| first.0 + *i as u64).collect();
+            let keyed =
+                Keyed { keys: old_keys.raw(), salts: Salts::of_blocks(self.ctx.domain, st.identity.id().0, &numbers) };
             let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, keyed, Verify::Full);
             for (at, (i, bytes)) in failed.into_iter().zip(plain.chunks_exact(len)).enumerate() {
                 let block = first + i as u64;
@@ -171,13 +176,13 @@ impl Core {
                     continue;
                 }
                 let mut bytes = Block::of(bytes);
-                let inside = st.size.saturating_sub(block * self.geo().block_size()).min(len as u64) as usize;
+                let inside = st.sizes.logical().saturating_sub(self.geo().block_start(block)).min(len as u64) as usize;
                 bytes[inside..].fill(0);
-                st.dirty.insert(block, Dirty::Data(bytes));
+                st.buffer.put(block, Dirty::Data(bytes), false);
                 step.reencrypted += 1;
                 step.written += len as u64;
             }
-            if (st.dirty.len() * len) as u64 >= STEP_LEN_MAX {
+            if (st.buffer.len() * len) as u64 >= STEP_LEN_MAX {
                 self.commit(st)?;
             }
         }
@@ -185,23 +190,18 @@ impl Core {
     }
 
     /// Ciphertext of blocks from `first` on; of those whose key is a hole's, zeros.
-    fn read_keyed(
-        &self,
-        first: u64,
-        keys: &[lamassu_format::BlockKey],
-        step: &mut RekeyStep,
-    ) -> Result<Vec<u8>, StoreError> {
+    fn read_keyed(&self, first: BlockNo, keys: &Keys, step: &mut RekeyStep) -> Result<Vec<u8>, StoreError> {
         let len = self.ctx.block_len();
         let mut bytes = vec![0; keys.len() * len];
         let mut at = 0;
         while at < keys.len() {
-            if keys[at] == HOLE {
+            if keys.is_hole(at) {
                 at += 1;
                 continue;
             }
             let from = at;
             at += 1;
-            while at < keys.len() && keys[at] != HOLE && self.continues(first + from as u64, (at - from) as u64) {
+            while at < keys.len() && keys.is_keyed(at) && self.continues(first + from as u64, (at - from) as u64) {
                 at += 1;
             }
             self.read_padded(self.geo().block_offset(first + from as u64), &mut bytes[from * len..at * len])?;

@@ -1,18 +1,19 @@
-//! Sessions (§12): who wrote a page, and whose interrupted state is believed.
+//! Sessions (`docs/format.md` §12): which session wrote a page, and whether its interrupted state is believed.
 //!
-//! A page on its way to disk names keys of data that may not be there yet. It is written so by a session, and says by which. What an interruption may leave
-//! in such a page (a block that is old or new or a hole, pages that are absent above the floor, a shrink half done) is believed while that session is open:
-//! it began and nobody has closed it. Of any other session only what it had written in the end counts. So an older page that the store puts back offers it no
-//! choice of contents.
+//! A page may name keys of data that has not arrived yet. It carries the number of the session that wrote it so. What
+//! an interruption may leave in such a page (a block that is old or new or a hole, pages that are absent above the
+//! floor, a half-done shrink) is believed while that session is open: it began and was not closed. Of any other session
+//! only its final state counts. So a store that puts an older page back gets no choice of contents.
 //!
 //! * A session's number is durable in the vault's record before the first page that carries it is written.
 //! * A session is closed only when every page it wrote is durable and settled.
-//! * The session under way is believed only after a file of it was let go that was not settled: nobody else has left anything in between.
+//! * The current session is believed only after one of its files was closed unsettled: nothing else can have left an
+//!   incomplete state.
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Where the vault keeps its record of sessions.
 pub trait SessionKeeper: Send + Sync {
@@ -41,29 +42,50 @@ pub enum Standing {
     Unknown,
 }
 
-/// The sessions of a vault, and the one under way.
+/// How [`Sessions::end`] has left the current session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// None is open any more.
+    Closed,
+    /// It left something behind, and stays open.
+    LeftOpen,
+}
+
+/// The sessions of a vault, and the current one.
 pub struct Sessions {
     keeper: Arc<dyn SessionKeeper>,
-    /// The session under way; 0: none. Held while a page that carries it is written.
+    /// The current session; 0: none. Held while a page that carries it is written.
     current: RwLock<u32>,
-    /// A file of the session under way was let go that was not settled.
+    /// Pages that it has written.
+    written: AtomicU32,
+    /// A file of the current session was closed unsettled.
     left_behind: AtomicBool,
 }
 
-/// The number of the session under way, which is not closed while this lives.
-pub struct Stamp<'a>(RwLockReadGuard<'a, u32>);
+/// The number of the current session, which is not closed while this lives.
+pub struct Stamp<'a> {
+    session: RwLockReadGuard<'a, u32>,
+    written: &'a AtomicU32,
+}
 
 impl Stamp<'_> {
     /// The number.
     pub fn session(&self) -> u32 {
-        *self.0
+        *self.session
+    }
+
+    /// How many pages the session has written with the one that gets this number: of two pages of a file it says which
+    /// is the later. The highest number is that of all that come after it.
+    pub fn next_sequence(&self) -> u32 {
+        let next = |written: u32| Some(written.saturating_add(1));
+        self.written.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).unwrap_or(u32::MAX).saturating_add(1)
     }
 }
 
 impl Sessions {
-    /// None is under way.
+    /// No session is under way.
     pub fn new(keeper: Arc<dyn SessionKeeper>) -> Sessions {
-        Sessions { keeper, current: RwLock::new(0), left_behind: AtomicBool::new(false) }
+        Sessions { keeper, current: RwLock::new(0), written: AtomicU32::new(0), left_behind: AtomicBool::new(false) }
     }
 
     /// For a single file without its vault: whatever its pages say is believed, and nothing is written.
@@ -91,17 +113,18 @@ impl Sessions {
         loop {
             let current = self.current.read();
             if *current != 0 {
-                return Ok(Stamp(current));
+                return Ok(Stamp { session: current, written: &self.written });
             }
             drop(current);
             let mut current = self.current.write();
             if *current == 0 {
                 *current = self.keeper.begin()?;
+                self.written.store(0, Ordering::Release);
             }
         }
     }
 
-    /// For tests of files alone: every session but the one under way was interrupted.
+    /// For tests of files alone: every session but the current one was interrupted.
     #[cfg(any(test, feature = "testing"))]
     pub fn all_interrupted() -> Sessions {
         static LAST: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -120,36 +143,41 @@ impl Sessions {
         Sessions::new(Arc::new(Interrupted))
     }
 
-    /// The session under way.
+    /// The current session.
     pub fn under_way(&self) -> Option<u32> {
         Some(*self.current.read()).filter(|session| *session != 0)
     }
 
-    /// Whether one is.
+    /// Whether there is one.
     pub fn is_under_way(&self) -> bool {
         self.under_way().is_some()
     }
 
-    /// Ends the session under way, if there is one and everything it wrote is settled: the caller has seen to that, and nobody writes meanwhile. A session that
-    /// left something behind stays open for ever, or until a check of the whole vault has completed what it left.
+    /// Ends the current session, if there is one and everything it wrote is settled. The caller has made sure of that,
+    /// and that no thread writes meanwhile. A session that left a file unsettled stays open for ever, or until a check
+    /// of the whole vault has completed what it left.
     ///
     /// # Errors
     /// Those of the store; the session then goes on.
-    pub fn end(&self) -> io::Result<()> {
+    pub fn end(&self) -> io::Result<Ended> {
         let mut current = self.current.write();
-        if *current != 0 && !self.left_behind.load(Ordering::Acquire) {
+        if *current != 0 {
+            if self.left_behind.load(Ordering::Acquire) {
+                return Ok(Ended::LeftOpen);
+            }
             self.keeper.close(*current)?;
             *current = 0;
         }
-        Ok(())
+        Ok(Ended::Closed)
     }
 
-    /// Tells that a file was let go whose pages on disk are not settled.
+    /// Notes that a file was closed whose pages on disk are not settled.
     pub fn note_left_behind(&self) {
         self.left_behind.store(true, Ordering::Release);
     }
 
-    /// What is known of the session of a page that was read; 0 is none, which nothing interrupts. The caller holds no [`Stamp`].
+    /// What is known of the session of a page that was read; 0 is none, which nothing interrupts. The caller holds no
+    /// [`Stamp`].
     pub fn standing(&self, session: u32) -> Standing {
         if session == 0 {
             return Standing::Closed;

@@ -1,51 +1,64 @@
-//! After a barrier: pending bits cleared, the floor raised, `cut` cleared, the backing file cut to what is in use, and a clean
-//! one-page file given its convergent page.
+//! Settling, after a barrier: pages stop saying that something is under way.
+//!
+//! | step | what it does | keeps |
+//! |---|---|---|
+//! | 1 | the steps of a shrink are repeated, if a barrier after them failed | I10, I11 |
+//! | 2 | the backing file is cut to what is in use, once the last page is durable | I8 |
+//! | 3 | page 0: `cut` and `sparse` cleared, the floor raised, a clean one-page file given its convergent page | I5, I10 |
+//! | 4 | pending bits cleared in pages whose data a barrier has covered | I3 |
+//!
+//! Nothing that is written here needs a barrier after it: until it is durable the pages on disk describe the same
+//! content.
 
-use super::open::keep_bits;
-use super::state::{Core, Entry, Held, State};
+use super::block::Block;
+use super::primitives::{Core, PageId};
+use super::recover::keep_bits;
+use super::state::{Dirty, Held, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
+use lamassu_format::PageNo;
+use lamassu_format::page::TAG_AT;
+
+/// Pages that one settling reads to see whether they are there.
+const DENSE_LOOKS_MAX: u32 = 1024;
 
 impl Core {
     /// Whether [`Core::settle`] would find something to do, now or after the next barrier.
     pub fn needs_settle(&self, st: &State) -> bool {
-        if st.lost_from.is_some() || matches!(st.pages.get(&0), Some(Entry::Bad(_))) {
-            return false; // nothing can be written while page 0 tells nothing, or the store has lost the end
+        if self.is_mute(st) {
+            return false;
         }
-        if st.barrier_failed {
-            return true;
-        }
-        let last = self.geo().last_page(st.disk_size);
-        let pending = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
-        let stray_tail = matches!(st.pages.get(&0), Some(Entry::Good(held)) if !held.page.tail.is_empty());
-        let is_known = !stray_tail && st.unknown_from.is_none();
-        let floor_is_low = last > 0 && st.floor != st.disk_size && is_known;
-        let random = match st.pages.get(&0) {
-            Some(Entry::Good(held)) => last == 0 && self.wants_convergent(held),
-            _ => false,
-        };
-        st.cut || floor_is_low || random || st.excess || st.pages.values().any(pending)
+        let zero = st.pages.good(PageNo::ZERO).filter(|_| st.last_page(self.geo()) == PageNo::ZERO);
+        let is_random = zero.is_some_and(|held| self.wants_convergent(held));
+        self.is_under_way(st) || is_random || st.shrink.has_excess()
     }
 
     /// Whether every page that was written here is as it stays. What was never written here is another session's.
     pub fn is_settled(&self, st: &State) -> bool {
-        if st.seq == 0 {
-            return true;
-        }
-        let is_bad = |g| matches!(st.pages.get(&g), Some(Entry::Bad(_)));
-        let under_way = |entry: &Entry| matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0);
-        let floor_is_low = self.geo().last_page(st.disk_size) > 0 && st.floor != st.disk_size && !is_bad(0);
-        let failed = st.barrier_failed || st.unsure || !st.unsure_pages.is_empty();
-        !st.cut && !floor_is_low && !failed && !st.pages.values().any(under_way)
+        !st.marks.has_written() || (st.failures.is_clear() && !self.is_under_way(st))
+    }
+
+    /// Whether pages on disk say what holds only until they settle. What nothing can settle does not count: a damaged
+    /// last page, say, records no size that the floor could be raised to. Otherwise who damages a page kept the session
+    /// open.
+    fn is_under_way(&self, st: &State) -> bool {
+        let is_known = st.inherited.unknown_from().is_none() && !self.is_mute(st);
+        let has_floor = st.last_page(self.geo()) > PageNo::ZERO;
+        let is_floor_low = has_floor && st.sizes.floor() != st.sizes.stored() && is_known;
+        st.shrink.is_cut() || st.failures.needs_rewrite() || is_floor_low || st.pages.has_open()
+    }
+
+    /// Whether nothing can be written: page 0 is unreadable, or the store has lost the end.
+    fn is_mute(&self, st: &State) -> bool {
+        st.inherited.is_truncated() || st.pages.is_bad(PageNo::ZERO)
     }
 
     fn wants_convergent(&self, held: &Held) -> bool {
-        self.ctx.convergent_small_files && held.page.file_id != [0; 16] && held.lost == 0
+        self.ctx.convergent_small_files && !held.page().file_id.is_none() && held.lost() == 0
     }
 
-    /// Names the writes so far; the size they tell is durable once a barrier covers them.
-    pub fn mark(&self, st: &mut State) -> u64 {
-        st.marked = (st.seq, st.disk_size);
-        st.seq
+    /// Names the writes so far; the size that they record is durable once a barrier covers them.
+    pub fn mark(&self, st: &mut State) -> Mark {
+        st.marks.take(st.sizes.stored())
     }
 
     /// Barrier and settle.
@@ -56,162 +69,186 @@ impl Core {
     }
 
     /// Settles what a barrier has covered up to `mark`.
-    pub fn settle(&self, st: &mut State, mark: u64) -> Result<(), StoreError> {
+    pub fn settle(&self, st: &mut State, mark: Mark) -> Result<(), StoreError> {
         if self.ctx.read_only {
             return Ok(());
         }
-        if st.barrier_failed {
-            return self.settle_now(st); // the caller's barrier did not cover what the failed one has lost
+        if st.failures.needs_rewrite() {
+            return self.settle_now(st); // I11: the caller's barrier did not cover what the failed one has lost
         }
-        st.covered = st.covered.max(mark);
+        st.marks.cover(mark);
         if !self.needs_settle(st) {
             return Ok(());
         }
         self.keeping_mtime(st, |core, st| {
-            if st.cut_open {
-                core.redo_cut(st)?; // `cut` must stand until its steps are done
+            if st.shrink.has_open_steps() {
+                core.redo_cut(st)?; // step 1, I10: `cut` stands until its steps are done
             }
-            core.cut_excess(st)?;
-            core.settle_page_zero(st)?;
-            let covered = st.covered;
-            let open = |entry: &Entry| {
-                matches!(entry, Entry::Good(held) if held.page.pending & !held.lost != 0 && held.data_mark <= covered)
-            };
-            let pages: Vec<u64> = st.pages.iter().filter(|(_, e)| open(e)).map(|(g, _)| *g).collect();
-            for g in pages {
-                core.settle_page(st, g)?;
+            core.cut_excess(st)?; // step 2
+            core.settle_page_zero(st)?; // step 3
+            let marks = &st.marks;
+            for g in st.pages.numbers_of(|held| held.is_open() && held.is_data_durable(marks)) {
+                core.settle_page(st, g)?; // step 4
             }
             Ok(())
         })
     }
 
-    /// Writes a page as it is now, what a barrier has covered no longer pending.
-    pub fn settle_page(&self, st: &mut State, g: u64) -> Result<(), StoreError> {
-        let Some(Entry::Good(held)) = st.pages.get(&g) else { return Ok(()) };
-        let (mut page, lost) = (held.page.clone(), held.lost);
-        if held.data_mark <= st.covered {
-            keep_bits(&mut page, lost);
-        }
-        page.cut = g == 0 && st.cut;
-        self.write_page(st, g, page, lost)
+    /// Writes a page as it is now, without the pending bits of what a barrier has covered.
+    pub fn settle_page(&self, st: &mut State, g: PageNo) -> Result<(), StoreError> {
+        let (is_cut, fields) = (st.shrink.is_cut(), st.sizes.fields());
+        self.settle_page_as(st, g, is_cut, fields)
     }
 
+    /// The same; page 0 gets this `cut` and this floor.
+    fn settle_page_as(&self, st: &mut State, g: PageNo, cut: bool, fields: SizeFields) -> Result<(), StoreError> {
+        let Some(held) = st.pages.good(g) else { return Ok(()) };
+        let (mut page, lost) = (held.page().clone(), held.lost());
+        if held.is_data_durable(&st.marks) {
+            keep_bits(&mut page, lost); // I3
+        }
+        page.cut = g == PageNo::ZERO && cut;
+        self.write_page(st, g, page, lost, fields, PageId::AsFits)
+    }
+
+    /// Step 3.
     fn settle_page_zero(&self, st: &mut State) -> Result<(), StoreError> {
-        if let Entry::Bad(_) = self.page(st, 0)? {
-            return Ok(()); // it tells no floor that could be raised; the other pages settle without it
+        if let PageState::Bad(_) = self.page(st, PageNo::ZERO)? {
+            return Ok(()); // it has no floor that could be raised; the other pages settle without it
         }
-        let last = self.geo().last_page(st.disk_size);
-        let last_mark = match st.pages.get(&last) {
-            Some(Entry::Good(held)) => held.write_mark,
-            _ => 0,
-        };
-        let cut_done = st.cut && !st.cut_open && st.drop_mark <= st.covered && last_mark <= st.covered;
-        let (mark, durable) = st.marked;
-        let stray_tail = last > 0 && self.good_page(st, 0)?.is_some_and(|held| !held.page.tail.is_empty());
-        let is_known = !stray_tail && st.unknown_from.is_none();
-        let raises = last > 0 && is_known && mark <= st.covered && durable > st.floor && durable <= st.disk_size;
-        let Some(held) = self.good_page(st, 0)? else { return Ok(()) };
-        let settled = held.page.pending & !held.lost == 0;
-        let convergent = last == 0 && settled && self.wants_convergent(held);
-        if !cut_done && !raises && !convergent {
+        // I5: a barrier has covered the pages that record this size. A page whose write failed may still be from before
+        // the file grew.
+        let has_floor = st.last_page(self.geo()) > PageNo::ZERO;
+        let is_known = st.inherited.unknown_from().is_none() && st.failures.uncertain_pages().is_empty();
+        let SizeFields { size, floor, .. } = st.sizes.fields();
+        let raised = st.marks.durable_size().filter(|durable| *durable > floor && *durable <= size);
+        let raised = raised.filter(|_| has_floor && is_known);
+        if let Some(durable) = raised {
+            self.mend_above_floor(st, durable)?; // a commit may follow
+        }
+        let last = st.last_page(self.geo());
+        let is_last_durable = st.pages.good(last).is_none_or(|held| held.is_durable(&st.marks));
+        // I10: the steps after `cut` are done, and a barrier has covered them.
+        let is_cut_done = st.shrink.is_cut() && !st.shrink.has_open_steps();
+        let is_cut_done = is_cut_done && !st.marks.holds_data_back() && is_last_durable;
+        let Some(zero) = self.good_page(st, PageNo::ZERO)? else { return Ok(()) };
+        let convergent = last == PageNo::ZERO && !zero.is_open() && self.wants_convergent(zero);
+        let fills = st.sizes.is_sparse() && last > PageNo::ZERO && self.is_dense(st)?;
+        if !is_cut_done && raised.is_none() && !convergent && !fills {
             return Ok(());
         }
-        if raises {
-            self.note_absent_pages(st, durable)?;
-        }
-        let before = (st.cut, st.floor);
-        if cut_done {
-            (st.cut, st.floor) = (false, st.disk_size);
-        }
-        if raises {
-            st.floor = durable;
-        }
-        let settled = self.settle_page(st, 0);
-        if settled.is_err() {
-            (st.cut, st.floor) = before; // as it is on disk
-        }
-        settled
-    }
-
-    /// To be called before the floor is raised to `durable`: pages that a crash lost above the old floor read as holes; below the new one only `sparse`
-    /// allows that. What this process wrote it knows to be there.
-    pub fn note_absent_pages(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
-        if st.floor >= st.inherited_size || st.sparse {
-            return Ok(());
-        }
-        let last = self.geo().last_page(durable.min(st.inherited_size));
-        let mut g = self.geo().last_page(st.floor);
-        while g <= last {
-            if matches!(self.page(st, g)?, Entry::Absent) {
-                st.sparse = true;
-                break;
-            }
-            // A run of pages that nobody knows of may be as long as the store likes.
-            g = self.end_of_bad(st, g)?;
+        let cut = st.shrink.is_cut() && !is_cut_done;
+        let SizeFields { size, floor, sparse } = st.sizes.fields();
+        let floor = raised.unwrap_or(if is_cut_done { size } else { floor });
+        self.settle_page_as(st, PageNo::ZERO, cut, SizeFields { size, floor, sparse: sparse && !fills })?;
+        if fills {
+            st.sizes.note_dense();
         }
         Ok(())
     }
 
-    /// Whether [`Core::note_absent_pages`] may come to look at pages that nobody has looked at yet.
+    /// Whether no page of the file is absent, durably: then page 0 need not say `sparse`, which allows that a page is
+    /// taken away. Goes on where it came to the last time, since a page that is there goes with the end of the file
+    /// alone.
+    fn is_dense(&self, st: &mut State) -> Result<bool, StoreError> {
+        if !st.failures.uncertain_pages().is_empty() {
+            return Ok(false);
+        }
+        let last = st.last_page(self.geo());
+        let mut looked = 0;
+        while st.sizes.dense_until() <= last {
+            let g = st.sizes.dense_until();
+            let is_there = match st.pages.get(g) {
+                Some(PageState::Good(held)) => held.is_durable(&st.marks),
+                Some(PageState::Bad(_) | PageState::Absent) => false,
+                None => {
+                    looked += 1;
+                    looked <= DENSE_LOOKS_MAX && self.has_nonce(g)?
+                }
+            };
+            if !is_there {
+                return Ok(false);
+            }
+            st.sizes.note_dense_page();
+        }
+        Ok(true)
+    }
+
+    /// Whether a page lies in the place of page `g`: every one that was written begins with a nonce.
+    fn has_nonce(&self, g: PageNo) -> Result<bool, StoreError> {
+        let mut nonce = [0; TAG_AT];
+        let got = self.read_padded(self.geo().page_offset(g), &mut nonce)?;
+        Ok(got > 0 && nonce.iter().any(|&b| b != 0))
+    }
+
+    /// To be called before the floor is raised to `durable` (I5). A crash may have left pages above the old floor
+    /// absent, or as they were before the file grew past them. Below the new one only `sparse` allows the first, and
+    /// nothing the second. What this process wrote it knows to be there.
+    pub fn mend_above_floor(&self, st: &mut State, durable: u64) -> Result<(), StoreError> {
+        if st.sizes.floor() >= st.inherited.size() {
+            return Ok(());
+        }
+        let last = self.geo().last_page(durable.min(st.inherited.size()));
+        let (mut next, mut mended) = (self.geo().last_page(st.sizes.floor()), false);
+        while next <= last {
+            let found = self.next_page(st, next)?;
+            if found != Some(next) {
+                st.sizes.note_sparse();
+            }
+            let Some(g) = found.filter(|g| *g <= last) else { break };
+            mended |= self.mend_short_page(st, g)?;
+            // A run of pages of which nothing is known may be as long as the store likes.
+            next = self.end_of_bad(st, g)?;
+        }
+        if mended {
+            self.prepare_write(st)?;
+            self.commit_buffered(st)?;
+            self.barrier(st)?;
+        }
+        Ok(())
+    }
+
+    /// Brings a page that is not the last to its end. A tail goes to its block with the next commit, and the page with
+    /// it.
+    fn mend_short_page(&self, st: &mut State, g: PageNo) -> Result<bool, StoreError> {
+        let geo = *self.geo();
+        if g >= st.last_page(&geo) {
+            return Ok(false);
+        }
+        let PageState::Good(held) = self.page(st, g)? else { return Ok(false) };
+        if !self.lacks_blocks(held.page(), g, u64::MAX) && held.page().tail.is_empty() {
+            return Ok(false);
+        }
+        let (mut page, lost) = (held.page().clone(), held.lost());
+        if !page.tail.is_empty() {
+            let block = geo.first_block(g) + page.keys.len() as u64;
+            let mut bytes = Block::zeroed(self.ctx.block_len());
+            bytes[..page.tail.len()].copy_from_slice(&page.tail);
+            if !st.buffer.contains(block) {
+                st.buffer.put(block, Dirty::Data(bytes), false);
+            }
+            return Ok(true);
+        }
+        page.keys.resize(geo.blocks_per_page() as usize);
+        self.write_page(st, g, page, lost, st.sizes.fields(), PageId::AsFits)?;
+        Ok(true)
+    }
+
+    /// Whether [`Core::mend_above_floor`] may come to load pages that are not known yet.
     pub fn may_lack_pages(&self, st: &State) -> bool {
-        st.floor < st.inherited_size && !st.sparse && self.geo().last_page(st.inherited_size) > 0
+        let inherited = st.inherited.size();
+        st.sizes.floor() < inherited && self.geo().last_page(inherited) > PageNo::ZERO
     }
 
+    /// Step 2. I8: the page that gave up the space is durable before the space goes.
     fn cut_excess(&self, st: &mut State) -> Result<(), StoreError> {
-        let last = self.geo().last_page(st.disk_size);
-        let covered = st.covered;
-        match self.page(st, last)? {
-            Entry::Good(held) if held.write_mark <= covered => {}
-            _ => return Ok(()),
+        let last = st.last_page(self.geo());
+        self.page(st, last)?;
+        if !st.pages.good(last).is_some_and(|held| held.is_durable(&st.marks)) {
+            return Ok(());
         }
-        let implied = self.implied_len(st)?;
-        if st.len > implied {
-            self.shorten(st, implied)?;
-        }
-        st.excess = false;
-        Ok(())
-    }
-
-    /// After a failed barrier the kernel may have dropped what it could not write: everything uncovered is read back,
-    /// verified and written again. What is gone falls back to its previous key, or is lost; the next fsync says so ([`State::untold`]).
-    pub fn write_uncovered_again(&self, st: &mut State) -> Result<(), StoreError> {
-        let covered = st.covered;
-        if st.shorten_mark > covered {
-            // Nothing was written past the end since: that waits for a barrier.
-            self.backing.set_len(st.len).map_err(StoreError::io("truncate", st.len))?;
-        }
-        let open = |entry: &Entry| matches!(entry, Entry::Good(held) if held.write_mark > covered || held.is_uncovered(covered));
-        let pages: Vec<u64> = st.pages.iter().filter(|(_, e)| open(e)).map(|(g, _)| *g).collect();
-        for g in pages {
-            let Some(Entry::Good(held)) = st.pages.get(&g) else { continue };
-            let (mut page, mut lost) = (held.page.clone(), held.lost);
-            let open_bits = page.pending & !lost;
-            for i in (0..page.keys.len()).filter(|i| open_bits >> i & 1 == 1) {
-                let block = self.geo().first_block(g) + i as u64;
-                let offset = self.geo().block_offset(block);
-                let mut bytes = vec![0u8; self.ctx.block_len()];
-                self.read_padded(offset, &mut bytes)?;
-                let is_zero = bytes.iter().all(|&b| b == 0);
-                let salts = self.salts(page.file_id, block);
-                let matches = |key: &[u8; 32]| match *key == [0; 32] {
-                    true => is_zero,
-                    false => self.block_matches(&bytes, key, salts),
-                };
-                if !matches(&page.keys[i]) {
-                    match page.previous_key(i).or(Some([0; 32])).filter(matches) {
-                        Some(previous) => page.keys[i] = previous,
-                        None => {
-                            lost |= 1 << i;
-                            continue;
-                        }
-                    }
-                }
-                if page.keys[i] != [0; 32] {
-                    self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
-                }
-            }
-            self.write_page(st, g, page, lost)?;
-        }
+        self.shorten_to_implied(st)?;
+        st.shrink.note_no_excess();
         Ok(())
     }
 }

@@ -1,73 +1,86 @@
-//! Making a file shorter: `cut`, barrier, last page, ftruncate (§12); immediate, not buffered.
+//! Making a file shorter: `cut`, barrier, last page, ftruncate (`docs/format.md` §12); immediate, not buffered.
+//!
+//! The steps of a shrink of a file of several pages ([`Core::shrink_on_disk`]), in order:
+//!
+//! | step | what it does | keeps |
+//! |---|---|---|
+//! | 1 | barrier: every page below the new size is durable | I10 |
+//! | 2 | page 0 is written with `cut` and the new size as floor | I5, I10 |
+//! | 3 | barrier: from here on the new size rules, whatever is left of the rest | I5, I10 |
+//! | 4 | the last page is written without the slots past the size, pages past it are made void | I8 |
+//! | 5 | the backing file is shortened | I8 |
+//! | later | a commit or settling writes page 0 without `cut`, after a barrier | I10 |
+//!
+//! Recovery repeats steps 3 to 5 ([`Core::redo_cut`]). A file of one page is cut by one write of its page.
 
-use super::open::clip;
-use super::state::{Core, Dirty, Held, State};
+use super::primitives::{Core, PageId};
+use super::recover::clip;
+use super::state::{Dirty, SizeFields, State};
 use super::types::StoreError;
-use lamassu_format::{PAGE_LEN, Page};
+use lamassu_format::{BlockNo, PAGE_LEN, Page, PageNo};
 
 impl Core {
     /// Sets the size, if that makes the file longer.
     pub fn grow_to(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
-        if size > st.size { self.set_size(st, size) } else { Ok(()) }
+        if size > st.sizes.logical() { self.set_size(st, size) } else { Ok(()) }
     }
 
     /// Sets the size.
     pub fn set_size(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
-        if size == 0 && st.lost_from.is_some() && !self.ctx.read_only {
-            st.lost_from = None; // emptying a file that the store truncated is how a user gets rid of it
+        if size == 0 && !self.ctx.read_only {
+            st.inherited.forget_truncation();
         }
         if size == 0 {
             return self.empty(st);
         }
         self.prepare_write(st)?;
-        if size < st.size {
-            st.refused = None; // space comes back
+        if size < st.sizes.logical() {
+            st.buffer.forget_refusal(); // space comes back
         }
-        if size >= st.size {
-            if size > st.size {
+        if size >= st.sizes.logical() {
+            if size > st.sizes.logical() {
                 self.grow(st, size)?;
                 self.note_change();
             }
             return Ok(());
         }
         let mut shrunk = Ok(());
-        if size < st.disk_size {
+        if size < st.sizes.stored() {
             self.free_tails_before(st, size)?;
             shrunk = self.shrink_on_disk(st, size);
-            if shrunk.is_err() && st.disk_size > size {
+            if shrunk.is_err() && st.sizes.stored() > size {
                 return shrunk; // nothing happened: what is buffered stays, too
             }
         }
         // Once page 0 says so the size rules, even if a later step failed and has to be repeated.
-        let block_size = self.geo().block_size();
-        self.unseal(st, size / block_size)?;
-        drop(st.dirty.split_off(&size.div_ceil(block_size)));
-        st.replaces &= !st.dirty.is_empty();
-        if let Some(Dirty::Data(bytes)) = st.dirty.get_mut(&(size / block_size)) {
-            bytes[(size % block_size) as usize..].fill(0);
-            st.at_cut = Some((size / block_size, bytes.clone()));
+        let block = self.geo().block_at(size);
+        self.unseal(st, block)?;
+        st.buffer.drop_from(self.geo().end_block(size));
+        if let Some(bytes) = st.buffer.data_mut(block) {
+            bytes[(size % self.geo().block_size()) as usize..].fill(0);
+            st.shrink.keep_last_block(block, bytes.clone()); // I9
         }
-        st.size = size;
-        st.unknown_from = st.unknown_from.filter(|from| size > *from);
+        st.sizes.set_logical(size);
+        st.inherited.note_shrunk(size);
         self.note_change();
         shrunk
     }
 
-    /// A crash may have left a tail in a page that is not the last. The size field of such a page belongs to its tail, and can
-    /// tell neither where page 0 cuts nor where the file ends: the tail goes to its block first.
+    /// A crash may have left a tail in a page that is not the last. The size field of such a page belongs to its tail,
+    /// and can record neither where page 0 cuts nor where the file ends. So the tail goes to its block first.
     fn free_tails_before(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = *self.geo();
         let mut found = false;
-        for g in [0, geo.last_page(size)] {
+        for g in [PageNo::ZERO, geo.last_page(size)] {
             let Some(held) = self.good_page(st, g)? else { continue };
-            let block = geo.first_block(g) + held.page.keys.len() as u64;
-            if held.page.tail.is_empty() || g == geo.last_page(st.disk_size) {
+            let block = geo.first_block(g) + held.page().keys.len() as u64;
+            if held.page().tail.is_empty() || g == st.last_page(&geo) {
                 continue;
             }
             found = true;
-            if !st.dirty.contains_key(&block) {
+            if !st.buffer.contains(block) {
                 let bytes = self.load_block(st, block)?;
-                st.dirty.insert(block, Dirty::Data(bytes));
+                st.buffer.put(block, Dirty::Data(bytes), false);
             }
         }
         if found { self.commit(st) } else { Ok(()) }
@@ -78,116 +91,137 @@ impl Core {
         if self.ctx.read_only {
             return Err(StoreError::ReadOnly);
         }
-        let was_one_page = st.len <= PAGE_LEN as u64;
-        if st.disk_size > 0 || !was_one_page || !st.unsure_pages.is_empty() {
-            let mark = st.drop_mark;
-            self.shorten(st, 0)?;
-            if was_one_page {
-                st.drop_mark = mark; // the next page written covers all that was there
+        let was_one_page = st.space.len() <= PAGE_LEN as u64;
+        if st.sizes.stored() > 0 || !was_one_page || !st.failures.uncertain_pages().is_empty() {
+            self.set_backing_len(st, 0)?;
+            if !was_one_page {
+                // I8. Of one page nothing is left to be written on: the next page written covers all that was there.
+                st.marks.hold_data_back();
             }
-            st.unsealed_empty = true;
             st.pages.clear();
-            st.unresolved.clear();
-            st.unsure_pages.clear();
-            st.file_id = [0; 16]; // of a page that is gone; one that stays keeps it
+            st.failures.clear_pages();
+            st.identity.note_cut_to_nothing();
         }
-        st.dirty.clear();
-        st.replaces = false;
-        (st.ragged, st.refused) = (Some(false), None);
-        (st.size, st.disk_size, st.floor) = (0, 0, 0);
-        (st.sparse, st.cut, st.cut_open, st.prepared) = (false, false, false, true);
-        st.unknown_from = None;
-        st.wants_page = true;
-        (st.born, st.born_mark) = (true, st.seq);
+        st.buffer.clear();
+        st.sizes.clear();
+        st.shrink.note_emptied();
+        st.inherited.note_emptied();
+        st.identity.want_page();
+        st.identity.note_made(st.marks.written());
         self.note_change();
         Ok(())
     }
 
     fn shrink_on_disk(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = *self.geo();
-        let (old_last, last) = (geo.last_page(st.disk_size), geo.last_page(size));
-        st.ragged = None;
-        if old_last == 0 {
-            // One page before and after: one atomic write. The space is given back when that is durable. A `cut` that stands goes on
-            // to stand: the pages of an earlier, longer file may not be gone yet.
-            self.write_last_page(st, size, st.cut)?;
-            st.excess = true;
+        let (old_last, last) = (st.last_page(&geo), geo.last_page(size));
+        st.shrink.forget_ragged();
+        if old_last == PageNo::ZERO {
+            // One page before and after: one atomic write. The space is given back when that is durable (I8). A `cut`
+            // that stands goes on to stand: the pages of an earlier, longer file may not be gone yet (I10).
+            self.write_last_page(st, size, st.shrink.is_cut())?;
+            st.shrink.note_excess();
             return Ok(());
         }
-        if st.seq > st.covered {
-            self.barrier(st)?; // what page 0 tells with `cut` is a floor, too: every page below it is durable
+        if st.marks.has_uncovered() {
+            self.barrier(st)?; // step 1, I10: what page 0 says with `cut` is a floor, too
         }
-        if last == 0 {
+        // Step 2, I5: the floor is lowered before anything below the old one is given up.
+        if last == PageNo::ZERO {
             self.write_last_page(st, size, true)?;
         } else {
-            self.note_absent_pages(st, size)?;
-            let zero = self.good_page(st, 0)?.map(|held| (held.page.clone(), held.lost));
-            let (mut page, lost) = zero.unwrap_or((Page::empty(st.file_id), 0));
+            self.mend_above_floor(st, size)?;
+            let zero = self.good_page(st, PageNo::ZERO)?.map(|held| (held.page().clone(), held.lost()));
+            let (mut page, lost) = zero.unwrap_or((Page::empty(st.identity.id()), 0));
             page.cut = true;
-            let before = (st.disk_size, st.floor);
-            (st.disk_size, st.floor) = (size, size);
-            if let Err(error) = self.write_page(st, 0, page, lost) {
-                (st.disk_size, st.floor) = before;
-                return Err(error);
-            }
+            self.write_page(
+                st,
+                PageNo::ZERO,
+                page,
+                lost,
+                SizeFields { size, floor: size, ..st.sizes.fields() },
+                PageId::AsFits,
+            )?;
+            st.sizes.set_stored(size);
         }
-        st.cut_open = true;
-        st.pages.retain(|g, _| *g <= last); // void: nothing may write them again
-        st.unresolved.retain(|g, _| *g <= last);
-        self.barrier(st)?;
+        st.shrink.begin_steps();
+        st.pages.drop_after(last);
+        self.barrier(st)?; // step 3, I5: the lower floor is durable before the file shrinks
         self.finish_cut(st)
     }
 
-    /// Steps that follow once `cut` and the size in page 0 are durable: also what recovery repeats.
+    /// Steps 4 and 5, once `cut` and the size in page 0 are durable. I10: page 0 keeps `cut` until a barrier has
+    /// covered them.
     fn finish_cut(&self, st: &mut State) -> Result<(), StoreError> {
-        let last = self.geo().last_page(st.disk_size);
-        st.pages.retain(|g, _| *g <= last);
-        st.unresolved.retain(|g, _| *g <= last);
-        if last > 0 {
-            self.write_last_page(st, st.disk_size, false)?;
+        let last = st.last_page(self.geo());
+        st.pages.drop_after(last);
+        if last > PageNo::ZERO {
+            self.write_last_page(st, st.sizes.stored(), false)?;
         }
         self.void_pages_after(st, last)?;
-        let implied = self.implied_len(st)?;
-        if st.len > implied {
-            self.shorten(st, implied)?;
-        }
-        st.cut_open = false;
+        self.shorten_to_implied(st)?;
+        st.shrink.end_steps();
         Ok(())
     }
 
-    /// After a commit: a page past the last one that a failed write may have left would tell another size.
-    pub fn drop_stray_pages(&self, st: &mut State) -> Result<(), StoreError> {
-        let last = self.geo().last_page(st.disk_size);
-        if st.unsure_pages.iter().any(|g| *g > last) {
-            self.void_pages_after(st, last)?;
-            let implied = self.implied_len(st)?;
-            if st.len > implied {
-                self.shorten(st, implied)?;
-            }
-        }
-        st.unsure_pages.clear();
-        Ok(())
-    }
-
-    /// With several pages a segment, pages past the last one may lie before data that stays: they are made absent.
-    fn void_pages_after(&self, st: &mut State, last: u64) -> Result<(), StoreError> {
+    /// Backing length that the size on disk and the last page's tail imply: everything in use ends there.
+    pub fn implied_len(&self, st: &mut State) -> Result<u64, StoreError> {
         let geo = *self.geo();
+        let g = st.last_page(&geo);
+        let has_tail = self.page(st, g)?.good().is_some_and(|held| !held.page().tail.is_empty());
+        let blocks = geo.end_block(st.sizes.stored()).0 - u64::from(has_tail);
+        let page_end = geo.page_offset(g) + PAGE_LEN as u64;
+        Ok(match blocks.checked_sub(1) {
+            Some(last) => page_end.max(geo.block_offset(BlockNo(last)) + geo.block_size()),
+            None => page_end,
+        })
+    }
+
+    /// Cuts the backing file to its implied length, if it is longer.
+    pub fn shorten_to_implied(&self, st: &mut State) -> Result<(), StoreError> {
+        let implied = self.implied_len(st)?;
+        if st.space.len() > implied { self.shorten(st, implied) } else { Ok(()) }
+    }
+
+    /// Shortens the backing file. I8: nothing is written past the new end before a barrier covers this.
+    pub fn shorten(&self, st: &mut State, len: u64) -> Result<(), StoreError> {
+        self.set_backing_len(st, len)?;
+        st.marks.hold_data_back();
+        Ok(())
+    }
+
+    /// After a commit, I11: a page past the last one that a failed write may have left would record another size.
+    pub fn drop_stray_pages(&self, st: &mut State) -> Result<(), StoreError> {
+        let last = st.last_page(self.geo());
+        if st.failures.uncertain_pages().iter().any(|g| *g > last) {
+            self.void_pages_after(st, last)?;
+            self.shorten_to_implied(st)?;
+        }
+        st.failures.clear_pages();
+        Ok(())
+    }
+
+    /// With several pages a segment, pages past the last one may lie before data that stays: they are made absent. I8:
+    /// no data is written before that is durable, since a page that is still there names blocks.
+    fn void_pages_after(&self, st: &mut State, last: PageNo) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        st.sizes.forget_dense_from(last);
         let from = geo.page_offset(last) + PAGE_LEN as u64;
-        let until = (last / geo.pages_per_segment() * geo.segment_len() + geo.block_size()).min(st.len);
+        let until = (geo.segment_of(last) * geo.segment_len() + geo.block_size()).min(st.space.len());
         if from < until {
-            match st.zeros_unsure {
+            match st.failures.any_barrier_lost() {
                 true => self.write_zeros(st, from, until)?,
                 false => self.punch(st, from, until - from)?,
             }
-            st.drop_mark = st.seq;
+            st.marks.hold_data_back();
         }
         Ok(())
     }
 
-    /// Recovery of an interrupted shrink.
+    /// Recovery of an interrupted shrink: steps 3 to 5 again (I10).
     pub fn redo_cut(&self, st: &mut State) -> Result<(), StoreError> {
-        if self.geo().last_page(st.disk_size) == 0 {
-            self.write_last_page(st, st.disk_size, true)?;
+        if st.last_page(self.geo()) == PageNo::ZERO {
+            self.write_last_page(st, st.sizes.stored(), true)?;
         }
         self.barrier(st)?; // the first attempt may have failed at its own
         self.finish_cut(st)
@@ -198,22 +232,19 @@ impl Core {
         let geo = *self.geo();
         let g = geo.last_page(size);
         let (mut page, mut lost) = match self.good_page(st, g)? {
-            Some(Held { page, lost, .. }) => (page.clone(), *lost),
-            None => (Page::empty(st.file_id), 0),
+            Some(held) => (held.page().clone(), held.lost()),
+            None => (Page::empty(st.identity.id()), 0),
         };
-        let blocks = (geo.blocks(size) - geo.first_block(g)) as usize;
+        let blocks = (geo.end_block(size) - geo.first_block(g)) as usize;
         clip(&mut page, blocks, size, &geo, g);
         if page.tail.is_empty() {
             page.keys.resize(blocks);
         }
         lost &= page.pending;
         page.cut = cut;
-        let before = (st.disk_size, st.floor);
-        (st.disk_size, st.floor) = (size, if g == 0 { 0 } else { st.floor });
-        let written = self.write_page(st, g, page, lost);
-        if written.is_err() {
-            (st.disk_size, st.floor) = before;
-        }
-        written
+        let floor = if g == PageNo::ZERO { 0 } else { st.sizes.floor() };
+        self.write_page(st, g, page, lost, SizeFields { size, floor, ..st.sizes.fields() }, PageId::AsFits)?;
+        st.sizes.set_stored(size);
+        Ok(())
     }
 }

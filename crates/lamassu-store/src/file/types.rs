@@ -1,8 +1,8 @@
-//! What files of a vault share, and how damage and failure are told.
+//! What files of a vault share, and how damage and failure are reported.
 
 use super::session::Sessions;
 use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::{Domain, Geometry};
+use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
 use std::sync::Arc;
 
 /// What a damaged range turned out to be.
@@ -26,13 +26,17 @@ pub enum DamageKind {
     BlockPending,
     /// The store lost the end of the file.
     Truncated,
-    /// A page in a state that only an interrupted session leaves, of a session that was not interrupted: an older page was put back.
+    /// A page in a state that only an interrupted session leaves, of a session that was not interrupted: an older page
+    /// was put back.
     PageStale,
     /// No damage: a write of an interrupted session is not there. The range reads as a hole.
     Unwritten,
     /// No damage: a write of an interrupted session is not there. The range reads as it was before.
     Reverted,
-    /// No damage: a page of a session that the vault's record of sessions does not know yet. An older record was put back, or the file is from elsewhere.
+    /// No damage: an interrupted session made the file shorter, and what lay past its end is void.
+    Shortened,
+    /// No damage: a page of a session that the vault's record of sessions does not know yet. An older record was put
+    /// back, or the file is from elsewhere.
     UnknownSession,
 }
 
@@ -52,19 +56,24 @@ impl DamageKind {
             DamageKind::PageStale => "page-stale",
             DamageKind::Unwritten => "unwritten",
             DamageKind::Reverted => "reverted",
+            DamageKind::Shortened => "shortened",
             DamageKind::UnknownSession => "unknown-session",
         }
     }
 
-    /// What it means for who reads the range.
+    /// What it means for a reader of the range.
     pub const fn meaning(self) -> &'static str {
         match self {
             DamageKind::Unwritten => "a write was interrupted, and its data is not there: the range reads as zeros",
             DamageKind::Reverted => {
                 "a write was interrupted, and its data is not there: the range reads as it was before"
             }
+            DamageKind::Shortened => {
+                "the file was being made shorter when that was interrupted: what was written behind that end is void"
+            }
             DamageKind::UnknownSession => {
-                "the file was written by a session that the vault's record does not know: an older record was put back, or the file is from elsewhere"
+                "the file was written by a session that the vault's record does not know: an older record was put back, \
+                 or the file is from elsewhere"
             }
             DamageKind::PageSeal
             | DamageKind::PageKey
@@ -79,10 +88,10 @@ impl DamageKind {
         }
     }
 
-    /// Whether the range reads all the same: what was found is no damage, and must not be kept from people either.
+    /// Whether the range can be read: the finding is no damage, and is reported all the same.
     pub const fn is_readable(self) -> bool {
         match self {
-            DamageKind::Unwritten | DamageKind::Reverted | DamageKind::UnknownSession => true,
+            DamageKind::Unwritten | DamageKind::Reverted | DamageKind::Shortened | DamageKind::UnknownSession => true,
             DamageKind::PageSeal
             | DamageKind::PageKey
             | DamageKind::PageFormat
@@ -105,11 +114,11 @@ pub struct Damage {
     /// Segment number.
     pub segment: u64,
     /// Page number in the file.
-    pub page: u64,
+    pub page: PageNo,
     /// How many pages from that one on; more than one where a check finds a run of pages missing.
     pub pages: u64,
     /// Block number in the file, if it concerns one block.
-    pub block: Option<u64>,
+    pub block: Option<BlockNo>,
 }
 
 impl std::fmt::Display for Damage {
@@ -230,9 +239,10 @@ pub struct FileCheck {
     pub excess: u64,
     /// Everything found damaged.
     pub damage: Vec<Damage>,
-    /// What reads, and is worth telling ([`DamageKind::is_readable`]): writes of an interrupted session that are not there, pages of sessions that nobody knows.
+    /// Findings that are readable but worth a report ([`DamageKind::is_readable`]): writes of an interrupted session
+    /// that are not there, pages of sessions that the record does not know.
     pub undone: Vec<Damage>,
-    /// Something that an interruption has left is still as it was left.
+    /// An interrupted commit or shrink is still incomplete.
     pub unsettled: bool,
     /// The highest number of a session that a page carries.
     pub last_session: u32,

@@ -1,6 +1,7 @@
 //! Recording a workload on one file, and judging what crashes leave of it.
 
-use super::{Rng, Setup, beside, create_in, epochs, fill, raw};
+use super::{Rng, Setup, create_in, epochs, fill, meanwhile, raw};
+use lamassu_format::PageNo;
 use lamassu_store::Backend;
 use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
 use lamassu_store::backend::fault::FaultBackend;
@@ -21,7 +22,7 @@ pub struct Trace {
     /// Length of the log before the first step.
     pub start: usize,
     /// Writes that went beside a commit.
-    pub beside: u64,
+    pub meanwhile: u64,
     /// Content after step i; step 0 is the empty file.
     contents: Vec<Vec<u8>>,
     /// Length of the log when step i was complete.
@@ -54,8 +55,14 @@ impl<'a> Recording<'a> {
         let hooked = FaultBackend::new(store.clone());
         let file = File::create(ctx.clone(), create_in(&hooked), "test").expect("creates");
         let start = store.position();
-        let trace =
-            Trace { log: store.log(), start, beside: 0, contents: vec![vec![]], ends: vec![start], synced: vec![true] };
+        let trace = Trace {
+            log: store.log(),
+            start,
+            meanwhile: 0,
+            contents: vec![vec![]],
+            ends: vec![start],
+            synced: vec![true],
+        };
         Recording { ctx, store, hooked, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
     }
 
@@ -139,15 +146,15 @@ impl<'a> Recording<'a> {
     }
 
     /// A settling, and a write of whole blocks by somebody else from its `nth` change of the store on. What comes beside it is committed by a later step.
-    pub fn settle_beside(&mut self, first: u64, blocks: u64, nth: u64) {
+    pub fn settle_meanwhile(&mut self, first: u64, blocks: u64, nth: u64) {
         let b = self.b();
         let first = first.min(self.size() / b);
         let data = fill((blocks * b) as usize, &mut self.rng);
         let file = self.file();
         let patience = Duration::from_millis(3);
         let settle = || file.settle_now().expect("settles");
-        let went = beside(&self.hooked, nth, patience, settle, || file.write_at(first * b, &data).expect("writes"));
-        self.trace.beside += u64::from(went && blocks > 0);
+        let went = meanwhile(&self.hooked, nth, patience, settle, || file.write_at(first * b, &data).expect("writes"));
+        self.trace.meanwhile += u64::from(went && blocks > 0);
         self.done(true);
         let (from, until) = ((first * b) as usize, (first * b) as usize + data.len());
         self.model.resize(self.model.len().max(until), 0);
@@ -177,7 +184,7 @@ impl<'a> Recording<'a> {
 
     /// Steps of a re-keying that is broken off after some of them.
     pub fn rekey(&mut self, work: Rekey, steps_max: usize) {
-        let mut from = Some(0);
+        let mut from = Some(PageNo::ZERO);
         for _ in 0..steps_max {
             let Some(page) = from else { break };
             let step = self.file().rekey(work, page).expect("re-keys");
@@ -237,7 +244,7 @@ pub fn random_workload(setup: &Setup, seed: u64, steps: usize, size_max: u64) ->
             8 => r.punch(offset, len),
             9..=10 => r.flush(),
             11..=12 => r.sync(),
-            13 => r.settle_beside(offset / r.b(), len.div_ceil(r.b()).min(20), 1 + len % 4),
+            13 => r.settle_meanwhile(offset / r.b(), len.div_ceil(r.b()).min(20), 1 + len % 4),
             14 => r.settle(),
             15 => r.settle_with_the_store(),
             _ => r.reopen(),
@@ -264,7 +271,7 @@ fn judge(ctx: &Arc<FileContext>, trace: &Trace, at: usize, store: &MemoryBackend
     let file = File::open(ctx.clone(), raw(store), "crashed").map_err(|e| format!("open: {e}"))?;
     let first_page_is_lost = || {
         let found = file.check(false, &mut |_| {});
-        found.is_ok_and(|c| c.damage.iter().any(|d| d.kind == DamageKind::PageMissing && d.page == 0))
+        found.is_ok_and(|c| c.damage.iter().any(|d| d.kind == DamageKind::PageMissing && d.page == PageNo::ZERO))
     };
     if may_be_void && first_page_is_lost() {
         return file.truncate(0).map_err(|e| format!("empty: {e}"));

@@ -1,5 +1,6 @@
 //! Checking one entry: a file's pages and blocks, a link's target, attributes.
 
+use super::runs::{Run, runs};
 use super::{Checker, Found, Place, Problem, kind};
 use crate::dataset::has_header;
 use crate::error::is_not_found;
@@ -16,6 +17,7 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What the symbolic links of one directory need beside them.
 #[derive(Default)]
@@ -26,12 +28,31 @@ pub(super) struct Links {
     pub unknown: u64,
 }
 
+/// How often an entry is looked for that the listing had. A check has the vault to itself, so nothing honest moves; and whoever exchanges entries all the
+/// while must not have one passed over.
+const LOOKS_MAX: u32 = 20;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+
+/// Looks for an entry again where it is not found.
+pub(super) fn looked_at<T>(mut look: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    for _ in 1..LOOKS_MAX {
+        match look() {
+            Err(e) if is_not_found(&e) => std::thread::sleep(BETWEEN_LOOKS),
+            done => return done,
+        }
+    }
+    look()
+}
+
 impl Checker<'_> {
-    /// Checks an entry; its kind is `None` if it is gone. What lies in a directory is not visited here.
+    /// Checks an entry; its kind is `None` if it could not be looked at, which is noted. What lies in a directory is not visited here.
     pub(super) fn entry(&mut self, at: &Place, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
-        let st = match at.dir.stat_entry(&at.name) {
+        let st = match looked_at(|| at.dir.stat_entry(&at.name)) {
             Ok(st) => st,
-            Err(e) if is_not_found(&e) => return None,
+            Err(e) if is_not_found(&e) => {
+                self.note_moving(at);
+                return None;
+            }
             Err(e) => {
                 self.note_io(at, "stat", &e);
                 return listed.filter(|k| *k == Kind::Dir);
@@ -90,7 +111,19 @@ impl Checker<'_> {
     fn file(&mut self, at: &Place, st: &Stat) {
         self.report.files += 1;
         let progress = self.progress;
-        match self.verify(at, st, &mut |bytes| progress.advance(0, bytes)) {
+        let mut verified = self.verify(at, st, &mut |bytes| progress.advance(0, bytes));
+        for _ in 1..LOOKS_MAX {
+            if !matches!(verified, Err(VaultError::NotFound | VaultError::Stale)) {
+                break;
+            }
+            // Another entry has its name by now. Whatever it is, it is verified before the check says that all is well.
+            std::thread::sleep(BETWEEN_LOOKS);
+            verified = match at.dir.stat_entry(&at.name) {
+                Ok(st) => self.verify(at, &st, &mut |bytes| progress.advance(0, bytes)),
+                Err(e) => Err(crate::error::io("stat")(e)),
+            };
+        }
+        match verified {
             Ok(found) => {
                 self.report.pages += found.pages;
                 self.report.blocks += found.blocks;
@@ -98,13 +131,10 @@ impl Checker<'_> {
                 self.report.unsealed_empty += u64::from(found.unsealed_empty);
                 self.report.last_session = self.report.last_session.max(found.last_session);
                 self.report.unsettled |= found.unsettled;
-                for damage in found.damage.iter().chain(&found.undone) {
-                    self.damage(at, damage);
-                }
+                runs(found.damage.into_iter().chain(found.undone), |run| self.damage(at, &run));
             }
-            Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &damage),
-            // Gone, or exchanged, while it was looked at.
-            Err(VaultError::NotFound | VaultError::Stale) => {}
+            Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &Run::from(damage)),
+            Err(VaultError::NotFound | VaultError::Stale) => self.note_moving(at),
             Err(e) => {
                 self.report.unsettled = true;
                 self.note_io(at, "the file cannot be verified", &e);
@@ -135,12 +165,13 @@ impl Checker<'_> {
         Ok(File::open(ctx.clone(), backing, &tag)?.check(write, progress)?)
     }
 
-    fn damage(&mut self, at: &Place, d: &Damage) {
+    fn damage(&mut self, at: &Place, run: &Run) {
         let geo = &self.vault.ctx.geometry;
+        let d = &Damage { pages: run.pages, ..run.first };
         let range = match (d.kind, d.block) {
             // Where a page, or its last block, was cut is not known.
-            (DamageKind::Truncated | DamageKind::UnknownSession, _) => None,
-            (_, Some(block)) => Some((block, 1)),
+            (DamageKind::Truncated | DamageKind::Shortened | DamageKind::UnknownSession, _) => None,
+            (_, Some(block)) => Some((block, run.blocks)),
             (_, None) => Some((geo.first_block(d.page), d.pages.saturating_mul(geo.blocks_per_page()))),
         };
         let bytes = |blocks: u64| blocks.saturating_mul(geo.block_size());
@@ -149,24 +180,34 @@ impl Checker<'_> {
             stored: at.stored.display().to_string(),
             kind: d.kind.word().to_owned(),
             segment: Some(d.segment),
-            page: Some(d.page),
+            page: Some(d.page.0),
             pages: (d.pages > 1).then_some(d.pages),
-            block: d.block,
-            offset: range.map(|(first, _)| bytes(first)),
+            block: d.block.map(|block| block.0),
+            blocks: (run.blocks > 1).then_some(run.blocks),
+            offset: range.map(|(first, _)| bytes(first.0)),
             length: range.map(|(_, blocks)| bytes(blocks)),
             undone: d.kind.is_readable(),
-            text: format!("{d}: {}", d.kind.meaning()),
+            text: match run.blocks {
+                1 => format!("{d}: {}", d.kind.meaning()),
+                blocks => format!("{d} and the {} after it: {}", blocks - 1, d.kind.meaning()),
+            },
             ..Problem::default()
         });
     }
 
     /// What the attributes of an entry of `dir`, or of `dir` itself, are bound to.
-    fn holder(&self, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) -> Option<Holder> {
+    fn holder(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) -> Option<Holder> {
         if of != Kind::Dir {
             return Some(Holder::File);
         }
         let opened = match name {
-            Some(name) => dir.open_dir(name).ok()?,
+            Some(name) => match looked_at(|| dir.open_dir(name)) {
+                Err(e) if is_not_found(&e) => {
+                    self.note_moving(at);
+                    return None;
+                }
+                opened => opened.ok()?,
+            },
             None => dir.clone(),
         };
         Some(Holder::Dir(self.vault.read_names(&*opened).ok()?.dir_id()))
@@ -179,12 +220,13 @@ impl Checker<'_> {
             let listed = held.as_ref().map_or_else(|| dir.list_xattr(), |held| held.list_xattr())?;
             Ok((listed, held))
         };
-        let (listed, held) = match look() {
+        let (listed, held) = match looked_at(look) {
             Ok(found) => found,
             Err(e) => {
                 let e: std::io::Error = e;
                 return match e.raw_os_error() {
-                    Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOENT) => {}
+                    Some(libc::EPERM | libc::EOPNOTSUPP) => {}
+                    Some(libc::ENOENT) => self.note_moving(at),
                     _ => self.note_io(at, "its attributes cannot be listed", &e),
                 };
             }
@@ -195,7 +237,7 @@ impl Checker<'_> {
             return;
         }
         // A record that does not open is reported for itself; the attributes go with it.
-        let Some(holder) = self.holder(dir, name, of) else { return };
+        let Some(holder) = self.holder(at, dir, name, of) else { return };
         for attr in listed {
             let ring = &self.vault.ctx.ring;
             let shown = attr.to_string_lossy();

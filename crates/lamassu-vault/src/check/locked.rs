@@ -2,6 +2,7 @@
 //!
 //! Says nothing of contents, names or attributes, nor whether anything is missing: that takes the keys.
 
+use super::entry::looked_at;
 use super::{Problem, Report, kind, listing};
 use crate::dataset::has_header;
 use crate::{Dataset, Kind, Result};
@@ -31,7 +32,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
         let dir = match opened {
             Ok(dir) => dir,
             Err(e) => {
-                report.problems.push(problem(&stored, kind::IO, format!("the directory does not open: {e}")));
+                report.add(problem(&stored, kind::IO, format!("the directory does not open: {e}")));
                 continue;
             }
         };
@@ -39,7 +40,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
             Ok(entries) => entries,
             Err(e) if stored.as_os_str().is_empty() => return Err(listing(e)),
             Err(e) => {
-                report.problems.push(problem(&stored, kind::IO, format!("the directory cannot be listed: {e}")));
+                report.add(problem(&stored, kind::IO, format!("the directory cannot be listed: {e}")));
                 continue;
             }
         };
@@ -50,7 +51,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
             }
             Err(e) => {
                 let text = format!("whether the directory is a dataset cannot be seen: {e}");
-                report.problems.push(problem(&stored, kind::IO, text));
+                report.add(problem(&stored, kind::IO, text));
                 continue;
             }
             Ok(_) => {}
@@ -58,7 +59,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
         report.directories += 1;
         if header.names() == NameMode::Encrypted && !entries.iter().any(|e| e.name == OsStr::new(DIR_RECORD)) {
             let text = "its directory record is missing, so the names in it are lost".to_owned();
-            report.problems.push(problem(&stored, kind::RECORD, text));
+            report.add(problem(&stored, kind::RECORD, text));
         }
         for e in entries {
             let at = stored.join(&e.name);
@@ -66,12 +67,18 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
                 Stored::Sealed(_) | Stored::Long(_) | Stored::Plain => {}
                 Stored::Foreign => {
                     let text = "something that this version of Lamassu did not write".to_owned();
-                    report.problems.push(problem(&at, kind::FOREIGN, text));
+                    report.add(problem(&at, kind::FOREIGN, text));
                     continue;
                 }
                 Stored::Root | Stored::DirRecord | Stored::Companion(_) | Stored::LinkRest(_) => continue,
             }
-            let Ok(st) = dir.stat_entry(&e.name) else { continue };
+            let st = match looked_at(|| dir.stat_entry(&e.name)) {
+                Ok(st) => st,
+                Err(e) => {
+                    report.add(problem(&at, kind::IO, format!("cannot be looked at: {e}")));
+                    continue;
+                }
+            };
             match st.kind {
                 Kind::Dir => todo.push((dir.clone(), e.name, at)),
                 Kind::File => {
@@ -79,7 +86,7 @@ pub fn check_locked(root: Arc<dyn BackendDir>, header: &VaultHeader) -> Result<R
                     if st.len % PAGE_LEN as u64 != 0 {
                         let text =
                             format!("{} bytes is no length that a file here has: it was cut or added to", st.len);
-                        report.problems.push(problem(&at, kind::LENGTH, text));
+                        report.add(problem(&at, kind::LENGTH, text));
                     }
                 }
                 Kind::Symlink => report.symlinks += 1,

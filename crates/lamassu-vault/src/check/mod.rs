@@ -7,10 +7,11 @@ mod entry;
 mod locked;
 mod repair;
 mod report;
+mod runs;
 mod walk;
 
 pub use locked::check_locked;
-pub use report::{Problem, Progress, Report};
+pub use report::{Problem, Progress, Report, Tally};
 
 use crate::{Result, Vault, VaultError};
 use lamassu_store::BackendDir;
@@ -43,6 +44,8 @@ pub mod kind {
     pub const LENGTH: &str = "length";
     /// The record of sessions is missing or does not open.
     pub const SESSIONS: &str = "sessions";
+    /// The record of the root's permissions does not open.
+    pub const ROOT: &str = "root-permissions";
     /// The store failed.
     pub const IO: &str = "io";
 }
@@ -71,7 +74,7 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn problem(&mut self, problem: Problem) {
         self.progress.problem(&problem);
-        self.report.problems.push(problem);
+        self.report.add(problem);
     }
 
     /// Notes a problem of the tree.
@@ -85,6 +88,13 @@ impl Checker<'_> {
             text,
             ..Problem::default()
         });
+    }
+
+    /// An entry of a listing that is gone, or another one, each time it is looked at. Nothing is known of it then.
+    fn note_moving(&mut self, at: &Place) {
+        self.report.unsettled = true;
+        let text = "was removed or exchanged each time it was looked at, so it is not verified: keep everybody else from changing the store, and check again";
+        self.note(at, kind::IO, Found::Damage, text.to_owned());
     }
 
     fn note_io(&mut self, at: &Place, op: &str, e: &dyn std::fmt::Display) {
@@ -115,18 +125,20 @@ impl Vault {
         let mut checker = Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
         if paths.is_empty() {
             checker.sessions()?;
+            checker.root_permissions()?;
             checker.whole()?;
         } else {
             let places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
             checker.parts(places)?;
         }
-        let report = checker.report;
+        let mut report = checker.report;
         if repair {
             self.settle_all()?;
         }
         if repair && paths.is_empty() && report.is_all_at_rest() {
             self.complete_sessions()?;
         }
+        report.open_sessions = self.left_open();
         drop(pass);
         Ok(report)
     }

@@ -6,7 +6,7 @@ use crate::names::read_text;
 use crate::staging::rename_no_replace;
 use crate::symlink;
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{LOST, SESSIONS, Stored, classify, companion_name};
+use lamassu_format::name::{LOST, ROOT_RECORD, SESSIONS, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
@@ -47,6 +47,21 @@ impl Checker<'_> {
         let root = self.root();
         let at = Place { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, ..root };
         self.note(&at, kind::SESSIONS, found, text);
+        Ok(())
+    }
+
+    /// The record of the root's permissions. A new one says what the vault directory says, which is the stricter: its owner's alone.
+    pub(super) fn root_permissions(&mut self) -> Result<()> {
+        let permissions = &self.vault.root_permissions;
+        let Some(fault) = permissions.fault() else { return Ok(()) };
+        let mut found = Found::Damage;
+        if self.repair {
+            permissions.renew()?;
+            found = Found::Mended;
+        }
+        let at = Place { name: ROOT_RECORD.into(), stored: ROOT_RECORD.into(), plain: None, ..self.root() };
+        let text = format!("the record of the root's permissions does not open: {fault}");
+        self.note(&at, kind::ROOT, found, text);
         Ok(())
     }
 

@@ -27,6 +27,9 @@ pub struct Problem {
     pub pages: Option<u64>,
     /// Block.
     pub block: Option<u64>,
+    /// How many blocks from that one on, where it is more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
     /// Where in the file's content that begins, in bytes. All that a page or block can hold is meant, also past the end of a short file; none where a file
     /// lost its end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,6 +70,8 @@ pub struct Report {
     /// The highest number of a session that a page carries.
     #[serde(skip)]
     pub last_session: u32,
+    /// Sessions that were not closed, first and last of each range: what they left under way is believed until a repair of the whole vault has completed it.
+    pub open_sessions: Vec<(u32, u32)>,
     /// Some file could not be brought to rest.
     #[serde(skip)]
     pub unsettled: bool,
@@ -75,28 +80,123 @@ pub struct Report {
     pub datasets: Vec<crate::Dataset>,
     /// Datasets whose keys are not at hand: looked at as far as that takes none.
     pub locked: Vec<String>,
-    /// Everything wrong.
+    /// Everything wrong, but for what `problems_left_out` counts.
     pub problems: Vec<Problem>,
+    /// Problems that were told and counted, and are not kept: how many there are is the store's choice.
+    pub problems_left_out: u64,
+    #[serde(skip)]
+    tally: Tally,
+}
+
+/// Bytes that problems take which are kept, about.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+
+/// How many problems of each kind there are, those that are not kept among them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Damaged, and not mended.
+    pub damaged: u64,
+    /// Reads, and not as it was written last.
+    pub undone: u64,
+    /// Mended.
+    pub repaired: u64,
+    /// Nothing is lost.
+    pub harmless: u64,
+    /// Of the kind `io`.
+    io: u64,
+    kept_bytes: usize,
+}
+
+impl Problem {
+    fn bytes(&self) -> usize {
+        let texts = self.stored.len() + self.kind.len() + self.text.len() + self.path.as_ref().map_or(0, String::len);
+        texts + size_of::<Problem>()
+    }
 }
 
 impl Report {
+    /// Counts a problem, each block of a run, and keeps it while there is room.
+    pub fn add(&mut self, problem: Problem) {
+        let tally = &mut self.tally;
+        let count = match (problem.repaired, problem.undone, problem.harmless) {
+            (true, _, _) => &mut tally.repaired,
+            (false, true, _) => &mut tally.undone,
+            (false, false, true) => &mut tally.harmless,
+            (false, false, false) => &mut tally.damaged,
+        };
+        *count += problem.blocks.unwrap_or(1);
+        tally.io += u64::from(problem.kind == super::kind::IO);
+        match tally.kept_bytes.saturating_add(problem.bytes()) {
+            bytes if bytes <= KEPT_BYTES_MAX => {
+                tally.kept_bytes = bytes;
+                self.problems.push(problem);
+            }
+            _ => self.problems_left_out += 1,
+        }
+    }
+
+    /// Counts what another report counts, and takes its problems over as `placed` gives them.
+    pub fn add_problems_of(&mut self, other: &Report, placed: impl Fn(&Problem) -> Problem) {
+        let (before, counted) = (self.tally, other.tally);
+        other.problems.iter().for_each(|problem| self.add(placed(problem)));
+        self.problems_left_out += other.problems_left_out;
+        self.tally = Tally {
+            damaged: before.damaged + counted.damaged,
+            undone: before.undone + counted.undone,
+            repaired: before.repaired + counted.repaired,
+            harmless: before.harmless + counted.harmless,
+            io: before.io + counted.io,
+            kept_bytes: self.tally.kept_bytes,
+        };
+    }
+
+    /// How many problems there are of each kind.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
     /// Whether something is damaged that was not mended.
     pub fn is_damaged(&self) -> bool {
-        self.problems.iter().any(|p| !p.repaired && !p.harmless && !p.undone)
+        self.tally.damaged > 0
     }
 
     /// Whether something reads, and not as it was written last.
     pub fn is_undone(&self) -> bool {
-        self.problems.iter().any(|p| p.undone)
+        self.tally.undone > 0
     }
 
     /// Whether nothing was met that an interruption has left and that is still as it was left.
     pub(super) fn is_all_at_rest(&self) -> bool {
-        !self.unsettled && self.problems.iter().all(|p| p.kind != super::kind::IO)
+        !self.unsettled && self.tally.io == 0
     }
 
     /// Whether something was mended.
     pub fn is_repaired(&self) -> bool {
-        self.problems.iter().any(|p| p.repaired)
+        self.tally.repaired > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A store has as many problems as it likes, and with long paths.
+    #[test]
+    fn what_is_kept_of_problems_is_bounded_and_all_are_counted() {
+        let problem = |harmless| Problem { stored: "d/".repeat(2000), harmless, ..Problem::default() };
+        let mut report = Report::default();
+        (0..30_000).for_each(|_| report.add(problem(true)));
+        report.add(Problem { kind: super::super::kind::IO.into(), ..problem(false) });
+        assert!(report.is_damaged() && !report.is_all_at_rest(), "although it is not kept");
+        let kept: usize = report.problems.iter().map(Problem::bytes).sum();
+        assert!(kept <= KEPT_BYTES_MAX && kept > KEPT_BYTES_MAX / 2, "{kept}");
+        assert_eq!(report.problems.len() as u64 + report.problems_left_out, 30_001);
+        let mut all = Report::default();
+        for _ in 0..2 {
+            all.add_problems_of(&report, Problem::clone);
+        }
+        assert_eq!((all.tally().harmless, all.tally().damaged), (60_000, 2));
+        assert_eq!(all.problems.len() as u64 + all.problems_left_out, 60_002);
+        assert_eq!(all.problems.len(), report.problems.len());
     }
 }

@@ -1,6 +1,6 @@
 //! Walking the tree: directories by their records, entries by their names.
 
-use super::entry::Links;
+use super::entry::{Links, looked_at};
 use super::{Checker, Found, Place, kind, listing};
 use crate::dataset::has_header;
 use crate::error::is_not_found;
@@ -9,7 +9,7 @@ use crate::{Kind, Result};
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::name::{RESERVED_PREFIX, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
-use lamassu_store::backend::Entry as Listed;
+use lamassu_store::backend::Listed;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -115,13 +115,16 @@ impl Checker<'_> {
     fn visit_all(&mut self, start: Visit) {
         let mut stack = vec![start];
         while let Some(visit) = stack.pop() {
-            let opened = if visit.is_root { Ok(visit.at.dir.clone()) } else { visit.at.dir.open_dir(&visit.at.name) };
+            let opened = match visit.is_root {
+                true => Ok(visit.at.dir.clone()),
+                false => looked_at(|| visit.at.dir.open_dir(&visit.at.name)),
+            };
             match opened {
                 Ok(dir) => {
                     let below = self.directory(&visit, &dir);
                     stack.extend(below.into_iter().map(|at| Visit { at, is_root: false }));
                 }
-                Err(e) if is_not_found(&e) => {}
+                Err(e) if is_not_found(&e) => self.note_moving(&visit.at),
                 Err(e) => self.note_io(&visit.at, "the directory does not open", &e),
             }
         }

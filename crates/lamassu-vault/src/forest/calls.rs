@@ -1,13 +1,17 @@
-//! The calls of a file system, each handed to the vault whose number it carries, its numbers turned into those of the whole.
+//! The calls of a file system, each handed to the vault whose number it carries, its numbers turned into those of the
+//! whole.
 
 use super::{Forest, Number, ROOT_VOLUME, State, global, global_handle, local, local_handle, volume_of};
+use crate::error::{errno, io};
+use crate::file_system::FileSystem;
 use crate::open::fresh_handle;
 use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
-    Vault, VaultError, Whence,
+    StatFs, Vault, VaultError, Whence,
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a directory shows of its parent.
 const PARENT: &str = "..";
@@ -29,18 +33,25 @@ fn is_dot(entry: &DirEntry) -> bool {
     entry.name == "." || entry.name == PARENT
 }
 
+/// What the calls share.
 impl Forest {
-    /// Whether access control lists are kept.
-    pub fn keeps_acls(&self) -> bool {
-        self.keeps_acls
+    /// Gives references back that [`Forest::resolve`] or [`FileSystem::lookup`] gave.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        if let Ok(slot) = self.slot(volume_of(ino)) {
+            slot.forget(local(ino), count);
+        }
     }
 
-    /// Whether the kernel may keep contents of this file.
-    pub fn may_cache(&self, ino: Ino) -> bool {
-        match volume_of(ino) {
-            ROOT_VOLUME => self.root.cached(),
-            volume => self.slot(volume).is_ok_and(|slot| slot.cached()),
+    /// stat. The root of a dataset shows whether it is open or not.
+    ///
+    /// # Errors
+    /// As [`Vault::getattr`].
+    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
+        let volume = volume_of(ino);
+        if local(ino) == ROOT {
+            return self.root_attr(&*self.slot(volume)?);
         }
+        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
     }
 
     fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
@@ -57,202 +68,10 @@ impl Forest {
         self.vault(volume_of(handle.0))
     }
 
-    /// As [`Vault::lookup`].
-    pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
-        let vault = self.at(parent)?;
-        let entry = vault.lookup(local(parent), name)?;
-        self.entered(&vault, volume_of(parent), entry)
-    }
-
-    /// As [`Vault::forget`].
-    pub fn forget(&self, ino: Ino, count: u64) {
-        if let Ok(slot) = self.slot(volume_of(ino)) {
-            slot.forget(local(ino), count);
-        }
-    }
-
-    /// As [`Vault::getattr`]. The root of a dataset shows whether it is open or not.
-    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        let volume = volume_of(ino);
-        if local(ino) == ROOT {
-            return self.root_attr(&*self.slot(volume)?);
-        }
-        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
-    }
-
-    /// As [`Vault::setattr`].
-    pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        Self::attr(volume_of(ino), self.at(ino)?.setattr(local(ino), handle.map(local_handle), set))
-    }
-
-    /// As [`Vault::readlink`].
-    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.at(ino)?.readlink(local(ino))
-    }
-
     fn made(&self, parent: Ino, make: impl FnOnce(&Vault, Ino) -> Result<Entry>) -> Result<Entry> {
         let mut entry = make(&*self.at(parent)?, local(parent))?;
         entry.attr.ino = global(volume_of(parent), entry.attr.ino);
         Ok(entry)
-    }
-
-    /// As [`Vault::mknod`].
-    pub fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
-        self.made(parent, |vault, dir| vault.mknod(dir, name, kind, mode, rdev, owner))
-    }
-
-    /// As [`Vault::mkdir`].
-    pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
-        self.made(parent, |vault, dir| vault.mkdir(dir, name, mode, owner))
-    }
-
-    /// As [`Vault::symlink`].
-    pub fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
-        self.made(parent, |vault, dir| vault.symlink(dir, name, target, owner))
-    }
-
-    /// As [`Vault::link`].
-    ///
-    /// # Errors
-    /// [`VaultError::OtherDataset`].
-    pub fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
-        if volume_of(ino) != volume_of(parent) {
-            return Err(VaultError::OtherDataset);
-        }
-        self.made(parent, |vault, dir| vault.link(local(ino), dir, name))
-    }
-
-    /// As [`Vault::unlink`].
-    pub fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
-        self.at(parent)?.unlink(local(parent), name)
-    }
-
-    /// As [`Vault::rmdir`].
-    ///
-    /// # Errors
-    /// [`VaultError::DatasetRoot`].
-    pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
-        let vault = self.at(parent)?;
-        if self.leads_to_dataset(&vault, local(parent), name)? {
-            return Err(VaultError::DatasetRoot);
-        }
-        vault.rmdir(local(parent), name)
-    }
-
-    /// As [`Vault::rename`]. A dataset moves with its directory within the vault it lies in.
-    ///
-    /// # Errors
-    /// [`VaultError::OtherDataset`], [`VaultError::DatasetRoot`] for what would be replaced.
-    pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
-        if volume_of(parent) != volume_of(to_parent) {
-            return Err(VaultError::OtherDataset);
-        }
-        let vault = self.at(parent)?;
-        if mode == RenameMode::Replace && self.leads_to_dataset(&vault, local(to_parent), to_name)? {
-            return Err(VaultError::DatasetRoot);
-        }
-        vault.rename(local(parent), name, local(to_parent), to_name, mode)
-    }
-
-    /// As [`Vault::create`].
-    pub fn create(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        mode: u32,
-        access: Access,
-        owner: Owner,
-    ) -> Result<(Entry, HandleId)> {
-        let volume = volume_of(parent);
-        let (mut entry, handle) = self.at(parent)?.create(local(parent), name, mode, access, owner)?;
-        entry.attr.ino = global(volume, entry.attr.ino);
-        Ok((entry, global_handle(volume, handle)))
-    }
-
-    /// As [`Vault::open_file`].
-    pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
-        self.at(ino)?.open_file(local(ino), access).map(|handle| global_handle(volume_of(ino), handle))
-    }
-
-    /// As [`Vault::read`].
-    pub fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        self.of(handle)?.read(local_handle(handle), offset, buf)
-    }
-
-    /// As [`Vault::write`].
-    pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
-        self.of(handle)?.write(local_handle(handle), offset, data)
-    }
-
-    /// As [`Vault::flush`]. Nothing is left to hand on where the vault was closed.
-    pub fn flush(&self, handle: HandleId) -> Result<()> {
-        self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)))
-    }
-
-    /// As [`Vault::fsync`].
-    pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
-        self.of(handle)?.fsync(local_handle(handle), data_only)
-    }
-
-    /// As [`Vault::release`].
-    pub fn release(&self, handle: HandleId) -> Result<()> {
-        self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)))
-    }
-
-    /// As [`Vault::fallocate`].
-    pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
-        self.of(handle)?.fallocate(local_handle(handle), mode, offset, len)
-    }
-
-    /// As [`Vault::copy_range`]. Between datasets the caller has to read and write: their keys are others.
-    pub fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
-        if volume_of(from.0.0) != volume_of(to.0.0) {
-            return Ok(None);
-        }
-        self.of(to.0)?.copy_range((local_handle(from.0), from.1), (local_handle(to.0), to.1), len)
-    }
-
-    /// As [`Vault::seek`].
-    pub fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
-        self.of(handle)?.seek(local_handle(handle), offset, whence)
-    }
-
-    /// As [`Vault::open_dir`]. The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
-    pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
-        let volume = volume_of(ino);
-        let opened = match self.at(ino) {
-            Err(VaultError::KeyNotLoaded) if local(ino) == ROOT => Ok(fresh_handle()),
-            vault => vault?.open_dir(local(ino)),
-        };
-        opened.map(|handle| global_handle(volume, handle))
-    }
-
-    /// As [`Vault::read_dir`].
-    pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
-        let (vault, dots) = self.listed(handle)?;
-        let crossings = if vault.has_datasets() { Some(self.crossings.read().clone()) } else { None };
-        vault.read_dir(local_handle(handle), cookie, &mut |entry, next| {
-            let ino = dots.number(entry);
-            let below = crossings.as_ref().filter(|_| !is_dot(entry)).and_then(|c| c.get(&ino));
-            fill(&DirEntry { ino: below.map_or(ino, |below| global(*below, ROOT)), ..entry.clone() }, next)
-        })
-    }
-
-    /// As [`Vault::read_dir_plus`]. The root of a dataset that cannot be looked at is left out.
-    pub fn read_dir_plus(
-        &self,
-        handle: HandleId,
-        cookie: u64,
-        fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
-    ) -> Result<()> {
-        let (vault, dots) = self.listed(handle)?;
-        vault.read_dir_plus(local_handle(handle), cookie, &mut |listed, entry, next| match entry {
-            None => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
-            Some(entry) => match self.entered(&vault, dots.volume, entry) {
-                Ok(entry) => fill(&DirEntry { ino: entry.attr.ino, ..listed.clone() }, Some(entry), next),
-                Err(_) => true,
-            },
-        })
     }
 
     /// The vault of an open directory, and how its listing is numbered.
@@ -268,16 +87,6 @@ impl Forest {
         Ok((vault, Dots { volume, above }))
     }
 
-    /// As [`Vault::release_dir`].
-    pub fn release_dir(&self, handle: HandleId) -> Result<()> {
-        self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)))
-    }
-
-    /// As [`Vault::fsync_dir`].
-    pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
-        self.of(handle)?.fsync_dir(local_handle(handle))
-    }
-
     /// Whether an inode is the root of a dataset for which there is no key: it has no attributes but those of stat.
     fn is_locked_root(&self, ino: Ino) -> bool {
         let state = || self.slot(volume_of(ino)).map(|slot| slot.state());
@@ -285,30 +94,246 @@ impl Forest {
             && matches!(self.at(ino), Err(VaultError::KeyNotLoaded))
             && matches!(state(), Ok(State::Locked | State::Unloaded))
     }
+}
 
-    /// As [`Vault::get_xattr`].
-    pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
+impl FileSystem for Forest {
+    fn keeps_acls(&self) -> bool {
+        self.keeps_acls
+    }
+
+    fn may_cache(&self, ino: Ino) -> bool {
+        match volume_of(ino) {
+            ROOT_VOLUME => self.root.cached(),
+            volume => self.slot(volume).is_ok_and(|slot| slot.cached()),
+        }
+    }
+
+    fn close(&self) -> Result<()> {
+        Forest::close(self)
+    }
+
+    fn maintain(&self) -> Result<()> {
+        // Also where nothing is loaded any more.
+        lamassu_store::file::trim_spare();
+        self.each_loaded(Vault::maintain)
+    }
+
+    // Unloads everything when the time for that is over.
+    fn unload_idle(&self) -> Result<()> {
+        if !self.is_idle() {
+            return Ok(());
+        }
+        tracing::info!("unloaded: no request came for the time that was set; `lamassu key load` loads it again");
+        self.unload(ROOT_VOLUME).map(drop)
+    }
+
+    // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
+    fn freeze(&self) -> Result<()> {
+        // Not waited for: who unloads waits for requests of the kernel, which a front-end that freezes holds back.
+        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
+        self.frozen.store(true, Ordering::Release);
+        drop(self.opens.write());
+        self.each_loaded(Vault::freeze).inspect_err(|_| {
+            // Nothing is frozen where not everything is.
+            let _ = self.each_loaded(Vault::thaw);
+            self.frozen.store(false, Ordering::Release);
+        })
+    }
+
+    fn thaw(&self) -> Result<()> {
+        self.frozen.store(false, Ordering::Release);
+        self.each_loaded(Vault::thaw)
+    }
+
+    // That of the mount's own vault.
+    fn statfs(&self) -> Result<StatFs> {
+        match self.root.loaded() {
+            Some(vault) => vault.statfs(),
+            None => self.root.backend.stat_fs().map_err(io("statfs")),
+        }
+    }
+
+    fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
+        let vault = self.at(parent)?;
+        let entry = vault.lookup(local(parent), name)?;
+        self.entered(&vault, volume_of(parent), entry)
+    }
+
+    fn forget(&self, ino: Ino, count: u64) {
+        Forest::forget(self, ino, count);
+    }
+
+    fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
+        Forest::getattr(self, ino, handle)
+    }
+
+    fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
+        Self::attr(volume_of(ino), self.at(ino)?.setattr(local(ino), handle.map(local_handle), set))
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.at(ino)?.readlink(local(ino))
+    }
+
+    fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry> {
+        self.made(parent, |vault, dir| vault.mknod(dir, name, kind, mode, rdev, owner))
+    }
+
+    fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
+        self.made(parent, |vault, dir| vault.mkdir(dir, name, mode, owner))
+    }
+
+    fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry> {
+        self.made(parent, |vault, dir| vault.symlink(dir, name, target, owner))
+    }
+
+    fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry> {
+        if volume_of(ino) != volume_of(parent) {
+            return Err(VaultError::OtherDataset);
+        }
+        self.made(parent, |vault, dir| vault.link(local(ino), dir, name))
+    }
+
+    fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        self.at(parent)?.unlink(local(parent), name)
+    }
+
+    fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
+        let vault = self.at(parent)?;
+        if self.leads_to_dataset(&vault, local(parent), name)? {
+            return Err(VaultError::DatasetRoot);
+        }
+        vault.rmdir(local(parent), name)
+    }
+
+    // A dataset moves with its directory within the vault it lies in.
+    fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
+        if volume_of(parent) != volume_of(to_parent) {
+            return Err(VaultError::OtherDataset);
+        }
+        let vault = self.at(parent)?;
+        if mode == RenameMode::Replace && self.leads_to_dataset(&vault, local(to_parent), to_name)? {
+            return Err(VaultError::DatasetRoot);
+        }
+        vault.rename(local(parent), name, local(to_parent), to_name, mode)
+    }
+
+    fn create(&self, parent: Ino, name: &OsStr, mode: u32, access: Access, owner: Owner) -> Result<(Entry, HandleId)> {
+        let volume = volume_of(parent);
+        let (mut entry, handle) = self.at(parent)?.create(local(parent), name, mode, access, owner)?;
+        entry.attr.ino = global(volume, entry.attr.ino);
+        Ok((entry, global_handle(volume, handle)))
+    }
+
+    fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
+        self.at(ino)?.open_file(local(ino), access).map(|handle| global_handle(volume_of(ino), handle))
+    }
+
+    fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.of(handle)?.read(local_handle(handle), offset, buf)
+    }
+
+    fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.of(handle)?.write(local_handle(handle), offset, data)
+    }
+
+    // Nothing is left to hand on where the vault was closed.
+    fn flush(&self, handle: HandleId) -> Result<()> {
+        self.still_of(handle).map_or(Ok(()), |vault| vault.flush(local_handle(handle)))
+    }
+
+    fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
+        self.of(handle)?.fsync(local_handle(handle), data_only)
+    }
+
+    fn release(&self, handle: HandleId) -> Result<()> {
+        self.still_of(handle).map_or(Ok(()), |vault| vault.release(local_handle(handle)))
+    }
+
+    fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
+        self.of(handle)?.fallocate(local_handle(handle), mode, offset, len)
+    }
+
+    // Between datasets the caller has to read and write: their keys are others.
+    fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> {
+        if volume_of(from.0.0) != volume_of(to.0.0) {
+            return Ok(None);
+        }
+        self.of(to.0)?.copy_range((local_handle(from.0), from.1), (local_handle(to.0), to.1), len)
+    }
+
+    fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64> {
+        self.of(handle)?.seek(local_handle(handle), offset, whence)
+    }
+
+    // The root of a dataset whose key is not loaded opens too, so that it can be addressed, and lists nothing.
+    fn open_dir(&self, ino: Ino) -> Result<HandleId> {
+        let volume = volume_of(ino);
+        let opened = match self.at(ino) {
+            Err(VaultError::KeyNotLoaded) if local(ino) == ROOT => Ok(fresh_handle()),
+            vault => vault?.open_dir(local(ino)),
+        };
+        opened.map(|handle| global_handle(volume, handle))
+    }
+
+    fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
+        let (vault, dots) = self.listed(handle)?;
+        let crossings = if vault.has_datasets() { Some(self.crossings.read().clone()) } else { None };
+        vault.read_dir(local_handle(handle), cookie, &mut |entry, next| {
+            let ino = dots.number(entry);
+            let below = crossings.as_ref().filter(|_| !is_dot(entry)).and_then(|c| c.get(&ino));
+            fill(&DirEntry { ino: below.map_or(ino, |below| global(*below, ROOT)), ..entry.clone() }, next)
+        })
+    }
+
+    // The root of a dataset that cannot be looked at is left out.
+    fn read_dir_plus(
+        &self,
+        handle: HandleId,
+        cookie: u64,
+        fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool,
+    ) -> Result<()> {
+        let (vault, dots) = self.listed(handle)?;
+        vault.read_dir_plus(local_handle(handle), cookie, &mut |listed, entry, next| match entry {
+            None => fill(&DirEntry { ino: dots.number(listed), ..listed.clone() }, None, next),
+            Some(entry) => match self.entered(&vault, dots.volume, entry) {
+                Ok(entry) => fill(&DirEntry { ino: entry.attr.ino, ..listed.clone() }, Some(entry), next),
+                Err(_) => true,
+            },
+        })
+    }
+
+    fn listing_bytes(&self, handle: HandleId) -> usize {
+        self.still_of(handle).map_or(0, |vault| vault.listing_bytes(local_handle(handle)))
+    }
+
+    fn release_dir(&self, handle: HandleId) -> Result<()> {
+        self.still_of(handle).map_or(Ok(()), |vault| vault.release_dir(local_handle(handle)))
+    }
+
+    fn fsync_dir(&self, handle: HandleId) -> Result<()> {
+        self.of(handle)?.fsync_dir(local_handle(handle))
+    }
+
+    fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         if self.is_locked_root(ino) {
             return Err(VaultError::NoAttribute);
         }
         self.at(ino)?.get_xattr(local(ino), name)
     }
 
-    /// As [`Vault::set_xattr`].
-    pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
+    fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         self.at(ino)?.set_xattr(local(ino), name, value, mode)
     }
 
-    /// As [`Vault::list_xattr`].
-    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+    fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         if self.is_locked_root(ino) {
             return Ok(Vec::new());
         }
         self.at(ino)?.list_xattr(local(ino))
     }
 
-    /// As [`Vault::remove_xattr`].
-    pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
+    fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         self.at(ino)?.remove_xattr(local(ino), name)
     }
 }

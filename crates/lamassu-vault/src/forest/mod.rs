@@ -17,7 +17,7 @@ pub use states::{State, Volume};
 
 use crate::error::io;
 use crate::inode::{OWN_MAX, StoreId};
-use crate::{Attr, Entry, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
+use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
 use lamassu_format::name::HEADER;
@@ -403,6 +403,25 @@ impl Forest {
         };
         vault.forget(entry.attr.ino, 1);
         found
+    }
+}
+
+/// What the store says, which nobody has verified: it decides nothing.
+pub struct Unverified<H>(H);
+
+impl<H> Unverified<H> {
+    /// For people to look at.
+    pub fn described(&self) -> &H {
+        &self.0
+    }
+
+    /// What it is once `by` has verified it, and what that gives.
+    ///
+    /// # Errors
+    /// Those of `by`.
+    pub fn verified<T, E>(self, by: impl FnOnce(&H) -> std::result::Result<T, E>) -> std::result::Result<(H, T), E> {
+        let given = by(&self.0)?;
+        Ok((self.0, given))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Volumes and their states: opening, unloading, loading, and what concerns all of them at once.
 
-use super::{Forest, Number, Opening, ROOT_VOLUME, global, read_header};
-use crate::error::{errno, io};
+use super::{Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header};
+use crate::error::io;
 use crate::inode::StoreId;
-use crate::{Attr, Ino, Owner, ROOT, Result, StatFs, Vault, VaultError};
+use crate::root::{ShownPermissions, Top};
+use crate::{Attr, Ino, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::Backend;
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -64,6 +65,8 @@ pub(super) struct Slot {
     opening: Mutex<()>,
     owed: Mutex<Owed>,
     cached: AtomicBool,
+    /// What the root showed when the vault was open last.
+    permissions: Mutex<Option<ShownPermissions>>,
 }
 
 /// References the kernel holds to numbers of vaults of a volume that are closed: given back, they are not those of the open one.
@@ -82,6 +85,7 @@ impl Slot {
         backend: Arc<dyn Backend>,
         vault: Option<Arc<Vault>>,
     ) -> Arc<Slot> {
+        let permissions = vault.as_ref().map(|vault| vault.root_permissions.shown().clone());
         Arc::new(Slot {
             number,
             id,
@@ -92,6 +96,7 @@ impl Slot {
             opening: Mutex::new(()),
             owed: Mutex::default(),
             cached: AtomicBool::new(true),
+            permissions: Mutex::new(permissions),
         })
     }
 
@@ -147,10 +152,12 @@ impl Slot {
         }
     }
 
-    /// The root as its backing directory has it.
+    /// The root while its vault is not open: as its backing directory has it, with the permissions that it showed last.
     pub fn backing_attr(&self) -> Result<Attr> {
         const BLOCK_SIZE: u32 = 4096;
         let st = self.backend.root().stat().map_err(io("stat"))?;
+        let shown = self.permissions.lock().clone();
+        let st = shown.map_or(st, |shown| shown.over(st));
         Ok(Attr::new(ROOT, &st, st.len, BLOCK_SIZE))
     }
 }
@@ -186,11 +193,13 @@ impl Forest {
 
     /// Opens the vault of a volume; the caller holds its `opening`.
     fn fill(&self, slot: &Slot, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
-        let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone());
+        let top = if slot.number == ROOT_VOLUME { Top::FileSystem } else { Top::Dataset };
+        let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone(), top);
         let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
         let vault = Arc::new(vault);
         slot.set_cached(cached);
         self.opener.opened(slot.number, &vault);
+        *slot.permissions.lock() = Some(vault.root_permissions.shown().clone());
         *slot.inside.write() = Inside::Loaded(vault.clone());
         Ok(vault)
     }
@@ -210,14 +219,14 @@ impl Forest {
         Ok(Volume { number, id: slot.id, state: slot.state() })
     }
 
-    /// The header of a volume, as it is in the store now. Not authenticated.
+    /// The header of a volume, as it is in the store now.
     ///
     /// # Errors
     /// [`VaultError::Damaged`], those of the store.
-    pub fn header(&self, number: Number) -> Result<VaultHeader> {
+    pub fn header(&self, number: Number) -> Result<Unverified<VaultHeader>> {
         let slot = self.slot(number)?;
         let above = || self.vault(slot.place()?.0);
-        read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root())
+        read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root()).map(Unverified)
     }
 
     /// Says whether the kernel may keep contents of files of a volume, of those opened from now on; what it may not keep any more it is told to drop.
@@ -485,7 +494,7 @@ impl Forest {
     }
 
     /// Whether that time is over.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         let mut idle = self.idle.lock();
         let Some(after) = idle.after else { return false };
         if self.used.swap(false, Ordering::Relaxed) || self.open_files(ROOT_VOLUME) > 0 || self.is_rekeying() {
@@ -494,7 +503,7 @@ impl Forest {
         idle.since.elapsed() >= after && self.root.loaded().is_some()
     }
 
-    fn each_loaded(&self, mut call: impl FnMut(&Vault) -> Result<()>) -> Result<()> {
+    pub(super) fn each_loaded(&self, mut call: impl FnMut(&Vault) -> Result<()>) -> Result<()> {
         let loaded: Vec<_> = self.at_or_below(ROOT_VOLUME).iter().filter_map(|s| s.loaded()).collect();
         // All of them, whatever one fails with.
         let mut done = Ok(());
@@ -505,59 +514,12 @@ impl Forest {
         done
     }
 
-    /// To be called every few seconds.
-    ///
-    /// # Errors
-    /// As [`Vault::maintain`].
-    pub fn maintain(&self) -> Result<()> {
-        // Also where nothing is loaded any more.
-        lamassu_store::file::trim_spare();
-        self.each_loaded(Vault::maintain)
-    }
-
-    /// To be called every few seconds too, by nobody for whom a change waits: unloads everything when the time for that is over.
-    ///
-    /// # Errors
-    /// As [`Forest::unload`].
-    pub fn unload_idle(&self) -> Result<()> {
-        if !self.is_idle() {
-            return Ok(());
-        }
-        tracing::info!("unloaded: no request came for the time that was set; `lamassu key load` loads it again");
-        self.unload(ROOT_VOLUME).map(drop)
-    }
-
     /// Everything committed, durable and settled.
     ///
     /// # Errors
     /// As [`Vault::sync_all`].
     pub fn sync_all(&self) -> Result<()> {
         self.each_loaded(Vault::sync_all)
-    }
-
-    /// As [`Vault::freeze`], all vaults that are open; none is opened until [`Forest::thaw`].
-    ///
-    /// # Errors
-    /// `EBUSY` while one is loaded, unloaded or destroyed, and as [`Vault::freeze`].
-    pub fn freeze(&self) -> Result<()> {
-        // Not waited for: who unloads waits for requests of the kernel, which a front-end that freezes holds back.
-        let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
-        self.frozen.store(true, Ordering::Release);
-        drop(self.opens.write());
-        self.each_loaded(Vault::freeze).inspect_err(|_| {
-            // Nothing is frozen where not everything is.
-            let _ = self.each_loaded(Vault::thaw);
-            self.frozen.store(false, Ordering::Release);
-        })
-    }
-
-    /// Lets changes go on.
-    ///
-    /// # Errors
-    /// None today.
-    pub fn thaw(&self) -> Result<()> {
-        self.frozen.store(false, Ordering::Release);
-        self.each_loaded(Vault::thaw)
     }
 
     /// Whether changes wait for [`Forest::thaw`].
@@ -572,16 +534,5 @@ impl Forest {
     pub fn close(&self) -> Result<()> {
         let _one = self.changing.lock();
         self.each_loaded(Vault::close)
-    }
-
-    /// statfs: that of the mount's own vault.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn statfs(&self) -> Result<StatFs> {
-        match self.root.loaded() {
-            Some(vault) => vault.statfs(),
-            None => self.root.backend.stat_fs().map_err(io("statfs")),
-        }
     }
 }

@@ -94,7 +94,7 @@ impl Run<'_> {
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
         let (dir, name, st) = vault.place(link.ino)?;
-        if StoreId::from(&st) != link.id || st.nlink > 1 {
+        if !link.id.is_of(&st) || st.nlink > 1 {
             return Ok(()); // it got another name meanwhile: the next walk sees that
         }
         let (new, old) = self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name))?;
@@ -153,7 +153,7 @@ impl Run<'_> {
             let dir = vault.dir(*first)?;
             let st = dir.handle.stat_entry(name).map_err(io("stat"))?;
             match self.fresh_target(&dir, name)? {
-                Some(target) if StoreId::from(&st) == id => (target, st),
+                Some(target) if id.is_of(&st) => (target, st),
                 Some(_) | None => return Ok(()),
             }
         };
@@ -169,7 +169,7 @@ impl Run<'_> {
                 other => other?,
             };
             match dir.handle.stat_entry(name) {
-                Ok(st) if StoreId::from(&st) == id => places.push((dir, name)),
+                Ok(st) if id.is_of(&st) => places.push((dir, name)),
                 Ok(_) => {}
                 Err(e) if is_not_found(&e) => {}
                 Err(e) => return Err(io("stat")(e)),
@@ -178,7 +178,7 @@ impl Run<'_> {
         let mut olds = Vec::new();
         for (dir, name) in &places {
             // Never a link that was put there by now: its rest is the one that is needed.
-            if StoreId::from(&dir.handle.stat_entry(name).map_err(io("stat"))?) != id {
+            if !id.is_of(&dir.handle.stat_entry(name).map_err(io("stat"))?) {
                 continue;
             }
             let (_, old) = self.put(dir, name, &target, |to, name| {

@@ -15,6 +15,7 @@ use crate::inode::StoreId;
 use crate::regions::{Visit, bytes_of, walk};
 use crate::target::hold;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{Stored, classify};
 use lamassu_store::BackendDir;
@@ -116,6 +117,7 @@ impl Vault {
         // What was written becomes durable before anybody is told that the old keys have nothing left to do.
         let _pass = self.change()?;
         self.book.reseal()?;
+        self.root_permissions.reseal()?;
         self.settle_all()?;
         self.sync_store()?;
         Ok(run.done)
@@ -238,11 +240,10 @@ impl Run<'_> {
             Err(e) if is_not_found(&e) => return Ok(None),
             other => other.map_err(io("stat"))?,
         };
-        let found = vault.nodes.lock().reference(dir.ino, name, &st);
-        if found.is_new && st.kind == Kind::Dir {
-            vault.dirs.drop_dir(found.ino);
+        match vault.referenced(&dir, name, &st) {
+            Err(VaultError::NotFound) => Ok(None),
+            other => other.map(|(found, st)| Some((found.ino, st))),
         }
-        Ok(Some((found.ino, st)))
     }
 
     /// Anything but a directory.
@@ -288,7 +289,7 @@ impl Run<'_> {
     }
 
     fn steps(&mut self, open: &crate::open::OpenFile, share: u64) -> Result<()> {
-        let (mut from, mut told, mut damaged) = (Some(0), 0, 0);
+        let (mut from, mut told, mut damaged) = (Some(PageNo::ZERO), 0, 0);
         while let Some(page) = from {
             if self.progress.is_cancelled() {
                 return Ok(());
@@ -301,7 +302,7 @@ impl Run<'_> {
             self.done.blocks += step.reencrypted;
             damaged += step.damaged;
             from = step.next;
-            let reached = from.map_or(share, |next| share / step.pages.max(1) * next.min(step.pages));
+            let reached = from.map_or(share, |next| share / step.pages.max(1) * next.0.min(step.pages));
             self.progress.advance(reached.saturating_sub(told));
             told = told.max(reached);
             self.done.read += step.read;

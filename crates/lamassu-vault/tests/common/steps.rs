@@ -39,7 +39,7 @@ fn content(v: &Vault, path: &str) -> Vec<u8> {
     v.release(h).unwrap();
     match read {
         Ok(n) => data[..n].to_vec(),
-        Err(VaultError::Store(StoreError::Damaged(d))) if d.kind == DamageKind::PageMissing && d.page == 0 => {
+        Err(VaultError::Store(StoreError::Damaged(d))) if d.kind == DamageKind::PageMissing && d.page.0 == 0 => {
             VOID.to_vec()
         }
         Err(e) => panic!("{path}: {e}"),

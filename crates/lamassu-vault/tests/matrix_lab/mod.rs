@@ -432,8 +432,9 @@ impl Seen {
             assert!(found.problems.iter().any(|p| p.path.as_deref() == Some(path)), "{path}: {:#?}", found.problems);
         }
         for p in found.problems.iter().filter(|p| p.block.is_some()) {
-            let (path, block) = (p.path.as_ref().unwrap(), p.block.unwrap() as usize);
-            assert!(self.bad.get(path).is_some_and(|blocks| blocks.contains(&block)), "{p:?} reads well");
+            let (path, first) = (p.path.as_ref().unwrap(), p.block.unwrap() as usize);
+            let run = first..first + p.blocks.unwrap_or(1) as usize;
+            assert!(self.bad.get(path).is_some_and(|bad| run.clone().all(|b| bad.contains(&b))), "{p:?} reads well");
         }
     }
 

@@ -1,6 +1,6 @@
 //! `lamassu cat`: contents to standard output. What verifies is written up to the first damaged block.
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::open::{self, OrphanArg};
 use crate::output::{self, Ui};
@@ -8,7 +8,6 @@ use crate::signals;
 use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
 use crate::tree::{Input, Tree, read_data};
-use anyhow::Result;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -43,8 +42,8 @@ fn help() -> String {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    if let Some((found, files)) = args.orphan.found(&args.places)? {
-        let unsealed = found.unlock(ui, &args.key)?;
+    if let Some((found, files)) = args.orphan.found(ui, &args.places)? {
+        let unsealed = open::unlock(ui, found, &args.key)?;
         return cat(&Stored::new(&unsealed), files);
     }
     let (dir, files) = match args.places.split_first() {

@@ -2,18 +2,19 @@
 //!
 //! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault; one that failed is taken away again.
 
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg};
 use crate::mounts::{self, Mount};
-use crate::open::{self, Found, WriterLock};
+use crate::open::{self, WriterLock};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::tree::held::{is_empty, is_ours};
 use crate::{signals, text};
-use anyhow::{Context, Result};
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_fuse::control;
+use lamassu_host::lock;
+use lamassu_host::slots::check_label;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
 use lamassu_store::Backend;
@@ -168,9 +169,9 @@ struct Original {
 impl Original {
     /// Refuses bad places before a key is asked for.
     fn open(ui: &Ui, common: &Common, places: &[Option<&Path>]) -> Result<Original> {
-        super::key::check_label(&common.label)?;
+        check_label(&common.label)?;
         let source = common.key.source()?;
-        let found = Found::at(&common.source)?;
+        let found = open::found(ui, &common.source)?;
         let dir =
             common.source.canonicalize().map_err(|source| Fault::NotADirectory { dir: found.dir.clone(), source })?;
         for place in places.iter().flatten() {
@@ -184,18 +185,21 @@ impl Original {
 
     /// Makes a copy at `place`, which becomes an original in its turn.
     fn copy(&self, ui: &Ui, common: &Common, place: &Path, new: NewClone) -> Result<(Original, DoneCopy)> {
-        let quiet = Quiet::make(&self.dir)?;
+        let quiet = Quiet::make(ui, &self.dir)?;
         // A rotation may have come between the key and the quiet: its epoch is needed, too.
-        let header = Found::at(&self.dir)?.header;
+        let header = open::found(ui, &self.dir)?.header;
         let newer = match header == self.header {
             true => None,
             false => {
                 keys::check_pinned(ui, &header)?;
-                let again = keys::try_slots(&header, &self.material, None);
+                let again = keys::try_slots(ui, &header, &self.material, None);
                 Some(again.with_context(|| format!("{}", self.dir.display()))?)
             }
         };
         let keys = newer.as_ref().unwrap_or(&self.keys);
+        if new.snapshot {
+            self.refuse_interrupted(keys)?;
+        }
         let cost = common.cost.measure(ui, &self.material);
         let slot = NewSlot { material: &self.material, cost, label: &common.label, created: new.created };
         let mut history = keys.history(&self.dir, &header)?;
@@ -224,6 +228,16 @@ impl Original {
         let done = DoneCopy::of(place, &header, &unlocked, &copied);
         let material = self.material.clone();
         Ok((Original { dir, header, keys: unlocked, material }, done))
+    }
+
+    /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the choices of the crash for ever.
+    fn refuse_interrupted(&self, keys: &Unlocked) -> Result<()> {
+        let (root, ring) = (open::backend(&self.dir)?.root(), keys.key_ring(self.header.suite())?);
+        let interrupted = lamassu_vault::has_interrupted_sessions(&*root, &ring, &self.header.id());
+        match interrupted.with_context(|| self.dir.display().to_string())? {
+            true => Err(Fault::SnapshotOfInterrupted { dir: self.dir.clone() }.into()),
+            false => Ok(()),
+        }
     }
 
     /// What an interruption left in the original is in the copy, too, and its own record of sessions says so.
@@ -310,20 +324,20 @@ enum Quiet {
 }
 
 impl Quiet {
-    fn make(dir: &Path) -> Result<Quiet> {
+    fn make(ui: &Ui, dir: &Path) -> Result<Quiet> {
         if let Some(mount) = mounts::of_dataset_in(dir) {
-            return Err(open::locked(&mount.source).into());
+            return Err(ui.policy.locked(&mount.source).into());
         }
-        open::once_closed(dir, || match mounts::of_vault(dir).filter(Mount::is_trusted) {
+        open::once_closed(ui, dir, || match mounts::of_vault(dir).filter(Mount::is_trusted) {
             Some(mount) => {
                 control::freeze(&mount.mountpoint)
                     .with_context(|| format!("cannot freeze {} to copy it", mount.mountpoint.display()))?;
                 Ok(Quiet::Frozen(mount))
             }
             None => {
-                let mut held: Vec<WriterLock> = open::lock_out_writers(dir)?.into_iter().collect();
-                if Found::at(dir)?.header.has_datasets() {
-                    held.extend(open::lock_out_writers_below(dir)?);
+                let mut held: Vec<WriterLock> = lock::lock_out_writers(&ui.policy, dir)?.into_iter().collect();
+                if open::found(ui, dir)?.header.has_datasets() {
+                    held.extend(lock::lock_out_writers_below(&ui.policy, dir)?);
                 }
                 Ok(Quiet::Locked(held))
             }

@@ -1,7 +1,7 @@
 //! `lamassu completions`.
 
+use crate::fault::Result;
 use crate::output;
-use anyhow::Result;
 use clap::CommandFactory;
 use clap_complete::Shell;
 

@@ -1,6 +1,6 @@
 //! `lamassu cp`: copies without a mount.
 
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::open::{self, OrphanArg};
 use crate::output::Ui;
@@ -13,9 +13,8 @@ use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
 use crate::tree::whole::write_whole;
 use crate::tree::{Dir, Meta, Tree};
-use anyhow::{Context, Result};
 use lamassu_vault::{Kind, VaultError};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -32,8 +31,8 @@ Examples:
   pg_dump db | lamassu cp -k raw:file:k /srv/store/vault - vault:db.sql
   lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
       one stored file out of a backup, by its path in the store
-Kept are contents, holes, modes, times, extended attributes, links, and owners when run as root; not that
-two names are one file. Out of a vault, what the store says is not taken for rights on this host: modes lose
+Kept are contents, holes, modes, times, extended attributes, links, owners when run as root, and, where the
+target can link, that several names are one file. Out of a vault, what the store says is not taken for rights on this host: modes lose
 set-id bits and the umask, files are yours, device nodes are refused, and attributes but those of users and
 access control lists are left out, unless --trust-store takes them. A local file named vault:x is written ./vault:x.";
 
@@ -85,11 +84,11 @@ impl Place {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    if let Some((found, places)) = args.orphan.found(&args.places)? {
+    if let Some((found, places)) = args.orphan.found(ui, &args.places)? {
         let (target, sources) = split(places)?;
         let store = store_of(&found.dir);
         refuse_in_store(target, store)?;
-        let unsealed = found.unlock(ui, &args.key)?;
+        let unsealed = open::unlock(ui, found, &args.key)?;
         let grants = out_of_store(&args, begin());
         // Both are local: a stored file is not replaced by its plaintext.
         let sides = Sides { from: &Stored::new(&unsealed), to: &Local, same: true, store, grants };
@@ -236,7 +235,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
     let Sides { from, to, same, store, grants } = sides;
     let into = is_dir(to, target)?;
     if !into && (sources.len() > 1 || ends_with_slash(target)) {
-        return Err(anyhow::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
+        return Err(crate::fault::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
     }
     refuse_same_names(to, sources, target)?;
     let is_tree = |source| matches!(from.stat(source), Ok(Some(Meta { kind: Kind::Dir, .. })));
@@ -252,6 +251,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
         meter: Meter::bytes(ui, "copied"),
         failed: 0,
         all: 0,
+        linked: HashMap::new(),
         first: None,
     };
     let copied = if into {
@@ -293,7 +293,7 @@ fn refuse_same_names(to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Resul
         None => Ok(()),
         Some(name) => {
             let fault = Fault::Usage("several sources have this name; copy them to different places");
-            Err(anyhow::Error::from(fault).context(to.name(&target.join(name))))
+            Err(crate::fault::Error::from(fault).context(to.name(&target.join(name))))
         }
     }
 }

@@ -4,24 +4,25 @@
 
 use crate::cmd::key::{self, destroy::How};
 use crate::cmd::mount::IntegrityArg;
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, CostArg, KeyArg, SourceText};
-use crate::open::{self, Found};
+use crate::mounts;
+use crate::open;
 use crate::output::{self, Ui};
 use crate::served;
-use crate::served::datasets::name_to_hex;
-use crate::served::protocol::{DatasetSpec, Datasets, Listed, Properties, Request, Status, Unseen};
-use crate::served::serve::Served;
 use crate::text;
-use anyhow::Result;
 use clap::ValueEnum;
 use lamassu_format::{Domain, Suite};
-use lamassu_fuse::control::Caller;
+use lamassu_fuse::control::{Asked, Links};
+use lamassu_host::Served;
+use lamassu_host::control::protocol::{Caller, DatasetSpec, Datasets, Listed, Properties, Request, Status, Unseen};
+use lamassu_host::datasets::name_to_hex;
+use lamassu_host::slots::check_label;
 use lamassu_keys::Purpose;
 use lamassu_vault::{Ino, VaultError};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 const CREATE_EXAMPLES: &str = "\
@@ -178,46 +179,57 @@ pub fn run(ui: &Ui, command: DatasetCommand) -> Result<()> {
 
 /// Who does it, and where.
 enum Site {
-    /// The daemon of a mount; a path there.
-    Mount(PathBuf),
+    /// The daemon of a mount; a directory there, which every request is about.
+    Mount(Asked),
     /// This process; a path in the vault.
     Here { served: Arc<Served>, path: PathBuf },
 }
 
 impl Site {
-    /// Of what is to be made: in a mount, its directory tells.
-    fn of_new(ui: &Ui, key: &KeyArg, places: &[PathBuf]) -> Result<Site> {
-        match places {
-            [place] if place.parent().is_some_and(|dir| served::within(here(dir)).is_some()) => {
-                Ok(Site::Mount(place.clone()))
-            }
-            _ => Site::of(ui, key, places, false),
-        }
+    /// Of the directory that something is to be made in, and its name there.
+    fn of_new(ui: &Ui, key: &KeyArg, places: &[PathBuf]) -> Result<(Site, OsString)> {
+        let place = places.last().map_or(Path::new(""), |path| path);
+        let name = place.file_name().ok_or(Fault::Usage("a dataset is a directory in a vault: give its path"))?;
+        let parent = place.parent().unwrap_or(Path::new(""));
+        let site = match places {
+            [_] => match served::within(here(parent), Links::Followed)? {
+                Some(dir) => Site::Mount(dir),
+                None => {
+                    return Err(Site::of(ui, key, places, true, Links::Followed).map_or_else(
+                        |error| error,
+                        |_| Fault::Usage("a dataset is a directory in a vault: give its path").into(),
+                    ));
+                }
+            },
+            [vault, _] => Site::of(ui, key, &[vault.clone(), parent.into()], false, Links::Followed)?,
+            _ => return Err(Fault::Usage("give a path").into()),
+        };
+        Ok((site, name.into()))
     }
 
-    fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool) -> Result<Site> {
+    fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool, links: Links) -> Result<Site> {
         let [vault, rest @ ..] = places else { return Err(Fault::Usage("give a path").into()) };
         let path = rest.first().map(PathBuf::as_path);
         let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_path_buf();
-        if let Some(mountpoint) = served::of(vault) {
-            return Ok(Site::Mount(path.map_or(mountpoint.clone(), |path| mountpoint.join(inside(path)))));
+        let mounted = match path {
+            None => served::within(vault, links)?,
+            Some(_) => None,
+        };
+        if let Some(dir) = mounted {
+            return Ok(Site::Mount(dir));
         }
-        if path.is_none() && served::within(vault).is_some() {
-            return Ok(Site::Mount(vault.clone()));
+        if let Some(root) = served::of(vault) {
+            return match path.map(inside) {
+                Some(path) => Ok(Site::Mount(served::must_be_within(&root.path().join(path), links)?)),
+                None => Ok(Site::Mount(root)),
+            };
         }
-        let found = Found::at(vault).map_err(|error| match path {
+        let found = open::found(ui, vault).map_err(|error| match path {
             Some(_) => error,
             None => served::not_within(vault).into(),
         })?;
-        let served = found.unlock(ui, key)?.open_forest(open::options(read_only))?;
+        let served = open::unlock(ui, found, key)?.open_forest(open::options(read_only))?;
         Ok(Site::Here { served, path: path.map_or_else(PathBuf::new, inside) })
-    }
-
-    /// The directory a new entry comes to, and its name.
-    fn parent(&self) -> Result<(PathBuf, OsString)> {
-        let (Site::Mount(path) | Site::Here { served: _, path }) = self;
-        let name = path.file_name().ok_or(Fault::Usage("a dataset is a directory in a vault: give its path"))?;
-        Ok((path.parent().unwrap_or(Path::new("")).into(), name.into()))
     }
 
     fn close(&self) -> Result<()> {
@@ -230,11 +242,11 @@ impl Site {
     /// Does it, and closes what was opened for it.
     fn work<T>(
         &self,
-        by_daemon: impl FnOnce(&Path) -> Result<T>,
+        by_daemon: impl FnOnce(&Asked) -> Result<T>,
         here: impl FnOnce(&Served, &Caller, Ino) -> Result<T>,
     ) -> Result<T> {
         let done = match self {
-            Site::Mount(path) => by_daemon(path),
+            Site::Mount(dir) => by_daemon(dir),
             Site::Here { served, path } => at(served, path).and_then(|dir| here(served, &me(), dir)),
         };
         let closed = self.close();
@@ -254,7 +266,7 @@ fn at(served: &Served, path: &Path) -> Result<Ino> {
 /// Who works without a mount has the keys.
 fn me() -> Caller {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    Caller { uid, gid, pid: std::process::id(), is_owner: true }
+    Caller { uid, gid, groups: Vec::new(), is_owner: true }
 }
 
 /// Permission bits of a new directory of ours.
@@ -265,7 +277,7 @@ fn mode() -> u32 {
 }
 
 fn create(ui: &Ui, args: &Create) -> Result<()> {
-    super::key::check_label(&args.label)?;
+    check_label(&args.label)?;
     let spec = DatasetSpec {
         inherit: args.inherit || args.new_key.is_none(),
         label: args.label.clone(),
@@ -276,8 +288,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         properties: Properties { integrity: args.integrity.map(word), cache: args.cache.map(word) },
         mode: mode(),
     };
-    let site = Site::of_new(ui, &args.key, &args.places)?;
-    let (parent, name) = site.parent()?;
+    let (site, name) = Site::of_new(ui, &args.key, &args.places)?;
     let own = match &args.new_key {
         None => None,
         Some(source) => {
@@ -288,13 +299,12 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
         }
     };
     let made = match &site {
-        Site::Mount(_) => {
-            let parent = here(&parent);
+        Site::Mount(parent) => {
             let secret = own.as_ref().map(|(material, cost)| served::pack(parent, material, *cost)).transpose()?;
             served::ask(parent, &Request::CreateDataset { name: name_to_hex(&name), spec, secret })
         }
-        Site::Here { served, path: _ } => {
-            at(served, &parent).and_then(|dir| served.create_dataset(&me(), dir, &name, &spec, own.as_ref()))
+        Site::Here { served, path: parent } => {
+            at(served, parent).and_then(|dir| Ok(served.create_dataset(&me(), dir, &name, &spec, own.as_ref())?))
         }
     };
     let closed = site.close();
@@ -314,12 +324,12 @@ struct All {
 }
 
 fn list(ui: &Ui, args: &List) -> Result<()> {
-    let site = Site::of(ui, &args.key, &args.places, true)?;
+    let site = Site::of(ui, &args.key, &args.places, true, Links::Followed)?;
     let mut datasets: Vec<Listed> = Vec::new();
     let (unseen, unseen_count) = loop {
         let after = datasets.last().map(|l| l.path.clone());
         let some: Datasets = match &site {
-            Site::Mount(path) => served::ask(path, &Request::ListDatasets { after })?,
+            Site::Mount(dir) => served::ask(dir, &Request::ListDatasets { after })?,
             Site::Here { served, path } => served.list_datasets(&me(), at(served, path)?, after.as_deref())?,
         };
         datasets.extend(some.datasets);
@@ -367,11 +377,11 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     }
     let (properties, inherit) = parse(&values)?;
     let changes_integrity = properties.integrity.is_some();
-    let site = Site::of(ui, &args.key, &places, false)?;
+    let site = Site::of(ui, &args.key, &places, false, Links::Refused)?;
     let removed: Option<String> = match &site {
-        Site::Mount(path) => served::ask(path, &Request::SetDataset { properties, inherit })?,
+        Site::Mount(dir) => served::ask(dir, &Request::SetDataset { properties, inherit })?,
         Site::Here { .. } => {
-            site.work(|_| Ok(None), |served, me, dir| served.set_dataset(me, dir, &properties, inherit))?
+            site.work(|_| Ok(None), |served, me, dir| Ok(served.set_dataset(me, dir, &properties, inherit)?))?
         }
     };
     if let Some(removed) = removed {
@@ -412,30 +422,45 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
     if args.how.is_given() && !args.shred_key {
         return Err(Fault::Usage("--receipt, --audit-key, --with-server and --yes are for --shred-key").into());
     }
-    let site = Site::of(ui, &args.key, &args.places, false)?;
+    let site = Site::of(ui, &args.key, &args.places, false, Links::Refused)?;
     // Its vault is closed before its keys go, and nobody opens it again.
     let shred = |status: &Status, unload: &dyn Fn() -> Result<bool>| {
         if status.open_files > 0 && !args.force {
             return Err(VaultError::Refused("files in it are open: close them, or give --force").into());
         }
         unload()?;
-        key::destroy::run(ui, &key::destroy::Destroy::of(&args.key, &args.how, status.dir.clone().into()))
+        let (dir, id) = (status.dir.clone().into(), status.vault.clone());
+        key::destroy::run(ui, &key::destroy::Destroy::of(&args.key, &args.how, dir, id))
     };
     site.work(
-        |path| {
+        |dataset| {
             if args.shred_key {
-                let status = served::ask(path, &Request::Status {})?;
-                shred(&status, &|| served::ask(path, &Request::Unload {}))?;
+                let status: Status = served::ask(dataset, &Request::Status {})?;
+                lies_in_vault_of(dataset, Path::new(&status.dir))?;
+                shred(&status, &|| served::ask(dataset, &Request::Unload {}))?;
             }
-            served::ask(path, &Request::DestroyDataset { force: args.force })
+            served::ask(dataset, &Request::DestroyDataset { force: args.force })
         },
         |served, me, dir| {
             if args.shred_key {
-                shred(&served.status(served.volume(dir)?)?, &|| served.unload(me, dir))?;
+                shred(&served.status(served.volume(dir)?)?, &|| Ok(served.unload(me, dir)?))?;
             }
-            served.destroy_dataset(me, dir, args.force)
+            Ok(served.destroy_dataset(me, dir, args.force)?)
         },
     )?;
     ui.note(format_args!("destroyed {}", args.places.last().map_or(OsStr::new(""), |p| p.as_os_str()).display()));
     Ok(())
+}
+
+/// Whether a directory, of which a daemon says that a dataset lies there, is one in the vault that the mount is of.
+///
+/// # Errors
+/// [`Fault::NotThatDataset`].
+fn lies_in_vault_of(dataset: &Asked, dir: &Path) -> Result<(), Fault> {
+    let vault = mounts::of_id(dataset.mount()).map(|mount| mount.vault());
+    let is_plain = dir.components().all(|c| matches!(c, Component::RootDir | Component::Normal(_)));
+    match vault {
+        Some(vault) if is_plain && dir.starts_with(&vault) && dir != vault => Ok(()),
+        Some(_) | None => Err(Fault::NotThatDataset { dir: dir.into() }),
+    }
 }

@@ -4,11 +4,10 @@
 //! domain. Memory is bounded.
 
 use crate::distinct::{self, Counted, Distinct, digest};
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::output::{self, Ui};
 use crate::{signals, text};
-use anyhow::Result;
-use lamassu_format::{Domain, Geometry};
+use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
 use lamassu_store::backend::next_data;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -98,7 +97,7 @@ struct Counter {
     pages_of_large_files: u64,
     /// Pages of the present file that have a block, and the last of them.
     pages: u64,
-    last_page: Option<u64>,
+    last_page: Option<PageNo>,
     first_page_seen: bool,
 }
 
@@ -301,11 +300,11 @@ impl Counter {
 
     /// Blocks come in ascending order.
     fn page_of(&mut self, block: u64) {
-        let page = block / self.geometry.blocks_per_page();
+        let page = self.geometry.page_of(BlockNo(block));
         if self.last_page != Some(page) {
             self.pages += 1;
             self.last_page = Some(page);
-            self.first_page_seen |= page == 0;
+            self.first_page_seen |= page == PageNo::ZERO;
         }
     }
 
@@ -315,7 +314,7 @@ impl Counter {
         let pages = std::mem::take(&mut self.pages);
         let first_absent = !std::mem::take(&mut self.first_page_seen);
         let last_absent = self.last_page.take() != Some(last);
-        if last == 0 {
+        if last == PageNo::ZERO {
             let page = if self.domain.is_salted() { digest(FILE, &file.to_le_bytes())? } else { whole };
             return self.small.add(page, PAGE);
         }

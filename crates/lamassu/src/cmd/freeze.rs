@@ -1,8 +1,8 @@
 //! `lamassu freeze|thaw`: a quiet store, while a backup or a snapshot is taken of it.
 
-use super::umount::ours;
+use crate::fault::Result;
+use crate::mounts;
 use crate::output::Ui;
-use anyhow::Result;
 use lamassu_fuse::control;
 use std::path::PathBuf;
 
@@ -21,14 +21,14 @@ pub struct Args {
 }
 
 pub fn freeze(ui: &Ui, args: Args) -> Result<()> {
-    let (path, _) = ours(&args.mountpoint)?;
+    let (path, _) = mounts::ours_at(&args.mountpoint)?;
     control::freeze(&path)?;
     ui.detail("frozen; do not forget `lamassu thaw`");
     Ok(())
 }
 
 pub fn thaw(ui: &Ui, args: Args) -> Result<()> {
-    let (path, _) = ours(&args.mountpoint)?;
+    let (path, _) = mounts::ours_at(&args.mountpoint)?;
     control::thaw(&path)?;
     ui.detail("thawed");
     Ok(())

@@ -1,11 +1,10 @@
 //! `lamassu history`: what was done to a vault's keys.
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
-use crate::open::Found;
+use crate::open;
 use crate::output::{self, Ui};
 use crate::{served, text};
-use anyhow::Result;
 use lamassu_format::header::Header;
 use lamassu_keys::history::{Entry, Report};
 use serde::Serialize;
@@ -59,7 +58,7 @@ struct Numbered<'a> {
 
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let dir = served::dir_of(&args.dir)?;
-    let unsealed = Found::at(&dir)?.unlock(ui, &args.key)?;
+    let unsealed = open::unlocked(ui, &dir, &args.key)?;
     let mark = unsealed.found.header.keys().history;
     let report = unsealed.keys.history(&dir, &unsealed.found.header)?.read()?;
     let counted = mark.map_or(0, |m| m.count);

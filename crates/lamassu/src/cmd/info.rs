@@ -1,8 +1,9 @@
 //! `lamassu info`: what the header says. No key, so nothing here is authenticated.
 
-use crate::open::Found;
-use crate::{output, served, text};
-use anyhow::Result;
+use crate::fault::Result;
+use crate::open;
+use crate::output::{self, Ui};
+use crate::{served, text};
 use lamassu_format::header::{Caching, Header, Role, Slot, VaultHeader, Verified};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -82,7 +83,7 @@ pub struct DescribedCost {
 }
 
 impl Described {
-    pub fn of(header: &VaultHeader) -> Described {
+    pub fn of(ui: &Ui, header: &VaultHeader) -> Described {
         Described {
             format: VaultHeader::FORMAT,
             version: lamassu_format::VERSION,
@@ -104,14 +105,14 @@ impl Described {
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
             history: header.keys().history.map_or(0, |h| h.count),
-            slots: slots(header),
+            slots: slots(ui, header),
         }
     }
 }
 
 /// The slots of a header.
-pub fn slots(header: &impl Header) -> Vec<DescribedSlot> {
-    let used = crate::used::of(&header.keys().id).times;
+pub fn slots(ui: &Ui, header: &impl Header) -> Vec<DescribedSlot> {
+    let used = ui.policy.notes.of(&header.keys().id).times;
     let described = |slot: &Slot| DescribedSlot::of(slot, used.get(&slot.id).copied());
     header.keys().slots.iter().map(described).collect()
 }
@@ -149,7 +150,8 @@ pub fn slot_table(slots: &[DescribedSlot]) -> String {
             format!("{}, {} passes, {} lanes", text::bytes(u64::from(c.memory_kib) * 1024), c.passes, c.lanes)
         });
         let (created, used) = (time(slot.created), slot.last_used_here.map_or_else(|| "-".into(), time));
-        let (id, kind, label) = (slot.id, slot.kind, &slot.label);
+        // What is refused in a new label may be in an old one, or in that of another program.
+        let (id, kind, label) = (slot.id, slot.kind, text::printable(&slot.label));
         let (role, expires) = (slot.role, slot.expires.map_or_else(|| "-".into(), text::date));
         let _ = write!(
             out,
@@ -159,9 +161,9 @@ pub fn slot_table(slots: &[DescribedSlot]) -> String {
     out
 }
 
-pub fn run(args: Args) -> Result<()> {
-    let header = Found::at(&served::dir_of(&args.dir)?)?.header;
-    let d = Described::of(&header);
+pub fn run(ui: &Ui, args: Args) -> Result<()> {
+    let header = open::found(ui, &served::dir_of(&args.dir)?)?.header;
+    let d = Described::of(ui, &header);
     if args.json {
         return output::print_json(&d);
     }

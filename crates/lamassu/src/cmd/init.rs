@@ -3,15 +3,16 @@
 //! The header is written last: without it there is no vault, and a failed init takes back what it made.
 
 use super::info::Described;
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::store_kind::{self, StoreKind};
-use crate::{fips, open, text};
-use anyhow::{Context, Result};
+use crate::{open, text};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, ZoneFile};
-use lamassu_format::{Domain, Geometry, Suite, name};
+use lamassu_format::root::MODE_BITS;
+use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
+use lamassu_host::slots::check_label;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{
     Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
@@ -20,10 +21,13 @@ use lamassu_keys::{
 use lamassu_store::Backend;
 use lamassu_vault::Vault;
 use serde::Serialize;
-use std::fs;
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+/// Mode of a vault directory: other users reach nothing below it.
+const PRIVATE: u32 = 0o700;
 const BLOCK_SIZE_DEFAULT: u32 = 4096;
 const NAME_LEN_MIN: u32 = 64;
 const LABEL_DEFAULT: &str = "init";
@@ -142,18 +146,18 @@ impl Args {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    super::key::check_label(&args.label)?;
+    check_label(&args.label)?;
     check_domain(&args)?;
     let source = args.key.source()?;
-    fips::check_small_files(args.has_convergent_small_files())?;
-    args.suite.map_or(Ok(()), fips::check_suite)?;
+    ui.policy.check_small_files(args.has_convergent_small_files())?;
+    args.suite.map_or(Ok(()), |suite| ui.policy.check_suite(suite))?;
     check_empty(&args.dir)?;
     if args.generate_key {
         super::key::generate::at_server(ui, &source)?;
     }
     let zone = load_zone(ui, &args)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
-    let place = Place::prepare(&args.dir)?;
+    let place = Place::prepare(ui, &args.dir)?;
     let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
     report(ui, &args, made)
 }
@@ -213,27 +217,54 @@ fn check_empty(dir: &Path) -> Result<(), Fault> {
 /// The directory, and what is to be undone if init fails.
 struct Place {
     dir: PathBuf,
+    held: File,
     made_dir: bool,
+    /// what the directory said of itself before it became its owner's alone: the root of the tree says so from now on
+    root: RootRecord,
 }
 
 impl Place {
-    fn prepare(dir: &Path) -> Result<Place> {
+    /// Makes the directory, or takes one that is empty. It is its owner's alone from here on: what lies in it is no matter of other users.
+    fn prepare(ui: &Ui, dir: &Path) -> Result<Place> {
         let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
-        let made_dir = match fs::create_dir(dir) {
+        let made_dir = match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
             Ok(()) => true,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
             Err(source) => return Err(unusable(source).into()),
         };
+        let flags = libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let held = OpenOptions::new().read(true).custom_flags(flags).open(dir).map_err(unusable)?;
         check_empty(dir)?;
-        Ok(Place { dir: dir.into(), made_dir })
+        let st = held.metadata().map_err(unusable)?;
+        let mode = if made_dir { 0o777 & !umask() } else { st.mode() & MODE_BITS };
+        let root = RootRecord { mode, uid: st.uid(), gid: st.gid() };
+        if let Err(error) = held.set_permissions(fs::Permissions::from_mode(PRIVATE)) {
+            ui.warn(format_args!(
+                "{} could not be made private (mode 0700): {error}; other users may reach what is stored in it, and --allow-other will be refused",
+                dir.display()
+            ));
+        }
+        Ok(Place { dir: dir.into(), held, made_dir, root })
     }
 
     /// Only what this program puts there; the directory was empty.
     fn take_back(&self) {
-        for file in [name::HEADER, name::HEADER_NEW, name::DIR_RECORD, name::HISTORY, name::LOCK] {
+        let files = [
+            name::HEADER,
+            name::HEADER_NEW,
+            name::DIR_RECORD,
+            name::HISTORY,
+            name::LOCK,
+            name::ROOT_RECORD,
+            name::ROOT_RECORD_NEW,
+        ];
+        for file in files {
             let _ = fs::remove_file(self.dir.join(file));
         }
+        let _ = fs::remove_file(self.dir.join(name::SESSIONS).join(name::SESSIONS_RECORD));
+        let _ = fs::remove_dir(self.dir.join(name::SESSIONS));
         let _ = fs::remove_dir(self.dir.join(name::STAGING));
+        let _ = self.held.set_permissions(fs::Permissions::from_mode(self.root.mode));
         if self.made_dir {
             let _ = fs::remove_dir(&self.dir);
         }
@@ -253,7 +284,9 @@ impl Place {
         let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
         let (mut header, unlocked) = create_vault(&new, &slot)?;
         let ring = unlocked.key_ring(header.suite())?;
-        Vault::make_tree(&backend, &header, &ring).context("cannot make the root directory of the vault")?;
+        lamassu_vault::create_root_record(&*backend.root(), &ring, self.root)
+            .and_then(|()| Vault::make_tree(&backend, &header, &ring))
+            .context("cannot make the root directory of the vault")?;
         let update = Update::begin(&self.dir.join(name::HEADER))?;
         let made = Event::new(Kind::Created)
             .slot(unlocked.slot())
@@ -272,6 +305,13 @@ impl Place {
         }
         Ok(u8::try_from(stat.name_max).unwrap_or(u8::MAX))
     }
+}
+
+/// The mask of new files of this process. It can only be read by setting it; no other thread makes files yet.
+fn umask() -> u32 {
+    let mask = rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    rustix::process::umask(mask);
+    mask.as_raw_mode()
 }
 
 fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, created: u64) -> Result<NewVault<'a>> {
@@ -312,9 +352,9 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
     if let Some(remark) = store.as_ref().and_then(StoreKind::remark) {
         ui.detail(remark);
     }
-    let vault = Described::of(&header);
+    let vault = Described::of(ui, &header);
     if args.json {
-        super::key::admin::tell(&Ui { quiet: true, ..*ui }, &header, &args.dir);
+        super::key::admin::tell(&Ui { quiet: true, ..ui.clone() }, &header, &args.dir);
         return output::print_json(&Made { vault, store, warnings });
     }
     ui.note(format_args!(

@@ -3,11 +3,11 @@
 mod entry;
 mod file;
 
+use crate::fault::{Context, Result};
 use crate::keys::{self, KeyArg};
-use crate::open::{Found, OrphanArg, Unsealed};
+use crate::open::{OrphanArg, Unsealed};
 use crate::output::{self, Ui};
-use crate::{fault::Fault, open};
-use anyhow::{Context, Result};
+use crate::{fault::Fault, open, text};
 use lamassu_vault::Kind;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -65,14 +65,14 @@ struct Head {
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let one = "give one path to inspect";
-    if let Some((found, files)) = args.orphan.found(&args.places)? {
+    if let Some((found, files)) = args.orphan.found(ui, &args.places)? {
         let [path] = files else { return Err(Fault::Usage(one).into()) };
-        let unsealed = found.unlock(ui, &args.key)?;
+        let unsealed = open::unlock(ui, found, &args.key)?;
         let subject = Subject { unsealed: &unsealed, on_disk: path.clone(), plain: None, slots: args.slots };
         return subject.show(Kind::File, args.json);
     }
     let [dir, path] = args.places.as_slice() else { return Err(Fault::Usage(one).into()) };
-    let unsealed = Found::at(dir)?.unlock(ui, &args.key)?;
+    let unsealed = open::unlocked(ui, dir, &args.key)?;
     let vault = unsealed.open(open::options(true))?;
     let named = || format!("vault:{}", path.display());
     let entry = vault.resolve(path.as_os_str()).with_context(named)?;
@@ -123,8 +123,11 @@ fn output_as<T: Shown>(json: bool, head: &Head, body: &T) -> Result<()> {
     if json {
         return output::print_json(&Document { head, body });
     }
-    let plain =
-        head.plain.as_ref().map_or(String::new(), |p| format!("plain path    /{}\n", p.trim_start_matches('/')));
-    let text = format!("{plain}stored path   {}\nkind          {}\n{}", head.stored, head.kind, body.text());
+    let plain = head
+        .plain
+        .as_ref()
+        .map_or(String::new(), |p| format!("plain path    /{}\n", text::printable(p.trim_start_matches('/'))));
+    let stored = text::printable(&head.stored);
+    let text = format!("{plain}stored path   {stored}\nkind          {}\n{}", head.kind, body.text());
     output::print(text.trim_end())
 }

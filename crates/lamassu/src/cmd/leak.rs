@@ -4,21 +4,21 @@
 //! for each directory still to be read.
 
 use crate::distinct::{Counted, Distinct, digest};
-use crate::fault::Fault;
-use crate::open::Found;
+use crate::fault::{Fault, Result};
+use crate::open;
 use crate::output::{self, Ui};
 use crate::{signals, text};
-use anyhow::Result;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
-use lamassu_store::backend::next_data;
+use lamassu_store::backend::{next_data, open_regular};
+use rustix::fs::CWD;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -140,12 +140,12 @@ struct Observer {
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     signals::flag_only();
-    let header = Found::at(&args.dir)?.header;
+    let header = open::found(ui, &args.dir)?.header;
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
     let memory = ((args.memory as usize) << 20) / 2;
     let none = || Equal::from(Counted::default());
     let leak = Leak {
-        vault: super::info::Described::of(&header),
+        vault: super::info::Described::of(ui, &header),
         domain: header.domain(),
         entries: Entries::default(),
         sizes: Sizes::default(),
@@ -261,8 +261,7 @@ impl Observer {
         sizes.allocated_bytes = sizes.allocated_bytes.saturating_add(meta.blocks().saturating_mul(512));
         let at_most = meta.len().max(1).checked_next_power_of_two().unwrap_or(u64::MAX);
         *sizes.at_most.entry(at_most).or_default() += 1;
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-        let file = match File::options().read(true).custom_flags(flags).open(path) {
+        let file = match open_regular(CWD, path) {
             Ok(file) => file,
             Err(e) => {
                 self.miss(ui, path, &e);

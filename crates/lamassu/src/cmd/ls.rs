@@ -1,6 +1,6 @@
 //! `lamassu ls`.
 
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::open;
 use crate::output::{self, Ui, shown};
@@ -8,8 +8,8 @@ use crate::signals;
 use crate::text;
 use crate::tree::copy::{DEPTH_MAX, too_deep};
 use crate::tree::vault::list;
-use anyhow::{Context, Result};
-use lamassu_vault::{Attr, Forest, Ino, Kind, VaultError};
+use lamassu_host::Error as HostError;
+use lamassu_vault::{Attr, FileSystem, Forest, Ino, Kind, VaultError};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -160,7 +160,7 @@ impl<'a> Walk<'a> {
                 Ok(Step::Below(child)) => levels.push(child),
                 Ok(Step::End) => drop(levels.pop()),
                 // A dataset without its key is listed as what it is, a directory.
-                Err(e) if depth > 1 && matches!(e.downcast_ref(), Some(VaultError::KeyNotLoaded)) => {
+                Err(e) if depth > 1 && matches!(e.fault(), Fault::Host(HostError::Vault(VaultError::KeyNotLoaded))) => {
                     self.ui.warn(format_args!(
                         "{}: the key of this dataset is not loaded",
                         text::printable(&level.path.to_string_lossy())

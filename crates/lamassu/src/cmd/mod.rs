@@ -27,9 +27,9 @@ pub mod zone;
 
 use crate::args::Command;
 use crate::exit::Code;
+use crate::fault::Result;
 use crate::output::Ui;
 use crate::signals;
-use anyhow::Result;
 
 /// Runs a command.
 pub fn run(ui: &Ui, command: Command) -> Result<Code> {
@@ -47,7 +47,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::History(args) => history::run(ui, &args),
         Command::Receipt(command) => receipt::run(&command),
         Command::Rekey(args) => rekey::run(ui, &args),
-        Command::Info(args) => info::run(args),
+        Command::Info(args) => info::run(ui, args),
         Command::Check(args) => check::run(ui, args),
         Command::Inspect(args) => inspect::run(ui, args),
         Command::Ls(args) => ls::run(ui, args),

@@ -2,25 +2,24 @@
 
 use crate::cmd::remount;
 use crate::confine;
+use crate::control;
 use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::{self, Found};
+use crate::mounts;
+use crate::open;
 use crate::output::Ui;
-use crate::served::keeper::Keeper;
-use crate::served::serve::Served;
+use crate::private::{self, Access};
 use crate::signals;
 use crate::users;
-use anyhow::{Context, Result};
 use clap::ValueEnum;
 use lamassu_crypto::engine::device::{Device, LoopBack};
 use lamassu_crypto::speed::DEVICE_DEPTH;
 use lamassu_crypto::stages;
-use lamassu_format::name;
-use lamassu_fuse::plain::PlainFs;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
-use lamassu_vault::{Durability, Forest, Integrity, Options};
+use lamassu_host::{Keeper, Served};
+use lamassu_vault::{Durability, Forest, Integrity, Options, ROOT, Vault};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -69,10 +68,7 @@ pub struct Args {
     /// Cipher threads, 0 for one per processor
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
-    /// NO ENCRYPTION: DIR, which must not be a vault, is mounted as it is. Only to compare with in benchmarks
-    #[arg(long, conflicts_with_all = ["integrity", "durability", "threads", "idle", "delegate"])]
-    passthrough: bool,
-    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=auto|always|thread|never (all
+    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=never|always (all
     /// of them: docs/cli.md), allow_dev and allow_suid (which TRUST THE STORE: its device numbers, set-uid bits, owners and file capabilities then count); and key=, integrity=, cache=, durability=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
@@ -116,22 +112,13 @@ enum DurabilityArg {
 struct Plan {
     dir: PathBuf,
     mountpoint: PathBuf,
-    below: Below,
+    key: KeyArg,
+    vault: Options,
     mount: MountOptions,
     /// without a request for so long, everything is unloaded
     idle: Option<Duration>,
     /// what ciphers in the place of threads, to measure
     device: Option<DeviceArg>,
-}
-
-/// What is mounted.
-enum Below {
-    Vault {
-        key: KeyArg,
-        options: Options,
-    },
-    /// the directory itself, not encrypted
-    Plain,
 }
 
 /// What `LAMASSU_ENGINE` may name: a loop-back device, a thread behind a ring of jobs in the place of an accelerator.
@@ -162,9 +149,6 @@ impl DeviceArg {
     }
 }
 
-/// The type a mount without encryption shows in mount(8): it must not pass for a vault.
-const PLAIN_SUBTYPE: &str = "lamassu-passthrough";
-
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     let words: Vec<String> = args.options.iter().flat_map(|o| split_options(o)).collect();
     if remount::is_wanted(&words) {
@@ -174,20 +158,23 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     let (foreground, fake) = (args.foreground, args.fake);
     let plan = Plan::of(ui, args)?;
     if fake {
-        if matches!(plan.below, Below::Vault { .. }) {
-            Found::at(&plan.dir)?;
-        }
+        open::found(ui, &plan.dir)?;
         return Ok(Code::Done);
     }
+    // Before the capability for it is dropped.
+    open::raise_descriptor_limit();
     if foreground {
-        plan.drop_capabilities();
+        confine::drop_capabilities();
         signals::start();
         return serve(ui, plan, None);
     }
     match daemon::fork()? {
-        Side::Parent(waiter) => waiter.wait(),
+        Side::Parent(waiter) => {
+            plan.forget_key();
+            waiter.wait()
+        }
         Side::Child(ready) => {
-            plan.drop_capabilities();
+            confine::drop_capabilities();
             signals::start();
             serve(ui, plan, Some(ready))
         }
@@ -199,7 +186,6 @@ impl Plan {
         let device = DeviceArg::from_environment()?;
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
-        let before = (vault.integrity, vault.durability);
         let mut mount = MountOptions::default();
         let mut key = None;
         for words in &args.options {
@@ -239,28 +225,12 @@ impl Plan {
             return Err(Fault::Usage("--delegate is for other users: it needs --allow-other").into());
         }
         let mountpoint = mountpoint(&args.mountpoint, &dir)?;
-        if args.passthrough {
-            if key.is_some() || args.key.is_typed() || (vault.integrity, vault.durability) != before {
-                return Err(Fault::Usage(
-                    "--passthrough encrypts and verifies nothing: leave key, integrity and durability out",
-                )
-                .into());
-            }
-            refuse_vaults(&dir)?;
-            mount.subtype = PLAIN_SUBTYPE.into();
-            return Ok(Plan { dir, mountpoint, below: Below::Plain, mount, idle: None, device: None });
+        if mount.allow_other && mounts::has_vault(&dir) {
+            private::check(&dir, None)?;
         }
-        let below = Below::Vault { key: args.key.or(key), options: vault };
+        let key = args.key.or(key);
         let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
-        Ok(Plan { dir, mountpoint, below, mount, idle, device })
-    }
-}
-
-/// Neither a vault nor a part of one: through a passthrough mount its ciphertext would look like files to be edited.
-fn refuse_vaults(dir: &Path) -> Result<(), Fault> {
-    match dir.ancestors().find(|d| d.join(name::HEADER).symlink_metadata().is_ok()) {
-        Some(vault) => Err(Fault::PassthroughOfVault { dir: dir.into(), vault: vault.into() }),
-        None => Ok(()),
+        Ok(Plan { dir, mountpoint, key, vault, mount, idle, device })
     }
 }
 
@@ -300,7 +270,6 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
 fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
-    open::raise_descriptor_limit();
     if std::env::var_os("LAMASSU_STAGES").is_some() {
         stages::measure();
     }
@@ -330,67 +299,65 @@ fn tell_stages() {
 }
 
 impl Plan {
-    /// Before any thread starts. A passthrough mount keeps a descriptor per inode, and raising that limit takes `SYS_RESOURCE`; it guards no keys.
-    fn drop_capabilities(&self) {
-        match self.below {
-            Below::Vault { .. } => confine::drop_capabilities(),
-            Below::Plain => {}
+    /// What gave the key stays neither in the environment of the process that serves nor among its descriptors: the mount may be unloaded later.
+    fn forget_key(&self) {
+        if let Ok(source) = self.key.source() {
+            source.forget();
         }
     }
 
     /// Opens what is mounted, and mounts it; signals unmount it from then on.
     fn attach(&self, ui: &Ui) -> Result<Mounted> {
         let mut options = self.mount.clone();
-        match &self.below {
-            Below::Vault { key, options: vault } => {
-                let found = Found::at(&self.dir)?;
-                let mut vault = vault.clone();
-                vault.device = self.device.map(DeviceArg::start);
-                if found.header.is_snapshot() && !vault.read_only {
-                    ui.note("a snapshot: mounted read-only");
-                    (vault.read_only, options.read_only) = (true, true);
-                }
-                let unsealed = found.unlock(ui, key)?;
-                let opened = unsealed.open_to_serve(vault.clone(), options.noatime)?;
-                // A mount without it would answer every call with an error.
-                opened
-                    .vault
-                    .verify_root()
-                    .with_context(|| format!("cannot open the vault in {}", self.dir.display()))?;
-                if !lamassu_crypto::secret::memory_is_locked() {
-                    ui.warn(format_args!(
-                        "keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"
-                    ));
-                }
-                // A signal between here and the handler below must not leave a mount that nobody serves.
-                signals::flag_only();
-                options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
-                take_modes_as_they_come();
-                let cached = options.cache != CacheMode::None;
-                let keeper = Keeper::new(self.dir.clone(), vault, cached, Some(self.mountpoint.clone()));
-                let served = Served::new(unsealed, opened, keeper)?;
-                let forest = served.forest().clone();
-                let calls = Some(served.calls());
-                let mounted = lamassu_fuse::mount_answering(forest.clone(), &self.mountpoint, &options, calls)?;
-                forest.set_cache(mounted.cache());
-                served.keeper().mounted();
-                if let Some(idle) = self.idle {
-                    forest.unload_after(idle);
-                }
-                unmount_on_signal(&mounted, Some(forest));
-                Ok(mounted)
-            }
-            Below::Plain => {
-                let files = PlainFs::open(&self.dir).context("cannot open the directory")?;
-                signals::flag_only();
-                take_modes_as_they_come();
-                let mounted = lamassu_fuse::mount(Arc::new(files), &self.mountpoint, &options)?;
-                unmount_on_signal(&mounted, None);
-                ui.note("NOT encrypted: what is written here is stored as it is");
-                Ok(mounted)
-            }
+        let found = open::found(ui, &self.dir)?;
+        let mut vault = self.vault.clone();
+        vault.device = self.device.map(DeviceArg::start);
+        if found.header.is_snapshot() && !vault.read_only {
+            ui.note("a snapshot: mounted read-only");
+            (vault.read_only, options.read_only) = (true, true);
         }
+        let unsealed = open::unlock(ui, found, &self.key)?;
+        self.forget_key();
+        let opened = unsealed.open_to_serve(vault.clone(), options.noatime)?;
+        if options.allow_other {
+            let st = opened.backend.root().stat()?;
+            private::check(&self.dir, Some(Access { mode: st.mode, uid: st.uid }))?;
+            tell_closed_root(ui, &opened.vault, &self.mountpoint)?;
+        }
+        // A mount without it would answer every call with an error.
+        opened.vault.verify_root().with_context(|| format!("cannot open the vault in {}", self.dir.display()))?;
+        if !lamassu_crypto::secret::memory_is_locked() {
+            ui.warn(format_args!("keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"));
+        }
+        // A signal between here and the handler below must not leave a mount that nobody serves.
+        signals::flag_only();
+        options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
+        take_modes_as_they_come();
+        let cached = options.cache != CacheMode::None;
+        let keeper = Keeper::new(self.dir.clone(), vault, cached, Some(self.mountpoint.clone()), ui.policy.clone());
+        let served = Served::new(unsealed, opened, keeper)?;
+        let forest = served.forest().clone();
+        let calls = Some(control::answering(&served));
+        let mounted = lamassu_fuse::mount_answering(forest.clone(), &self.mountpoint, &options, calls)?;
+        forest.set_cache(mounted.cache());
+        served.keeper().mounted();
+        if let Some(idle) = self.idle {
+            forest.unload_after(idle);
+        }
+        unmount_on_signal(&mounted, forest);
+        Ok(mounted)
     }
+}
+
+/// Others may use the mount, and its root may not let them in.
+fn tell_closed_root(ui: &Ui, vault: &Vault, mountpoint: &Path) -> Result<()> {
+    if vault.getattr(ROOT, None)?.mode & private::SEARCH_BY_OTHERS == 0 {
+        ui.note(format_args!(
+            "only its owner can enter the mount's root; `chmod 755 {}` lets others in",
+            mountpoint.display()
+        ));
+    }
+    Ok(())
 }
 
 /// Modes are those applications ask for; their own masks were applied by the kernel. Not before the keys are loaded: what that writes is not for all.
@@ -399,14 +366,14 @@ fn take_modes_as_they_come() {
 }
 
 /// `forest`: to be made durable where the mount is in use and can only be detached.
-fn unmount_on_signal(mounted: &Mounted, forest: Option<Arc<Forest>>) {
+fn unmount_on_signal(mounted: &Mounted, forest: Arc<Forest>) {
     let unmounter = mounted.unmounter();
     let mountpoint = mounted.mountpoint().to_path_buf();
     let unmount = move || match unmounter.unmount(false) {
         Ok(()) => {}
         Err(MountError::Busy(_)) => {
             tracing::warn!(mountpoint = %mountpoint.display(), "busy: the mount point is free now, the vault is closed when the last file there is");
-            if let Some(Err(error)) = forest.as_ref().map(|f| f.sync_all()) {
+            if let Err(error) = forest.sync_all() {
                 tracing::error!(%error, "not everything could be made durable");
             }
             if let Err(error) = unmounter.unmount(true) {

@@ -1,10 +1,9 @@
 //! `lamassu path`: from plain paths to paths in the store, and back.
 
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::open;
 use crate::output::{self, Ui};
-use anyhow::{Context, Result};
 use lamassu_vault::Forest;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;

@@ -1,9 +1,9 @@
 //! `lamassu receipt verify|key`: what `key destroy` has left on record.
 
+use crate::fault::{Context, Result};
 use crate::keys::SourceText;
 use crate::output;
-use crate::{pins, text};
-use anyhow::{Context, Result};
+use crate::{policy, text};
 use lamassu_keys::receipt::{AuditKey, RECEIPT_MAX, Receipt as Document};
 use lamassu_keys::{Ask, KeyError, Purpose, Tier};
 use std::fmt::Write as _;
@@ -33,7 +33,7 @@ pub enum Receipt {
 #[command(after_help = VERIFY_EXAMPLES)]
 pub struct Verify {
     /// Public half of the audit key, as `lamassu receipt key` prints it
-    #[arg(long, value_name = "HEX", value_parser = pins::parse_key)]
+    #[arg(long, value_name = "HEX", value_parser = policy::parse_key)]
     audit_key: [u8; 32],
     /// Print the receipt as one JSON document
     #[arg(long)]

@@ -1,15 +1,15 @@
 //! `lamassu rekey`: brings what is stored to the newest keys, in a mounted vault by its daemon, otherwise here.
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
-use crate::open::{self, Found};
+use crate::open;
 use crate::output::{self, Ui};
 use crate::progress::Meter;
-use crate::served::job::Task;
-use crate::served::protocol::{Ended, Progress, Request};
-use crate::served::serve::Served;
 use crate::{served, signals, text};
-use anyhow::Result;
+use lamassu_fuse::control::Asked;
+use lamassu_host::Served;
+use lamassu_host::control::protocol::{Ended, Progress, Request};
+use lamassu_host::job::Task;
 use lamassu_vault::Rekeyed;
 use lamassu_vault::forest::ROOT_VOLUME;
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ fn help() -> String {
 
 /// Where the work is done.
 enum Worker {
-    Daemon(PathBuf),
+    Daemon(Asked),
     Here(Arc<Served>),
 }
 
@@ -71,8 +71,7 @@ impl Worker {
             let _: Progress = served::ask(&mountpoint, &Request::RekeyStart { full, bytes_per_second })?;
             return Ok(Worker::Daemon(mountpoint));
         }
-        let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
-        let served = unsealed.open_forest(open::options(false))?;
+        let served = open::unlocked(ui, &args.dir, &args.key)?.open_forest(open::options(false))?;
         let uid = rustix::process::getuid().as_raw();
         served.rekey(ROOT_VOLUME, Task { full, bytes_per_second, uid })?;
         Ok(Worker::Here(served))
@@ -81,7 +80,7 @@ impl Worker {
     fn progress(&self) -> Result<Progress> {
         match self {
             Worker::Daemon(mountpoint) => served::ask(mountpoint, &Request::RekeyStatus {}),
-            Worker::Here(served) => served.job(ROOT_VOLUME),
+            Worker::Here(served) => Ok(served.job(ROOT_VOLUME)?),
         }
     }
 
@@ -110,7 +109,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let (ended, stopped) = watch(ui, &worker)?;
     worker.close()?;
     let done = match ended {
-        Ended::Failed(failed) => return Err(Fault::Told { code: failed.code, message: failed.message }.into()),
+        Ended::Failed(failed) => return Err(Fault::Told(failed).into()),
         Ended::Done(done) => done,
     };
     if args.json {

@@ -1,7 +1,8 @@
-//! `mount -o remount`: changes the flags of a mount that is there. What the daemon was started with (key, cache, …) stays.
+//! `mount -o remount`: changes the flags of a mount that is there. What the daemon was started with (key, cache, …)
+//! stays.
 
-use crate::cmd::umount;
 use crate::fault::Fault;
+use crate::mounts;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 use std::path::Path;
@@ -10,8 +11,9 @@ use std::time::{Duration, Instant};
 /// What a mount has unless an option says otherwise: modes, owners and device nodes are the store's word alone.
 const UNSAID: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
-/// How long a mount may be busy. The kernel tells a FUSE daemon of closed files later than close(2) returns, and takes removed ones for in use until the
-/// daemon has heard of it: so what a script has just closed and removed would stand in the way of `ro`, where on a local file system it does not.
+/// How long a mount may be busy. The kernel tells a FUSE daemon of closed files later than close(2) returns, and takes
+/// removed ones for in use until the daemon has heard of it: so what a script has just closed and removed would stand
+/// in the way of `ro`, where on a local file system it does not.
 const CLOSING: Duration = Duration::from_secs(3);
 
 /// Whether these options ask for a remount.
@@ -19,10 +21,10 @@ pub fn is_wanted(words: &[String]) -> bool {
     words.iter().any(|word| word == "remount")
 }
 
-/// Gives the mount the flags among `words`: those that are not named are as in a first mount, `nosuid` and `nodev` on and the others off. Other words
-/// are of the first mount, which mount(8) repeats.
+/// Gives the mount the flags among `words`: those that are not named are as in a first mount, `nosuid` and `nodev` on
+/// and the others off. Other words are of the first mount, which mount(8) repeats.
 pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), Fault> {
-    let (path, _) = umount::ours(mountpoint)?;
+    let (path, _) = mounts::ours_at(mountpoint)?;
     let mut flags = flags_of(words);
     flags.set(MountFlags::RDONLY, flags.contains(MountFlags::RDONLY) || read_only);
     let deadline = Instant::now() + CLOSING;

@@ -1,8 +1,8 @@
 //! `lamassu speed`: what the ciphers do on this machine.
 
+use crate::fault::Result;
 use crate::output::{self, Ui};
 use crate::text;
-use anyhow::Result;
 use lamassu_crypto::kernel::Kernel;
 use lamassu_crypto::speed::{self, Plan, Row};
 use lamassu_format::Suite;

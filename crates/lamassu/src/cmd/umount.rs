@@ -1,17 +1,17 @@
 //! `lamassu umount`: ends a mount and waits until its vault is closed.
 //!
-//! A process that has sent a request to a daemon that hangs, or whose store does, ends once that is answered, whatever signal comes before. So another process,
-//! the worker, does what takes requests, and the one that was called waits for it, and leaves it behind at a signal. With `--lazy` nobody waits for an answer.
+//! A process that has sent a request to a daemon cannot end before the answer comes, whatever signal it gets, and the
+//! answer may never come where the daemon or its store hangs. So a second process, the worker, sends the requests. The
+//! first one waits for it, and leaves it behind at a signal. With `--lazy` no answer is waited for.
 
 use crate::exit::Code;
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::mounts::{self, Mount};
-use crate::open;
 use crate::output::Ui;
-use crate::served;
-use crate::served::protocol::{self, Request, Status};
-use anyhow::{Context, Result};
 use lamassu_fuse::control::{self, ControlError};
+use lamassu_host::control::AskError;
+use lamassu_host::control::protocol::{Failed, Status};
+use lamassu_host::{Error as HostError, Kind, lock};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -74,8 +74,8 @@ fn itself() -> Command {
     command
 }
 
-/// Has a worker settle and unmount, and says what it says. At a signal this process ends, and so the worker, as soon as it can: it holds nothing that others
-/// wait for, such as this process's standard error.
+/// Has a worker settle and unmount, and says what it says. At a signal this process ends, and so the worker, as soon as
+/// it can: it holds nothing that others wait for, such as this process's standard error.
 fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
     let mut command = itself();
     command.args(ui.quiet.then_some("--quiet")).args(vec!["-v"; ui.verbose.into()]);
@@ -87,12 +87,13 @@ fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
         let _ = io::copy(&mut said, &mut io::stderr());
     }
     let status = worker.wait().context("cannot wait for the process that unmounts")?;
-    status.code().map(Code::from_number).with_context(|| format!("the process that unmounts was ended: {status}"))
+    Ok(status.code().map(Code::from_number).ok_or(Fault::WorkerKilled { status })?)
 }
 
-/// Takes the mount away, whatever its daemon does. Of a type that is not ours alone, the daemon has to say that it is, unless it says nothing.
+/// Takes the mount away, whatever its daemon does. Of a type that is not ours alone, the daemon has to say that it is,
+/// unless it says nothing.
 fn detach(given: &Path) -> Result<()> {
-    let (path, mount) = found(given)?;
+    let (path, mount) = mounts::fuse_at(given)?;
     // Writers that wait for a thaw would keep a frozen mount from ending, and nobody finds it any more to thaw it.
     let thawing = thaw(&path);
     if mount.fs_type != mounts::TYPE && thawing.is_some_and(has_failed) {
@@ -132,7 +133,7 @@ fn has_failed(mut child: Child) -> bool {
 /// The work of the worker.
 fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the process that was called")?;
-    let (path, mount) = ours(given)?;
+    let (path, mount) = mounts::ours_at(given)?;
     let status = settle(ui, &path)?;
     unmount(&path, false)?;
     match written_vault(&mount, status) {
@@ -141,7 +142,8 @@ fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     }
 }
 
-/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or who mounted is not to be believed.
+/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or who
+/// mounted is not to be believed.
 fn written_vault(mount: &Mount, status: Option<Status>) -> Option<PathBuf> {
     let (dir, is_read_only) = match status {
         Some(Status { dir, read_only, .. }) => (PathBuf::from(dir), read_only),
@@ -150,8 +152,8 @@ fn written_vault(mount: &Mount, status: Option<Status>) -> Option<PathBuf> {
     (!is_read_only && mount.is_believed_of(&dir) && mounts::has_vault(&dir)).then_some(dir)
 }
 
-/// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can tell only the log. What the daemon said
-/// of itself before.
+/// Has everything arrive in the store while the mount is there to keep what does not: once it is gone, its daemon can
+/// tell only the log. What the daemon said of itself before.
 fn settle(ui: &Ui, path: &Path) -> Result<Option<Status>> {
     let (tell, told) = mpsc::channel();
     let mountpoint = path.to_path_buf();
@@ -160,7 +162,7 @@ fn settle(ui: &Ui, path: &Path) -> Result<Option<Status>> {
     let (status, written) = patiently(ui, &told)?;
     match written {
         Written::All => {}
-        Written::Kept { code, message } => return Err(Fault::Unwritten { path: path.into(), code, message }.into()),
+        Written::Kept(failed) => return Err(Fault::Unwritten { path: path.into(), failed }.into()),
         Written::Gone => ui.warn(format_args!(
             "the daemon of {} had ended before: what it had not put into the store by then is lost; `lamassu check DIR` tells whether the vault is whole",
             path.display()
@@ -178,7 +180,7 @@ fn settle(ui: &Ui, path: &Path) -> Result<Option<Status>> {
 
 /// Waits for an answer, and says so.
 fn patiently<T>(ui: &Ui, told: &Receiver<T>) -> Result<T> {
-    let bug = || anyhow::anyhow!("nothing was unmounted: asking the daemon ended by a bug");
+    let bug = || Fault::Other("nothing was unmounted: asking the daemon ended by a bug").into();
     let started = Instant::now();
     for (after, note) in PATIENCE.into_iter().zip([WRITING, UNANSWERED]) {
         match told.recv_timeout(after.saturating_sub(started.elapsed())) {
@@ -195,20 +197,21 @@ enum Written {
     /// It is in the store.
     All,
     /// The daemon has all that is not there.
-    Kept { code: u8, message: String },
+    Kept(Failed),
     /// The kernel could not hand something over, now or before, and has dropped it.
     Refused(ControlError),
     /// There is no daemon any more: it had what was not in the store by then.
     Gone,
     /// The daemon cannot be asked by this user.
-    Unknown(anyhow::Error),
+    Unknown(crate::fault::Error),
 }
 
 fn settled(mountpoint: &Path) -> (Option<Status>, Written) {
     // What the kernel writes back would wait for a thaw. Not frozen is what a mount normally is.
     let _ = control::thaw(mountpoint);
-    let status: Option<Status> = served::ask(mountpoint, &Request::Status {}).ok();
-    // With files open the kernel may have more to write without end, and unmounting fails anyhow. Closing a file hands over what is cached of it.
+    let status = crate::control::claimed_status(mountpoint).ok();
+    // With files open the kernel may have more to write without end, and unmounting fails anyhow. Closing a file hands
+    // over what is cached of it.
     let is_open = status.as_ref().is_some_and(|status| status.open_files > 0);
     (status, written(mountpoint, is_open))
 }
@@ -219,42 +222,18 @@ fn written(mountpoint: &Path, is_open: bool) -> Written {
         Err(error @ ControlError::Io { op: control::SYNCFS, source: _ }) => Some(error),
         Ok(()) | Err(_) => None,
     };
-    let Err(error) = served::ask::<()>(mountpoint, &Request::Sync {}) else {
-        return refused.map_or(Written::All, Written::Refused);
-    };
-    let known = match (error.downcast_ref(), error.downcast_ref()) {
+    match crate::control::sync(mountpoint) {
+        Ok(()) => refused.map_or(Written::All, Written::Refused),
         // A daemon of an earlier version.
-        (Some(Fault::Told { code: _, message }), _) if message.starts_with(protocol::UNKNOWN) => Some(Written::All),
-        (Some(Fault::Told { code, message }), _) => Some(Written::Kept { code: *code, message: message.clone() }),
-        // Not encrypted: nothing is held back there.
-        (_, Some(ControlError::NotMounted(_))) => Some(Written::All),
-        (_, Some(ControlError::Io { op: _, source })) if is_gone(source) => Some(Written::Gone),
-        _ => None,
-    };
-    known.unwrap_or(Written::Unknown(error))
-}
-
-/// The path without links, and the mount of ours that is there. The mount itself is asked only where its type does not tell: its daemon may be dead.
-pub fn ours(given: &Path) -> Result<(PathBuf, Mount), Fault> {
-    let (path, mount) = found(given)?;
-    let is_ours = mount.fs_type == mounts::TYPE || control::status(&path).is_ok();
-    if is_ours { Ok((path, mount)) } else { Err(Fault::NotAMount { path: given.into() }) }
-}
-
-/// The path without links, and the mount that is there, ours or another of FUSE. It is not asked anything.
-fn found(given: &Path) -> Result<(PathBuf, Mount), Fault> {
-    let not_ours = || Fault::NotAMount { path: given.into() };
-    let path = match (given.parent(), given.file_name()) {
-        (Some(parent), Some(name)) => {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            parent.canonicalize().map_err(|_| not_ours())?.join(name)
+        Err(AskError::Told(Failed { kind: Kind::UnknownRequest, .. })) => Written::All,
+        Err(AskError::Told(failed)) => {
+            Written::Kept(Failed { message: crate::text::printable(&failed.message), ..failed })
         }
-        _ => given.canonicalize().map_err(|_| not_ours())?,
-    };
-    // The last component may itself be a link to a mount point.
-    let path = if mounts::at(&path).is_some() { path } else { path.canonicalize().map_err(|_| not_ours())? };
-    let mount = mounts::at(&path).filter(|mount| mount.fs_type.starts_with("fuse.")).ok_or_else(not_ours)?;
-    Ok((path, mount))
+        // Not encrypted: nothing is held back there.
+        Err(AskError::Transport(ControlError::NotMounted(_))) => Written::All,
+        Err(AskError::Transport(ControlError::Io { op: _, source })) if is_gone(&source) => Written::Gone,
+        Err(error) => Written::Unknown(crate::served::not_asked(mountpoint, error)),
+    }
 }
 
 /// The daemon had ended, or did so before it answered.
@@ -294,8 +273,8 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
 fn wait_until_closed(ui: &Ui, vault: &Path, mount: &Mount) -> Result<()> {
     let started = Instant::now();
     let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
-    while let Err(error) = open::lock_out_writers(vault) {
-        let locked = matches!(error.downcast_ref(), Some(Fault::Locked { .. }));
+    while let Err(error) = lock::lock_out_writers(&ui.policy, vault) {
+        let locked = matches!(error, HostError::Locked { .. });
         // Not to be told, or somebody mounted it again: then there is nothing to wait for.
         if !locked || mounts::of_vault(vault).is_some() {
             return Ok(());

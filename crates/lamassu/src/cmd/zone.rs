@@ -2,12 +2,13 @@
 
 use super::info::{DescribedSlot, slot_table, slots};
 use super::key::rotate::TierArg;
+use crate::fault::Result;
 use crate::keys::{self, CostArg, SourceText};
 use crate::output::{self, Ui};
-use crate::{fips, text};
-use anyhow::Result;
+use crate::text;
 use lamassu_format::Suite;
 use lamassu_format::header::{Header, ZoneFile};
+use lamassu_host::slots::check_label;
 use lamassu_keys::{NewSlot, NewZone, Purpose, Update, copy_zone, create_zone, header_file, unix_now};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -131,7 +132,7 @@ struct DescribedKeychain {
 }
 
 impl Described {
-    fn of(zone: &ZoneFile, keys: Option<&lamassu_keys::Unlocked>) -> Described {
+    fn of(ui: &Ui, zone: &ZoneFile, keys: Option<&lamassu_keys::Unlocked>) -> Described {
         let numbers = |epochs: &[lamassu_keys::Epoch]| epochs.iter().map(lamassu_keys::Epoch::number).collect();
         Described {
             format: ZoneFile::FORMAT,
@@ -140,7 +141,7 @@ impl Described {
             suite: zone.suite().name(),
             block_size: zone.block_size(),
             created: zone.created(),
-            slots: slots(zone),
+            slots: slots(ui, zone),
             pins: zone
                 .pins()
                 .iter()
@@ -183,15 +184,16 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
 }
 
 fn create(ui: &Ui, args: &Create) -> Result<()> {
-    super::key::check_label(&args.label)?;
+    check_label(&args.label)?;
     let source = keys::source_or_prompt(args.key.as_ref(), "--key")?;
-    let server = args.from.as_ref().map(|from| anyhow::Ok(from.parse("--from")?.zone_keys()?)).transpose()?;
+    let server =
+        args.from.as_ref().map(|from| Ok::<_, crate::fault::Error>(from.parse("--from")?.zone_keys()?)).transpose()?;
     let update = Update::begin(&args.file)?;
     if args.file.symlink_metadata().is_ok() {
         // Before the passphrase is asked for; `Update::create` looks again.
         return Err(header_file::FileError::Exists { path: args.file.clone() }.into());
     }
-    fips::check_suite(args.suite)?;
+    ui.policy.check_suite(args.suite)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Create)?;
     let created = unix_now();
     let cost = args.cost.measure(ui, &material);
@@ -203,7 +205,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     };
     update.create(&zone)?;
     if args.json {
-        return output::print_json(&Described::of(&zone, Some(&keys)));
+        return output::print_json(&Described::of(ui, &zone, Some(&keys)));
     }
     ui.note(format_args!("made zone {} in {}", text::hex(&zone.id()), args.file.display()));
     Ok(())
@@ -215,7 +217,7 @@ fn show(ui: &Ui, args: &Show) -> Result<()> {
         Some(source) => Some(keys::unlock(ui, &zone, &source.parse("--key")?, &args.file)?),
         None => None,
     };
-    let d = Described::of(&zone, keys.as_ref());
+    let d = Described::of(ui, &zone, keys.as_ref());
     if args.json {
         return output::print_json(&d);
     }

@@ -1,30 +1,39 @@
-//! Copying from tree to tree: contents with their holes, modes, times, extended attributes, links, and, where the source is trusted with them, owners (as root)
-//! and device nodes.
+//! Copying from tree to tree: contents with their holes, modes, times, extended attributes, links, further names of a file, and, where the source is trusted with
+//! them, owners (as root) and device nodes.
+//!
+//! A copy takes no more room than what is there: a file with several names is copied once where the target can link, and a directory that lies in itself is refused.
 
 use super::grants::{Grants, LeftOut};
-use super::whole::{make_whole, write_whole};
+use super::whole::{link_whole, make_whole, write_whole};
 use super::{Dir, Meta, Node, Tree, read_data};
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::output::Ui;
 use crate::progress::Meter;
 use crate::signals;
-use anyhow::{Context, Result};
 use lamassu_vault::{Kind, VaultError};
+use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// A directory deeper than this, below where a command begins, is not gone into. Whoever can write the store makes a valid tree of any depth, and
 /// resolving every path in it anew takes time with the square of the depth; PATH_MAX leaves other programs room for 2048 names in a path.
 pub const DEPTH_MAX: usize = 2000;
 
 /// The error for a directory deeper than [`DEPTH_MAX`].
-pub fn too_deep(name: &str) -> anyhow::Error {
-    anyhow::anyhow!("{name}: more than {DEPTH_MAX} directories deep; what is in it is left out")
+pub fn too_deep(name: &str) -> crate::fault::Error {
+    Fault::TooDeep { path: name.into(), max: DEPTH_MAX }.into()
+}
+
+/// The error for a directory that is one of those above it.
+fn lies_in_itself(name: &str) -> crate::fault::Error {
+    Fault::LiesInItself { path: name.into() }.into()
 }
 
 /// The error for a local path that is the vault's directory in the store, or lies in it.
-pub fn in_store(name: String) -> anyhow::Error {
-    anyhow::Error::from(Fault::Usage("belongs to the vault's own directory, which holds its ciphertext")).context(name)
+pub fn in_store(name: String) -> crate::fault::Error {
+    crate::fault::Error::from(Fault::Usage("belongs to the vault's own directory, which holds its ciphertext"))
+        .context(name)
 }
 
 /// One run of copying.
@@ -44,14 +53,32 @@ pub struct Copier<'a> {
     /// Entries that failed and were named; the rest goes on.
     pub failed: usize,
     pub all: usize,
+    /// Files with several names that were copied, by their [`Meta::ino`] in the source.
+    pub linked: HashMap<(u64, u64), Linked>,
     /// The first failure: its exit code is that of the command.
-    pub first: Option<anyhow::Error>,
+    pub first: Option<crate::fault::Error>,
+}
+
+/// The names on the way from the directory that is copied into to an entry. Those of one directory share theirs: paths of their own would need memory with the
+/// square of the depth.
+struct Trail {
+    above: Option<Rc<Trail>>,
+    name: OsString,
+}
+
+/// A file that was copied, and has further names in the source.
+pub struct Linked {
+    trail: Trail,
+    /// [`Meta::ino`] of the copy.
+    made: (u64, u64),
 }
 
 /// A directory under way.
 struct Level {
     source: PathBuf,
     target: Box<dyn Dir>,
+    /// `None`: it is the one that is copied into.
+    trail: Option<Rc<Trail>>,
     /// For messages.
     name: String,
     /// It was made here, and was not there already.
@@ -75,7 +102,7 @@ impl Copier<'_> {
     /// Without recursion: the depth of a tree is its maker's choice.
     pub fn copy(&mut self, source: &Path, target: Place<'_>) -> Result<()> {
         let mut levels = Vec::new();
-        levels.extend(self.entry(source, target, 0)?);
+        levels.extend(self.entry(source, target, &[], target.dir())?);
         while let Some(level) = levels.last_mut() {
             let Some(name) = level.left.next() else {
                 // Last: copying into it changed its times, and its mode may forbid writing.
@@ -85,20 +112,25 @@ impl Copier<'_> {
                 continue;
             };
             let source = level.source.join(&name);
-            // The first is no level below what was named.
-            let depth = levels.len();
-            let Some(level) = levels.last() else { break };
-            let begun = self.entry(&source, Place::Named(&*level.target, &name), depth)?;
+            let Some((first, level)) = levels.first().zip(levels.last()) else { break };
+            let top = target.dir().unwrap_or(&*first.target);
+            let begun = self.entry(&source, Place::Named(&*level.target, &name), &levels, Some(top))?;
             levels.extend(begun);
         }
         Ok(())
     }
 
-    /// Copies an entry at this depth below where the copy begins. A directory is only begun: what is in it is still to be copied.
-    fn entry(&mut self, source: &Path, target: Place<'_>, depth: usize) -> Result<Option<Level>> {
+    /// Copies an entry in these directories, the first of which is the one that was named. A directory is only begun: what is in it is still to be copied.
+    fn entry(
+        &mut self,
+        source: &Path,
+        target: Place<'_>,
+        above: &[Level],
+        top: Option<&dyn Dir>,
+    ) -> Result<Option<Level>> {
         self.all += 1;
         signals::check()?;
-        let begun = self.try_copy(source, target, depth);
+        let begun = self.try_copy(source, target, above, top);
         Ok(self.note(begun)?.flatten())
     }
 
@@ -108,7 +140,7 @@ impl Copier<'_> {
             Ok(value) => return Ok(Some(value)),
             Err(error) => error,
         };
-        if matches!(error.downcast_ref(), Some(Fault::Interrupted)) || is_store_full(&error) || self.alone {
+        if matches!(error.fault(), Fault::Interrupted) || is_store_full(&error) || self.alone {
             return Err(error);
         }
         self.failed += 1;
@@ -117,27 +149,36 @@ impl Copier<'_> {
         Ok(None)
     }
 
-    fn try_copy(&mut self, source: &Path, target: Place<'_>, depth: usize) -> Result<Option<Level>> {
+    fn try_copy(
+        &mut self,
+        source: &Path,
+        target: Place<'_>,
+        above: &[Level],
+        top: Option<&dyn Dir>,
+    ) -> Result<Option<Level>> {
         let meta = match self.from.stat(source)? {
             Some(meta) => meta,
             None => return Err(self.from.fault(source, VaultError::NotFound)),
         };
         if self.same_tree && target.ino()? == Some(meta.ino) {
             let name = format!("{} and {}", self.from.name(source), target.name());
-            return Err(anyhow::Error::from(Fault::Usage("are the same file")).context(name));
+            return Err(crate::fault::Error::from(Fault::Usage("are the same file")).context(name));
         }
-        if self.leaves_out(source, &meta, depth)? {
+        if self.leaves_out(source, &meta, above.len())? {
             return Ok(None);
         }
         self.grants.check_kind(&meta).with_context(|| self.from.name(source))?;
         self.meter.set_message(self.from.name(source));
         let (dir, name) = match (meta.kind, target) {
-            (Kind::Dir, _) => return self.begin_dir(source, target, meta, depth).map(Some),
+            (Kind::Dir, _) => return self.begin_dir(source, target, meta, above).map(Some),
             (_, Place::Named(dir, name)) => (dir, name),
             (_, Place::Itself(tree, path)) => return Err(tree.fault(path, VaultError::IsDirectory)),
         };
         match meta.kind {
-            Kind::Dir | Kind::File => self.copy_file(source, dir, name, &meta)?,
+            Kind::Dir | Kind::File => {
+                let trail = Trail { above: above.last().and_then(|level| level.trail.clone()), name: name.into() };
+                self.copy_or_link(source, (dir, name), &meta, (top.unwrap_or(dir), trail))?;
+            }
             Kind::Symlink => {
                 let link = self.from.read_link(source)?;
                 self.copy_node(source, (dir, name), &meta, &|place| dir.make_symlink(place, &link))?;
@@ -163,26 +204,59 @@ impl Copier<'_> {
         Ok(true)
     }
 
-    fn begin_dir(&self, source: &Path, target: Place<'_>, meta: Meta, depth: usize) -> Result<Level> {
+    fn begin_dir(&self, source: &Path, target: Place<'_>, meta: Meta, above: &[Level]) -> Result<Level> {
         if !self.recursive {
             let name = self.from.name(source);
-            return Err(anyhow::Error::from(Fault::Usage("is a directory; use -r to copy it")).context(name));
+            return Err(crate::fault::Error::from(Fault::Usage("is a directory; use -r to copy it")).context(name));
         }
-        if depth > DEPTH_MAX {
+        if above.len() > DEPTH_MAX {
             return Err(too_deep(&self.from.name(source)));
+        }
+        if above.iter().any(|level| level.meta.ino == meta.ino) {
+            return Err(lies_in_itself(&self.from.name(source)));
         }
         // Listed before anything is made: a directory copied into itself then has an end.
         let names = self.from.list(source)?;
+        let trail = match target {
+            Place::Itself(..) => None,
+            Place::Named(_, name) => {
+                let above = above.last().and_then(|level| level.trail.clone());
+                Some(Rc::new(Trail { above, name: name.into() }))
+            }
+        };
         let (target, name, is_new) = target.open()?;
         if self.store.is_some() && Some(target.ino()?) == self.store {
             return Err(in_store(name));
         }
-        Ok(Level { source: source.into(), target, name, is_new, meta, left: names.into_iter() })
+        Ok(Level { source: source.into(), target, trail, name, is_new, meta, left: names.into_iter() })
     }
 
-    fn copy_file(&self, source: &Path, dir: &dyn Dir, target: &OsStr, meta: &Meta) -> Result<()> {
+    /// A file that was copied already under another name gets this one too. Where that cannot be it is copied again.
+    fn copy_or_link(
+        &mut self,
+        source: &Path,
+        (dir, name): (&dyn Dir, &OsStr),
+        meta: &Meta,
+        (top, trail): (&dyn Dir, Trail),
+    ) -> Result<()> {
+        if meta.links < 2 {
+            return self.copy_file(source, dir, name, meta).map(drop);
+        }
+        if let Some(linked) = self.linked.get(&meta.ino) {
+            match link_whole(dir, name, |place| linked.link(top, dir, place)) {
+                Ok(()) => return Ok(()),
+                Err(error) => tracing::debug!(%error, "copied again, and not linked"),
+            }
+        }
+        let made = self.copy_file(source, dir, name, meta)?;
+        self.linked.insert(meta.ino, Linked { trail, made });
+        Ok(())
+    }
+
+    /// Returns [`Meta::ino`] of the copy.
+    fn copy_file(&self, source: &Path, dir: &dyn Dir, target: &OsStr, meta: &Meta) -> Result<(u64, u64)> {
         let input = self.from.open(source)?;
-        let attributes = write_whole(
+        let (made, attributes) = write_whole(
             dir,
             target,
             |output| {
@@ -194,9 +268,10 @@ impl Copier<'_> {
                 output.set_len(len)
             },
             // Contents without their attributes are still worth keeping.
-            |node| Ok(self.finish(source, node, meta)),
+            |node| Ok((node.ino()?, self.finish(source, node, meta))),
         )?;
-        attributes.with_context(|| dir.name(target))
+        attributes.with_context(|| dir.name(target))?;
+        Ok(made)
     }
 
     /// Copies what has no contents: a link, or what `mknod` makes.
@@ -241,7 +316,32 @@ impl Copier<'_> {
     }
 }
 
-impl Place<'_> {
+impl Linked {
+    /// Gives it the name `name` in `dir`, a directory at or below `top`, where the trail begins. Each step is one name in an open directory.
+    fn link(&self, top: &dyn Dir, dir: &dyn Dir, name: &OsStr) -> Result<()> {
+        let mut names = Vec::new();
+        let mut above = self.trail.above.as_ref();
+        while let Some(trail) = above {
+            names.push(&trail.name);
+            above = trail.above.as_ref();
+        }
+        let mut at: Option<Box<dyn Dir>> = None;
+        for name in names.into_iter().rev() {
+            at = Some(at.as_deref().unwrap_or(top).open(name)?);
+        }
+        dir.link(at.as_deref().unwrap_or(top), &self.trail.name, self.made, name)
+    }
+}
+
+impl<'d> Place<'d> {
+    /// The directory that it lies in, where it is one that is held.
+    fn dir(&self) -> Option<&'d dyn Dir> {
+        match self {
+            Place::Named(dir, _) => Some(*dir),
+            Place::Itself(..) => None,
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Place::Named(dir, name) => dir.name(name),
@@ -272,9 +372,9 @@ impl Place<'_> {
 }
 
 /// A full store fails every file that follows; one message is enough.
-fn is_store_full(error: &anyhow::Error) -> bool {
+fn is_store_full(error: &crate::fault::Error) -> bool {
     error
-        .chain()
+        .causes()
         .filter_map(|c| c.downcast_ref::<std::io::Error>())
         .any(|e| matches!(e.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT | libc::EROFS)))
 }
@@ -297,7 +397,7 @@ mod tests {
             at = openat(&at, "d", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         }
         std::fs::write(source.join("z"), b"after it").unwrap();
-        let ui = Ui { quiet: true, verbose: 0 };
+        let ui = Ui { quiet: true, ..Ui::default() };
         let mut copier = Copier {
             ui: &ui,
             from: &Local,
@@ -310,6 +410,7 @@ mod tests {
             meter: Meter::bytes(&ui, "copied"),
             failed: 0,
             all: 0,
+            linked: HashMap::new(),
             first: None,
         };
         // A descriptor is held for every level.

@@ -6,8 +6,7 @@
 
 use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};
-use crate::fault::Fault;
-use anyhow::{Context, Result};
+use crate::fault::{Context, Fault, Result};
 use lamassu_vault::{Kind, Time, VaultError};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -38,7 +37,16 @@ impl Held {
     }
 }
 
+fn ino_of(fd: BorrowedFd<'_>) -> Result<(u64, u64)> {
+    let st = rustix::fs::fstat(fd).map_err(io::Error::from).context("cannot stat")?;
+    Ok((st.st_dev, st.st_ino))
+}
+
 impl Node for Held {
+    fn ino(&self) -> Result<(u64, u64)> {
+        ino_of(self.fd.as_fd())
+    }
+
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         set_owner(self.fd.as_fd(), uid, gid)
     }
@@ -150,6 +158,10 @@ pub fn is_empty(dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
 }
 
 impl Node for LocalDir {
+    fn ino(&self) -> Result<(u64, u64)> {
+        self.held.ino().with_context(|| self.path.display().to_string())
+    }
+
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         self.held.set_owner(uid, gid)
     }
@@ -172,13 +184,8 @@ impl Dir for LocalDir {
         self.at(name).display().to_string()
     }
 
-    fn fault(&self, name: &OsStr, what: VaultError) -> anyhow::Error {
+    fn fault(&self, name: &OsStr, what: VaultError) -> crate::fault::Error {
         Fault::LocalPath { path: self.at(name), source: what }.into()
-    }
-
-    fn ino(&self) -> Result<(u64, u64)> {
-        let st = rustix::fs::fstat(&self.held.fd).map_err(|e| failed("stat", &self.path)(e.into()))?;
-        Ok((st.st_dev, st.st_ino))
     }
 
     fn stat(&self, name: &OsStr) -> Result<Option<Meta>> {
@@ -230,6 +237,22 @@ impl Dir for LocalDir {
         Ok(Box::new(self.hold(name, |_, found| Ok((found.kind, found.rdev) == (meta.kind, rdev)))?))
     }
 
+    fn link(&self, from: &dyn Dir, file: &OsStr, ino: (u64, u64), name: &OsStr) -> Result<()> {
+        let from = from.descriptor().ok_or(VaultError::Unsupported)?;
+        let held = rustix::fs::openat(from, file, HOLD, Mode::empty()).map_err(self.failed("link", name))?;
+        let held = Held { fd: held, kind: Kind::File };
+        if held.ino()? != ino {
+            return Err(Fault::Moved { path: self.at(name) }.into());
+        }
+        // Followed is the link of /proc alone: what is linked is what was held.
+        let linked = rustix::fs::linkat(CWD, held.path(), self.fd(), name, AtFlags::SYMLINK_FOLLOW);
+        Ok(linked.map_err(self.failed("link", name))?)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd())
+    }
+
     fn remove(&self, name: &OsStr) -> Result<()> {
         Ok(rustix::fs::unlinkat(self.fd(), name, AtFlags::empty()).map_err(self.failed("remove", name))?)
     }
@@ -272,6 +295,10 @@ struct NewFile {
 }
 
 impl Node for NewFile {
+    fn ino(&self) -> Result<(u64, u64)> {
+        ino_of(self.file.as_fd())
+    }
+
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         set_owner(self.file.as_fd(), uid, gid)
     }

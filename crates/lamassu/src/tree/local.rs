@@ -2,9 +2,8 @@
 
 use super::held::LocalDir;
 use super::{Dir, Input, Meta, Tree, grants};
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::signals;
-use anyhow::{Context, Result};
 use lamassu_store::backend::next_data;
 use lamassu_vault::{Kind, Time, VaultError};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -47,6 +46,8 @@ pub(super) fn meta_of(st: &Stat) -> Meta {
         atime: Time { seconds: st.st_atime, nanos: u32::try_from(st.st_atime_nsec).unwrap_or(0) },
         mtime: Time { seconds: st.st_mtime, nanos: u32::try_from(st.st_mtime_nsec).unwrap_or(0) },
         ino: (st.st_dev, st.st_ino),
+        #[allow(clippy::unnecessary_cast, reason = "its width depends on the architecture")]
+        links: st.st_nlink as u64,
     }
 }
 
@@ -55,7 +56,7 @@ impl Tree for Local {
         path.display().to_string()
     }
 
-    fn fault(&self, path: &Path, what: VaultError) -> anyhow::Error {
+    fn fault(&self, path: &Path, what: VaultError) -> crate::fault::Error {
         Fault::LocalPath { path: path.into(), source: what }.into()
     }
 
@@ -169,7 +170,7 @@ pub fn read_stdin(mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> 
             }
             Err(RecvTimeoutError::Timeout) => {}
             // The end is said. A thread that is gone without that is not the end.
-            Err(RecvTimeoutError::Disconnected) => anyhow::bail!(FAILED),
+            Err(RecvTimeoutError::Disconnected) => return Err(Fault::Other(FAILED).into()),
         }
     }
 }

@@ -10,9 +10,11 @@ pub mod stored;
 pub mod vault;
 pub mod whole;
 
-use anyhow::Result;
+use crate::fault::{Error, Fault, Result};
+use lamassu_host::Error as HostError;
 use lamassu_store::StoreError;
 use lamassu_vault::{Kind, Time, VaultError};
+use rustix::fd::BorrowedFd;
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::path::Path;
@@ -33,6 +35,8 @@ pub struct Meta {
     pub mtime: Time,
     /// tells an entry from another in the same tree
     pub ino: (u64, u64),
+    /// names that the entry has
+    pub links: u64,
 }
 
 /// A tree of files. Links are never followed. Paths are those of the tree itself.
@@ -40,8 +44,8 @@ pub trait Tree {
     /// A path as messages name it.
     fn name(&self, path: &Path) -> String;
     /// The error for a path that is missing, or that is something else than is wanted.
-    fn fault(&self, path: &Path, what: VaultError) -> anyhow::Error {
-        anyhow::Error::from(what).context(self.name(path))
+    fn fault(&self, path: &Path, what: VaultError) -> Error {
+        Error::from(what).context(self.name(path))
     }
     /// lstat; `None` if nothing is there.
     fn stat(&self, path: &Path) -> Result<Option<Meta>>;
@@ -64,6 +68,8 @@ pub trait Tree {
 /// An entry that was made, or is a directory that was opened: what is set is set of that entry, whatever has its name by now. Errors say why alone: the caller
 /// knows what it is about.
 pub trait Node {
+    /// Its [`Meta::ino`].
+    fn ino(&self) -> Result<(u64, u64)>;
     /// As root alone; from others it has no effect.
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()>;
     fn set_xattr(&self, name: &OsStr, value: &[u8]) -> Result<()>;
@@ -77,9 +83,7 @@ pub trait Dir: Node {
     /// The path of an entry, as messages name it.
     fn name(&self, name: &OsStr) -> String;
     /// As [`Tree::fault`].
-    fn fault(&self, name: &OsStr, what: VaultError) -> anyhow::Error;
-    /// The directory's own [`Meta::ino`].
-    fn ino(&self) -> Result<(u64, u64)>;
+    fn fault(&self, name: &OsStr, what: VaultError) -> Error;
     /// lstat; `None` if nothing is there.
     fn stat(&self, name: &OsStr) -> Result<Option<Meta>>;
     /// Opens a directory in it.
@@ -92,6 +96,13 @@ pub trait Dir: Node {
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> Result<Box<dyn Node>>;
     /// Makes a device node, fifo or socket, for its owner alone.
     fn make_node(&self, name: &OsStr, meta: &Meta) -> Result<Box<dyn Node>>;
+    /// Gives the file `file` in `from`, a directory of the same tree, a further name here. Fails if it is not the one with this [`Meta::ino`] any more, and where the
+    /// tree cannot do that.
+    fn link(&self, from: &dyn Dir, file: &OsStr, ino: (u64, u64), name: &OsStr) -> Result<()>;
+    /// Its descriptor, where it is a local directory.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Removes what is not a directory.
     fn remove(&self, name: &OsStr) -> Result<()>;
     /// Gives what is no directory another name: in place of what has that name, or, unless `replaces`, only while nothing has it.
@@ -121,11 +132,8 @@ pub trait Output: Node {
 }
 
 /// Whether an error is damage of the range read, so that the rest may still be good.
-pub fn is_damage(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(StoreError::Damaged(_)))
-            || matches!(cause.downcast_ref(), Some(VaultError::Store(StoreError::Damaged(_))))
-    })
+pub fn is_damage(error: &Error) -> bool {
+    matches!(error.fault(), Fault::Host(HostError::Vault(VaultError::Store(StoreError::Damaged(_)))))
 }
 
 /// Bytes read at once.

@@ -2,9 +2,8 @@
 
 use super::local::Local;
 use super::{Dir, Input, Meta, Tree};
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::open::{self, Unsealed};
-use anyhow::{Context, Result};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::{Backend, File};
 use lamassu_vault::{Kind, VaultError};
@@ -40,7 +39,7 @@ impl Tree for Stored<'_> {
         path.display().to_string()
     }
 
-    fn fault(&self, path: &Path, what: VaultError) -> anyhow::Error {
+    fn fault(&self, path: &Path, what: VaultError) -> crate::fault::Error {
         Local.fault(path, what)
     }
 

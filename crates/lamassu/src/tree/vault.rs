@@ -1,10 +1,10 @@
 //! An open vault as a tree.
 
 use super::{Dir, Input, Meta, Node, Output, Tree};
-use anyhow::{Context, Result};
+use crate::fault::{Context, Result};
 use lamassu_vault::{
-    Access, Attr, Entry, Forest, HandleId, Ino, Kind, Owner, RenameMode, SetAttr, SetTime, SetXattr, Time, VaultError,
-    Whence,
+    Access, Attr, Entry, FileSystem, Forest, HandleId, Ino, Kind, Owner, RenameMode, SetAttr, SetTime, SetXattr, Time,
+    VaultError, Whence,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -41,6 +41,10 @@ impl Held {
 }
 
 impl Node for Held {
+    fn ino(&self) -> Result<(u64, u64)> {
+        Ok(meta_of(&self.entry.attr).ino)
+    }
+
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         if !rustix::process::geteuid().is_root() {
             return Ok(());
@@ -91,6 +95,7 @@ fn meta_of(attr: &Attr) -> Meta {
         atime: attr.atime,
         mtime: attr.mtime,
         ino: (0, attr.ino),
+        links: attr.nlink,
     }
 }
 
@@ -176,6 +181,10 @@ impl VaultDir {
 }
 
 impl Node for VaultDir {
+    fn ino(&self) -> Result<(u64, u64)> {
+        Node::ino(&self.held)
+    }
+
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         self.held.set_owner(uid, gid)
     }
@@ -198,12 +207,8 @@ impl Dir for VaultDir {
         self.tree.name(&self.path.join(name))
     }
 
-    fn fault(&self, name: &OsStr, what: VaultError) -> anyhow::Error {
+    fn fault(&self, name: &OsStr, what: VaultError) -> crate::fault::Error {
         self.tree.fault(&self.path.join(name), what)
-    }
-
-    fn ino(&self) -> Result<(u64, u64)> {
-        Ok(meta_of(&self.held.entry.attr).ino)
     }
 
     fn stat(&self, name: &OsStr) -> Result<Option<Meta>> {
@@ -238,6 +243,17 @@ impl Dir for VaultDir {
     fn make_node(&self, name: &OsStr, meta: &Meta) -> Result<Box<dyn Node>> {
         let made = self.tree.0.mknod(self.held.ino(), name, meta.kind, 0o600, meta.rdev, Self::owner());
         Ok(Box::new(self.tree.held(self.done("make", name, made)?)))
+    }
+
+    fn link(&self, from: &dyn Dir, file: &OsStr, ino: (u64, u64), name: &OsStr) -> Result<()> {
+        let (_, from) = from.ino()?;
+        let found = self.tree.held(self.done("link", name, self.tree.0.lookup(from, file))?);
+        if Node::ino(&found)? != ino {
+            return Err(self.fault(name, VaultError::Stale));
+        }
+        let linked = self.tree.0.link(found.ino(), self.held.ino(), name);
+        self.tree.held(self.done("link", name, linked)?);
+        Ok(())
     }
 
     fn remove(&self, name: &OsStr) -> Result<()> {
@@ -300,6 +316,10 @@ impl Input for VaultFile {
 }
 
 impl Node for VaultFile {
+    fn ino(&self) -> Result<(u64, u64)> {
+        Node::ino(&self.entry)
+    }
+
     fn set_owner(&self, uid: u32, gid: u32) -> Result<()> {
         self.entry.set_owner(uid, gid)
     }

@@ -2,7 +2,7 @@
 //! then, and nothing unfinished ever has it. An error leaves nothing behind; a kill leaves at most the temporary name, which nobody needs.
 
 use super::{Dir, Meta, Node, Output};
-use anyhow::Result;
+use crate::fault::{Fault, Result};
 use lamassu_vault::{Kind, VaultError};
 use std::ffi::{OsStr, OsString};
 
@@ -15,6 +15,22 @@ pub fn write_whole<T>(
     write: impl FnOnce(&dyn Output) -> Result<()>,
     describe: impl FnOnce(&dyn Node) -> Result<T>,
 ) -> Result<T> {
+    let old = replaceable(dir, target)?;
+    let create = |place: &OsStr| dir.create(place);
+    make_whole(dir, target, old, create, |output| {
+        write(&*output)?;
+        output.flush(old.is_some())?;
+        describe(&*output)
+    })
+}
+
+/// Has `link` give a file that is complete the name `target` too, under the same conditions.
+pub fn link_whole(dir: &dyn Dir, target: &OsStr, link: impl FnOnce(&OsStr) -> Result<()>) -> Result<()> {
+    make_whole(dir, target, replaceable(dir, target)?, link, Ok)
+}
+
+/// What has this name, where a file may replace it.
+fn replaceable(dir: &dyn Dir, target: &OsStr) -> Result<Option<Meta>> {
     let old = dir.stat(target)?;
     let is_no_file = match old.map(|old| old.kind) {
         None | Some(Kind::File | Kind::Dir) => false,
@@ -22,14 +38,9 @@ pub fn write_whole<T>(
         Some(Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice) => true,
     };
     if is_no_file {
-        anyhow::bail!("{} is there already, and no regular file", dir.name(target));
+        return Err(Fault::NoRegularFile { path: dir.name(target) }.into());
     }
-    let create = |place: &OsStr| dir.create(place);
-    make_whole(dir, target, old, create, |output| {
-        write(&*output)?;
-        output.flush(old.is_some())?;
-        describe(&*output)
-    })
+    Ok(old)
 }
 
 /// Has `make` make `target`, in place of `old`, and `fill` do the rest. `make` gets the name that it has until it is complete. No directory is replaced.
@@ -94,7 +105,7 @@ mod tests {
                     let is_there = |e: fs::DirEntry| e.path() != target && fs::read(e.path()).unwrap() == text;
                     assert!(fs::read_dir(dir.path()).unwrap().any(|e| is_there(e.unwrap())), "beside it");
                     assert_eq!(fs::read(&target).ok(), before, "the name is not given before the file is complete");
-                    if fails { Err(anyhow::anyhow!("torn")) } else { Ok(()) }
+                    if fails { Err(Fault::Other("torn").into()) } else { Ok(()) }
                 },
             )
         };

@@ -329,6 +329,41 @@ fn a_killed_mount_leaves_copies_old_or_new() {
     }
 }
 
+/// What an interruption left can be completed in no snapshot, and the store would have the choices of the crash for ever.
+#[test]
+fn a_snapshot_is_made_of_no_interrupted_vault() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let mnt = b.dir("mnt");
+    let mut daemon = b.command(["mount", "-f", "v", "mnt"]).spawn().unwrap();
+    while !fs::read_to_string("/proc/self/mountinfo").unwrap().contains(mnt.to_str().unwrap()) {
+        assert!(daemon.try_wait().unwrap().is_none());
+    }
+    fs::write(mnt.join("f"), noise(100_000, 9)).unwrap();
+    fs::File::open(mnt.join("f")).unwrap().sync_all().unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    assert!(Command::new("umount").arg("-l").arg(&mnt).status().unwrap().success());
+    for line in ["snapshot v s", "clone --snapshot s v w"] {
+        b.run(line).code(28).says("lamassu check --repair").says("snapshot");
+        assert!(!b.path("s").exists() && !b.path("w").exists(), "nothing is left of {line}");
+    }
+    // A clone completes them itself.
+    b.run("clone v w").ok();
+    for vault in ["v", "w"] {
+        let ran = b.run(&format!("check --repair {vault}"));
+        assert!([0, 27, 29].contains(&ran.code), "{}", ran.err);
+    }
+    b.run("snapshot v s").ok();
+    b.run("check s").ok();
+    // A session that is under way is closed by freezing.
+    b.run("mount v mnt").ok();
+    fs::write(mnt.join("g"), b"g").unwrap();
+    b.run("snapshot v t").ok();
+    b.unmount("mnt");
+    assert_eq!(b.run("cat t g").ok().text(), "g");
+}
+
 /// Paths in the store are longer than those in the vault, and than the system takes.
 #[test]
 fn a_deep_vault_with_datasets_is_copied() {

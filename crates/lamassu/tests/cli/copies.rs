@@ -178,3 +178,77 @@ fn the_failure_of_the_only_entry_is_said_once() {
     let ran = b.run("cp v nosuch key vault:").code(3).says("1 of 2 could not be done");
     assert_eq!(ran.err.matches("lamassu: \"nosuch\"").count(), 1, "{}", ran.err);
 }
+
+fn inode(path: &Path) -> u64 {
+    std::os::unix::fs::MetadataExt::ino(&path.symlink_metadata().unwrap())
+}
+
+#[test]
+fn a_file_with_several_names_is_copied_once() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("t/d/e");
+    b.file("t/f", &noise(100_000, 3));
+    fs::hard_link(b.path("t/f"), b.path("t/d/e/g")).unwrap();
+    fs::hard_link(b.path("t/f"), b.path("t/z")).unwrap();
+    b.file("t/own", b"own");
+    b.run("cp -r v t vault:").ok();
+    b.run("cp -r v vault:t vault:u").ok();
+    b.run("cp -r v t/. vault:").ok();
+    for dir in ["t/", "u/", ""] {
+        let stored = |name: &str| inode(&b.stored("v", &format!("{dir}{name}")));
+        assert_eq!((stored("d/e/g"), stored("z")), (stored("f"), stored("f")), "{dir}");
+        assert_ne!(stored("own"), stored("f"));
+    }
+    b.run("check v").ok();
+    b.dir("into");
+    b.run("cp -r v vault:t out").ok();
+    for _ in 0..2 {
+        b.run("cp -r v vault:t/. into").ok();
+    }
+    for dir in ["out", "into"] {
+        let copied = |name: &str| b.path(dir).join(name);
+        assert_eq!(inode(&copied("d/e/g")), inode(&copied("f")));
+        assert_eq!(inode(&copied("z")), inode(&copied("f")));
+        assert_eq!(fs::read(copied("z")).unwrap(), noise(100_000, 3));
+        assert!(names(&b.path(dir)).iter().all(|name| !name.starts_with(".lamassu")));
+    }
+}
+
+/// A store gives one file as many names as it likes, in as many directories: they take no room there, and take none in a copy.
+#[test]
+fn a_directory_that_is_put_into_itself_does_not_grow() {
+    let b = Bench::new();
+    b.run("init --names plain v").ok();
+    b.dir("t");
+    b.file("t/f", &noise(1 << 20, 3));
+    b.run("cp -r v t vault:").ok();
+    let mut dir = b.path("v/t");
+    for _ in 0..30 {
+        let below = dir.join("t");
+        fs::create_dir(&below).unwrap();
+        fs::hard_link(dir.join("f"), below.join("f")).unwrap();
+        dir = below;
+    }
+    b.run("cp -r v vault:t out").ok();
+    let mut copied = b.path("out");
+    for _ in 0..30 {
+        copied.push("t");
+        assert_eq!(inode(&copied.join("f")), inode(&b.path("out/f")));
+    }
+}
+
+#[test]
+fn a_directory_that_lies_in_itself_is_left_out() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    let inner = b.dir("t/d/loop");
+    b.file("t/f", b"content");
+    let bound = Command::new("mount").arg("--bind").arg(b.path("t")).arg(&inner).output();
+    if !bound.is_ok_and(|o| o.status.success()) {
+        eprintln!("SKIPPED: cannot bind a mount");
+        return;
+    }
+    b.run("cp -r v t vault:").code(1).says("t/d/loop: is one of the directories that it lies in").says("1 of 4");
+    assert_eq!(b.run("cat v t/f").ok().text(), "content");
+}

@@ -100,8 +100,10 @@ fn a_key_of_its_own_locks_it_for_everybody_else() {
     // Who has the key of the vault alone reads nothing of it, and can check, list and copy it.
     b.run("cat v private/f").code(51).says("not loaded");
     b.run("ls -R v").ok().says("not loaded");
-    let checked = b.run("check --json v").ok().json();
-    assert_eq!((&checked["locked"], &checked["status"]), (&serde_json::json!(["private"]), &"clean".into()));
+    for (line, code, status) in [("check --json v", 51, "locked"), ("check --json --skip-locked v", 0, "clean")] {
+        let checked = b.run(line).code(code).json();
+        assert_eq!((&checked["locked"], &checked["status"]), (&serde_json::json!(["private"]), &status.into()));
+    }
     let stored = b.run("path v private").ok().text();
     let dir = b.path("v").join(stored.trim());
     // Its directory in the store is a vault, for who has its key.
@@ -297,6 +299,13 @@ fn a_delegate_makes_datasets_under_a_key_it_never_has() {
         command.current_dir(b.path("")).output().unwrap().into()
     };
     ran(DELEGATE, "dataset create m/home/mine").ok();
+    // No more than mkdir(2) in a directory of its own.
+    let closed = b.dir("m/home/closed");
+    std::os::unix::fs::chown(&closed, Some(65534), Some(65534)).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
+    ran(DELEGATE, "dataset create m/home/closed/mine").code(28).says("does not let you write");
+    assert_eq!(fs::read_dir(&closed).unwrap().count(), 0);
+    fs::remove_dir(&closed).unwrap();
     let made = fs::metadata(b.path("m/home/mine")).unwrap();
     assert_eq!((made.uid(), made.is_dir()), (65534, true));
     assert!(ran(DELEGATE, "dataset list m/home").ok().text().contains("mine"));
@@ -359,4 +368,23 @@ fn a_delegate_makes_datasets_under_a_key_it_never_has() {
     ran("65533", "dataset list m").code(1);
     b.unmount("m");
     assert_eq!(b.run("cat v home/mine/f").ok().out, b"content");
+}
+
+/// Copies of a header that inherits, one in the other as deep as a path can be: a store makes those for nothing.
+#[test]
+fn headers_in_one_another_take_no_time() {
+    let b = mounted("", "");
+    b.run("dataset create m/d").ok();
+    b.unmount("m");
+    let header = fs::read(b.stored("v", "d").join("lamassu.vault")).unwrap();
+    let mut dir = b.dir("deep");
+    for _ in 0..1500 {
+        dir.push("d");
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("lamassu.vault"), &header).unwrap();
+    }
+    let begun = std::time::Instant::now();
+    b.run(&format!("ls {}", dir.display())).code(12);
+    let took = begun.elapsed();
+    assert!(took.as_secs() < 4, "{took:?}");
 }

@@ -182,3 +182,29 @@ fn a_property_that_changes_while_files_are_open_hangs_nobody() {
         b.run("check v").ok();
     }
 }
+
+/// The store takes the word out of the header of a dataset that is open; then something changes above it, and what it says of itself counts on.
+#[test]
+fn the_store_does_not_have_contents_cached_that_are_not_to_be() {
+    if Command::new("fincore").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: takes fincore(1)");
+        return;
+    }
+    let b = mounted("", "");
+    b.run("dataset create m/a").ok();
+    b.run("dataset create --cache none m/a/b").ok();
+    write(&b, "m/a/b/f", &noise(50_000, 1));
+    let header = b.stored("v", "a/b").join("lamassu.vault");
+    let kept = fs::read_to_string(&header).unwrap();
+    let mut changed: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    assert_eq!(changed.as_object_mut().unwrap().remove("cache"), Some("none".into()));
+    fs::write(&header, serde_json::to_vec(&changed).unwrap()).unwrap();
+    b.run("dataset set m/a cache=mount").ok();
+    read(&b, "m/a/b/f");
+    assert_eq!(resident(&b, "m/a/b/f"), 0);
+    fs::write(&header, kept).unwrap();
+    b.run("dataset set m/a/b cache=inherit").ok();
+    read(&b, "m/a/b/f");
+    assert!(resident(&b, "m/a/b/f") > 0, "its owner's word does");
+    b.unmount("m");
+}

@@ -624,3 +624,65 @@ fn as_a_user(b: &Bench, line: &str) -> Ran {
     bound.current_dir(plain.get_current_dir().unwrap()).envs(plain.get_envs().filter_map(|(k, v)| Some((k, v?))));
     bound.output().expect("setpriv").into()
 }
+
+/// A zone's key goes on being the zone's in the receipt, however young the vault is, whatever was rotated since, and when the vault has left it.
+#[test]
+fn a_receipt_knows_which_keys_a_zone_has() {
+    let b = Bench::new();
+    let zone = b.key("zone");
+    b.key("audit");
+    let public = b.run("receipt key --audit-key raw:file:audit").ok().text();
+    let with = format!("--zone office --zone-key {zone}");
+    b.run(&format!("zone create -k {zone} office")).ok();
+    // Made in the second of the zone, most likely.
+    for vault in ["young", "rotated", "left"] {
+        b.run(&format!("init {with} --outer shared {vault}")).ok();
+    }
+    b.run(&format!("init {with} own")).ok();
+    b.run("key rotate --outer young").code(28).says("shares its outer key");
+    b.run(&format!("zone rotate --outer -k {zone} office")).ok();
+    b.run(&format!("key rotate --outer {with} rotated")).ok();
+    b.run("key rotate --outer rotated").code(28).says("shares its outer key");
+    b.run("key rotate --outer --leave-zone left").ok();
+    b.run("key rotate --inner --leave-zone left").ok();
+    b.run("key rotate --outer own").ok();
+    let shared = |vault: &str| {
+        b.run(&format!("key destroy --yes --receipt {vault}.r --audit-key raw:file:audit {vault}")).ok();
+        let r = b.run(&format!("receipt verify --json --audit-key {} {vault}.r", public.trim())).ok().json();
+        let of = |e: &Value| {
+            (e["key"].as_str().unwrap().to_string(), e["epoch"].as_u64().unwrap(), e["zone_shares"] == true)
+        };
+        let reads = r["cannot_know"].to_string().contains("go on READING");
+        let epochs: Vec<_> = r["epochs"].as_array().unwrap().iter().map(of).collect();
+        assert_eq!(reads, epochs.iter().any(|(key, _, shared)| key == "outer" && *shared), "{r}");
+        epochs
+    };
+    let e = |key: &str, epoch, shared| (key.to_string(), epoch, shared);
+    assert_eq!(shared("young"), [e("inner", 1, true), e("outer", 1, true)]);
+    assert_eq!(shared("rotated"), [e("inner", 1, true), e("outer", 1, true), e("outer", 2, true)]);
+    let left = [e("inner", 1, true), e("inner", 2, false), e("outer", 1, true), e("outer", 2, false)];
+    assert_eq!(shared("left"), left);
+    assert_eq!(shared("own"), [e("inner", 1, true), e("outer", 1, false), e("outer", 2, false)]);
+}
+
+/// Whoever can write the store links a file of the host where old headers are kept.
+#[test]
+fn a_file_that_is_linked_where_old_headers_are_kept_is_not_wiped() {
+    let b = Bench::new();
+    let public = vault(&b);
+    let host = b.file("host", &[b'A'; 5000]);
+    for name in ["replaced", "replacing"] {
+        std::fs::hard_link(&host, b.path(&format!("v/lamassu.vault.{name}"))).unwrap();
+    }
+    b.run(&format!("{DESTROY} v")).ok().says("\"lamassu.vault.replaced\" in the vault's directory is no header");
+    assert_eq!(std::fs::read(&host).unwrap(), [b'A'; 5000]);
+    // One with the name in place of the old header, of a run that was cut off.
+    b.run("ls v").code(52);
+    assert!(receipt(&b, &public)["complete"] == true);
+    let left = b.path("v/lamassu.vault.replacing");
+    if !left.exists() {
+        std::fs::hard_link(&host, left).unwrap();
+    }
+    b.run("key destroy --yes v").code(52);
+    assert_eq!(std::fs::read(&host).unwrap(), [b'A'; 5000]);
+}

@@ -304,6 +304,12 @@ fn damage_is_named_and_what_precedes_it_is_written() {
     let ran = b.run("check v").code(26);
     assert!(ran.text().contains("bytes 20480 to 28671: block-hash in 2 blocks in a row"), "{}", ran.text());
     assert!(ran.text().contains("bytes 32768 to 36863: ") && ran.text().contains("3 damaged"), "{}", ran.text());
+    // A file has as many blocks as its store says: those in a row are one problem.
+    let runs = b.run("check --json v").code(26).json();
+    let blocks = |n: usize| (&runs["problems"][n]["block"], &runs["problems"][n]["blocks"]);
+    assert_eq!(runs["problems"].as_array().unwrap().len(), 2, "{runs}");
+    assert_eq!((blocks(0), blocks(1)), ((&5.into(), &2.into()), (&8.into(), &serde_json::Value::Null)));
+    assert_eq!(runs["problems"][0]["length"], 8192);
     flip(&stored, 7 * 4096 + 17);
     flip(&stored, 9 * 4096 + 17);
     assert!(stored.ends_with(problems[0]["stored"].as_str().unwrap()));

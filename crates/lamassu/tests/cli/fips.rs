@@ -50,7 +50,7 @@ fn datasets_and_what_a_daemon_is_given_are_approved_too() {
     b.run("--fips cat v good/x").ok();
     b.run("--fips cat v odd/x").code(28).says("ChaCha20");
     b.run("--fips cp v vault:odd/x y").code(28);
-    let checked = b.run("--fips check --json v").ok().json();
+    let checked = b.run("--fips check --json v").code(51).json();
     assert_eq!((&checked["locked"], &checked["files"]), (&serde_json::json!(["odd"]), &2.into()), "{checked}");
 
     b.run("dataset create -n passphrase:file:words --argon2-ms 1 v phrase").ok();

@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;
+mod asked;
 mod ciphers;
 mod clones;
 mod copies;
@@ -22,8 +23,12 @@ mod keys;
 #[cfg(feature = "kmip")]
 mod kmip;
 mod leaks;
+mod limits;
+mod lines;
 mod model;
 mod mounts;
+mod private;
+mod put_back;
 #[path = "../../../lamassu-keys/tests/support/pykmip.rs"]
 #[cfg(feature = "kmip")]
 mod pykmip;

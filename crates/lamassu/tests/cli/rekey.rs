@@ -245,3 +245,20 @@ fn the_keys_of_a_zone_are_rotated_for_all_its_vaults() {
     b.run("key retire --inner 1 one").ok();
     b.run("check one").ok();
 }
+
+/// What is frozen is copied: nothing is written there, not even that somebody asked.
+#[test]
+fn a_frozen_vault_is_not_begun_to_be_rekeyed() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    b.run("key rotate --outer m").ok();
+    b.run("freeze m").ok();
+    let before = std::fs::read(b.path("v/lamassu.history")).unwrap();
+    b.run("rekey --outer m").code(28).says("frozen");
+    assert_eq!(std::fs::read(b.path("v/lamassu.history")).unwrap(), before);
+    b.run("thaw m").ok();
+    b.run("rekey --outer m").ok();
+    b.unmount("m");
+}

@@ -2,12 +2,16 @@
 
 use crate::mounts::daemon_of;
 use crate::support::Bench;
-use lamassu_fuse::control::{self, ControlError};
+use lamassu_fuse::control::{self, Asked, ControlError, Links};
 use serde_json::Value;
 use std::process::Command;
 
+fn asked(b: &Bench) -> Asked {
+    Asked::open(&b.path("m"), Links::Refused).unwrap()
+}
+
 fn ask(b: &Bench, request: &[u8]) -> Value {
-    serde_json::from_slice(&control::call(&b.path("m"), request).unwrap()).unwrap()
+    serde_json::from_slice(&control::call(&asked(b), request).unwrap()).unwrap()
 }
 
 #[test]
@@ -15,7 +19,7 @@ fn a_mount_says_what_it_serves() {
     let b = Bench::new();
     b.run("init v").ok();
     b.dir("m");
-    let not_yet = control::call(&b.path("m"), b"{}");
+    let not_yet = Asked::open(&b.path("m"), Links::Followed);
     assert!(matches!(not_yet, Err(ControlError::NotMounted(_))), "{not_yet:?}");
     b.run("mount v m").ok();
     let told = ask(&b, br#"{"request":"status"}"#);
@@ -31,11 +35,24 @@ fn a_mount_says_what_it_serves() {
     let long = vec![b'x'; control::CALL_LEN_MAX];
     for bad in [&b"{}"[..], b"", b"\xff", br#"{"request":"fly"}"#, br#"{"request":"status","more":1}"#, &long] {
         let told = ask(&b, bad);
-        assert_eq!(told["failed"]["code"], 1, "{told}");
+        assert_eq!(told["failed"]["kind"], "unknown-request", "{told}");
         assert!(told["failed"]["message"].as_str().unwrap().contains("does not know"), "{told}");
     }
-    assert!(matches!(control::call(&b.path("m"), &[0; control::CALL_LEN_MAX + 1]), Err(ControlError::TooLong)));
-    assert_eq!(ask(&b, br#"{"request":"status"}"#), told);
+    assert!(matches!(control::call(&asked(&b), &[0; control::CALL_LEN_MAX + 1]), Err(ControlError::TooLong)));
+    let mut again = ask(&b, br#"{"request":"status"}"#);
+    let counted = |told: &Value, name: &str| {
+        let operations = told["done"]["operations"].as_array().unwrap();
+        operations.iter().find(|one| one["operation"] == name).cloned().unwrap_or_default()
+    };
+    assert_eq!(counted(&told, "sync"), Value::Null, "nothing is listed that was never done");
+    let (sync, unknown) = (counted(&again, "sync"), counted(&again, "unknown-request"));
+    assert_eq!((sync["count"].as_u64(), sync["failed"].as_u64()), (Some(1), Some(0)));
+    assert_eq!((unknown["count"].as_u64(), unknown["failed"].as_u64()), (Some(6), Some(6)));
+    // The first one here, and that of `info m`.
+    assert_eq!(counted(&again, "status")["count"].as_u64(), Some(2));
+    assert!(sync["total_us"].is_u64());
+    again["done"]["operations"] = told["done"]["operations"].clone();
+    assert_eq!(again, told, "nothing else has changed");
     b.unmount("m");
 }
 
@@ -60,5 +77,63 @@ fn others_are_not_heard() {
     let (heard, said) = ran("65534");
     assert!(!heard && said.contains("only root and the user who mounted"), "{said}");
     assert!(ran("0").0);
+    b.unmount("m");
+}
+
+/// A delegate sends rubbish for every channel that it can name, while root changes keys.
+#[test]
+fn a_delegate_closes_nobodys_channel() {
+    use rustix::fs::{Gid, Uid};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const DELEGATE: u32 = 65534;
+    let b = Bench::new();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can be somebody else");
+        return;
+    }
+    b.run("init v").ok();
+    b.dir("m");
+    b.run(&format!("mount --allow-other --delegate {DELEGATE} v m")).ok();
+    for dir in ["m", "."] {
+        std::fs::set_permissions(b.path(dir), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    std::os::unix::fs::chown(b.dir("m/own"), Some(DELEGATE), Some(DELEGATE)).unwrap();
+    let (place, stop) = (b.path("m/own"), AtomicBool::new(false));
+    let burn = || {
+        let (uid, gid) = (Uid::from_raw(DELEGATE), Gid::from_raw(DELEGATE));
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_res_gid(gid, gid, gid).unwrap();
+        rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+        let dir = Asked::open(&place, Links::Refused).unwrap();
+        let cost = r#"{"memory_kib":64,"passes":1,"lanes":1}"#;
+        let mut kinds = std::collections::HashSet::new();
+        while !stop.load(Ordering::Relaxed) {
+            for channel in 1..30 {
+                // A number, as it once was, and as it is.
+                for number in [channel.to_string(), format!("\"{channel:032x}\"")] {
+                    let parcel = format!(r#"{{"channel":{number},"kind":"raw","nonce":"","sealed":"","cost":{cost}}}"#);
+                    let request = format!(r#"{{"request":"load","secret":{parcel},"slot":null}}"#);
+                    let told: Value =
+                        serde_json::from_slice(&control::call(&dir, request.as_bytes()).unwrap()).unwrap();
+                    kinds.insert(told["failed"]["kind"].as_str().unwrap().to_string());
+                }
+            }
+        }
+        kinds
+    };
+    let kinds = std::thread::scope(|scope| {
+        let burning = scope.spawn(burn);
+        let added: Vec<_> = (0..6)
+            .map(|i| {
+                let key = b.key(&format!("new{i}"));
+                b.run(&format!("key add -n {key} m"))
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        let kinds = burning.join().unwrap();
+        added.into_iter().for_each(|ran| drop(ran.ok()));
+        kinds
+    });
+    assert!(kinds.contains("refused"), "refused before it is unpacked: {kinds:?}");
     b.unmount("m");
 }

@@ -387,3 +387,25 @@ fn the_slot_that_opened_last_is_tried_first() {
     run("ls -k raw:file:key --key-slot 1 v").code(12).says("passphrase");
     run("ls -k passphrase:file:two v").ok();
 }
+
+/// Characters that set the direction of what follows would have a table of slots show something else than what is there.
+#[test]
+fn a_label_is_shown_as_it_is() {
+    let b = Bench::new();
+    let second = b.key("second");
+    let turned = "office\u{202e}nimda";
+    b.run("init --label office v").ok();
+    for args in [
+        &["init", "--label", turned, "w"][..],
+        &["key", "add", "-n", &second, "--label", turned, "v"],
+        &["key", "change", "--slot", "1", "-n", &second, "--label", "a\u{2066}b", "v"],
+    ] {
+        Ran::from(b.command(args).output().unwrap()).code(2).says("set the direction");
+    }
+    // Whoever can write to the store can put one into a header, which is shown before any key is given.
+    let header = b.path("v/lamassu.vault");
+    let edited = std::fs::read_to_string(&header).unwrap().replacen("office", turned, 1);
+    std::fs::write(&header, edited).unwrap();
+    let shown = b.run("info v").ok().text();
+    assert!(shown.contains("office\\u{202e}nimda") && !shown.contains('\u{202e}'), "{shown}");
+}

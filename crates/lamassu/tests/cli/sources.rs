@@ -151,3 +151,32 @@ fn a_key_server_and_each_of_its_faults() {
     let said: Ran = b.command(line.split(' ')).env("LAMASSU_LOG", "trace").output().unwrap().into();
     assert!(!said.ok().err.contains(&HEX[..16]));
 }
+
+/// The process that serves a mount goes on for weeks, also when its keys are unloaded.
+#[test]
+fn a_daemon_keeps_neither_the_variable_nor_the_descriptor_of_its_key() {
+    let b = Bench::new();
+    let secret = "swordfish-of-this-test";
+    let with = |line: &str| {
+        let ran: crate::support::Ran = b.command(line.split_whitespace()).env("PP", secret).output().unwrap().into();
+        ran.ok()
+    };
+    with("init --argon2-ms 10 -k passphrase:env:PP v");
+    b.dir("m");
+    with("mount -k passphrase:env:PP v m");
+    let environ = |pid: i32| std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+    let has = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).any(|window| window == what);
+    let found = environ(crate::mounts::daemon_of(&b));
+    assert!(has(&found, b"PP=") && !has(&found, secret.as_bytes()));
+    b.unmount("m");
+
+    b.run("init w").ok();
+    let line = format!("exec 7<key; exec {} mount -k raw:fd:7 w m", env!("CARGO_BIN_EXE_lamassu"));
+    let ran = std::process::Command::new("sh").args(["-c", &line]).current_dir(b.path("")).output().unwrap();
+    crate::support::Ran::from(ran).ok();
+    let daemon = crate::mounts::serving(&b.path("w"));
+    let open = std::fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().flatten();
+    let links: Vec<_> = open.filter_map(|fd| std::fs::read_link(fd.path()).ok()).collect();
+    assert!(!links.is_empty() && !links.contains(&b.path("key")), "{links:?}");
+    b.unmount("m");
+}

@@ -252,6 +252,9 @@ fn who_owns_the_directory_copied_to_gains_nothing() {
         std::os::unix::fs::symlink("f0", b.path(&format!("t/l{i}"))).unwrap();
         mknodat(CWD, b.path(&format!("t/p{i}")), FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
     }
+    for i in 0..10 {
+        fs::hard_link(b.path(&format!("t/f{i}")), b.path(&format!("t/d/h{i}"))).unwrap();
+    }
     b.run("cp -r v t vault:").ok();
     let attacker = Attacker::new(&b);
     let stop = AtomicBool::new(false);

@@ -1,7 +1,7 @@
 //! The files and directories of a [`super::FaultBackend`].
 
 use super::{Call, Fault, FaultBackend, Faults, errno};
-use crate::backend::{Backend, BackendDir, BackendEntry, BackendFile, Entry, Kind, RenameMode, SetTime, Stat};
+use crate::backend::{Backend, BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
@@ -215,7 +215,7 @@ impl BackendDir for FaultDir {
         self.inner.stat()
     }
 
-    fn read_dir(&self) -> io::Result<Vec<Entry>> {
+    fn read_dir(&self) -> io::Result<Vec<Listed>> {
         self.pass(Call::ReadDir, None)?;
         self.inner.read_dir()
     }

@@ -11,7 +11,7 @@
 //! Never: syncs, looks into files, writes into the source.
 
 use super::xattr::Target;
-use super::{LocalBackend, kind_of, mode, next_data, retry, stat_of};
+use super::{LocalBackend, kind_of, mode, next_data, retry, stat_at, stat_fd, stat_of};
 use crate::backend::{Kind, Stat};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps};
@@ -70,6 +70,14 @@ pub enum CopyError {
         path: PathBuf,
         /// why
         source: io::Error,
+    },
+    /// The store has another entry under this name than a moment ago, although nobody writes the vault.
+    #[error(
+        "{path:?} was exchanged for another entry while it was copied: keep everybody else from changing the store, and copy again"
+    )]
+    Exchanged {
+        /// relative to the directory that is copied
+        path: PathBuf,
     },
     /// [`Watch::advance`] said so.
     #[error("stopped before the copy was done")]
@@ -186,8 +194,7 @@ impl Copy<'_> {
     /// Copies an entry; a directory is returned, to be filled.
     fn entry(&mut self, level: &Level, name: &OsStr) -> Result<Option<Level>, CopyError> {
         let path = level.path.join(name);
-        let st = retry(|| rustix::fs::statat(&level.from, name, AtFlags::SYMLINK_NOFOLLOW))
-            .map_err(failed("stat", &path))?;
+        let st = retry(|| stat_at(level.from.as_fd(), name)).map_err(failed("stat", &path))?;
         let st = stat_of(&st).map_err(failed_io("stat", &path))?;
         let item = Item { from: level.from.as_fd(), to: level.to.as_fd(), name, path: &path, st };
         let is_device = matches!(st.kind, Kind::CharDevice | Kind::BlockDevice);
@@ -240,14 +247,12 @@ impl Copy<'_> {
     }
 
     fn file(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
-        let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let from = match retry(|| rustix::fs::openat(item.from, item.name, common, Mode::empty())) {
-            Err(Errno::ACCESS) => {
-                mode::open_lending(item.from, item.name, common, 0o400).map_err(failed_io("open", item.path))?
-            }
-            other => other.map_err(item.failed("open"))?,
-        };
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | common;
+        let held = super::hold(item.from, item.name).map_err(item.failed("open"))?;
+        let opened = mode::open_regular(held.as_fd(), Some(&item.st), OFlags::RDONLY);
+        let from = opened
+            .map_err(failed_io("open", item.path))?
+            .ok_or_else(|| CopyError::Exchanged { path: item.path.to_path_buf() })?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let to = retry(|| rustix::fs::openat(item.to, item.name, flags, Mode::RUSR | Mode::WUSR))
             .map_err(item.failed("make the copy of"))?;
         match self.share(&from, &to).map_err(item.failed("share the blocks of"))? {
@@ -327,7 +332,7 @@ impl Copy<'_> {
                 .map_err(item.failed("make the copy of"))?;
         }
         let copy = hold(item).map_err(item.failed("open the copy of"))?;
-        let original = mode::open_path(item.from, item.name).map_err(failed_io("open", item.path))?;
+        let original = super::hold(item.from, item.name).map_err(item.failed("open"))?;
         let (from, to) = (Target::followed(original.as_fd()), Target::followed(copy.as_fd()));
         let as_what = if is_link { As::Link } else { As::Original };
         self.attributes(&from, &to, item.path, Changed { st: &item.st, copy: copy.as_fd(), as_what })?;
@@ -422,9 +427,8 @@ fn check_fresh(dir: &OwnedFd) -> rustix::io::Result<()> {
 
 /// The link or special file that was just made as the copy of an entry, by an `O_PATH` descriptor. `EAGAIN` if another one has its name by now.
 fn hold(item: &Item<'_>) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let copy = retry(|| rustix::fs::openat(item.to, item.name, flags, Mode::empty()))?;
-    let st = stat_of(&rustix::fs::fstat(&copy)?).map_err(|_| Errno::IO)?;
+    let copy = super::hold(item.to, item.name)?;
+    let st = stat_of(&stat_fd(copy.as_fd())?).map_err(|_| Errno::IO)?;
     match (st.kind, st.nlink, st.rdev) == (item.st.kind, 1, item.st.rdev) {
         true => Ok(copy),
         false => Err(Errno::AGAIN),
@@ -433,7 +437,7 @@ fn hold(item: &Item<'_>) -> rustix::io::Result<OwnedFd> {
 
 /// Opens what is to be copied of a directory.
 fn level(from: OwnedFd, to: OwnedFd, path: PathBuf) -> Result<Level, CopyError> {
-    let st = stat_of(&rustix::fs::fstat(&from).map_err(failed("stat", &path))?).map_err(failed_io("stat", &path))?;
+    let st = stat_of(&stat_fd(from.as_fd()).map_err(failed("stat", &path))?).map_err(failed_io("stat", &path))?;
     let mut names: Vec<OsString> =
         super::dir::list(&from).map_err(failed("list", &path))?.into_iter().map(|e| e.name).collect();
     names.sort_unstable();

@@ -4,9 +4,9 @@ use super::entry::LocalEntry;
 use super::file::LocalFile;
 use super::remote::{Handle, Remote};
 use super::xattr::Target;
-use super::{LocalBackend, kind_of, mode, owner, retry, stat_of, timestamps};
+use super::{LocalBackend, kind_of, mode, owner, retry, stat_at, stat_fd, stat_of, timestamps};
 use crate::backend::{
-    Backend, BackendDir, BackendEntry, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, check_name,
+    Backend, BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat, check_name,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags};
@@ -44,7 +44,7 @@ impl LocalDir {
         }
     }
 
-    /// Opens an entry for reading, or for reading and writing. Access times of what belongs to others can be left alone by root only.
+    /// Opens a directory for reading. Access times of what belongs to others can be left alone by root only.
     fn open(&self, name: &OsStr, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let open = |flags| retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty()));
         self.search(|| match open(if self.quiet { flags | OFlags::NOATIME } else { flags }) {
@@ -53,19 +53,18 @@ impl LocalDir {
         })
     }
 
-    /// Opens what was a regular file a moment ago, and tells what it is now.
-    fn open_seen(&self, name: &OsStr, write: bool) -> io::Result<(LocalFile, Stat)> {
-        // NONBLOCK, should it have become a fifo since. It means nothing for a regular file.
-        let common = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let (access, needed) = if write { (OFlags::RDWR, 0o600) } else { (OFlags::RDONLY, 0o400) };
-        let flags = common | access;
-        let fd = match self.open(name, flags) {
-            Err(Errno::ACCESS) => mode::open_lending(self.fd(), name, flags, needed)?,
-            other => other?,
-        };
-        let file = LocalFile { handle: Handle::new(fd, access, self.remote.clone()) };
-        let now = file.stat()?;
-        Ok((file, now))
+    /// Opens a regular file, and nothing else; `None` if it is not the entry `seen`.
+    fn open_regular(&self, name: &OsStr, seen: Option<&Stat>, write: bool) -> io::Result<Option<LocalFile>> {
+        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        let quiet = if self.quiet { OFlags::NOATIME } else { OFlags::empty() };
+        let held = self.hold_fd(name)?;
+        let opened = mode::open_regular(held.as_fd(), seen, access | quiet)?;
+        Ok(opened.map(|fd| LocalFile { handle: Handle::new(fd, access, self.remote.clone()) }))
+    }
+
+    /// What has this name, by an `O_PATH` descriptor: nothing is opened.
+    fn hold_fd(&self, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+        self.search(|| super::hold(self.fd(), name))
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -102,19 +101,15 @@ impl BackendDir for LocalDir {
     }
 
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
-        // Looked at first, because opening a device or a fifo can have effects of its own.
-        refuse_irregular(self.stat_entry(name)?.kind)?;
-        let (file, now) = self.open_seen(name, write)?;
-        refuse_irregular(now.kind)?;
+        check_name(name)?;
+        let file = self.open_regular(name, None, write)?.ok_or(Errno::STALE)?;
         Ok(Arc::new(file))
     }
 
     fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
         check_name(name)?;
-        refuse_irregular(seen.kind)?;
-        let (file, now) = self.open_seen(name, write)?;
-        let same = (now.dev, now.ino, now.kind) == (seen.dev, seen.ino, seen.kind);
-        Ok(same.then(|| Arc::new(file) as Arc<dyn BackendFile>))
+        let file = self.open_regular(name, Some(seen), write)?;
+        Ok(file.map(|file| Arc::new(file) as Arc<dyn BackendFile>))
     }
 
     fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
@@ -154,9 +149,7 @@ impl BackendDir for LocalDir {
 
     fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>> {
         check_name(name)?;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = self.search(|| retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::empty())))?;
-        Ok(Arc::new(LocalEntry { fd, is_remote: self.remote.is_some() }))
+        Ok(Arc::new(LocalEntry { fd: self.hold_fd(name)?, is_remote: self.remote.is_some() }))
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
@@ -191,7 +184,7 @@ impl BackendDir for LocalDir {
 
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
         check_name(name)?;
-        let stat = || rustix::fs::statat(self.fd(), name, AtFlags::SYMLINK_NOFOLLOW);
+        let stat = || stat_at(self.fd(), name);
         match mode::steady(stat) {
             Err(Errno::ACCESS) if self.lends => stat_of(&mode::lend_dir(self.fd(), stat)?),
             done => stat_of(&done?),
@@ -199,10 +192,10 @@ impl BackendDir for LocalDir {
     }
 
     fn stat(&self) -> io::Result<Stat> {
-        stat_of(&mode::steady(|| rustix::fs::fstat(self.fd()))?)
+        stat_of(&mode::steady(|| stat_fd(self.fd()))?)
     }
 
-    fn read_dir(&self) -> io::Result<Vec<Entry>> {
+    fn read_dir(&self) -> io::Result<Vec<Listed>> {
         // A descriptor of its own: the position of a listing belongs to the open file description.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = self.open(OsStr::new("."), flags)?;
@@ -273,7 +266,7 @@ impl BackendDir for LocalDir {
 }
 
 /// What a directory holds, from where its descriptor stands.
-pub(super) fn list(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
+pub(super) fn list(fd: &OwnedFd) -> rustix::io::Result<Vec<Listed>> {
     let mut buf = Vec::with_capacity(LIST_BYTES);
     let mut listing = RawDir::new(fd, buf.spare_capacity_mut());
     let mut entries = Vec::new();
@@ -285,18 +278,8 @@ pub(super) fn list(fd: &OwnedFd) -> rustix::io::Result<Vec<Entry>> {
         let name = entry.file_name().to_bytes();
         if name != b"." && name != b".." {
             let name = OsStr::from_bytes(name).to_owned();
-            entries.push(Entry { name, ino: entry.ino(), kind: kind_of(entry.file_type()) });
+            entries.push(Listed { name, ino: entry.ino(), kind: kind_of(entry.file_type()) });
         }
     }
     Ok(entries)
-}
-
-/// `EISDIR`, `ELOOP` and `EINVAL` for what is not a regular file.
-fn refuse_irregular(kind: Kind) -> io::Result<()> {
-    match kind {
-        Kind::File => Ok(()),
-        Kind::Dir => Err(Errno::ISDIR.into()),
-        Kind::Symlink => Err(Errno::LOOP.into()),
-        Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Err(Errno::INVAL.into()),
-    }
 }

@@ -3,7 +3,7 @@
 use super::dir::local;
 use super::mode::{self, proc_path};
 use super::xattr::Target;
-use super::{owner, stat_of, timestamps};
+use super::{owner, stat_fd, stat_of, timestamps};
 use crate::backend::{BackendDir, BackendEntry, Kind, SetTime, Stat, check_name};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD};
@@ -26,7 +26,7 @@ impl LocalEntry {
 
 impl BackendEntry for LocalEntry {
     fn stat(&self) -> io::Result<Stat> {
-        stat_of(&mode::steady(|| rustix::fs::fstat(&self.fd))?)
+        stat_of(&mode::steady(|| stat_fd(self.fd.as_fd()))?)
     }
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {

@@ -3,7 +3,7 @@
 
 use super::remote::Handle;
 use super::xattr::Target;
-use super::{mode, owner, stat_of, timestamps};
+use super::{mode, owner, stat_fd, stat_of, timestamps};
 use crate::backend::{BackendFile, SetTime, Stat};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -101,7 +101,7 @@ impl BackendFile for LocalFile {
     }
 
     fn stat(&self) -> io::Result<Stat> {
-        stat_of(&mode::steady(|| rustix::fs::fstat(self.handle.fd()))?)
+        stat_of(&mode::steady(|| stat_fd(self.handle.fd()))?)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -7,7 +7,10 @@
 //! Modes given to `make_dir` pass through the process's umask, as everywhere; a daemon that serves other processes' modes sets its
 //! umask to 0 first.
 //!
-//! Extended attributes, links and `chmod` on kernels before 6.6 need `/proc`.
+//! Only regular files and directories are ever opened, whoever exchanges entries meanwhile: a file is held with `O_PATH`, looked at, and then opened by
+//! that descriptor. A device node in its place is never opened.
+//!
+//! Files, extended attributes, links and `chmod` on kernels before 6.6 need `/proc`.
 
 mod copy;
 mod dir;
@@ -24,7 +27,10 @@ use dir::LocalDir;
 use lamassu_format::name::STAGING;
 use remote::Remote;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Statx, StatxFlags, StatxTimestamp, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT,
+};
 use rustix::io::Errno;
 use std::any::Any;
 use std::ffi::OsStr;
@@ -92,9 +98,8 @@ impl Backend for LocalBackend {
     }
 
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = super::check_name(name)?;
-        let open = || retry(|| rustix::fs::openat(&*self.root, name, flags, Mode::RUSR | Mode::WUSR));
+        let open = || open_or_make(self.root.as_fd(), name);
         let file = match open() {
             Err(Errno::ACCESS) if self.inner => mode::lend_dir(self.root.as_fd(), open)?,
             other => other?,
@@ -133,6 +138,38 @@ fn make_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
         Ok(()) | Err(Errno::EXIST) => open_staging(dir),
         Err(error) => Err(error),
     }
+}
+
+/// The file of a lock, made where it is missing; never anything else that has its name.
+fn open_or_make(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+    const ATTEMPTS_MAX: usize = 16;
+    let made = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for _ in 0..ATTEMPTS_MAX {
+        match hold(dir, name) {
+            Err(Errno::NOENT) => {}
+            held => return mode::open_regular_as_it_is(held?.as_fd(), OFlags::RDWR),
+        }
+        match retry(|| rustix::fs::openat(dir, name, made, Mode::RUSR | Mode::WUSR)) {
+            // Somebody made it meanwhile.
+            Err(Errno::EXIST) => {}
+            made => return made,
+        }
+    }
+    Err(Errno::AGAIN)
+}
+
+/// What has this name, by an `O_PATH` descriptor: it is not opened, and no link is followed.
+fn hold(dir: impl AsFd, name: impl rustix::path::Arg + Copy) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    retry(|| rustix::fs::openat(&dir, name, flags, Mode::empty()))
+}
+
+/// Opens a regular file of a store for reading, by its path below `dir`. Whatever else has that name is not opened, also if it is put there this moment.
+///
+/// # Errors
+/// `EISDIR`, `ELOOP` for a link in the last component, `EINVAL` for what else is no regular file, and those of the store.
+pub fn open_regular(dir: impl AsFd, path: &Path) -> io::Result<std::fs::File> {
+    Ok(mode::open_regular_as_it_is(hold(dir, path)?.as_fd(), OFlags::RDONLY)?.into())
 }
 
 fn open_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
@@ -179,10 +216,11 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
 }
 
 /// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len` twice where only a hole follows. A store
-/// that knows no holes has one stretch, up to `len`. Moves the descriptor's own position.
+/// that knows no holes has one stretch, up to `len`. What begins before `len` ends behind `at`, so that whoever goes on from there comes to an end. Moves the
+/// descriptor's own position.
 ///
 /// # Errors
-/// Those of lseek(2).
+/// Those of lseek(2), and where a store answers with places that go backwards.
 pub fn next_data(file: impl AsFd, at: u64, len: u64) -> io::Result<(u64, u64)> {
     let start = match retry(|| rustix::fs::seek(&file, SeekFrom::Data(at))) {
         Ok(start) => start,
@@ -196,6 +234,11 @@ pub fn next_data(file: impl AsFd, at: u64, len: u64) -> io::Result<(u64, u64)> {
         Err(Errno::NXIO) => len,
         Err(e) => return Err(e.into()),
     };
+    if start < at || end <= start {
+        return Err(io::Error::other(
+            "the store finds data at places that go backwards: it is broken, or this is no regular file",
+        ));
+    }
     Ok((start.min(len), end.min(len)))
 }
 
@@ -212,25 +255,38 @@ fn kind_of(file_type: FileType) -> Option<Kind> {
     }
 }
 
+/// lstat of an entry, with its birth time where the store has one.
+fn stat_at(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Statx> {
+    rustix::fs::statx(dir, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
+/// fstat, likewise.
+fn stat_fd(fd: BorrowedFd<'_>) -> rustix::io::Result<Statx> {
+    rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME)
+}
+
 /// Converts, and refuses a kind of entry that Linux does not have (`EIO`: the store is broken).
-#[allow(clippy::unnecessary_cast, reason = "the width of st_nlink depends on the architecture")]
-fn stat_of(s: &rustix::fs::Stat) -> io::Result<Stat> {
-    let kind = kind_of(FileType::from_raw_mode(s.st_mode)).ok_or(Errno::IO)?;
-    let time = |seconds, nanos| Time { seconds, nanos };
+fn stat_of(s: &Statx) -> io::Result<Stat> {
+    const NANOS: u64 = 1_000_000_000;
+    let kind = kind_of(FileType::from_raw_mode(s.stx_mode.into())).ok_or(Errno::IO)?;
+    let time = |t: StatxTimestamp| Time { seconds: t.tv_sec, nanos: t.tv_nsec };
+    let has_birth = StatxFlags::from_bits_retain(s.stx_mask).contains(StatxFlags::BTIME);
+    let birth = (s.stx_btime.tv_sec as u64).wrapping_mul(NANOS).wrapping_add(s.stx_btime.tv_nsec.into());
     Ok(Stat {
-        dev: s.st_dev,
-        ino: s.st_ino,
+        dev: rustix::fs::makedev(s.stx_dev_major, s.stx_dev_minor),
+        ino: s.stx_ino,
         kind,
-        mode: s.st_mode & 0o7777,
-        nlink: s.st_nlink as u64,
-        uid: s.st_uid,
-        gid: s.st_gid,
-        rdev: s.st_rdev,
-        len: s.st_size.max(0) as u64,
-        blocks: s.st_blocks.max(0) as u64,
-        atime: time(s.st_atime, s.st_atime_nsec as u32),
-        mtime: time(s.st_mtime, s.st_mtime_nsec as u32),
-        ctime: time(s.st_ctime, s.st_ctime_nsec as u32),
+        mode: u32::from(s.stx_mode) & 0o7777,
+        nlink: s.stx_nlink.into(),
+        uid: s.stx_uid,
+        gid: s.stx_gid,
+        rdev: rustix::fs::makedev(s.stx_rdev_major, s.stx_rdev_minor),
+        len: s.stx_size,
+        blocks: s.stx_blocks,
+        atime: time(s.stx_atime),
+        mtime: time(s.stx_mtime),
+        ctime: time(s.stx_ctime),
+        born: if has_birth { birth } else { 0 },
     })
 }
 

@@ -7,13 +7,13 @@
 //! it. All of it works on a descriptor (an `O_PATH` one of a file), so the bits go to the very file that was looked at,
 //! whatever happens to its name meanwhile.
 
-use super::{retry, stat_of};
+use super::{retry, stat_fd, stat_of};
 use crate::backend::{Kind, Stat};
 use parking_lot::RwLock;
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx};
 use rustix::io::Errno;
-use std::ffi::{CStr, OsStr};
+use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -30,9 +30,7 @@ pub(super) fn proc_path(fd: BorrowedFd<'_>) -> String {
 }
 
 /// Runs a stat so that lent permission bits never show.
-pub(super) fn steady(
-    mut stat: impl FnMut() -> rustix::io::Result<rustix::fs::Stat>,
-) -> rustix::io::Result<rustix::fs::Stat> {
+pub(super) fn steady(mut stat: impl FnMut() -> rustix::io::Result<Statx>) -> rustix::io::Result<Statx> {
     let before = LENT.load(Ordering::Acquire);
     let found = stat()?;
     if before.is_multiple_of(2) && LENT.load(Ordering::Acquire) == before {
@@ -63,32 +61,66 @@ fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))
 }
 
-pub(super) fn open_path(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(retry(|| rustix::fs::openat(dir, name, flags, Mode::empty()))?)
+/// Opens a regular file, and never anything else: what has the name is held with `O_PATH` and looked at, and then that very inode is opened. A device or a
+/// fifo that is put in its place is not opened, which could have effects of its own. `None` if it is not the entry `seen`.
+///
+/// A file of ours that refuses us with `EACCES` is lent the owner bits that the access takes.
+///
+/// # Errors
+/// `EISDIR`, `ELOOP`, `EINVAL` for what is no regular file, and those of the store.
+pub(super) fn open_regular(held: BorrowedFd<'_>, seen: Option<&Stat>, access: OFlags) -> io::Result<Option<OwnedFd>> {
+    let now = stat_of(&stat_fd(held)?)?;
+    if seen.is_some_and(|seen| (seen.dev, seen.ino, seen.kind) != (now.dev, now.ino, now.kind)) {
+        return Ok(None);
+    }
+    refuse_irregular(now.kind)?;
+    let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let opened = match open_held(held, flags) {
+        // Access times of what belongs to others can be left alone by root only.
+        Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => open_held(held, flags - OFlags::NOATIME),
+        opened => opened,
+    };
+    match opened {
+        Err(Errno::ACCESS) => open_lending(held, flags).map(Some),
+        opened => Ok(Some(opened?)),
+    }
 }
 
-/// Opens a regular file of ours that refused us with `EACCES`, lending it the owner bits it lacks. `EACCES` again if
-/// it is not ours.
-pub(super) fn open_lending(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags, needed: u32) -> io::Result<OwnedFd> {
-    let entry = open_path(dir, name)?;
+/// The same without lending, for whoever lends the directory meanwhile.
+pub(super) fn open_regular_as_it_is(held: BorrowedFd<'_>, access: OFlags) -> rustix::io::Result<OwnedFd> {
+    refuse_irregular(stat_of(&stat_fd(held)?).map_err(|_| Errno::IO)?.kind)?;
+    open_held(held, access | OFlags::CLOEXEC | OFlags::NOCTTY)
+}
+
+fn open_lending(held: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    let needed = if flags.contains(OFlags::RDWR) { 0o600 } else { 0o400 };
     let _alone = LENDING.write();
-    let stat = stat_of(&rustix::fs::fstat(&entry)?)?;
-    if stat.kind != Kind::File || stat.uid != rustix::process::geteuid().as_raw() {
+    let stat = stat_of(&stat_fd(held)?)?;
+    if stat.uid != rustix::process::geteuid().as_raw() {
         return Err(Errno::ACCESS.into());
     }
     if stat.mode & needed == needed {
         // Another mode by now: someone's chmod came first.
-        return Ok(open_same(entry.as_fd(), flags)?);
+        return Ok(open_held(held, flags)?);
     }
-    Ok(lend(entry.as_fd(), &stat, needed, || open_same(entry.as_fd(), flags))?)
+    Ok(lend(held, &stat, needed, || open_held(held, flags))?)
+}
+
+/// `EISDIR`, `ELOOP` and `EINVAL` for what is not a regular file.
+fn refuse_irregular(kind: Kind) -> rustix::io::Result<()> {
+    match kind {
+        Kind::File => Ok(()),
+        Kind::Dir => Err(Errno::ISDIR),
+        Kind::Symlink => Err(Errno::LOOP),
+        Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => Err(Errno::INVAL),
+    }
 }
 
 /// Runs a call that goes into a directory of ours which refused us with `EACCES`, lending it the owner bits it lacks.
 /// `EACCES` again if it is not ours. The call takes none of the locks here: no [`steady`], no other lending.
 pub(super) fn lend_dir<T>(dir: BorrowedFd<'_>, call: impl FnOnce() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     let _alone = LENDING.write();
-    let stat = stat_of(&rustix::fs::fstat(dir)?).map_err(|_| Errno::IO)?;
+    let stat = stat_of(&stat_fd(dir)?).map_err(|_| Errno::IO)?;
     if stat.uid != rustix::process::geteuid().as_raw() {
         return Err(Errno::ACCESS);
     }
@@ -112,9 +144,9 @@ fn lend<T>(
     done
 }
 
-fn open_same(entry: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-    // NOFOLLOW would refuse the magic link itself; what it leads to is the inode held in `entry`.
-    retry(|| rustix::fs::open(proc_path(entry), flags - OFlags::NOFOLLOW, Mode::empty()))
+/// The inode that is held, opened anew.
+fn open_held(held: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    retry(|| rustix::fs::open(proc_path(held), flags, Mode::empty()))
 }
 
 /// fchmodat2(2), Linux 6.6, which rustix does not offer.

@@ -2,7 +2,7 @@
 
 use super::tree::Body;
 use super::{AttributeOp, Barrier, LEN_MAX, Live, NamespaceOp, NewNode, Node, Shared};
-use crate::backend::{BackendDir, BackendEntry, BackendFile, Entry, Kind, RenameMode, SetTime, Stat, Time};
+use crate::backend::{BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat, Time};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -383,12 +383,12 @@ impl BackendDir for MemoryDir {
         self.0.node(|node| Ok(node.stat(self.0.ino)))
     }
 
-    fn read_dir(&self) -> io::Result<Vec<Entry>> {
+    fn read_dir(&self) -> io::Result<Vec<Listed>> {
         let live = self.0.shared.live.read();
         let entries = live.tree.entries(self.0.ino)?;
         let entry = |(name, &ino): (&OsString, &u64)| {
             let kind = live.tree.get(ino).map(Node::kind);
-            Entry { name: name.clone(), ino, kind }
+            Listed { name: name.clone(), ino, kind }
         };
         Ok(entries.iter().map(entry).collect())
     }

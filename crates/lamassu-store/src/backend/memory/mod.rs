@@ -10,7 +10,7 @@ mod tree;
 
 pub use content::PAGE_BYTES;
 pub(in crate::backend) use content::{Content, LEN_MAX, Page, Part, parts, written, zeroed};
-pub use tree::{AttributeOp, NamespaceOp, NewNode, ROOT_INO};
+pub use tree::{AttributeOp, NamespaceOp, NewNode, Numbers, ROOT_INO};
 pub(in crate::backend) use tree::{Body, Node, Tree};
 
 use super::{Backend, BackendDir, StatFs, Time};
@@ -110,6 +110,13 @@ impl MemoryBackend {
     /// An empty store, with the time of this host.
     pub fn new() -> MemoryBackend {
         Self::from_tree(Tree::new(Clock::System.now()))
+    }
+
+    /// The same, with something else done about numbers.
+    pub fn with_numbers(numbers: Numbers) -> MemoryBackend {
+        let mut tree = Tree::new(Clock::System.now());
+        tree.numbers = numbers;
+        Self::from_tree(tree)
     }
 
     /// A copy of this very moment, as an atomic snapshot takes it; files without a name are not in it. Costs little:

@@ -79,6 +79,7 @@ pub(in crate::backend) struct Node {
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
+    pub born: u64,
     pub xattrs: BTreeMap<OsString, Arc<[u8]>>,
 }
 
@@ -94,6 +95,7 @@ impl Node {
             atime: now,
             mtime: now,
             ctime: now,
+            born: (now.seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(now.nanos.into()),
             xattrs: BTreeMap::new(),
         }
     }
@@ -114,8 +116,8 @@ impl Node {
             Body::Symlink(target) => (target.len() as u64, 0, 0),
             Body::Special(_, rdev) => (0, 0, *rdev),
         };
-        let Node { mode, nlink, uid, gid, atime, mtime, ctime, .. } = *self;
-        Stat { dev: 1, ino, kind: self.kind(), mode, nlink, uid, gid, rdev, len, blocks, atime, mtime, ctime }
+        let Node { mode, nlink, uid, gid, atime, mtime, ctime, born, .. } = *self;
+        Stat { dev: 1, ino, kind: self.kind(), mode, nlink, uid, gid, rdev, len, blocks, atime, mtime, ctime, born }
     }
 
     /// Times after a change of the bytes or the entries.
@@ -125,21 +127,38 @@ impl Node {
     }
 }
 
-/// All nodes. Numbers are never used again.
+/// What a store does about the numbers of inodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// Each is used once.
+    Once,
+    /// The highest free one is used first, and a birth time tells the inodes apart.
+    Again,
+    /// The same without birth times.
+    AgainUntold,
+}
+
+/// All nodes.
 #[derive(Clone)]
 pub(in crate::backend) struct Tree {
     nodes: Vec<Option<Arc<Node>>>,
+    pub numbers: Numbers,
 }
 
 impl Tree {
     pub(in crate::backend) fn new(now: Time) -> Tree {
         let root = Body::Dir { entries: BTreeMap::new(), parent: ROOT_INO };
-        Tree { nodes: vec![None, Some(Arc::new(Node::new(root, 0o755, now)))] }
+        Tree { nodes: vec![None, Some(Arc::new(Node::new(root, 0o755, now)))], numbers: Numbers::Once }
     }
 
     /// The number the next created node gets.
     pub(in crate::backend) fn next_ino(&self) -> u64 {
-        self.nodes.len() as u64
+        let next = self.nodes.len();
+        let is_free = |ino: &usize| *ino > ROOT_INO as usize && self.nodes[*ino].is_none();
+        match self.numbers {
+            Numbers::Once => next as u64,
+            Numbers::Again | Numbers::AgainUntold => (0..next).rev().find(is_free).unwrap_or(next) as u64,
+        }
     }
 
     pub(in crate::backend) fn get(&self, ino: u64) -> Option<&Node> {
@@ -261,7 +280,11 @@ impl Tree {
         if self.nodes.len() <= ino as usize {
             self.nodes.resize(ino as usize + 1, None);
         }
-        self.nodes[ino as usize] = Some(Arc::new(Node::new(body, mode, now)));
+        let mut node = Node::new(body, mode, now);
+        if self.numbers == Numbers::AgainUntold {
+            node.born = 0;
+        }
+        self.nodes[ino as usize] = Some(Arc::new(node));
         self.attach(dir, name, ino, now);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that takes no key.
 
+use crate::fault::Result;
 use crate::open::{self, WriterLock};
-use crate::served::serve::Served;
-use anyhow::Result;
 use lamassu_format::name;
+use lamassu_host::{Policy, Served, lock};
 use lamassu_vault::check::{Problem, Progress, Report, check_locked, kind};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, volume_of};
 use lamassu_vault::{Dataset, VaultError};
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// A check of several vaults.
 pub struct Walk<'a> {
+    pub policy: &'a Policy,
     pub served: &'a Served,
     pub repair: bool,
     pub shown: &'a dyn Progress,
@@ -96,7 +97,9 @@ impl Walk<'_> {
             }
             // Refused: by --fips.
             Err(VaultError::KeyNotLoaded | VaultError::Refused(_)) => self.locked(plain.as_deref(), &stored),
-            Err(VaultError::Locked) => Err(open::locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)).into()),
+            Err(VaultError::Locked) => {
+                Err(self.policy.locked(&self.served.keeper().dir(ROOT_VOLUME)?.join(&stored)).into())
+            }
             Err(error) => {
                 self.say(plain.as_deref(), &stored, format!("the dataset does not open: {error}"));
                 Ok(())
@@ -107,7 +110,8 @@ impl Walk<'_> {
     /// It may be opened by itself, by its directory in the store.
     fn lock_out_writers(&self, stored: &Path) -> Result<Option<WriterLock>> {
         let dir = self.served.keeper().dir(ROOT_VOLUME)?;
-        open::once_closed(&dir.join(stored), || open::lock_out_writers_of(&dir, stored))
+        let lock = || lock::lock_out_writers_of(self.policy, &dir, stored);
+        Ok(lock::once_closed(self.policy, &dir.join(stored), lock)?)
     }
 
     /// A dataset without keys; those in it are looked through as well.
@@ -132,17 +136,18 @@ impl Walk<'_> {
     /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so in a new one.
     fn history(&mut self, volume: Number, plain: &Path, stored: &Path) -> Result<()> {
         let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
-        let history = {
+        let (_, history) = header.verified(|header| {
             let kept = self.served.keeper().kept();
-            kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys.history(&place.path(), &header)?
-        };
+            let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+            Ok::<_, lamassu_host::Error>(keys.history(&place.path(), header)?)
+        })?;
         let read = history.read()?;
         if let Some(fault) = read.fault {
             let problem =
                 Problem { kind: "history".into(), text: fault.to_string(), ..unplaced(OsStr::new(name::HISTORY)) };
             let problem = Below { shown: self.shown, plain, stored }.placed(&problem);
             self.shown.problem(&problem);
-            self.report.problems.push(problem);
+            self.report.add(problem);
         }
         Ok(())
     }
@@ -151,7 +156,7 @@ impl Walk<'_> {
         let path = plain.map(|p| p.display().to_string());
         let problem = Problem { path, kind: kind::DATASET.into(), text, ..unplaced(stored.as_os_str()) };
         self.shown.problem(&problem);
-        self.report.problems.push(problem);
+        self.report.add(problem);
     }
 
     fn merge(&mut self, found: Report, plain: &Path, stored: &Path) {
@@ -166,7 +171,8 @@ impl Walk<'_> {
         all.blocks += found.blocks;
         all.recovered += found.recovered;
         all.unsealed_empty += found.unsealed_empty;
-        all.problems.extend(found.problems.iter().map(|p| below.placed(p)));
+        all.add_problems_of(&found, |p| below.placed(p));
+        all.open_sessions.extend(found.open_sessions);
     }
 }
 

@@ -2,16 +2,16 @@
 
 mod datasets;
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
-use crate::open::{self, Found};
+use crate::open;
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::text;
-use anyhow::Result;
 use datasets::Walk;
-use lamassu_vault::check::{Problem, Progress, Report};
+use lamassu_vault::check::{Problem, Progress, Report, Tally};
 use lamassu_vault::forest::ROOT_VOLUME;
+use lamassu_vault::shown_ranges;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -23,7 +23,8 @@ Examples:
   lamassu check --repair /srv/store/vault
       completes interrupted commits, and moves what cannot be mended to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
-Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 29 no damage, but writes of an interrupted session are not there.";
+Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 29 no damage, but writes of an interrupted session are not there, 51 no
+damage, but there are datasets that were not verified, as their keys are not at hand.";
 
 /// Options of `check`.
 #[derive(clap::Args, Debug)]
@@ -34,6 +35,9 @@ pub struct Args {
     /// Mend what can be mended; without, nothing is changed
     #[arg(short, long)]
     repair: bool,
+    /// Datasets whose keys are not at hand do not change the exit status
+    #[arg(long)]
+    skip_locked: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -56,12 +60,13 @@ struct Summary<'a> {
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let started = Instant::now();
-    let unsealed = Found::at(&args.dir)?.unlock(ui, &args.key)?;
+    let unsealed = open::unlocked(ui, &args.dir, &args.key)?;
     // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and still must not race a writer.
-    let lock = if args.repair { None } else { open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))? };
+    let lock = if args.repair { None } else { open::lock_out_writers(ui, &args.dir)? };
     let served = unsealed.open_forest(open::options(!args.repair))?;
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json, last: Mutex::new(None) };
-    let mut walk = Walk { served: &served, repair: args.repair, shown: &shown, report: Report::default() };
+    let mut walk =
+        Walk { policy: &ui.policy, served: &served, repair: args.repair, shown: &shown, report: Report::default() };
     let done = walk.volume(ROOT_VOLUME, Path::new(""), Path::new(""), &args.paths);
     let report = walk.report;
     shown.flush();
@@ -69,12 +74,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     served.forest().close()?;
     drop(lock);
     done?;
-    let status = match (report.is_damaged(), report.is_undone(), report.is_repaired()) {
-        (true, _, _) => "damaged",
-        (false, true, _) => "undone",
-        (false, false, true) => "repaired",
-        (false, false, false) => "clean",
-    };
+    let status = status_of(&report, args.skip_locked);
     if args.json {
         output::print_json(&Summary { status, report: &report })?;
     } else if !ui.quiet {
@@ -82,9 +82,25 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     match status {
         "clean" => Ok(()),
-        "undone" => Err(Fault::Undone { problems: undone(&report) }.into()),
-        "repaired" => Err(Fault::Repaired { problems: mended(&report) }.into()),
-        _ => Err(Fault::DamageLeft { problems: damaged(&report) }.into()),
+        "undone" => Err(Fault::Undone { problems: report.tally().undone }.into()),
+        "locked" => Err(Fault::NotVerified { datasets: report.locked.len() }.into()),
+        "repaired" => Err(Fault::Repaired { problems: report.tally().repaired }.into()),
+        _ => Err(Fault::DamageLeft { problems: report.tally().damaged }.into()),
+    }
+}
+
+/// The worst that was found. What was not verified is worse than what was mended: the vault is not known to be clean.
+fn status_of(report: &Report, skip_locked: bool) -> &'static str {
+    if report.is_damaged() {
+        "damaged"
+    } else if report.is_undone() {
+        "undone"
+    } else if !report.locked.is_empty() && !skip_locked {
+        "locked"
+    } else if report.is_repaired() {
+        "repaired"
+    } else {
+        "clean"
     }
 }
 
@@ -107,14 +123,18 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
     if report.unsealed_empty > 0 {
         out.push_str(&format!("\n{} empty files whose creation was never made durable", report.unsealed_empty));
     }
+    if !report.open_sessions.is_empty() {
+        let ranges = shown_ranges(&report.open_sessions);
+        out.push_str(&format!(
+            "\nsessions that were not closed: {ranges}; `--repair` of the whole vault completes them"
+        ));
+    }
     if !report.locked.is_empty() {
         let all: Vec<String> = report.locked.iter().map(|path| text::printable(path)).collect();
         out.push_str(&format!("\nlocked, checked as far as that takes no key: {}", all.join(", ")));
     }
-    let (mended, damaged) = (mended(report), damaged(report));
-    let undone = undone(report);
-    let harmless = report.problems.len() - mended - damaged - undone;
-    if !report.problems.is_empty() {
+    let Tally { damaged, undone, repaired: mended, harmless, .. } = report.tally();
+    if damaged + undone + mended + harmless > 0 {
         out.push_str(&format!("\nproblems: {damaged} damaged, {mended} mended, {harmless} harmless"));
     }
     if undone > 0 {
@@ -126,18 +146,6 @@ fn summary(report: &Report, status: &str, repair: bool, started: Instant) -> Str
         out.push_str(" (`--repair` clears away what is harmless)");
     }
     out
-}
-
-fn mended(report: &Report) -> usize {
-    report.problems.iter().filter(|p| p.repaired).count()
-}
-
-fn damaged(report: &Report) -> usize {
-    report.problems.iter().filter(|p| !p.repaired && !p.harmless && !p.undone).count()
-}
-
-fn undone(report: &Report) -> usize {
-    report.problems.iter().filter(|p| p.undone).count()
 }
 
 /// Shows a check as it goes.
@@ -159,7 +167,7 @@ struct Run {
 
 impl Run {
     fn of(problem: &Problem) -> Run {
-        Run { first: problem.clone(), end: end_of(problem), problems: 1 }
+        Run { first: problem.clone(), end: end_of(problem), problems: problem.blocks.unwrap_or(1) }
     }
 
     fn goes_on_with(&self, p: &Problem) -> bool {
@@ -207,7 +215,7 @@ impl Progress for Shown {
         match &mut *last {
             Some(run) if run.goes_on_with(problem) => {
                 run.end = end_of(problem);
-                run.problems += 1;
+                run.problems += problem.blocks.unwrap_or(1);
             }
             _ => self.print(last.replace(Run::of(problem))),
         }

@@ -1,17 +1,17 @@
 //! Directories, symbolic links and special files (`docs/format.md` §5 to §7).
 
 use super::{Shown, Subject};
+use crate::fault::Result;
 use crate::text;
-use anyhow::Result;
 use lamassu_crypto::outer::{HEAD_LEN, RecordKind};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored, classify};
 use lamassu_format::record::DirRecord;
+use lamassu_store::backend::open_regular;
+use rustix::fs::CWD;
 use serde::Serialize;
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Longest text of a record that is kept as a file, as lamassu-vault has it.
@@ -106,17 +106,7 @@ fn read_text(path: &Path) -> io::Result<Vec<u8>> {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
         target => return target.map(|t| t.into_os_string().into_vec()),
     }
-    let irregular = || io::Error::other("not a regular file");
-    // Looked at first, because opening a device or a fifo can have effects of its own.
-    if !path.symlink_metadata()?.is_file() {
-        return Err(irregular());
-    }
-    // NONBLOCK, should it have become a fifo since. It means nothing for a regular file.
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(irregular());
-    }
+    let file = open_regular(CWD, path)?;
     let mut text = Vec::new();
     file.take(TEXT_MAX as u64 + 1).read_to_end(&mut text)?;
     match text.len() <= TEXT_MAX {

@@ -3,16 +3,17 @@
 //! Pages are read one by one straight from the store, and one that does not open does not keep the others from being shown.
 
 use super::{Shown, Subject};
+use crate::fault::Result;
 use crate::text;
-use anyhow::Result;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::page::Page;
-use lamassu_format::{Geometry, PAGE_LEN, Suite};
-use lamassu_store::backend::next_data;
+use lamassu_format::{BlockNo, Geometry, PAGE_LEN, PageNo, Suite};
+use lamassu_store::backend::{next_data, open_regular};
+use rustix::fs::CWD;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 
 /// A file, decoded.
 #[derive(Serialize)]
@@ -78,11 +79,8 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
     let path = &subject.on_disk;
     let header = &subject.unsealed.found.header;
     let geometry = header.geometry();
-    let file = File::options()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)
-        .map_err(|source| crate::fault::Fault::NoSuchStored { path: path.clone(), source })?;
+    let file =
+        open_regular(CWD, path).map_err(|source| crate::fault::Fault::NoSuchStored { path: path.clone(), source })?;
     let len = file.metadata().map_err(subject.failed("stat", path))?.len();
     let reader = Reader {
         subject,
@@ -93,13 +91,13 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
         ring: subject.unsealed.keys.key_ring(header.suite())?,
     };
     let mut pages = Vec::new();
-    let mut g = 0;
+    let mut g = PageNo::ZERO;
     while geometry.page_offset(g) < len {
         let mut page = reader.page(g)?;
         if page.state == "absent" {
             page.pages = reader.end_of_hole(g)? - g;
         }
-        g += page.pages;
+        g = g + page.pages;
         pages.push(page);
     }
     let size = size_of(&pages);
@@ -144,16 +142,17 @@ fn is_one(n: &u64) -> bool {
 
 impl Reader<'_> {
     /// The first page after the absent page `g` that is not wholly in the same hole of the store; the end of the file ends one.
-    fn end_of_hole(&self, g: u64) -> Result<u64> {
+    fn end_of_hole(&self, g: PageNo) -> Result<PageNo> {
         let geo = &self.geometry;
         let (data, _) = next_data(self.file, geo.page_offset(g), self.len)
             .map_err(self.subject.failed("seek in", &self.subject.on_disk))?;
         let before = data / geo.segment_len() * geo.pages_per_segment();
         let end = if data >= self.len { before + geo.pages_per_segment() } else { before };
-        Ok((g + 1..end).rev().find(|g| geo.page_offset(*g) < self.len).map_or(g + 1, |last| last + 1))
+        let mut hole = g.next().until(PageNo(end)).rev();
+        Ok(hole.find(|g| geo.page_offset(*g) < self.len).map_or(g.next(), PageNo::next))
     }
 
-    fn page(&self, g: u64) -> Result<InspectedPage> {
+    fn page(&self, g: PageNo) -> Result<InspectedPage> {
         let geo = &self.geometry;
         let offset = geo.page_offset(g);
         let mut bytes = Box::new([0u8; PAGE_LEN]);
@@ -162,9 +161,9 @@ impl Reader<'_> {
             .read_exact_at(&mut bytes[..there], offset)
             .map_err(self.subject.failed("read", &self.subject.on_disk))?;
         let shown = |state, why: Option<String>, content| InspectedPage {
-            page: g,
+            page: g.0,
             pages: 1,
-            segment: g / geo.pages_per_segment(),
+            segment: geo.segment_of(g),
             offset,
             state,
             why,
@@ -185,16 +184,15 @@ impl Reader<'_> {
         })
     }
 
-    fn content(&self, g: u64, page: &Page, epoch: u32) -> Content {
+    fn content(&self, g: PageNo, page: &Page, epoch: u32) -> Content {
         let first = self.geometry.first_block(g);
-        let blocks = |bits: u128| (0..128u64).filter(|i| bits >> i & 1 == 1).map(|i| first + i).collect();
-        let is_hole = |key: &lamassu_format::BlockKey| key.iter().all(|&b| b == 0);
-        let holes = (0..).zip(&*page.keys).filter(|(_, key)| is_hole(key)).map(|(i, _)| first + i).collect();
-        let slots = if self.subject.slots { self.slots(first, page, &is_hole) } else { Vec::new() };
+        let blocks = |bits: u128| (0..128u64).filter(|i| bits >> i & 1 == 1).map(|i| first.0 + i).collect();
+        let holes = (0..page.keys.len()).filter(|i| page.keys.is_hole(*i)).map(|i| first.0 + i as u64).collect();
+        let slots = if self.subject.slots { self.slots(first, page) } else { Vec::new() };
         Content {
             epoch,
             size: page.size,
-            file_id: text::hex(&page.file_id),
+            file_id: text::hex(&page.file_id.0),
             session: page.session,
             sequence: page.sequence,
             sparse: page.sparse,
@@ -208,19 +206,19 @@ impl Reader<'_> {
         }
     }
 
-    fn slots(&self, first: u64, page: &Page, is_hole: &dyn Fn(&lamassu_format::BlockKey) -> bool) -> Vec<Slot> {
-        let of = |(i, key)| {
-            let block = first + i;
-            let mut state = String::from(if is_hole(key) { "hole" } else { "data" });
+    fn slots(&self, first: BlockNo, page: &Page) -> Vec<Slot> {
+        let of = |i: usize| {
+            let block = first + i as u64;
+            let mut state = String::from(if page.keys.is_hole(i) { "hole" } else { "data" });
             if page.pending >> i & 1 == 1 {
                 state.push_str("+pending");
             }
             if page.replaced >> i & 1 == 1 {
                 state.push_str("+replaced");
             }
-            Slot { block, offset: self.geometry.block_offset(block), state }
+            Slot { block: block.0, offset: self.geometry.block_offset(block), state }
         };
-        (0..).zip(&*page.keys).map(of).collect()
+        (0..page.keys.len()).map(of).collect()
     }
 }
 

@@ -1,11 +1,10 @@
 //! `lamassu key admin init|rotate|show|pin`: who may change a vault's slots and keys.
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::{self, Found};
+use crate::open;
 use crate::output::{self, Ui};
-use crate::{pins, served, text};
-use anyhow::Result;
+use crate::{served, text};
 use lamassu_format::header::{Header, Pin as Pinned, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
@@ -99,13 +98,13 @@ pub fn run(ui: &Ui, command: &Admin) -> Result<()> {
     match command {
         Admin::Init(args) => init(ui, args),
         Admin::Rotate(args) => rotate(ui, args),
-        Admin::Show(args) => show(args),
+        Admin::Show(args) => show(ui, args),
         Admin::Pin(args) => pin(ui, args),
     }
 }
 
 fn init(ui: &Ui, args: &Init) -> Result<()> {
-    Found::at(&args.dir)?;
+    open::found(ui, &args.dir)?;
     let source = args.key.source()?;
     let update = Update::begin(&args.dir.join(name::HEADER))?;
     let mut header: VaultHeader = update.read()?;
@@ -114,7 +113,7 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     }
     // The material itself is needed: the slot is made anew of it.
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
-    let mut unlocked = keys::try_slots(&header, &material, args.key.slot())?;
+    let mut unlocked = keys::try_slots(ui, &header, &material, args.key.slot())?;
     // Where a key is pinned there was an administrator: this header is an older or a forged one.
     keys::check_pinned(ui, &header)?;
     let public = unlocked.make_administrator(&mut header, &material)?;
@@ -132,13 +131,13 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
 }
 
 fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
-    if let Some(mountpoint) = served::at(&args.dir) {
-        return Err(Fault::RetireMounted { mountpoint }.into());
+    if let Some(at) = served::at(&args.dir) {
+        return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;
-    Found::at(&args.dir)?;
+    open::found(ui, &args.dir)?;
     // A daemon keeps the old seed, and could not change the header any more.
-    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let _lock = open::lock_out_writers(ui, &args.dir)?;
     let update = Update::begin(&args.dir.join(name::HEADER))?;
     let mut header: VaultHeader = update.read()?;
     let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, args.key.with(&source), &args.dir)?;
@@ -176,9 +175,9 @@ struct Shown {
     before: Vec<String>,
 }
 
-fn show(args: &Show) -> Result<()> {
-    let header = Found::at(&args.dir)?.header;
-    let pinned = pins::of(&header.id())?;
+fn show(ui: &Ui, args: &Show) -> Result<()> {
+    let header = open::found(ui, &args.dir)?.header;
+    let pinned = ui.policy.pins.of(&header.id())?;
     let checked = admin::verify_signature(&header).and_then(|()| admin::check_pinned(&header, &pinned));
     let followed = checked.as_ref().ok().copied().flatten();
     let public = header.keys().admin.as_ref().map(|a| a.public);
@@ -210,14 +209,14 @@ fn show(args: &Show) -> Result<()> {
 }
 
 fn pin(ui: &Ui, args: &Pin) -> Result<()> {
-    let header = Found::at(&args.dir)?.header;
+    let header = open::found(ui, &args.dir)?.header;
     admin::verify_signature(&header)?;
     keys::check_pinned(ui, &header)?;
     let Some(found) = &header.keys().admin else { return Err(KeyError::NoAdministrator.into()) };
     if let Some(file) = &args.zone {
         return pin_in_zone(ui, args, file, Pinned { vault: header.id(), admin: found.public });
     }
-    match pins::add(&header.id(), &found.public, &args.dir.display().to_string())? {
+    match ui.policy.pins.add(&header.id(), &found.public, &comment(&args.dir))? {
         Some(path) => ui.note(format_args!(
             "pinned {} in {}; compare it with what the administrator says",
             text::hex(&found.public),
@@ -244,9 +243,14 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: Pinned) -> Result<()> {
 pub fn tell(ui: &Ui, header: &VaultHeader, dir: &Path) {
     let Some(found) = &header.keys().admin else { return };
     let key = text::hex(&found.public);
-    match pins::add(&header.id(), &found.public, &dir.display().to_string()) {
+    match ui.policy.pins.add(&header.id(), &found.public, &comment(dir)) {
         Ok(Some(path)) => ui.note(format_args!("its administrator's key is {key}, pinned in {}", path.display())),
         Ok(None) => ui.note(format_args!("its administrator's key is {key}; `--admin-key` elsewhere makes sure of it")),
         Err(error) => ui.warn(format_args!("its administrator's key {key} is not pinned: {error}")),
     }
+}
+
+/// What stands behind a pin, on its line.
+fn comment(dir: &Path) -> String {
+    text::printable(&dir.display().to_string())
 }

@@ -3,11 +3,10 @@
 //! A restore puts nothing in place that has not been proven: the backup opens with the key, its MAC verifies, its keys open the vault's root directory, and
 //! no epoch is lost that the header in place is known to have.
 
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
 use crate::open;
 use crate::output::Ui;
-use anyhow::{Context, Result};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
@@ -177,7 +176,7 @@ fn put<H: Header + Clone>(
     let update = Update::begin(place)?;
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked =
-        keys::try_slots(header, &material, args.key.slot()).with_context(|| format!("{}", args.file.display()))?;
+        keys::try_slots(ui, header, &material, args.key.slot()).with_context(|| format!("{}", args.file.display()))?;
     keys::check_pinned(ui, header).with_context(|| format!("{}", args.file.display()))?;
     belongs(&unlocked)?;
     let mut now = None;
@@ -246,7 +245,7 @@ fn compare<H: Header>(
         }
         return Err(Fault::OtherId { file: args.file.clone(), dir: args.dir.clone() }.into());
     }
-    let present = keys::try_slots(now, material, None);
+    let present = keys::try_slots(ui, now, material, None);
     let opens = present.is_ok();
     match present {
         Ok(present) if !args.force && has_more(&present, restored) => {

@@ -4,21 +4,19 @@
 //! and the receipt could be written. A run that is cut off is finished by the next.
 
 use crate::cmd::receipt;
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::{mounts, open, served, signals};
-use anyhow::{Context, Result};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Destroyed, Header, SlotKind, VaultHeader};
 use lamassu_format::name;
+use lamassu_host::Error as HostError;
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::Kind;
 use lamassu_keys::receipt::{AtServer, AuditKey, LeftDataset, Receipt, ReceiptError};
-use lamassu_keys::{
-    Ask, Event, FileError, KeyError, KeySource, Purpose, SourceError, Unlocked, header_file, unlock_by_parent,
-};
+use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file, unlock_by_parent};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
@@ -58,6 +56,9 @@ pub struct Destroy {
     how: How,
     /// The vault; must not be mounted
     dir: PathBuf,
+    /// whose keys alone may go
+    #[arg(skip)]
+    id: Option<String>,
 }
 
 impl How {
@@ -68,25 +69,37 @@ impl How {
 }
 
 impl Destroy {
-    /// For a vault that is a dataset: `dataset destroy --shred-key`.
-    pub fn of(key: &KeyArg, how: &How, dir: PathBuf) -> Destroy {
-        Destroy { key: key.clone(), how: how.clone(), dir }
+    /// For a vault that is a dataset, of this id: `dataset destroy --shred-key`.
+    pub fn of(key: &KeyArg, how: &How, dir: PathBuf, id: String) -> Destroy {
+        Destroy { key: key.clone(), how: how.clone(), dir, id: Some(id) }
     }
 }
 
 pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
-    if let Some(mountpoint) = served::at(&args.dir).or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint)) {
+    let at = served::at(&args.dir).map(|at| at.path().to_path_buf());
+    if let Some(mountpoint) = at.or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint)) {
         return Err(Fault::RetireMounted { mountpoint }.into());
+    }
+    // Anybody who may mount FUSE can say so of any vault. Who does have it open for writing is kept out by the lock.
+    if let Some(claimed) = mounts::claimed_of_vault(&args.dir) {
+        ui.warn(format_args!(
+            "the mount on {:?}, of user {}, says that it is of this vault, and is passed over: it is neither root's, nor yours, nor that of the vault's owner",
+            claimed.mountpoint,
+            claimed.user().unwrap_or_default()
+        ));
     }
     let path = args.dir.join(name::HEADER);
     if !args.dir.join(name::HEADER_REPLACING).exists() && path.symlink_metadata().is_err() {
-        return Err(Fault::NotAVault { dir: args.dir.clone() }.into());
+        return Err(lamassu_host::Error::NotAVault { dir: args.dir.clone() }.into());
     }
     let servers = servers(args)?;
     let audit = args.how.audit_key.as_ref().map(receipt::load).transpose()?;
     // Nobody has it open from before it is looked at until it is done.
-    let _lock = open::once_closed(&args.dir, || open::lock_out_writers(&args.dir))?;
+    let _lock = open::lock_out_writers(ui, &args.dir)?;
     let destruction = Destruction::begin(&path)?;
+    if args.id.as_ref().is_some_and(|id| *id != crate::text::hex(&destruction.header().id())) {
+        return Err(Fault::NotThatDataset { dir: args.dir.clone() }.into());
+    }
     let mut run = Run { ui, args, audit, servers, asked: Vec::new(), gone: Vec::new(), receipt: None };
     match destruction.begun() {
         None => run.begin(destruction),
@@ -137,7 +150,7 @@ fn fate(found: &VaultHeader, above: &Fate) -> Fate {
 
 /// The header of a dataset, however long its path.
 fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
-    let place = open::Place::of(dir).and_then(|above| above.below(stored)).ok()?;
+    let place = lamassu_host::Place::of(dir).and_then(|above| above.below(stored)).ok()?;
     header_file::read(&place.file(name::HEADER)).ok()
 }
 
@@ -251,7 +264,7 @@ impl Run<'_> {
     /// Another run got past the point of no return.
     fn go_on(&mut self, destruction: Destruction, destroyed: Destroyed) -> Result<()> {
         // No key is asked for here, and what is left will be erased: a header that somebody has forged must not lead to that.
-        open::check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
+        self.ui.policy.check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
         let earlier = match (&self.audit, &self.args.how.receipt) {
             (Some(audit), Some(file)) if file.symlink_metadata().is_ok() => Some(receipt::read(file, &audit.public())?),
             _ => None,
@@ -281,7 +294,7 @@ impl Run<'_> {
         let subject = self.args.dir.display().to_string();
         let material = keys::load(self.ui, source, &subject, Purpose::Unlock)?;
         let header = header.ok_or(KeyError::NothingToProve)?;
-        keys::try_slots(header, &material, None).with_context(|| format!("--with-server: {source}"))?;
+        keys::try_slots(self.ui, header, &material, None).with_context(|| format!("--with-server: {source}"))?;
         Ok(())
     }
 
@@ -298,9 +311,11 @@ impl Run<'_> {
             }
             let error = match self.prove(&source, header) {
                 Ok(()) => None,
-                Err(error) => match error.downcast_ref::<SourceError>() {
-                    Some(e) if e.is_gone() || e.is_revoked() => Some((e.is_gone(), error.to_string())),
-                    Some(_) | None => return Err(error),
+                Err(error) => match error.fault() {
+                    Fault::Host(HostError::Key(KeyError::Source(e))) if e.is_gone() || e.is_revoked() => {
+                        Some((e.is_gone(), error.to_string()))
+                    }
+                    _ => return Err(error),
                 },
             };
             let mut answers = Vec::new();
@@ -359,9 +374,10 @@ impl Run<'_> {
         }
         let slots = draft.slots.len();
         output::say(format_args!(
-            "The keys of {} (vault {}, {slots} slots) will be destroyed; what it holds can then not be read by anyone.\nType {WORD} to go on:",
+            "The keys of {} (vault {}, {slots} slots) will be destroyed; what it holds can then not be read by anyone.",
             draft.path, draft.vault
         ));
+        output::say(format_args!("Type {WORD} to go on:"));
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).map_err(|source| Fault::Local {
             op: "read",
@@ -379,6 +395,11 @@ impl Run<'_> {
         for copy in &cleared.copies {
             self.ui.warn(format_args!(
                 "{copy:?} in the vault's directory is a copy of the header, and opens it; it was left alone"
+            ));
+        }
+        for foreign in &cleared.foreign {
+            self.ui.warn(format_args!(
+                "{foreign:?} in the vault's directory is no header of it, and other names lead to the same file; it was left alone"
             ));
         }
         for unasked in self.asked.iter_mut().filter(|s| s.answers.is_empty()) {

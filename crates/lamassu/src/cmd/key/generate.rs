@@ -1,8 +1,7 @@
 //! `lamassu key generate`: a fresh wrapping key in each form a source can have.
 
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use crate::output::{self, Ui};
-use anyhow::Result;
 use clap::ValueEnum;
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_keys::{KeySource, SlotKind, header_file, recovery};

@@ -1,11 +1,12 @@
 //! `lamassu key unload` and `key load`: the keys of what is mounted, while it stays mounted.
 
-use crate::exit::Code;
+use crate::fault::{Fault, Result};
 use crate::keys::{self, KeyArg};
 use crate::output::Ui;
 use crate::served;
-use crate::served::protocol::Request;
-use anyhow::Result;
+use lamassu_fuse::control::Links;
+use lamassu_host::Kind;
+use lamassu_host::control::protocol::{Failed, Request};
 use lamassu_keys::{Purpose, cost};
 use std::path::PathBuf;
 
@@ -44,22 +45,26 @@ fn help() -> String {
 }
 
 pub fn unload(ui: &Ui, args: &Unload) -> Result<()> {
-    let was_open: bool = served::ask(&served::must_be_within(&args.path)?, &Request::Unload {})?;
+    let was_open: bool = served::ask(&served::must_be_within(&args.path, Links::Refused)?, &Request::Unload {})?;
     let what = if was_open { "unloaded" } else { "was not loaded" };
     ui.note(format_args!("{} {what}", args.path.display()));
     Ok(())
 }
 
 pub fn load(ui: &Ui, args: &Load) -> Result<()> {
-    let dir = served::must_be_within(&args.path)?;
+    let dir = served::must_be_within(&args.path, Links::Followed)?;
     if !args.key.is_typed() {
         match served::ask::<()>(&dir, &Request::Load { secret: None, slot: None }) {
             // It has no key here: one is asked for.
-            Err(error) if crate::exit::code_of(&error) == Code::KeyNotLoaded => {}
+            Err(error) if is_not_loaded(&error) => {}
             done => return done,
         }
     }
     let material = keys::load(ui, &args.key.source()?, &args.path.display().to_string(), Purpose::Unlock)?;
     let secret = served::pack(&dir, &material, cost::FALLBACK)?;
     served::ask(&dir, &Request::Load { secret: Some(secret), slot: args.key.slot() })
+}
+
+fn is_not_loaded(error: &crate::fault::Error) -> bool {
+    matches!(error.fault(), Fault::Told(Failed { kind: Kind::KeyNotLoaded, .. }))
 }

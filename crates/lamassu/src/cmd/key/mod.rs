@@ -12,18 +12,18 @@ mod recovery;
 pub mod rotate;
 
 use super::info::{DescribedSlot, slot_table, slots};
-use crate::fault::Fault;
+use crate::fault::Result;
 use crate::keys::{self, CostArg, KeyArg, SourceText};
-use crate::open::Found;
+use crate::open;
 use crate::output::{self, Ui};
 use crate::served;
-use anyhow::Result;
 use backup::backup as back_up;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
+use lamassu_host::slots::{about, check_label};
 use lamassu_keys::history::Kind;
 use lamassu_keys::shares::Scheme;
-use lamassu_keys::{Event, KeyError, NewSlot, Purpose, Role, Terms, Update, header_file, unix_now};
+use lamassu_keys::{KeyError, NewSlot, Purpose, Role, Terms, Update, header_file, unix_now};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -191,12 +191,6 @@ fn help(examples: &str) -> String {
     format!("{examples}\n\n{}", keys::HELP)
 }
 
-/// A label that can be kept and printed.
-pub fn check_label(label: &str) -> Result<(), Fault> {
-    lamassu_format::header::check_label(label)
-        .map_err(|_| Fault::Member { option: "--label", rule: "at most 255 bytes without control characters" })
-}
-
 /// Where the slots are.
 enum Target {
     Vault(PathBuf),
@@ -204,21 +198,21 @@ enum Target {
 }
 
 impl Target {
-    fn of(path: &Path) -> Result<Target> {
+    fn of(ui: &Ui, path: &Path) -> Result<Target> {
         if path.is_file() {
             return Ok(Target::Zone(path.into()));
         }
-        Found::at(path)?;
+        open::found(ui, path)?;
         Ok(Target::Vault(path.join(name::HEADER)))
     }
 }
 
 /// Dispatches on the kind of header, which the compiler must know.
 macro_rules! on_target {
-    ($path:expr, $function:ident($($arg:expr),*)) => {
-        match Target::of($path)? {
-            Target::Vault(file) => $function::<VaultHeader>(&file, $($arg),*),
-            Target::Zone(file) => $function::<ZoneFile>(&file, $($arg),*),
+    ($path:expr, $function:ident($ui:expr, $($arg:expr),*)) => {
+        match Target::of($ui, $path)? {
+            Target::Vault(file) => $function::<VaultHeader>(&file, $ui, $($arg),*),
+            Target::Zone(file) => $function::<ZoneFile>(&file, $ui, $($arg),*),
         }
     };
 }
@@ -263,22 +257,10 @@ struct Listed {
 
 fn list<H: Header>(file: &Path, ui: &Ui, args: &List) -> Result<()> {
     let header: H = header_file::read(file)?;
-    let slots = slots(&header);
+    let slots = slots(ui, &header);
     let now = unix_now();
     header.keys().slots.iter().filter_map(|s| crate::text::expiry_warning(s, now)).for_each(|w| ui.warn(w));
     if args.json { output::print_json(&Listed { slots }) } else { output::print(slot_table(&slots)) }
-}
-
-/// What the history says of a slot.
-pub fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
-    let event = Event::new(kind).slot(id);
-    match header.keys().slot(id) {
-        Some(slot) => {
-            let event = event.detail("kind", slot.kind.name()).detail("label", &slot.label);
-            if slot.role == Role::Use { event.detail("role", "use") } else { event }
-        }
-        None => event,
-    }
 }
 
 fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {

@@ -2,13 +2,13 @@
 //!
 //! The slot comes first: words that open nothing would be worse than a slot that nobody can open. Where the words cannot be shown, the slot goes again.
 
-use super::{Add, about};
-use crate::fault::Fault;
+use super::Add;
+use crate::fault::{Fault, Result};
 use crate::keys;
 use crate::output::{self, Ui};
-use anyhow::Result;
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::Header;
+use lamassu_host::slots::about;
 use lamassu_keys::history::Kind;
 use lamassu_keys::shares::{self, Scheme};
 use lamassu_keys::{Event, KeySource, Material, NewSlot, Role, SlotKind, Unlocked, Update, recovery, unix_now};
@@ -58,15 +58,19 @@ pub(super) fn sheets(key: &Secret<32>, scheme: Scheme, id: &[u8; 16]) -> Result<
 
 pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
     match shares {
-        None => ui.note(format_args!(
-            "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again.\n\
-             `--key recovery:prompt` asks for them."
-        )),
-        Some(scheme) => ui.note(format_args!(
-            "added slot {id}. Write each share down for another person: they are not shown again. Any {} of them open the vault, fewer tell nothing.\n\
-             `--key recovery-shares:prompt` asks for them.",
-            scheme.need()
-        )),
+        None => {
+            ui.note(format_args!(
+                "added slot {id}. Write these words down, in order, and keep them apart from the vault: they are not shown again."
+            ));
+            ui.note("`--key recovery:prompt` asks for them.");
+        }
+        Some(scheme) => {
+            ui.note(format_args!(
+                "added slot {id}. Write each share down for another person: they are not shown again. Any {} of them open the vault, fewer tell nothing.",
+                scheme.need()
+            ));
+            ui.note("`--key recovery-shares:prompt` asks for them.");
+        }
     }
 }
 

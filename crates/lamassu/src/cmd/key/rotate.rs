@@ -1,29 +1,21 @@
 //! `lamassu key rotate|retire|epochs`: new keys for new writes, and the end of old ones.
-//!
-//! A retirement is proven: everything in the vault is opened, decrypted and re-hashed with the keys that would be left, before the epoch goes.
 
 use super::help;
-use crate::fault::Fault;
+use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
-use crate::open::{self, Found};
+use crate::open;
 use crate::output::{self, Ui};
 use crate::progress::Meter;
-use crate::served::protocol::{Epoch, Epochs, Request, ZoneParcel};
-use crate::served::{self, serve};
+use crate::served;
 use crate::text;
-use anyhow::{Context, Result};
-use lamassu_crypto::KeyRing;
-use lamassu_format::header::{Header, VaultHeader, ZoneFile};
-use lamassu_format::name;
-use lamassu_keys::dataset::parent_epoch;
+use lamassu_format::header::{VaultHeader, ZoneFile};
+use lamassu_fuse::control::Asked;
+use lamassu_host::control::protocol::{Epoch, Epochs, Request, ZoneParcel};
+use lamassu_host::rotation::{self, Alone, Proof, Renewed};
 use lamassu_keys::history::Kind;
-use lamassu_keys::{Event, FileError, NewSlot, Purpose, Tier, Unlocked, Update, header_file, unix_now};
-use lamassu_store::Backend;
+use lamassu_keys::{FileError, Purpose, Tier, Unlocked, header_file};
 use lamassu_vault::check::{Problem, Progress};
-use lamassu_vault::{Dataset, Vault};
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 const ROTATE_EXAMPLES: &str = "\
 Examples:
@@ -160,37 +152,20 @@ fn say_how_much(ui: &Ui, dir: &Path) {
     }
 }
 
-/// A vault that nobody writes, and whose header nobody else changes, as long as this is held.
-struct Alone {
-    update: Update,
-    header: VaultHeader,
-    _lock: Option<open::WriterLock>,
-}
-
-impl Alone {
-    fn with(dir: &Path) -> Result<Alone> {
-        Found::at(dir)?;
-        let _lock = open::once_closed(dir, || open::lock_out_writers(dir))?;
-        let update = Update::begin(&dir.join(name::HEADER))?;
-        let header = update.read()?;
-        Ok(Alone { update, header, _lock })
-    }
+fn alone(ui: &Ui, dir: &Path) -> Result<Alone> {
+    Alone::with(&ui.policy, dir).map_err(|error| open::explained(dir, error))
 }
 
 fn rotate_offline(ui: &Ui, args: &Rotate, tier: Tier) -> Result<Epochs> {
     let source = args.key.source()?;
-    let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
-    if header.is_snapshot() {
-        return Err(Fault::Snapshot.into());
-    }
-    let mut unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
+    let alone = alone(ui, &args.dir)?;
+    alone.refuse_snapshot()?;
+    let mut unlocked = keys::unlock(ui, alone.header(), args.key.with(&source), &args.dir)?;
     let zone = match &args.zone {
         Some(file) => Some(open_zone(ui, args, file)?),
         None => None,
     };
-    let event = serve::rotate(&mut unlocked, &mut header, tier, args.leave_zone, zone.as_ref())?;
-    update.record(&mut header, &unlocked, &[event])?;
-    Ok(serve::epochs(unlocked.keychain()))
+    Ok(alone.rotate(&mut unlocked, tier, args.leave_zone, zone.as_ref())?)
 }
 
 fn open_zone(ui: &Ui, args: &Rotate, file: &Path) -> Result<(ZoneFile, Unlocked)> {
@@ -199,40 +174,28 @@ fn open_zone(ui: &Ui, args: &Rotate, file: &Path) -> Result<(ZoneFile, Unlocked)
     Ok((zone, keys))
 }
 
-fn zone_parcel(ui: &Ui, args: &Rotate, mountpoint: &Path, file: &Path) -> Result<ZoneParcel> {
+fn zone_parcel(ui: &Ui, args: &Rotate, at: &Asked, file: &Path) -> Result<ZoneParcel> {
     let bytes = header_file::read_bytes(file)?;
     let text = String::from_utf8(bytes).map_err(|_| FileError::NotAFile { path: file.into() })?;
     let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
     let material = keys::load(ui, &source, &file.display().to_string(), Purpose::Unlock)?;
-    Ok(ZoneParcel { file: text, secret: served::pack(mountpoint, &material, lamassu_keys::cost::FALLBACK)? })
+    Ok(ZoneParcel { file: text, secret: served::pack(at, &material, lamassu_keys::cost::FALLBACK)? })
 }
 
 pub fn renew(ui: &Ui, args: &Renew) -> Result<()> {
-    if let Some(mountpoint) = served::at(&args.dir) {
-        return Err(Fault::RetireMounted { mountpoint }.into());
+    if let Some(at) = served::at(&args.dir) {
+        return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;
     // A daemon keeps the old file key, and could not change the header any more.
-    let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
+    let alone = alone(ui, &args.dir)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
-    let mut unlocked =
-        keys::try_slots(&header, &material, args.key.slot()).with_context(|| args.dir.display().to_string())?;
-    keys::check_pinned(ui, &header).with_context(|| args.dir.display().to_string())?;
-    let old = header.keys().slot(unlocked.slot()).cloned();
-    let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
-    let cost = old.and_then(|s| s.argon2).unwrap_or(lamassu_keys::cost::FALLBACK);
-    let gone: Vec<String> = header
-        .keys()
-        .slots
-        .iter()
-        .filter(|s| s.id != unlocked.slot())
-        .map(|s| format!("{} ({:?})", s.id, s.label))
-        .collect();
-    let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
-    let id = unlocked.renew(&mut header, &slot)?;
-    let event = Event::new(Kind::SlotChanged).slot(id).detail("what", "a fresh file key; this slot is the only one");
-    update.record(&mut header, &unlocked, &[event])?;
-    ui.note(format_args!("the file key is new; slot {id} is the only one, opened as before"));
+    let unlocked = keys::try_slots(ui, alone.header(), &material, args.key.slot());
+    let mut unlocked = unlocked.with_context(|| args.dir.display().to_string())?;
+    keys::check_pinned(ui, alone.header()).with_context(|| args.dir.display().to_string())?;
+    let Renewed { slot, gone } = alone.renew(&mut unlocked, &material)?;
+    ui.note(format_args!("the file key is new; slot {slot} is the only one, opened as before"));
+    let gone: Vec<String> = gone.iter().map(|s| format!("{} ({:?})", s.id, s.label)).collect();
     if !gone.is_empty() {
         ui.warn(format_args!("these slots are gone, add them again: {}", gone.join(", ")));
     }
@@ -249,7 +212,7 @@ fn of(epochs: &Epochs, tier: Tier) -> &[Epoch] {
 pub fn show_epochs(ui: &Ui, args: &ShowEpochs) -> Result<()> {
     let epochs: Epochs = match served::at(&args.dir) {
         Some(mountpoint) => served::ask(&mountpoint, &Request::Epochs {})?,
-        None => serve::epochs(Found::at(&args.dir)?.unlock(ui, &args.key)?.keys.keychain()),
+        None => rotation::epochs(open::unlocked(ui, &args.dir, &args.key)?.keys.keychain()),
     };
     if args.json {
         return output::print_json(&epochs);
@@ -266,17 +229,17 @@ pub fn show_epochs(ui: &Ui, args: &ShowEpochs) -> Result<()> {
 
 pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
     let (tier, epoch) = (args.tier.tier(), args.epoch);
-    if let Some(mountpoint) = served::at(&args.dir) {
-        return Err(Fault::RetireMounted { mountpoint }.into());
+    if let Some(at) = served::at(&args.dir) {
+        return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;
     // From before the proof until the epoch is gone.
-    let Alone { update, mut header, _lock } = Alone::with(&args.dir)?;
-    let mut unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
-    prove(ui, args, &header, &unlocked)?;
-    unlocked.retire(&mut header, tier, epoch)?;
-    let event = Event::new(Kind::Retired).epoch(tier, epoch);
-    update.record(&mut header, &unlocked, &[event])?;
+    let alone = alone(ui, &args.dir)?;
+    let mut unlocked = keys::unlock(ui, alone.header(), args.key.with(&source), &args.dir)?;
+    let shown = Shown { meter: Meter::bytes(ui, "verified without it"), ui };
+    let header = alone.retire(&mut unlocked, tier, epoch, &shown);
+    drop(shown);
+    let header = header?;
     ui.note(format_args!(
         "retired epoch {epoch} of the {} key: nothing in the vault needs it, and this header holds it no more",
         tier.name()
@@ -295,47 +258,13 @@ fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked
     }
 }
 
-/// Opens everything with the keys that would be left.
-fn prove(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) -> Result<()> {
-    let ring = unlocked.ring_without(header, args.tier.tier(), args.epoch)?;
-    let lost = args.dir.join(name::LOST);
-    match std::fs::read_dir(&lost).map(|mut entries| entries.next().is_none()) {
-        Ok(true) => {}
-        Ok(false) => return Err(Fault::LostNotEmpty { dir: lost }.into()),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-        // What lies there is not known, so neither is that it does without the epoch.
-        Err(source) => return Err(Fault::Local { op: "list", path: lost, source }.into()),
-    }
-    let backend = open::backend(&args.dir)?;
-    backend.sync().context("cannot sync the store")?;
-    let vault = Vault::open(Arc::new(backend), header, ring.clone(), open::options(true))
-        .with_context(|| format!("cannot open the vault in {}", args.dir.display()))?;
-    let shown = Proof { meter: Meter::bytes(ui, "verified without it"), ui };
-    let report = vault.check(&[], false, &shown)?;
-    drop(shown);
-    vault.close()?;
-    let (slots, work) = match args.tier.tier() {
-        Tier::Outer => {
-            let all = unlocked.key_ring(header.suite())?;
-            (datasets_needing(ui, args, &report.datasets, &ring, &all)?, "outer")
-        }
-        Tier::Inner => (0, "full"),
-    };
-    let problems: Vec<&Problem> = report.problems.iter().filter(|p| !p.harmless).collect();
-    if problems.is_empty() && slots == 0 {
-        return Ok(());
-    }
-    let (tier, needing) = (args.tier.tier().name(), counted(&problems, slots));
-    Err(Fault::EpochNeeded { tier, epoch: args.epoch, needing, work }.into())
-}
-
 /// Shows how far a proof is. What needs the epoch is counted: it is whole as long as the epoch stays.
-struct Proof<'a> {
+struct Shown<'a> {
     meter: Meter,
     ui: &'a Ui,
 }
 
-impl Progress for Proof<'_> {
+impl Progress for Shown<'_> {
     fn total(&self, _files: u64, bytes: u64) {
         self.meter.set_total(bytes);
     }
@@ -350,38 +279,13 @@ impl Progress for Proof<'_> {
     }
 }
 
-/// What needs an epoch: how many of what.
-fn counted(problems: &[&Problem], slots: usize) -> String {
-    let (of_blocks, others): (Vec<&Problem>, Vec<&Problem>) = problems.iter().partition(|p| p.block.is_some());
-    let (of_pages, others): (Vec<&Problem>, Vec<&Problem>) = others.into_iter().partition(|p| p.page.is_some());
-    let pages: u64 = of_pages.iter().map(|p| p.pages.unwrap_or(1)).sum();
-    let files: HashSet<&str> = problems.iter().map(|p| p.stored.as_str()).collect();
-    let parts = [
-        ("blocks", of_blocks.len() as u64),
-        ("pages", pages),
-        ("names, records and attributes", others.len() as u64),
-        ("parent slots of datasets", slots as u64),
-    ];
-    let all: Vec<String> = parts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
-    match files.len() {
-        0 => all.join(", "),
-        files => format!("{} (of {files} entries in the store)", all.join(", ")),
-    }
-}
-
-/// Datasets whose parent slot is sealed under the epoch that is to go.
-fn datasets_needing(ui: &Ui, args: &Retire, found: &[Dataset], left: &KeyRing, all: &KeyRing) -> Result<usize> {
-    let mut needing = 0;
-    for dataset in found {
-        let header: VaultHeader = header_file::read(&args.dir.join(&dataset.stored).join(name::HEADER))?;
-        if parent_epoch(&header, left).is_none() && parent_epoch(&header, all).is_some() {
-            needing += 1;
-            let path = dataset.plain.as_ref().unwrap_or(&dataset.stored);
-            ui.warn(format_args!(
+impl Proof for Shown<'_> {
+    fn dataset(&self, path: &Path) {
+        self.meter.suspend(|| {
+            self.ui.warn(format_args!(
                 "the parent slot of the dataset {} needs it: `lamassu rekey --outer` seals it anew",
                 path.display()
             ));
-        }
+        });
     }
-    Ok(needing)
 }

@@ -1,0 +1,73 @@
+//! Numbers that must not be mixed up: of pages, of blocks, of files.
+
+use std::ops::{Add, Sub};
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The first.
+            pub const ZERO: $name = $name(0);
+
+            /// The one after it.
+            pub const fn next(self) -> $name {
+                $name(self.0 + 1)
+            }
+
+            /// Those from this one on that come before `end`.
+            pub fn until(self, end: $name) -> impl DoubleEndedIterator<Item = $name> + Clone {
+                (self.0..end.0).map($name)
+            }
+        }
+
+        impl Add<u64> for $name {
+            type Output = $name;
+
+            fn add(self, n: u64) -> $name {
+                $name(self.0 + n)
+            }
+        }
+
+        /// How many lie between two.
+        impl Sub for $name {
+            type Output = u64;
+
+            fn sub(self, from: $name) -> u64 {
+                self.0 - from.0
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// The number of a metadata page in its file, from 0.
+    PageNo
+}
+
+number! {
+    /// The number of a data block in its file, from 0, in units of the block size.
+    BlockNo
+}
+
+/// The random id of a file, equal in all its pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FileId(pub [u8; 16]);
+
+impl FileId {
+    /// No id: that of a convergent page, and of a file that has needed none yet.
+    pub const NONE: FileId = FileId([0; 16]);
+
+    /// Whether there is no id.
+    pub fn is_none(self) -> bool {
+        self == FileId::NONE
+    }
+}

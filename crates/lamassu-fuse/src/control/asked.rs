@@ -1,0 +1,197 @@
+//! The directory that calls are about, held open: opened once, and looked up in the table of mounts by what was opened.
+//!
+//! Guarantees: it lies in a FUSE mount that root or the user of this process has mounted, and every call goes there, whatever becomes of its name. Whoever owns
+//! a directory on the way can exchange it for a link to a mount of their own, which answers what it likes, and learns what it is sent.
+//!
+//! Never: asks the file system anything while that is not known.
+
+use super::{ControlError, OPEN};
+use rustix::fs::{CWD, Mode, OFlags};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// Whether a path may lead elsewhere than it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// It may: nothing is lost by it.
+    Followed,
+    /// It may not, neither as its last component nor anywhere in the mount. Links on the way to the mount are root's or the user's own matter.
+    Refused,
+}
+
+/// See the module's head.
+#[derive(Debug)]
+pub struct Asked {
+    /// by `O_PATH`
+    dir: OwnedFd,
+    path: PathBuf,
+    mount: Line,
+}
+
+impl Asked {
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// [`ControlError::NotMounted`] where no FUSE mount is, [`ControlError::Strangers`], [`ControlError::LeadsAway`], [`ControlError::Io`].
+    pub fn open(path: &Path, links: Links) -> Result<Asked, ControlError> {
+        // With a slash at the end the kernel would follow a link all the same.
+        let given: PathBuf = path.components().collect();
+        let dir = match (open(&given, links), links) {
+            (Ok(dir), _) => dir,
+            (Err(error), Links::Refused) => return Err(led_away(&given).unwrap_or(error)),
+            (Err(error), Links::Followed) => return Err(error),
+        };
+        let (path, mount) = place_of(&dir)?;
+        let mount = mount.filter(|m| m.fs_type.starts_with("fuse."));
+        let mount = mount.ok_or_else(|| ControlError::NotMounted(given.clone()))?;
+        if mount.user != Some(0) && mount.user != Some(rustix::process::geteuid().as_raw()) {
+            return Err(ControlError::Strangers(given));
+        }
+        let asked = Asked { dir, path, mount };
+        match links {
+            Links::Refused if !asked.is_what(&given) => {
+                Err(ControlError::LeadsAway { path: given, target: asked.path })
+            }
+            Links::Refused | Links::Followed => Ok(asked),
+        }
+    }
+
+    /// Where it was when it was opened, without links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where its mount is.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mount.mountpoint
+    }
+
+    /// The number of its mount.
+    pub fn mount(&self) -> u64 {
+        self.mount.id
+    }
+
+    /// The type of its mount, `fuse.` first.
+    pub fn fs_type(&self) -> &str {
+        &self.mount.fs_type
+    }
+
+    pub(super) fn dir(&self) -> BorrowedFd<'_> {
+        self.dir.as_fd()
+    }
+
+    /// Whether a path says that it is this: from the mount's root on it has the same names, and what comes before is that root.
+    fn is_what(&self, given: &Path) -> bool {
+        let below = self.path.strip_prefix(&self.mount.mountpoint).unwrap_or(&self.path);
+        let Ok(absolute) = std::path::absolute(given) else { return false };
+        let Some(root) = absolute.ends_with(below).then(|| absolute.ancestors().nth(below.components().count())) else {
+            return false;
+        };
+        let place = root.and_then(|root| place_of(&open(root, Links::Followed).ok()?).ok());
+        place.is_some_and(|(path, mount)| {
+            path == self.mount.mountpoint && mount.is_some_and(|mount| mount.id == self.mount.id)
+        })
+    }
+}
+
+fn open(path: &Path, links: Links) -> Result<OwnedFd, ControlError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let follow = if links == Links::Refused { OFlags::NOFOLLOW } else { OFlags::empty() };
+    rustix::fs::openat(CWD, path, flags | follow, Mode::empty())
+        .map_err(|e| ControlError::Io { op: OPEN, source: e.into() })
+}
+
+/// Where a link leads; `None` if there is none.
+fn led_away(path: &Path) -> Option<ControlError> {
+    let link = path.read_link().ok()?;
+    Some(ControlError::LeadsAway { path: path.into(), target: path.canonicalize().unwrap_or(link) })
+}
+
+/// The path of what is open, and the mount that it lies in, if this process sees that.
+fn place_of(dir: &OwnedFd) -> Result<(PathBuf, Option<Line>), ControlError> {
+    let number = dir.as_raw_fd();
+    let read = || -> io::Result<(PathBuf, Option<Line>)> {
+        let path = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+        let table = std::fs::read("/proc/self/mountinfo")?;
+        Ok((path, table.split(|b| *b == b'\n').filter_map(parse).find(|line| Some(line.id) == id)))
+    };
+    read().map_err(|source| ControlError::Io { op: "look up a mount in /proc", source })
+}
+
+/// What proc_pid_mountinfo(5) says of a mount.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    id: u64,
+    mountpoint: PathBuf,
+    fs_type: String,
+    /// who mounted, of FUSE
+    user: Option<u32>,
+}
+
+fn parse(line: &[u8]) -> Option<Line> {
+    let mut fields = line.split(|b| *b == b' ');
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let id = text(fields.next()?).parse().ok()?;
+    let mountpoint = unescape(fields.nth(3)?);
+    let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
+    let fs_type = text(after_dash.next()?);
+    let options = text(after_dash.nth(1).unwrap_or_default());
+    let user = options.split(',').find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok());
+    Some(Line { id, mountpoint, fs_type, user })
+}
+
+/// Space, tab, newline and backslash are written as three octal digits there.
+pub fn unescape(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, after)) = rest.split_first() {
+        let code = match after.get(..3) {
+            Some(digits) if byte == b'\\' => {
+                std::str::from_utf8(digits).ok().and_then(|d| u8::from_str_radix(d, 8).ok())
+            }
+            Some(_) | None => None,
+        };
+        match code {
+            Some(value) => {
+                out.push(value);
+                rest = &after[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = after;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_mountinfo() {
+        let line = br"100 28 0:50 / /mnt/a\040b ro,nosuid - fuse.lamassu /srv/x rw,user_id=7,group_id=0";
+        let mountpoint = "/mnt/a b".into();
+        assert_eq!(parse(line), Some(Line { id: 100, mountpoint, fs_type: "fuse.lamassu".into(), user: Some(7) }));
+        assert!(parse(b"").is_none() && parse(b"1 2 3 4 5 6 7 8").is_none());
+        assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
+    }
+
+    #[test]
+    fn what_is_in_no_mount_of_fuse_is_not_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(Asked::open(dir.path(), Links::Refused), Err(ControlError::NotMounted(_))));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        for given in [link.clone(), link.join("")] {
+            let refused = Asked::open(&given, Links::Refused);
+            assert!(matches!(refused, Err(ControlError::LeadsAway { .. })), "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What is done for speed with the host's settings: nothing here changes what a request means or answers.
+//!
+//! [`Tuning`] is the one object. The adapter tells it of requests at three points ([`Tuning::request`],
+//! [`Tuning::write_back`], [`Tuning::cached_read`]), and asks it before a file is changed whether a part of the file is
+//! being put into the page cache ([`Tuning::is_filling`], [`Tuning::wait_filled`]). All else happens on threads of its
+//! own, between [`Tuning::start`] and [`Tuning::stop`].
+//!
+//! `awake` keeps processors from sleeping during bursts of requests; `dirty` sets how many dirty pages the kernel may
+//! hold; `windows` puts parts of files into the page cache that are read at random.
+
+mod awake;
+mod dirty;
+mod windows;
+
+pub(crate) use dirty::DirtyLimits;
+
+use crate::options::KeepAwake;
+use awake::Awake;
+use dirty::{DirtyShare, PAUSES};
+use lamassu_vault::{HandleId, Ino};
+use parking_lot::{Condvar, Mutex};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+use windows::Windows;
+
+/// Time between calls of [`Mount::maintain`].
+const ROUND: Duration = Duration::from_secs(2);
+/// After this many rounds, memory that was freed is given back.
+const TRIM_EVERY: u32 = 15;
+
+/// What the tuning needs of the mount. None of this is called on a request thread. A panic in the file system below
+/// does not get out of [`Mount::maintain`] and [`Mount::with_handle`].
+pub(crate) trait Mount: Send + Sync {
+    /// One round of the file system's own upkeep.
+    fn maintain(&self);
+    /// Runs `body` with a handle for reading; not at all where there is none.
+    fn with_handle(&self, ino: Ino, body: &mut dyn FnMut(HandleId));
+    /// Whether the page cache may be filled with contents of this file: it is not open for writing, and its contents
+    /// may stay in memory.
+    fn may_fill(&self, ino: Ino) -> bool;
+    /// Reads until the buffer is full or the file ends; `None`: it cannot be read.
+    fn read(&self, handle: HandleId, offset: u64, buffer: &mut [u8]) -> Option<usize>;
+    /// Puts contents into the page cache.
+    fn fill(&self, ino: Ino, offset: u64, bytes: &[u8]);
+}
+
+#[derive(Default)]
+struct State {
+    stopping: bool,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// See the module's head.
+pub(crate) struct Tuning {
+    awake: Awake,
+    dirty: DirtyShare,
+    windows: Windows,
+    state: Mutex<State>,
+    stop: Condvar,
+}
+
+impl Tuning {
+    /// An error only where processors are to be kept awake and cannot be.
+    pub(crate) fn new(keep_awake: KeepAwake) -> io::Result<Self> {
+        Ok(Tuning {
+            awake: Awake::new(keep_awake)?,
+            dirty: DirtyShare::default(),
+            windows: Windows::default(),
+            state: Mutex::default(),
+            stop: Condvar::new(),
+        })
+    }
+
+    /// Where the kernel is told how many dirty pages it may hold.
+    pub(crate) fn set_dirty_limits(&self, limits: DirtyLimits) {
+        self.dirty.set_limits(limits);
+    }
+
+    /// Notes a request.
+    pub(crate) fn request(&self) {
+        self.awake.request();
+    }
+
+    /// Notes a write of `len` bytes that comes from the kernel's write-back.
+    pub(crate) fn write_back(&self, len: usize) {
+        self.dirty.note(len);
+    }
+
+    /// Notes a read that fills the page cache. `is_written`: whether the file is open for writing.
+    pub(crate) fn cached_read(&self, ino: Ino, at: &Range<u64>, is_written: impl FnOnce() -> bool) {
+        if windows::is_small(at) && !is_written() {
+            self.windows.note(ino, at);
+        }
+    }
+
+    /// Whether a part of this file is being put into the page cache.
+    pub(crate) fn is_filling(&self, ino: Ino) -> bool {
+        self.windows.is_filling(ino)
+    }
+
+    /// Waits until that has ended. Never on a request thread.
+    pub(crate) fn wait_filled(&self, ino: Ino) {
+        self.windows.wait_filled(ino);
+    }
+
+    /// Starts the threads.
+    pub(crate) fn start(self: &Arc<Self>, mount: &Arc<dyn Mount>) -> io::Result<()> {
+        let mut state = self.state.lock();
+        let mut spawn = |name: &str, body: fn(&Tuning, &dyn Mount)| {
+            let (tuning, mount) = (self.clone(), mount.clone());
+            let thread = Builder::new().name(name.into()).spawn(move || body(&tuning, &*mount))?;
+            state.threads.push(thread);
+            Ok::<_, io::Error>(())
+        };
+        spawn("lamassu-upkeep", |tuning, mount| tuning.run_rounds(mount))?;
+        spawn("lamassu-ahead", |tuning, mount| tuning.windows.run(mount))?;
+        spawn("lamassu-awake", |tuning, _| tuning.awake.run())
+    }
+
+    fn run_rounds(&self, mount: &dyn Mount) {
+        let mut state = self.state.lock();
+        let mut rounds = 0_u32;
+        while !state.stopping {
+            if !self.stop.wait_for(&mut state, ROUND).timed_out() {
+                continue;
+            }
+            drop(state);
+            mount.maintain();
+            self.dirty.end_after(PAUSES);
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(TRIM_EVERY) {
+                give_memory_back();
+            }
+            state = self.state.lock();
+        }
+    }
+
+    /// Ends the threads.
+    pub(crate) fn stop(&self) {
+        self.windows.stop();
+        self.awake.stop();
+        let threads = {
+            let mut state = self.state.lock();
+            state.stopping = true;
+            self.stop.notify_all();
+            std::mem::take(&mut state.threads)
+        };
+        for thread in threads {
+            // A thread that was lost to a panic must not keep the file system from being closed.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Without this, what buffers took at their largest stays with the process: the C library returns memory by itself only
+/// from the end of the heap.
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: releases pages that no allocation uses; safe to call from any thread at any time (malloc_trim(3)).
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

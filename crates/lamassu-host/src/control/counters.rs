@@ -1,0 +1,184 @@
+//! How often what was done, and how long it took: counted with relaxed atomics, read by a status command or a metrics
+//! endpoint.
+
+use super::protocol::Request;
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+macro_rules! operations {
+    ($($(#[$doc:meta])* $operation:ident = $name:literal,)*) => {
+        /// What is counted here. A front-end counts its own operations and gives them by [`FrontEnd`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Operation {
+            $($(#[$doc])* $operation,)*
+        }
+
+        impl Operation {
+            /// Every one, as declared.
+            const ALL: [Operation; [$($name),*].len()] = [$(Operation::$operation),*];
+
+            /// As it is listed.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Operation::$operation => $name,)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    /// The keys of a dataset were got, as it was entered.
+    OpenDataset = "open-dataset",
+    /// A request that is not understood.
+    Unknown = "unknown-request",
+    /// [`Request::Status`]
+    Status = "status",
+    /// [`Request::Sync`]
+    Sync = "sync",
+    /// [`Request::Channel`]
+    Channel = "channel",
+    /// [`Request::AddSlot`]
+    AddSlot = "add-slot",
+    /// [`Request::ChangeSlot`]
+    ChangeSlot = "change-slot",
+    /// [`Request::RemoveSlot`]
+    RemoveSlot = "remove-slot",
+    /// [`Request::Epochs`]
+    Epochs = "epochs",
+    /// [`Request::Rotate`]
+    Rotate = "rotate",
+    /// [`Request::RekeyStart`]
+    RekeyStart = "rekey-start",
+    /// [`Request::RekeyStatus`]
+    RekeyStatus = "rekey-status",
+    /// [`Request::RekeyCancel`]
+    RekeyCancel = "rekey-cancel",
+    /// [`Request::CreateDataset`]
+    CreateDataset = "create-dataset",
+    /// [`Request::ListDatasets`]
+    ListDatasets = "list-datasets",
+    /// [`Request::SetDataset`]
+    SetDataset = "set-dataset",
+    /// [`Request::DestroyDataset`]
+    DestroyDataset = "destroy-dataset",
+    /// [`Request::Unload`]
+    Unload = "unload",
+    /// [`Request::Load`]
+    Load = "load",
+}
+
+impl From<&Request> for Operation {
+    fn from(request: &Request) -> Operation {
+        match request {
+            Request::Status {} => Operation::Status,
+            Request::Sync {} => Operation::Sync,
+            Request::Channel {} => Operation::Channel,
+            Request::AddSlot { .. } => Operation::AddSlot,
+            Request::ChangeSlot { .. } => Operation::ChangeSlot,
+            Request::RemoveSlot { .. } => Operation::RemoveSlot,
+            Request::Epochs {} => Operation::Epochs,
+            Request::Rotate { .. } => Operation::Rotate,
+            Request::RekeyStart { .. } => Operation::RekeyStart,
+            Request::RekeyStatus {} => Operation::RekeyStatus,
+            Request::RekeyCancel {} => Operation::RekeyCancel,
+            Request::CreateDataset { .. } => Operation::CreateDataset,
+            Request::ListDatasets { .. } => Operation::ListDatasets,
+            Request::SetDataset { .. } => Operation::SetDataset,
+            Request::DestroyDataset { .. } => Operation::DestroyDataset,
+            Request::Unload {} => Operation::Unload,
+            Request::Load { .. } => Operation::Load,
+        }
+    }
+}
+
+/// An operation, how often it was done, and how long that took in all.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted {
+    /// its name
+    pub operation: String,
+    /// with those that failed
+    pub count: u64,
+    /// those that failed
+    pub failed: u64,
+    /// microseconds, all of them added up
+    pub total_us: u64,
+}
+
+/// A front-end that counts its own operations: a mount its requests, a gateway its calls.
+pub trait FrontEnd: Send + Sync {
+    /// All there were since it started; names of its own.
+    fn counted(&self) -> Vec<Counted>;
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    count: AtomicU64,
+    failed: AtomicU64,
+    total_ns: AtomicU64,
+}
+
+/// A counter for each [`Operation`]. The three numbers of one are not read at one moment.
+#[derive(Debug, Default)]
+pub struct Counters([Counter; Operation::ALL.len()]);
+
+impl Counters {
+    /// Does it, and counts it once it is done.
+    pub fn count<T, E>(&self, operation: Operation, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let started = Instant::now();
+        let done = work();
+        let counter = &self.0[operation as usize];
+        counter.count.fetch_add(1, Ordering::Relaxed);
+        counter.failed.fetch_add(done.is_err().into(), Ordering::Relaxed);
+        let ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        counter.total_ns.fetch_add(ns, Ordering::Relaxed);
+        done
+    }
+
+    /// Those that were done.
+    pub fn counted(&self) -> Vec<Counted> {
+        let of = |(operation, counter): (Operation, &Counter)| Counted {
+            operation: operation.name().into(),
+            count: counter.count.load(Ordering::Relaxed),
+            failed: counter.failed.load(Ordering::Relaxed),
+            total_us: counter.total_ns.load(Ordering::Relaxed) / 1000,
+        };
+        Operation::ALL.into_iter().zip(&self.0).map(of).filter(|counted| counted.count > 0).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn each_operation_has_its_own_counter_and_a_name_that_no_other_has() {
+        let counters = Counters::default();
+        for (i, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, i);
+            (0..=i).for_each(|n| _ = counters.count(operation, || if n == 0 { Err(()) } else { Ok(()) }));
+        }
+        let counted = counters.counted();
+        assert_eq!(
+            counted.iter().map(|c| c.count).collect::<Vec<_>>(),
+            (1..=Operation::ALL.len() as u64).collect::<Vec<_>>()
+        );
+        assert!(counted.iter().all(|c| c.failed == 1));
+        let names: std::collections::HashSet<_> = counted.iter().map(|c| &c.operation).collect();
+        assert_eq!(names.len(), Operation::ALL.len());
+    }
+
+    #[test]
+    fn times_add_up() {
+        let counters = Counters::default();
+        let wait = || {
+            std::thread::sleep(Duration::from_millis(2));
+            Ok::<_, ()>(())
+        };
+        (0..2).for_each(|_| counters.count(Operation::Sync, wait).unwrap());
+        assert!(matches!(&counters.counted()[..], [one] if one.count == 2 && one.total_us >= 4000));
+    }
+}

@@ -1,0 +1,525 @@
+//! Datasets of a server: made, listed, changed, destroyed, unloaded and loaded. A command that opens a vault itself
+//! uses the same, in its own process.
+
+use crate::control::protocol::{Caller, DatasetSpec, Datasets, Listed, MESSAGE_LEN_MAX, Parcel, Properties, Unseen};
+use crate::error::At;
+use crate::serve::Served;
+use crate::{Error, Result, hex};
+use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
+use lamassu_format::{Domain, Geometry, Suite, name};
+use lamassu_keys::dataset::inherits;
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
+use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
+use lamassu_vault::{Ino, Owner, Vault, VaultError};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// What brings a key of its own: material, and what a guess at a passphrase shall cost.
+pub type Own = (Material, Argon2Params);
+
+/// How much of an answer a list may take; the rest is asked for.
+const LIST_LEN_MAX: usize = 12 << 10;
+/// Places that could not be looked into are counted, and the first told: as many as this much of an answer holds.
+const UNSEEN_LEN_MAX: usize = 3 << 10;
+/// How much of each.
+const UNSEEN_CHARS_MAX: usize = 150;
+// The rest is for what stands around them.
+const _: () = assert!(LIST_LEN_MAX + UNSEEN_LEN_MAX + 512 <= MESSAGE_LEN_MAX);
+
+impl Datasets {
+    fn not_seen(&mut self, shown: &Path, error: &dyn std::error::Error) {
+        let cut = |text: String| text.chars().take(UNSEEN_CHARS_MAX).collect();
+        self.unseen_count += 1;
+        self.unseen.push(Unseen { path: cut(shown.display().to_string()), text: cut(error.to_string()) });
+    }
+
+    /// Those that come behind `after`, as many as an answer holds. One that is too long by itself is left to the
+    /// sender, who says so.
+    fn page(self, after: Option<&str>) -> Result<Datasets> {
+        let mut out = Datasets { unseen_count: self.unseen_count, ..Datasets::default() };
+        let mut len = 0;
+        for unseen in self.unseen {
+            len += json_len(&unseen)? + 1;
+            if len > UNSEEN_LEN_MAX {
+                break;
+            }
+            out.unseen.push(unseen);
+        }
+        let mut len = 0;
+        for listed in self.datasets.into_iter().filter(|l| after.is_none_or(|after| l.path.as_str() > after)) {
+            len += json_len(&listed)? + 1;
+            if len > LIST_LEN_MAX && !out.datasets.is_empty() {
+                out.more = true;
+                break;
+            }
+            out.datasets.push(listed);
+        }
+        Ok(out)
+    }
+}
+
+/// How much of an answer it takes.
+fn json_len(value: &impl Serialize) -> Result<usize> {
+    serde_json::to_vec(value).map(|bytes| bytes.len()).map_err(|source| Error::Unanswerable { source })
+}
+
+impl Served {
+    /// Refuses all but root, the user who mounted, and the directory's owner.
+    fn may_work_in(&self, caller: &Caller, dir: Ino) -> Result<()> {
+        if caller.is_owner || self.forest().getattr(dir, None)?.uid == caller.uid {
+            return Ok(());
+        }
+        Err(Error::NotPermitted)
+    }
+
+    /// Whether a caller may make entries in a directory, as the kernel would decide.
+    fn may_add(&self, caller: &Caller, dir: Ino) -> Result<()> {
+        let vault = self.forest().vault(volume_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
+        let may = || vault.may_add(local(dir), caller.uid, &|group| caller.groups.contains(&group));
+        if caller.is_owner || may()? { Ok(()) } else { Err(Error::NotWritable) }
+    }
+
+    /// What a parcel brings, if there is one. Keys of their own are not a delegate's to bring.
+    pub(crate) fn brought(&self, caller: &Caller, parcel: Option<&Parcel>) -> Result<Option<Own>> {
+        match parcel {
+            Some(_) if !caller.is_owner => Err(Error::NotPermitted),
+            Some(parcel) => self.channels().unpack(self.policy(), caller.uid, parcel).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The volume whose root a directory is.
+    ///
+    /// # Errors
+    /// [`Error::NotADataset`].
+    pub fn volume(&self, dir: Ino) -> Result<Number> {
+        match self.forest().is_root(dir) {
+            true => Ok(volume_of(dir)),
+            false => Err(Error::NotADataset),
+        }
+    }
+
+    /// Makes a dataset. A delegate makes one that inherits, in a directory of its own.
+    pub fn create_dataset(
+        &self,
+        caller: &Caller,
+        dir: Ino,
+        name: &OsStr,
+        spec: &DatasetSpec,
+        own: Option<&Own>,
+    ) -> Result<String> {
+        self.may_work_in(caller, dir)?;
+        if !caller.is_owner && own.is_some() {
+            return Err(Error::NotPermitted);
+        }
+        self.forest().at(dir)?;
+        let above = volume_of(dir);
+        self.may_add(caller, dir)?;
+        self.has_datasets(above)?;
+        let (mut header, keys) = self.new_header(above, spec, own)?;
+        let (id, base) = (header.id(), self.keeper().place(above)?);
+        let owner = Owner { uid: caller.uid, gid: caller.gid, umask: 0 };
+        let made = self.forest().make_dataset(dir, name, spec.mode, owner, |backend, stored| {
+            let ring = keys.key_ring(header.suite())?;
+            Vault::make_tree(backend, &header, &ring)?;
+            let place = base.below(stored)?;
+            let update = Update::begin(&place.file(name::HEADER))?;
+            let event = Event::new(Kind::Created).by(caller.uid).slot(keys.slot());
+            let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());
+            update.create_recorded(&mut header, &keys, &[event])?;
+            Ok::<_, Error>(())
+        });
+        let volume = made.at(Path::new(name))?;
+        let event = Event::new(Kind::DatasetCreated).by(caller.uid).detail("dataset", hex(&id));
+        self.note(above, event.detail("name", Path::new(name).display()));
+        // The key is here now, so the dataset opens at once. One that inherits opens when it is entered.
+        if !spec.inherit {
+            let opening = || self.keeper().opening(volume, Some(above), header, keys);
+            let opened = self.forest().load(volume, opening);
+            opened.map_err(|source: Error| Error::MadeNotOpen { source: Box::new(source) })?;
+        }
+        Ok(hex(&id))
+    }
+
+    /// Has the header of a vault say that it has datasets. Not taken back: where making the first one fails, the header
+    /// says more than there is.
+    fn has_datasets(&self, volume: Number) -> Result<()> {
+        let vault = self.forest().vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        if vault.has_datasets() {
+            return Ok(());
+        }
+        self.change_without_event(volume, |keys, header| Ok(keys.allow_datasets(header)?))?;
+        vault.allow_datasets();
+        Ok(())
+    }
+
+    fn new_header(
+        &self,
+        above: Number,
+        spec: &DatasetSpec,
+        own: Option<&Own>,
+    ) -> Result<(VaultHeader, lamassu_keys::Unlocked)> {
+        let vault = self.forest().vault(above).ok_or(VaultError::KeyNotLoaded)?;
+        // As the header is now: somebody else may have changed it.
+        let parent = self.forest().header(above)?;
+        let (parent, keys) = parent.verified(|parent| {
+            let kept = self.keeper().kept();
+            Ok::<_, Error>(kept.get(&above).ok_or(VaultError::KeyNotLoaded)?.keys.reopen(parent)?)
+        })?;
+        let created = unix_now();
+        let slot = own.map(|(material, cost)| NewSlot { material, cost: *cost, label: &spec.label, created });
+        let suite = match &spec.suite {
+            Some(name) => Suite::from_name(name).ok_or(Error::GarbledRequest)?,
+            None => parent.suite(),
+        };
+        let domain = match &spec.domain {
+            Some(name) => Domain::from_name(name).ok_or(Error::GarbledRequest)?,
+            None => parent.domain(),
+        };
+        self.policy().check_suite(suite)?;
+        if !domain.is_for(suite) {
+            return Err(Error::Usage(
+                "the domains file and none need another suite than paper, whose keys, as published, depend on a \
+                 block's content alone",
+            ));
+        }
+        let integrity = known(spec.properties.integrity.as_deref(), Verified::from_name)?.flatten();
+        if integrity == Some(Verified::Metadata) && suite.is_malleable() {
+            return Err(Error::SuiteNeedsFull { suite: suite.name() });
+        }
+        let block_size = spec.block_size.unwrap_or(parent.geometry().block_size() as u32);
+        let new = NewDataset {
+            suite,
+            geometry: Geometry::new(block_size, parent.geometry().reserved() as u16)
+                .ok_or(Error::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?,
+            names: match &spec.names {
+                Some(name) => NameMode::from_name(name).ok_or(Error::GarbledRequest)?,
+                None => parent.names(),
+            },
+            domain,
+            integrity,
+            cache: known(spec.properties.cache.as_deref(), Caching::from_name)?.flatten(),
+            inherit: spec.inherit,
+            slot,
+            created,
+        };
+        let made = create_dataset(&parent, &keys, vault.ring(), &new)?;
+        self.policy().check_small_files(made.0.convergent_small_files())?;
+        Ok(made)
+    }
+
+    /// In the history of a volume's vault. Where that cannot be written, what was done is done all the same.
+    fn note(&self, volume: Number, event: Event) {
+        let noted = || {
+            let (header, place) = (self.forest().header(volume)?, self.keeper().place(volume)?);
+            let (_, mut history) = header.verified(|header| {
+                let kept = self.keeper().kept();
+                let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+                Ok::<_, Error>(keys.history(&place.path(), header)?)
+            })?;
+            history.note(event)?;
+            Ok::<_, Error>(())
+        };
+        if let Err(error) = noted() {
+            tracing::warn!(%error, "what was done to a dataset is not written down");
+        }
+    }
+
+    /// The datasets in a directory of the tree, those in them too where they are loaded; such as come behind `after`,
+    /// as many as an answer holds.
+    pub fn list_datasets(&self, caller: &Caller, dir: Ino, after: Option<&str>) -> Result<Datasets> {
+        self.may_work_in(caller, dir)?;
+        if self.forest().vault(volume_of(dir)).is_none() {
+            return Err(VaultError::KeyNotLoaded.into());
+        }
+        let mut all = Datasets::default();
+        self.list_below(dir, Path::new(""), &Eyes::of(caller), &mut all)?;
+        all.datasets.sort_by(|a, b| a.path.cmp(&b.path));
+        all.page(after)
+    }
+
+    fn list_below(&self, dir: Ino, base: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
+        let above = volume_of(dir);
+        if !self.sees(eyes, dir)? {
+            return Ok(());
+        }
+        let Some(vault) = self.forest().vault(above) else { return Ok(()) };
+        let start = self.forest().plain_path_in(dir)?;
+        let shown = |plain: &Path| base.join(plain.strip_prefix(&start).unwrap_or(plain));
+        let found = vault.datasets(local(dir))?;
+        let mut open = HashMap::from([(start.clone(), true)]);
+        for (plain, error) in &found.unseen {
+            if self.sees_into(eyes, above, plain.parent(), &mut open) {
+                all.not_seen(&shown(plain), error);
+            }
+        }
+        for dataset in found.datasets {
+            let Some(plain) = dataset.plain else { continue };
+            if !self.sees_into(eyes, above, plain.parent(), &mut open) {
+                continue;
+            }
+            let shown = shown(&plain);
+            // A damaged one does not hide the others.
+            if let Err(error) = self.list_one((above, &plain), &shown, eyes, all) {
+                all.not_seen(&shown, error.root_cause());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the caller may search a directory.
+    fn sees(&self, eyes: &Eyes, dir: Ino) -> Result<bool> {
+        let Eyes::Of { uid, groups } = eyes else { return Ok(true) };
+        let vault = self.forest().vault(volume_of(dir)).ok_or(VaultError::KeyNotLoaded)?;
+        Ok(vault.may_search(local(dir), *uid, &|group| groups.contains(&group))?)
+    }
+
+    /// The same of a directory and all above it, up to the first in `open`, by its path in a volume. What cannot be
+    /// told is closed: it must not be shown by mistake.
+    fn sees_into(&self, eyes: &Eyes, volume: Number, plain: Option<&Path>, open: &mut HashMap<PathBuf, bool>) -> bool {
+        let Some(plain) = plain else { return false };
+        if matches!(eyes, Eyes::All) {
+            return true;
+        }
+        if let Some(known) = open.get(plain) {
+            return *known;
+        }
+        let is_open = self.sees_into(eyes, volume, plain.parent(), open)
+            && self.forest().resolve_from(volume, plain.as_os_str()).is_ok_and(|entry| {
+                let seen = self.sees(eyes, entry.attr.ino).unwrap_or(false);
+                self.forest().forget(entry.attr.ino, 1);
+                seen
+            });
+        open.insert(plain.to_path_buf(), is_open);
+        is_open
+    }
+
+    fn list_one(&self, (above, plain): (Number, &Path), shown: &Path, eyes: &Eyes, all: &mut Datasets) -> Result<()> {
+        let root = self.forest().resolve_from(above, plain.as_os_str())?.attr.ino;
+        all.datasets.push(self.described(volume_of(root), shown)?);
+        match self.forest().volume(volume_of(root))?.state {
+            State::Loaded => self.list_below(root, shown, eyes, all),
+            State::Sighted | State::Locked | State::Unloaded => Ok(()),
+        }
+    }
+
+    fn described(&self, volume: Number, shown: &Path) -> Result<Listed> {
+        let header = self.forest().header(volume)?;
+        let header = header.described();
+        let state = match self.forest().volume(volume)?.state {
+            State::Loaded => "loaded",
+            State::Sighted if inherits(header) => "available",
+            State::Sighted | State::Locked => "locked",
+            State::Unloaded => "unloaded",
+        };
+        let own = header.keys().slots.iter().any(|s| s.parent.is_none());
+        Ok(Listed {
+            path: shown.display().to_string(),
+            id: hex(&header.id()),
+            state: state.into(),
+            keys: match (inherits(header), own) {
+                (true, true) => "both",
+                (true, false) => "inherited",
+                (false, _) => "own",
+            }
+            .into(),
+            domain: header.domain().name().into(),
+            suite: header.suite().name().into(),
+            block_size: header.geometry().block_size() as u32,
+            names: header.names().name().into(),
+            integrity: header.integrity().map(|v| v.name().into()),
+            cache: header.cache().map(|c| c.name().into()),
+        })
+    }
+
+    /// Sets properties; those that are `None` stay, `inherit` as a value is what the parent says.
+    /// Returns what to tell of a slot that this removed.
+    pub fn set_dataset(
+        &self,
+        caller: &Caller,
+        dir: Ino,
+        set: &Properties,
+        inherit: Option<bool>,
+    ) -> Result<Option<String>> {
+        let volume = self.volume(dir)?;
+        // Its keys change its header: it is opened if it was only seen.
+        self.forest().at(dir)?;
+        let above = self.forest().parent(volume);
+        let integrity = known(set.integrity.as_deref(), Verified::from_name)?;
+        let cache = known(set.cache.as_deref(), Caching::from_name)?;
+        if volume == ROOT_VOLUME && inherit == Some(true) {
+            return Err(Error::NotADataset);
+        }
+        let removed = self.change(caller, volume, |keys, header| {
+            if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
+                return Err(Error::SuiteNeedsFull { suite: header.suite().name() });
+            }
+            let mut event = Event::new(Kind::DatasetChanged);
+            if integrity.is_some() || cache.is_some() {
+                let (integrity, cache) = (integrity.unwrap_or(header.integrity()), cache.unwrap_or(header.cache()));
+                keys.set_properties(header, integrity, cache)?;
+                event = event
+                    .detail("integrity", integrity.map_or("inherit", Verified::name))
+                    .detail("cache", cache.map_or("inherit", Caching::name));
+            }
+            let mut removed = None;
+            match inherit {
+                Some(true) if !inherits(header) => {
+                    let parent = above.and_then(|n| self.forest().vault(n)).ok_or(VaultError::KeyNotLoaded)?;
+                    keys.add_parent_slot(header, parent.ring(), unix_now())?;
+                }
+                Some(false) if inherits(header) => {
+                    removed = Some(keys.remove_parent_slot(header)?.to_string());
+                }
+                _ => {}
+            }
+            let event = inherit.into_iter().fold(event, |event, inherit| event.detail("inherit", inherit));
+            Ok((removed, event))
+        })?;
+        if let Some(cache) = cache {
+            self.keeper().set_cache(volume, cache);
+            // Those in it may say nothing of their own.
+            for below in self.forest().loaded_below(volume) {
+                let above = self.forest().parent(below);
+                self.forest().set_cached(below, self.keeper().cached_by(below, above))?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Unloads and removes a dataset.
+    pub fn destroy_dataset(&self, caller: &Caller, dir: Ino, forced: bool) -> Result<()> {
+        let volume = self.volume(dir)?;
+        let above = self.forest().parent(volume).ok_or(Error::NotADataset)?;
+        if self.is_read_only() {
+            return Err(Error::ReadOnlyMount);
+        }
+        let id = self.forest().volume(volume)?.id;
+        self.end_jobs(volume);
+        self.forest().destroy(volume, forced)?;
+        self.note(above, Event::new(Kind::DatasetDestroyed).by(caller.uid).detail("dataset", hex(&id)));
+        Ok(())
+    }
+
+    /// Closes a vault and those in it, and lets their keys go.
+    pub fn unload(&self, caller: &Caller, dir: Ino) -> Result<bool> {
+        let volume = self.volume(dir)?;
+        if volume == ROOT_VOLUME && !caller.is_owner {
+            return Err(Error::NotPermitted);
+        }
+        self.may_work_in(caller, dir)?;
+        self.end_jobs(volume);
+        Ok(self.forest().unload(volume)?)
+    }
+
+    /// Opens a vault again: with the keys of the one it lies in, or with a key that is brought.
+    pub fn load(&self, caller: &Caller, dir: Ino, brought: Option<(&Material, Option<u32>)>) -> Result<()> {
+        let volume = self.volume(dir)?;
+        self.may_work_in(caller, dir)?;
+        let Some((material, slot)) = brought else {
+            self.forest().load_again(volume)?;
+            return Ok(());
+        };
+        if !caller.is_owner {
+            return Err(Error::NotPermitted);
+        }
+        let header = self.forest().header(volume)?;
+        let (header, unlocked) = header.verified(|header| self.policy().try_slots(header, material, slot))?;
+        let pinned = match volume {
+            ROOT_VOLUME => self.policy().pins.of(&header.id())?,
+            _ => self.policy().pins.known(&header.id())?,
+        };
+        lamassu_keys::admin::check_pinned(&header, &pinned)?;
+        let opening = || self.keeper().opening(volume, self.forest().parent(volume), header, unlocked);
+        self.forest().load(volume, opening)?;
+        Ok(())
+    }
+}
+
+/// What the caller of a list may see.
+enum Eyes {
+    /// Everything: root, or the user who mounted.
+    All,
+    /// A delegate: what the permissions of directories allow.
+    Of { uid: u32, groups: Vec<u32> },
+}
+
+impl Eyes {
+    fn of(caller: &Caller) -> Eyes {
+        match caller.is_owner {
+            true => Eyes::All,
+            false => Eyes::Of { uid: caller.uid, groups: caller.groups.clone() },
+        }
+    }
+}
+
+/// A value of a property: `None` where it is not named, `Some(None)` where it is to be inherited.
+fn known<T>(text: Option<&str>, from_name: impl Fn(&str) -> Option<T>) -> Result<Option<Option<T>>> {
+    match text {
+        None => Ok(None),
+        Some("inherit") => Ok(Some(None)),
+        Some(name) => Ok(Some(Some(from_name(name).ok_or(Error::GarbledRequest)?))),
+    }
+}
+
+/// A name, as requests carry it.
+pub fn name_to_hex(name: &OsStr) -> String {
+    hex(name.as_bytes())
+}
+
+/// And back.
+pub fn name_from_hex(hex: &str) -> Result<OsString> {
+    let bytes = data_encoding::HEXLOWER.decode(hex.as_bytes()).map_err(|_| Error::GarbledRequest)?;
+    Ok(OsString::from_vec(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::protocol::Answer;
+
+    fn listed(path: String) -> Listed {
+        Listed {
+            path,
+            id: "0".repeat(32),
+            state: "available".into(),
+            keys: "inherited".into(),
+            domain: "private".into(),
+            suite: "chacha".into(),
+            block_size: 1 << 20,
+            names: "encrypted".into(),
+            integrity: None,
+            cache: None,
+        }
+    }
+
+    #[test]
+    fn every_page_of_a_list_fits_an_answer() {
+        let paths: Vec<String> = (0..300).map(|i| format!("{i:03}")).collect();
+        for name in ["a", "\u{1}", "\u{1f600}"] {
+            let shown = name.repeat(4096);
+            let (mut seen, mut pages) = (Vec::new(), 0);
+            loop {
+                let mut all = Datasets::default();
+                all.datasets.extend(paths.iter().cloned().map(listed));
+                for _ in 0..20 {
+                    all.not_seen(Path::new(&shown), &std::io::Error::other(shown.clone()));
+                }
+                let page = all.page(seen.last().map(String::as_str)).unwrap();
+                let answer = serde_json::to_vec(&Answer::Done(&page)).unwrap();
+                assert!(answer.len() <= MESSAGE_LEN_MAX, "{}", answer.len());
+                assert!(!page.unseen.is_empty() && page.unseen_count == 20);
+                seen.extend(page.datasets.into_iter().map(|l| l.path));
+                pages += 1;
+                if !page.more {
+                    break;
+                }
+            }
+            assert!(seen == paths && pages > 1);
+        }
+    }
+}

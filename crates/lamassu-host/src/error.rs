@@ -1,0 +1,341 @@
+//! What can go wrong in this crate, by whose fault it is. Errors of the crates below keep their types inside.
+
+use crate::needing::Needing;
+use lamassu_crypto::NoRandom;
+use lamassu_crypto::selftest::SelfTestFailure;
+use lamassu_format::header::HeaderError;
+use lamassu_keys::{FileError, HistoryError, KeyError};
+use lamassu_vault::VaultError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The result of this crate's functions.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An operation on a vault failed. [`crate::Kind`] is what a program does about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// What the error concerns, where its own text does not say.
+    #[error("{}", .path.display())]
+    At {
+        /// a file or directory
+        path: PathBuf,
+        /// the error
+        source: Box<Error>,
+    },
+    /// Of keys, headers' contents and key sources.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Of a header's file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Of the history.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// Of the file system.
+    #[error(transparent)]
+    Vault(#[from] VaultError),
+    /// The system gave no random numbers.
+    #[error(transparent)]
+    NoRandom(#[from] NoRandom),
+    /// A cipher computes something else than it should.
+    #[error(transparent)]
+    SelfTest(#[from] SelfTestFailure),
+    /// The user's: missing, or something else than a directory.
+    #[error("{dir:?} is not a directory that can be used: {source}")]
+    NotADirectory {
+        /// as given
+        dir: PathBuf,
+        /// of the system
+        source: io::Error,
+    },
+    /// The user's: no header there.
+    #[error("{dir:?} is not a vault: it has no lamassu.vault; `lamassu init DIR` makes one")]
+    NotAVault {
+        /// as given
+        dir: PathBuf,
+    },
+    /// The user's, or the store's: a vault without what opens it.
+    #[error(
+        "{dir:?} is not a vault as it is: it has files of one, but no lamassu.vault. Where that was lost, `lamassu \
+         key restore BACKUP DIR` puts a copy \
+         back; what a clone left that was cut off can be removed"
+    )]
+    NoHeader {
+        /// as given
+        dir: PathBuf,
+    },
+    /// The store's: nothing can be written there.
+    #[error(
+        "the store of {dir:?} is read-only, and so can the vault only be read: `lamassu mount --read-only`, `ls`, \
+         `cat`, `cp` out of it, `check` without --repair"
+    )]
+    StoreReadOnly {
+        /// the vault's
+        dir: PathBuf,
+    },
+    /// The vault does not open, for another reason than those above.
+    #[error("cannot open the vault in {}", .dir.display())]
+    CannotOpen {
+        /// the vault's
+        dir: PathBuf,
+        /// why
+        source: VaultError,
+    },
+    /// The store could not be asked which datasets lie in a vault.
+    #[error("cannot look for datasets in {}", .dir.display())]
+    CannotList {
+        /// the vault's
+        dir: PathBuf,
+        /// why
+        source: VaultError,
+    },
+    /// The user's: another process writes this vault.
+    #[error("another writer has {dir:?} open{}", mounted_on(.mountpoint.as_deref()))]
+    Locked {
+        /// the vault's
+        dir: PathBuf,
+        /// where it is mounted, if that is known
+        mountpoint: Option<PathBuf>,
+    },
+    /// A signal, or a request, ended it.
+    #[error("stopped before the work was done")]
+    Interrupted,
+    /// The user's: metadata integrity where a flipped bit would go unnoticed.
+    #[error(
+        "suite {suite} needs --integrity full: its cipher is malleable, so without the re-hash a flipped bit would be \
+         read as data"
+    )]
+    SuiteNeedsFull {
+        /// its name
+        suite: &'static str,
+    },
+    /// The user's: values that make no sense, or not together.
+    #[error("{0}")]
+    Usage(&'static str),
+    /// The user's: a value outside its bounds.
+    #[error("{option} must be {rule}")]
+    Member {
+        /// which
+        option: &'static str,
+        /// its bounds
+        rule: &'static str,
+    },
+    /// The policy's: approved primitives alone, and something that is none.
+    #[error("--fips: {why}")]
+    NotApproved {
+        /// what is not approved, and what to take instead
+        why: &'static str,
+    },
+    /// The user's: a line that names no vault and key.
+    #[error(
+        "{path:?}, line {line}: a line is the id of a vault and the key of its administrator, both in hex; correct it"
+    )]
+    Pins {
+        /// known-vaults
+        path: PathBuf,
+        /// from 1
+        line: usize,
+    },
+    /// The user's: a zone file that says nothing of a vault.
+    #[error(
+        "{file:?} pins no administrator for vault {}: `lamassu key admin pin --zone FILE DIR` does",
+        crate::hex(.vault)
+    )]
+    NoZonePin {
+        /// the zone file
+        file: PathBuf,
+        /// the vault's id
+        vault: [u8; 16],
+    },
+    /// A file of this host, outside every vault.
+    #[error("cannot {op} {path:?}: {source}")]
+    Local {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// of the system
+        source: io::Error,
+    },
+    /// A file of the store, reached by its path.
+    #[error("the store failed: cannot {op} {path:?}: {source}")]
+    Backing {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// of the store
+        source: io::Error,
+    },
+    /// The store's barrier failed.
+    #[error("cannot sync the store")]
+    CannotSync {
+        /// of the store
+        source: io::Error,
+    },
+    /// The system's: no thread.
+    #[error("cannot start a thread")]
+    NoThread {
+        /// of the system
+        source: io::Error,
+    },
+    /// The caller's: a program of another version, or a damaged request.
+    #[error("the daemon of this mount does not know the request: it is of another version")]
+    UnknownRequest {
+        /// of the parser; may quote the request
+        source: serde_json::Error,
+    },
+    /// The caller's: a request with a value that means nothing here.
+    #[error(
+        "the request makes no sense to the process that serves the mount: it is of another version, or asked too late"
+    )]
+    GarbledRequest,
+    /// The program's: an answer that cannot be written down.
+    #[error("an answer cannot be written as JSON")]
+    Unanswerable {
+        /// of the writer
+        source: serde_json::Error,
+    },
+    /// The user's: a change, by a daemon that changes nothing.
+    #[error("the vault is mounted read-only: unmount it there, or give its directory where it is not mounted")]
+    ReadOnlyMount,
+    /// The user's: a change of a frozen store.
+    #[error("the vault is frozen: `lamassu thaw` it first")]
+    Frozen,
+    /// The user's: neither a mount point nor the root of a dataset.
+    #[error("this is not the root of a dataset: `lamassu dataset list PATH` shows those there are")]
+    NotADataset,
+    /// The user's, or the administrator's who named the delegates.
+    #[error(
+        "only root and the user who mounted may do this; a delegate may create datasets that inherit their key, in \
+         its own directories, and list, unload and load its own"
+    )]
+    NotPermitted,
+    /// The user's: a delegate has no more rights in its directories than mkdir(2).
+    #[error("nothing can be made in this directory: its mode, or its access list, does not let you write there")]
+    NotWritable,
+    /// The dataset was made; opening it failed.
+    #[error("it is made, and does not open")]
+    MadeNotOpen {
+        /// why it does not open
+        source: Box<Error>,
+    },
+    /// The user's: no re-keying to ask about.
+    #[error("no re-keying was begun since the vault was mounted")]
+    NoRekey,
+    /// The program's: a panic.
+    #[error("re-keying ended by a bug, see the log; it can be begun again")]
+    RekeyPanicked,
+    /// The user's: a change of what is never written.
+    #[error(
+        "this vault is a snapshot, which nobody writes: a new key would never be used; `lamassu clone` makes a copy \
+         to work in"
+    )]
+    Snapshot,
+    /// The user's: what adopting the zone's keys is for has been done.
+    #[error("the zone has no newer key than this vault: `lamassu zone rotate FILE` makes one")]
+    ZoneNotAhead,
+    /// The user's: what a repair has moved away may be under any key.
+    #[error("{dir:?} is not empty, and nobody knows which keys its files need: remove what you do not need there")]
+    LostNotEmpty {
+        /// lamassu.lost
+        dir: PathBuf,
+    },
+    /// The user's: the old key is not done with.
+    #[error(
+        "epoch {epoch} of the {tier} key stays: without it these do not verify: {needing}. `lamassu rekey --{work}` \
+         takes them to the newest key; what is left \
+         then is damaged, and `lamassu check` names it: restore or remove that first"
+    )]
+    EpochNeeded {
+        /// which key
+        tier: &'static str,
+        /// which epoch
+        epoch: u32,
+        /// how many of what
+        needing: Needing,
+        /// `outer` or `full`
+        work: &'static str,
+    },
+}
+
+impl From<HeaderError> for Error {
+    fn from(error: HeaderError) -> Self {
+        Error::Key(error.into())
+    }
+}
+
+fn mounted_on(mountpoint: Option<&Path>) -> String {
+    mountpoint.map(|m| format!(": mounted on {}", m.display())).unwrap_or_default()
+}
+
+impl Error {
+    /// The text for people: see [`message`].
+    pub fn message(&self) -> String {
+        message(self)
+    }
+
+    /// The error that this one began with.
+    pub fn root_cause(&self) -> &dyn std::error::Error {
+        let mut error: &dyn std::error::Error = self;
+        while let Some(source) = error.source() {
+            error = source;
+        }
+        error
+    }
+
+    /// The error without the paths that were put before it.
+    pub fn innermost(&self) -> &Error {
+        match self {
+            Error::At { path: _, source } => source.innermost(),
+            other => other,
+        }
+    }
+}
+
+/// Says which file or directory an error concerns.
+pub(crate) trait At<T> {
+    /// Puts `path` before the text of an error.
+    fn at(self, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> At<T> for Result<T, E> {
+    fn at(self, path: &Path) -> Result<T> {
+        self.map_err(|error| Error::At { path: path.into(), source: Box::new(error.into()) })
+    }
+}
+
+/// An error and its causes in one line, each once: many texts already quote their source.
+pub fn message(error: &(dyn std::error::Error + 'static)) -> String {
+    joined(std::iter::successors(Some(error), |cause| cause.source()).map(ToString::to_string))
+}
+
+/// Texts in one line, from the outside in; one that is in what stands there already is left out.
+pub fn joined(parts: impl Iterator<Item = String>) -> String {
+    let mut text = String::new();
+    for part in parts {
+        if text.is_empty() {
+            text = part;
+        } else if !text.contains(&part) {
+            text.push_str(": ");
+            text.push_str(&part);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_says_each_cause_once() {
+        let inner = Error::Local { op: "read", path: "f".into(), source: io::Error::from_raw_os_error(libc::EIO) };
+        let shown = inner.to_string();
+        let outer = Error::At { path: "/v".into(), source: Box::new(inner) };
+        assert_eq!(outer.message(), format!("/v: {shown}"));
+        assert_eq!(outer.root_cause().to_string(), io::Error::from_raw_os_error(libc::EIO).to_string());
+        assert!(matches!(outer.innermost(), Error::Local { .. }));
+    }
+}

@@ -1,0 +1,304 @@
+//! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when
+//! they are unloaded.
+
+use crate::control::counters::{Counters, Operation};
+use crate::{Error, Place, Policy, Result};
+use lamassu_format::header::{Caching, VaultHeader, Verified};
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
+use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// What is kept of an open vault.
+pub struct Kept {
+    /// what opened it
+    pub keys: Unlocked,
+    /// what its header says of its datasets' properties where they do not say themselves
+    integrity: Integrity,
+    cached: bool,
+    /// what the header said itself, when it was verified last
+    cache: Option<Caching>,
+}
+
+/// See the module's head.
+pub struct Keeper {
+    /// of the mount's own vault; absolute
+    dir: PathBuf,
+    /// how vaults are opened; integrity where no header says more
+    options: Options,
+    /// whether the mount leaves contents in the page cache
+    cached: bool,
+    /// for the histories; `None`: no mount, so loading and unloading are not written down
+    mountpoint: Option<PathBuf>,
+    policy: Policy,
+    counters: Arc<Counters>,
+    kept: Mutex<HashMap<Number, Kept>>,
+    forest: OnceLock<Weak<Forest>>,
+    me: Weak<Keeper>,
+}
+
+impl Keeper {
+    /// Of a mount, or of a command that works without one, whose own vault is opened with `options`.
+    pub fn new(
+        dir: PathBuf,
+        options: Options,
+        cached: bool,
+        mountpoint: Option<PathBuf>,
+        policy: Policy,
+    ) -> Arc<Keeper> {
+        Arc::new_cyclic(|me| Keeper {
+            dir,
+            options,
+            cached,
+            mountpoint,
+            policy,
+            counters: Arc::default(),
+            kept: Mutex::default(),
+            forest: OnceLock::new(),
+            me: me.clone(),
+        })
+    }
+
+    /// What vaults are opened with.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// What is counted in this process.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// The vaults whose keys these are; once.
+    pub fn serve(&self, forest: &Arc<Forest>) {
+        // There is one forest for one keeper.
+        let _ = self.forest.set(Arc::downgrade(forest));
+    }
+
+    /// All of them, held.
+    pub fn kept(&self) -> MutexGuard<'_, HashMap<Number, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory of a volume's vault, as it is now: to be shown. What is in it is opened through [`Keeper::place`].
+    pub fn dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
+        match volume {
+            ROOT_VOLUME => Ok(self.dir.clone()),
+            _ => Ok(self.dir.join(self.stored_dir(volume)?)),
+        }
+    }
+
+    /// The same, held open.
+    ///
+    /// # Errors
+    /// [`VaultError::KeyNotLoaded`]; [`Error::Backing`], as where there is a link on the way now.
+    pub fn place(&self, volume: Number) -> Result<Place> {
+        let own = Place::of(&self.dir)?;
+        match volume {
+            ROOT_VOLUME => Ok(own),
+            _ => own.below(&self.stored_dir(volume)?),
+        }
+    }
+
+    /// The path of a dataset in the store of the mount's own vault.
+    fn stored_dir(&self, volume: Number) -> Result<PathBuf, VaultError> {
+        let forest = self.forest.get().and_then(Weak::upgrade).ok_or(VaultError::KeyNotLoaded)?;
+        forest.stored_dir(volume).ok_or(VaultError::KeyNotLoaded)
+    }
+
+    /// The open vault of a volume.
+    pub fn vault(&self, volume: Number) -> Result<Arc<Vault>, VaultError> {
+        let forest = self.forest.get().and_then(Weak::upgrade);
+        forest.and_then(|forest| forest.vault(volume)).ok_or(VaultError::KeyNotLoaded)
+    }
+
+    /// What opens a vault with keys that are kept from now on; called where nothing else can open or close the volume.
+    /// `parent`: the volume it lies in.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`]; [`KeyError::NoOuterKey`] never, of a vault.
+    pub fn opening(
+        &self,
+        volume: Number,
+        parent: Option<Number>,
+        header: VaultHeader,
+        mut keys: Unlocked,
+    ) -> Result<Opening> {
+        keys.saw(&header);
+        self.policy.check_suite(header.suite())?;
+        self.policy.check_small_files(header.convergent_small_files())?;
+        let ring = keys.key_ring(header.suite())?;
+        let mut kept = self.kept();
+        let above = parent.and_then(|parent| kept.get(&parent));
+        let (integrity, cached) = above.map_or((self.options.integrity, self.cached), |k| (k.integrity, k.cached));
+        let integrity = match header.integrity() {
+            // What is inherited holds as far as the suite allows it; full is always allowed.
+            None if header.suite().is_malleable() => Integrity::Full,
+            None => integrity,
+            Some(Verified::Full) => Integrity::Full,
+            Some(Verified::Metadata) => Integrity::Metadata,
+        };
+        let cache = header.cache();
+        let cached = self.caches(cache, cached);
+        kept.insert(volume, Kept { keys, integrity, cached, cache });
+        let read_only = self.options.read_only || header.is_snapshot();
+        Ok(Opening { header, ring, options: Options { integrity, read_only, ..self.options.clone() }, cached })
+    }
+
+    fn caches(&self, cache: Option<Caching>, above: bool) -> bool {
+        match cache {
+            None => above,
+            Some(Caching::Mount) => self.cached,
+            Some(Caching::None) => false,
+        }
+    }
+
+    /// The header of a volume says `cache` now: who has written it tells.
+    pub fn set_cache(&self, volume: Number, cache: Option<Caching>) {
+        if let Some(kept) = self.kept().get_mut(&volume) {
+            kept.cache = cache;
+        }
+    }
+
+    /// Whether contents of a volume's files may be cached, now that something has changed above it. What the store says
+    /// meanwhile counts for nothing.
+    pub fn cached_by(&self, volume: Number, parent: Option<Number>) -> bool {
+        let mut kept = self.kept();
+        let above = parent.and_then(|parent| kept.get(&parent)).map_or(self.cached, |k| k.cached);
+        let cached = self.caches(kept.get(&volume).and_then(|k| k.cache), above);
+        if let Some(kept) = kept.get_mut(&volume) {
+            kept.cached = cached;
+        }
+        cached
+    }
+
+    /// The mount is there: that its own vault is loaded is written down now, since of a mount that was refused nothing
+    /// is to be told.
+    pub fn mounted(&self) {
+        if let Ok(vault) = self.vault(ROOT_VOLUME) {
+            self.write_down_or_warn(ROOT_VOLUME, &vault);
+        }
+    }
+
+    fn write_down_or_warn(&self, volume: Number, vault: &Vault) {
+        if let Err(error) = self.write_down(volume, vault) {
+            tracing::warn!(%error, "that the vault is loaded is not written down");
+        }
+    }
+
+    /// Writes down that a vault is loaded now, and, when it is closed, that it no longer is. Where that cannot be
+    /// written the vault is none the worse.
+    fn write_down(&self, volume: Number, vault: &Vault) -> Result<()> {
+        let Some(mountpoint) = self.mountpoint.as_ref().filter(|_| !self.options.read_only) else { return Ok(()) };
+        let place = self.place(volume)?;
+        let header: VaultHeader = lamassu_keys::header_file::read(&place.file(lamassu_format::name::HEADER))?;
+        if header.is_snapshot() {
+            return Ok(());
+        }
+        let (mut history, slot) = {
+            let kept = self.kept();
+            let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+            (keys.history(&place.path(), &header)?, keys.slot())
+        };
+        let loaded = Event::new(Kind::Loaded).detail("mountpoint", mountpoint.display());
+        history.note(loaded.slot(slot))?;
+        let me = self.me.clone();
+        vault.at_close(move || {
+            // Where it lies by then: directories are renamed.
+            let noted = me.upgrade().map(|keeper| {
+                let place = keeper.place(volume)?;
+                history.moved_to(&place.path()).note(Event::new(Kind::Unloaded).slot(slot))?;
+                Ok::<_, Error>(())
+            });
+            if let Some(Err(error)) = noted {
+                tracing::warn!(%error, "the end of the mount is not written down");
+            }
+        });
+        Ok(())
+    }
+
+    fn open_dataset(
+        &self,
+        volume: Number,
+        parent: Number,
+        above: &Vault,
+        header: VaultHeader,
+    ) -> lamassu_vault::Result<Option<Opening>> {
+        let refused =
+            |error: &dyn std::fmt::Display| VaultError::Damaged { what: "dataset header", stored: error.to_string() };
+        let keys = match unlock_by_parent(&header, above.ring()) {
+            Ok(keys) => keys,
+            Err(KeyError::NoParentSlot) => return Ok(None),
+            Err(error @ KeyError::OtherParent) => {
+                tracing::warn!(volume, %error, "locked");
+                return Ok(None);
+            }
+            Err(error) => return Err(refused(&error)),
+        };
+        let pinned = self.policy.pins.known(&header.id()).map_err(|e| refused(&e))?;
+        admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
+        self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error {
+            Error::NotApproved { why } => VaultError::Refused(why),
+            error => refused(&error),
+        })
+    }
+}
+
+impl Opener for Keeper {
+    fn open(
+        &self,
+        volume: Number,
+        (parent, above): (Number, &Vault),
+        header: VaultHeader,
+    ) -> lamassu_vault::Result<Option<Opening>> {
+        self.counters.count(Operation::OpenDataset, || self.open_dataset(volume, parent, above, header))
+    }
+
+    fn opened(&self, volume: Number, vault: &Arc<Vault>) {
+        // The mount's own vault is opened before there is a mount: see `mounted`.
+        if self.forest.get().is_some() {
+            self.write_down_or_warn(volume, vault);
+        }
+    }
+
+    fn unloading(&self, volume: Number) {
+        self.kept().remove(&volume);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{served, vault};
+    use lamassu_format::header::{Header, HistoryMark};
+    use lamassu_format::name;
+    use std::fs;
+
+    /// Between the moment when a header is verified and the first entry the store has time to cut the history off, and
+    /// to say in the header that it never went further.
+    #[test]
+    fn nothing_is_chained_to_a_history_that_was_cut_off_while_the_vault_was_being_mounted() {
+        for attacked in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let first = vault(dir.path());
+            let served = served(dir.path());
+            let (place, log) = (dir.path().join(name::HEADER), dir.path().join(name::HISTORY));
+            if attacked {
+                let kept = fs::read(&log).unwrap()[..first].to_vec();
+                let mut header: VaultHeader = lamassu_keys::header_file::read(&place).unwrap();
+                header.keys_mut().history = Some(HistoryMark { count: 1, head: lamassu_crypto::wrap::sha256(&kept) });
+                fs::write(&place, header.to_json().unwrap()).unwrap();
+                fs::write(&log, kept).unwrap();
+            }
+            let before = fs::read(&log).unwrap();
+            served.keeper().mounted();
+            served.forest().close().unwrap();
+            let after = fs::read(&log).unwrap();
+            assert!(after.starts_with(&before));
+            assert_eq!(after.len() > before.len(), !attacked, "the mount and its end are written down");
+        }
+    }
+}

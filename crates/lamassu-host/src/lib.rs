@@ -1,0 +1,62 @@
+//! Vaults on a host: opened under one policy, kept with their keys, served, rotated, unloaded. Front-ends (a mount, the
+//! command line, gateways, servers) call this crate; it never names any of them.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`policy`] | approved primitives, memory, pins, notes; what the process around a vault knows |
+//! | [`pins`] | whose signature a header must carry |
+//! | [`notes`] | which slots opened last on this host |
+//! | [`unlock`] | a header, key material, and what opens it |
+//! | [`open`] | from a directory to an open vault |
+//! | [`place`] | a directory of a vault, held open |
+//! | [`lock`] | the writer's lock, from outside |
+//! | [`keeper`] | the keys of every vault that is open, by volume |
+//! | [`serve`] | a vault that is served, with its datasets: slots, epochs, re-keying |
+//! | [`datasets`] | datasets of a served vault |
+//! | [`job`] | a re-keying on its own thread |
+//! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots |
+//! | [`control`] | the protocol by which other processes ask a server; counters |
+//! | `answer` | a served vault answers requests |
+//! | [`error`], [`kind`] | one enum of errors, and what a program does about each |
+//!
+//! Locks, outer before inner: the jobs of a [`Served`], the kept keys of its [`keeper::Keeper`], the update lock of a
+//! header's file. The forest calls the keeper while it holds the lock of the volume that it opens or closes, so a
+//! holder of the kept keys asks the forest only for vaults and headers that are there, which takes no such lock.
+//!
+//! Never: reads arguments, asks a person, prints, knows how a request got here.
+
+mod answer;
+pub mod control;
+pub mod datasets;
+pub mod error;
+pub mod job;
+pub mod keeper;
+pub mod kind;
+pub mod lock;
+pub mod needing;
+pub mod notes;
+pub mod open;
+pub mod pins;
+pub mod place;
+pub mod policy;
+pub mod rotation;
+pub mod serve;
+pub mod slots;
+#[cfg(test)]
+mod testing;
+pub mod unlock;
+
+pub use error::{Error, Result, message};
+pub use keeper::Keeper;
+pub use kind::Kind;
+pub use lock::WriterLock;
+pub use open::{Found, Opened, Unsealed, backend, options};
+pub use pins::Pins;
+pub use place::Place;
+pub use policy::{Policy, Surroundings};
+pub use serve::Served;
+
+/// Lower-case hex.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    data_encoding::HEXLOWER.encode(bytes)
+}

@@ -1,0 +1,85 @@
+//! Which slots opened last on this host, and when: the slot that opened last is tried first. Nothing else is believed
+//! of a note: one that is damaged, or another user's, costs time.
+//!
+//! A header cannot say when a slot was used without being written at each use, so each host keeps a file of its own for
+//! each header, in a directory that the front-end names; without one, nothing is noted. A note that cannot be written
+//! fails nothing. Never: holds more than the ids of a header and its slots, and times.
+
+use crate::hex;
+use lamassu_keys::unix_now;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// What is noted of a header.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Used {
+    /// the slot that opened last
+    pub last: Option<u32>,
+    /// when each did: Unix seconds
+    pub times: BTreeMap<u32, u64>,
+}
+
+/// Where notes are kept.
+#[derive(Clone, Debug, Default)]
+pub struct Notes {
+    dir: Option<PathBuf>,
+}
+
+impl Notes {
+    /// Notes in a directory, which is made when it is needed.
+    pub fn within(dir: Option<PathBuf>) -> Notes {
+        Notes { dir }
+    }
+
+    /// What is noted of the header with this id.
+    pub fn of(&self, id: &[u8; 16]) -> Used {
+        let read = |dir: &PathBuf| std::fs::read(dir.join(file_name(id))).ok();
+        self.dir.as_ref().and_then(read).and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    }
+
+    /// Notes that a slot opened its header just now.
+    pub fn opened(&self, id: &[u8; 16], slot: u32) {
+        let Some(dir) = &self.dir else { return };
+        let mut used = self.of(id);
+        used.times.insert(slot, unix_now());
+        used.last = Some(slot);
+        if let Err(error) = write(dir, id, &used) {
+            tracing::debug!(%error, "the use of the slot is not noted");
+        }
+    }
+}
+
+fn write(dir: &Path, id: &[u8; 16], used: &Used) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let (path, new) = (dir.join(file_name(id)), dir.join(format!("{}.{}", file_name(id), std::process::id())));
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(&serde_json::to_vec(used)?)?;
+    std::fs::rename(new, path)
+}
+
+fn file_name(id: &[u8; 16]) -> String {
+    format!("used-{}.json", hex(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slot_that_opened_last_is_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let notes = Notes::within(Some(dir.path().join("state")));
+        assert_eq!(notes.of(&[7; 16]).last, None);
+        notes.opened(&[7; 16], 3);
+        notes.opened(&[7; 16], 1);
+        let used = notes.of(&[7; 16]);
+        assert_eq!((used.last, used.times.keys().copied().collect::<Vec<_>>()), (Some(1), vec![1, 3]));
+        std::fs::write(dir.path().join("state").join(file_name(&[7; 16])), "damaged").unwrap();
+        assert_eq!(notes.of(&[7; 16]).last, None);
+        Notes::default().opened(&[7; 16], 3);
+    }
+}

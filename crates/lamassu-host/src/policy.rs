@@ -1,0 +1,164 @@
+//! What the vaults of a process may be opened with: whose signature headers must carry, which primitives are allowed,
+//! how much memory a slot gets. A front-end makes one [`Policy`] and hands it to everything that opens a vault.
+
+use crate::notes::Notes;
+use crate::pins::Pins;
+use crate::{Error, Result};
+use lamassu_crypto::{Provider, selftest};
+use lamassu_format::Suite;
+use lamassu_format::header::SlotKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What only the process around a vault knows.
+pub trait Surroundings: Send + Sync {
+    /// Where on this machine the vault in `dir` is open for writing, as far as that is known.
+    fn writer_of(&self, dir: &Path) -> Option<PathBuf>;
+    /// Whether to give up waiting.
+    fn is_interrupted(&self) -> bool;
+}
+
+/// A process that knows of no other and is never interrupted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Surroundings for Alone {
+    fn writer_of(&self, _: &Path) -> Option<PathBuf> {
+        None
+    }
+
+    fn is_interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// See the module's head. Cheap to clone.
+#[derive(Clone)]
+pub struct Policy {
+    approved_only: bool,
+    any_memory: bool,
+    /// whose signature headers must carry
+    pub pins: Pins,
+    /// which slots opened last
+    pub notes: Notes,
+    pub(crate) surroundings: Arc<dyn Surroundings>,
+}
+
+impl std::fmt::Debug for Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Policy")
+            .field("approved_only", &self.approved_only)
+            .field("any_memory", &self.any_memory)
+            .field("pins", &self.pins)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for Policy {
+    /// Everything is allowed, nothing is pinned, nothing is noted.
+    fn default() -> Self {
+        Policy {
+            approved_only: false,
+            any_memory: false,
+            pins: Pins::default(),
+            notes: Notes::default(),
+            surroundings: Arc::new(Alone),
+        }
+    }
+}
+
+impl Policy {
+    /// The same with these pins and notes.
+    pub fn with(self, pins: Pins, notes: Notes) -> Policy {
+        Policy { pins, notes, ..self }
+    }
+
+    /// The same in these surroundings.
+    pub fn within(self, surroundings: Arc<dyn Surroundings>) -> Policy {
+        Policy { surroundings, ..self }
+    }
+
+    /// The same; with `any`, a passphrase slot may have more than half of the memory that is free.
+    pub fn with_any_memory(self, any: bool) -> Policy {
+        Policy { any_memory: any, ..self }
+    }
+
+    /// Whether a slot gets all the memory that it asks for.
+    pub fn allows_any_memory(&self) -> bool {
+        self.any_memory
+    }
+
+    /// The same, with approved primitives alone (FIPS). The FIPS module computes what it can, where it is built in
+    /// (feature `fips` of `lamassu-crypto`), which holds for the whole process; and every known-answer test runs on the
+    /// kernel that this process uses.
+    ///
+    /// # Errors
+    /// [`Error::SelfTest`].
+    pub fn approved_only(self) -> Result<Policy> {
+        Provider::require_module();
+        selftest::run()?;
+        Ok(Policy { approved_only: true, ..self })
+    }
+
+    /// Whether approved primitives alone are allowed.
+    pub fn is_approved_only(&self) -> bool {
+        self.approved_only
+    }
+
+    /// Refuses a suite whose ciphers, hashes or derivation no NIST publication approves.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`].
+    pub fn check_suite(&self, suite: Suite) -> Result<()> {
+        let why = match suite {
+            _ if !self.approved_only => return Ok(()),
+            Suite::Aes => return Ok(()),
+            Suite::Paper => "suite paper derives keys by AES-256-ECB, which is no derivation of SP 800-108; use aes",
+            Suite::Blake3 => "suite blake3 hashes with BLAKE3, which FIPS 180-4 and 202 do not know; use aes",
+            Suite::Chacha => "suite chacha encrypts with ChaCha20, which is not approved; use aes",
+        };
+        Err(Error::NotApproved { why })
+    }
+
+    /// Refuses a vault that seals pages under nonces that SP 800-38D does not take: those of convergent pages are
+    /// computed from the content.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`].
+    pub fn check_small_files(&self, convergent: bool) -> Result<()> {
+        let why = "GCM nonces of convergent small files are computed from content, which SP 800-38D does not take; \
+            use --small-files random";
+        if convergent && self.approved_only { Err(Error::NotApproved { why }) } else { Ok(()) }
+    }
+
+    /// Refuses what goes through Argon2id.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`].
+    pub fn check_kind(&self, kind: SlotKind) -> Result<()> {
+        let why = "passphrases go through Argon2id, which is not approved (SP 800-132 knows PBKDF2 alone, which this \
+            program does not have); use a raw, hex, recovery, kmip: or pkcs11: key";
+        match kind {
+            SlotKind::Passphrase if self.approved_only => Err(Error::NotApproved { why }),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn approved_only_refuses_the_rest() {
+        let (all, some) = (Policy::default(), Policy { approved_only: true, ..Policy::default() });
+        for suite in Suite::ALL {
+            assert!(all.check_suite(suite).is_ok());
+            assert_eq!(some.check_suite(suite).is_ok(), suite == Suite::Aes);
+        }
+        assert!(all.check_small_files(true).is_ok() && some.check_small_files(false).is_ok());
+        assert!(some.check_small_files(true).is_err());
+        assert!(all.check_kind(SlotKind::Passphrase).is_ok() && some.check_kind(SlotKind::Raw).is_ok());
+        assert!(some.check_kind(SlotKind::Passphrase).is_err());
+    }
+}

@@ -1,0 +1,195 @@
+//! New keys for new writes, and the end of old ones: epochs of a keychain started, taken over from a zone, listed, and
+//! retired.
+//!
+//! A retirement is proven: everything in the vault is opened, decrypted and re-hashed with the keys that would be left,
+//! before the epoch goes.
+
+use crate::control::protocol::{Epoch, Epochs};
+use crate::lock::{lock_out_writers, once_closed};
+use crate::needing::Needing;
+use crate::open::{Found, backend, options};
+use crate::{Error, Policy, Result, WriterLock, hex};
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::{Header, Slot, VaultHeader, ZoneFile};
+use lamassu_format::name;
+use lamassu_keys::dataset::parent_epoch;
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, Keychain, Material, NewSlot, Tier, Unlocked, Update, cost, header_file, unix_now};
+use lamassu_store::Backend;
+use lamassu_vault::check::{Progress, Tally};
+use lamassu_vault::{Dataset, Vault};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Starts an epoch, or takes those of a zone over; what the history says of it.
+pub fn rotate(
+    keys: &mut Unlocked,
+    header: &mut VaultHeader,
+    tier: Tier,
+    leave_zone: bool,
+    zone: Option<&(ZoneFile, Unlocked)>,
+) -> Result<Event> {
+    let Some((file, zone_keys)) = zone else {
+        let number = keys.rotate_vault(header, tier, leave_zone, unix_now())?;
+        return Ok(Event::new(Kind::Rotated).epoch(tier, number));
+    };
+    let adopted = keys.adopt_zone(header, tier, file, zone_keys)?;
+    let newest = adopted.last().ok_or(Error::ZoneNotAhead)?;
+    Ok(Event::new(Kind::Rotated).epoch(tier, *newest).detail("zone", hex(&file.id())))
+}
+
+/// What a keychain holds, without its keys.
+pub fn epochs(keychain: &Keychain) -> Epochs {
+    let of = |tier| {
+        let epochs = keychain.epochs(tier).iter();
+        epochs.map(|e| Epoch { epoch: e.number(), created: e.created() }).collect()
+    };
+    Epochs { inner: of(Tier::Inner), outer: of(Tier::Outer) }
+}
+
+/// A vault that is open nowhere for writing, and whose header only the holder changes.
+pub struct Alone {
+    dir: PathBuf,
+    update: Update,
+    header: VaultHeader,
+    _lock: Option<WriterLock>,
+}
+
+/// What [`Alone::renew`] did.
+#[derive(Debug)]
+#[must_use = "the user has to be told which slots are gone"]
+pub struct Renewed {
+    /// the one slot there is now
+    pub slot: u32,
+    /// those there were before beside the one that opened
+    pub gone: Vec<Slot>,
+}
+
+/// Told how far a proof is. A problem is something that needs the epoch: it is whole as long as the epoch stays.
+pub trait Proof: Progress {
+    /// The parent slot of this dataset, a path in the vault or the store, needs the epoch.
+    fn dataset(&self, path: &Path);
+}
+
+impl Alone {
+    /// Takes the writer's lock of the vault in `dir`, then that of its header.
+    ///
+    /// # Errors
+    /// Those of [`Found::at`], [`Error::Locked`], [`Error::File`].
+    pub fn with(policy: &Policy, dir: &Path) -> Result<Alone> {
+        Found::at(policy, dir)?;
+        let lock = once_closed(policy, dir, || lock_out_writers(policy, dir))?;
+        let update = Update::begin(&dir.join(name::HEADER))?;
+        let header = update.read()?;
+        Ok(Alone { dir: dir.into(), update, header, _lock: lock })
+    }
+
+    /// Its header, as it is and stays until this one changes it.
+    pub fn header(&self) -> &VaultHeader {
+        &self.header
+    }
+
+    /// Refuses what is never written.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`].
+    pub fn refuse_snapshot(&self) -> Result<()> {
+        if self.header.is_snapshot() { Err(Error::Snapshot) } else { Ok(()) }
+    }
+
+    /// Starts an epoch, or takes those of a zone over: see [`rotate`].
+    ///
+    /// # Errors
+    /// Those of [`rotate`] and of the header's file.
+    pub fn rotate(
+        mut self,
+        keys: &mut Unlocked,
+        tier: Tier,
+        leave_zone: bool,
+        zone: Option<&(ZoneFile, Unlocked)>,
+    ) -> Result<Epochs> {
+        let event = rotate(keys, &mut self.header, tier, leave_zone, zone)?;
+        self.update.record(&mut self.header, keys, &[event])?;
+        Ok(epochs(keys.keychain()))
+    }
+
+    /// Makes a fresh file key, which a slot of `material` alone opens: made like the one that opened.
+    ///
+    /// # Errors
+    /// Those of keys and of the header's file.
+    pub fn renew(mut self, keys: &mut Unlocked, material: &Material) -> Result<Renewed> {
+        let (opened, gone): (Vec<Slot>, Vec<Slot>) =
+            self.header.keys().slots.iter().cloned().partition(|slot| slot.id == keys.slot());
+        let old = opened.into_iter().next();
+        let label = old.as_ref().map_or_else(String::new, |s| s.label.clone());
+        let cost = old.and_then(|s| s.argon2).unwrap_or(cost::FALLBACK);
+        let new = NewSlot { material, cost, label: &label, created: unix_now() };
+        let slot = keys.renew(&mut self.header, &new)?;
+        let event =
+            Event::new(Kind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
+        self.update.record(&mut self.header, keys, &[event])?;
+        Ok(Renewed { slot, gone })
+    }
+
+    /// Proves that nothing needs an epoch, and takes it out of the keychain. Returns the header without it.
+    ///
+    /// # Errors
+    /// [`Error::EpochNeeded`], [`Error::LostNotEmpty`]; those of keys, the store, and the header's file.
+    pub fn retire(mut self, keys: &mut Unlocked, tier: Tier, epoch: u32, shown: &dyn Proof) -> Result<VaultHeader> {
+        self.prove(keys, tier, epoch, shown)?;
+        keys.retire(&mut self.header, tier, epoch)?;
+        let event = Event::new(Kind::Retired).epoch(tier, epoch);
+        self.update.record(&mut self.header, keys, &[event])?;
+        Ok(self.header)
+    }
+
+    /// Opens everything with the keys that would be left.
+    fn prove(&self, keys: &Unlocked, tier: Tier, epoch: u32, shown: &dyn Proof) -> Result<()> {
+        let ring = keys.ring_without(&self.header, tier, epoch)?;
+        self.refuse_lost()?;
+        let backend = backend(&self.dir)?;
+        backend.sync().map_err(|source| Error::CannotSync { source })?;
+        let vault = Vault::open(Arc::new(backend), &self.header, ring.clone(), options(true))
+            .map_err(|source| Error::CannotOpen { dir: self.dir.clone(), source })?;
+        let report = vault.check(&[], false, shown)?;
+        vault.close()?;
+        let (slots, work) = match tier {
+            Tier::Outer => {
+                let all = keys.key_ring(self.header.suite())?;
+                (self.datasets_needing(&report.datasets, &ring, &all, shown)?, "outer")
+            }
+            Tier::Inner => (0, "full"),
+        };
+        let needing = Needing::of(report.problems.iter().filter(|p| !p.harmless), slots);
+        // Not all problems are kept; all are counted.
+        let Tally { damaged, undone, repaired, .. } = report.tally();
+        match damaged + undone + repaired == 0 && needing.is_nothing() {
+            true => Ok(()),
+            false => Err(Error::EpochNeeded { tier: tier.name(), epoch, needing, work }),
+        }
+    }
+
+    /// It is not known which keys the files in lamassu.lost need.
+    fn refuse_lost(&self) -> Result<()> {
+        let lost = self.dir.join(name::LOST);
+        match std::fs::read_dir(&lost).map(|mut entries| entries.next().is_none()) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::LostNotEmpty { dir: lost }),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(Error::Local { op: "list", path: lost, source }),
+        }
+    }
+
+    /// Datasets whose parent slot is sealed under the epoch that is to go.
+    fn datasets_needing(&self, found: &[Dataset], left: &KeyRing, all: &KeyRing, shown: &dyn Proof) -> Result<usize> {
+        let mut needing = 0;
+        for dataset in found {
+            let header: VaultHeader = header_file::read(&self.dir.join(&dataset.stored).join(name::HEADER))?;
+            if parent_epoch(&header, left).is_none() && parent_epoch(&header, all).is_some() {
+                needing += 1;
+                shown.dataset(dataset.plain.as_ref().unwrap_or(&dataset.stored));
+            }
+        }
+        Ok(needing)
+    }
+}

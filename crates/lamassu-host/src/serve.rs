@@ -1,0 +1,290 @@
+//! One [`Served`] for each vault that a process has open, with the datasets in it: slots, epochs and re-keying. It
+//! keeps the file keys, so slots change without the old key. Each change of a header takes the header's lock, reads the
+//! header again, and is recorded in the history with the user who asked.
+
+use crate::control::counters::{Counted, Counters, FrontEnd};
+use crate::control::parcel::Channels;
+use crate::control::protocol::{Caller, Changed, Epochs, Parcel, Progress, Status, ZoneParcel};
+use crate::job::{Job, Task};
+use crate::keeper::Keeper;
+use crate::open::{Opened, Unsealed};
+use crate::rotation::{epochs, rotate};
+use crate::slots::{about, check_label, reseal_parent_slot};
+use crate::{Error, Policy, Result, hex};
+use lamassu_format::header::{Header, VaultHeader, ZoneFile};
+use lamassu_format::name;
+use lamassu_keys::history::Kind;
+use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
+use lamassu_vault::forest::{Number, ROOT_VOLUME};
+use lamassu_vault::{Forest, Options, VaultError};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+impl Unsealed {
+    /// Opens the tree and, as they are entered, the datasets in it.
+    ///
+    /// # Errors
+    /// As [`Unsealed::open`].
+    pub fn open_forest(self, options: Options) -> Result<Arc<Served>> {
+        let opened = self.open_to_serve(options.clone(), false)?;
+        let dir = self.found.dir.canonicalize().unwrap_or_else(|_| self.found.dir.clone());
+        let keeper = Keeper::new(dir, options, true, None, self.policy.clone());
+        Served::new(self, opened, keeper)
+    }
+}
+
+/// The vaults that this process has open, with the keys that opened them.
+pub struct Served {
+    forest: Arc<Forest>,
+    keeper: Arc<Keeper>,
+    read_only: bool,
+    channels: Channels,
+    counters: Arc<Counters>,
+    front_end: OnceLock<Arc<dyn FrontEnd>>,
+    jobs: Mutex<HashMap<Number, Arc<Job>>>,
+}
+
+impl Served {
+    /// Serves `vault` and the datasets in it. Takes over the keys that opened it; `keeper` is of its directory.
+    pub fn new(unsealed: Unsealed, opened: Opened, keeper: Arc<Keeper>) -> Result<Arc<Served>> {
+        let Unsealed { found, keys, policy: _ } = unsealed;
+        let (id, read_only) = (found.header.id(), opened.read_only);
+        let opening = keeper.opening(ROOT_VOLUME, None, found.header, keys)?;
+        let forest = Forest::new(opened.vault, opened.backend, id, opening.cached, keeper.clone())?;
+        keeper.serve(&forest);
+        let counters = keeper.counters().clone();
+        Ok(Arc::new(Served {
+            forest,
+            keeper,
+            read_only,
+            channels: Channels::default(),
+            counters,
+            front_end: OnceLock::new(),
+            jobs: Mutex::default(),
+        }))
+    }
+
+    /// The file system of all these vaults.
+    pub fn forest(&self) -> &Arc<Forest> {
+        &self.forest
+    }
+
+    /// The keys of these vaults.
+    pub fn keeper(&self) -> &Arc<Keeper> {
+        &self.keeper
+    }
+
+    /// What vaults are opened with.
+    pub(crate) fn policy(&self) -> &Policy {
+        self.keeper.policy()
+    }
+
+    /// The front-end whose counters a status shows beside those of this crate; once.
+    pub fn counts_of(&self, front_end: Arc<dyn FrontEnd>) {
+        // One process has one front-end: a second call changes nothing.
+        let _ = self.front_end.set(front_end);
+    }
+
+    pub(crate) fn channels(&self) -> &Channels {
+        &self.channels
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Whether nothing is changed.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// What is told of a volume.
+    ///
+    /// # Errors
+    /// Those of a volume that is not there.
+    pub fn status(&self, volume: Number) -> Result<Status> {
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            vault: hex(&self.forest.volume(volume)?.id),
+            dir: self.keeper.dir(volume)?.to_string_lossy().into_owned(),
+            read_only: self.read_only,
+            open_files: self.forest.open_files(volume),
+            operations: self.operations(),
+        })
+    }
+
+    fn operations(&self) -> Vec<Counted> {
+        let front_end = self.front_end.get().map(|f| f.counted());
+        self.counters.counted().into_iter().chain(front_end.into_iter().flatten()).collect()
+    }
+
+    /// Everything into the store, of all vaults that are open. What fails stays in memory, to be tried again; but what
+    /// damage forbids is given up.
+    pub(crate) fn sync(&self) -> Result<()> {
+        Ok(self.forest.sync_all()?)
+    }
+
+    /// Changes the header of a volume, and gives the open vault the keys it then has.
+    pub fn change<T>(
+        &self,
+        caller: &Caller,
+        volume: Number,
+        change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Event)>,
+    ) -> Result<T> {
+        self.changed(volume, |keys, header| {
+            change(keys, header).map(|(done, event)| (done, vec![event.by(caller.uid)]))
+        })
+    }
+
+    /// The same, of what the history need not know.
+    pub fn change_without_event<T>(
+        &self,
+        volume: Number,
+        change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<T>,
+    ) -> Result<T> {
+        self.changed(volume, |keys, header| Ok((change(keys, header)?, Vec::new())))
+    }
+
+    fn changed<T>(
+        &self,
+        volume: Number,
+        change: impl FnOnce(&mut Unlocked, &mut VaultHeader) -> Result<(T, Vec<Event>)>,
+    ) -> Result<T> {
+        if self.read_only {
+            return Err(Error::ReadOnlyMount);
+        }
+        if self.forest.is_frozen() {
+            return Err(Error::Frozen);
+        }
+        let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let place = self.keeper.place(volume)?;
+        let mut all = self.keeper.kept();
+        let keys = &mut all.get_mut(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
+        let update = Update::begin(&place.file(name::HEADER))?;
+        let mut header: VaultHeader = update.read()?;
+        let mut now = keys.reopen(&header)?;
+        let (done, events) = change(&mut now, &mut header)?;
+        update.record(&mut header, &now, &events)?;
+        now.saw(&header);
+        now.update_ring(vault.ring());
+        *keys = now;
+        Ok(done)
+    }
+
+    pub(crate) fn add_slot(
+        &self,
+        caller: &Caller,
+        volume: Number,
+        secret: &Parcel,
+        label: &str,
+        terms: Terms,
+    ) -> Result<u32> {
+        check_label(label)?;
+        let (material, cost) = self.channels.unpack(self.policy(), caller.uid, secret)?;
+        self.change(caller, volume, |keys, header| {
+            let new = NewSlot { material: &material, cost, label, created: unix_now() };
+            let id = keys.add_slot_on(header, &new, terms)?;
+            Ok((id, about(Kind::SlotAdded, id, header)))
+        })
+    }
+
+    pub(crate) fn change_slot(
+        &self,
+        caller: &Caller,
+        volume: Number,
+        secret: &Parcel,
+        slot: u32,
+        label: Option<String>,
+        (role, expires): (Option<Role>, Option<u64>),
+    ) -> Result<Changed> {
+        label.as_deref().map_or(Ok(()), check_label)?;
+        let (material, cost) = self.channels.unpack(self.policy(), caller.uid, secret)?;
+        self.change(caller, volume, |keys, header| {
+            let old = header.keys().slot(slot).map(|s| s.label.clone());
+            let label = label.or(old).ok_or(KeyError::NoSlot { id: slot })?;
+            let new = NewSlot { material: &material, cost, label: &label, created: unix_now() };
+            let kept = header.keys().slot(slot).map_or(Role::Administrator, |s| s.role);
+            let role = role.unwrap_or(kept);
+            let (id, removed) = keys.change_slot_on(header, slot, &new, Terms { role, expires })?;
+            let event = about(Kind::SlotChanged, id, header).detail("instead_of", slot);
+            Ok((Changed { id, removed: removed.to_string() }, event))
+        })
+    }
+
+    pub(crate) fn rotate(
+        &self,
+        caller: &Caller,
+        volume: Number,
+        tier: Tier,
+        leave_zone: bool,
+        zone: Option<ZoneParcel>,
+    ) -> Result<Epochs> {
+        let zone = match zone {
+            Some(ZoneParcel { file, secret }) => {
+                let (material, _) = self.channels.unpack(self.policy(), caller.uid, &secret)?;
+                let file = ZoneFile::parse(file.as_bytes()).map_err(KeyError::from)?;
+                let keys = self.policy().try_slots(&file, &material, None)?;
+                Some((file, keys))
+            }
+            None => None,
+        };
+        self.change(caller, volume, |keys, header| {
+            let event = rotate(keys, header, tier, leave_zone, zone.as_ref())?;
+            Ok((epochs(keys.keychain()), event))
+        })
+    }
+
+    pub(crate) fn job_of(&self, volume: Number) -> Option<Arc<Job>> {
+        self.jobs().get(&volume).cloned()
+    }
+
+    fn jobs(&self) -> MutexGuard<'_, HashMap<Number, Arc<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to re-key a volume, unless the same is under way there.
+    pub fn rekey(&self, volume: Number, task: Task) -> Result<Progress> {
+        if self.read_only {
+            return Err(Error::ReadOnlyMount);
+        }
+        let mut jobs = self.jobs();
+        if let Some(job) = jobs.get(&volume).filter(|job| job.is_under_way_with(task.full)) {
+            return Ok(job.progress());
+        }
+        // It is written down: that waits for nobody.
+        if self.forest.is_frozen() {
+            return Err(Error::Frozen);
+        }
+        // One that does something else and is still under way makes this one fail, by the vault's own lock.
+        let vault = self.forest.vault(volume).ok_or(VaultError::KeyNotLoaded)?;
+        let place = self.keeper.place(volume)?;
+        let header: VaultHeader = header_file::read(&place.file(name::HEADER))?;
+        let history = {
+            let kept = self.keeper.kept();
+            let kept = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
+            kept.keys.history(&place.path(), &header)?
+        };
+        // The directory as it is when it is met: it may have been moved. No keys are kept here: they go with the vault.
+        let keeper = self.keeper.clone();
+        let reseal = move |stored: &Path| {
+            let above = keeper.vault(volume)?;
+            reseal_parent_slot(&keeper.place(volume)?.below(stored)?, above.ring(), task.uid)
+        };
+        let started = Job::start(vault, (history, place), task, Box::new(reseal))?;
+        jobs.insert(volume, started.clone());
+        Ok(started.progress())
+    }
+
+    /// How far that is.
+    pub fn job(&self, volume: Number) -> Result<Progress> {
+        Ok(self.jobs().get(&volume).ok_or(Error::NoRekey)?.progress())
+    }
+
+    /// Ends the re-keying of a volume and of those in it: they are to be closed.
+    pub fn end_jobs(&self, volume: Number) {
+        let jobs = self.jobs();
+        jobs.iter().filter(|(n, _)| self.forest.is_below(**n, volume)).for_each(|(_, job)| job.cancel());
+    }
+}

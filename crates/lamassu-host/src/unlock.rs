@@ -1,0 +1,133 @@
+//! Headers and the keys that open them, under a policy. Getting key material from a source or a person is the
+//! front-end's.
+
+use crate::error::At;
+use crate::pins::Succession;
+use crate::policy::Policy;
+use crate::{Error, Result};
+use lamassu_format::header::{Header, SlotKind, VaultHeader};
+use lamassu_format::name;
+use lamassu_keys::dataset::{inherits, vaults_above};
+use lamassu_keys::{Attempt, KeyError, Material, Slots, Unlocked, admin, header_file, unlock_by_parent};
+use std::path::{Path, PathBuf};
+
+/// The most vaults above a dataset that are tried: a store can nest directories as it likes.
+const ABOVE_MAX: usize = 64;
+
+/// Those directories, the nearest first.
+type Above<'a> = dyn Iterator<Item = PathBuf> + 'a;
+
+impl Policy {
+    /// Opens the header in `dir` (of a zone: in that file): by its own slots or, where it is a dataset's, by the vault
+    /// above it in the store. `named`: the one slot to try.
+    ///
+    /// # Errors
+    /// [`Error::NotApproved`], [`KeyError::WrongKey`] and others of keys, those of [`crate::Pins::check`].
+    pub fn unlock<H: Header>(
+        &self,
+        header: &H,
+        material: &Material,
+        named: Option<u32>,
+        dir: &Path,
+    ) -> Result<(Unlocked, Option<Succession>)> {
+        self.check_suite(header.suite())?;
+        let above = &mut vaults_above(dir).take(ABOVE_MAX);
+        let unlocked = self.open(header, &mut self.attempt(material), named, above).at(dir)?;
+        let succession = self.pins.check(header).at(dir)?;
+        self.notes.opened(&header.keys().id, unlocked.slot());
+        Ok((unlocked, succession))
+    }
+
+    /// Opens a header by its own slots alone.
+    ///
+    /// # Errors
+    /// [`KeyError::WrongKey`] and others of keys.
+    pub fn try_slots<H: Header>(
+        &self,
+        header: &H,
+        material: &Material,
+        named: Option<u32>,
+    ) -> Result<Unlocked, KeyError> {
+        self.attempt(material).open(header, self.slots(&header.keys().id, named))
+    }
+
+    fn attempt<'a>(&self, material: &'a Material) -> Attempt<'a> {
+        Attempt::new(material).with_any_memory(self.allows_any_memory())
+    }
+
+    /// The slot that was named, or all, what opened last first.
+    fn slots(&self, id: &[u8; 16], named: Option<u32>) -> Slots {
+        match (named, self.notes.of(id).last) {
+            (Some(slot), _) => Slots::Only(slot),
+            (None, Some(slot)) => Slots::First(slot),
+            (None, None) => Slots::All,
+        }
+    }
+
+    /// By its own slots, or by the vault above, or that by the one above it. What opened last comes first. All of it is
+    /// one attempt.
+    fn open<H: Header>(
+        &self,
+        header: &H,
+        attempt: &mut Attempt<'_>,
+        named: Option<u32>,
+        above: &mut Above<'_>,
+    ) -> Result<Unlocked> {
+        let keys = header.keys();
+        let goes_above = named.is_none() && inherits(header);
+        let last = self.notes.of(&keys.id).last.and_then(|id| keys.slot(id));
+        let begins_above = goes_above && last.is_some_and(|slot| slot.kind == SlotKind::Parent);
+        if begins_above && let Some(opened) = self.by_parent(header, attempt, above)? {
+            return Ok(opened);
+        }
+        match attempt.open(header, self.slots(&keys.id, named)) {
+            Err(own) if own.is_wrong_key() && goes_above && !begins_above => {
+                match self.by_parent(header, attempt, above)? {
+                    Some(opened) => Ok(opened),
+                    None => Err(own.into()),
+                }
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// By the vault above; `None` where there is none, or one that this key does not open.
+    fn by_parent<H: Header>(
+        &self,
+        header: &H,
+        attempt: &mut Attempt<'_>,
+        above: &mut Above<'_>,
+    ) -> Result<Option<Unlocked>> {
+        let Some(dir) = above.next() else { return Ok(None) };
+        let Ok(parent) = header_file::read::<VaultHeader>(&dir.join(name::HEADER)) else { return Ok(None) };
+        self.check_suite(parent.suite())?;
+        let keys = match self.open(&parent, attempt, None, above) {
+            Ok(keys) => keys,
+            Err(Error::Key(error)) if error.is_wrong_key() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        self.notes.opened(&parent.keys().id, keys.slot());
+        Ok(Some(unlock_by_parent(header, &keys.key_ring(parent.suite())?)?))
+    }
+
+    /// Verifies the administrator's signature over a header, and that it is the pinned one's.
+    ///
+    /// # Errors
+    /// Those of the signature and of [`crate::Pins::of`].
+    pub fn check_signed(&self, header: &VaultHeader) -> Result<()> {
+        admin::verify_signature(header)?;
+        admin::check_pinned(header, &self.pins.of(&header.id())?)?;
+        Ok(())
+    }
+
+    /// A destroyed vault opens no more. Anyone who can write to the store can say that keys were destroyed: where the
+    /// vault has an administrator, the header has to be signed, by the right one.
+    ///
+    /// # Errors
+    /// [`KeyError::Destroyed`]; those of [`Policy::check_signed`].
+    pub fn refuse_destroyed(&self, header: &VaultHeader) -> Result<()> {
+        let Some(destroyed) = header.destroyed() else { return Ok(()) };
+        self.check_signed(header)?;
+        Err(KeyError::Destroyed(destroyed).into())
+    }
+}

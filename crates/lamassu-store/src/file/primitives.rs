@@ -1,0 +1,284 @@
+//! The primitives that every operation on an open file is made of: read, barrier, page read, page write, shorten,
+//! punch.
+//!
+//! A primitive does one thing to the backing file and notes it in the state. It decides nothing, repairs nothing and
+//! calls nothing outside of this module: when a page is loaded or recovered, what a failed barrier costs, and which
+//! order of steps keeps which invariant is up to its callers.
+
+use super::concurrent::Concurrent;
+use super::state::{Held, PageState, SizeFields, State};
+use super::types::{Damage, DamageKind, FileContext, StoreError};
+use crate::backend::BackendFile;
+use lamassu_crypto::Salts;
+use lamassu_crypto::ring::OpenError;
+use lamassu_format::{BlockNo, FileId, Geometry, PAGE_LEN, Page, PageNo};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use zeroize::Zeroize;
+
+/// Damages reported per open file; a file with more is damaged enough.
+const REPORTED_MAX: usize = 1024;
+
+/// Which id a page carries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum PageId {
+    /// The file's, unless the page can be convergent, which has none.
+    AsFits,
+    /// The file's, because other pages follow (I4).
+    OfFile,
+}
+
+/// The parts of an open file that do not change, or have locks of their own.
+pub(super) struct Core {
+    pub ctx: Arc<FileContext>,
+    pub backing: Arc<dyn BackendFile>,
+    tag: String,
+    clock: AtomicU64,
+    /// The file's id as it was last, to seal blocks without the lock of the state; zero: not known. A hint: the file
+    /// may have been emptied since.
+    pub id_hint: Mutex<FileId>,
+    /// Damage that was reported already.
+    reported: Mutex<HashSet<Damage>>,
+    /// What other threads see and do during a commit.
+    pub concurrent: Concurrent,
+}
+
+impl Core {
+    pub fn new(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Core {
+        Core {
+            ctx,
+            backing,
+            tag: tag.to_owned(),
+            clock: AtomicU64::new(1),
+            id_hint: Mutex::default(),
+            reported: Mutex::default(),
+            concurrent: Concurrent::default(),
+        }
+    }
+
+    pub fn geo(&self) -> &Geometry {
+        &self.ctx.geometry
+    }
+
+    /// What the keys of blocks from `first` on depend on, in the file with this id.
+    pub fn salts(&self, file_id: FileId, first: BlockNo) -> Salts<'static> {
+        Salts::from_block(self.ctx.domain, file_id.0, first.0)
+    }
+
+    /// Makes a damage, passes it to the reporter, and returns the error for the caller.
+    pub fn damaged(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> StoreError {
+        let damage = self.damage(kind, page, block);
+        let mut reported = self.reported.lock();
+        // Once for each open file: a reader tries again, in smaller pieces.
+        if reported.len() < REPORTED_MAX && reported.insert(damage) {
+            (self.ctx.report)(&self.tag, &damage);
+        }
+        StoreError::Damaged(damage)
+    }
+
+    pub fn damage(&self, kind: DamageKind, page: PageNo, block: Option<BlockNo>) -> Damage {
+        Damage { kind, segment: self.geo().segment_of(page), page, pages: 1, block }
+    }
+
+    /// Notes what an interrupted session has left, and reports the first of each kind: one interruption may
+    /// concern thousands of blocks. `check` names them all.
+    pub fn note_undone(&self, st: &mut State, damage: Damage) {
+        if st.inherited.note_undone(damage) {
+            (self.ctx.report)(&self.tag, &damage);
+        }
+    }
+
+    /// Notes that a page was used.
+    pub fn touch(&self, entry: &PageState) {
+        if let Some(held) = entry.good() {
+            held.note_used(self.tick());
+        }
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Reads exactly `buf.len()` bytes, zeros past the end. Returns how many were there.
+    pub fn read_padded(&self, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let got = self.backing.read_at(offset, buf).map_err(StoreError::io("read", offset))?;
+        buf[got..].fill(0);
+        Ok(got)
+    }
+
+    /// fdatasync of the backing file. [`Core::sync_data`] is the barrier that first repairs what an earlier one lost.
+    pub fn issue_barrier(&self, st: &mut State) -> Result<(), StoreError> {
+        let start = Instant::now();
+        if let Err(source) = self.backing.sync_data() {
+            st.note_failed_barrier();
+            return Err(StoreError::Io { op: "sync", offset: 0, source });
+        }
+        if st.marks.has_uncovered() {
+            st.marks.note_barrier_time(start.elapsed());
+        }
+        st.note_barrier();
+        Ok(())
+    }
+
+    /// Reads, opens and parses page `g`, without looking at the rest of the file.
+    pub fn read_page(&self, g: PageNo) -> Result<PageState, StoreError> {
+        let offset = self.geo().page_offset(g);
+        let mut bytes = [0u8; PAGE_LEN];
+        let got = self.read_padded(offset, &mut bytes)?;
+        if bytes.iter().all(|&b| b == 0) {
+            return Ok(PageState::Absent);
+        }
+        if got < PAGE_LEN {
+            return Ok(PageState::Bad(DamageKind::PageSeal));
+        }
+        let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
+        let entry = match self.ctx.ring.open_page(&aad, &mut bytes) {
+            Err(OpenError::NoKey | OpenError::Truncated) => PageState::Bad(DamageKind::PageKey),
+            Err(OpenError::Unauthentic) => PageState::Bad(DamageKind::PageSeal),
+            Ok(_) => match Page::parse(&bytes, self.geo(), g) {
+                Ok(page) if self.ctx.domain.is_salted() && page.file_id.is_none() => {
+                    PageState::Bad(DamageKind::PageFormat)
+                }
+                Ok(page) if page.cut && !self.ctx.sessions.may_be_interrupted(page.session) => {
+                    PageState::Bad(DamageKind::PageStale)
+                }
+                Ok(page) => PageState::Good(Arc::new(Held::new(page, 0))),
+                Err(_) => PageState::Bad(DamageKind::PageFormat),
+            },
+        };
+        bytes.zeroize(); // the keys of blocks
+        Ok(entry)
+    }
+
+    /// Seals and writes page `g`, and keeps it as the one on disk. Its size, id, session and sequence are set here,
+    /// from `fields` and `id`. The sizes in the state are the caller's to change; the floor is changed with page 0.
+    pub fn write_page(
+        &self,
+        st: &mut State,
+        g: PageNo,
+        mut page: Page,
+        lost: u128,
+        fields: SizeFields,
+        id: PageId,
+    ) -> Result<(), StoreError> {
+        let last = self.geo().last_page(fields.size);
+        page.size = self.size_field(g, &page, fields);
+        page.sparse = g == PageNo::ZERO && last > PageNo::ZERO && fields.sparse;
+        let is_clean_single = g == PageNo::ZERO && last == PageNo::ZERO && !page.cut && page.pending == 0;
+        let convergent = is_clean_single && self.ctx.convergent_small_files && id == PageId::AsFits;
+        // I12: the session is durably open, and stays so while the stamp is held. A convergent page carries no session,
+        // but is not written outside of one either.
+        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
+        if convergent {
+            (page.file_id, page.session, page.sequence) = (FileId::NONE, 0, 0);
+        } else {
+            page.file_id = st.identity.ensure_id()?;
+            (page.session, page.sequence) = (stamp.session(), stamp.next_sequence());
+        }
+        let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
+        let mut bytes = page.build(self.geo(), g);
+        match convergent {
+            true => self.ctx.ring.outer().seal_page_convergent(&aad, &mut bytes),
+            false => self.ctx.ring.outer().seal_page(&aad, &mut bytes)?,
+        }
+        let offset = self.geo().page_offset(g);
+        // I13: one aligned write of 4096 bytes.
+        if let Err(source) = self.backing.write_at(offset, &bytes[..]) {
+            st.pages.forget_absent(g);
+            st.failures.note_page(g);
+            if g == PageNo::ZERO {
+                st.identity.note_failed_page_zero();
+            }
+            self.note_failed_write(st, offset, PAGE_LEN as u64);
+            return Err(StoreError::Io { op: "write page", offset, source });
+        }
+        drop(stamp);
+        st.note_page_write(offset);
+        self.keep_written_page(st, g, page, lost, last > PageNo::ZERO);
+        Ok(())
+    }
+
+    /// The size field of page `g`: a floor in page 0 of a longer file, otherwise the size as far as the page reaches.
+    fn size_field(&self, g: PageNo, page: &Page, fields: SizeFields) -> u64 {
+        let geo = self.geo();
+        if !page.tail.is_empty() {
+            // The tail's length follows from this field, also where a crash has left a tail in a page that is not the
+            // last.
+            let block = geo.first_block(g) + page.keys.len() as u64;
+            return geo.block_start(block) + page.tail.len() as u64;
+        }
+        match g {
+            PageNo::ZERO if geo.last_page(fields.size) > PageNo::ZERO && !page.cut => fields.floor,
+            PageNo::ZERO => fields.size,
+            _ => fields.size.min(geo.page_start(g.next())),
+        }
+    }
+
+    /// Notes that a page was written, and keeps it.
+    fn keep_written_page(&self, st: &mut State, g: PageNo, page: Page, lost: u128, has_more_pages: bool) {
+        st.failures.note_page_written(g);
+        if g == PageNo::ZERO {
+            st.shrink.note_page_zero(page.cut);
+            st.sizes.set_floor(if has_more_pages { page.size } else { 0 });
+            st.identity.note_page_zero(&page, st.marks.written());
+        }
+        let before = st.pages.good(g);
+        let data_mark = before.map(Held::data_mark).unwrap_or_default();
+        if let Some(old) = before.map(Held::page) {
+            let dropped = old.keys.any_keyed_from(page.keys.len());
+            if dropped || ends_a_punch(old, &page) {
+                st.marks.give_up_space(); // I8
+            }
+            if dropped {
+                st.shrink.note_excess();
+            }
+        }
+        let held = Held::written(page, lost, st.marks.written(), data_mark);
+        held.note_used(self.tick());
+        st.pages.put(g, PageState::Good(Arc::new(held)));
+    }
+
+    /// Notes a write that failed, and that the store may have done all the same, or in part.
+    pub fn note_failed_write(&self, st: &mut State, offset: u64, len: u64) {
+        st.marks.advance();
+        st.space.note_failed(offset, len, self.backing.stat().ok().map(|found| found.len));
+    }
+
+    /// Sets the length of the backing file. The caller sees to I8: what lay past the new end is given up.
+    pub fn set_backing_len(&self, st: &mut State, len: u64) -> Result<(), StoreError> {
+        self.backing.set_len(len).map_err(StoreError::io("truncate", len))?;
+        st.marks.advance();
+        st.marks.note_shortened();
+        st.space.note_cut(len);
+        Ok(())
+    }
+
+    /// Makes a range of the backing file read as zeros, and frees it where the store can.
+    pub fn punch(&self, st: &mut State, offset: u64, len: u64) -> Result<(), StoreError> {
+        match self.backing.punch(offset, len) {
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let zeros = vec![0u8; len as usize];
+                self.backing.write_at(offset, &zeros).map_err(StoreError::io("write", offset))?;
+            }
+            other => other.map_err(StoreError::io("punch", offset))?,
+        }
+        st.marks.advance();
+        Ok(())
+    }
+
+    /// Writes zeros, where a range that reads as zeros may be none on disk since a barrier failed.
+    pub fn write_zeros(&self, st: &mut State, from: u64, until: u64) -> Result<(), StoreError> {
+        self.backing.write_at(from, &vec![0; (until - from) as usize]).map_err(StoreError::io("write", from))?;
+        st.note_block_write(from, until - from);
+        Ok(())
+    }
+}
+
+/// Whether a slot that was being punched is no longer: until that is durable, recovery expects zeros there.
+fn ends_a_punch(old: &Page, new: &Page) -> bool {
+    let punched = |page: &Page, i: usize| page.pending >> i & 1 == 1 && page.keys.is_hole(i);
+    (0..old.keys.len().min(new.keys.len())).any(|i| punched(old, i) && !punched(new, i))
+}

@@ -1,0 +1,328 @@
+//! Loading pages, and what an interrupted commit left in them (`docs/format.md` §12).
+//!
+//! What an interruption leaves is believed of pages of interrupted sessions alone ([`super::session`]).
+//!
+//! Recovery is lazy: the first load of a page with pending bits resolves it. It keeps I10, since what it finds is made
+//! durable before anything new is written under the page, and I11, since a page whose write failed here is resolved the
+//! same way.
+
+use super::primitives::{Core, PageId};
+use super::session::Standing;
+use super::state::{Held, PageState, State};
+use super::types::{DamageKind, Integrity, StoreError};
+use lamassu_crypto::{Keyed, Salts, Verify};
+use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
+use std::sync::Arc;
+
+impl Core {
+    /// Makes sure page `g` is in memory (a void one past the size is not kept) and returns it.
+    pub fn page<'a>(&self, st: &'a mut State, g: PageNo) -> Result<&'a PageState, StoreError> {
+        if !st.pages.contains(g) {
+            if !st.is_within(self.geo(), g) {
+                return Ok(&PageState::Absent);
+            }
+            let entry = self.load_page(st, g)?;
+            st.evict(self.geo());
+            st.pages.put(g, entry);
+        }
+        let entry = st.pages.get(g).expect("just looked for or put there");
+        self.touch(entry);
+        Ok(entry)
+    }
+
+    /// The page if it is good, `None` if absent; a bad one is an error.
+    pub fn good_page<'a>(&self, st: &'a mut State, g: PageNo) -> Result<Option<&'a Held>, StoreError> {
+        match self.page(st, g)? {
+            PageState::Absent => Ok(None),
+            PageState::Good(held) => Ok(Some(held)),
+            PageState::Bad(kind) => Err(self.damaged(*kind, g, None)),
+        }
+    }
+
+    /// Takes over what readers have loaded. The first step of every caller that gets the state alone.
+    pub fn take_shared(&self, st: &mut State) {
+        if st.pages.take_shared() {
+            st.evict(self.geo());
+        }
+    }
+
+    /// Loads page `g` of an open file: absent, good with its interrupted commit resolved, or bad.
+    pub fn load_page(&self, st: &mut State, g: PageNo) -> Result<PageState, StoreError> {
+        let entry = match st.pages.take_unresolved(g) {
+            Some(page) => PageState::Good(Arc::new(Held::new(page, 0))),
+            None if g == PageNo::ZERO && st.identity.is_unsealed_empty() => PageState::Absent,
+            None => self.read_page(g)?,
+        };
+        if let Some(held) = entry.good()
+            && st.identity.id().is_none()
+            && st.pages.is_bad(PageNo::ZERO)
+        {
+            st.identity.found_id(held.page().file_id); // page 0 and the last one were unreadable
+        }
+        match self.place_page(st, g, entry) {
+            PageState::Good(held) => {
+                self.note_session(st, g, held.page().session);
+                if let Some(block) = self.unwritten_from(st, g, held.page()) {
+                    self.note_undone(st, self.damage(DamageKind::Unwritten, g, Some(block)));
+                }
+                match held.page().pending {
+                    0 => Ok(PageState::Good(held)),
+                    _ => self.resolve(st, g, Arc::unwrap_or_clone(held).into_page()),
+                }
+            }
+            PageState::Absent => {
+                if self.is_unwritten(st, g) {
+                    self.note_undone(st, self.damage(DamageKind::Unwritten, g, None));
+                }
+                Ok(PageState::Absent)
+            }
+            PageState::Bad(kind) => Ok(PageState::Bad(kind)),
+        }
+    }
+
+    /// Whether an absent page is one that an interrupted session may have written: it lies below the size that this
+    /// session recorded, and above what was known durable before.
+    pub fn is_unwritten(&self, st: &State, g: PageNo) -> bool {
+        let start = self.geo().page_start(g);
+        let (from, until) = (st.sizes.floor(), st.inherited.size().min(st.sizes.stored()));
+        st.inherited.is_interrupted() && g > PageNo::ZERO && (from..until).contains(&start) && !st.sizes.is_sparse()
+    }
+
+    /// Whether a page has fewer than all the blocks that belong to it in a file of `size`: it is from when the file
+    /// ended in it.
+    pub fn lacks_blocks(&self, page: &Page, g: PageNo, size: u64) -> bool {
+        let geo = self.geo();
+        let blocks = geo.end_block(size).0.saturating_sub(geo.first_block(g).0).min(geo.blocks_per_page());
+        blocks_in(page) < blocks
+    }
+
+    /// Whether other pages follow page `g`.
+    fn is_followed(&self, st: &State, g: PageNo) -> bool {
+        !st.inherited.is_truncated() && g < st.last_page(self.geo())
+    }
+
+    /// Up to which size page `g` must have its blocks. Beyond what was known durable an interrupted session may not have
+    /// written the page that it had to.
+    fn told_size(&self, st: &State, g: PageNo) -> u64 {
+        let floor = st.sizes.floor();
+        let is_open = st.inherited.is_interrupted() && floor < st.inherited.size();
+        if is_open || st.failures.uncertain_pages().contains(&g) { floor } else { st.sizes.stored() }
+    }
+
+    /// From which block on a page is as it was before an interrupted session made the file longer.
+    fn unwritten_from(&self, st: &State, g: PageNo, page: &Page) -> Option<BlockNo> {
+        let may_be_short = st.inherited.is_interrupted() && self.is_followed(st, g);
+        let is_short = may_be_short && self.lacks_blocks(page, g, st.inherited.size().min(st.sizes.stored()));
+        is_short.then(|| self.geo().first_block(g) + blocks_in(page))
+    }
+
+    /// Reports once that a file has pages of a session that the record does not know: the record is older than the
+    /// page.
+    fn note_session(&self, st: &mut State, g: PageNo, session: u32) {
+        let is_reported = st.inherited.undone().iter().any(|d| d.kind == DamageKind::UnknownSession);
+        if !is_reported && self.ctx.sessions.standing(session) == Standing::Unknown {
+            self.note_undone(st, self.damage(DamageKind::UnknownSession, g, None));
+        }
+    }
+
+    /// Loads a page without changing the state; `None` where that would have to change.
+    pub fn load_clean_page(&self, st: &State, g: PageNo) -> Result<Option<PageState>, StoreError> {
+        if g == PageNo::ZERO || st.identity.id().is_none() || st.pages.unresolved(g).is_some() {
+            return Ok(None);
+        }
+        match self.place_page(st, g, self.read_page(g)?) {
+            PageState::Good(held) if held.page().pending != 0 => Ok(None),
+            // Reports are made with the state held alone.
+            PageState::Good(held) if self.ctx.sessions.standing(held.page().session) == Standing::Unknown => Ok(None),
+            PageState::Good(held) if self.unwritten_from(st, g, held.page()).is_some() => Ok(None),
+            PageState::Absent if self.is_unwritten(st, g) => Ok(None),
+            entry => Ok(Some(entry)),
+        }
+    }
+
+    /// What a page read from disk is at its place in the file: slots past the size dropped, pages of other files
+    /// refused.
+    fn place_page(&self, st: &State, g: PageNo, entry: PageState) -> PageState {
+        let geo = *self.geo();
+        let id = st.identity.id();
+        match entry {
+            PageState::Bad(kind) => PageState::Bad(kind),
+            PageState::Absent => self.absent_page(st, g),
+            // A file of several pages has an id; zero belongs to a convergent page, which is alone.
+            PageState::Good(held) if g > PageNo::ZERO && (held.page().file_id != id || id.is_none()) => {
+                PageState::Bad(DamageKind::PageOfOtherFile)
+            }
+            PageState::Good(held)
+                if self.is_followed(st, g) && self.lacks_blocks(held.page(), g, self.told_size(st, g)) =>
+            {
+                PageState::Bad(DamageKind::PageStale)
+            }
+            PageState::Good(mut held) => {
+                let size = st.sizes.stored();
+                let blocks = geo.end_block(size).0.saturating_sub(geo.first_block(g).0);
+                let page = Arc::make_mut(&mut held).page_mut();
+                clip(page, blocks.min(geo.blocks_per_page()) as usize, size, &geo, g);
+                if page.pending != 0 && !self.is_believed(st, g, page) && self.ctx.integrity == Integrity::Full {
+                    keep_bits(page, 0);
+                }
+                PageState::Good(held)
+            }
+        }
+    }
+
+    /// Whether the data of pending blocks may be missing: their session was interrupted, or the page was written here
+    /// by a write that failed. Otherwise all of it arrived long ago, and the session left another page than this. The
+    /// keys of this page then hold for its blocks, without a choice; where blocks are not hashed on each read, these
+    /// are hashed once all the same.
+    fn is_believed(&self, st: &State, g: PageNo, page: &Page) -> bool {
+        st.failures.uncertain_pages().contains(&g) || self.ctx.sessions.may_be_interrupted(page.session)
+    }
+
+    fn absent_page(&self, st: &State, g: PageNo) -> PageState {
+        let (start, end) = (self.geo().page_start(g), self.geo().page_start(g.next()));
+        let is_inside = start < st.sizes.stored();
+        if is_inside && st.inherited.lost_from().is_some_and(|from| end > from) {
+            return PageState::Bad(DamageKind::Truncated);
+        }
+        if g > PageNo::ZERO && is_inside && st.inherited.unknown_from().is_some_and(|from| end > from) {
+            return PageState::Bad(DamageKind::PageMissing);
+        }
+        match g > PageNo::ZERO && start < st.sizes.floor() && !st.sizes.is_sparse() {
+            true => PageState::Bad(DamageKind::PageMissing),
+            false => PageState::Absent,
+        }
+    }
+
+    /// Resolves the pending slots of a page found on disk (§12); a writer makes the result durable and writes it.
+    fn resolve(&self, st: &mut State, g: PageNo, mut page: Page) -> Result<PageState, StoreError> {
+        let (mut lost, mut found) = (0u128, 0u128);
+        let believed = self.is_believed(st, g, &page);
+        for i in (0..page.keys.len()).filter(|i| page.pending >> i & 1 == 1) {
+            match self.resolve_block(g, i, &page, believed)? {
+                Some(key) => {
+                    if page.keys.get(i).as_ref() != Some(&key) {
+                        let kind = if key.is_hole() { DamageKind::Unwritten } else { DamageKind::Reverted };
+                        self.note_undone(st, self.damage(kind, g, Some(self.geo().first_block(g) + i as u64)));
+                    }
+                    page.keys.set(i, &key);
+                    found |= 1 << i;
+                    st.inherited.note_recovered();
+                }
+                None => lost |= 1 << i,
+            }
+        }
+        keep_bits(&mut page, lost);
+        // What is left of a truncated file must not be overwritten.
+        if self.ctx.read_only || st.inherited.is_truncated() {
+            return Ok(PageState::Good(Arc::new(Held::new(page, lost))));
+        }
+        self.keeping_mtime(st, |core, st| {
+            // I10: what was found is durable before the page that relies on it alone is written (I1).
+            if !st.inherited.is_durable() || st.failures.any_barrier_lost() {
+                if st.failures.any_barrier_lost() {
+                    // I11: the kernel takes pages that it failed to write for clean, and shows them all the same. So
+                    // they are written again.
+                    core.write_found_again(st, g, &page, found)?;
+                }
+                core.barrier(st)?;
+                st.inherited.note_durable();
+            }
+            core.write_page(st, g, page, lost, st.sizes.fields(), PageId::AsFits)?;
+            // I10: until the page is durable recovery chooses among the old candidates, and new data is none of them.
+            st.marks.hold_data_back();
+            Ok(())
+        })?;
+        st.pages.take(g).ok_or(StoreError::ReadOnly)
+    }
+
+    /// Writes the blocks that recovery has found to where they are.
+    fn write_found_again(&self, st: &mut State, g: PageNo, page: &Page, found: u128) -> Result<(), StoreError> {
+        let keyed = |i: &usize| found >> i & 1 == 1 && page.keys.is_keyed(*i);
+        for i in (0..page.keys.len()).filter(keyed) {
+            let offset = self.geo().block_offset(self.geo().first_block(g) + i as u64);
+            let mut bytes = vec![0u8; self.ctx.block_len()];
+            self.read_padded(offset, &mut bytes)?;
+            self.backing.write_at(offset, &bytes).map_err(StoreError::io("write", offset))?;
+            st.note_block_write(offset, bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// The key a pending block's bytes verify under; the hole key for a hole; `None` if it is lost. Only the new key
+    /// counts where the page is not `believed` ([`Core::is_believed`]).
+    pub fn resolve_block(
+        &self,
+        g: PageNo,
+        i: usize,
+        page: &Page,
+        believed: bool,
+    ) -> Result<Option<SlotKey>, StoreError> {
+        let block = self.geo().first_block(g) + i as u64;
+        let mut bytes = vec![0u8; self.ctx.block_len()];
+        self.read_padded(self.geo().block_offset(block), &mut bytes)?;
+        let is_zero = bytes.iter().all(|&b| b == 0);
+        let before = || page.previous_key(i).unwrap_or(SlotKey::HOLE);
+        for key in page.keys.get(i).into_iter().chain(believed.then(before)) {
+            if key.is_hole() {
+                if is_zero {
+                    return Ok(Some(key));
+                }
+            } else if self.block_matches(&bytes, &key, self.salts(page.file_id, block)) {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a block is pending and holds none of what its page has keys for.
+    pub fn is_lost(&self, st: &State, block: BlockNo) -> bool {
+        let (g, i) = self.geo().slot_of(block);
+        st.pages.good(g).is_some_and(|held| held.is_lost(i))
+    }
+
+    /// Whether ciphertext verifies under `key`.
+    pub fn block_matches(&self, ciphertext: &[u8], key: &SlotKey, salts: Salts<'_>) -> bool {
+        let mut copy = ciphertext.to_vec();
+        let failed = self.ctx.engine.open(
+            &self.ctx.ring,
+            &mut copy,
+            self.ctx.block_len(),
+            Keyed { keys: key.as_batch(), salts },
+            Verify::Full,
+        );
+        failed.is_empty()
+    }
+}
+
+/// How many blocks a page describes, its tail with them.
+fn blocks_in(page: &Page) -> u64 {
+    page.keys.len() as u64 + u64::from(!page.tail.is_empty())
+}
+
+/// Keeps the pending bits in `keep`, and the previous keys of those among them that have one.
+pub(super) fn keep_bits(page: &mut Page, keep: u128) {
+    let mut previous = Keys::default();
+    for i in (0..page.keys.len()).filter(|i| keep >> i & 1 == 1) {
+        if let Some(key) = page.previous_key(i) {
+            previous.push(&key);
+        }
+    }
+    page.pending &= keep;
+    page.replaced &= keep;
+    page.previous = previous;
+}
+
+/// Drops what lies past the size: key slots, their bits, the tail or its end.
+pub(super) fn clip(page: &mut Page, blocks: usize, size: u64, geo: &lamassu_format::Geometry, g: PageNo) {
+    let used = page.keys.len();
+    if !page.tail.is_empty() {
+        let start = geo.block_start(geo.first_block(g) + used as u64);
+        let left = size.saturating_sub(start).min(page.tail.len() as u64);
+        page.tail.truncate(left as usize);
+    }
+    if used > blocks {
+        let keep = (1u128 << blocks) - 1;
+        keep_bits(page, page.pending & keep);
+        page.keys.truncate(blocks);
+    }
+}

@@ -1,0 +1,369 @@
+//! One round of a commit (`docs/format.md` §13): pages with new and previous keys, barrier, data. The pages are written
+//! again without pending bits when a barrier has covered the data ([`super::settle`]).
+//!
+//! The steps of [`Core::run`], in order:
+//!
+//! | step | what it does | keeps |
+//! |---|---|---|
+//! | 1 | barrier, if the round writes where space was given up | I8 |
+//! | 2 | blocks are sealed; nothing is written | |
+//! | 3 | bytes that leave a tail are written to their block, and made durable | I7 |
+//! | 4 | holes that are filled are made zero below the end of the backing file, durably | I6 |
+//! | 5 | a page 0 of this session is made durable, before pages past the last one | I4 |
+//! | 6 | pages are written: new keys, `pending`, previous keys | I1, I2, I12, I13 |
+//! | 7 | barrier, if anything is replaced or punched, or if earlier failures left a doubt | I1, I8, I11 |
+//! | 8 | data is written and holes are punched | I13 |
+//! | on failure | what each block holds is found out as after a crash | I2, I11 |
+
+use super::ciphertext::Ciphertext;
+use super::plan::{Change, Goal, Round};
+use super::primitives::{Core, PageId};
+use super::recover::keep_bits;
+use super::state::{Held, Mark, PageState, SizeFields, State};
+use super::types::StoreError;
+use crate::backend::BackendFile;
+use lamassu_format::{BlockNo, FileId, Keys, PAGE_LEN, Page, PageNo, SlotKey};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+impl Core {
+    /// Writes one round: its pages, then its data.
+    pub fn run(&self, st: &mut State, mut round: Round, goal: &mut Goal) -> Result<(), StoreError> {
+        // Step 1, I8: what gave up space is durable before anything is written there.
+        if st.marks.holds_data_back() && self.touches_given_up(st, &round) {
+            self.barrier(st)?;
+        }
+        let sealed = self.seal(st, &round)?; // step 2
+        let left = self.leave_tails(st, &mut round, &sealed)?; // step 3
+        self.clear_holes(st, &round, &left)?; // step 4
+        self.id_before_pages(st, &round)?; // step 5
+        self.key_pages(&mut round, &sealed.keys);
+        let since = st.marks.written();
+        // Steps 6 to 8.
+        let done = self.write_pages(st, &mut round, goal).and_then(|()| self.write_content(st, &round, &sealed, &left));
+        if let Err(error) = done {
+            self.undo(st, since, &round);
+            return Err(error);
+        }
+        sealed.give_back();
+        let done = round.data.iter().map(|(b, _)| b).chain(&round.punches).chain(&round.absorbed);
+        for block in done {
+            st.buffer.take(*block);
+        }
+        Ok(())
+    }
+
+    /// Whether a round writes data, or anything past the end of the backing file.
+    fn touches_given_up(&self, st: &State, round: &Round) -> bool {
+        let page_end = |g: &PageNo| self.geo().page_offset(*g) + PAGE_LEN as u64;
+        !round.data.is_empty() || !round.punches.is_empty() || round.pages.keys().any(|g| page_end(g) > st.space.len())
+    }
+
+    /// Step 3, I7: bytes that leave the tail are durable in their block before the page without them is written. A tail
+    /// that was never durable needs the order only, and its block stays pending. Returns the blocks written.
+    fn leave_tails(
+        &self,
+        st: &mut State,
+        round: &mut Round,
+        sealed: &Ciphertext,
+    ) -> Result<BTreeSet<BlockNo>, StoreError> {
+        let never_durable = st.identity.is_never_durable(&st.marks);
+        let (mut written, mut must_last) = (BTreeSet::new(), false);
+        for (n, (block, change)) in round.data.iter_mut().enumerate() {
+            if *change == Change::LeaveTail {
+                self.write_blocks(st, *block, sealed, n, 1)?;
+                written.insert(*block);
+                match never_durable {
+                    true => *change = Change::Fill,
+                    false => must_last = true,
+                }
+            }
+        }
+        if must_last {
+            self.barrier(st)?;
+        }
+        Ok(written)
+    }
+
+    /// Step 4, I6: where a hole is filled below the end of the backing file, the bytes there are zero, durably, before
+    /// the page with the new key is written. Otherwise recovery could not tell a hole from a block whose data never
+    /// arrived.
+    fn clear_holes(&self, st: &mut State, round: &Round, left: &BTreeSet<BlockNo>) -> Result<(), StoreError> {
+        let mut punched = false;
+        for (_, first, count) in self.runs(round, |b, change| change == Change::Fill && !left.contains(&b)) {
+            let from = self.geo().block_offset(first);
+            let end = from + count as u64 * self.geo().block_size();
+            let until = end.min(st.space.len());
+            if st.failures.any_barrier_lost() {
+                // What reads as zeros may be what a failed barrier has lost.
+                self.write_zeros(st, from, end)?;
+                punched = true;
+            } else if from < until && !self.is_zero(st, from, until)? {
+                self.punch(st, from, until - from)?;
+                punched = true;
+            }
+        }
+        if punched { self.barrier(st) } else { Ok(()) }
+    }
+
+    fn is_zero(&self, st: &mut State, from: u64, until: u64) -> Result<bool, StoreError> {
+        if st.space.has_zeros(from, until) {
+            return Ok(true);
+        }
+        let mut at = from;
+        let mut bytes = vec![0u8; self.ctx.block_len()];
+        while at < until {
+            match self.backing.seek_data(at).map_err(StoreError::io("seek data", at))? {
+                Some(data) if data < until => at = data,
+                data => {
+                    // Searching is slow on some stores; the rest of this hole is about to be filled.
+                    st.space.note_zeros(at..data.unwrap_or(st.space.len()));
+                    return Ok(true);
+                }
+            }
+            let n = (until - at).min(bytes.len() as u64) as usize;
+            self.read_padded(at, &mut bytes[..n])?;
+            if bytes[..n].iter().any(|&b| b != 0) {
+                return Ok(false);
+            }
+            at += n as u64;
+        }
+        Ok(true)
+    }
+
+    fn punch_block(&self, st: &mut State, block: BlockNo) -> Result<(), StoreError> {
+        let offset = self.geo().block_offset(block);
+        let len = self.geo().block_size().min(st.space.len().saturating_sub(offset));
+        if len > 0 {
+            self.punch(st, offset, len)?;
+        }
+        st.pages.note_data(self.geo().page_of(block), st.marks.written());
+        Ok(())
+    }
+
+    /// Step 5, I4: before a page past the last one is written, a page 0 of this session is durable, with the file's id
+    /// and without `cut`. The size that it says of a file of one page is durable then, too, and becomes the floor (I5).
+    fn id_before_pages(&self, st: &mut State, round: &Round) -> Result<(), StoreError> {
+        let old_last = st.last_page(self.geo());
+        if round.pages.keys().all(|g| *g <= old_last) {
+            return Ok(());
+        }
+        let session = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?.session();
+        if !st.identity.is_page_zero_of(session, &st.marks) {
+            let held = self.good_page(st, PageNo::ZERO)?.map(|held| (held.page().clone(), held.lost()));
+            let (mut page, lost) = held.unwrap_or((Page::empty(FileId::NONE), 0));
+            page.cut = false;
+            self.write_page(st, PageNo::ZERO, page, lost, st.sizes.fields(), PageId::OfFile)?;
+            self.barrier(st)?;
+        }
+        if old_last == PageNo::ZERO {
+            st.sizes.set_floor(st.sizes.stored());
+        }
+        Ok(())
+    }
+
+    /// Puts the new keys into the planned pages. Each new key is `pending`, and a replaced block's previous key, which
+    /// the plan knows to be durable, is kept as well (I1, I2). A data block that keeps its key is written again as it
+    /// was, which is how a block that rotted in the store heals, and needs no commit.
+    fn key_pages(&self, round: &mut Round, keys: &Keys) {
+        for (n, (block, change)) in round.data.iter().enumerate() {
+            let (g, i) = self.geo().slot_of(*block);
+            let planned = round.pages.get_mut(&g).expect("data lies under a planned page");
+            if *change != Change::Replace || !planned.page.keys.is_same(i, keys, n) {
+                note_change(&mut planned.page, i, *change);
+                planned.page.keys.copy_from(i, keys, n);
+                planned.must_write = true;
+            }
+        }
+        for block in &round.punches {
+            let (g, i) = self.geo().slot_of(*block);
+            let planned = round.pages.get_mut(&g).expect("punches lie under a planned page");
+            let lost = planned.page.pending >> i & 1 == 1;
+            note_change(&mut planned.page, i, if lost { Change::Fill } else { Change::Replace });
+            planned.page.keys.set(i, &SlotKey::HOLE);
+            planned.must_write = true;
+        }
+    }
+
+    /// Step 6. The pages name new data as `pending` before that data is written, so a crash leaves candidates for each
+    /// block (I1). Each is one aligned write, under an open session (I12, I13).
+    ///
+    /// The last page is first where the file gets new ones, so that one write alone jumps past the end of the backing
+    /// file. With each such jump XFS allocates what it had reserved behind the last one, apart from the data that comes
+    /// there (4000 extents a GiB instead of a dozen).
+    fn write_pages(&self, st: &mut State, round: &mut Round, goal: &mut Goal) -> Result<(), StoreError> {
+        let geo = *self.geo();
+        let (size, old) = (goal.size, st.sizes.stored());
+        let mut reached = old;
+        let last = geo.last_page(size);
+        let new_pages = last > geo.last_page(old);
+        let (below, at_end) = (round.pages.range(..last), round.pages.range(last..));
+        let order = if new_pages { at_end.chain(below) } else { below.chain(at_end) };
+        for (g, planned) in order.filter(|(_, p)| p.must_write) {
+            let fields = SizeFields { size, ..st.sizes.fields() };
+            if let Err(error) = self.write_page(st, *g, planned.page.clone(), planned.lost, fields, PageId::AsFits) {
+                st.sizes.set_stored(reached);
+                let old_last = geo.last_page(old);
+                if goal.unwritten.contains(&old_last) {
+                    st.failures.note_page(old_last); // it must not stay as it is while others follow
+                }
+                if new_pages && reached > old {
+                    // Pages before the last may be absent. They are holes, not damage, if the last one becomes durable.
+                    st.sizes.note_sparse();
+                }
+                return Err(error);
+            }
+            goal.unwritten.remove(g);
+            if *g >= geo.last_page(old) && (*g > PageNo::ZERO || last == PageNo::ZERO) {
+                reached = reached.max(size.min(geo.page_start(g.next())));
+            }
+        }
+        st.sizes.set_stored(size);
+        Ok(())
+    }
+
+    /// Steps 7 and 8: the barrier between pages and data, where one is needed, and the data. Each page notes the mark
+    /// of the data under it, so that its pending bits stay until a barrier covers that data (I3).
+    fn write_content(
+        &self,
+        st: &mut State,
+        round: &Round,
+        sealed: &Ciphertext,
+        left: &BTreeSet<BlockNo>,
+    ) -> Result<(), StoreError> {
+        // I1: the page that has both keys is durable before old content is overwritten or punched. Otherwise a crash
+        // could leave new content under a page that knows only the old key.
+        let replaces = round.pages.values().any(|p| p.page.replaced & !p.lost != 0) || !round.punches.is_empty();
+        // I8: one of the pages just written may have given up space that this data takes.
+        // I11: after a round that failed, pages on disk may name other keys than those in memory.
+        let must_wait = st.marks.holds_data_back() || st.failures.round_failed();
+        if replaces || (must_wait && !round.data.is_empty()) {
+            self.barrier(st)?;
+        }
+        for (n, first, count) in self.runs(round, |b, _| !left.contains(&b)) {
+            self.write_blocks(st, first, sealed, n, count)?;
+        }
+        round.punches.iter().try_for_each(|block| self.punch_block(st, *block))
+    }
+
+    /// Groups the chosen data blocks into runs that lie together: (index of the first in the round, first block,
+    /// count).
+    fn runs(&self, round: &Round, choose: impl Fn(BlockNo, Change) -> bool) -> Vec<(usize, BlockNo, usize)> {
+        let mut runs: Vec<(usize, BlockNo, usize)> = Vec::new();
+        for (n, (block, _)) in round.data.iter().enumerate().filter(|(_, (b, change))| choose(*b, *change)) {
+            match runs.last_mut() {
+                Some((at, first, count))
+                    if *at + *count == n
+                        && *first + *count as u64 == *block
+                        && self.continues(*first, *count as u64) =>
+                {
+                    *count += 1;
+                }
+                _ => runs.push((n, *block, 1)),
+            }
+        }
+        runs
+    }
+
+    /// Writes blocks that lie together, the `n`th of the round and those behind it.
+    fn write_blocks(
+        &self,
+        st: &mut State,
+        first: BlockNo,
+        sealed: &Ciphertext,
+        n: usize,
+        count: usize,
+    ) -> Result<(), StoreError> {
+        for (at, count) in sealed.pieces(n, count) {
+            let block = first + (at - n) as u64;
+            let len = count as u64 * self.geo().block_size();
+            self.write_run(st, block, len, |backing, offset| sealed.write(at, count, backing, offset))?;
+        }
+        Ok(())
+    }
+
+    fn write_run(
+        &self,
+        st: &mut State,
+        first: BlockNo,
+        written: u64,
+        write: impl FnOnce(&dyn BackendFile, u64) -> std::io::Result<()>,
+    ) -> Result<(), StoreError> {
+        let offset = self.geo().block_offset(first);
+        if let Err(source) = write(&*self.backing, offset) {
+            self.note_failed_write(st, offset, written);
+            return Err(StoreError::Io { op: "write", offset, source });
+        }
+        st.note_block_write(offset, written);
+        let count = written / self.geo().block_size();
+        let (from, to) = (self.geo().page_of(first), self.geo().page_of(first + (count - 1)));
+        for g in from.until(to.next()) {
+            st.pages.note_data(g, st.marks.written());
+        }
+        Ok(())
+    }
+
+    /// A round failed after pages of it were written, from mark `since` on. I11: what each of its blocks holds now is
+    /// found out as after a crash, since a write that failed may have been done in part. Otherwise the next round would
+    /// take keys of content that never arrived for keys of durable content (I2). The blocks stay buffered.
+    fn undo(&self, st: &mut State, since: Mark, round: &Round) {
+        st.marks.advance(); // the write that failed may have happened
+        let blocks = round.data.iter().map(|(b, _)| b).chain(&round.punches);
+        let mut pages: BTreeMap<PageNo, u128> = BTreeMap::new();
+        for (g, i) in blocks.map(|b| self.geo().slot_of(*b)) {
+            *pages.entry(g).or_default() |= 1 << i;
+        }
+        for (g, bits) in pages {
+            let Some(held) = st.pages.good(g).filter(|held| held.write_mark() > since) else { continue };
+            let (page, lost) = self.page_after_failure(g, held, bits);
+            if self.write_page(st, g, page.clone(), lost, st.sizes.fields(), PageId::AsFits).is_err() {
+                // The one on disk names all the candidates; the next commit writes it again.
+                let now = st.marks.written();
+                st.pages.put(g, PageState::Good(Arc::new(Held::written(page, lost, now, now))));
+            }
+            st.marks.advance();
+            st.pages.note_data(g, st.marks.written());
+        }
+        // I8: pages that may be on disk name keys that are given up. No new data before what says so is durable.
+        st.marks.give_up_space();
+        st.failures.note_round();
+    }
+
+    /// What a page must say after data writes under it failed, those of the slots in `bits`; and which blocks are lost.
+    fn page_after_failure(&self, g: PageNo, held: &Held, bits: u128) -> (Page, u128) {
+        let (mut page, mut lost) = (held.page().clone(), held.lost());
+        let mut keep = page.pending;
+        for i in (0..page.keys.len()).filter(|i| (bits & page.pending) >> i & 1 == 1) {
+            match self.resolve_block(g, i, &page, true) {
+                Ok(Some(key)) if page.keys.get(i).as_ref() == Some(&key) => {}
+                Ok(Some(key)) => {
+                    page.keys.set(i, &key);
+                    keep &= !(1 << i);
+                }
+                Ok(None) | Err(_) => lost |= 1 << i,
+            }
+        }
+        keep_bits(&mut page, keep);
+        (page, lost & keep)
+    }
+}
+
+/// Marks slot `i`, which is about to get a new key: it is pending, and the key of a replaced block is kept.
+fn note_change(page: &mut Page, i: usize, change: Change) {
+    let bit = 1u128 << i;
+    if page.replaced & bit != 0 {
+        // A lost block: what its previous key opened is given up with the block.
+        let keep = page.pending & !bit;
+        keep_bits(page, keep);
+    }
+    match change {
+        Change::LeaveTail => {}
+        Change::Fill => page.pending |= bit,
+        Change::Replace => {
+            let rank = (page.replaced & (bit - 1)).count_ones() as usize;
+            page.pending |= bit;
+            page.replaced |= bit;
+            page.previous.insert_from(rank, &page.keys, i);
+        }
+    }
+}

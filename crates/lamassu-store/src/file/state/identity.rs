@@ -1,0 +1,114 @@
+//! Which file this is: its id, whether it was made here, and whether it has a page yet.
+//!
+//! Invariants:
+//! * The id is zero until one is needed: by the first block that is sealed in a salted domain, otherwise by the first
+//!   page that is not convergent. From then on it stays until the file is emptied.
+//! * A file that was created or emptied here gets a page with the next commit, although it may hold nothing.
+//! * `zero_of` names a session only while page 0 on disk is of that session and without `cut`: pages past the last one
+//!   may then be written, once that is durable (I4).
+//! * While no barrier has covered a write since the file was made, no earlier content of it is durable.
+
+use super::{Mark, Marks};
+use crate::file::types::StoreError;
+use lamassu_format::{FileId, Page};
+
+/// The identity of one open file.
+#[derive(Default)]
+pub(in crate::file) struct Identity {
+    id: FileId,
+    /// The file must have a page although it may be empty.
+    wants_page: bool,
+    /// The file was created or emptied here, at this mark.
+    made_at: Option<Mark>,
+    /// The backing file is empty, or a zeroed page that stands for an empty file.
+    unsealed_empty: bool,
+    /// The session that page 0 was written by, without `cut`, and the mark of the first such write.
+    zero_of: Option<(u32, Mark)>,
+}
+
+impl Identity {
+    /// What readers of a snapshot need.
+    pub fn snapshot(&self) -> Identity {
+        Identity { id: self.id, unsealed_empty: self.unsealed_empty, ..Identity::default() }
+    }
+
+    /// The file's id; zero: none yet.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// The file's id, made now if there is none. Page 0 must have been looked at: a damaged one may have had another.
+    pub fn ensure_id(&mut self) -> Result<FileId, StoreError> {
+        if self.id.is_none() {
+            lamassu_crypto::random(&mut self.id.0)?;
+        }
+        Ok(self.id)
+    }
+
+    /// A page of the file has this id.
+    pub fn found_id(&mut self, id: FileId) {
+        self.id = id;
+    }
+
+    /// The backing file holds no page.
+    pub fn found_unsealed(&mut self) {
+        self.unsealed_empty = true;
+    }
+
+    /// Page 0 was written so, at this mark.
+    pub fn note_page_zero(&mut self, page: &Page, mark: Mark) {
+        self.unsealed_empty = false;
+        match self.zero_of {
+            _ if page.cut || page.session == 0 => self.zero_of = None,
+            Some((session, _)) if session == page.session => {}
+            _ => self.zero_of = Some((page.session, mark)),
+        }
+    }
+
+    /// The write of page 0 failed: one with `cut` may be there.
+    pub fn note_failed_page_zero(&mut self) {
+        self.zero_of = None;
+    }
+
+    /// Whether a page 0 of this session, without `cut`, is durable.
+    pub fn is_page_zero_of(&self, session: u32, marks: &Marks) -> bool {
+        self.zero_of.is_some_and(|(of, mark)| of == session && marks.is_durable(mark))
+    }
+
+    /// Whether the backing file is empty, or a zeroed page that stands for an empty file.
+    pub fn is_unsealed_empty(&self) -> bool {
+        self.unsealed_empty
+    }
+
+    /// The backing file was cut to nothing: the id of a page that is gone goes with it.
+    pub fn note_cut_to_nothing(&mut self) {
+        self.id = FileId::NONE;
+        self.unsealed_empty = true;
+    }
+
+    /// The file was created or emptied, and all writes so far are those up to `now`.
+    pub fn note_made(&mut self, now: Mark) {
+        self.made_at = Some(now);
+        self.zero_of = None;
+    }
+
+    /// Whether nothing of the file can be durable yet: it was made here, and no barrier has covered a write since.
+    pub fn is_never_durable(&self, marks: &Marks) -> bool {
+        self.made_at.is_some_and(|made| marks.durable() <= made)
+    }
+
+    /// The next commit writes page 0, whatever else there is to be written.
+    pub fn want_page(&mut self) {
+        self.wants_page = true;
+    }
+
+    /// A commit is complete.
+    pub fn note_committed(&mut self) {
+        self.wants_page = false;
+    }
+
+    /// Whether the file must have a page.
+    pub fn wants_page(&self) -> bool {
+        self.wants_page
+    }
+}

@@ -1,0 +1,144 @@
+//! The one list of what a front-end may ask of a file system.
+
+use crate::{
+    Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, RenameMode, Result, SetAttr, SetXattr,
+    StatFs, Vault, Whence,
+};
+use std::ffi::OsStr;
+
+/// Declares [`FileSystem`] and implements it for [`Vault`] by the inherent methods of the same names. `provided`: with
+/// a default. `own`: with one that a vault which stands alone keeps.
+macro_rules! file_system {
+    (
+        $($(#[$doc:meta])* fn $name:ident(&self $(, $arg:ident: $type:ty)*) $(-> $out:ty)?;)*
+        provided {
+            $($(#[$p_doc:meta])* fn $p_name:ident(&self $(, $p_arg:ident: $p_type:ty)*) -> $p_out:ty = $default:expr;)*
+        }
+        own { $($own:tt)* }
+    ) => {
+        /// A file system without a kernel: a [`Vault`], several as a [`crate::Forest`], or another directory in their
+        /// place.
+        ///
+        /// Methods take `&self` and may be called from many threads. Errors are those of [`Vault`]'s methods of the
+        /// same names.
+        pub trait FileSystem: Send + Sync + 'static {
+            $($(#[$doc])* fn $name(&self $(, $arg: $type)*) $(-> $out)?;)*
+            $($(#[$p_doc])* fn $p_name(&self $(, $p_arg: $p_type)*) -> $p_out { $(let _ = $p_arg;)* $default })*
+            $($own)*
+        }
+
+        impl FileSystem for Vault {
+            $(fn $name(&self $(, $arg: $type)*) $(-> $out)? { Vault::$name(self $(, $arg)*) })*
+            $(fn $p_name(&self $(, $p_arg: $p_type)*) -> $p_out { Vault::$p_name(self $(, $p_arg)*) })*
+        }
+
+        /// A file system whose every method panics: for tests of front-ends.
+        #[cfg(feature = "testing")]
+        pub struct Panics;
+
+        #[cfg(feature = "testing")]
+        impl FileSystem for Panics {
+            $(fn $name(&self $(, $arg: $type)*) $(-> $out)? { $(let _ = $arg;)* panic!("on purpose") })*
+            $(fn $p_name(&self $(, $p_arg: $p_type)*) -> $p_out { $(let _ = $p_arg;)* panic!("on purpose") })*
+        }
+    };
+}
+
+file_system! {
+    /// Makes the store quiet and consistent until [`FileSystem::thaw`]. The front-end calls no method that changes
+    /// anything in between.
+    fn freeze(&self) -> Result<()>;
+    /// Finds an entry; adds a reference.
+    fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry>;
+    /// Gives references back.
+    fn forget(&self, ino: Ino, count: u64);
+    /// stat.
+    fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr>;
+    /// chmod, chown, truncate, utimens in one.
+    fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr>;
+    /// readlink.
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
+    /// mknod.
+    fn mknod(&self, parent: Ino, name: &OsStr, kind: Kind, mode: u32, rdev: u64, owner: Owner) -> Result<Entry>;
+    /// mkdir.
+    fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry>;
+    /// symlink.
+    fn symlink(&self, parent: Ino, name: &OsStr, target: &[u8], owner: Owner) -> Result<Entry>;
+    /// link.
+    fn link(&self, ino: Ino, parent: Ino, name: &OsStr) -> Result<Entry>;
+    /// unlink.
+    fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()>;
+    /// rmdir.
+    fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()>;
+    /// renameat2.
+    fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()>;
+    /// Creates (exclusively) and opens.
+    fn create(&self, parent: Ino, name: &OsStr, mode: u32, access: Access, owner: Owner) -> Result<(Entry, HandleId)>;
+    /// Opens a regular file.
+    fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId>;
+    /// Reads; short at the end of the file, or before a range that cannot be read.
+    fn read(&self, handle: HandleId, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// Writes.
+    fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize>;
+    /// fsync, fdatasync.
+    fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()>;
+    /// The last close.
+    fn release(&self, handle: HandleId) -> Result<()>;
+    /// fallocate.
+    fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()>;
+    /// SEEK_DATA and SEEK_HOLE.
+    fn seek(&self, handle: HandleId, offset: u64, whence: Whence) -> Result<u64>;
+    /// Opens a directory.
+    fn open_dir(&self, ino: Ino) -> Result<HandleId>;
+    /// Lists from a cookie until `fill` answers false.
+    fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()>;
+    /// The same with what [`FileSystem::lookup`] finds of each entry but `.` and `..`, and a reference to it, which
+    /// `fill` takes over whatever it answers.
+    fn read_dir_plus(
+        &self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, Option<Entry>, u64) -> bool
+    ) -> Result<()>;
+    /// Closes a directory.
+    fn release_dir(&self, handle: HandleId) -> Result<()>;
+    /// fsync of a directory.
+    fn fsync_dir(&self, handle: HandleId) -> Result<()>;
+    /// getxattr.
+    fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>>;
+    /// setxattr.
+    fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()>;
+    /// listxattr.
+    fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>>;
+    /// removexattr.
+    fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()>;
+    /// statvfs.
+    fn statfs(&self) -> Result<StatFs>;
+    provided {
+        /// Whether access control lists are kept, inherited and held in step with the mode, so that the kernel may
+        /// enforce them.
+        fn keeps_acls(&self) -> bool = false;
+        /// Ends the use of the file system; called once, after the last request.
+        fn close(&self) -> Result<()> = Ok(());
+        /// Called every few seconds while in use.
+        fn maintain(&self) -> Result<()> = Ok(());
+        /// Ends a freeze.
+        fn thaw(&self) -> Result<()> = Ok(());
+        /// One close(2).
+        fn flush(&self, handle: HandleId) -> Result<()> = Ok(());
+        /// The memory that the listing of an open directory takes until it is closed, bytes.
+        fn listing_bytes(&self, handle: HandleId) -> usize = 0;
+        /// Copies a range between open files, (handle, offset) each, without looking at the data; `None`: not possible
+        /// here. May copy less.
+        fn copy_range(&self, from: (HandleId, u64), to: (HandleId, u64), len: u64) -> Result<Option<u64>> = Ok(None);
+    }
+    own {
+        /// Whether the kernel may keep contents of this file.
+        fn may_cache(&self, ino: Ino) -> bool {
+            let _ = ino;
+            true
+        }
+        /// Called as often as [`FileSystem::maintain`], while changes can go on: it may wait for them. Unloads what has
+        /// been idle for long enough.
+        fn unload_idle(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+}

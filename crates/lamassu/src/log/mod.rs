@@ -1,0 +1,161 @@
+//! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors reach the administrator. Key events
+//! (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names another socket than /dev/log.
+
+pub mod limit;
+
+use self::limit::Limited;
+use crate::fault::Result;
+use crate::output::Ui;
+use crate::text::printable;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use tracing::{Level, Metadata};
+use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
+use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+/// Whether there is no terminal any more.
+static DETACHED: AtomicBool = AtomicBool::new(false);
+/// Connected at the first message after detaching.
+static SYSLOG: OnceLock<Option<UnixDatagram>> = OnceLock::new();
+
+/// Starts logging. `LAMASSU_LOG` overrules `--verbose` with a filter in the syntax of `tracing_subscriber::EnvFilter`.
+pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
+    let level = match (ui.quiet, ui.verbose) {
+        (true, _) => "warn",
+        (false, 0) => "warn",
+        (false, 1) => "info",
+        (false, 2) => "debug",
+        (false, _) => "trace",
+    };
+    let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let open = |path: &Path| {
+        File::options().append(true).create(true).open(path).map_err(|source| crate::fault::Fault::Local {
+            op: "open log file",
+            path: path.into(),
+            source,
+        })
+    };
+    let file = file.map(open).transpose()?.map(Arc::new);
+    let timed = file.is_some();
+    let lines = fmt::layer().with_ansi(false).with_target(ui.verbose > 1).with_writer(Log { file });
+    let lines = match timed {
+        true => lines.boxed(),
+        // syslog has its own clock, and a person at a terminal knows the time.
+        false => lines.without_time().boxed(),
+    };
+    // Key events go to syslog whatever else is logged.
+    let keys =
+        fmt::layer().with_ansi(false).with_target(false).without_time().with_writer(|| Line::Syslog(Level::INFO));
+    let keys = keys.with_filter(filter_fn(is_key_event).with_max_level_hint(LevelFilter::INFO));
+    let lines = lines.with_filter(filter.and(Limited));
+    let started = tracing_subscriber::registry().with(lines).with(keys).with(filter_fn(is_fit_for_a_log)).try_init();
+    // A second start can only be a mistake of ours; the first then stays.
+    debug_assert!(started.is_ok());
+    Ok(())
+}
+
+/// Libraries log what passes through them when they are asked to say all: bodies of answers, which hold keys, and names of files. No filter that a user
+/// sets brings that out.
+fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
+    event.target().starts_with("lamassu") || *event.level() <= Level::INFO
+}
+
+/// What was done to keys: see `lamassu_keys::history`.
+pub fn is_key_event(event: &Metadata<'_>) -> bool {
+    event.target() == "lamassu::key" && *event.level() <= Level::INFO
+}
+
+/// From now on standard error leads nowhere, and users of the mount cause most lines.
+pub fn detach() {
+    DETACHED.store(true, Ordering::Release);
+    limit::start();
+}
+
+pub fn is_detached() -> bool {
+    DETACHED.load(Ordering::Acquire)
+}
+
+struct Log {
+    file: Option<Arc<File>>,
+}
+
+/// Where one event goes. `tracing_subscriber` writes each event with a single call.
+enum Line {
+    File(Arc<File>),
+    Stderr,
+    Syslog(Level),
+    /// syslog has it already
+    Nowhere,
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        self.line(Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
+        match self.line(*meta.level()) {
+            Line::Syslog(_) if is_key_event(meta) => Line::Nowhere,
+            line => line,
+        }
+    }
+}
+
+impl Log {
+    fn line(&self, level: Level) -> Line {
+        match &self.file {
+            Some(file) => Line::File(file.clone()),
+            None if is_detached() => Line::Syslog(level),
+            None => Line::Stderr,
+        }
+    }
+}
+
+impl Write for Line {
+    /// An event becomes one line, whatever names it quotes.
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let line = printable(String::from_utf8_lossy(text).trim_end_matches('\n'));
+        match self {
+            Line::File(file) => (&**file).write_all((line + "\n").as_bytes())?,
+            Line::Stderr => io::stderr().write_all((line + "\n").as_bytes())?,
+            Line::Syslog(level) => to_syslog(*level, &line),
+            Line::Nowhere => {}
+        }
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One datagram to /dev/log, in the form of syslog(3). Where nobody listens it is lost: a daemon has no other place to say it.
+fn to_syslog(level: Level, text: &str) {
+    const FACILITY_DAEMON: u8 = 3 << 3;
+    let socket = SYSLOG.get_or_init(|| {
+        let place = std::env::var_os("LAMASSU_SYSLOG").unwrap_or_else(|| "/dev/log".into());
+        let socket = UnixDatagram::unbound().ok()?;
+        socket.connect(place).ok()?;
+        // A full log must not stop the file system.
+        socket.set_nonblocking(true).ok()?;
+        Some(socket)
+    });
+    let Some(socket) = socket else { return };
+    let severity = match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    };
+    let line = format!("<{}>lamassu[{}]: {}", FACILITY_DAEMON | severity, std::process::id(), text.trim());
+    let _ = socket.send(line.as_bytes());
+}

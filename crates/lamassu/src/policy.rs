@@ -1,0 +1,72 @@
+//! The policy of this program, from its options and its environment; and what it tells people of pins.
+//!
+//! Pins are in `$XDG_CONFIG_HOME/lamassu/known-vaults` or `~/.config/lamassu/known-vaults`; notes of the slots that
+//! opened last below `$STATE_DIRECTORY` (systemd), `$XDG_STATE_HOME/lamassu` or `~/.local/state/lamassu`.
+
+use crate::output::Ui;
+use crate::{mounts, signals, text};
+use lamassu_host::notes::Notes;
+use lamassu_host::pins::{Given, Pin, Succession};
+use lamassu_host::{Pins, Policy, Surroundings};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// This machine's mounts, and this process's signals.
+struct Here;
+
+impl Surroundings for Here {
+    fn writer_of(&self, dir: &Path) -> Option<PathBuf> {
+        mounts::of_vault(dir).map(|mount| mount.mountpoint)
+    }
+
+    fn is_interrupted(&self) -> bool {
+        signals::interrupted()
+    }
+}
+
+/// `given`: whose signature headers must carry, where an option says so.
+pub fn of_this_process(given: Option<Given>, any_memory: bool) -> Policy {
+    let pins = Pins::new(given, known_vaults());
+    Policy::default().with(pins, Notes::within(state())).with_any_memory(any_memory).within(Arc::new(Here))
+}
+
+fn known_vaults() -> Option<PathBuf> {
+    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|p| p.join(".config")))?;
+    Some(config.join("lamassu/known-vaults"))
+}
+
+fn state() -> Option<PathBuf> {
+    absolute("STATE_DIRECTORY")
+        .or_else(|| absolute("XDG_STATE_HOME").map(|p| p.join("lamassu")))
+        .or_else(|| absolute("HOME").map(|p| p.join(".local/state/lamassu")))
+}
+
+/// A variable that names a place.
+fn absolute(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute())
+}
+
+/// An administrator's public key, for clap.
+pub fn parse_key(hex: &str) -> Result<[u8; 32], String> {
+    lamassu_host::pins::parse_key(hex).map_err(Into::into)
+}
+
+/// Says that an administrator's key has a successor, and what became of the pin.
+pub fn tell(ui: &Ui, succession: &Succession) {
+    let Succession { vault, old, new, pin } = succession;
+    let change = format!(
+        "the administrator of vault {} has another key: {} has signed {}",
+        text::hex(vault),
+        text::hex(old),
+        text::hex(new)
+    );
+    match pin {
+        Pin::Given(Given::Key(_)) => ui.warn(format_args!("{change}; give that one to --admin-key from now on")),
+        Pin::Given(Given::Zone(file)) => {
+            let file = file.display();
+            ui.warn(format_args!("{change}; pin it in {file}: `lamassu key admin pin --zone {file} DIR`"));
+        }
+        Pin::Follows(path) => ui.note(format_args!("{change}; the pin in {} follows", path.display())),
+        Pin::Stays(_, error) => ui.warn(format_args!("{change}; the pin does not follow: {error}")),
+    }
+}

@@ -1,0 +1,56 @@
+//! Whether a vault directory is its owner's alone, as a mount for other users wants it.
+//!
+//! Who can search the vault directory owns some of the entries below it, and can exchange them while the daemon works on them. The parents of
+//! the directory do not count: somebody may open them later.
+
+use crate::fault::Fault;
+use crate::mounts;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Search permission of the group and of others. Where there is an access control list, the group's is the list's mask.
+pub const SEARCH_BY_OTHERS: u32 = 0o011;
+const MODE_BITS: u32 = 0o7777;
+
+/// What decides.
+#[derive(Clone, Copy)]
+pub struct Access {
+    pub mode: u32,
+    pub uid: u32,
+}
+
+impl Access {
+    fn of(dir: &Path) -> std::io::Result<Access> {
+        dir.metadata().map(|meta| Access { mode: meta.mode() & MODE_BITS, uid: meta.uid() })
+    }
+
+    fn is_own(self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+
+    fn is_private(self) -> bool {
+        self.is_own() && self.mode & SEARCH_BY_OTHERS == 0
+    }
+}
+
+/// Refuses a vault that users beside the one of this process, and root, can search. `opened`: what the open directory says, where it is open by
+/// now; the path can lead elsewhere later.
+///
+/// A dataset is private if the directory of a vault that it lies in is.
+pub fn check(dir: &Path, opened: Option<Access>) -> Result<(), Fault> {
+    let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
+    let access = opened.map_or_else(|| Access::of(dir).map_err(unusable), Ok)?;
+    let is_below_private = || {
+        let above = dir.ancestors().skip(1).filter(|above| mounts::has_vault(above));
+        above.filter_map(|above| Access::of(above).ok()).any(Access::is_private)
+    };
+    if access.is_private() || is_below_private() {
+        return Ok(());
+    }
+    let chmod = format!("`chmod 700 {}`", dir.display());
+    let mend = match access.is_own() {
+        true => chmod,
+        false => format!("`chown {} {}` and {chmod}", rustix::process::geteuid().as_raw(), dir.display()),
+    };
+    Err(Fault::OpenStore { dir: dir.into(), mode: access.mode, uid: access.uid, mend })
+}

@@ -1,0 +1,142 @@
+//! Which crate may depend on which, by the table in ARCHITECTURE.md, and which module of a crate on which.
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Libraries that are for one crate alone: what the others never do.
+const FOR_ONE: [(&str, &str); 3] = [("fuser", "lamassu-fuse"), ("clap", "lamassu"), ("indicatif", "lamassu")];
+
+/// The crates in the order of the table.
+fn table() -> Vec<String> {
+    let page = include_str!("../../../ARCHITECTURE.md");
+    let section = page.split("\n## ").find(|section| section.starts_with("Crates")).expect("the section");
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    cells.map(String::from).collect()
+}
+
+/// The crates of the workspace with the names of what they depend on when they are built, not when they are tested.
+fn manifests() -> HashMap<String, Vec<String>> {
+    let mut cargo = Command::new(env!("CARGO"));
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
+    cargo.args(["metadata", "--no-deps", "--offline", "--format-version", "1", "--manifest-path", manifest]);
+    let out = cargo.output().expect("cargo runs");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    let text = |value: &Value| value.as_str().expect("a text").to_string();
+    let packages = metadata["packages"].as_array().expect("packages").iter();
+    let of = |package: &Value| {
+        let needed = package["dependencies"].as_array().expect("dependencies").iter().filter(|d| d["kind"] != "dev");
+        (text(&package["name"]), needed.map(|d| text(&d["name"])).collect())
+    };
+    packages.map(of).collect()
+}
+
+#[test]
+fn each_crate_depends_only_on_those_above_it() {
+    let (table, manifests) = (table(), manifests());
+    let place = |name: &str| table.iter().position(|one| one == name);
+    for (name, needed) in &manifests {
+        let own = place(name).unwrap_or_else(|| panic!("{name} is not in the table of ARCHITECTURE.md"));
+        for other in needed.iter().filter(|other| manifests.contains_key(*other)) {
+            assert!(place(other) < Some(own), "{name} depends on {other}, which is not above it in ARCHITECTURE.md");
+        }
+    }
+    assert_eq!(table.len(), manifests.len(), "a crate of the table is not in the workspace, or twice in the table");
+}
+
+#[test]
+fn some_libraries_are_for_one_crate_alone() {
+    for (name, needed) in manifests() {
+        for (library, user) in FOR_ONE {
+            assert!(name == user || !needed.iter().any(|one| one == library), "{name} depends on {library}");
+        }
+    }
+}
+
+/// Crates whose modules depend on one another in one direction, and what is excepted: a module, and another that may
+/// name it all the same.
+const LAYERED: [(&str, &[(&str, &str)]); 2] = [
+    ("lamassu-host", &[]),
+    // The grammar has the options of every command, and the dispatcher matches on the grammar.
+    ("lamassu", &[("args", "cmd")]),
+];
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
+}
+
+/// The words behind every `crate::`, those in braces too; without comments and unit tests.
+fn named(source: &str) -> BTreeSet<String> {
+    let code = source.split("#[cfg(test)]\nmod").next().unwrap_or_default();
+    let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let word = |text: &str| text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+    let mut names = BTreeSet::new();
+    for behind in code.split("crate::").skip(1) {
+        let Some(list) = behind.strip_prefix('{') else {
+            names.insert(word(behind));
+            continue;
+        };
+        let (mut depth, mut starts) = (1, vec![0]);
+        for (at, c) in list.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => starts.push(at + 1),
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+        names.extend(starts.into_iter().map(|at| word(list[at..].trim_start())));
+    }
+    names
+}
+
+/// What each module of a crate names of the others, by its own name or by that of something the root passes on.
+fn modules(name: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src");
+    let of = |path: &Path| {
+        let first = path.strip_prefix(&root).expect("below it").iter().next().expect("a name");
+        first.to_string_lossy().trim_end_matches(".rs").to_string()
+    };
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for path in sources(&root) {
+        graph.entry(of(&path)).or_default().extend(named(&std::fs::read_to_string(&path).expect("a source")));
+    }
+    let lib = std::fs::read_to_string(root.join("lib.rs")).unwrap_or_default();
+    let passed_on = |name: &str| {
+        let line = lib.lines().find(|line| {
+            let words = line.strip_prefix("pub use ").map(|l| l.split(|c: char| !c.is_alphanumeric() && c != '_'));
+            words.is_some_and(|mut words| words.any(|word| word == name))
+        })?;
+        line.strip_prefix("pub use ")?.split("::").next().map(String::from)
+    };
+    graph.retain(|module, _| !["lib", "main", "testing"].contains(&module.as_str()));
+    let known: BTreeSet<String> = graph.keys().cloned().collect();
+    for (module, names) in &mut graph {
+        let resolved = names.iter().map(|name| passed_on(name).unwrap_or_else(|| name.clone()));
+        *names = resolved.filter(|name| known.contains(name) && name != module).collect();
+    }
+    graph
+}
+
+#[test]
+fn modules_depend_on_one_another_in_one_direction() {
+    for (name, excepted) in LAYERED {
+        let mut graph = modules(name);
+        for (module, other) in excepted {
+            let removed = graph.get_mut(*other).is_some_and(|names| names.remove(*module));
+            assert!(removed, "{name}: {other} does not name {module} any more: take the exception away");
+        }
+        // What names nothing that is left goes, until nothing is left, or a cycle.
+        while let Some(free) = graph.iter().find(|(_, names)| names.is_empty()).map(|(module, _)| module.clone()) {
+            graph.remove(&free);
+            graph.values_mut().for_each(|names| _ = names.remove(&free));
+        }
+        assert!(graph.is_empty(), "modules of {name} name one another in a circle, or lead to one: {graph:#?}");
+    }
+}
