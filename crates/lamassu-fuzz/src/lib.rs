@@ -6,6 +6,7 @@
 //!
 //! Never: part of the product; touches a disk or the network.
 
+mod anchor;
 mod bytes;
 mod file;
 mod header;
@@ -46,6 +47,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "answer", run: keys::answer },
     Target { name: "history", run: keys::history },
     Target { name: "request", run: request::request },
+    Target { name: "anchor_row", run: anchor::anchor_row },
 ];
 
 /// Runs one target by its name.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Libraries that are for one crate alone: what the others never do.
-const FOR_ONE: [(&str, &str); 3] = [("fuser", "lamassu-fuse"), ("clap", "lamassu"), ("indicatif", "lamassu")];
+const FOR_ONE: [(&str, &str); 4] =
+    [("fuser", "lamassu-fuse"), ("clap", "lamassu"), ("indicatif", "lamassu"), ("redb", "lamassu-anchor")];
 
 /// The crates in the order of the table.
 fn table() -> Vec<String> {

@@ -26,6 +26,7 @@ fn main() -> Result<()> {
     shares(&mut seeds);
     answers(&mut seeds);
     histories(&mut seeds);
+    anchor_rows(&mut seeds);
     requests::requests(&mut seeds);
     for (target, inputs) in seeds {
         let dir = out.join(target);
@@ -250,4 +251,45 @@ fn histories(seeds: &mut Seeds) {
         seeds.entry("history").or_default().push(input);
     }
     seeds.entry("history").or_default().push([&[0, 0, 1, 0, 0][..], &[0; 600]].concat());
+}
+
+/// Rows of every kind, each behind the byte that says what it is.
+fn anchor_rows(seeds: &mut Seeds) {
+    use lamassu_anchor::row::{Content, Cut, FileRow, Open, Sealed};
+    use lamassu_anchor::{
+        Digest, Entry, Intent, Kind, ObjectId, Place, Revision, Row, Token, TokenKey, VaultRow, Window,
+    };
+    let digest = |byte| Digest([byte; 32]);
+    let (name, window) = (Token([5; 16]), Window { session: 7, covered: 300 });
+    let cut = Some(Cut { after: window, from: lamassu_format::PageNo(2) });
+    let open = Open { file: lamassu_format::FileId([3; 16]), windows: [window].into_iter().collect(), cut };
+    let contents = [
+        Content::File(FileRow { root: digest(1), size: 5000, twin: Some(digest(2)), open: None }),
+        Content::File(FileRow { root: digest(1), size: 1 << 40, twin: None, open: Some(open) }),
+        Content::Dir { record: Sealed::Is(digest(4)), parent: ObjectId(1), name },
+        Content::Link(Sealed::Becomes { old: digest(4), new: digest(5) }),
+        Content::Char(0x501),
+        Content::Fifo,
+    ];
+    let row = |content| Row { mode: 0o644, uid: 1000, gid: 100, links: 1, content, attributes: Sealed::Is(digest(6)) };
+    let place = |dir| Place { dir: ObjectId(dir), name };
+    let was = Entry { kind: Kind::File, object: ObjectId(300) };
+    let vault = VaultRow {
+        vault: [1; 16],
+        revision: Revision(9),
+        next_object: ObjectId(301),
+        next_intent: 4,
+        session: 7,
+        degree_log2: 4,
+        tokens: TokenKey::new([2; 32]),
+        header: Sealed::Is(digest(7)),
+        history: (3, digest(8)),
+        root_permissions: Sealed::Nothing,
+    };
+    let mut rows: Vec<_> = contents.into_iter().map(|content| (0, row(content).encode())).collect();
+    rows.push((1, was.encode()));
+    rows.push((2, Intent::Remove { at: place(1), was }.encode()));
+    rows.push((2, Intent::Move { from: place(1), to: place(2) }.encode()));
+    rows.push((3, vault.encode()));
+    seeds.entry("anchor_row").or_default().extend(rows.into_iter().map(|(kind, bytes)| [&[kind][..], &bytes].concat()));
 }

@@ -1,0 +1,352 @@
+//! The anchor of one vault: reads see what was queued last; commits make it durable.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | this one | opening, reading, commits |
+//! | `names` | entries: made, removed, moved (N1 to N4) |
+//! | `files` | files: opened for changes, committed (A1 to A8) |
+//!
+//! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name whose
+//! removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
+//!
+//! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
+
+mod files;
+mod names;
+
+pub use files::{FileCommit, Opening};
+pub use names::{Made, Removal, Renamed};
+
+use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
+use crate::row::{Entry, Intent, Place, Row, VaultRow};
+use crate::table::{Space, Table};
+use crate::{AnchorError, Digests, ObjectId, Part, RecordNo, Revision, Token, TokenKey};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+type Result<T> = std::result::Result<T, AnchorError>;
+
+/// An open anchor. Methods may be called from many threads.
+pub struct Anchor {
+    table: Arc<dyn Table>,
+    tokens: TokenKey,
+    degree: usize,
+    state: Mutex<State>,
+    /// Held by who commits: commits take effect in order (A8).
+    committing: Mutex<()>,
+}
+
+struct State {
+    vault: VaultRow,
+    queued: Layer,
+    /// What is being committed.
+    flying: Option<Arc<Layer>>,
+    /// Entries made so far.
+    made: u64,
+    /// Rows of objects without an entry that are still in use.
+    nameless: HashMap<ObjectId, Row>,
+    /// Changes of names that are durable here, and that the store is to carry out.
+    due: BTreeMap<u64, Intent>,
+    /// The same, handed out and not carried out yet.
+    handed_out: BTreeMap<u64, Intent>,
+}
+
+impl Anchor {
+    /// Makes the anchor of a new vault in an empty table: the root alone.
+    ///
+    /// # Errors
+    /// [`AnchorError::Foreign`] where the table has a vault; those of the table.
+    pub fn create(table: Arc<dyn Table>, vault: VaultRow, root: Row) -> Result<Anchor> {
+        if table.get(Space::Vault, VAULT_KEY)?.is_some() {
+            return Err(AnchorError::Foreign);
+        }
+        let mut layer = Layer::of_vault(vault.clone());
+        layer.objects.insert(ObjectId::ROOT, Some(root));
+        table.commit(&layer.changes())?;
+        Ok(Anchor::of(table, vault))
+    }
+
+    /// Opens the anchor of a vault.
+    ///
+    /// # Errors
+    /// [`AnchorError::Foreign`], [`AnchorError::Version`], [`AnchorError::Damaged`]; those of the table.
+    pub fn open(table: Arc<dyn Table>, vault: &[u8; 16]) -> Result<Anchor> {
+        let bytes = table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Damaged { part: Part::Vault })?;
+        let row = VaultRow::decode(&bytes)?;
+        if row.vault != *vault {
+            return Err(AnchorError::Foreign);
+        }
+        Ok(Anchor::of(table, row))
+    }
+
+    fn of(table: Arc<dyn Table>, vault: VaultRow) -> Anchor {
+        let (tokens, degree) = (vault.tokens.clone(), 1 << vault.degree_log2);
+        let state = State {
+            vault,
+            queued: Layer::default(),
+            flying: None,
+            made: 0,
+            nameless: HashMap::new(),
+            due: BTreeMap::new(),
+            handed_out: BTreeMap::new(),
+        };
+        Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()) }
+    }
+
+    /// The token of a stored name.
+    pub fn token(&self, dir: ObjectId, stored: &[u8]) -> Token {
+        self.tokens.token(dir, stored)
+    }
+
+    /// Children of a tree record.
+    pub fn degree(&self) -> usize {
+        self.degree
+    }
+
+    /// What is known of the vault.
+    pub fn vault(&self) -> VaultRow {
+        self.state.lock().vault.clone()
+    }
+
+    /// Changes what is known of the vault; durable with the next commit.
+    pub fn change_vault(&self, change: impl FnOnce(&mut VaultRow)) {
+        let state = &mut *self.state.lock();
+        change(&mut state.vault);
+        state.queued.vault = Some(state.vault.clone());
+    }
+
+    /// Notes durably that a session begins. False: its number is not above all that began, so that the vault's record of
+    /// sessions is an older one, and the session may not begin.
+    ///
+    /// # Errors
+    /// Those of the table.
+    pub fn begin_session(&self, session: u32) -> Result<bool> {
+        if session <= self.state.lock().vault.session {
+            return Ok(false);
+        }
+        self.change_vault(|vault| vault.session = session);
+        self.commit_objects(&HashSet::new(), Mark(0)).map(|()| true)
+    }
+
+    /// The row of an object.
+    ///
+    /// # Errors
+    /// [`AnchorError::Unknown`], [`AnchorError::Damaged`]; those of the table.
+    pub fn row(&self, object: ObjectId) -> Result<Row> {
+        self.known(&self.state.lock(), object)
+    }
+
+    /// Changes an object's row; durable with the next commit that takes it.
+    ///
+    /// # Errors
+    /// As for [`Anchor::row`].
+    pub fn change(&self, object: ObjectId, change: impl FnOnce(&mut Row)) -> Result<()> {
+        let state = &mut *self.state.lock();
+        let mut row = self.known(state, object)?;
+        change(&mut row);
+        state.queue_row(object, row);
+        Ok(())
+    }
+
+    fn known(&self, state: &State, object: ObjectId) -> Result<Row> {
+        let layers = state.layers();
+        let queued = layers.into_iter().flatten().find_map(|layer| layer.objects.get(&object));
+        let row = match queued {
+            Some(row) => row.clone(),
+            None => self.durable_row(object)?,
+        };
+        row.or_else(|| state.nameless.get(&object).cloned()).ok_or(AnchorError::Unknown { object })
+    }
+
+    fn durable_row(&self, object: ObjectId) -> Result<Option<Row>> {
+        self.table.get(Space::Objects, &object_key(object))?.map(|bytes| Row::decode(&bytes)).transpose()
+    }
+
+    /// What a name of a directory leads to.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn entry(&self, place: &Place) -> Result<Option<Entry>> {
+        self.entry_in(&self.state.lock(), place)
+    }
+
+    fn entry_in(&self, state: &State, place: &Place) -> Result<Option<Entry>> {
+        let layers = state.layers();
+        let queued = layers.into_iter().flatten().find_map(|layer| layer.entry(place));
+        queued.map_or_else(|| self.durable_entry(place), Ok)
+    }
+
+    fn durable_entry(&self, place: &Place) -> Result<Option<Entry>> {
+        self.table.get(Space::Entries, &entry_key(place))?.map(|bytes| Entry::decode(&bytes)).transpose()
+    }
+
+    /// All entries of a directory.
+    ///
+    /// # Errors
+    /// As for [`Anchor::entry`].
+    pub fn entries(&self, dir: ObjectId) -> Result<BTreeMap<Token, Entry>> {
+        // No commit in between: what it takes from the queue would be found in neither.
+        let _still = self.committing.lock();
+        let mut entries = BTreeMap::new();
+        self.scan(Space::Entries, &object_key(dir), Part::Entry, |key, value| {
+            let name = behind_object(key).map(Token);
+            Ok(name.map(|name| Entry::decode(value).map(|entry| entries.insert(name, entry))).transpose()?.map(drop))
+        })?;
+        for (name, entry) in self.state.lock().queued.entries_of(dir) {
+            match entry {
+                Some(entry) => entries.insert(name, entry),
+                None => entries.remove(&name),
+            };
+        }
+        Ok(entries)
+    }
+
+    /// The tree records of a file that are held, under its committed root.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn held(&self, object: ObjectId) -> Result<BTreeMap<RecordNo, Digests>> {
+        let _still = self.committing.lock();
+        let mut held = BTreeMap::new();
+        self.scan(Space::Held, &object_key(object), Part::Held, |key, value| {
+            let record = behind_object(key).map(|bytes| RecordNo(u64::from_be_bytes(bytes)));
+            let digests = decode_digests(value, self.degree)?;
+            Ok(record.map(|record| drop(held.insert(record, digests))))
+        })?;
+        let state = self.state.lock();
+        for ((_, record), digests) in state.queued.held.range((object, RecordNo(0))..=(object, RecordNo(u64::MAX))) {
+            match digests {
+                Some(digests) => held.insert(*record, digests.clone()),
+                None => held.remove(record),
+            };
+        }
+        Ok(held)
+    }
+
+    /// Files that are durably open: after a crash those to recover, before anything of them is served.
+    ///
+    /// # Errors
+    /// Those of the table.
+    pub fn open_objects(&self) -> Result<Vec<ObjectId>> {
+        let mut open = Vec::new();
+        let all = |key: &[u8], _: &[u8]| Ok(number_of(key).map(|number| open.push(ObjectId(number))));
+        self.scan(Space::Open, &[], Part::Row, all)?;
+        Ok(open)
+    }
+
+    /// Changes of names that the store may lack, as of the last commit.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn intents(&self) -> Result<BTreeMap<u64, Intent>> {
+        let mut intents = BTreeMap::new();
+        self.scan(Space::Intents, &[], Part::Intent, |key, value| {
+            let intent = Intent::decode(value)?;
+            intents.extend(number_of(key).map(|number| (number, intent)));
+            Ok(number_of(key).map(drop))
+        })?;
+        Ok(intents)
+    }
+
+    /// Visits keys and values; `None` is a key that no writer writes.
+    fn scan(
+        &self,
+        space: Space,
+        prefix: &[u8],
+        part: Part,
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<Option<()>>,
+    ) -> Result<()> {
+        let mut done = Ok(());
+        self.table.scan(space, prefix, &mut |key, value| {
+            done = each(key, value).and_then(|good| good.ok_or(AnchorError::Damaged { part }));
+            if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        done
+    }
+
+    /// Where the queue is: a barrier of the store that begins now covers every entry made so far.
+    pub fn mark(&self) -> Mark {
+        Mark(self.state.lock().made)
+    }
+
+    /// How many changes are queued.
+    pub fn queued(&self) -> usize {
+        self.state.lock().queued.len()
+    }
+
+    /// Makes durable what is queued; of entries that were made, those up to a mark that was taken before a barrier of
+    /// the store.
+    ///
+    /// # Errors
+    /// Those of the table; everything stays queued.
+    pub fn commit(&self, covered: Mark) -> Result<()> {
+        let _in_order = self.committing.lock();
+        self.commit_taken(Scope::All, covered)
+    }
+
+    /// The same of what concerns these objects, and the way to them: for fsync.
+    ///
+    /// # Errors
+    /// As for [`Anchor::commit`].
+    pub fn commit_objects(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<()> {
+        let _in_order = self.committing.lock();
+        self.commit_taken(Scope::Objects(objects), covered)
+    }
+
+    /// The caller holds `committing`.
+    fn commit_taken(&self, scope: Scope<'_>, covered: Mark) -> Result<()> {
+        let layer = {
+            let state = &mut *self.state.lock();
+            if state.queued.is_empty() {
+                return Ok(());
+            }
+            state.queued.take(scope, covered)
+        };
+        self.commit_layer(layer).map_err(|failed| {
+            let (error, layer) = *failed;
+            self.state.lock().queued.put_back(layer);
+            error
+        })
+    }
+
+    /// Makes a layer durable, or gives it back. The caller holds `committing`.
+    fn commit_layer(&self, mut layer: Layer) -> std::result::Result<(), Box<(AnchorError, Layer)>> {
+        let layer = {
+            let state = &mut *self.state.lock();
+            state.vault.revision = Revision(state.vault.revision.0 + 1);
+            layer.vault = Some(state.vault.clone());
+            let layer = Arc::new(layer);
+            state.flying = Some(layer.clone());
+            layer
+        };
+        let done = self.table.commit(&layer.changes());
+        let state = &mut *self.state.lock();
+        state.flying = None;
+        // Nobody else keeps one: it is looked at under the lock alone.
+        let layer = Arc::into_inner(layer).unwrap_or_default();
+        match done {
+            Ok(()) => {
+                state.due.extend(layer.intents());
+                Ok(())
+            }
+            Err(error) => Err(Box::new((error, layer))),
+        }
+    }
+}
+
+impl State {
+    /// Queued changes, the newest first.
+    fn layers(&self) -> [Option<&Layer>; 2] {
+        [Some(&self.queued), self.flying.as_deref()]
+    }
+
+    /// A row that an object has from now on.
+    fn queue_row(&mut self, object: ObjectId, row: Row) {
+        match self.nameless.get_mut(&object) {
+            Some(nameless) => *nameless = row,
+            None => drop(self.queued.objects.insert(object, Some(row))),
+        }
+    }
+}

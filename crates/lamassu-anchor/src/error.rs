@@ -1,0 +1,113 @@
+//! What goes wrong with an anchor, by whose fault it is.
+
+use std::io;
+use std::path::PathBuf;
+
+/// A part of an anchor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What is said of the vault as a whole.
+    Vault,
+    /// The row of an object.
+    Row,
+    /// An entry of a directory.
+    Entry,
+    /// Digests of a tree record.
+    Held,
+    /// A change of names that is under way.
+    Intent,
+}
+
+impl std::fmt::Display for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Part::Vault => "the vault's row",
+            Part::Row => "an object's row",
+            Part::Entry => "an entry",
+            Part::Held => "digests of a tree record",
+            Part::Intent => "a change of names",
+        })
+    }
+}
+
+/// Errors of an anchor. None of them changes anything.
+#[derive(Debug, thiserror::Error)]
+pub enum AnchorError {
+    /// There is none: it was never made, it was lost, or it lies elsewhere.
+    #[error("there is no anchor at {}", path.display())]
+    Missing {
+        /// where it was looked for
+        path: PathBuf,
+    },
+    /// There is one already.
+    #[error("there is an anchor at {} already", path.display())]
+    Exists {
+        /// where
+        path: PathBuf,
+    },
+    /// Another process has it open.
+    #[error("the anchor {} is in use by another process", path.display())]
+    Locked {
+        /// where
+        path: PathBuf,
+    },
+    /// Others could change it: it is not a private regular file of ours.
+    #[error("the anchor {} is not a regular file that is yours alone (mode 0600, one name)", path.display())]
+    NotPrivate {
+        /// where
+        path: PathBuf,
+    },
+    /// It is of another vault.
+    #[error("the anchor is of another vault")]
+    Foreign,
+    /// Written by a later Lamassu.
+    #[error("the anchor has version {found}, which is not supported; use a newer lamassu")]
+    Version {
+        /// version found
+        found: u8,
+    },
+    /// Its bytes are not what a commit wrote: its disk failed, or somebody changed it.
+    #[error("the anchor is damaged: {part}")]
+    Damaged {
+        /// what does not parse
+        part: Part,
+    },
+    /// Its file does not open or verify as a database.
+    #[error("the anchor is damaged: {detail}")]
+    Unreadable {
+        /// what the database says
+        detail: Box<redb::Error>,
+    },
+    /// Its file is damaged so that the database gave up.
+    #[error("the anchor is damaged: its database cannot go on")]
+    Broken,
+    /// An object that it does not know: a fault of the caller, or rows were lost.
+    #[error("the anchor knows no object {object}")]
+    Unknown {
+        /// the object
+        object: crate::ObjectId,
+    },
+    /// A fault of the caller: this order would break a rule of `docs/freshness.md`.
+    #[error("object {object}: {rule}")]
+    Order {
+        /// the object
+        object: crate::ObjectId,
+        /// the rule
+        rule: &'static str,
+    },
+    /// The system could not read or write it.
+    #[error("{op} the anchor: {source}")]
+    Io {
+        /// what was tried
+        op: &'static str,
+        /// the system's error
+        source: io::Error,
+    },
+}
+
+impl AnchorError {
+    /// Wraps an error of the system.
+    pub(crate) fn io(op: &'static str) -> impl Fn(io::Error) -> AnchorError {
+        move |source| AnchorError::Io { op, source }
+    }
+}

@@ -1,0 +1,34 @@
+//! The anchor of a vault: what a store cannot fake, because something outside the store remembers it
+//! (`docs/freshness.md`).
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `types` | digests, object numbers, windows |
+//! | `row`, `codec` | what the anchor knows of an object, an entry, a vault; its bytes |
+//! | `token` | names of the store as the anchor keeps them |
+//! | `judge` | the rules: whether what a store shows is current. Pure |
+//! | `anchor/`, `queue` | one vault's rows: what is durable, what is queued, commits |
+//! | `table/` | where rows lie: memory, memory that crashes, a redb file |
+//!
+//! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here
+//! reads or writes the store, holds a key of the vault, or knows a plaintext name.
+//!
+//! The order of locks is in `anchor`.
+#![forbid(unsafe_code)]
+
+mod anchor;
+mod codec;
+mod error;
+pub mod judge;
+mod queue;
+pub mod row;
+pub mod table;
+mod token;
+mod types;
+
+pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed};
+pub use error::{AnchorError, Part};
+pub use queue::Mark;
+pub use row::{Entry, Intent, Place, Row, VaultRow};
+pub use token::{Token, TokenKey};
+pub use types::{Digest, Digests, Kind, ObjectId, RecordNo, Revision, Window, Windows};

@@ -1,0 +1,256 @@
+//! What is queued: changes of rows that are in force here and not yet durable.
+//!
+//! * A key has one queued value, the last. What is being committed lies in a second layer until the commit has returned,
+//!   so that a commit which fails loses nothing.
+//! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began when
+//!   that number had been given (N4): a commit takes entries up to a [`Mark`] and leaves the rest, with all else that
+//!   concerns the same object. That the store has carried out an intent has a number, too: the intent stays until a
+//!   barrier has covered the step.
+//! * Everything else may be committed at any time.
+
+use crate::row::{Entry, Intent, Place, Row};
+use crate::table::{Change, Space};
+use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// Up to which entry a barrier of the store has covered what was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(pub(crate) u64);
+
+/// A queued entry.
+#[derive(Clone, Copy, Debug)]
+struct QueuedEntry {
+    value: Option<Entry>,
+    /// What it names, or named before it went.
+    object: ObjectId,
+    /// When it was made; 0: it goes, or the store had it before.
+    number: u64,
+    /// That of its removal.
+    intent: Option<u64>,
+}
+
+/// One layer of queued changes.
+#[derive(Default)]
+pub(crate) struct Layer {
+    pub vault: Option<VaultRow>,
+    pub objects: HashMap<ObjectId, Option<Row>>,
+    pub held: BTreeMap<(ObjectId, RecordNo), Option<Digests>>,
+    intents: BTreeMap<u64, QueuedIntent>,
+    entries: BTreeMap<Place, QueuedEntry>,
+}
+
+/// A queued intent, or that one was carried out.
+#[derive(Clone, Copy, Debug)]
+enum QueuedIntent {
+    Noted(Intent),
+    CarriedOut {
+        /// When.
+        number: u64,
+    },
+}
+
+/// What a commit takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Scope<'a> {
+    /// All of it.
+    All,
+    /// What concerns these objects: their rows and digests, the entries that name them, and the directories on the way.
+    Objects(&'a HashSet<ObjectId>),
+}
+
+impl Layer {
+    /// That of a change of the vault alone.
+    pub fn of_vault(vault: VaultRow) -> Layer {
+        Layer { vault: Some(vault), ..Layer::default() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0 && self.vault.is_none()
+    }
+
+    /// How many keys change, that of the vault aside.
+    pub fn len(&self) -> usize {
+        self.objects.len() + self.entries.len() + self.held.len() + self.intents.len()
+    }
+
+    /// The queued value of an entry: `None` if none is queued.
+    pub fn entry(&self, place: &Place) -> Option<Option<Entry>> {
+        self.entries.get(place).map(|queued| queued.value)
+    }
+
+    /// Queued entries of a directory.
+    pub fn entries_of(&self, dir: ObjectId) -> impl Iterator<Item = (Token, Option<Entry>)> + '_ {
+        let (first, last) = (Place { dir, name: Token([0; 16]) }, Place { dir, name: Token([0xff; 16]) });
+        self.entries.range(first..=last).map(|(place, queued)| (place.name, queued.value))
+    }
+
+    /// Queues an entry that the store has since `number`.
+    pub fn make_entry(&mut self, place: Place, entry: Entry, number: u64) {
+        self.entries.insert(place, QueuedEntry { value: Some(entry), object: entry.object, number, intent: None });
+    }
+
+    /// Queues an entry that the store has had before, elsewhere.
+    pub fn move_entry(&mut self, place: Place, entry: Entry) {
+        self.make_entry(place, entry, 0);
+    }
+
+    /// Queues that an entry goes, by an intent.
+    pub fn remove_entry(&mut self, place: Place, was: Entry, intent: u64) {
+        let queued = QueuedEntry { value: None, object: was.object, number: 0, intent: Some(intent) };
+        self.entries.insert(place, queued);
+    }
+
+    /// Forgets an entry that was never durable.
+    pub fn forget_entry(&mut self, place: &Place) {
+        self.entries.remove(place);
+    }
+
+    /// Queues an intent.
+    pub fn intend(&mut self, number: u64, intent: Intent) {
+        self.intents.insert(number, QueuedIntent::Noted(intent));
+    }
+
+    /// Queues that the store has carried one out.
+    pub fn carried_out(&mut self, intent: u64, number: u64) {
+        self.intents.insert(intent, QueuedIntent::CarriedOut { number });
+    }
+
+    /// Intents that are noted here.
+    pub fn intents(&self) -> impl Iterator<Item = (u64, Intent)> + '_ {
+        self.intents.iter().filter_map(|(number, queued)| match queued {
+            QueuedIntent::Noted(intent) => Some((*number, *intent)),
+            QueuedIntent::CarriedOut { .. } => None,
+        })
+    }
+
+    /// Whether an object, or a directory on the way to it, has an entry that no barrier up to `mark` covers.
+    pub fn is_late(&self, object: ObjectId, mark: Mark) -> bool {
+        let late = self.held_back(mark);
+        self.with_ways_to([object]).iter().any(|object| late.contains(object))
+    }
+
+    /// Takes out what a commit may make durable, as a layer of its own.
+    pub fn take(&mut self, scope: Scope<'_>, mark: Mark) -> Layer {
+        let wanted = match scope {
+            Scope::All => None,
+            Scope::Objects(objects) => Some(self.with_ways_to(objects.iter().copied())),
+        };
+        let late = self.held_back(mark);
+        let is_taken =
+            |object: &ObjectId| !late.contains(object) && wanted.as_ref().is_none_or(|wanted| wanted.contains(object));
+        let objects = self.objects.extract_if(|object, _| is_taken(object)).collect();
+        let held = self.held.extract_if(.., |(object, _), _| is_taken(object)).collect();
+        let entries: BTreeMap<_, _> = self.entries.extract_if(.., |_, queued| is_taken(&queued.object)).collect();
+        // An intent goes with its entry.
+        let left: HashSet<u64> = self.entries.values().filter_map(|queued| queued.intent).collect();
+        let intents = self.intents.extract_if(.., |intent, queued| match queued {
+            QueuedIntent::Noted(_) => !left.contains(intent),
+            QueuedIntent::CarriedOut { number } => *number <= mark.0,
+        });
+        let intents = intents.collect();
+        Layer { vault: self.vault.take(), objects, held, intents, entries }
+    }
+
+    /// Objects that no commit may take yet: their rows count entries that no barrier covers.
+    fn held_back(&self, mark: Mark) -> HashSet<ObjectId> {
+        self.entries.values().filter(|queued| queued.number > mark.0).map(|queued| queued.object).collect()
+    }
+
+    /// These objects, and the directories that queued entries on the way to them lie in.
+    fn with_ways_to(&self, objects: impl IntoIterator<Item = ObjectId>) -> HashSet<ObjectId> {
+        let mut parents: HashMap<ObjectId, Vec<ObjectId>> = HashMap::new();
+        for (place, queued) in self.entries.iter().filter(|(_, queued)| queued.value.is_some()) {
+            parents.entry(queued.object).or_default().push(place.dir);
+        }
+        let mut wanted: HashSet<_> = objects.into_iter().collect();
+        let mut left: Vec<_> = wanted.iter().copied().collect();
+        while let Some(object) = left.pop() {
+            left.extend(parents.get(&object).into_iter().flatten().filter(|dir| wanted.insert(**dir)));
+        }
+        wanted
+    }
+
+    /// Puts back what a commit could not make durable, under what was queued meanwhile.
+    pub fn put_back(&mut self, failed: Layer) {
+        self.vault = self.vault.take().or(failed.vault);
+        for (object, row) in failed.objects {
+            self.objects.entry(object).or_insert(row);
+        }
+        for (key, digests) in failed.held {
+            self.held.entry(key).or_insert(digests);
+        }
+        for (number, intent) in failed.intents {
+            self.intents.entry(number).or_insert(intent);
+        }
+        for (place, queued) in failed.entries {
+            self.entries.entry(place).or_insert(queued);
+        }
+    }
+
+    /// The changes of keys.
+    pub fn changes(&self) -> Vec<Change> {
+        let mut changes = Vec::with_capacity(self.len() + self.objects.len() + 1);
+        let mut put = |space, key: Vec<u8>, value: Option<Vec<u8>>| changes.push(Change { space, key, value });
+        if let Some(vault) = &self.vault {
+            put(Space::Vault, VAULT_KEY.to_vec(), Some(vault.encode()));
+        }
+        for (object, row) in &self.objects {
+            let is_open = row.as_ref().and_then(Row::file).is_some_and(|file| file.open.is_some());
+            put(Space::Open, object_key(*object), is_open.then(Vec::new));
+            put(Space::Objects, object_key(*object), row.as_ref().map(Row::encode));
+        }
+        for (place, queued) in &self.entries {
+            put(Space::Entries, entry_key(place), queued.value.map(|entry| entry.encode()));
+        }
+        for ((object, record), digests) in &self.held {
+            put(Space::Held, held_key(*object, *record), digests.as_deref().map(encode_digests));
+        }
+        for (number, queued) in &self.intents {
+            let value = if let QueuedIntent::Noted(intent) = queued { Some(intent.encode()) } else { None };
+            put(Space::Intents, number.to_be_bytes().to_vec(), value);
+        }
+        changes
+    }
+}
+
+/// The key of the vault's row.
+pub(crate) const VAULT_KEY: &[u8] = b"vault";
+
+/// Numbers are big-endian in keys, so that tables are in their order.
+pub(crate) fn object_key(object: ObjectId) -> Vec<u8> {
+    object.0.to_be_bytes().to_vec()
+}
+
+pub(crate) fn entry_key(place: &Place) -> Vec<u8> {
+    let mut key = object_key(place.dir);
+    key.extend(place.name.0);
+    key
+}
+
+pub(crate) fn held_key(object: ObjectId, record: RecordNo) -> Vec<u8> {
+    let mut key = object_key(object);
+    key.extend(record.0.to_be_bytes());
+    key
+}
+
+/// The number at the front of a key.
+pub(crate) fn number_of(key: &[u8]) -> Option<u64> {
+    key.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+/// What is behind the object's number in a key.
+pub(crate) fn behind_object<const N: usize>(key: &[u8]) -> Option<[u8; N]> {
+    key.get(8..)?.try_into().ok()
+}
+
+fn encode_digests(digests: &[Digest]) -> Vec<u8> {
+    digests.iter().flat_map(|digest| digest.0).collect()
+}
+
+pub(crate) fn decode_digests(bytes: &[u8], degree: usize) -> Result<Digests, AnchorError> {
+    let (digests, rest) = bytes.as_chunks::<32>();
+    match rest.is_empty() && digests.len() == degree {
+        true => Ok(digests.iter().map(|bytes| Digest(*bytes)).collect()),
+        false => Err(AnchorError::Damaged { part: crate::Part::Held }),
+    }
+}

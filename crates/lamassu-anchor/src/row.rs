@@ -1,0 +1,470 @@
+//! What the anchor knows: rows of objects, entries, intents, and the row of the vault; and their bytes.
+//!
+//! A row has one encoding. Reading is strict: what no writer writes is damage.
+
+use crate::codec::{Reader, put};
+use crate::types::WINDOWS_MAX;
+use crate::{AnchorError, Digest, Kind, ObjectId, Part, Revision, Token, TokenKey, Window, Windows};
+use lamassu_format::{FileId, PageNo};
+
+/// Version of all of it, in the row of the vault.
+const VERSION: u8 = 1;
+
+/// What is known of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Permission bits (07777).
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// How many entries name it.
+    pub links: u64,
+    /// Its content.
+    pub content: Content,
+    /// All its sealed attributes.
+    pub attributes: Sealed,
+}
+
+/// The content of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Of a regular file.
+    File(FileRow),
+    /// Of a directory.
+    Dir {
+        /// its directory record
+        record: Sealed,
+        /// the directory that it lies in, itself for the root
+        parent: ObjectId,
+        /// its name there
+        name: Token,
+    },
+    /// Of a symbolic link: the target as it is stored.
+    Link(Sealed),
+    /// The device number of a device.
+    Char(u64),
+    /// As before.
+    Block(u64),
+    /// A named pipe has none.
+    Fifo,
+    /// A socket has none.
+    Socket,
+}
+
+/// A digest of something that is replaced whole, by one step of the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sealed {
+    /// There is nothing.
+    #[default]
+    Nothing,
+    /// It is this.
+    Is(Digest),
+    /// It is being replaced: both are current until the step is known to be durable.
+    Becomes {
+        /// what it was; [`Digest::NONE`]: nothing
+        old: Digest,
+        /// what it will be; [`Digest::NONE`]: nothing
+        new: Digest,
+    },
+}
+
+impl Sealed {
+    /// Whether what the store shows is current; [`Digest::NONE`]: it shows nothing.
+    pub fn is_current(self, seen: Digest) -> bool {
+        match self {
+            Sealed::Nothing => seen.is_none(),
+            Sealed::Is(digest) => seen == digest,
+            Sealed::Becomes { old, new } => seen == old || seen == new,
+        }
+    }
+}
+
+/// The content of a file, as acknowledged, and who may have changed it since.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileRow {
+    /// Merkle root over its pages.
+    pub root: Digest,
+    /// Bytes.
+    pub size: u64,
+    /// Digest of a second page 0 with the same content, of a file of one page.
+    pub twin: Option<Digest>,
+    /// Set while the file is open.
+    pub open: Option<Open>,
+}
+
+/// That sessions may have changed a file since its root was committed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// The id that their pages carry.
+    pub file: FileId,
+    /// The sessions: at least one.
+    pub windows: Windows,
+    /// A shrink since.
+    pub cut: Option<Cut>,
+}
+
+/// That a session made a file shorter since its root was committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// The session and the highest sequence that it had given before.
+    pub after: Window,
+    /// The first page that went.
+    pub from: PageNo,
+}
+
+impl Open {
+    /// The window of a session.
+    pub fn window(&self, session: u32) -> Option<Window> {
+        self.windows.iter().copied().find(|window| window.session == session)
+    }
+}
+
+/// An entry of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What the entry is.
+    pub kind: Kind,
+    /// Which object it names.
+    pub object: ObjectId,
+}
+
+/// A place of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// The directory.
+    pub dir: ObjectId,
+    /// The name in it.
+    pub name: Token,
+}
+
+/// A change of names that the anchor has, and the store perhaps not yet, or not durably. Recovery puts the places of all
+/// intents right together: what is recorded there lies in one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// An entry goes.
+    Remove {
+        /// where it was
+        at: Place,
+        /// which one it was
+        was: Entry,
+    },
+    /// An entry moves to another place, over what is there; or two change places.
+    Move {
+        /// from where
+        from: Place,
+        /// to where
+        to: Place,
+    },
+}
+
+/// What is known of the vault as a whole.
+#[derive(Clone, Debug)]
+pub struct VaultRow {
+    /// Its id.
+    pub vault: [u8; 16],
+    /// How many commits there were.
+    pub revision: Revision,
+    /// The next object's number.
+    pub next_object: ObjectId,
+    /// The next intent's number.
+    pub next_intent: u64,
+    /// The highest session that began.
+    pub session: u32,
+    /// log2 of the trees' degree.
+    pub degree_log2: u8,
+    /// The key of tokens.
+    pub tokens: TokenKey,
+    /// Its header.
+    pub header: Sealed,
+    /// How many entries its history has at least, and the digest of the last of them.
+    pub history: (u64, Digest),
+    /// The record of its root's permissions.
+    pub root_permissions: Sealed,
+}
+
+mod flag {
+    pub const KIND: u8 = 7;
+    pub const TWIN: u8 = 1 << 3;
+    pub const OPEN: u8 = 1 << 4;
+    pub const CUT: u8 = 1 << 5;
+}
+
+impl Row {
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        match self.content {
+            Content::File(_) => Kind::File,
+            Content::Dir { .. } => Kind::Dir,
+            Content::Link(_) => Kind::Link,
+            Content::Char(_) => Kind::Char,
+            Content::Block(_) => Kind::Block,
+            Content::Fifo => Kind::Fifo,
+            Content::Socket => Kind::Socket,
+        }
+    }
+
+    /// The file that it is.
+    pub fn file(&self) -> Option<&FileRow> {
+        if let Content::File(file) = &self.content { Some(file) } else { None }
+    }
+
+    pub(crate) fn file_mut(&mut self) -> Option<&mut FileRow> {
+        if let Content::File(file) = &mut self.content { Some(file) } else { None }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let flags = self.file().map_or(0, |file| {
+            let cut = file.open.as_ref().is_some_and(|open| open.cut.is_some());
+            let set = [(file.twin.is_some(), flag::TWIN), (file.open.is_some(), flag::OPEN), (cut, flag::CUT)];
+            set.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
+        });
+        let mut out = vec![self.kind().number() | flags];
+        for number in [self.mode.into(), self.uid.into(), self.gid.into(), self.links] {
+            put(&mut out, number);
+        }
+        put_sealed(&mut out, self.attributes);
+        match &self.content {
+            Content::File(file) => put_file(&mut out, file),
+            Content::Dir { record, parent, name } => {
+                put_sealed(&mut out, *record);
+                put(&mut out, parent.0);
+                out.extend(name.0);
+            }
+            Content::Link(target) => put_sealed(&mut out, *target),
+            Content::Char(device) | Content::Block(device) => put(&mut out, *device),
+            Content::Fifo | Content::Socket => {}
+        }
+        out
+    }
+
+    /// From its bytes.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`].
+    pub fn decode(bytes: &[u8]) -> Result<Row, AnchorError> {
+        decode_row(bytes).ok_or(AnchorError::Damaged { part: Part::Row })
+    }
+}
+
+fn decode_row(bytes: &[u8]) -> Option<Row> {
+    let (&first, rest) = bytes.split_first()?;
+    let kind = Kind::of_number(first & flag::KIND)?;
+    let has_unknown_flags = first & !(flag::KIND | flag::TWIN | flag::OPEN | flag::CUT) != 0;
+    let has_lone_cut = first & flag::CUT != 0 && first & flag::OPEN == 0;
+    if has_unknown_flags || has_lone_cut || (kind != Kind::File && first != kind.number()) {
+        return None;
+    }
+    let mut from = Reader(rest);
+    let mode = from.number32().filter(|mode| *mode <= 0o7777)?;
+    let (uid, gid, links) = (from.number32()?, from.number32()?, from.number()?);
+    let attributes = sealed(&mut from)?;
+    let content = match kind {
+        Kind::File => Content::File(file(&mut from, first)?),
+        Kind::Dir => {
+            Content::Dir { record: sealed(&mut from)?, parent: ObjectId(from.number()?), name: Token(from.bytes()?) }
+        }
+        Kind::Link => Content::Link(sealed(&mut from)?),
+        Kind::Char => Content::Char(from.number()?),
+        Kind::Block => Content::Block(from.number()?),
+        Kind::Fifo => Content::Fifo,
+        Kind::Socket => Content::Socket,
+    };
+    from.end()?;
+    Some(Row { mode, uid, gid, links, content, attributes })
+}
+
+fn put_file(out: &mut Vec<u8>, file: &FileRow) {
+    put(out, file.size);
+    out.extend(file.root.0);
+    out.extend(file.twin.iter().flat_map(|twin| twin.0));
+    if let Some(open) = &file.open {
+        out.extend(open.file.0);
+        put(out, open.windows.len() as u64);
+        for window in &open.windows {
+            put(out, window.session.into());
+            put(out, window.covered.into());
+        }
+        if let Some(cut) = open.cut {
+            [cut.after.session.into(), cut.after.covered.into(), cut.from.0].into_iter().for_each(|n| put(out, n));
+        }
+    }
+}
+
+fn file(from: &mut Reader<'_>, flags: u8) -> Option<FileRow> {
+    let size = from.number()?;
+    let root = from.digest()?;
+    let twin = if flags & flag::TWIN != 0 { Some(from.digest()?) } else { None };
+    let open = if flags & flag::OPEN != 0 { Some(open(from, flags & flag::CUT != 0)?) } else { None };
+    Some(FileRow { root, size, twin, open })
+}
+
+fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {
+    let file = FileId(from.bytes()?);
+    let count = from.number().filter(|count| (1..=WINDOWS_MAX as u64).contains(count))?;
+    let mut windows = Windows::new();
+    for _ in 0..count {
+        let window = Window { session: from.number32()?, covered: from.number32()? };
+        let before = windows.last().map_or(0, |last| last.session);
+        if window.session <= before {
+            return None;
+        }
+        windows.push(window);
+    }
+    let cut = match has_cut {
+        true => Some(Cut {
+            after: Window { session: from.number32()?, covered: from.number32()? },
+            from: PageNo(from.number()?),
+        }),
+        false => None,
+    };
+    (!file.is_none()).then_some(Open { file, windows, cut })
+}
+
+fn put_sealed(out: &mut Vec<u8>, sealed: Sealed) {
+    match sealed {
+        Sealed::Nothing => out.push(0),
+        Sealed::Is(digest) => {
+            out.push(1);
+            out.extend(digest.0);
+        }
+        Sealed::Becomes { old, new } => {
+            out.push(2);
+            out.extend(old.0);
+            out.extend(new.0);
+        }
+    }
+}
+
+fn sealed(from: &mut Reader<'_>) -> Option<Sealed> {
+    match from.bytes()? {
+        [0] => Some(Sealed::Nothing),
+        [1] => from.digest().filter(|digest| !digest.is_none()).map(Sealed::Is),
+        [2] => Some(Sealed::Becomes { old: from.digest()?, new: from.digest()? })
+            .filter(|sealed| !matches!(sealed, Sealed::Becomes { old, new } if old == new)),
+        [_] => None,
+    }
+}
+
+impl Entry {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![self.kind.number()];
+        put(&mut out, self.object.0);
+        out
+    }
+
+    /// From its bytes.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`].
+    pub fn decode(bytes: &[u8]) -> Result<Entry, AnchorError> {
+        let mut from = Reader(bytes);
+        let read = entry(&mut from).and_then(|read| from.end().map(|()| read));
+        read.ok_or(AnchorError::Damaged { part: Part::Entry })
+    }
+}
+
+fn entry(from: &mut Reader<'_>) -> Option<Entry> {
+    let [kind] = from.bytes()?;
+    Some(Entry { kind: Kind::of_number(kind)?, object: ObjectId(from.number()?) })
+}
+
+impl Intent {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let put_place = |out: &mut Vec<u8>, place: &Place| {
+            put(out, place.dir.0);
+            out.extend(place.name.0);
+        };
+        let (kind, places) = match self {
+            Intent::Remove { at, .. } => (0, vec![at]),
+            Intent::Move { from, to } => (1, vec![from, to]),
+        };
+        let mut out = vec![kind];
+        places.into_iter().for_each(|place| put_place(&mut out, place));
+        if let Intent::Remove { was, .. } = self {
+            out.extend(was.encode());
+        }
+        out
+    }
+
+    /// From its bytes.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`].
+    pub fn decode(bytes: &[u8]) -> Result<Intent, AnchorError> {
+        let mut from = Reader(bytes);
+        let read = intent(&mut from).and_then(|read| from.end().map(|()| read));
+        read.ok_or(AnchorError::Damaged { part: Part::Intent })
+    }
+}
+
+fn intent(from: &mut Reader<'_>) -> Option<Intent> {
+    let place = |from: &mut Reader<'_>| Some(Place { dir: ObjectId(from.number()?), name: Token(from.bytes()?) });
+    match from.bytes()? {
+        [0] => Some(Intent::Remove { at: place(from)?, was: entry(from)? }),
+        [1] => Some(Intent::Move { from: place(from)?, to: place(from)? }),
+        [_] => None,
+    }
+}
+
+impl VaultRow {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION, self.degree_log2];
+        out.extend(self.vault);
+        out.extend(self.tokens.bytes());
+        for number in [self.revision.0, self.next_object.0, self.next_intent, self.session.into(), self.history.0] {
+            put(&mut out, number);
+        }
+        out.extend(self.history.1.0);
+        put_sealed(&mut out, self.header);
+        put_sealed(&mut out, self.root_permissions);
+        out
+    }
+
+    /// From its bytes.
+    ///
+    /// # Errors
+    /// [`AnchorError::Version`], [`AnchorError::Damaged`].
+    pub fn decode(bytes: &[u8]) -> Result<VaultRow, AnchorError> {
+        match bytes.first() {
+            Some(&VERSION) => vault(&bytes[1..]).ok_or(AnchorError::Damaged { part: Part::Vault }),
+            Some(&found) => Err(AnchorError::Version { found }),
+            None => Err(AnchorError::Damaged { part: Part::Vault }),
+        }
+    }
+}
+
+fn vault(bytes: &[u8]) -> Option<VaultRow> {
+    let mut from = Reader(bytes);
+    let [degree_log2] = from.bytes()?;
+    let (vault, tokens) = (from.bytes()?, from.bytes()?);
+    let revision = Revision(from.number()?);
+    let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
+    let session = from.number32()?;
+    let history = (from.number()?, from.digest()?);
+    let (header, root_permissions) = (sealed(&mut from)?, sealed(&mut from)?);
+    from.end()?;
+    let tokens = TokenKey::new(tokens);
+    let is_degree = (1..=8).contains(&degree_log2);
+    let row = VaultRow {
+        vault,
+        revision,
+        next_object,
+        next_intent,
+        session,
+        degree_log2,
+        tokens,
+        header,
+        history,
+        root_permissions,
+    };
+    (is_degree && next_object > ObjectId::ROOT).then_some(row)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Tables in memory: for tests, and to be asked what a crash would have left.
+
+use super::{Change, Space, Table, Visit};
+use crate::AnchorError;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
+use std::io;
+
+type Rows = BTreeMap<(Space, Vec<u8>), Vec<u8>>;
+
+/// Tables that vanish with the process. A copy has the state of the moment.
+#[derive(Default)]
+pub struct MemoryTable {
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Default)]
+struct State {
+    rows: Rows,
+    commits: u64,
+    refusing: Option<i32>,
+}
+
+impl MemoryTable {
+    /// How many commits there were.
+    pub fn commits(&self) -> u64 {
+        self.state.lock().commits
+    }
+
+    /// Has every commit fail with this errno from now on, or none.
+    pub fn refuse(&self, errno: Option<i32>) {
+        self.state.lock().refusing = errno;
+    }
+
+    /// How many bytes keys and values take.
+    pub fn bytes(&self) -> usize {
+        self.state.lock().rows.iter().map(|((_, key), value)| key.len() + value.len()).sum()
+    }
+}
+
+/// Of the rows alone.
+impl Hash for MemoryTable {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.state.lock().rows.hash(hasher);
+    }
+}
+
+impl Clone for MemoryTable {
+    fn clone(&self) -> Self {
+        MemoryTable { state: Mutex::new(self.state.lock().clone()) }
+    }
+}
+
+impl Table for MemoryTable {
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
+        Ok(self.state.lock().rows.get(&(space, key.to_vec())).cloned())
+    }
+
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
+        // A copy: `visit` may ask this table.
+        let rows = self.state.lock().rows.clone();
+        let from = (space, prefix.to_vec());
+        let found = rows.range(from..).take_while(|((in_space, key), _)| *in_space == space && key.starts_with(prefix));
+        for ((_, key), value) in found {
+            if visit(key, value).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
+        let state = &mut *self.state.lock();
+        if let Some(errno) = state.refusing {
+            return Err(AnchorError::io("commit to")(io::Error::from_raw_os_error(errno)));
+        }
+        for Change { space, key, value } in changes.iter().cloned() {
+            match value {
+                Some(value) => state.rows.insert((space, key), value),
+                None => state.rows.remove(&(space, key)),
+            };
+        }
+        state.commits += 1;
+        Ok(())
+    }
+}

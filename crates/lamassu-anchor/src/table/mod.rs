@@ -1,0 +1,68 @@
+//! Where rows lie: ordered tables of bytes, changed by durable commits.
+
+mod memory;
+mod on_disk;
+
+pub use memory::MemoryTable;
+pub use on_disk::{DiskTable, FILE_MODE};
+
+use crate::AnchorError;
+use std::ops::ControlFlow;
+
+/// The tables of an anchor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Space {
+    /// One row: what is known of the vault.
+    Vault,
+    /// Rows by object.
+    Objects,
+    /// Objects whose file is open: what recovery looks at.
+    Open,
+    /// Entries by directory and token.
+    Entries,
+    /// Digests by object and tree record.
+    Held,
+    /// Changes of names by number.
+    Intents,
+}
+
+impl Space {
+    /// All of them.
+    pub const ALL: [Space; 6] =
+        [Space::Vault, Space::Objects, Space::Open, Space::Entries, Space::Held, Space::Intents];
+}
+
+/// A change of one key: a new value, or none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// In which table.
+    pub space: Space,
+    /// The key.
+    pub key: Vec<u8>,
+    /// What it has from now on.
+    pub value: Option<Vec<u8>>,
+}
+
+/// What is called with each key and value of a scan.
+pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
+
+/// Ordered tables of bytes. Reads see the last commit that returned.
+pub trait Table: Send + Sync {
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// [`AnchorError::Io`], [`AnchorError::Unreadable`].
+    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError>;
+
+    /// Visits the keys that begin with `prefix`, ascending, until `visit` breaks.
+    ///
+    /// # Errors
+    /// As for [`Table::get`].
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError>;
+
+    /// Makes all changes, whole and durable, or none.
+    ///
+    /// # Errors
+    /// As for [`Table::get`]; nothing was changed then.
+    fn commit(&self, changes: &[Change]) -> Result<(), AnchorError>;
+}

@@ -1,0 +1,109 @@
+//! What rows are made of.
+
+use smallvec::SmallVec;
+use std::fmt;
+
+/// SHA-256 of something; all zero stands for nothing: an absent page, a hole of the tree.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// Of nothing.
+    pub const NONE: Digest = Digest([0; 32]);
+
+    /// Whether it is that of nothing.
+    pub fn is_none(self) -> bool {
+        self == Digest::NONE
+    }
+}
+
+/// The first eight bytes tell two apart.
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// The child digests of one tree record.
+pub type Digests = Box<[Digest]>;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(pub u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// An object of the vault: a file, directory, link or node. Given by the anchor, never twice.
+    ObjectId
+}
+
+number! {
+    /// How many commits the vault's anchor has seen, this one included.
+    Revision
+}
+
+number! {
+    /// A record of a file's tree, numbered in pre-order (`docs/freshness-tree.md`).
+    RecordNo
+}
+
+impl ObjectId {
+    /// The root of the tree.
+    pub const ROOT: ObjectId = ObjectId(1);
+}
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Regular file.
+    File,
+    /// Directory.
+    Dir,
+    /// Symbolic link.
+    Link,
+    /// Character device.
+    Char,
+    /// Block device.
+    Block,
+    /// Named pipe.
+    Fifo,
+    /// Socket.
+    Socket,
+}
+
+impl Kind {
+    const ALL: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Link, Kind::Char, Kind::Block, Kind::Fifo, Kind::Socket];
+
+    /// Its number in a row, below 8.
+    pub(crate) fn number(self) -> u8 {
+        Kind::ALL.iter().position(|kind| *kind == self).map_or(0, |at| at as u8)
+    }
+
+    pub(crate) fn of_number(number: u8) -> Option<Kind> {
+        Kind::ALL.get(usize::from(number)).copied()
+    }
+}
+
+/// A session that may have changed a file since its root was committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Window {
+    /// The session, from 1.
+    pub session: u32,
+    /// The highest sequence of its pages that the root covers.
+    pub covered: u32,
+}
+
+/// Those of a file, ascending by session.
+pub type Windows = SmallVec<[Window; 1]>;
+
+/// Most windows of a file: before another is added the file is recovered and committed.
+pub const WINDOWS_MAX: usize = 8;

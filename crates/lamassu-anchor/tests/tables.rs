@@ -1,0 +1,152 @@
+//! What every table does: one suite, over memory and a redb file.
+#![allow(clippy::unwrap_used)]
+
+use lamassu_anchor::AnchorError;
+use lamassu_anchor::table::{Change, DiskTable, FILE_MODE, MemoryTable, Space, Table};
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+fn put(space: Space, key: &[u8], value: &[u8]) -> Change {
+    Change { space, key: key.to_vec(), value: Some(value.to_vec()) }
+}
+
+fn remove(space: Space, key: &[u8]) -> Change {
+    Change { space, key: key.to_vec(), value: None }
+}
+
+fn scanned(table: &dyn Table, space: Space, prefix: &[u8], most: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut found = Vec::new();
+    let visit = &mut |key: &[u8], value: &[u8]| {
+        found.push((key.to_vec(), value.to_vec()));
+        if found.len() == most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    table.scan(space, prefix, visit).unwrap();
+    found
+}
+
+/// The suite.
+fn conforms(table: &dyn Table) {
+    assert_eq!(table.get(Space::Objects, b"a").unwrap(), None);
+    assert!(scanned(table, Space::Objects, b"", 9).is_empty());
+    let keys: [&[u8]; 4] = [b"b1", b"a", b"b", b"c"];
+    table.commit(&keys.map(|key| put(Space::Objects, key, b"1"))).unwrap();
+    table.commit(&[put(Space::Entries, b"b", b"2")]).unwrap();
+    assert_eq!(table.get(Space::Objects, b"b").unwrap().unwrap(), b"1");
+    assert_eq!(table.get(Space::Entries, b"b").unwrap().unwrap(), b"2", "tables are apart");
+    let names = |found: Vec<(Vec<u8>, _)>| found.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    assert_eq!(names(scanned(table, Space::Objects, b"", 9)), [&b"a"[..], b"b", b"b1", b"c"]);
+    assert_eq!(names(scanned(table, Space::Objects, b"b", 9)), [&b"b"[..], b"b1"]);
+    assert_eq!(names(scanned(table, Space::Objects, b"b", 1)), [&b"b"[..]], "it ends when it is told to");
+    assert!(scanned(table, Space::Objects, b"d", 9).is_empty());
+    // The last change of a key counts, in one commit too; what is not there is removed without ado.
+    let changes = [put(Space::Objects, b"a", b"x"), remove(Space::Objects, b"a"), remove(Space::Held, b"none")];
+    table.commit(&changes).unwrap();
+    assert_eq!(table.get(Space::Objects, b"a").unwrap(), None);
+    table.commit(&[put(Space::Open, b"", b"")]).unwrap();
+    assert_eq!(table.get(Space::Open, b"").unwrap().unwrap(), b"", "an empty value is a value");
+    table.commit(&[]).unwrap();
+}
+
+#[test]
+fn memory_conforms() {
+    conforms(&MemoryTable::default());
+}
+
+#[test]
+fn a_file_conforms_and_keeps_what_was_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = DiskTable::create(&path).unwrap();
+    conforms(&table);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, FILE_MODE);
+    drop(table);
+    let table = DiskTable::open(&path).unwrap();
+    assert_eq!(table.get(Space::Entries, b"b").unwrap().unwrap(), b"2");
+    assert!(matches!(DiskTable::create(&path), Err(AnchorError::Exists { .. })));
+}
+
+#[test]
+fn a_commit_that_fails_changes_nothing() {
+    let table = MemoryTable::default();
+    table.commit(&[put(Space::Objects, b"a", b"1")]).unwrap();
+    table.refuse(Some(libc::ENOSPC));
+    let failed = table.commit(&[put(Space::Objects, b"a", b"2")]);
+    assert!(matches!(failed, Err(AnchorError::Io { source, .. }) if source.raw_os_error() == Some(libc::ENOSPC)));
+    assert_eq!(table.get(Space::Objects, b"a").unwrap().unwrap(), b"1");
+}
+
+#[test]
+fn one_process_writes_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let _first = DiskTable::create(&path).unwrap();
+    assert!(matches!(DiskTable::open(&path), Err(AnchorError::Locked { .. })));
+}
+
+#[test]
+fn what_is_not_a_private_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    assert!(matches!(DiskTable::open(&at("none")), Err(AnchorError::Missing { .. })));
+    drop(DiskTable::create(&at("good")).unwrap());
+    symlink(at("good"), at("link")).unwrap();
+    fs::create_dir(at("dir")).unwrap();
+    fs::hard_link(at("good"), at("second")).unwrap();
+    let fifo = std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap();
+    assert!(fifo.success());
+    for name in ["link", "dir", "good", "fifo"] {
+        assert!(matches!(DiskTable::open(&at(name)), Err(AnchorError::NotPrivate { .. })), "{name}");
+    }
+    fs::remove_file(at("second")).unwrap();
+    fs::set_permissions(at("good"), fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(matches!(DiskTable::open(&at("good")), Err(AnchorError::NotPrivate { .. })));
+    fs::set_permissions(at("good"), fs::Permissions::from_mode(0o600)).unwrap();
+    DiskTable::open(&at("good")).unwrap();
+}
+
+/// Every value of a table that opens, or an error.
+fn all_values(path: &Path) -> Result<usize, AnchorError> {
+    let table = DiskTable::open(path)?;
+    let mut count = 0;
+    for space in Space::ALL {
+        table.scan(space, &[], &mut |_, _| {
+            count += 1;
+            ControlFlow::Continue(())
+        })?;
+    }
+    Ok(count)
+}
+
+/// A damaged file is an error or is what it was: never a panic.
+#[test]
+fn damage_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = DiskTable::create(&path).unwrap();
+    let rows: Vec<_> = (0..300_u32).map(|n| put(Space::Objects, &n.to_be_bytes(), &[7; 90])).collect();
+    table.commit(&rows).unwrap();
+    drop(table);
+    let whole = fs::read(&path).unwrap();
+    // The system's own errors aside, a length that is cut is found.
+    for len in [0, 1, 100, 4096, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..len]).unwrap();
+        assert!(all_values(&path).is_err() || len == 0, "{len} bytes");
+    }
+    let mut noticed = 0;
+    for at in (0..whole.len()).step_by(509) {
+        let mut file = fs::File::options().read(true).write(true).truncate(true).create(true).open(&path).unwrap();
+        file.write_all(&whole).unwrap();
+        let mut byte = [0];
+        file.seek(SeekFrom::Start(at as u64)).unwrap();
+        file.read_exact(&mut byte).unwrap();
+        file.seek(SeekFrom::Start(at as u64)).unwrap();
+        file.write_all(&[byte[0] ^ 0x5a]).unwrap();
+        drop(file);
+        noticed += usize::from(!matches!(all_values(&path), Ok(300)));
+    }
+    // Most of the file is free space.
+    assert!(noticed > 0);
+}
