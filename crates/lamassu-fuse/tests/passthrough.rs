@@ -47,7 +47,7 @@ impl Fixture {
 
     fn end(&mut self) {
         let mounted = self.mounted.take().unwrap();
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         // A process that a test beside this one is just starting may hold our descriptors for a moment.
         while let Err(error) = mounted.unmounter().unmount(false) {
             assert!(std::time::Instant::now() < deadline, "{error}");
