@@ -35,6 +35,7 @@ mod mount;
 mod options;
 mod tuning;
 
+pub use adapter::RequestCount;
 pub use errno::errno_of;
 pub use mount::{MountError, Mounted, Unmounter, mount, mount_answering};
 #[cfg(feature = "testing")]

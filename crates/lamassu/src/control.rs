@@ -4,10 +4,12 @@
 //! Never: sends a secret to the daemon of a mount that neither root nor this user has made, believes what such a daemon
 //! says.
 
+use lamassu_fuse::RequestCount;
 use lamassu_fuse::control::{self, Asked, CALL_LEN_MAX, Calls, ControlError};
 use lamassu_host::Served;
+use lamassu_host::control::counters::FrontEnd;
 use lamassu_host::control::protocol::{Caller, MESSAGE_LEN_MAX, Parcel, Request, Status};
-use lamassu_host::control::{AskError, Transport, client};
+use lamassu_host::control::{AskError, Counted, Transport, client};
 use lamassu_keys::{Argon2Params, Material};
 use serde::de::DeserializeOwned;
 use std::path::Path;
@@ -81,4 +83,19 @@ pub fn answering(served: &Arc<Served>) -> Calls {
         let caller = Caller { uid: caller.uid, gid: caller.gid, groups, is_owner: caller.is_owner };
         served.answer(&caller, dir, request)
     })
+}
+
+/// The requests of a mount, as a status shows them.
+pub struct Requests(pub Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync>);
+
+impl FrontEnd for Requests {
+    fn counted(&self) -> Vec<Counted> {
+        let of = |RequestCount { name, count, failed, total_us }| Counted {
+            operation: format!("fuse-{name}"),
+            count,
+            failed,
+            total_us,
+        };
+        (self.0)().into_iter().map(of).collect()
+    }
 }

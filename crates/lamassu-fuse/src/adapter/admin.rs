@@ -124,12 +124,12 @@ impl<F: FileSystem> Shared<F> {
             Err(error) => reply.error(failed("lseek", &error)),
         };
         if !self.is_written(ino) {
-            guarded("lseek", || answer(self));
+            self.answer("lseek", || answer(self));
             return;
         }
         self.aside("lseek", move |shared| {
             shared.push_out(ino, offset, 0);
-            answer(shared);
+            shared.answer("lseek", || answer(shared));
         });
     }
 

@@ -5,7 +5,7 @@ use super::admin::IoctlRequest;
 use super::convert::{self, file_attr, file_type, negative_entry, node_kind, removed_attr, set_time};
 use super::file_io::WriteRequest;
 use super::reply::{is_not_found, send_empty, send_xattr};
-use super::{Adapter, CacheWrite, Shared, failed, guarded};
+use super::{Adapter, CacheWrite, Shared, failed};
 use crate::options::CacheMode;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
@@ -268,7 +268,7 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
             return;
         }
         let (shared, data) = (self.0.clone(), data.to_vec());
-        let job = move || _ = guarded("write", || shared.write(request, &data, counted, reply));
+        let job = move || _ = shared.serve("write", || shared.write(request, &data, counted, reply));
         self.0.gate.defer(ino.0, Box::new(job));
     }
 

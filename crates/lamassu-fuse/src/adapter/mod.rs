@@ -3,13 +3,14 @@
 //! `handlers` is the list of requests, one short method each. `file_io` reads, writes and takes set-uid bits away where
 //! the kernel asks for it; `uses` counts open files; `reply` has what answers have in common; `convert` is between the
 //! kernel's types and the vault's; `acl` says what access control lists mean to the kernel; `admin` answers ioctls and
-//! seeks; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate` holds changes back during a
+//! seeks; `counts` counts requests; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate` holds changes back during a
 //! freeze; `lifetime` starts the threads of a mount and ends them.
 
 mod acl;
 mod admin;
 mod cache;
 mod convert;
+mod counts;
 mod descriptors;
 mod file_io;
 mod gate;
@@ -19,11 +20,13 @@ mod reply;
 mod uses;
 
 pub(crate) use cache::KernelCache;
+pub use counts::RequestCount;
 
 use crate::control::Calls;
 use crate::errno::errno_of;
 use crate::options::{CacheMode, MountOptions};
 use crate::tuning::{DirtyLimits, Tuning};
+use counts::Counts;
 use descriptors::Descriptors;
 use fuser::{Errno, InitFlags, KernelConfig, Notifier};
 use gate::Gate;
@@ -92,6 +95,7 @@ pub(crate) struct Shared<F> {
     cache_writes: AtomicU64,
     cache_writes_in_flight: AtomicU64,
     tuning: Arc<Tuning>,
+    counts: Counts,
     lifetime: Lifetime,
     closed: Mutex<Option<VaultError>>,
     /// Answers calls of other processes; `None`: they are refused.
@@ -126,6 +130,7 @@ impl<F: FileSystem> Shared<F> {
             cache_writes: AtomicU64::new(0),
             cache_writes_in_flight: AtomicU64::new(0),
             tuning: Arc::new(Tuning::new(options.keep_awake)?),
+            counts: Counts::default(),
             lifetime: Lifetime::default(),
             closed: Mutex::new(None),
             calls,
@@ -135,7 +140,17 @@ impl<F: FileSystem> Shared<F> {
     /// Carries a request out now.
     fn answer<T>(&self, op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
         self.tuning.request();
-        guarded(op, body)
+        self.serve(op, body)
+    }
+
+    /// The same for one that waited.
+    fn serve<T>(&self, op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+        self.counts.count(op, || guarded(op, body))
+    }
+
+    /// How often each request came.
+    pub(crate) fn counted(&self) -> Vec<RequestCount> {
+        self.counts.counted()
     }
 
     /// The way to tell the kernel to drop what it caches.
@@ -161,7 +176,7 @@ impl<F: FileSystem> Shared<F> {
             return;
         }
         let shared = self.clone();
-        self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
+        self.gate.defer(ino, Box::new(move || _ = shared.serve(op, || job(&shared))));
     }
 
     /// Carries out what changes nothing in a frozen file system, but must not overtake waiting changes of the same
@@ -172,7 +187,7 @@ impl<F: FileSystem> Shared<F> {
             return;
         }
         let shared = self.clone();
-        self.gate.defer(ino, Box::new(move || _ = guarded(op, || job(&shared))));
+        self.gate.defer(ino, Box::new(move || _ = shared.serve(op, || job(&shared))));
     }
 }
 
@@ -211,6 +226,7 @@ fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
         Err(payload) => {
             let text = payload.downcast_ref::<&str>().copied().map(str::to_owned);
             let text = text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default();
+            counts::note_failure();
             tracing::error!(op, panic = text, "a bug: the request handler panicked; the request fails with EIO");
             None
         }
@@ -219,6 +235,7 @@ fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
 
 /// The errno to reply with; what an administrator should see is logged.
 fn failed(op: &'static str, error: &VaultError) -> Errno {
+    counts::note_failure();
     let errno = errno_of(error);
     if errno == libc::EIO {
         tracing::error!(op, %error, "input/output error");

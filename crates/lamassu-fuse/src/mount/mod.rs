@@ -13,7 +13,7 @@ mod tests;
 #[cfg(feature = "testing")]
 pub use served::{Served, serve};
 
-use crate::adapter::{Adapter, KernelCache, Shared};
+use crate::adapter::{Adapter, KernelCache, RequestCount, Shared};
 use crate::control::Calls;
 use crate::options::{CacheMode, MountOptions};
 use fuser::{BackgroundSession, Config, Session, SessionACL};
@@ -75,6 +75,7 @@ pub struct Mounted {
     unmounter: Unmounter,
     close_error: Box<dyn Fn() -> Option<VaultError> + Send + Sync>,
     cache: Box<dyn Fn() -> Box<dyn Cache> + Send + Sync>,
+    counted: Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync>,
 }
 
 /// Unmounts; can be cloned and sent to another thread, such as one that waits for signals.
@@ -122,8 +123,11 @@ pub fn mount_answering<F: FileSystem>(
     };
     let weak = Arc::downgrade(&shared);
     let cache = Box::new(move || Box::new(KernelCache(weak.clone())) as Box<dyn Cache>);
+    let weak = Arc::downgrade(&shared);
+    let counted = Arc::new(move || weak.upgrade().map(|shared| shared.counted()).unwrap_or_default());
     let close_error = Box::new(move || shared.close_error());
-    Ok(Mounted { session: Some(session), unmounter: Unmounter { id: Arc::new(id), thaw }, close_error, cache })
+    let unmounter = Unmounter { id: Arc::new(id), thaw };
+    Ok(Mounted { session: Some(session), unmounter, close_error, cache, counted })
 }
 
 fn start<F: FileSystem>(
@@ -162,6 +166,11 @@ impl Mounted {
     /// What the kernel keeps of the file system, for [`lamassu_vault::Forest::set_cache`].
     pub fn cache(&self) -> Box<dyn Cache> {
         (self.cache)()
+    }
+
+    /// What tells how often each request came, for as long as the mount lives.
+    pub fn request_counts(&self) -> Arc<dyn Fn() -> Vec<RequestCount> + Send + Sync> {
+        self.counted.clone()
     }
 
     /// A handle to unmount from elsewhere.

@@ -1,10 +1,13 @@
-//! `lamassu info`: what the header says. No key, so nothing here is authenticated.
+//! `lamassu info`: what the header says, and what the daemon of a mount has done. No key, so nothing of the header is
+//! authenticated here.
 
 use crate::fault::Result;
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_format::header::{Caching, Header, Role, Slot, VaultHeader, Verified};
+use lamassu_host::control::Counted;
+use lamassu_host::control::protocol::{Request, Status};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -56,6 +59,20 @@ pub struct Described {
     /// entries of the history that the header has seen
     history: u64,
     slots: Vec<DescribedSlot>,
+    /// of a mount; left out where it is asked of a directory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mount: Option<DescribedMount>,
+}
+
+/// What the daemon of a mount tells.
+#[derive(Serialize)]
+struct DescribedMount {
+    version: String,
+    pid: u32,
+    read_only: bool,
+    open_files: usize,
+    /// since it was mounted, of all vaults in it
+    operations: Vec<Counted>,
 }
 
 /// A key slot, without its secrets.
@@ -106,8 +123,29 @@ impl Described {
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
             history: header.keys().history.map_or(0, |h| h.count),
             slots: slots(ui, header),
+            mount: None,
         }
     }
+}
+
+impl From<Status> for DescribedMount {
+    fn from(status: Status) -> DescribedMount {
+        let Status { version, pid, read_only, open_files, operations, vault: _, dir: _ } = status;
+        DescribedMount { version, pid, read_only, open_files, operations }
+    }
+}
+
+/// The table of what a daemon has done, for people.
+fn operation_table(mount: &DescribedMount) -> String {
+    let mut out = format!(
+        "mounted by process {}, {} open files\n\noperation              count      failed    mean time",
+        mount.pid, mount.open_files
+    );
+    for Counted { operation, count, failed, total_us } in &mount.operations {
+        let mean = format!("{} us", total_us / (*count).max(1));
+        let _ = write!(out, "\n{:<20}  {count:>10}  {failed:>8}  {mean:>9}", text::printable(operation));
+    }
+    out
 }
 
 /// The slots of a header.
@@ -162,8 +200,10 @@ pub fn slot_table(slots: &[DescribedSlot]) -> String {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    let header = open::found(ui, &served::dir_of(&args.dir)?)?.header;
-    let d = Described::of(ui, &header);
+    let status = served::at(&args.dir).map(|mount| served::ask::<Status>(&mount, &Request::Status {})).transpose()?;
+    let dir = status.as_ref().map_or_else(|| args.dir.clone(), |status| status.dir.clone().into());
+    let header = open::found(ui, &dir)?.header;
+    let d = Described { mount: status.map(Into::into), ..Described::of(ui, &header) };
     if args.json {
         return output::print_json(&d);
     }
@@ -190,5 +230,6 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     for (name, value) in rows {
         let _ = writeln!(out, "{name:<13} {value}");
     }
-    output::print(format_args!("{out}\n{}", slot_table(&d.slots)))
+    let mount = d.mount.as_ref().map(|mount| format!("\n\n{}", operation_table(mount))).unwrap_or_default();
+    output::print(format_args!("{out}\n{}{mount}", slot_table(&d.slots)))
 }

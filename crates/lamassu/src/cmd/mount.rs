@@ -340,6 +340,7 @@ impl Plan {
         let calls = Some(control::answering(&served));
         let mounted = lamassu_fuse::mount_answering(forest.clone(), &self.mountpoint, &options, calls)?;
         forest.set_cache(mounted.cache());
+        served.counts_of(Arc::new(control::Requests(mounted.request_counts())));
         served.keeper().mounted();
         if let Some(idle) = self.idle {
             forest.unload_after(idle);

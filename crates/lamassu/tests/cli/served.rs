@@ -4,6 +4,7 @@ use crate::mounts::daemon_of;
 use crate::support::Bench;
 use lamassu_fuse::control::{self, Asked, ControlError, Links};
 use serde_json::Value;
+use std::fs;
 use std::process::Command;
 
 fn asked(b: &Bench) -> Asked {
@@ -27,7 +28,10 @@ fn a_mount_says_what_it_serves() {
     assert_eq!(told["done"]["vault"], info.json()["id"]);
     assert_eq!(told["done"]["pid"], daemon_of(&b));
     assert_eq!(told["done"]["read_only"], false);
-    assert_eq!(b.run("info --json m").ok().out, info.out, "the mount point stands for the vault");
+    let mut of_mount = b.run("info --json m").ok().json();
+    let mount = of_mount.as_object_mut().unwrap().remove("mount").unwrap();
+    assert_eq!(of_mount, info.json(), "the mount point stands for the vault");
+    assert_eq!((&mount["pid"], &mount["read_only"]), (&told["done"]["pid"], &Value::Bool(false)));
 
     assert_eq!(ask(&b, br#"{"request":"sync"}"#), serde_json::json!({"done": null}));
 
@@ -53,6 +57,33 @@ fn a_mount_says_what_it_serves() {
     assert!(sync["total_us"].is_u64());
     again["done"]["operations"] = told["done"]["operations"].clone();
     assert_eq!(again, told, "nothing else has changed");
+    b.unmount("m");
+}
+
+/// Requests of the kernel are counted, with their errors and the time they took.
+#[test]
+fn info_of_a_mount_counts_its_requests() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.run("mount v m").ok();
+    for n in 0..5 {
+        fs::create_dir(b.path(&format!("m/{n}"))).unwrap();
+    }
+    fs::create_dir(b.path("m/0/0")).unwrap();
+    assert!(fs::remove_dir(b.path("m/0")).is_err(), "it is not empty");
+    let counted = |name: &str| {
+        let info = b.run("info --json m").ok().json();
+        let operations = info["mount"]["operations"].as_array().unwrap().clone();
+        operations.into_iter().find(|one| one["operation"] == name).unwrap()
+    };
+    let of = |one: &Value| (one["count"].as_u64().unwrap(), one["failed"].as_u64().unwrap());
+    assert_eq!(of(&counted("fuse-mkdir")), (6, 0));
+    assert!(counted("fuse-mkdir")["total_us"].as_u64().unwrap() > 0);
+    assert_eq!(of(&counted("fuse-rmdir")), (1, 1));
+    assert_eq!(counted("fuse-lookup")["failed"], 0, "that a name is free is no error");
+    let shown = b.run("info m").ok().text();
+    assert!(shown.lines().any(|line| line.starts_with("fuse-mkdir") && line.contains(" 6 ")), "{shown}");
     b.unmount("m");
 }
 
