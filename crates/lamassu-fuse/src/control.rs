@@ -1,22 +1,24 @@
-//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on any other, which it is then about.
+//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on any
+//! other, which it is then about.
 //!
-//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and its answer back. They are for
-//! root and for the user who mounted; calls also for delegates whom they named.
+//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and its
+//! answer back. They are for root and for the user who mounted; calls also for delegates whom they named.
 //!
-//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered, calls by a path that may lead elsewhere by
-//! then ([`Asked`]).
+//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered, goes
+//! by a path that may lead elsewhere by then ([`Root`], [`Asked`]).
 
 mod asked;
 
-pub use asked::{Asked, Links, unescape};
+pub use asked::{Asked, Links};
+
+use crate::mount_table::mount_id;
 
 use lamassu_vault::Ino;
-use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
@@ -38,7 +40,7 @@ pub(crate) const CALL_BYTES: usize = (1 << 14) - 1;
 const LENGTH_BYTES: usize = 4;
 /// The longest call and the longest answer, bytes.
 pub const CALL_LEN_MAX: usize = CALL_BYTES - LENGTH_BYTES;
-/// How long [`freeze`] waits for the kernel's own queue to run dry before it freezes anyway.
+/// How long [`Root::freeze`] waits for the kernel's own queue to run dry before it freezes anyway.
 const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// The operation that [`ControlError::Io`] names where there is no such directory, or it may not be opened.
@@ -103,8 +105,9 @@ pub(crate) fn groups_of(status: &str) -> impl Iterator<Item = u32> {
     line.split_whitespace().filter_map(|g| g.parse().ok())
 }
 
-/// Answers calls, given the caller, the inode number of the directory that was called, and the request; each on a thread of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as `EIO`.
-/// It may wait, also for requests of the mount itself.
+/// Answers calls, given the caller, the inode number of the directory that was called, and the request; each on a thread
+/// of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as
+/// `EIO`. It may wait, also for requests of the mount itself.
 pub type Calls = Arc<dyn Fn(&Caller, Ino, &[u8]) -> Zeroizing<Vec<u8>> + Send + Sync>;
 
 /// A call or answer as the ioctl carries it; `None` if it is too long. Wiped when dropped.
@@ -165,48 +168,112 @@ pub enum ControlError {
     },
 }
 
-/// Makes everything written so far, also what only the kernel's page cache holds, arrive in the backing store, and holds further changes back
-/// until [`thaw`]. Reads go on.
-pub fn freeze(mountpoint: &Path) -> Result<(), ControlError> {
-    let root = open(mountpoint)?;
-    if status_of(&root, mountpoint)?.frozen {
-        return Err(ControlError::AlreadyFrozen);
-    }
-    push_out(&root, mountpoint)?;
-    plain_call(&root, LAMASSU_IOC_FREEZE, mountpoint, "freeze")
+/// The root of a mount, opened once: what is asked of it goes there, whatever becomes of its name. Whoever mounted it
+/// may answer what they like.
+pub struct Root {
+    dir: File,
+    path: PathBuf,
 }
 
-/// Has the kernel hand over what its page cache holds, as [`freeze`] does first.
+impl Root {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`ControlError::Io`].
+    pub fn open(mountpoint: &Path) -> Result<Root, ControlError> {
+        let opened = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(mountpoint);
+        let dir = opened.map_err(|source| ControlError::Io { op: OPEN, source })?;
+        Ok(Root { dir, path: mountpoint.into() })
+    }
+
+    /// The number of the mount that it lies in.
+    pub fn mount(&self) -> Option<u64> {
+        mount_id(&self.dir).ok().flatten()
+    }
+
+    /// Makes everything written so far, also what only the kernel's page cache holds, arrive in the backing store, and
+    /// holds further changes back until [`Root::thaw`]. Reads go on.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn freeze(&self) -> Result<(), ControlError> {
+        if self.status()?.frozen {
+            return Err(ControlError::AlreadyFrozen);
+        }
+        self.write_back()?;
+        self.plain_call(LAMASSU_IOC_FREEZE, "freeze")
+    }
+
+    /// Ends a freeze.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn thaw(&self) -> Result<(), ControlError> {
+        self.plain_call(LAMASSU_IOC_THAW, "thaw")
+    }
+
+    /// Has the kernel hand over what its page cache holds, as [`Root::freeze`] does first.
+    ///
+    /// # Errors
+    /// [`ControlError::Io`] of `syncfs` where something that was written through the mount so far, also before this
+    /// call, was refused: the kernel says so once, and keeps none of it.
+    pub fn write_back(&self) -> Result<(), ControlError> {
+        let synced = rustix::fs::syncfs(&self.dir).map_err(|e| ControlError::Io { op: SYNCFS, source: e.into() });
+        self.drain()?;
+        synced
+    }
+
+    /// On FUSE, syncfs(2) starts write-back but does not wait for the daemon's answers. The kernel's queue is first in,
+    /// first out and lets at most `max_background` cache writes out at a time: when none arrived between two status
+    /// requests and none is unanswered, none is queued.
+    fn drain(&self) -> Result<(), ControlError> {
+        let deadline = Instant::now() + DRAIN_MAX;
+        let mut before = self.status()?;
+        while Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+            let now = self.status()?;
+            if now.cache_writes == before.cache_writes && now.cache_writes_in_flight == 0 {
+                return Ok(());
+            }
+            before = now;
+        }
+        Ok(())
+    }
+
+    /// Whether the mount is frozen, and what waits.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn status(&self) -> Result<Status, ControlError> {
+        let mut words = [0u64; STATUS_BYTES / 8];
+        // SAFETY: the descriptor is open; the request's size field says 32 bytes, and `words` has room for exactly
+        // those.
+        let rc = unsafe { libc::ioctl(self.dir.as_raw_fd(), LAMASSU_IOC_STATUS as libc::Ioctl, words.as_mut_ptr()) };
+        if rc < 0 { Err(failed(&self.path, "status")) } else { Ok(Status::from_words(words)) }
+    }
+
+    /// Asks the program that serves it: for what is no secret, and where the answer need not be believed.
+    ///
+    /// # Errors
+    /// [`ControlError`].
+    pub fn call(&self, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
+        called(&self.dir, &self.path, request)
+    }
+
+    fn plain_call(&self, request: u32, op: &'static str) -> Result<(), ControlError> {
+        // SAFETY: the descriptor is open; the request carries no argument.
+        let rc = unsafe { libc::ioctl(self.dir.as_raw_fd(), request as libc::Ioctl, 0) };
+        if rc < 0 { Err(failed(&self.path, op)) } else { Ok(()) }
+    }
+}
+
+/// Asks the program that serves the mount in which a directory lies, and waits for its answer. The memory of both the
+/// frame and the answer is wiped when dropped.
 ///
 /// # Errors
-/// [`ControlError::Io`] of `syncfs` where something that was written through the mount so far, also before this call, was refused: the kernel says so once,
-/// and keeps none of it.
-pub fn write_back(mountpoint: &Path) -> Result<(), ControlError> {
-    push_out(&open(mountpoint)?, mountpoint)
-}
-
-/// Ends a freeze.
-pub fn thaw(mountpoint: &Path) -> Result<(), ControlError> {
-    plain_call(&open(mountpoint)?, LAMASSU_IOC_THAW, mountpoint, "thaw")
-}
-
-/// Whether the mount is frozen, and what waits.
-pub fn status(mountpoint: &Path) -> Result<Status, ControlError> {
-    status_of(&open(mountpoint)?, mountpoint)
-}
-
-/// Asks the program that serves the mount in which a directory lies, and waits for its answer. The memory of both the frame and the answer is wiped when dropped.
+/// [`ControlError`].
 pub fn call(asked: &Asked, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
-    // The directory itself: its name may be another's by now.
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(asked.dir(), c".", flags, Mode::empty());
-    let dir = opened.map_err(|e| ControlError::Io { op: OPEN, source: e.into() })?;
-    called(&dir.into(), asked.path(), request)
-}
-
-/// The same of a mount of whomever: for what is no secret, and where the answer need not be believed.
-pub fn call_stranger(dir: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
-    called(&open(dir)?, dir, request)
+    asked.root()?.call(request)
 }
 
 fn called(dir: &File, path: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
@@ -218,49 +285,6 @@ fn called(dir: &File, path: &Path, request: &[u8]) -> Result<Zeroizing<Vec<u8>>,
     }
     let answer = framed(&frame).ok_or_else(|| ControlError::NotMounted(path.into()))?;
     Ok(Zeroizing::new(answer.to_vec()))
-}
-
-fn push_out(root: &File, mountpoint: &Path) -> Result<(), ControlError> {
-    let synced = rustix::fs::syncfs(root).map_err(|e| ControlError::Io { op: SYNCFS, source: e.into() });
-    drain(root, mountpoint)?;
-    synced
-}
-
-/// On FUSE, syncfs(2) starts write-back but does not wait for the daemon's answers. The kernel's queue is first in, first out and lets at most
-/// `max_background` cache writes out at a time: when none arrived between two status requests and none is unanswered, none is queued.
-fn drain(root: &File, mountpoint: &Path) -> Result<(), ControlError> {
-    let deadline = Instant::now() + DRAIN_MAX;
-    let mut before = status_of(root, mountpoint)?;
-    while Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(2));
-        let now = status_of(root, mountpoint)?;
-        if now.cache_writes == before.cache_writes && now.cache_writes_in_flight == 0 {
-            return Ok(());
-        }
-        before = now;
-    }
-    Ok(())
-}
-
-fn open(mountpoint: &Path) -> Result<File, ControlError> {
-    File::options()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY)
-        .open(mountpoint)
-        .map_err(|source| ControlError::Io { op: OPEN, source })
-}
-
-fn status_of(root: &File, mountpoint: &Path) -> Result<Status, ControlError> {
-    let mut words = [0u64; STATUS_BYTES / 8];
-    // SAFETY: the descriptor is open; the request's size field says 32 bytes, and `words` has room for exactly those.
-    let rc = unsafe { libc::ioctl(root.as_raw_fd(), LAMASSU_IOC_STATUS as libc::Ioctl, words.as_mut_ptr()) };
-    if rc < 0 { Err(failed(mountpoint, "status")) } else { Ok(Status::from_words(words)) }
-}
-
-fn plain_call(root: &File, request: u32, mountpoint: &Path, op: &'static str) -> Result<(), ControlError> {
-    // SAFETY: the descriptor is open; the request carries no argument.
-    let rc = unsafe { libc::ioctl(root.as_raw_fd(), request as libc::Ioctl, 0) };
-    if rc < 0 { Err(failed(mountpoint, op)) } else { Ok(()) }
 }
 
 fn failed(mountpoint: &Path, op: &'static str) -> ControlError {

@@ -5,7 +5,7 @@
 #[path = "../examples/passthrough/plain/mod.rs"]
 mod plain;
 
-use lamassu_fuse::control::{self, ControlError};
+use lamassu_fuse::control::{ControlError, Root};
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted};
 use plain::PlainFs;
 use std::fs::{self, File};
@@ -145,10 +145,10 @@ fn a_freeze_holds_changes_and_lets_reads_pass() {
         let dirty = File::create(f.point.join("dirty")).unwrap();
         dirty.write_all_at(&[7; 3_000_000], 0).unwrap();
 
-        assert!(!control::status(&f.point).unwrap().frozen);
-        assert!(matches!(control::thaw(&f.point), Err(ControlError::NotFrozen)));
-        control::freeze(&f.point).unwrap();
-        assert!(matches!(control::freeze(&f.point), Err(ControlError::AlreadyFrozen)));
+        assert!(!Root::open(&f.point).and_then(|root| root.status()).unwrap().frozen);
+        assert!(matches!(Root::open(&f.point).and_then(|root| root.thaw()), Err(ControlError::NotFrozen)));
+        Root::open(&f.point).and_then(|root| root.freeze()).unwrap();
+        assert!(matches!(Root::open(&f.point).and_then(|root| root.freeze()), Err(ControlError::AlreadyFrozen)));
         assert_eq!(fs::read(f.store.join("dirty")).unwrap(), vec![7; 3_000_000], "{cache:?}: all of it arrived");
 
         let done = AtomicUsize::new(0);
@@ -162,7 +162,7 @@ fn a_freeze_holds_changes_and_lets_reads_pass() {
                     done.fetch_add(1, Ordering::SeqCst);
                 });
             }
-            while control::status(&f.point).unwrap().waiting < 12 {
+            while Root::open(&f.point).and_then(|root| root.status()).unwrap().waiting < 12 {
                 std::thread::yield_now();
             }
             for _ in 0..20 {
@@ -172,13 +172,13 @@ fn a_freeze_holds_changes_and_lets_reads_pass() {
             }
             assert!(!f.store.join("d3/new").exists());
             assert_eq!(done.load(Ordering::SeqCst), 0);
-            control::thaw(&f.point).unwrap();
+            Root::open(&f.point).and_then(|root| root.thaw()).unwrap();
         });
         drop(dirty);
         for i in 0..12 {
             assert_eq!(fs::read(f.point.join(format!("d{i}/newer"))).unwrap(), b"new");
         }
-        assert_eq!(control::status(&f.point).unwrap().waiting, 0);
+        assert_eq!(Root::open(&f.point).and_then(|root| root.status()).unwrap().waiting, 0);
         finish(f);
     }
 }
@@ -187,7 +187,7 @@ fn a_freeze_holds_changes_and_lets_reads_pass() {
 fn a_frozen_mount_can_be_unmounted_and_loses_nothing() {
     let Some(f) = fixture(&MountOptions::default()) else { return };
     let file = File::create(f.point.join("f")).unwrap();
-    control::freeze(&f.point).unwrap();
+    Root::open(&f.point).and_then(|root| root.freeze()).unwrap();
     file.write_all_at(b"written while frozen", 0).unwrap();
     let closer = std::thread::spawn(move || drop(file));
     let unmounter = f.mounted.unmounter();
@@ -204,8 +204,11 @@ fn a_frozen_mount_can_be_unmounted_and_loses_nothing() {
 fn only_the_root_of_a_mount_is_controlled() {
     let Some(f) = fixture(&MountOptions::default()) else { return };
     fs::create_dir(f.point.join("sub")).unwrap();
-    assert!(matches!(control::status(&f.point.join("sub")), Err(ControlError::NotMounted(_))));
-    assert!(matches!(control::status(&f.store), Err(ControlError::NotMounted(_))));
-    assert!(matches!(control::freeze(&f.store), Err(ControlError::NotMounted(_))));
+    assert!(matches!(
+        Root::open(&f.point.join("sub")).and_then(|root| root.status()),
+        Err(ControlError::NotMounted(_))
+    ));
+    assert!(matches!(Root::open(&f.store).and_then(|root| root.status()), Err(ControlError::NotMounted(_))));
+    assert!(matches!(Root::open(&f.store).and_then(|root| root.freeze()), Err(ControlError::NotMounted(_))));
     finish(f);
 }

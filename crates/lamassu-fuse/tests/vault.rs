@@ -9,7 +9,8 @@ mod suite;
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
 use lamassu_format::{Domain, Geometry, Suite};
-use lamassu_fuse::{CacheMode, MountOptions, Mounted, control};
+use lamassu_fuse::control::Root;
+use lamassu_fuse::{CacheMode, MountOptions, Mounted};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State};
@@ -414,18 +415,18 @@ fn a_frozen_vault_s_store_is_complete() {
     let data = pattern(5_000_000, 2);
     let file = fs::File::create(f.path("open")).unwrap();
     file.write_all_at(&data, 0).unwrap();
-    control::freeze(f.point.path()).unwrap();
+    Root::open(f.point.path()).and_then(|root| root.freeze()).unwrap();
     // A copy taken now is a vault with everything in it.
     let copy = tempfile::tempdir().unwrap();
     let status = std::process::Command::new("cp").arg("-a").arg(f.store.path().join(".")).arg(copy.path()).status();
     assert!(status.unwrap().success());
     std::thread::scope(|scope| {
         let late = scope.spawn(|| fs::write(f.path("late"), b"late").unwrap());
-        while control::status(f.point.path()).unwrap().waiting == 0 {
+        while Root::open(f.point.path()).and_then(|root| root.status()).unwrap().waiting == 0 {
             std::thread::yield_now();
         }
         assert!(fs::read(f.path("open")).unwrap() == data);
-        control::thaw(f.point.path()).unwrap();
+        Root::open(f.point.path()).and_then(|root| root.thaw()).unwrap();
         late.join().unwrap();
     });
     drop(file);

@@ -5,7 +5,7 @@
 //! says.
 
 use lamassu_fuse::RequestCount;
-use lamassu_fuse::control::{self, Asked, CALL_LEN_MAX, Calls, ControlError};
+use lamassu_fuse::control::{self, Asked, CALL_LEN_MAX, Calls, ControlError, Root};
 use lamassu_host::Served;
 use lamassu_host::control::counters::FrontEnd;
 use lamassu_host::control::protocol::{Caller, MESSAGE_LEN_MAX, Parcel, Request, Status};
@@ -37,7 +37,7 @@ impl Transport for Strangers<'_> {
     type Error = ControlError;
 
     fn call(&self, request: &[u8]) -> Result<Zeroizing<Vec<u8>>, ControlError> {
-        control::call_stranger(self.0, request)
+        Root::open(self.0)?.call(request)
     }
 }
 

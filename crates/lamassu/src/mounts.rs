@@ -1,16 +1,17 @@
-//! The mounts of this machine, from /proc/self/mountinfo (proc_pid_mountinfo(5)). stat(2) would ask the mounts
-//! themselves, which may hang.
+//! The mounts of this machine, from the kernel's table ([`mount_table`]).
 //!
 //! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is
 //! asked, for a while. It is also asked whether it has the vault open for writing where the table says read-only, which
 //! a mount can have become later.
 
 use crate::control;
-use crate::fault::Fault;
+use crate::fault::{Fault, Result};
 use lamassu_format::name;
-use lamassu_fuse::control::{Asked, Links, unescape};
+use lamassu_fuse::control::{Asked, Links, Root};
+use lamassu_fuse::mount_table::{self, MountLine, mounts_of};
 use lamassu_host::control::protocol::{Request, Status};
 use std::collections::HashSet;
+use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::mpsc;
@@ -23,38 +24,21 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    /// of the mount, as long as it is there
-    id: u64,
-    /// where
-    pub mountpoint: PathBuf,
-    /// `fuse.lamassu`, `ext4`, …
-    pub fs_type: String,
-    /// what; of ours: the vault's directory, unless `-o fsname=` said otherwise
-    pub source: PathBuf,
-    /// its file system's number, as major:minor
-    device: String,
-    /// `ro` or `rw` first
-    options: String,
-    /// of the file system; of FUSE: `user_id=` who mounted
-    super_options: String,
+pub struct Mount(MountLine);
+
+/// The fields of [`MountLine`]; the source of one of ours is the vault's directory, unless `-o fsname=` said otherwise.
+impl Deref for Mount {
+    type Target = MountLine;
+
+    fn deref(&self) -> &MountLine {
+        &self.0
+    }
 }
 
 impl Mount {
-    /// Whether nothing can be written through it. What holds the vault open for writing can be such a mount: see
-    /// [`Mount::may_write`].
-    pub fn is_read_only(&self) -> bool {
-        self.options.split(',').any(|word| word == "ro")
-    }
-
     /// Whether its daemon may write the vault. Where the daemon says nothing, what the table says counts.
     fn may_write(&self) -> bool {
         !self.is_read_only() || self.asked(Mount::status).is_some_and(|status| !status.read_only)
-    }
-
-    /// Whether root mounted it, or the user of this process: what others mount may say of itself what it likes.
-    pub fn is_trusted(&self) -> bool {
-        self.user().is_some_and(|id| id == 0 || id == rustix::process::geteuid().as_raw())
     }
 
     /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or
@@ -112,19 +96,12 @@ impl Mount {
             if !namespaces.insert(namespace) {
                 continue;
             }
-            let table = std::fs::read(of("mountinfo")).unwrap_or_default();
-            if table.split(|b| *b == b'\n').filter_map(parse).any(|m| m.device == self.device) {
+            if mounts_of(number).unwrap_or_default().iter().any(|mount| mount.device == self.device) {
                 let name = std::fs::read_to_string(of("comm")).unwrap_or_default();
                 found.push((number, name.trim_end().escape_default().to_string()));
             }
         }
         found
-    }
-
-    /// Who mounted it.
-    pub fn user(&self) -> Option<u32> {
-        let mut words = self.super_options.split(',');
-        words.find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok())
     }
 
     /// Whether it can be what it says, a mount of the vault in a directory below `dir`. Nothing outside of `dir` is
@@ -149,8 +126,7 @@ pub fn has_vault(dir: &Path) -> bool {
 
 /// All mounts this process sees.
 pub fn all() -> Vec<Mount> {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    table.split(|b| *b == b'\n').filter_map(parse).collect()
+    mount_table::mounts().into_iter().map(Mount).collect()
 }
 
 /// The topmost mount at a path without links.
@@ -192,8 +168,16 @@ pub fn claimed_of_vault(dir: &Path) -> Option<Mount> {
 /// tell: its daemon may be dead.
 pub fn ours_at(given: &Path) -> Result<(PathBuf, Mount), Fault> {
     let (path, mount) = fuse_at(given)?;
-    let is_ours = mount.fs_type == TYPE || lamassu_fuse::control::status(&path).is_ok();
+    let answers = || Root::open(&path).and_then(|root| root.status()).is_ok();
+    let is_ours = mount.fs_type == TYPE || answers();
     if is_ours { Ok((path, mount)) } else { Err(Fault::NotAMount { path: given.into() }) }
+}
+
+/// The root of the mount of ours at a path, opened: of that mount, and no other that came to be there meanwhile.
+pub fn root_at(given: &Path) -> Result<Root> {
+    let (path, mount) = ours_at(given)?;
+    let root = Root::open(&path)?;
+    if root.mount() == Some(mount.id) { Ok(root) } else { Err(Fault::NotAMount { path: given.into() }.into()) }
 }
 
 /// The path without links, and the mount that is there, ours or another of FUSE. It is not asked anything.
@@ -218,49 +202,13 @@ fn ours() -> impl Iterator<Item = Mount> {
 
 /// The first mount of a vault that is as wanted. Its source is the vault's directory.
 fn find(wanted: impl Fn(&Mount) -> bool) -> Option<Mount> {
-    let renamed = |mount: Mount| mount.renamed().map(|source| Mount { source, ..mount });
+    let renamed = |mount: Mount| mount.renamed().map(|source| Mount(MountLine { source, ..mount.0 }));
     ours().find(|m| wanted(m)).or_else(|| ours().filter_map(renamed).find(|m| wanted(m)))
-}
-
-fn parse(line: &[u8]) -> Option<Mount> {
-    let mut fields = line.split(|b| *b == b' ');
-    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let device = fields.nth(1)?;
-    let mountpoint = fields.nth(1)?;
-    let options = fields.next()?;
-    let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
-    let fs_type = after_dash.next()?;
-    let source = after_dash.next()?;
-    let super_options = after_dash.next().unwrap_or_default();
-    Some(Mount {
-        id,
-        mountpoint: unescape(mountpoint),
-        fs_type: String::from_utf8_lossy(fs_type).into_owned(),
-        source: unescape(source),
-        device: String::from_utf8_lossy(device).into_owned(),
-        options: String::from_utf8_lossy(options).into_owned(),
-        super_options: String::from_utf8_lossy(super_options).into_owned(),
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_of_mountinfo() {
-        let line =
-            br"100 28 0:50 / /mnt/a\040b ro,nosuid,nodev shared:1 master:2 - fuse.lamassu /srv/x\134y rw,user_id=0";
-        let mount = parse(line).unwrap();
-        assert_eq!((mount.device.as_str(), mount.mountpoint.as_path()), ("0:50", Path::new("/mnt/a b")));
-        assert_eq!((mount.fs_type.as_str(), mount.source.as_path()), (TYPE, Path::new(r"/srv/x\y")));
-        assert!(mount.is_read_only() && mount.is_trusted());
-        let stranger = String::from_utf8(line.to_vec()).unwrap().replace("user_id=0", "user_id=4294967294");
-        assert!(!parse(stranger.as_bytes()).unwrap().is_trusted());
-        assert!(!parse(b"1 2 0:5 / /mnt rw - fuse.lamassu x rw").unwrap().is_trusted());
-        assert!(parse(b"").is_none() && parse(b"1 2 3 4 5 6 7 8").is_none());
-        assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
-    }
 
     /// Whoever may mount FUSE chooses what mountinfo says of it.
     #[test]
@@ -271,7 +219,7 @@ mod tests {
         std::fs::create_dir(&dataset).unwrap();
         let of = |source: &Path, user: u32| {
             let line = format!("1 2 0:5 / /mnt rw - fuse.lamassu {} rw,user_id={user}", source.display());
-            parse(line.as_bytes()).unwrap().is_of_one_below(&dir)
+            Mount(MountLine::parse(line.as_bytes()).unwrap()).is_of_one_below(&dir)
         };
         let (me, stranger) = (dataset.metadata().unwrap().uid(), 4_294_967_294);
         let theirs = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ struct Here;
 
 impl Surroundings for Here {
     fn writer_of(&self, dir: &Path) -> Option<PathBuf> {
-        mounts::of_vault(dir).map(|mount| mount.mountpoint)
+        mounts::of_vault(dir).map(|mount| mount.mountpoint.clone())
     }
 
     fn is_interrupted(&self) -> bool {

@@ -1,16 +1,16 @@
 //! The directory that calls are about, held open: opened once, and looked up in the table of mounts by what was opened.
 //!
-//! Guarantees: it lies in a FUSE mount that root or the user of this process has mounted, and every call goes there, whatever becomes of its name. Whoever owns
-//! a directory on the way can exchange it for a link to a mount of their own, which answers what it likes, and learns what it is sent.
+//! Guarantees: it lies in a FUSE mount that root or the user of this process has mounted, and every call goes there,
+//! whatever becomes of its name. Whoever owns a directory on the way can exchange it for a link to a mount of their own,
+//! which answers what it likes, and learns what it is sent.
 //!
 //! Never: asks the file system anything while that is not known.
 
-use super::{ControlError, OPEN};
+use super::{ControlError, OPEN, Root};
+use crate::mount_table::{MountLine, mount_id, mounts};
 use rustix::fs::{CWD, Mode, OFlags};
-use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Whether a path may lead elsewhere than it says.
@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 pub enum Links {
     /// It may: nothing is lost by it.
     Followed,
-    /// It may not, neither as its last component nor anywhere in the mount. Links on the way to the mount are root's or the user's own matter.
+    /// It may not, neither as its last component nor anywhere in the mount. Links on the way to the mount are root's or
+    /// the user's own matter.
     Refused,
 }
 
@@ -28,14 +29,15 @@ pub struct Asked {
     /// by `O_PATH`
     dir: OwnedFd,
     path: PathBuf,
-    mount: Line,
+    mount: MountLine,
 }
 
 impl Asked {
     /// Opens a directory.
     ///
     /// # Errors
-    /// [`ControlError::NotMounted`] where no FUSE mount is, [`ControlError::Strangers`], [`ControlError::LeadsAway`], [`ControlError::Io`].
+    /// [`ControlError::NotMounted`] where no FUSE mount is, [`ControlError::Strangers`], [`ControlError::LeadsAway`],
+    /// [`ControlError::Io`].
     pub fn open(path: &Path, links: Links) -> Result<Asked, ControlError> {
         // With a slash at the end the kernel would follow a link all the same.
         let given: PathBuf = path.components().collect();
@@ -47,7 +49,7 @@ impl Asked {
         let (path, mount) = place_of(&dir)?;
         let mount = mount.filter(|m| m.fs_type.starts_with("fuse."));
         let mount = mount.ok_or_else(|| ControlError::NotMounted(given.clone()))?;
-        if mount.user != Some(0) && mount.user != Some(rustix::process::geteuid().as_raw()) {
+        if !mount.is_trusted() {
             return Err(ControlError::Strangers(given));
         }
         let asked = Asked { dir, path, mount };
@@ -79,11 +81,19 @@ impl Asked {
         &self.mount.fs_type
     }
 
-    pub(super) fn dir(&self) -> BorrowedFd<'_> {
-        self.dir.as_fd()
+    /// The directory itself, opened for calls: its name may be another's by now.
+    ///
+    /// # Errors
+    /// [`ControlError::Io`].
+    pub fn root(&self) -> Result<Root, ControlError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.dir, c".", flags, Mode::empty());
+        let dir = opened.map_err(|e| ControlError::Io { op: OPEN, source: e.into() })?;
+        Ok(Root { dir: dir.into(), path: self.path.clone() })
     }
 
-    /// Whether a path says that it is this: from the mount's root on it has the same names, and what comes before is that root.
+    /// Whether a path says that it is this: from the mount's root on it has the same names, and what comes before is that
+    /// root.
     fn is_what(&self, given: &Path) -> bool {
         let below = self.path.strip_prefix(&self.mount.mountpoint).unwrap_or(&self.path);
         let Ok(absolute) = std::path::absolute(given) else { return false };
@@ -111,77 +121,19 @@ fn led_away(path: &Path) -> Option<ControlError> {
 }
 
 /// The path of what is open, and the mount that it lies in, if this process sees that.
-fn place_of(dir: &OwnedFd) -> Result<(PathBuf, Option<Line>), ControlError> {
+fn place_of(dir: &OwnedFd) -> Result<(PathBuf, Option<MountLine>), ControlError> {
     let number = dir.as_raw_fd();
-    let read = || -> io::Result<(PathBuf, Option<Line>)> {
+    let read = || -> io::Result<(PathBuf, Option<MountLine>)> {
         let path = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-        let table = std::fs::read("/proc/self/mountinfo")?;
-        Ok((path, table.split(|b| *b == b'\n').filter_map(parse).find(|line| Some(line.id) == id)))
+        let id = mount_id(dir)?;
+        Ok((path, mounts().into_iter().find(|mount| Some(mount.id) == id)))
     };
     read().map_err(|source| ControlError::Io { op: "look up a mount in /proc", source })
-}
-
-/// What proc_pid_mountinfo(5) says of a mount.
-#[derive(Debug, PartialEq, Eq)]
-struct Line {
-    id: u64,
-    mountpoint: PathBuf,
-    fs_type: String,
-    /// who mounted, of FUSE
-    user: Option<u32>,
-}
-
-fn parse(line: &[u8]) -> Option<Line> {
-    let mut fields = line.split(|b| *b == b' ');
-    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
-    let id = text(fields.next()?).parse().ok()?;
-    let mountpoint = unescape(fields.nth(3)?);
-    let mut after_dash = fields.skip_while(|f| *f != b"-").skip(1);
-    let fs_type = text(after_dash.next()?);
-    let options = text(after_dash.nth(1).unwrap_or_default());
-    let user = options.split(',').find_map(|word| word.strip_prefix("user_id=")).and_then(|id| id.parse().ok());
-    Some(Line { id, mountpoint, fs_type, user })
-}
-
-/// Space, tab, newline and backslash are written as three octal digits there.
-pub fn unescape(field: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        let code = match after.get(..3) {
-            Some(digits) if byte == b'\\' => {
-                std::str::from_utf8(digits).ok().and_then(|d| u8::from_str_radix(d, 8).ok())
-            }
-            Some(_) | None => None,
-        };
-        match code {
-            Some(value) => {
-                out.push(value);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(out))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_of_mountinfo() {
-        let line = br"100 28 0:50 / /mnt/a\040b ro,nosuid - fuse.lamassu /srv/x rw,user_id=7,group_id=0";
-        let mountpoint = "/mnt/a b".into();
-        assert_eq!(parse(line), Some(Line { id: 100, mountpoint, fs_type: "fuse.lamassu".into(), user: Some(7) }));
-        assert!(parse(b"").is_none() && parse(b"1 2 3 4 5 6 7 8").is_none());
-        assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
-    }
 
     #[test]
     fn what_is_in_no_mount_of_fuse_is_not_asked() {

@@ -1,6 +1,7 @@
 //! mount(2), umount(2), their set-uid helper fusermount3, and what /proc and /sys say of a mount. No libfuse.
 
 use super::MountError;
+use crate::mount_table::{MountLine, mount_id, mounts};
 use crate::options::MountOptions;
 use crate::tuning::DirtyLimits;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -14,7 +15,6 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -187,11 +187,18 @@ pub(super) struct MountId {
     numbers: Option<Numbers>,
 }
 
-/// What the kernel calls a mount, and the file system that it shows (`major:minor`): the first is given again, the second tells its uses apart.
+/// What the kernel calls a mount, and the file system that it shows (`major:minor`): the first is given again, the second
+/// tells its uses apart.
 #[derive(Clone, PartialEq, Eq)]
 struct Numbers {
-    mount: String,
+    mount: u64,
     device: String,
+}
+
+impl Numbers {
+    fn of(mount: &MountLine) -> Numbers {
+        Numbers { mount: mount.id, device: mount.device.clone() }
+    }
 }
 
 impl MountId {
@@ -208,7 +215,7 @@ impl MountId {
     /// Where this mount is now, if it is anywhere.
     fn place(&self) -> Option<PathBuf> {
         let numbers = self.numbers.as_ref()?;
-        mounts().into_iter().find(|m| m.numbers == *numbers).map(|m| m.path)
+        mounts().into_iter().find(|mount| Numbers::of(mount) == *numbers).map(|mount| mount.mountpoint)
     }
 
     /// Whether this mount is anywhere.
@@ -241,9 +248,8 @@ impl MountId {
     fn is_topmost(&self, parent: &OwnedFd, place: &Path) -> io::Result<bool> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let top = rustix::fs::openat(parent, place.file_name().unwrap_or_default(), flags, Mode::empty())?;
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", top.as_raw_fd()))?;
-        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
-        Ok(id.is_some() && id == self.numbers.as_ref().map(|numbers| numbers.mount.as_str()))
+        let id = mount_id(&top)?;
+        Ok(id.is_some() && id == self.numbers.as_ref().map(|numbers| numbers.mount))
     }
 
     /// Raises the read-ahead of the mount: the kernel starts FUSE mounts with 128 KiB. Needs root; for other users
@@ -262,63 +268,14 @@ impl MountId {
     }
 }
 
-/// A line of /proc/self/mountinfo (proc_pid_mountinfo(5)).
-struct MountLine {
-    numbers: Numbers,
-    path: PathBuf,
-}
-
-/// The mounts of this process, those made later last.
-fn mounts() -> Vec<MountLine> {
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    let lines = table.split(|b| *b == b'\n').filter_map(|line| {
-        let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
-        let mut fields = line.split(|b| *b == b' ');
-        let (mount, device, path) = (fields.next()?, fields.nth(1)?, fields.nth(1)?);
-        Some(MountLine { numbers: Numbers { mount: text(mount), device: text(device) }, path: unescape(path) })
-    });
-    lines.collect()
-}
-
-/// The topmost mount at `path`. (stat(2) would ask the mount itself, which may hang.)
+/// The topmost mount at `path`.
 fn topmost_at(path: &Path) -> Option<Numbers> {
-    mounts().into_iter().rfind(|m| m.path == path).map(|m| m.numbers)
-}
-
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        let octal = after.get(..3).filter(|_| byte == b'\\').and_then(|digits| {
-            digits.iter().try_fold(0u32, |value, d| (b'0'..=b'7').contains(d).then(|| value * 8 + u32::from(d - b'0')))
-        });
-        match octal.and_then(|value| u8::try_from(value).ok()) {
-            Some(value) => {
-                out.push(value);
-                rest = &after[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(out))
+    mounts().into_iter().rfind(|mount| mount.mountpoint == path).map(|mount| Numbers::of(&mount))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::ffi::OsStrExt;
-
-    #[test]
-    fn mountinfo_paths_are_decoded() {
-        assert_eq!(unescape(br"/a\040b\134c\011"), Path::new("/a b\\c\t"));
-        assert_eq!(unescape(br"/a\04"), Path::new(r"/a\04"));
-        assert_eq!(unescape(br"/a\777\09x"), Path::new(r"/a\777\09x"));
-        assert_eq!(unescape("/ü".as_bytes()).as_os_str().as_bytes(), "/ü".as_bytes());
-    }
 
     #[test]
     fn the_root_is_mounted_and_a_plain_directory_is_not() {

@@ -4,7 +4,7 @@
 
 use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg};
-use crate::mounts::{self, Mount};
+use crate::mounts;
 use crate::open::{self, WriterLock};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
@@ -12,7 +12,7 @@ use crate::tree::held::{is_empty, is_ours};
 use crate::{signals, text};
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
-use lamassu_fuse::control;
+use lamassu_fuse::control::Root;
 use lamassu_host::lock;
 use lamassu_host::slots::check_label;
 use lamassu_keys::history::Kind;
@@ -309,7 +309,7 @@ fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
     };
     let parent = parent.canonicalize().map_err(|source| Fault::NotADirectory { dir: parent.into(), source })?;
     let mounted = mounts::all().into_iter().filter(|m| m.fs_type == mounts::TYPE && m.source == original);
-    let belongs = std::iter::once(original.to_path_buf()).chain(mounted.map(|m| m.mountpoint));
+    let belongs = std::iter::once(original.to_path_buf()).chain(mounted.map(|m| m.mountpoint.clone()));
     match belongs.into_iter().find(|within| parent.starts_with(within)) {
         Some(within) => Err(Fault::CloneWithin { path: place.into(), within }),
         None => Ok(()),
@@ -319,7 +319,7 @@ fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
 /// That nobody writes the vault or a dataset in it, for as long as this lives.
 enum Quiet {
     /// By the daemon, which has the datasets too.
-    Frozen(Mount),
+    Frozen(Root, PathBuf),
     Locked(#[allow(dead_code, reason = "held, not read")] Vec<WriterLock>),
 }
 
@@ -328,11 +328,12 @@ impl Quiet {
         if let Some(mount) = mounts::of_dataset_in(dir) {
             return Err(ui.policy.locked(&mount.source).into());
         }
-        open::once_closed(ui, dir, || match mounts::of_vault(dir).filter(Mount::is_trusted) {
+        open::once_closed(ui, dir, || match mounts::of_vault(dir).filter(|mount| mount.is_trusted()) {
             Some(mount) => {
-                control::freeze(&mount.mountpoint)
-                    .with_context(|| format!("cannot freeze {} to copy it", mount.mountpoint.display()))?;
-                Ok(Quiet::Frozen(mount))
+                let root = mounts::root_at(&mount.mountpoint)?;
+                let context = || format!("cannot freeze {} to copy it", mount.mountpoint.display());
+                root.freeze().with_context(context)?;
+                Ok(Quiet::Frozen(root, mount.mountpoint.clone()))
             }
             None => {
                 let mut held: Vec<WriterLock> = lock::lock_out_writers(&ui.policy, dir)?.into_iter().collect();
@@ -347,12 +348,12 @@ impl Quiet {
 
 impl Drop for Quiet {
     fn drop(&mut self) {
-        if let Quiet::Frozen(mount) = self
-            && let Err(error) = control::thaw(&mount.mountpoint)
+        if let Quiet::Frozen(root, mountpoint) = self
+            && let Err(error) = root.thaw()
         {
             output::say(format_args!(
                 "lamassu: warning: {0} could not be thawed: {error}; run `lamassu thaw {0}`",
-                mount.mountpoint.display()
+                mountpoint.display()
             ));
         }
     }

@@ -3,7 +3,6 @@
 use crate::fault::Result;
 use crate::mounts;
 use crate::output::Ui;
-use lamassu_fuse::control;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -21,15 +20,13 @@ pub struct Args {
 }
 
 pub fn freeze(ui: &Ui, args: Args) -> Result<()> {
-    let (path, _) = mounts::ours_at(&args.mountpoint)?;
-    control::freeze(&path)?;
+    mounts::root_at(&args.mountpoint)?.freeze()?;
     ui.detail("frozen; do not forget `lamassu thaw`");
     Ok(())
 }
 
 pub fn thaw(ui: &Ui, args: Args) -> Result<()> {
-    let (path, _) = mounts::ours_at(&args.mountpoint)?;
-    control::thaw(&path)?;
+    mounts::root_at(&args.mountpoint)?.thaw()?;
     ui.detail("thawed");
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::exit::Code;
 use crate::fault::{Context, Fault, Result};
 use crate::mounts::{self, Mount};
 use crate::output::Ui;
-use lamassu_fuse::control::{self, ControlError};
+use lamassu_fuse::control::{self, ControlError, Root};
 use lamassu_host::control::AskError;
 use lamassu_host::control::protocol::{Failed, Status};
 use lamassu_host::{Error as HostError, Kind, lock};
@@ -110,9 +110,9 @@ fn thaw(path: &Path) -> Option<Child> {
 
 /// What that process does: its standard input is the root of the mount.
 fn thaw_given() -> Result<()> {
-    let root = Path::new("/proc/self/fd/0");
-    if control::status(root)?.frozen {
-        control::thaw(root)?;
+    let root = Root::open(Path::new("/proc/self/fd/0"))?;
+    if root.status()?.frozen {
+        root.thaw()?;
     }
     Ok(())
 }
@@ -208,7 +208,7 @@ enum Written {
 
 fn settled(mountpoint: &Path) -> (Option<Status>, Written) {
     // What the kernel writes back would wait for a thaw. Not frozen is what a mount normally is.
-    let _ = control::thaw(mountpoint);
+    let _ = Root::open(mountpoint).and_then(|root| root.thaw());
     let status = crate::control::claimed_status(mountpoint).ok();
     // With files open the kernel may have more to write without end, and unmounting fails anyhow. Closing a file hands
     // over what is cached of it.
@@ -217,7 +217,7 @@ fn settled(mountpoint: &Path) -> (Option<Status>, Written) {
 }
 
 fn written(mountpoint: &Path, is_open: bool) -> Written {
-    let pushed = if is_open { Ok(()) } else { control::write_back(mountpoint) };
+    let pushed = if is_open { Ok(()) } else { Root::open(mountpoint).and_then(|root| root.write_back()) };
     let refused = match pushed {
         Err(error @ ControlError::Io { op: control::SYNCFS, source: _ }) => Some(error),
         Ok(()) | Err(_) => None,

@@ -2,7 +2,7 @@
 
 use crate::mounts::{bench, daemon_of, is_mounted, kill, strangers_mount, wait_for};
 use crate::support::Bench;
-use lamassu_fuse::control;
+use lamassu_fuse::control::Root;
 use std::fs;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
@@ -51,7 +51,9 @@ fn lazily_it_goes_through_whatever_the_daemon_does() {
             b.run("freeze m").ok();
             let target = b.path("m/g");
             let writer = std::thread::spawn(move || fs::write(target, b"after").unwrap());
-            wait_for("the writer waits", || control::status(&b.path("m")).unwrap().waiting > 0);
+            wait_for("the writer waits", || {
+                Root::open(&b.path("m")).and_then(|root| root.status()).unwrap().waiting > 0
+            });
             writer
         });
         let stopped = stands_still.then(|| Stopped::new(daemon_of(&b)));

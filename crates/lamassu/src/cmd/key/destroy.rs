@@ -77,7 +77,7 @@ impl Destroy {
 
 pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     let at = served::at(&args.dir).map(|at| at.path().to_path_buf());
-    if let Some(mountpoint) = at.or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint)) {
+    if let Some(mountpoint) = at.or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint.clone())) {
         return Err(Fault::RetireMounted { mountpoint }.into());
     }
     // Anybody who may mount FUSE can say so of any vault. Who does have it open for writing is kept out by the lock.
