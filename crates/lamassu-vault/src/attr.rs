@@ -91,9 +91,22 @@ impl Vault {
 
     fn peek_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         let opened = dir.handle.open_same(stored, st, false).map_err(io("open"))?;
+        self.size_in(opened.ok_or(VaultError::Stale)?, stored, st)
+    }
+
+    /// The size that a backing file records. `st`: its stat.
+    fn size_in(&self, backing: Arc<dyn BackendFile>, stored: &OsStr, st: &Stat) -> Result<u64> {
         // Opening has next to nothing to report, so the whole path is not worth its while.
-        let file = File::open(self.ctx_read.clone(), opened.ok_or(VaultError::Stale)?, &stored.to_string_lossy())?;
-        Ok(file.size())
+        let tag = stored.to_string_lossy();
+        Ok(File::open_with_len(self.ctx_read.clone(), backing, st.len, &tag)?.size())
+    }
+
+    /// Remembers the size of a closed file that was opened when it was looked at. A failure is told by whoever asks for
+    /// the size.
+    pub(crate) fn remember_size(&self, ino: Ino, stored: &OsStr, st: &Stat, backing: Arc<dyn BackendFile>) {
+        if let Ok(size) = self.size_in(backing, stored, st) {
+            self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
+        }
     }
 
     /// The plain size that a backing length allows at most.

@@ -137,7 +137,7 @@ impl Vault {
         self.list(&open, cookie, &mut |item, at| match item {
             Item::Dot(entry) => fill(&entry, None, at),
             Item::Named(listed, name) => {
-                let Ok(entry) = self.entry_stored(&open.dir, listed.name) else { return true };
+                let Ok(entry) = self.entry_stored(&open.dir, listed.name, listed.ino) else { return true };
                 fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at)
             }
         })

@@ -170,6 +170,11 @@ impl NodeTable {
         Some(number.1).filter(has_it).or_else(|| self.by_store.get(&number).copied())
     }
 
+    /// Whether there is a living node of a backing number.
+    pub fn is_known(&self, dev: u64, ino: u64) -> bool {
+        self.at((dev, ino)).is_some()
+    }
+
     /// The number a listing shows for a backing inode on the root's device.
     pub fn shown(&self, dev: u64, ino: u64) -> Ino {
         let unknown = if ino < OWN_MAX { ino } else { ALTERNATIVE | (ino % OWN_MAX) };

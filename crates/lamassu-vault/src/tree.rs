@@ -82,12 +82,22 @@ impl Vault {
         self.entry(&dir, &stored.name, &st)
     }
 
-    /// The same by its stored name.
-    pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr) -> Result<Entry> {
+    /// The same of what a listing shows by its stored name and the store's number. A file that nothing is known of yet is
+    /// opened as it is looked at: its size is in it.
+    pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr, number: u64) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).read();
-        let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
-        self.entry(dir, stored, &st)
+        let is_known = self.nodes.lock().is_known(dir.dev, number);
+        let (st, opened) = match is_known {
+            true => dir.handle.stat_entry(stored).map(|st| (st, None)),
+            false => dir.handle.stat_and_open(stored),
+        }
+        .map_err(io("stat"))?;
+        let (found, now) = self.referenced(dir, stored, &st)?;
+        if let Some(backing) = opened.filter(|_| now.is_same(&st)) {
+            self.remember_size(found.ino, stored, &st, backing);
+        }
+        Ok(Entry { attr: self.attr_of_entry(found.ino, dir, stored, &now), generation: found.generation })
     }
 
     /// Gives back `count` references of `ino`.

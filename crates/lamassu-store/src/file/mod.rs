@@ -78,8 +78,19 @@ impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error
     /// here: the file opens, and what is damaged reads as an error. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
+        let len = backing.stat().map_err(StoreError::io("stat", 0))?.len;
+        Self::open_with_len(ctx, backing, len, tag)
+    }
+
+    /// The same of a backing file whose stat has just shown this length.
+    pub fn open_with_len(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+    ) -> Result<File, StoreError> {
         let core = Core::new(ctx, backing, tag);
-        let state = core.open_state()?;
+        let state = core.open_state(len)?;
         core.publish(&state);
         let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
         Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
