@@ -35,25 +35,6 @@ fn is_dot(entry: &DirEntry) -> bool {
 
 /// What the calls share.
 impl Forest {
-    /// Gives references back that [`Forest::resolve`] or [`FileSystem::lookup`] gave.
-    pub fn forget(&self, ino: Ino, count: u64) {
-        if let Ok(slot) = self.slot(volume_of(ino)) {
-            slot.forget(local(ino), count);
-        }
-    }
-
-    /// stat. The root of a dataset shows whether it is open or not.
-    ///
-    /// # Errors
-    /// As [`Vault::getattr`].
-    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        let volume = volume_of(ino);
-        if local(ino) == ROOT {
-            return self.root_attr(&*self.slot(volume)?);
-        }
-        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
-    }
-
     fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
         result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
     }
@@ -108,8 +89,10 @@ impl FileSystem for Forest {
         }
     }
 
+    // Datasets before the vaults that they lie in.
     fn close(&self) -> Result<()> {
-        Forest::close(self)
+        let _one = self.changing.lock();
+        self.each_loaded(Vault::close)
     }
 
     fn maintain(&self) -> Result<()> {
@@ -160,11 +143,18 @@ impl FileSystem for Forest {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        Forest::forget(self, ino, count);
+        if let Ok(slot) = self.slot(volume_of(ino)) {
+            slot.forget(local(ino), count);
+        }
     }
 
+    // The root of a dataset shows whether it is open or not.
     fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        Forest::getattr(self, ino, handle)
+        let volume = volume_of(ino);
+        if local(ino) == ROOT {
+            return self.root_attr(&*self.slot(volume)?);
+        }
+        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
     }
 
     fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {

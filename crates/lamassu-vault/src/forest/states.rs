@@ -526,13 +526,4 @@ impl Forest {
     pub fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire)
     }
-
-    /// Closes all, children before parents.
-    ///
-    /// # Errors
-    /// The first thing that could not be committed; everything is closed nevertheless.
-    pub fn close(&self) -> Result<()> {
-        let _one = self.changing.lock();
-        self.each_loaded(Vault::close)
-    }
 }
