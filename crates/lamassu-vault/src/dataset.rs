@@ -3,7 +3,8 @@
 use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::{RecordFault, remove_companion};
+use crate::names::remove_companion;
+use crate::record::RecordFault;
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
@@ -322,9 +323,9 @@ impl Vault {
         }
         let names = self.read_names(&*dir).map_err(|fault| match fault {
             // Datasets may lie below it all the same.
-            RecordFault::Unreadable(e) if is_not_found(&e) && !is_gone() => damaged(stored),
+            RecordFault::Missing if is_gone() => VaultError::NotFound,
             RecordFault::Unreadable(e) => io("read a directory record")(e),
-            RecordFault::Text | RecordFault::Seal(_) | RecordFault::Content(_) => damaged(stored),
+            _ => damaged(stored),
         })?;
         let mut below = Vec::new();
         for e in dir.read_dir().map_err(io("list a directory"))? {

@@ -18,6 +18,7 @@ mod nameless;
 mod names;
 mod open;
 mod path;
+mod record;
 mod regions;
 mod rekey;
 mod rename;

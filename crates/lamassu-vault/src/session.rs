@@ -4,12 +4,10 @@
 //! nothing is written, and nothing that an interruption may have left is believed: `check --repair` makes a new one.
 
 use crate::error::{io, is_not_found};
-use crate::names::{read_text, write_text};
+use crate::record::{self, RecordFault, write_text};
 use crate::{Result, Vault, VaultError, staging};
 use lamassu_crypto::KeyRing;
-use lamassu_crypto::outer::RecordKind;
-use lamassu_crypto::ring::OpenError;
-use lamassu_format::name::{self, SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
+use lamassu_format::name::{SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
 use lamassu_format::sessions::{SessionRecord, SessionsError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::RenameMode;
@@ -26,22 +24,7 @@ const PLACE_MODE: u32 = 0o755;
 /// How often a reader looks for a newer record when it meets a page of a session that it does not know.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Why a record of sessions does not open.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SessionsFault {
-    #[error("it is missing")]
-    Missing,
-    #[error("{0}")]
-    Unreadable(stdio::Error),
-    #[error("something else has its name")]
-    NotARecord,
-    #[error("it is not base64url")]
-    Text,
-    #[error("{0}")]
-    Seal(OpenError),
-    #[error("{0}")]
-    Content(SessionsError),
-}
+type SessionsFault = RecordFault<SessionsError>;
 
 /// The record, in memory and in the store.
 pub(crate) struct Book {
@@ -95,10 +78,8 @@ impl Book {
 
     /// Seals it under the newest key, if it is under an older one.
     pub fn reseal(&self) -> Result<()> {
-        let text = place(&*self.root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
-        let text = text.map_err(io("read the record of sessions"))?;
-        let sealed = name::decode(&text).ok_or_else(damaged)?;
-        match self.ring.record_epoch(RecordKind::Sessions, &self.vault, &sealed) == Some(self.ring.newest().1) {
+        let is_newest = place(&*self.root).and_then(|dir| record::SESSIONS.is_newest(&*dir, &self.ring, &self.vault));
+        match is_newest.map_err(io("read the record of sessions"))? {
             true => Ok(()),
             false => self.change(|_| Some(())).map_err(io("write the record of sessions")),
         }
@@ -186,21 +167,11 @@ fn make_place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
 }
 
 fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> std::result::Result<SessionRecord, SessionsFault> {
-    let text = place(root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
-    let text = text.map_err(|e| match e.raw_os_error() {
-        Some(libc::ENOENT) => SessionsFault::Missing,
-        // A directory, or what else is neither a link nor a file.
-        Some(libc::EISDIR | libc::EINVAL) => SessionsFault::NotARecord,
-        _ => SessionsFault::Unreadable(e),
-    })?;
-    let sealed = name::decode(&text).ok_or(SessionsFault::Text)?;
-    let content = ring.open_record(RecordKind::Sessions, vault, &sealed).map_err(SessionsFault::Seal)?;
-    SessionRecord::parse(&content).map_err(SessionsFault::Content)
+    record::SESSIONS.read(&*place(root)?, ring, vault, SessionRecord::parse)
 }
 
 fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &SessionRecord) -> stdio::Result<()> {
-    let seal = ring.outer().seal_record(RecordKind::Sessions, vault, &record.encode());
-    let text = name::encode(&seal.map_err(stdio::Error::other)?);
+    let text = record::SESSIONS.seal(ring, vault, &record.encode()).map_err(stdio::Error::other)?;
     let dir = make_place(root)?;
     clear(&*dir);
     let new = new_name()?;

@@ -2,7 +2,7 @@
 
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
-use crate::names::{self, read_text};
+use crate::record::{self, read_text};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_crypto::KeyRing;
 use lamassu_crypto::outer::RecordKind;
@@ -79,7 +79,7 @@ impl StoredTarget {
     /// Makes the rest of a long target, unless it is there.
     pub fn create_rest(&self, dir: &dyn BackendDir) -> stdio::Result<()> {
         let Some((rest, text)) = &self.rest else { return Ok(()) };
-        match names::write_file(dir, rest, text) {
+        match record::write_file(dir, rest, text) {
             Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         }
@@ -88,7 +88,7 @@ impl StoredTarget {
     /// Removes the rest of a link that did not come to be.
     pub fn remove_rest(&self, dir: &dyn BackendDir) {
         if let Some((rest, _)) = &self.rest {
-            names::remove_companion(dir, rest);
+            crate::names::remove_companion(dir, rest);
         }
     }
 }
@@ -176,7 +176,7 @@ pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir
         Err(e) => return Err(io("read a companion")(e)),
     };
     let text = std::str::from_utf8(&text).map_err(|_| VaultError::Invalid)?;
-    match names::write_file(to, rest, text) {
+    match record::write_file(to, rest, text) {
         Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(io("create a companion")(e)),
         _ => Ok(()),
     }

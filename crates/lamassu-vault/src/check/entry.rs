@@ -5,7 +5,7 @@ use super::{Checker, Found, Place, Problem, kind};
 use crate::dataset::has_header;
 use crate::error::is_not_found;
 use crate::inode::StoreId;
-use crate::names::read_text;
+use crate::record::read_text;
 use crate::symlink::{self, LinkFault};
 use crate::xattr::Holder;
 use crate::{Dataset, Kind, VaultError, xattr};

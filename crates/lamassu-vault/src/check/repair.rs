@@ -2,7 +2,7 @@
 
 use super::{Checker, Found, Place, Result, kind};
 use crate::error::{io, is_not_found};
-use crate::names::read_text;
+use crate::record::read_text;
 use crate::staging::rename_no_replace;
 use crate::symlink;
 use lamassu_format::header::NameMode;

@@ -4,7 +4,8 @@ use super::entry::{Links, looked_at};
 use super::{Checker, Found, Place, kind, listing};
 use crate::dataset::has_header;
 use crate::error::is_not_found;
-use crate::names::{NameFault, Names, RecordFault};
+use crate::names::{DirFault, NameFault, Names};
+use crate::record::RecordFault;
 use crate::{Kind, Result};
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::name::{RESERVED_PREFIX, Stored, classify, companion_name};
@@ -167,10 +168,10 @@ impl Checker<'_> {
     }
 
     /// A record that does not open. True: the directory was moved away.
-    fn bad_record(&mut self, visit: &Visit, fault: &RecordFault) -> bool {
+    fn bad_record(&mut self, visit: &Visit, fault: &DirFault) -> bool {
         let gone = match fault {
-            RecordFault::Unreadable(e) => is_not_found(e),
-            RecordFault::Text => true,
+            RecordFault::Missing | RecordFault::Text => true,
+            RecordFault::NotARecord | RecordFault::Unreadable(_) => false,
             // If the root's record opens, the keys are those of the vault.
             RecordFault::Seal(OpenError::NoKey) => self.vault.read_names(&*self.root().dir).is_ok(),
             // A newer program may have written it.

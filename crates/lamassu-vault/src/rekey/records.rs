@@ -4,7 +4,7 @@
 use super::Run;
 use super::links::StagedLink;
 use crate::error::io;
-use crate::names;
+use crate::record;
 use crate::{Ino, RenameMode, Result, Vault, VaultError};
 use lamassu_crypto::SecretBytes;
 use lamassu_crypto::outer::RecordKind;
@@ -70,7 +70,7 @@ impl Run<'_> {
         let sealed = {
             let _tree = vault.tree.read();
             let dir = vault.dir(ino)?;
-            let text = names::read_text(&*dir.handle, OsStr::new(DIR_RECORD)).map_err(io("read a record"))?;
+            let text = record::read_text(&*dir.handle, OsStr::new(DIR_RECORD)).map_err(io("read a record"))?;
             name::decode(&text).ok_or_else(|| damaged(vault, ino))?
         };
         if ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1) {
@@ -81,7 +81,7 @@ impl Run<'_> {
         let fresh = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
         let _pass = vault.change()?;
         let (dir, temp) = self.batch.place(vault)?;
-        names::write_text(&*dir, &temp, &name::encode(&fresh)).map_err(io("create a directory record"))?;
+        record::write_text(&*dir, &temp, &name::encode(&fresh)).map_err(io("create a directory record"))?;
         vault.nodes.lock().add_reference(ino);
         self.batch.records.push((ino, temp));
         Ok(())
