@@ -3,12 +3,13 @@
 use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::remove_companion;
+use crate::names::{Names, remove_companion};
 use crate::record::RecordFault;
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
+use crate::walk::{Failed, Met, Visit, walk};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::{HEADER, STAGING};
-use lamassu_store::backend::Time;
+use lamassu_store::backend::{Listed, Time};
 use lamassu_store::{Backend, BackendDir};
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -277,70 +278,20 @@ impl Vault {
     /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked into, the directory itself too, is in
     /// [`Sighted::unseen`].
     pub fn datasets(&self, below: Ino) -> Result<Sighted> {
-        let mut found = Sighted::default();
         if !self.has_datasets() {
-            return Ok(found);
+            return Ok(Sighted::default());
         }
         let (start, stored) = {
             let _tree = self.tree.read();
             (self.dir(below)?.handle.clone(), self.stored_path_of(below).ok_or(VaultError::Stale)?)
         };
         let plain = self.plain_path(&stored)?;
-        // Each is opened when its turn comes, through its parent, which stays open until the last in it was.
-        let mut todo = vec![(start, None, stored, plain)];
-        while let Some((dir, name, stored, plain)) = todo.pop() {
-            match self.look_for_datasets(dir, name.as_deref(), &stored) {
-                Ok(None) => found.datasets.push(Dataset { plain: Some(plain), stored }),
-                Ok(Some((dir, below))) => todo.extend(below.into_iter().map(|(name, shown)| {
-                    let (stored, plain) = (stored.join(&name), plain.join(shown));
-                    (dir.clone(), Some(name), stored, plain)
-                })),
-                // Gone meanwhile.
-                Err(VaultError::NotFound) => {}
-                Err(error) => found.unseen.push((plain, error)),
-            }
-        }
+        let mut search = Search { vault: self, found: Sighted::default() };
+        walk(Met::first(start, stored, plain), &mut search)?;
+        let mut found = search.found;
         found.datasets.sort_by(|a, b| a.plain.cmp(&b.plain));
         found.unseen.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
-    }
-
-    /// A directory, `name` in `above` or `above` itself, and the directories in it, by stored and plain name; `None` of a dataset.
-    #[allow(clippy::type_complexity)]
-    fn look_for_datasets(
-        &self,
-        above: Arc<dyn BackendDir>,
-        name: Option<&OsStr>,
-        stored: &Path,
-    ) -> Result<Option<(Arc<dyn BackendDir>, Vec<(OsString, OsString)>)>> {
-        let dir = match name {
-            None => above.clone(),
-            Some(name) => above.open_dir(name).map_err(io("open a directory"))?,
-        };
-        let is_gone = || name.is_some_and(|name| above.stat_entry(name).is_err_and(|e| is_not_found(&e)));
-        if !stored.as_os_str().is_empty() && has_header(&*dir).map_err(io("look for a dataset's header"))? {
-            return Ok(None);
-        }
-        let names = self.read_names(&*dir).map_err(|fault| match fault {
-            // Datasets may lie below it all the same.
-            RecordFault::Missing if is_gone() => VaultError::NotFound,
-            RecordFault::Unreadable(e) => io("read a directory record")(e),
-            _ => damaged(stored),
-        })?;
-        let mut below = Vec::new();
-        for e in dir.read_dir().map_err(io("list a directory"))? {
-            let is_dir = match e.kind {
-                Some(kind) => kind == Kind::Dir,
-                None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
-            };
-            // What has no name here is not shown either; `check` names it.
-            if let Ok(Some(shown)) = names.open(&*dir, &e.name)
-                && is_dir
-            {
-                below.push((e.name, shown));
-            }
-        }
-        Ok(Some((dir, below)))
     }
 
     /// The first directory on a path in the store that is a dataset.
@@ -390,6 +341,78 @@ impl Vault {
             }
         }
         Ok(None)
+    }
+}
+
+/// A search for datasets. A directory hands on the plain paths of those in it.
+struct Search<'a> {
+    vault: &'a Vault,
+    found: Sighted,
+}
+
+impl Search<'_> {
+    /// Looks into a directory: how its names are kept; `None` of a dataset.
+    fn look(&self, at: &Met<PathBuf>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
+        if !at.is_root() && has_header(&**dir).map_err(io("look for a dataset's header"))? {
+            return Ok(None);
+        }
+        let is_gone = || !at.name.is_empty() && at.above.stat_entry(&at.name).is_err_and(|e| is_not_found(&e));
+        let names = self.vault.read_names(&**dir).map_err(|fault| match fault {
+            // Datasets may lie below it all the same.
+            RecordFault::Missing if is_gone() => VaultError::NotFound,
+            RecordFault::Unreadable(e) => io("read a directory record")(e),
+            _ => damaged(&at.stored),
+        });
+        names.map(Some)
+    }
+
+    fn note_unseen(&mut self, at: &Met<PathBuf>, error: VaultError) {
+        // One that is gone by now is nobody's loss.
+        if !matches!(error, VaultError::NotFound) {
+            self.found.unseen.push((at.passed.clone(), error));
+        }
+    }
+}
+
+impl Visit for Search<'_> {
+    type Passed = PathBuf;
+    type Here = Names;
+
+    fn enter(&mut self, at: &Met<PathBuf>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
+        match self.look(at, dir) {
+            Ok(None) => {
+                let plain = Some(at.passed.clone());
+                self.found.datasets.push(Dataset { plain, stored: at.stored.clone() });
+                Ok(None)
+            }
+            Ok(names) => Ok(names),
+            Err(error) => {
+                self.note_unseen(at, error);
+                Ok(None)
+            }
+        }
+    }
+
+    fn entry(
+        &mut self,
+        at: &Met<PathBuf>,
+        dir: &Arc<dyn BackendDir>,
+        names: &mut Names,
+        entry: &Listed,
+    ) -> Result<Option<PathBuf>> {
+        let is_dir = match entry.kind {
+            Some(kind) => kind == Kind::Dir,
+            None => dir.stat_entry(&entry.name).is_ok_and(|st| st.kind == Kind::Dir),
+        };
+        // What has no name here is not shown either; `check` names it.
+        let shown = if is_dir { names.open(&**dir, &entry.name).ok().flatten() } else { None };
+        Ok(shown.map(|shown| at.passed.join(shown)))
+    }
+
+    fn failed(&mut self, at: &Met<PathBuf>, what: Failed, error: stdio::Error) -> Result<()> {
+        let op = if what == Failed::Open { "open a directory" } else { "list a directory" };
+        self.note_unseen(at, io(op)(error));
+        Ok(())
     }
 }
 

@@ -30,6 +30,7 @@ mod symlink;
 mod target;
 mod tree;
 pub mod types;
+mod walk;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};

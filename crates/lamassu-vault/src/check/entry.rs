@@ -46,7 +46,7 @@ pub(super) fn looked_at<T>(mut look: impl FnMut() -> std::io::Result<T>) -> std:
 
 impl Checker<'_> {
     /// Checks an entry; its kind is `None` if it could not be looked at, which is noted. What lies in a directory is not visited here.
-    pub(super) fn entry(&mut self, at: &Place, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
+    pub(super) fn check_entry(&mut self, at: &Place, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
         let st = match looked_at(|| at.dir.stat_entry(&at.name)) {
             Ok(st) => st,
             Err(e) if is_not_found(&e) => {

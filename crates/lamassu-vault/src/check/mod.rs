@@ -13,6 +13,7 @@ mod walk;
 pub use locked::check_locked;
 pub use report::{Problem, Progress, Report, Tally};
 
+use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
 use lamassu_store::BackendDir;
 use std::collections::HashSet;
@@ -157,6 +158,19 @@ impl Vault {
 }
 
 impl Place {
+    fn of(met: &Met<Option<PathBuf>>) -> Place {
+        let (dir, name) = (met.above.clone(), met.name.clone());
+        Place { dir, name, stored: met.stored.clone(), plain: met.passed.clone() }
+    }
+
+    fn met<P>(&self, passed: P) -> Met<P> {
+        Met { above: self.dir.clone(), name: self.name.clone(), stored: self.stored.clone(), passed }
+    }
+
+    fn is_root(&self) -> bool {
+        self.stored.as_os_str().is_empty()
+    }
+
     /// Something in directory `dir`, which lies here.
     fn below(&self, dir: &Arc<dyn BackendDir>, name: &OsStr, plain: Option<&OsStr>) -> Place {
         Place {

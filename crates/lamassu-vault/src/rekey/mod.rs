@@ -9,23 +9,20 @@ mod attrs;
 mod links;
 mod records;
 
-use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::regions::{Visit, bytes_of, walk};
+use crate::regions::bytes_of;
 use crate::target::hold;
+use crate::walk::{Ahead, Met, is_entry, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{Stored, classify};
-use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use links::LinkGroups;
 use records::Batch;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -131,7 +128,7 @@ impl Run<'_> {
             let newest = self.vault.ring().newest();
             self.done.failed = 0;
             self.seen.clear();
-            self.progress.total(self.bytes_ahead());
+            self.progress.total(self.bytes_ahead()?);
             let mut todo = vec![ROOT];
             let walked = self.walk(&mut todo);
             todo.into_iter().for_each(|ino| self.leave(ino));
@@ -207,7 +204,7 @@ impl Run<'_> {
             if self.progress.is_cancelled() {
                 return Ok(());
             }
-            if !self.is_entry(&entry.name) {
+            if !is_entry(vault.name_mode, &entry.name) {
                 continue;
             }
             let Some((child, st)) = self.enter(ino, &entry.name)? else { continue };
@@ -224,10 +221,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    fn is_entry(&self, name: &OsStr) -> bool {
-        matches!(classify(self.vault.name_mode, name.as_bytes()), Stored::Sealed(_) | Stored::Long(_) | Stored::Plain)
     }
 
     /// Counts a reference to an entry; `None` if it is gone.
@@ -326,36 +319,17 @@ impl Run<'_> {
     }
 
     /// Bytes of all files that lie ahead.
-    fn bytes_ahead(&self) -> u64 {
-        let mut ahead = Ahead { run: self, leave_out: self.vault.has_datasets(), bytes: 0 };
-        // It takes nothing for an error.
-        let _ = walk(self.vault.dirs.root().handle.clone(), &mut ahead);
-        ahead.bytes
-    }
-}
-
-/// How much there is to do: datasets are left to their own runs, and what fails to the run itself, which says so.
-struct Ahead<'a> {
-    run: &'a Run<'a>,
-    leave_out: bool,
-    bytes: u64,
-}
-
-impl Visit for Ahead<'_> {
-    fn enter(&mut self, _path: &Path, dir: &dyn BackendDir, above: usize) -> std::io::Result<Option<usize>> {
-        Ok(if self.leave_out && has_header(dir).unwrap_or(false) { None } else { Some(above) })
-    }
-
-    fn wants(&self, name: &OsStr) -> bool {
-        self.run.is_entry(name)
-    }
-
-    fn file(&mut self, _region: usize, bytes: u64) {
-        self.bytes += bytes;
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.run.progress.is_cancelled()
+    fn bytes_ahead(&self) -> Result<u64> {
+        let mut ahead = Ahead {
+            mode: self.vault.name_mode,
+            skips_datasets: self.vault.has_datasets(),
+            measure: |st| if st.kind == Kind::File { bytes_of(st) } else { 0 },
+            is_stopped: &|| self.progress.is_cancelled(),
+            entries: 0,
+            bytes: 0,
+        };
+        walk(Met::first(self.vault.dirs.root().handle.clone(), PathBuf::new(), ()), &mut ahead)?;
+        Ok(ahead.bytes)
     }
 }
 
