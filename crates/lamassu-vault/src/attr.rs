@@ -120,7 +120,8 @@ impl Vault {
     /// stat.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody has open, the last state is told.
+    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody
+    /// has open, the last state is told.
     pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         if let Some(handle) = handle
             && let Ok((open, _)) = self.handles.file(handle)
@@ -154,8 +155,8 @@ impl Vault {
     /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.
     ///
     /// # Errors
-    /// [`VaultError::Unsupported`] for the mode of a symbolic link, [`VaultError::IsDirectory`] or [`VaultError::Invalid`] for the size of what is no
-    /// file, those of the store.
+    /// [`VaultError::Unsupported`] for the mode of a symbolic link, [`VaultError::IsDirectory`] or
+    /// [`VaultError::Invalid`] for the size of what is no file, those of the store.
     pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
         let _pass = self.change()?;
         if let Some(size) = set.size {
@@ -205,8 +206,8 @@ impl Vault {
         Ok(done?)
     }
 
-    /// statfs: what the store has, in its own units, less the share that pages take of it: what is said to be free can be filled with contents.
-    /// Names are 255 bytes at most, plain ones as long as the store takes.
+    /// statfs: what the store has, in its own units, less the share that pages take of it: what is said to be free can
+    /// be filled with contents. Names are 255 bytes at most, plain ones as long as the store takes.
     ///
     /// # Errors
     /// Those of the store.
@@ -227,8 +228,8 @@ impl Vault {
         Ok(st)
     }
 
-    /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the last it is nobody else's, and a set-id bit
-    /// never stands beside another owner. Returns its stat.
+    /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the
+    /// last it is nobody else's, and a set-id bit never stands beside another owner. Returns its stat.
     pub(crate) fn own_new(&self, new: New<'_>, wanted: &Wanted) -> Result<Stat> {
         let st = new.stat().map_err(io("stat"))?;
         let mut changed = false;
@@ -258,8 +259,8 @@ impl Vault {
         }
     }
 
-    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid parent; the parent's default access
-    /// control list decides with the mode, the caller's mask where there is none.
+    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid
+    /// parent; the parent's default access control list decides with the mode, the caller's mask where there is none.
     pub(crate) fn wanted(&self, dir: &Arc<Dir>, kind: Kind, mode: u32, owner: crate::Owner) -> Result<Wanted> {
         let parent = self.dir_stat(dir)?;
         let inherits = parent.mode & libc::S_ISGID != 0;

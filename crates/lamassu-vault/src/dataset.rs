@@ -1,4 +1,5 @@
-//! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is their own vault's (`forest`).
+//! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is
+//! their own vault's (`forest`).
 
 use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
@@ -41,8 +42,8 @@ pub struct Sighted {
 /// Directories of which it is remembered whether they are datasets, though nobody may look into them.
 const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as long as their change time is still
-/// this one.
+/// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as
+/// long as their change time is still this one.
 pub(crate) struct Shut(Mutex<LruCache<StoreId, (Time, bool)>>);
 
 impl Default for Shut {
@@ -71,7 +72,8 @@ impl Vault {
         self.datasets.store(true, Ordering::Release);
     }
 
-    /// The backing directory of a dataset's root in this tree; `None` for every other directory, and at once where there are no datasets.
+    /// The backing directory of a dataset's root in this tree; `None` for every other directory, and at once where
+    /// there are no datasets.
     pub(crate) fn dataset_at(&self, ino: Ino) -> Result<Option<Arc<dyn BackendDir>>> {
         if !self.has_datasets() || ino == ROOT {
             return Ok(None);
@@ -80,7 +82,8 @@ impl Vault {
         let dir = self.dir(ino)?.handle.clone();
         match has_header(&*dir) {
             Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {}
-            // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong keys.
+            // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong
+            // keys.
             seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
         }
         // A directory that nobody enters, then: this vault sets no mode that would let anybody in.
@@ -99,8 +102,8 @@ impl Vault {
         Ok(is_dataset.then_some(dir))
     }
 
-    /// Looks into a directory. One that its owner, who we are, has shut is lent the permission for each call of `look`, where this vault may change something:
-    /// the look is denied in one that is read-only.
+    /// Looks into a directory. One that its owner, who we are, has shut is lent the permission for each call of `look`,
+    /// where this vault may change something: the look is denied in one that is read-only.
     ///
     /// # Errors
     /// Those of the store; [`VaultError::Frozen`] where a permission would have to be lent.
@@ -156,11 +159,13 @@ impl Vault {
         stored.iter().filter_map(|name| names.open(&*root.handle, name).ok().flatten()).collect()
     }
 
-    /// Makes a directory that is a dataset. `fill` is given its place as a store, and the path of that place in this vault's store, and makes a whole vault
-    /// there; only then does the directory appear in the tree. A dataset's root inherits no access control list: attributes are sealed under its own key.
+    /// Makes a directory that is a dataset. `fill` is given its place as a store, and the path of that place in this
+    /// vault's store, and makes a whole vault there; only then does the directory appear in the tree. A dataset's root
+    /// inherits no access control list: attributes are sealed under its own key.
     ///
     /// # Errors
-    /// As [`Vault::mkdir`], [`VaultError::Refused`] before [`Vault::allow_datasets`], and those of `fill`; nothing is then left of it.
+    /// As [`Vault::mkdir`], [`VaultError::Refused`] before [`Vault::allow_datasets`], and those of `fill`; nothing is
+    /// then left of it.
     pub fn make_dataset<E: From<VaultError>>(
         &self,
         parent: Ino,
@@ -234,11 +239,12 @@ impl Vault {
         Ok(made)
     }
 
-    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the name by now stays.
+    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the
+    /// name by now stays.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after it has left the tree is done by the next
-    /// writer who opens the vault, and is logged.
+    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after
+    /// it has left the tree is done by the next writer who opens the vault, and is logged.
     pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
@@ -275,8 +281,8 @@ impl Vault {
     /// The datasets in this tree, below a directory of it; those within them are theirs to list.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked into, the directory itself too, is in
-    /// [`Sighted::unseen`].
+    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked
+    /// into, the directory itself too, is in [`Sighted::unseen`].
     pub fn datasets(&self, below: Ino) -> Result<Sighted> {
         if !self.has_datasets() {
             return Ok(Sighted::default());

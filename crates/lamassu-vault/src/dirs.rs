@@ -1,4 +1,5 @@
-//! Open backing directories and the keys of their names, held in a bounded cache and reopened through the chain of parents.
+//! Open backing directories and the keys of their names, held in a bounded cache and reopened through the chain of
+//! parents.
 
 use crate::error::{io, is_not_found};
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
@@ -112,7 +113,8 @@ impl Vault {
             return Ok(names);
         }
         let read = match self.read_names(&*dir.handle) {
-            // Who owns a directory that nobody may search may still list it, and keeps its attributes, whose seal names its id.
+            // Who owns a directory that nobody may search may still list it, and keeps its attributes, whose seal names
+            // its id.
             Err(DirFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
                 self.read_names(&*lending(&dir.handle))
             }

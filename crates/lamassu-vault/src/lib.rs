@@ -1,7 +1,8 @@
 //! The Lamassu file system without a kernel: tree, names, inodes, extended attributes, check.
 //!
-//! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a local file system does, with the
-//! durability that `lamassu-store` gives each file; it never follows a symbolic link and never leaves the directory the vault lies in.
+//! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a
+//! local file system does, with the durability that `lamassu-store` gives each file; it never follows a symbolic link
+//! and never leaves the directory the vault lies in.
 
 mod acl;
 mod attr;
@@ -59,7 +60,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Most directories held open, and most closed files held until they are settled; fewer where the process may have few descriptors.
+/// Most directories held open, and most closed files held until they are settled; fewer where the process may have few
+/// descriptors.
 const DIRS_MAX: usize = 1024;
 const IDLE_MAX: usize = 512;
 const HELD_MIN: usize = 32;
@@ -119,8 +121,8 @@ pub struct Vault {
 type Parting = Box<dyn FnOnce() + Send>;
 
 impl Vault {
-    /// Makes the tree of a new vault below `backend`: the root's record and the staging directory. The header is the caller's to write, last: without it
-    /// there is no vault.
+    /// Makes the tree of a new vault below `backend`: the root's record and the staging directory. The header is the
+    /// caller's to write, last: without it there is no vault.
     ///
     /// # Errors
     /// [`VaultError::Exists`] if a tree is there already, those of the store.
@@ -137,11 +139,13 @@ impl Vault {
         root.sync().map_err(io("sync the root"))
     }
 
-    /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's lock, clears the staging directory.
+    /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's
+    /// lock, clears the staging directory.
     ///
     /// # Errors
-    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot not opened read-only, those of the store. A root whose record does not
-    /// open is an error of the calls that need it, so that `check` can say so; [`Vault::verify_root`] asks for it.
+    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot
+    /// not opened read-only, those of the store. A root whose record does not open is an error of the calls that need
+    /// it, so that `check` can say so; [`Vault::verify_root`] asks for it.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
         let engine = engine(&options);
         Self::open_with(backend, header, ring, options, engine, root::Top::FileSystem)
@@ -216,8 +220,8 @@ impl Vault {
         Ok(vault)
     }
 
-    /// Opens the record of the root, without which no name in the tree opens, and that of sessions, without which nothing is written: for those who are about to
-    /// serve it.
+    /// Opens the record of the root, without which no name in the tree opens, and that of sessions, without which
+    /// nothing is written: for those who are about to serve it.
     ///
     /// # Errors
     /// [`VaultError::Damaged`], which names the record.
@@ -226,12 +230,14 @@ impl Vault {
         if self.options.read_only { Ok(()) } else { self.verify_sessions() }
     }
 
-    /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened the vault yet.
+    /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened
+    /// the vault yet.
     pub fn at_close(&self, parting: impl FnOnce() + Send + 'static) {
         *self.parting.lock() = Some(Box::new(parting));
     }
 
-    /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does nothing.
+    /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does
+    /// nothing.
     ///
     /// # Errors
     /// The first thing that could not be committed; everything is closed nevertheless.
@@ -277,8 +283,8 @@ impl Vault {
         &self.ctx.ring
     }
 
-    /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never taken twice by one call: between the two,
-    /// `freeze` would wait for the first and the second for `thaw`.
+    /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never
+    /// taken twice by one call: between the two, `freeze` would wait for the first and the second for `thaw`.
     fn change(&self) -> Result<gate::Pass<'_>> {
         if self.options.read_only {
             return Err(VaultError::ReadOnly);
@@ -313,7 +319,8 @@ impl Drop for Vault {
     }
 }
 
-/// Reads one file without its vault's tree: an orphan, a single file out of a backup. Its name and its directory are not needed.
+/// Reads one file without its vault's tree: an orphan, a single file out of a backup. Its name and its directory are
+/// not needed.
 ///
 /// # Errors
 /// [`VaultError::Refused`] as for [`Vault::open`], those of the store.
@@ -329,7 +336,8 @@ pub fn open_orphan(
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
-/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they read that another writer has the vault open.
+/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they read that another
+/// writer has the vault open.
 fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,

@@ -1,7 +1,7 @@
 //! The vault's own sealed records: their text in the store, their seal and their content.
 //!
-//! A record is a short text in base64url, kept as the target of a symbolic link, or as a regular file where the store has
-//! no symbolic links. Either way it appears whole. Companions (`names`, `symlink`) are kept in the same way.
+//! A record is a short text in base64url, kept as the target of a symbolic link, or as a regular file where the store
+//! has no symbolic links. Either way it appears whole. Companions (`names`, `symlink`) are kept in the same way.
 
 use crate::Result;
 use crate::error::is_unsupported;

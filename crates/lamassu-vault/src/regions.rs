@@ -1,4 +1,5 @@
-//! What lies in a vault's directory in the store, found without any key: the datasets in it, and how many bytes each takes.
+//! What lies in a vault's directory in the store, found without any key: the datasets in it, and how many bytes each
+//! takes.
 
 use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
@@ -39,8 +40,8 @@ pub struct Region {
     pub bytes: u64,
 }
 
-/// The vault in a directory, first, and all datasets in it, each behind the one it lies in. Takes no key, so it goes by what lies in the store, and not by what
-/// the header says.
+/// The vault in a directory, first, and all datasets in it, each behind the one it lies in. Takes no key, so it goes by
+/// what lies in the store, and not by what the header says.
 ///
 /// # Errors
 /// Those of the store, for the directory itself; what cannot be looked into counts nothing.

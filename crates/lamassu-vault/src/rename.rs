@@ -1,4 +1,5 @@
-//! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure, directories over empty ones.
+//! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure,
+//! directories over empty ones.
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
@@ -43,8 +44,9 @@ impl Vault {
     /// rename(2) and renameat2(2).
     ///
     /// # Errors
-    /// [`VaultError::NotFound`], [`VaultError::Exists`] with `NoReplace`, [`VaultError::NotEmpty`], [`VaultError::IsDirectory`],
-    /// [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
+    /// [`VaultError::NotFound`], [`VaultError::Exists`] with `NoReplace`, [`VaultError::NotEmpty`],
+    /// [`VaultError::IsDirectory`], [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below
+    /// itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.write();
@@ -177,7 +179,8 @@ impl Vault {
         match (from.is_dir(), &to.st) {
             (_, None) => rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename")),
             (false, Some(_)) => source.rename(name, &**target, to_name, RenameMode::Replace).map_err(io("rename")),
-            // An empty directory still has its record, so the store would not replace it. The two change places: at no time is the target missing.
+            // An empty directory still has its record, so the store would not replace it. The two change places: at no
+            // time is the target missing.
             (true, Some(st)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
                 Ok(()) => self.unstage_dir(&**source, name, st).inspect_err(|_| {
                     if let Err(error) = source.rename(name, &**target, to_name, RenameMode::Exchange) {

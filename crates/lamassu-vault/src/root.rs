@@ -1,10 +1,11 @@
 //! Mode, owner and group of the tree's root: the record `lamassu.root` (`docs/format.md` §6b).
 //!
-//! The vault directory is its owner's alone (mode 0700), so that no other user of the host reaches the entries below it. Users of a mount
-//! see the record's permissions instead, and chmod of a mount's root changes the record, never the directory. A root without a record shows
-//! the permissions of its directory. So do the datasets in a mount: their directories lie below a private one, and chmod changes them as
-//! it changes any directory. A record that does not open shows the directory's permissions too, which are the stricter ones, until chmod
-//! or `check --repair` makes a new record.
+//! The vault directory is its owner's alone (mode 0700), so that no other user of the host reaches the entries below
+//! it. Users of a mount see the record's permissions instead, and chmod of a mount's root changes the record, never the
+//! directory. A root without a record shows the permissions of its directory. So do the datasets in a mount: their
+//! directories lie below a private one, and chmod changes them as it changes any directory. A record that does not open
+//! shows the directory's permissions too, which are the stricter ones, until chmod or `check --repair` makes a new
+//! record.
 
 use crate::Result;
 use crate::error::{io, is_not_found};

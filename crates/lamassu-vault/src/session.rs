@@ -1,7 +1,9 @@
 //! The vault's record of sessions, in the directory `lamassu.sessions` of its root (§6a), and the end of a session.
 //!
-//! It has a directory of its own, since who serves a vault may not be allowed to write to its root, whose mode is its users'. The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is sealed under K_out for this vault alone. Without it
-//! nothing is written, and nothing that an interruption may have left is believed: `check --repair` makes a new one.
+//! It has a directory of its own, since who serves a vault may not be allowed to write to its root, whose mode is its
+//! users'. The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is
+//! sealed under K_out for this vault alone. Without it nothing is written, and nothing that an interruption may have
+//! left is believed: `check --repair` makes a new one.
 
 use crate::error::{io, is_not_found};
 use crate::record::{self, RecordFault, write_text};
@@ -46,7 +48,8 @@ impl Book {
         Book { root, ring, vault, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
     }
 
-    /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's: a newer program's may not.
+    /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's:
+    /// a newer program's may not.
     pub fn fault(&self) -> Option<(String, bool)> {
         let kept = self.kept.lock();
         let fault = kept.record.as_ref().err()?;
@@ -190,7 +193,8 @@ fn new_name() -> stdio::Result<OsString> {
     Ok(name)
 }
 
-/// Takes away what an interruption left, and what somebody has put in the way before. What does not go is in nobody's way.
+/// Takes away what an interruption left, and what somebody has put in the way before. What does not go is in nobody's
+/// way.
 fn clear(dir: &dyn BackendDir) {
     let left = dir.read_dir().unwrap_or_default().into_iter();
     for entry in left.filter(|e| e.name.as_bytes().starts_with(SESSIONS_NEW.as_bytes())) {
@@ -218,7 +222,8 @@ pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) ->
     write(root, ring, vault, &SessionRecord::default()).map_err(io("write the record of sessions"))
 }
 
-/// Whether the record of the vault with this id below `root` names sessions that were interrupted, and not completed since.
+/// Whether the record of the vault with this id below `root` names sessions that were interrupted, and not completed
+/// since.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where the record does not open.
@@ -226,7 +231,8 @@ pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[
     read(root, ring, vault).map(|record| !record.open().is_empty()).map_err(|_| damaged())
 }
 
-/// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy, too.
+/// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy,
+/// too.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where the original's record does not open; those of the store.
@@ -272,8 +278,8 @@ impl Vault {
         );
     }
 
-    /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled all, and then had a barrier of the whole
-    /// store. A failure of the store is told.
+    /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled
+    /// all, and then had a barrier of the whole store. A failure of the store is told.
     pub(crate) fn end_session(&self) -> Ended {
         let sessions = &self.ctx.sessions;
         if self.options.read_only || !sessions.is_under_way() {

@@ -1,11 +1,12 @@
 //! The staging directory: directories appear in the tree whole, with their record, and disappear whole.
 //!
-//! What lies here is never part of the tree, so whatever a crash leaves is cleared when a writer opens the vault. Only what Lamassu itself puts here
-//! is deleted; anything else stays and is reported.
+//! What lies here is never part of the tree, so whatever a crash leaves is cleared when a writer opens the vault. Only
+//! what Lamassu itself puts here is deleted; anything else stays and is reported.
 //!
-//! Who owns the directory that the vault lies in can put another in the place of the staging directory. So it is opened once, used only if it is ours and nobody
-//! else may enter it ([`open`]), and held: nobody else can then change what lies in it. What is moved into it from the tree may belong to somebody who still has
-//! it open: it is compared, and taken over, and what is deleted below it is compared with what was listed.
+//! Who owns the directory that the vault lies in can put another in the place of the staging directory. So it is opened
+//! once, used only if it is ours and nobody else may enter it ([`open`]), and held: nobody else can then change what
+//! lies in it. What is moved into it from the tree may belong to somebody who still has it open: it is compared, and
+//! taken over, and what is deleted below it is compared with what was listed.
 
 use crate::attr::Wanted;
 use crate::dirs::Dir;
@@ -37,7 +38,8 @@ pub(crate) fn dataset_name() -> Result<OsString> {
     Ok(name)
 }
 
-/// A directory that is being deleted: opened, with its name, its device and the directories in it that are left, by name and inode number.
+/// A directory that is being deleted: opened, with its name, its device and the directories in it that are left, by
+/// name and inode number.
 struct Emptied {
     dir: Arc<dyn BackendDir>,
     name: OsString,
@@ -45,10 +47,12 @@ struct Emptied {
     left: Vec<(OsString, u64)>,
 }
 
-/// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the permission to be emptied.
+/// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the
+/// permission to be emptied.
 ///
 /// # Errors
-/// Those of the store. `ESTALE` where a directory is not the one that was listed, or lies on another device: nothing in it was deleted.
+/// Those of the store. `ESTALE` where a directory is not the one that was listed, or lies on another device: nothing in
+/// it was deleted.
 pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let top = parent.stat_entry(name)?;
     // Directories on the way down.
@@ -136,7 +140,8 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
-/// A directory for looking into it also where its owner, who we are, may not: see [`BackendDir::lending`]. For those who may change something here.
+/// A directory for looking into it also where its owner, who we are, may not: see [`BackendDir::lending`]. For those
+/// who may change something here.
 pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
     dir.lending().unwrap_or_else(|| dir.clone())
 }
@@ -183,8 +188,8 @@ pub(crate) struct Staging {
 struct Made {
     /// Its owner, which is not us everywhere (NFS with `root_squash`).
     uid: u32,
-    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: then who may
-    /// enter is decided by the options of that mount, and no mode tells directories of ours from others.
+    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: then who
+    /// may enter is decided by the options of that mount, and no mode tells directories of ours from others.
     keeps_modes: bool,
 }
 
@@ -224,8 +229,8 @@ fn open(root: &dyn BackendDir) -> Result<Staging> {
     if made.may_be(&st) { Ok(Staging { dir, made }) } else { Err(NOT_OURS) }
 }
 
-/// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could lead to
-/// something else of that user.
+/// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could
+/// lead to something else of that user.
 fn probe(dir: &dyn BackendDir) -> Result<Made> {
     let mut name = OsString::from(PROBE_PREFIX);
     name.push(random_name()?);
@@ -342,7 +347,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error of the caller's.
+    /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error
+    /// of the caller's.
     pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
         let staging = self.staging()?;
         let name = random_name()?;
@@ -353,8 +359,9 @@ impl Vault {
         Ok(())
     }
 
-    /// A directory that nobody else can write to, and a fresh name in it: for what is to be held, and given an owner and a mode, before it is moved to its place.
-    /// It is kept for the next one, until the vault is closed; what a crash leaves in it is cleared as everything there is.
+    /// A directory that nobody else can write to, and a fresh name in it: for what is to be held, and given an owner
+    /// and a mode, before it is moved to its place. It is kept for the next one, until the vault is closed; what a
+    /// crash leaves in it is cleared as everything there is.
     pub(crate) fn workshop(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
         let mut shop = self.workshop.lock();
         let (dir, _, made) = match &mut *shop {
@@ -395,8 +402,9 @@ impl Staging {
         }
     }
 
-    /// Moves the directory that had this stat a moment ago here, under the name `to`, to be deleted. It is ours from then on, so that its owner cannot enter it
-    /// any more, and that a writer after a crash knows it. Another one that has come to be under its name meanwhile is put back: `ESTALE`.
+    /// Moves the directory that had this stat a moment ago here, under the name `to`, to be deleted. It is ours from
+    /// then on, so that its owner cannot enter it any more, and that a writer after a crash knows it. Another one that
+    /// has come to be under its name meanwhile is put back: `ESTALE`.
     pub fn take_out(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat, to: &OsStr) -> stdio::Result<()> {
         match rename_no_replace(parent, stored, &*self.dir, to) {
             // Ours, but not writable: moving a directory takes write permission on it.

@@ -1,4 +1,5 @@
-//! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same directory.
+//! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same
+//! directory.
 
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
@@ -182,8 +183,8 @@ pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir
     }
 }
 
-/// Whether a directory has a name of this symbolic link; to be asked while no name can come. If that cannot be told it has one, so that nothing
-/// is removed that is needed.
+/// Whether a directory has a name of this symbolic link; to be asked while no name can come. If that cannot be told it
+/// has one, so that nothing is removed that is needed.
 pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
     let is_it = |name: &OsStr| match dir.stat_entry(name) {
         Ok(st) => st.is_same(link),
@@ -196,7 +197,8 @@ pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
 }
 
 impl Vault {
-    /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target share.
+    /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target
+    /// share.
     pub(crate) fn link_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> u64 {
         if st.len == HEAD_TEXT_LEN
             && let Ok(text) = dir.handle.read_link(stored)

@@ -1,7 +1,8 @@
 //! Making, finding and removing entries. Renames are in `rename`.
 //!
-//! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and rmdir, which change what lies where
-//! for others. Below it, one lock of `names_of(parent)` orders changes within one directory.
+//! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and
+//! rmdir, which change what lies where for others. Below it, one lock of `names_of(parent)` orders changes within one
+//! directory.
 
 use crate::attr::{New, Wanted};
 use crate::dirs::Dir;
@@ -55,7 +56,8 @@ impl Vault {
                     }
                     return Ok((found, st));
                 }
-                // The stat may be the older one. After this one the node cannot be newer, so if it still is another's, that one is gone.
+                // The stat may be the older one. After this one the node cannot be newer, so if it still is another's,
+                // that one is gone.
                 Err(other) => {
                     gone = Some(other);
                     st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
@@ -68,7 +70,8 @@ impl Vault {
     /// Finds an entry by its plain name.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if the directory's record does not open.
+    /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if
+    /// the directory's record does not open.
     pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
@@ -82,8 +85,8 @@ impl Vault {
         self.entry(&dir, &stored.name, &st)
     }
 
-    /// The same of what a listing shows by its stored name and the store's number. A file that nothing is known of yet is
-    /// opened as it is looked at: its size is in it.
+    /// The same of what a listing shows by its stored name and the store's number. A file that nothing is known of yet
+    /// is opened as it is looked at: its size is in it.
     pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr, number: u64) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).read();
@@ -114,7 +117,8 @@ impl Vault {
         self.forget_nameless(ino);
     }
 
-    /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if that failed.
+    /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if
+    /// that failed.
     pub(crate) fn create_with<T>(&self, dir: &Dir, stored: &StoredName, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let companion_made = match &stored.companion {
             Some(companion) => companion.ensure(&*dir.handle)?,
@@ -130,8 +134,9 @@ impl Vault {
         made
     }
 
-    /// Makes an entry by `make` where nobody else can reach it, gives it its owner and mode there, and moves it to its place. A call that makes a node or a link
-    /// returns no descriptor: in a directory of a user, who could exchange what was made, nothing would tell it.
+    /// Makes an entry by `make` where nobody else can reach it, gives it its owner and mode there, and moves it to its
+    /// place. A call that makes a node or a link returns no descriptor: in a directory of a user, who could exchange
+    /// what was made, nothing would tell it.
     fn make_and_place(
         &self,
         dir: &Dir,
@@ -180,7 +185,8 @@ impl Vault {
     /// Creates a regular file and opens it.
     ///
     /// # Errors
-    /// [`VaultError::Exists`], [`VaultError::InvalidName`], [`VaultError::NameTooLong`], [`VaultError::ReadOnly`], those of the store.
+    /// [`VaultError::Exists`], [`VaultError::InvalidName`], [`VaultError::NameTooLong`], [`VaultError::ReadOnly`],
+    /// those of the store.
     pub fn create(
         &self,
         parent: Ino,
@@ -329,8 +335,8 @@ impl Vault {
         Ok(())
     }
 
-    /// The entry `stored` with stat `st` (before) is gone from `dir`: its link companion goes if no other name may need it, and the node
-    /// table hears of it.
+    /// The entry `stored` with stat `st` (before) is gone from `dir`: its link companion goes if no other name may need
+    /// it, and the node table hears of it.
     pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, rest: Option<&OsStr>) {
         let last = st.kind == Kind::Dir || st.nlink <= 1;
         if let Some(rest) = rest

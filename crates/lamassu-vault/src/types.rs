@@ -22,7 +22,8 @@ pub struct Owner {
     pub uid: u32,
     /// group
     pub gid: u32,
-    /// What is taken from the mode asked for, where no default access control list decides; 0 where that has been done already.
+    /// What is taken from the mode asked for, where no default access control list decides; 0 where that has been done
+    /// already.
     pub umask: u32,
 }
 

@@ -1,4 +1,5 @@
-//! What can be said of a vault whose keys are not loaded: that its directories have records, and its files the lengths that files here have.
+//! What can be said of a vault whose keys are not loaded: that its directories have records, and its files the lengths
+//! that files here have.
 //!
 //! Says nothing of contents, names or attributes, nor whether anything is missing: that takes the keys.
 

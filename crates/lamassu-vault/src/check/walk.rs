@@ -1,7 +1,7 @@
 //! Walking the tree: directories by their records, entries by their names.
 
 use super::entry::{Links, looked_at};
-use super::{Checker, Found, Place, kind, listing};
+use super::{Checker, Found, Located, kind, listing};
 use crate::error::is_not_found;
 use crate::names::{DirFault, NameFault, Names};
 use crate::record::RecordFault;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 /// What is known of a directory while its entries are gone through.
 pub(super) struct Here {
-    at: Place,
+    at: Located,
     /// `None` where its record does not open.
     names: Option<Names>,
     beside: Beside,
@@ -36,9 +36,9 @@ struct Beside {
 }
 
 impl Checker<'_> {
-    pub(super) fn root(&self) -> Place {
+    pub(super) fn root(&self) -> Located {
         let dir = self.vault.dirs.root().handle.clone();
-        Place { dir, name: OsString::new(), stored: PathBuf::new(), plain: Some(PathBuf::new()) }
+        Located { dir, name: OsString::new(), stored: PathBuf::new(), plain: Some(PathBuf::new()) }
     }
 
     pub(super) fn whole(&mut self) -> Result<()> {
@@ -47,7 +47,7 @@ impl Checker<'_> {
     }
 
     /// `None`: the root.
-    pub(super) fn parts(&mut self, places: Vec<Option<Place>>) -> Result<()> {
+    pub(super) fn parts(&mut self, places: Vec<Option<Located>>) -> Result<()> {
         let root = self.root();
         self.count(places.iter().map(|place| place.as_ref().unwrap_or(&root)))?;
         for place in places {
@@ -64,7 +64,7 @@ impl Checker<'_> {
     }
 
     /// How much lies ahead: entries but directories, and their backing bytes.
-    fn count<'p>(&self, places: impl Iterator<Item = &'p Place>) -> Result<()> {
+    fn count<'p>(&self, places: impl Iterator<Item = &'p Located>) -> Result<()> {
         let mut ahead = Ahead {
             mode: self.vault.name_mode,
             skips_datasets: self.vault.has_datasets(),
@@ -88,7 +88,7 @@ impl Checker<'_> {
     }
 
     /// A record that does not open. True: the directory was moved away.
-    fn bad_record(&mut self, at: &Place, fault: &DirFault) -> bool {
+    fn bad_record(&mut self, at: &Located, fault: &DirFault) -> bool {
         let gone = match fault {
             RecordFault::Missing | RecordFault::Text => true,
             RecordFault::NotARecord | RecordFault::Unreadable(_) => false,
@@ -107,14 +107,15 @@ impl Checker<'_> {
     }
 
     /// Opens the name of what the listing shows; `None` for what is no entry, or was moved away.
-    fn name(&mut self, here: &mut Here, dir: &Arc<dyn BackendDir>, e: &Listed) -> Option<Place> {
+    fn name(&mut self, here: &mut Here, dir: &Arc<dyn BackendDir>, e: &Listed) -> Option<Located> {
         let Here { at, names, beside, .. } = here;
         let unnamed = at.below(dir, &e.name, None);
         match classify(self.vault.name_mode, e.name.as_bytes()) {
             Stored::Root if at.is_root() => return None,
             Stored::DirRecord => return None,
             Stored::Root | Stored::Foreign => {
-                // What begins as our own names do is of no concern to the tree; anything else may have been an entry, its name altered.
+                // What begins as our own names do is of no concern to the tree; anything else may have been an entry,
+                // its name altered.
                 let ours = e.name.as_bytes().starts_with(RESERVED_PREFIX.as_bytes());
                 let found = if ours { Found::Harmless } else { Found::Damage };
                 let text = "something that this version of Lamassu did not write; move it out of the vault's directory";
@@ -140,7 +141,7 @@ impl Checker<'_> {
         }
     }
 
-    fn bad_name(&mut self, at: Place, fault: NameFault) -> Option<Place> {
+    fn bad_name(&mut self, at: Located, fault: NameFault) -> Option<Located> {
         let what = match fault {
             NameFault::NoCompanion | NameFault::WrongCompanion => kind::COMPANION,
             NameFault::Foreign | NameFault::Unauthentic | NameFault::Impossible | NameFault::WrongForm => kind::NAME,
@@ -156,7 +157,7 @@ impl Checker<'_> {
     }
 
     /// Companions whose entries are not there.
-    fn leftovers(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, beside: Beside, links: &Links) {
+    fn leftovers(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, beside: Beside, links: &Links) {
         let orphans = beside.companions.into_iter().filter(|(hash, name)| {
             debug_assert_eq!(name, OsStr::new(&companion_name(hash)));
             !beside.longs.contains(hash)
@@ -181,7 +182,8 @@ impl Checker<'_> {
         let at = root.below(&root.dir, OsStr::new(lamassu_format::name::STAGING), None);
         for e in staging.read_dir().map_err(listing)? {
             let place = at.below(&staging, &e.name, None);
-            // A writer has cleared what was its own when it opened the vault: this is something else, or we are read-only.
+            // A writer has cleared what was its own when it opened the vault: this is something else, or we are
+            // read-only.
             let text = "left by an interrupted mkdir or rmdir; the next writer clears it away".to_owned();
             let strange = !self.vault.options.read_only;
             match strange {
@@ -209,7 +211,7 @@ impl Visit for Checker<'_> {
 
     fn enter(&mut self, met: &Met<Option<PathBuf>>, dir: &Arc<dyn BackendDir>) -> Result<Option<Here>> {
         self.report.directories += 1;
-        let at = Place::of(met);
+        let at = Located::of(met);
         if at.is_root() {
             self.xattrs_of(&at, dir, None, Kind::Dir);
         }
@@ -238,7 +240,7 @@ impl Visit for Checker<'_> {
     }
 
     fn failed(&mut self, met: &Met<Option<PathBuf>>, what: Failed, e: io::Error) -> Result<()> {
-        let at = Place::of(met);
+        let at = Located::of(met);
         match what {
             Failed::Open if is_not_found(&e) => self.note_moving(&at),
             Failed::Open => self.note_io(&at, "the directory does not open", &e),

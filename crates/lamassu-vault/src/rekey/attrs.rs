@@ -1,6 +1,7 @@
-//! Extended attributes, access control lists among them: the new one is set before the old one goes, so that a crash leaves one or both, of equal value.
+//! Extended attributes, access control lists among them: the new one is set before the old one goes, so that a crash
+//! leaves one or both, of equal value.
 
-use super::Run;
+use super::RekeyRun;
 use crate::error::io;
 use crate::target::Target;
 use crate::xattr::{open_name, open_value, value_epoch};
@@ -20,7 +21,7 @@ enum Todo {
     },
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     /// Seals the attributes of an inode anew that are under an older key.
     pub(super) fn attributes(&mut self, ino: Ino) -> Result<()> {
         let vault = self.vault;

@@ -1,7 +1,8 @@
-//! Symbolic links: their target cannot be changed in place, so each is replaced by a new one, with the same owner and times. Those with several names are replaced
-//! in all of them together; a crash between two names leaves two links with one target.
+//! Symbolic links: their target cannot be changed in place, so each is replaced by a new one, with the same owner and
+//! times. Those with several names are replaced in all of them together; a crash between two names leaves two links
+//! with one target.
 
-use super::Run;
+use super::RekeyRun;
 use super::records::replace;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
@@ -44,7 +45,7 @@ impl LinkGroups {
     }
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     /// Makes the link anew, in the batch, if it is under an older key.
     pub(super) fn stage_link(&mut self, ino: Ino) -> Result<()> {
         let vault = self.vault;

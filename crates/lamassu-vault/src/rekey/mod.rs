@@ -1,9 +1,12 @@
-//! Re-keying a whole vault while it is in use: what an older K_out seals is sealed under the newest one, and on demand data is encrypted under the newest K_in.
+//! Re-keying a whole vault while it is in use: what an older K_out seals is sealed under the newest one, and on demand
+//! data is encrypted under the newest K_in.
 //!
-//! Every object tells its own epoch, so nothing has to be remembered: broken off at any moment, a later run goes on with what is left, and does nothing
-//! where nothing is. Names in directories are under the directories' own secrets and stay as they are. Contents, sizes and modification times never change.
+//! Every object tells its own epoch, so nothing has to be remembered: broken off at any moment, a later run goes on
+//! with what is left, and does nothing where nothing is. Names in directories are under the directories' own secrets
+//! and stay as they are. Contents, sizes and modification times never change.
 //!
-//! What is moved by others from where the walk has not been to where it was is found by walking again, as long as anything was renamed meanwhile.
+//! What is moved by others from where the walk has not been to where it was is found by walking again, as long as
+//! anything was renamed meanwhile.
 
 mod attrs;
 mod links;
@@ -42,7 +45,8 @@ pub trait RekeyProgress: Send + Sync {
     fn advance(&self, bytes: u64);
     /// Something that could not be re-keyed: where it is stored, and why. The rest goes on.
     fn failed(&self, stored: &str, error: &VaultError);
-    /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone into.
+    /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone
+    /// into.
     fn dataset(&self, stored: &std::path::Path) -> Result<()>;
     /// Whether to end now; what is done stays done.
     fn is_cancelled(&self) -> bool;
@@ -67,7 +71,8 @@ pub struct Rekeyed {
     pub written: u64,
     /// Objects that could not be re-keyed: they are damaged, or the store failed.
     pub failed: u64,
-    /// Whether the whole tree was gone through. False if it was cancelled, or changed faster than it could be walked: run it again.
+    /// Whether the whole tree was gone through. False if it was cancelled, or changed faster than it could be walked:
+    /// run it again.
     pub complete: bool,
 }
 
@@ -78,7 +83,7 @@ impl Rekeyed {
 }
 
 /// A re-keying under way.
-struct Run<'a> {
+struct RekeyRun<'a> {
     vault: &'a Vault,
     work: Rekey,
     bytes_per_second: Option<u64>,
@@ -92,14 +97,16 @@ struct Run<'a> {
 }
 
 impl Vault {
-    /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others use the vault.
+    /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others
+    /// use the vault.
     ///
     /// # Errors
-    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store where it fails as a whole. What fails in single objects is counted.
+    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store where it fails as a
+    /// whole. What fails in single objects is counted.
     pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         drop(self.change()?);
         let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
-        let mut run = Run {
+        let mut run = RekeyRun {
             vault: self,
             work,
             bytes_per_second,
@@ -121,7 +128,7 @@ impl Vault {
     }
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     fn walks(&mut self) -> Result<()> {
         for _ in 0..WALKS_MAX {
             let (moves, changed) = (self.vault.moves.load(Ordering::Acquire), self.done.changed());

@@ -1,7 +1,8 @@
-//! Directory records, and the batch in which records and links are replaced: staged, made durable together by one barrier, then renamed into place. A record is
-//! all there is of a directory's names, so the one that replaces it is durable before it does.
+//! Directory records, and the batch in which records and links are replaced: staged, made durable together by one
+//! barrier, then renamed into place. A record is all there is of a directory's names, so the one that replaces it is
+//! durable before it does.
 
-use super::Run;
+use super::RekeyRun;
 use super::links::StagedLink;
 use crate::error::io;
 use crate::record;
@@ -20,7 +21,8 @@ const BATCH_MAX: usize = 256;
 /// What waits for the barrier.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// A directory below `lamassu.staging`, and its name there: what a crash leaves in it is cleared as everything there is.
+    /// A directory below `lamassu.staging`, and its name there: what a crash leaves in it is cleared as everything
+    /// there is.
     dir: Option<(Arc<dyn BackendDir>, OsString)>,
     next: u64,
     records: Vec<(Ino, OsString)>,
@@ -63,7 +65,7 @@ impl Batch {
     }
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     /// Seals the record of a directory anew if it is under an older key.
     pub(super) fn stage_record(&mut self, ino: Ino) -> Result<()> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
@@ -132,7 +134,8 @@ fn damaged(vault: &Vault, ino: Ino) -> VaultError {
     VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
 }
 
-/// Renames over what is there. The directory keeps its modification time; one that its owner may not write is lent the permission for the moment.
+/// Renames over what is there. The directory keeps its modification time; one that its owner may not write is lent the
+/// permission for the moment.
 pub(super) fn replace(from: &dyn BackendDir, temp: &OsStr, dir: &dyn BackendDir, name: &OsStr) -> Result<()> {
     const LENT: u32 = 0o300;
     let before = dir.stat().map_err(io("stat a directory"))?;
