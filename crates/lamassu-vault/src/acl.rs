@@ -62,7 +62,7 @@ struct AclEntry {
 }
 
 /// A list that keeps the kernel's rules (`posix_acl_valid`): one entry each for owner, owning group and others, a mask
-/// if anybody is named, in that order.
+/// if a user or group is named, in that order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl(Vec<AclEntry>);
 
@@ -168,8 +168,8 @@ impl Acl {
         }
     }
 
-    /// Group and other bits of a mode that gives nobody more than the list, although without it a named user counts as
-    /// one of the owning group or of the others, and a member of a named group as one of the others.
+    /// Group and other bits of a mode that grants no user more than the list, although without it a named user counts
+    /// as one of the owning group or of the others, and a member of a named group as one of the others.
     fn least_mode(&self) -> u32 {
         let mask = self.perm(MASK).unwrap_or(7);
         let least = |tags: &[u16]| {
@@ -201,7 +201,7 @@ impl Inherited {
     }
 
     /// Stores the lists by `set`. Returns the mode: where the store keeps no attributes (of fifos and devices, say) one
-    /// by which nobody gets more than the list would give.
+    /// which grants no user more than the list would.
     pub fn store(
         &self,
         vault: &Vault,
@@ -310,8 +310,8 @@ impl Vault {
             Err(error) => return Err(error),
         };
         self.replace_access(ino, target, old, acl, flags).inspect_err(|_| {
-            // A damaged list cannot be put back, and keeps everyone out whom the mode does not name: without it nobody
-            // may get more.
+            // A damaged list cannot be put back, and keeps out every user that the mode does not name: without it no
+            // user may get more.
             let Some(before) = &before else { return };
             let undone = match before {
                 Some(value) => self.store_attr(target, ino, name, value, SetXattr::Any),
@@ -323,7 +323,7 @@ impl Vault {
         })
     }
 
-    /// In between, and so after a crash, nobody has more than either the old or the new list and mode give.
+    /// In between, and so after a crash, no user has more rights than the old or the new list and mode grant.
     fn replace_access(&self, ino: Ino, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
         let set_mode = |mode| target.set_mode(mode).map_err(io("set the mode"));
         let new = old & !0o777 | acl.mode();

@@ -101,8 +101,8 @@ impl Vault {
         Ok(File::open_with_len(self.ctx_read.clone(), backing, st.len, &tag)?.size())
     }
 
-    /// Remembers the size of a closed file that was opened when it was looked at. A failure is told by whoever asks for
-    /// the size.
+    /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is
+    /// asked for.
     pub(crate) fn remember_size(&self, ino: Ino, stored: &OsStr, st: &Stat, backing: Arc<dyn BackendFile>) {
         if let Ok(size) = self.size_in(backing, stored, st) {
             self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
@@ -135,7 +135,7 @@ impl Vault {
 
     pub(crate) fn getattr_locked(&self, ino: Ino) -> Result<Attr> {
         let (target, st) = match self.target(ino) {
-            // Somebody may still hold the directory open that was removed, or a handle that opened nothing (`O_PATH`).
+            // The removed directory may still be open, or referred to by a handle that opened nothing (`O_PATH`).
             Err(VaultError::Stale) => return self.attr_of_removed(ino).ok_or(VaultError::Stale),
             found => found?,
         };
@@ -229,7 +229,7 @@ impl Vault {
     }
 
     /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the
-    /// last it is nobody else's, and a set-id bit never stands beside another owner. Returns its stat.
+    /// mode is set, no other user can use it, and a set-id bit is never combined with another owner. Returns its stat.
     pub(crate) fn own_new(&self, new: New<'_>, wanted: &Wanted) -> Result<Stat> {
         let st = new.stat().map_err(io("stat"))?;
         let mut changed = false;
@@ -278,7 +278,7 @@ impl Vault {
     }
 }
 
-/// An entry just made: the descriptor that made it, or one that holds it where nobody else could exchange it.
+/// An entry just made: the descriptor that made it, or one that holds it where no other user could exchange it.
 #[derive(Clone, Copy)]
 pub(crate) enum New<'a> {
     File(&'a dyn BackendFile),

@@ -39,7 +39,7 @@ pub struct Sighted {
     pub unseen: Vec<(PathBuf, VaultError)>,
 }
 
-/// Directories of which it is remembered whether they are datasets, though nobody may look into them.
+/// How many directories that deny search are remembered to be datasets or not.
 const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
 /// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as
@@ -86,7 +86,7 @@ impl Vault {
             // keys.
             seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
         }
-        // A directory that nobody enters, then: this vault sets no mode that would let anybody in.
+        // Then no user enters the directory: this vault sets no mode that would let one in.
         if self.options.read_only {
             return Ok(None);
         }
@@ -102,8 +102,9 @@ impl Vault {
         Ok(is_dataset.then_some(dir))
     }
 
-    /// Looks into a directory. One that its owner, who we are, has shut is lent the permission for each call of `look`,
-    /// where this vault may change something: the look is denied in one that is read-only.
+    /// Looks into a directory. Where its mode denies that to its owner, which is this process, it is lent the
+    /// permission for each call of `look`, where this vault may change something: the look is denied in one that is
+    /// read-only.
     ///
     /// # Errors
     /// Those of the store; [`VaultError::Frozen`] where a permission would have to be lent.
@@ -117,7 +118,7 @@ impl Vault {
             Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied && !self.options.read_only => {}
             done => return done.map_err(io(op)),
         }
-        // Not waited for: those who ask change nothing, and may hold what others wait for.
+        // Not waited for: callers here change nothing, and may hold locks that others wait for.
         let pass = self.gate.try_enter();
         if self.closed.load(Ordering::Acquire) {
             return Err(VaultError::ReadOnly);
@@ -231,7 +232,7 @@ impl Vault {
         let backend = made.as_backend(true).map_err(io("create a dataset"))?;
         fill(&*backend, &Path::new(STAGING).join(temp))?;
         backend.sync().map_err(io("sync the store"))?;
-        // Last: what is somebody else's is not cleared away after a crash.
+        // Last: what belongs to another user is not cleared away after a crash.
         let st = made.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             made.set_owner(uid, gid).map_err(io("set the owner"))?;
@@ -244,7 +245,7 @@ impl Vault {
     ///
     /// # Errors
     /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after
-    /// it has left the tree is done by the next writer who opens the vault, and is logged.
+    /// it has left the tree is done when the vault is next opened for writing, and is logged.
     pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
@@ -373,7 +374,7 @@ impl Search<'_> {
     }
 
     fn note_unseen(&mut self, at: &Met<PathBuf>, error: VaultError) {
-        // One that is gone by now is nobody's loss.
+        // One that is gone by now is passed over.
         if !matches!(error, VaultError::NotFound) {
             self.found.unseen.push((at.passed.clone(), error));
         }

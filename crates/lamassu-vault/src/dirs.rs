@@ -113,8 +113,8 @@ impl Vault {
             return Ok(names);
         }
         let read = match self.read_names(&*dir.handle) {
-            // Who owns a directory that nobody may search may still list it, and keeps its attributes, whose seal names
-            // its id.
+            // The owner of a directory without search permission may still list it and use its attributes, whose seal
+            // names its id.
             Err(DirFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
                 self.read_names(&*lending(&dir.handle))
             }

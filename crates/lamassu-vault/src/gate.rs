@@ -66,7 +66,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Closes the gate and waits until nobody is inside. False: it was closed already.
+    /// Closes the gate and waits until all changes under way have left. False: it was closed already.
     pub fn close(&self) -> bool {
         let mut s = self.state.lock();
         if s.frozen {

@@ -3,9 +3,9 @@
 //! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below
 //! it. It knows its places as (parent, stored name) pairs, so renames and hard links cost nothing and no file
 //! descriptor is held. An inode number never names two things at once: a node whose last link went away keeps its
-//! number while anybody refers to it (a *zombie*), and a new entry that the store gives the same number gets another
-//! one. A store gives the number of a removed inode to a new one, and removes behind our back: so what was just made is
-//! new whatever its number ([`NodeTable::reference_new`]), and inodes of one number are told apart by their birth time.
+//! number while it is referred to (a *zombie*), and a new entry that the store gives the same number gets another one.
+//! A store gives the number of a removed inode to a new one, and removes behind our back: so what was just made is new
+//! whatever its number ([`NodeTable::reference_new`]), and inodes of one number are told apart by their birth time.
 //! Where the store has none, a file with one link that is met under another name than the one known is taken for
 //! another, unless it is open, which keeps its number from being given again. The kernel outlives the table of a vault
 //! that is unloaded and loaded again, and tells inodes apart by number and generation: so neither a generation nor a
@@ -28,7 +28,7 @@ const ALTERNATIVE: u64 = 1 << 63;
 /// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's,
 /// where vaults lie in one another (`forest`).
 pub(crate) const OWN_MAX: u64 = 1 << 48;
-/// A path deeper than this is a loop that somebody made below us.
+/// A path deeper than this is a loop that was made in the store.
 pub(crate) const DEPTH_MAX: usize = 65_536;
 
 /// Numbers of ours that were given out.
@@ -231,8 +231,8 @@ impl NodeTable {
     /// Finds or makes the node of what lies at (parent, name) and counts one lookup of it.
     ///
     /// # Errors
-    /// The node of another inode of this number. The stat may be older than that node: who looks again, and finds the
-    /// same, knows that the other is `gone`.
+    /// The node of another inode of this number. The stat may be older than that node. A caller that looks again, and
+    /// finds the same, knows that the other is `gone`.
     pub fn reference(
         &mut self,
         parent: Ino,
@@ -251,7 +251,7 @@ impl NodeTable {
         }
     }
 
-    /// The same of what was just made there: whatever is known by its number was removed by somebody else.
+    /// The same of what was just made there: whatever is known by its number was removed behind the vault's back.
     pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
         let known = self.at((st.dev, st.ino)).filter(|&ino| {
             if ino != ROOT {
@@ -369,7 +369,7 @@ impl NodeTable {
     /// The entries of a backing inode are those of another one from now on, made in its place.
     pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
         if let Some(stale) = self.at(new.number()) {
-            // The store reuses the number: somebody else removed what we knew by it.
+            // The store reuses the number: what was known by it was removed behind the vault's back.
             self.bury(stale);
         }
         let Some(ino) = self.find(old) else { return };

@@ -94,7 +94,7 @@ pub struct Vault {
     settling: Mutex<()>,
     staging: OnceLock<staging::Staging>,
     workshop: Mutex<Option<staging::Workshop>>,
-    /// Held by who closes the gate.
+    /// Held while the gate is closed or being closed.
     closing: Mutex<()>,
     /// When everything was found settled, and has been since; 0: it is not.
     quiet_since: AtomicU64,
@@ -221,7 +221,7 @@ impl Vault {
     }
 
     /// Opens the record of the root, without which no name in the tree opens, and that of sessions, without which
-    /// nothing is written: for those who are about to serve it.
+    /// nothing is written. For callers that are about to serve the vault.
     ///
     /// # Errors
     /// [`VaultError::Damaged`], which names the record.
@@ -230,8 +230,8 @@ impl Vault {
         if self.options.read_only { Ok(()) } else { self.verify_sessions() }
     }
 
-    /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened
-    /// the vault yet.
+    /// Has `parting` called once by [`Vault::close`], when everything is in the store and the writer's lock is still
+    /// held.
     pub fn at_close(&self, parting: impl FnOnce() + Send + 'static) {
         *self.parting.lock() = Some(Box::new(parting));
     }

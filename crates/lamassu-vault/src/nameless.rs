@@ -1,10 +1,10 @@
 //! Files that a rename(2) took the last name from, but which the kernel still refers to.
 //!
-//! Between finding a name and opening what it leads to, the kernel may hand us somebody else's rename over it. On a
+//! Between finding a name and opening what it leads to, the kernel may pass on another process's rename over it. On a
 //! local file system that open succeeds, since an inode lives as long as it is referred to; here the backing inode
 //! would be gone with its name. The kernel looks a second time after `ESTALE`, but under a program that replaces a file
 //! again and again the second time fails too. So the backing file is opened before the name goes, and kept until the
-//! kernel forgets the inode, which it does at once if nobody is about to open it. (After unlink(2) the second look
+//! kernel forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second look
 //! finds nothing, which is right: nothing is kept.)
 
 use crate::inode::StoreId;
@@ -74,7 +74,7 @@ impl Vault {
         }
     }
 
-    /// Such a file as something to stat, for a caller who will not write.
+    /// Such a file as something to stat, for a caller that will not write.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
         let file = File::open(self.ctx_read.clone(), backing, &self.tag(ino)).ok()?;

@@ -107,8 +107,8 @@ impl OpenFiles {
         })
     }
 
-    /// Takes a file out of the table that nobody holds and that `may_go`: asked under the lock, so nobody can write
-    /// meanwhile.
+    /// Takes a file without handles out of the table if it `may_go`. That is asked under the lock, so no write comes in
+    /// between.
     fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
         let mut files = self.files.lock();
         let go = files.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));
@@ -119,7 +119,7 @@ impl OpenFiles {
         self.files.lock().values().map(|s| s.file.clone()).collect()
     }
 
-    /// Files that nobody holds.
+    /// Files without handles.
     pub fn idle(&self) -> Vec<Arc<OpenFile>> {
         self.files.lock().values().filter(|s| s.handles == 0).map(|s| s.file.clone()).collect()
     }
@@ -293,13 +293,13 @@ impl Vault {
         }
     }
 
-    /// Takes a file that nobody holds out of the table, unless something in it is not settled. With `force` that is
-    /// lost: right for a removed file, and for one that fails for good.
+    /// Takes a file without handles out of the table, unless something in it is not settled. With `force` unsettled
+    /// data is lost, which is right for a removed file and for one that fails for good.
     pub(crate) fn let_go(&self, ino: Ino, force: bool) {
         self.let_go_if(ino, |f| force || !f.is_unsettled());
     }
 
-    /// The same where `may_go`, which nobody can change meanwhile.
+    /// The same where `may_go`. No other thread can change that in between.
     pub(crate) fn let_go_if(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) {
         let Some(open) = self.files.remove_idle(ino, may_go) else { return };
         let file = open.file();

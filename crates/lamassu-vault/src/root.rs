@@ -68,7 +68,7 @@ impl RootPermissions {
         let source = match ROOT.read(&*dir, &ring, &[], RootRecord::parse) {
             Ok(record) => Source::Record(record),
             Err(RootFault::Missing) => Source::Directory,
-            // Its owner, who we are, may have shut the directory of a dataset.
+            // The mode of a dataset's directory may deny it to its owner, which is this process.
             Err(RootFault::Unreadable(e)) if top == Top::Dataset && e.kind() == stdio::ErrorKind::PermissionDenied => {
                 Source::Directory
             }

@@ -1,9 +1,9 @@
 //! The vault's record of sessions, in the directory `lamassu.sessions` of its root (§6a), and the end of a session.
 //!
-//! It has a directory of its own, since who serves a vault may not be allowed to write to its root, whose mode is its
-//! users'. The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is
-//! sealed under K_out for this vault alone. Without it nothing is written, and nothing that an interruption may have
-//! left is believed: `check --repair` makes a new one.
+//! It has a directory of its own, since the process that serves a vault may lack the permission to write to its root.
+//! The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is sealed
+//! under K_out for this vault alone. Without it nothing is written, and nothing that an interruption may have left is
+//! believed: `check --repair` makes a new one.
 
 use crate::error::{io, is_not_found};
 use crate::record::{self, RecordFault, write_text};
@@ -145,7 +145,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The record's directory; also where the root's owner, who we are, may not look into the root.
+/// The record's directory; also where the root's mode denies search to its owner, which is this process.
 fn place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
     let open = |dir: &dyn BackendDir| dir.open_dir(OsStr::new(SESSIONS));
     match open(root) {
@@ -186,15 +186,14 @@ fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &Sessi
     dir.sync()
 }
 
-/// A name for a record until it is whole. Nobody else can have put anything there before.
+/// A name for a record until it is whole. It is random, so nothing can lie there already.
 fn new_name() -> stdio::Result<OsString> {
     let mut name = OsString::from(format!("{SESSIONS_NEW}-"));
     name.push(staging::random_name().map_err(stdio::Error::other)?);
     Ok(name)
 }
 
-/// Takes away what an interruption left, and what somebody has put in the way before. What does not go is in nobody's
-/// way.
+/// Removes what an interruption left, and what was put there to be in the way. What cannot be removed does no harm.
 fn clear(dir: &dyn BackendDir) {
     let left = dir.read_dir().unwrap_or_default().into_iter();
     for entry in left.filter(|e| e.name.as_bytes().starts_with(SESSIONS_NEW.as_bytes())) {
@@ -296,7 +295,7 @@ impl Vault {
         })
     }
 
-    /// As [`Vault::end_session`], for who counts on it: that it stays open is told.
+    /// As [`Vault::end_session`], for callers that rely on it: a session that stays open is logged.
     pub(crate) fn end_session_for_good(&self) {
         if self.end_session() == Ended::LeftOpen {
             tracing::warn!(

@@ -122,7 +122,7 @@ impl Vault {
         let last = self.unsynced.last();
         let done = self.backend.sync().map_err(io("sync the store"));
         match &done {
-            // Not before: who syncs a file meanwhile must still find its name among those that are not.
+            // Not before: an fsync meanwhile must still find the file's name among the unsynced ones.
             Ok(()) => self.unsynced.all_synced(last),
             Err(_) => {
                 self.barriers_failed.fetch_add(1, Ordering::AcqRel);
@@ -135,8 +135,9 @@ impl Vault {
     }
 
     /// Everything durable, by `settle`, tried a second time where the store failed: it tells of a lost barrier once,
-    /// and what that concerns in open files is then written again. But what it concerns besides, a small file closed a
-    /// moment before, nobody has any more: that a barrier was lost is told, whatever comes of the second attempt.
+    /// and what that concerns in open files is then written again. But it may also concern a small file that was closed
+    /// a moment before, which is in memory no more. So a lost barrier is reported, whatever comes of the second
+    /// attempt.
     pub(crate) fn settle_twice(&self, settle: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let failed_before = self.barriers_failed.load(Ordering::Acquire);
         let Err(first) = settle(self) else { return Ok(()) };
@@ -149,7 +150,7 @@ impl Vault {
         }
     }
 
-    /// Commits and settles `files`; lets go of those that nobody holds. Files that fail stay as they are, to be tried
+    /// Commits and settles `files`, and lets go of those without handles. Files that fail stay as they are, to be tried
     /// again.
     fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let _one_at_a_time = self.settling.lock();
@@ -202,8 +203,8 @@ impl Vault {
         first.note(Err(e.into()));
     }
 
-    /// To be called before `len` bytes are written at `offset`. Keeps what all files together buffer within bounds:
-    /// every so many bytes, the largest buffers are committed.
+    /// To be called before `len` bytes are written at `offset`. Keeps the buffers of all files together within bounds:
+    /// every so many bytes, the largest are committed.
     ///
     /// # Errors
     /// What the store says where it takes too little of that: nothing more may be buffered then. It is asked again
@@ -254,7 +255,7 @@ impl Vault {
         files
     }
 
-    /// Settles the files that nobody holds. Those that fail again are given up once the table is twice over its bound:
+    /// Settles the files without handles. Those that fail again are given up once the table is twice over its bound:
     /// memory is bounded.
     pub(crate) fn settle_idle(&self) -> Result<()> {
         let done = self.settle(self.unsettled(self.files.idle()));
@@ -326,7 +327,7 @@ impl Vault {
         if !self.gate.close() {
             return Ok(()); // frozen: it was ended then
         }
-        // Again, now that nobody writes.
+        // Again, now that no thread writes.
         let done = self.settle_all().and_then(|()| self.sync_store());
         if done.is_ok() {
             self.end_session();
@@ -367,7 +368,7 @@ impl Vault {
         if self.options.read_only || !self.gate.close() {
             return Ok(());
         }
-        // The second barrier is for whoever copies what lies below the page cache.
+        // The second barrier is for copies of what lies below the page cache.
         let done = self.settle_all().and_then(|()| self.sync_store());
         match done {
             Ok(()) => {
@@ -404,7 +405,7 @@ impl Vault {
         // fdatasync too promises that the data can be found again.
         let _ = data_only;
         let (open, _) = self.handles.file(handle)?;
-        // Frozen: everything is durable, and nobody should have to wait to hear it.
+        // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
             open.dirty_since.store(0, Ordering::Relaxed);

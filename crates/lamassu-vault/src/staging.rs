@@ -1,12 +1,13 @@
 //! The staging directory: directories appear in the tree whole, with their record, and disappear whole.
 //!
-//! What lies here is never part of the tree, so whatever a crash leaves is cleared when a writer opens the vault. Only
-//! what Lamassu itself puts here is deleted; anything else stays and is reported.
+//! Nothing here is part of the tree, so what a crash leaves is cleared when the vault is opened for writing. Only what
+//! Lamassu itself puts here is deleted. Anything else stays and is reported.
 //!
-//! Who owns the directory that the vault lies in can put another in the place of the staging directory. So it is opened
-//! once, used only if it is ours and nobody else may enter it ([`open`]), and held: nobody else can then change what
-//! lies in it. What is moved into it from the tree may belong to somebody who still has it open: it is compared, and
-//! taken over, and what is deleted below it is compared with what was listed.
+//! The owner of the directory that the vault lies in can replace the staging directory by another. So the staging
+//! directory is opened once, used only if it is ours and closed to other users ([`open`]), and held open. Other users
+//! then cannot change what lies in it. What is moved into it from the tree may belong to a user that still has it open.
+//! So it is compared with what was looked up, and its owner is changed. What is deleted below it is compared with what
+//! was listed.
 
 use crate::attr::Wanted;
 use crate::dirs::Dir;
@@ -97,7 +98,7 @@ fn stale() -> stdio::Error {
     stdio::Error::from_raw_os_error(libc::ESTALE)
 }
 
-/// Lets us into a directory, and nobody else. What is no directory stays as it is.
+/// Gives a directory the mode that lets only its owner in. Anything else keeps its mode.
 fn make_private(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let held = parent.hold(name)?;
     let st = held.stat()?;
@@ -140,8 +141,8 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
-/// A directory for looking into it also where its owner, who we are, may not: see [`BackendDir::lending`]. For those
-/// who may change something here.
+/// A directory that can be looked into even where its mode denies that to its owner, which is this process: see
+/// [`BackendDir::lending`]. For callers that may change something here.
 pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
     dir.lending().unwrap_or_else(|| dir.clone())
 }
@@ -188,8 +189,8 @@ pub(crate) struct Staging {
 struct Made {
     /// Its owner, which is not us everywhere (NFS with `root_squash`).
     uid: u32,
-    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: then who
-    /// may enter is decided by the options of that mount, and no mode tells directories of ours from others.
+    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: the
+    /// options of that mount decide which users may enter, and no mode tells our directories from others.
     keeps_modes: bool,
 }
 
@@ -200,7 +201,7 @@ impl Made {
     }
 }
 
-/// What is said where the staging directory may be somebody else's.
+/// The error where the staging directory may belong to another user.
 const NOT_OURS: VaultError = VaultError::Refused(
     "the directory lamassu.staging of the vault belongs to somebody else, or others may enter it (its mode is not 0700), and what lies in it would be deleted: \
      nothing was; look at what it is, then move it away (a new one is made), or give it to whoever opens the vault, with mode 0700",
@@ -251,7 +252,7 @@ fn is_random(name: &OsStr, prefix: &str) -> bool {
     random.is_some_and(|hex| hex.len() == 32 && hex.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
 }
 
-/// A name nobody else uses.
+/// A name that is used nowhere else.
 pub(crate) fn random_name() -> Result<OsString> {
     let mut raw = [0; 16];
     lamassu_crypto::random(&mut raw)?;
@@ -359,9 +360,9 @@ impl Vault {
         Ok(())
     }
 
-    /// A directory that nobody else can write to, and a fresh name in it: for what is to be held, and given an owner
-    /// and a mode, before it is moved to its place. It is kept for the next one, until the vault is closed; what a
-    /// crash leaves in it is cleared as everything there is.
+    /// A directory that no other user can write to, and a fresh name in it. What is made there is held, and given an
+    /// owner and a mode, before it is moved to its place. It is kept for the next one, until the vault is closed; what
+    /// a crash leaves in it is cleared as everything there is.
     pub(crate) fn workshop(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
         let mut shop = self.workshop.lock();
         let (dir, _, made) = match &mut *shop {

@@ -19,7 +19,7 @@ use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// How often an entry is looked at whose number is known as another inode's.
+/// How often an entry is looked at if its number is known as that of another inode.
 const LOOKS_MAX: usize = 8;
 
 impl Vault {
@@ -44,7 +44,7 @@ impl Vault {
     /// Counts one reference to the entry `stored`. Returns its node, and its stat where that is another by now.
     ///
     /// # Errors
-    /// Those of the store; [`VaultError::Stale`] for an entry that somebody keeps exchanging.
+    /// Those of the store; [`VaultError::Stale`] for an entry that keeps being exchanged.
     pub(crate) fn referenced(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<(Referenced, Stat)> {
         let (mut st, mut gone) = (*st, None);
         for _ in 0..LOOKS_MAX {
@@ -134,9 +134,9 @@ impl Vault {
         made
     }
 
-    /// Makes an entry by `make` where nobody else can reach it, gives it its owner and mode there, and moves it to its
-    /// place. A call that makes a node or a link returns no descriptor: in a directory of a user, who could exchange
-    /// what was made, nothing would tell it.
+    /// Makes an entry by `make` where no other user can reach it, gives it its owner and mode there, and moves it to
+    /// its place. A call that makes a node or a link returns no descriptor: in a directory of a user, who could
+    /// exchange what was made, the exchange would go unnoticed.
     fn make_and_place(
         &self,
         dir: &Dir,
@@ -304,7 +304,7 @@ impl Vault {
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
-            // Known by this name before anybody meets it there.
+            // Known by this name before a lookup can find it there.
             self.nodes.lock().add_link(ino, dir.ino, &stored.name);
             let st = held.stat().map_err(io("stat"))?;
             self.unsynced.add(StoreId::from(&st));
@@ -352,7 +352,7 @@ impl Vault {
         let Some(ino) = ino.filter(|_| last) else { return };
         match st.kind {
             Kind::Dir => self.dirs.drop_dir(ino),
-            // Nobody holds it: what waits to be committed need not be.
+            // It has no handles: what waits to be committed need not be.
             _ => self.let_go(ino, true),
         }
     }

@@ -15,7 +15,7 @@ pub const ROOT: Ino = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HandleId(pub u64);
 
-/// Who creates an entry.
+/// Owner of a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// user

@@ -162,8 +162,8 @@ pub(crate) fn is_entry(mode: NameMode, name: &OsStr) -> bool {
     matches!(classify(mode, name.as_bytes()), Stored::Sealed(_) | Stored::Long(_) | Stored::Plain)
 }
 
-/// How much lies ahead of whoever goes through a tree. What cannot be looked into counts nothing: it is noted when its
-/// turn comes.
+/// How much lies ahead of a walk through a tree. What cannot be looked into counts nothing: it is noted when its turn
+/// comes.
 pub(crate) struct Ahead<'a> {
     pub mode: NameMode,
     /// Whether datasets are left to their own vaults.

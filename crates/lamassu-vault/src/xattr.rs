@@ -88,7 +88,7 @@ pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, holder: Holder, value: 
 }
 
 /// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would
-/// be two in a listing, counts as one that nobody sealed.
+/// be two in a listing, counts as one that was never sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
     let raw = stored.as_bytes();
     if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {
@@ -227,8 +227,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Plain names of all attributes, not all of which everybody may see ([`is_listed_for`]). One whose name does not
-    /// open is left out and logged; `check` lists it.
+    /// Plain names of all attributes, of which some are shown to privileged callers alone ([`is_listed_for`]). One
+    /// whose name does not open is left out and logged; `check` lists it.
     ///
     /// # Errors
     /// Those of the store.

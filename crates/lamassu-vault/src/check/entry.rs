@@ -28,8 +28,8 @@ pub(super) struct Links {
     pub unknown: u64,
 }
 
-/// How often an entry is looked for that the listing had. A check has the vault to itself, so nothing honest moves; and
-/// whoever exchanges entries all the while must not have one passed over.
+/// How often an entry is looked for that the listing had. A check has the vault to itself, so no honest process moves
+/// anything. An attacker that keeps exchanging entries must not have one passed over.
 const LOOKS_MAX: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Names tried for one thing in `lamassu.lost`.
 const TRIES_MAX: u32 = 10_000;
 
-/// For a walk that nobody watches.
+/// For a walk without progress.
 struct Unwatched;
 
 impl super::Progress for Unwatched {
@@ -27,8 +27,8 @@ impl super::Progress for Unwatched {
 
 impl Checker<'_> {
     /// The record of sessions. A new one begins behind the highest number that any page carries: another walk over the
-    /// whole tree finds that first. It knows of no interruption, since whoever can take the record away must gain
-    /// nothing by it.
+    /// whole tree finds that first. It knows of no interruption, since removing the record must gain an attacker
+    /// nothing.
     pub(super) fn sessions(&mut self) -> Result<()> {
         let Some((fault, may_go)) = self.vault.book.fault() else { return Ok(()) };
         let text = format!("the record of sessions does not open: {fault}");

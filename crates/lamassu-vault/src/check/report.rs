@@ -41,7 +41,7 @@ pub struct Problem {
     /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
     pub repaired: bool,
     /// The range reads, and not as it was written last: a write of an interrupted session is not there. Or a file is of
-    /// a session that nobody knows.
+    /// a session that the record does not know.
     pub undone: bool,
     /// Nothing is lost or unreadable: what an interrupted change left behind, or files that are no part of the tree.
     pub harmless: bool,

@@ -163,7 +163,7 @@ impl Checker<'_> {
             !beside.longs.contains(hash)
         });
         let mut orphans: Vec<OsString> = orphans.map(|(_, name)| name).collect();
-        // With a link whose head does not open nobody knows whose the rests are.
+        // Where the head of a link does not open, the owner of a rest is not known.
         if links.unknown == 0 {
             orphans.extend(beside.rests.into_iter().filter(|(id, _)| !links.rests.contains(id)).map(|(_, name)| name));
         }

@@ -44,7 +44,7 @@ impl Forest {
         self.at(handle.0)
     }
 
-    /// The same, where a vault that is closed is nobody's loss.
+    /// The same; `None` where the vault is closed, which is no error.
     fn still_of(&self, handle: HandleId) -> Option<Arc<Vault>> {
         self.vault(volume_of(handle.0))
     }
@@ -112,7 +112,7 @@ impl FileSystem for Forest {
 
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
-        // Not waited for: who unloads waits for requests of the kernel, which a front-end that freezes holds back.
+        // Not waited for: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
         let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
         self.frozen.store(true, Ordering::Release);
         drop(self.opens.write());

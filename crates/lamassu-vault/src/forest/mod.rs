@@ -4,13 +4,13 @@
 //! Every vault in use is a *volume* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode
 //! numbers are the same over mounts and reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's number,
 //! the rest is the vault's own business: routing looks at the number alone, takes one short lock and clones one
-//! reference. A vault knows nothing of this.
+//! reference. A vault does not know of it.
 //!
 //! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* where no key for it was
 //! found, and *unloaded* by request. It is opened at the first operation inside, not when it is merely listed.
 //!
-//! Locks: `changing` is taken by loading and unloading alone, never by a request: those who hold it wait for requests
-//! to end, and for the kernel, which waits for requests too.
+//! Locks: `changing` is taken by loading and unloading alone, never by a request: a thread that holds it waits for
+//! requests to end, and for the kernel, which waits for requests too.
 
 mod calls;
 mod states;
@@ -418,7 +418,7 @@ impl Forest {
     }
 }
 
-/// What the store says, which nobody has verified: it decides nothing.
+/// What the store says, not verified: it decides nothing.
 pub struct Unverified<H>(H);
 
 impl<H> Unverified<H> {

@@ -274,7 +274,8 @@ impl Forest {
     }
 
     /// Closes a volume and those in it, deepest first, and lets their keys go. What the kernel holds of them is written
-    /// back before, and dropped. Who has files open there reads and writes them no more. Returns whether any was open.
+    /// back before, and dropped. Files that are open there can no longer be read or written. Returns whether any was
+    /// open.
     ///
     /// # Errors
     /// [`VaultError::Frozen`]; the first thing that could not be committed: all are closed nevertheless.
@@ -292,7 +293,7 @@ impl Forest {
         let mut any = false;
         let slots = loop {
             let slots = self.at_or_below(number);
-            // Who is opening one has ended then, and nobody begins.
+            // An opening under way has ended then, and none begins.
             for slot in &slots {
                 let _opening = slot.opening.lock();
                 if slot.loaded().is_none() {
@@ -330,7 +331,7 @@ impl Forest {
             let _opening = slot.opening.lock();
             *slot.inside.write() = Inside::Unloaded;
         }
-        // What requests under way answer is counted too, and its names are shown to nobody.
+        // References that requests under way hand out are counted too, and their names are not shown any more.
         let until = Instant::now() + ENDING;
         while Arc::strong_count(&vault) > HELD_HERE && Instant::now() < until {
             std::thread::sleep(POLL);
@@ -368,7 +369,7 @@ impl Forest {
         known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
     }
 
-    /// Opens a volume with keys that somebody brings: `opening` is asked for them when it is certain that it may be
+    /// Opens a volume with keys that the caller brings: `opening` is asked for them when it is certain that it may be
     /// opened.
     ///
     /// # Errors
@@ -468,7 +469,7 @@ impl Forest {
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }
-        // To the end: nobody loads it again in between.
+        // Held to the end, so that it is not loaded again in between.
         let changing = self.changing.lock();
         let slot = self.slot(number)?;
         if let Err(error) = self.unload_by(&changing, number) {

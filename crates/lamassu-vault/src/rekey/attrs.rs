@@ -36,7 +36,7 @@ impl RekeyRun<'_> {
         if !is_old {
             return Ok(());
         }
-        // Whoever sets an attribute holds the tree shared: none is set between what is read here and what is written.
+        // Setting an attribute takes the tree lock shared. So none is set between the read here and the write.
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
         let (target, st) = vault.target(ino)?;
@@ -92,7 +92,8 @@ fn stored(target: &Target) -> Result<Vec<OsString>> {
     }
 }
 
-/// Changes an attribute of what its owner, who we are, may not write: the permission is lent for the moment.
+/// Changes an attribute of an entry whose mode denies writing to its owner, which is this process. The permission is
+/// lent for the moment.
 fn permitted(target: &Target, mode: u32, change: impl Fn() -> stdio::Result<()>) -> Result<()> {
     const LENT: u32 = 0o200;
     let done = match change() {

@@ -201,7 +201,7 @@ impl RekeyRun<'_> {
     }
 }
 
-/// Removes what was left of an old link's target, as if nobody had.
+/// Removes the rest of an old link's target.
 fn remove_rest(dir: &Dir, rest: &OsStr) {
     let before = dir.handle.stat();
     names::remove_companion(&*dir.handle, rest);

@@ -37,7 +37,7 @@ const WALKS_MAX: usize = 5;
 /// How long a throttled run sleeps before it looks whether it was cancelled.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Who watches a re-keying, and may end it.
+/// Progress of a re-keying, which can end it.
 pub trait RekeyProgress: Send + Sync {
     /// How much lies ahead, in bytes of the store. Said anew if the tree is walked again.
     fn total(&self, bytes: u64);
@@ -118,7 +118,7 @@ impl Vault {
             batch: Batch::default(),
         };
         run.walks()?;
-        // What was written becomes durable before anybody is told that the old keys have nothing left to do.
+        // What was written becomes durable before the caller learns that the old keys are no longer needed.
         let _pass = self.change()?;
         self.book.reseal()?;
         self.root_permissions.reseal()?;
@@ -177,7 +177,7 @@ impl RekeyRun<'_> {
         }
     }
 
-    /// An object that is gone is nobody's loss; one that fails is counted; a vault that was closed ends the run.
+    /// An object that is gone is passed over. One that fails is counted. A vault that was closed ends the run.
     fn note(&mut self, ino: Ino, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) | Err(VaultError::Stale | VaultError::NotFound) => Ok(()),
@@ -341,7 +341,8 @@ impl RekeyRun<'_> {
 }
 
 impl Vault {
-    /// Opens for writing what its owner, who we are, may only read: the permission is lent for the moment.
+    /// Opens for writing a file that its owner, which is this process, may only read. The permission is lent for the
+    /// moment.
     fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::open::OpenFile>> {
         const LENT: u32 = 0o200;
         let mode = {
