@@ -318,7 +318,9 @@ impl Vault {
                 None => self.drop_list(ino, target, Which::Access),
             };
             if let Err(error) = undone.and_then(|()| target.set_mode(old).map_err(io("set the mode"))) {
-                tracing::warn!(entry = self.tag(ino), %error, "an access control list could not be set, nor its mode put back: it may give less than before");
+                let text =
+                    "an access control list could not be set, nor its mode put back: it may give less than before";
+                tracing::warn!(entry = self.tag(ino), %error, "{text}");
             }
         })
     }

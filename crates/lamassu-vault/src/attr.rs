@@ -83,7 +83,8 @@ impl Vault {
             }
             Err(e) => {
                 let path = self.path_in(dir.ino, stored);
-                tracing::warn!(file = %path.display(), error = %e, "its size is not known; a guess from its length is shown");
+                let text = "its size is not known; a guess from its length is shown";
+                tracing::warn!(file = %path.display(), error = %e, "{text}");
                 self.size_guess(st.len)
             }
         }

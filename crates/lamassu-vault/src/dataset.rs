@@ -274,7 +274,8 @@ impl Vault {
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
         if let Err(error) = delete_tree(&*staging.dir, &temp) {
-            tracing::warn!(entry = %temp.to_string_lossy(), %error, "a destroyed dataset stays in lamassu.staging until the next open");
+            let text = "a destroyed dataset stays in lamassu.staging until the next open";
+            tracing::warn!(entry = %temp.to_string_lossy(), %error, "{text}");
         }
         Ok(())
     }

@@ -3,6 +3,40 @@
 //! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a
 //! local file system does, with the durability that `lamassu-store` gives each file; it never follows a symbolic link
 //! and never leaves the directory the vault lies in.
+//!
+//! # Modules
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `types`, `error`, `file_system` | types and errors of the API; the trait that front-ends call |
+//! | `tree`, `rename`, `symlink`, `dir`, `path` | make, find, rename, remove entries; links; listings; paths |
+//! | `inode`, `target`, `attr`, `xattr`, `acl` | the table of inodes; what an operation acts on; stat and attributes |
+//! | `open`, `nameless`, `settle` | open files and handles; files without a name; commit, settle, fsync |
+//! | `names`, `dirs`, `record` | stored names and companions; open directories; sealed records |
+//! | `root`, `session` | the records of the root's permissions and of sessions |
+//! | `staging` | where entries are made, and deleted, out of reach of other users |
+//! | `gate` | `freeze` and `close` against changes under way |
+//! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
+//! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
+//!
+//! # Order of locks
+//!
+//! A thread takes them in this order, each at most once, and may leave out any:
+//!
+//! 1. `Forest::changing`, a volume's `opening`, `Forest::opens`, then `Forest::table` or `crossings`
+//! 2. `Vault::rekeying`
+//! 3. `Vault::closing`: the gate is being closed, or is closed
+//! 4. `Vault::gate`: a change holds a pass. Taken before every other lock of a change
+//! 5. `Vault::open_locks`: opening an inode, by number
+//! 6. `Vault::tree`: shared to go from a name or number to an entry, exclusive to change where others find theirs
+//! 7. `Vault::names_locks`: changes within one directory
+//! 8. `Vault::workshop`
+//! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
+//! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
+//! 11. `Vault::nodes`, then the cache in `dirs`
+//!
+//! All others (tables of files and handles, `unsynced`, `shut`, `overfull`, …) are held for one look or change, and no
+//! other lock is taken under them.
 
 mod acl;
 mod attr;

@@ -184,7 +184,8 @@ impl Vault {
             (true, Some(st)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
                 Ok(()) => self.unstage_dir(&**source, name, st).inspect_err(|_| {
                     if let Err(error) = source.rename(name, &**target, to_name, RenameMode::Exchange) {
-                        tracing::error!(%error, "a rename over a directory failed half-way: the two have changed places");
+                        let text = "a rename over a directory failed half-way: the two have changed places";
+                        tracing::error!(%error, "{text}");
                     }
                 }),
                 Err(e) if crate::error::is_unsupported(&e) => {

@@ -273,7 +273,8 @@ impl Vault {
         }
         tracing::warn!(
             sessions = shown_ranges(&interrupted),
-            "this vault was not closed at the end of these sessions; what they left is completed file by file as it is used, and all of it by `lamassu check --repair`"
+            "this vault was not closed at the end of these sessions; what they left is completed file by file as it is \
+             used, and all of it by `lamassu check --repair`"
         );
     }
 
@@ -300,7 +301,8 @@ impl Vault {
         if self.end_session() == Ended::LeftOpen {
             tracing::warn!(
                 session = self.ctx.sessions.under_way(),
-                "the session stays open, since not everything that it wrote could be settled: until `lamassu check --repair` has gone over the whole vault, the store has the choices that an interruption leaves"
+                "the session stays open, since not everything that it wrote could be settled: until `lamassu check \
+                 --repair` has gone over the whole vault, the store has the choices that an interruption leaves"
             );
         }
     }

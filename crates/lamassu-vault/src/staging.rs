@@ -203,8 +203,9 @@ impl Made {
 
 /// The error where the staging directory may belong to another user.
 const NOT_OURS: VaultError = VaultError::Refused(
-    "the directory lamassu.staging of the vault belongs to somebody else, or others may enter it (its mode is not 0700), and what lies in it would be deleted: \
-     nothing was; look at what it is, then move it away (a new one is made), or give it to whoever opens the vault, with mode 0700",
+    "the directory lamassu.staging of the vault belongs to another user, or others may enter it (its mode is not 0700), \
+     and what lies in it would be deleted: nothing was; look at what it is, then move it away (a new one is made), or \
+     give it to the user that opens the vault, with mode 0700",
 );
 
 /// Opens the staging directory, which is made if it is not there.
@@ -281,7 +282,8 @@ impl Vault {
             match staging.clear(&e.name) {
                 Ok(()) => cleared += 1,
                 Err(error) => {
-                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "left in lamassu.staging: not something Lamassu put there, or not ours");
+                    let text = "left in lamassu.staging: not something Lamassu put there, or not ours";
+                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "{text}");
                 }
             }
         }
@@ -355,7 +357,8 @@ impl Vault {
         let name = random_name()?;
         staging.take_out(parent, stored, st, &name).map_err(io("remove a directory"))?;
         if let Err(error) = delete(&*staging.dir, &name) {
-            tracing::warn!(entry = %name.to_string_lossy(), %error, "a removed directory stays in lamassu.staging until the next open");
+            let text = "a removed directory stays in lamassu.staging until the next open";
+            tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
         }
         Ok(())
     }
@@ -427,7 +430,8 @@ impl Staging {
                 held.set_mode(PRIVATE)
             });
             if let Err(error) = given {
-                tracing::warn!(entry = %to.to_string_lossy(), %error, "in lamassu.staging, and still its owner's: if it cannot be deleted now, it stays");
+                let text = "in lamassu.staging, and still its owner's: if it cannot be deleted now, it stays";
+                tracing::warn!(entry = %to.to_string_lossy(), %error, "{text}");
             }
         }
         Ok(())

@@ -95,7 +95,8 @@ impl Checker<'_> {
     /// An entry of a listing that is gone, or another one, each time it is looked at. Nothing is known of it then.
     fn note_moving(&mut self, at: &Located) {
         self.report.unsettled = true;
-        let text = "was removed or exchanged each time it was looked at, so it is not verified: keep everybody else from changing the store, and check again";
+        let text = "was removed or exchanged each time it was looked at, so it is not verified: keep other users and \
+                    programs from changing the store, and check again";
         self.note(at, kind::IO, Found::Damage, text.to_owned());
     }
 
