@@ -96,15 +96,13 @@ impl File {
         Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
     }
 
-    /// Takes a backing file just created: it gets its page even if it stays empty.
+    /// Takes a backing file just created, which is empty: it gets its page even if it stays so.
     pub fn create(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let file = File::open(ctx, backing, tag)?;
+        let file = File::open_with_len(ctx, backing, 0, tag)?;
         {
             let st = &mut *file.exclusive();
             st.identity.want_page();
-            if st.space.len() == 0 {
-                st.identity.note_made(st.marks.written());
-            }
+            st.identity.note_made(st.marks.written());
         }
         Ok(file)
     }
