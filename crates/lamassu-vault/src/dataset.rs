@@ -4,12 +4,12 @@
 use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::{Names, remove_companion};
-use crate::record::RecordFault;
+use crate::names::Names;
+use crate::record::{RecordFault, remove_companion};
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
-use crate::walk::{Failed, Met, Visit, walk};
+use crate::walk::{Failed, Met, Visit, has_header, walk};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
-use lamassu_format::name::{HEADER, STAGING};
+use lamassu_format::name::STAGING;
 use lamassu_store::backend::{Listed, Time};
 use lamassu_store::{Backend, BackendDir};
 use lru::LruCache;
@@ -49,15 +49,6 @@ pub(crate) struct Shut(Mutex<LruCache<StoreId, (Time, bool)>>);
 impl Default for Shut {
     fn default() -> Self {
         Shut(Mutex::new(LruCache::new(SHUT_MAX)))
-    }
-}
-
-/// Whether a vault lies in this directory.
-pub(crate) fn has_header(dir: &dyn BackendDir) -> stdio::Result<bool> {
-    match dir.stat_entry(OsStr::new(HEADER)) {
-        Ok(st) => Ok(st.kind == Kind::File),
-        Err(e) if is_not_found(&e) => Ok(false),
-        Err(e) => Err(e),
     }
 }
 

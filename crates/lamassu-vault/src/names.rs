@@ -147,15 +147,6 @@ impl Companion {
     }
 }
 
-/// Removes a companion whose entry is gone. One that stays behind is harmless: `check` counts it.
-pub(crate) fn remove_companion(dir: &dyn BackendDir, name: &OsStr) {
-    if let Err(e) = dir.unlink(name)
-        && !crate::error::is_not_found(&e)
-    {
-        tracing::warn!(companion = %name.to_string_lossy(), error = %e, "a companion without an entry stays behind");
-    }
-}
-
 /// Makes the record of a new directory. Returns the directory's id.
 pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<[u8; 16]> {
     let mut id = [0; 16];

@@ -4,7 +4,7 @@
 //! has no symbolic links. Either way it appears whole. Companions (`names`, `symlink`) are kept in the same way.
 
 use crate::Result;
-use crate::error::is_unsupported;
+use crate::error::{is_not_found, is_unsupported};
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
 use lamassu_crypto::{KeyRing, SecretBytes};
@@ -120,7 +120,16 @@ pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdi
     let file = dir.create_file(name)?;
     let written = file.write_at(0, text.as_bytes()).and_then(|()| file.sync_data());
     if written.is_err() {
-        crate::names::remove_companion(dir, name); // half a text is none
+        remove_companion(dir, name); // half a text is none
     }
     written
+}
+
+/// Removes a companion whose entry is gone. One that stays behind is harmless: `check` counts it.
+pub(crate) fn remove_companion(dir: &dyn BackendDir, name: &OsStr) {
+    if let Err(e) = dir.unlink(name)
+        && !is_not_found(&e)
+    {
+        tracing::warn!(companion = %name.to_string_lossy(), error = %e, "a companion without an entry stays behind");
+    }
 }

@@ -1,9 +1,8 @@
 //! What lies in a vault's directory in the store, found without any key: the datasets in it, and how many bytes each
 //! takes.
 
-use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
-use crate::walk::{Failed, Met, Visit, walk};
+use crate::walk::{Failed, Met, Visit, has_header, walk};
 use crate::{Kind, Result};
 use lamassu_format::name;
 use lamassu_store::backend::{Listed, LocalBackend, Stat};

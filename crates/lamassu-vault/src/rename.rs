@@ -4,7 +4,8 @@
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::{StoredName, remove_companion};
+use crate::names::StoredName;
+use crate::record::remove_companion;
 use crate::staging::rename_no_replace;
 use crate::symlink;
 use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};

@@ -89,7 +89,7 @@ impl StoredTarget {
     /// Removes the rest of a link that did not come to be.
     pub fn remove_rest(&self, dir: &dyn BackendDir) {
         if let Some((rest, _)) = &self.rest {
-            crate::names::remove_companion(dir, rest);
+            record::remove_companion(dir, rest);
         }
     }
 }

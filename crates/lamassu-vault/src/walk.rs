@@ -9,11 +9,11 @@
 //!
 //! Never: follows a link, reads what is in a file, changes anything.
 
-use crate::dataset::has_header;
+use crate::error::is_not_found;
 use crate::inode::DEPTH_MAX;
 use crate::{Kind, Result};
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{Stored, classify};
+use lamassu_format::name::{HEADER, Stored, classify};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{Listed, Stat};
 use std::ffi::{OsStr, OsString};
@@ -155,6 +155,15 @@ fn directory<V: Visit>(met: &Met<V::Passed>, may_open: bool, visit: &mut V) -> R
     }
     visit.leave(met, &dir, here);
     Ok(Some((dir, below)))
+}
+
+/// Whether a vault lies in this directory.
+pub(crate) fn has_header(dir: &dyn BackendDir) -> io::Result<bool> {
+    match dir.stat_entry(OsStr::new(HEADER)) {
+        Ok(st) => Ok(st.kind == Kind::File),
+        Err(e) if is_not_found(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
 }
 
 /// Whether a stored name is that of an entry of the tree.

@@ -2,11 +2,11 @@
 
 use super::runs::{DamageRun, runs};
 use super::{Checker, Found, Located, Problem, kind};
-use crate::dataset::has_header;
 use crate::error::is_not_found;
 use crate::inode::StoreId;
 use crate::record::read_text;
 use crate::symlink::{self, LinkFault};
+use crate::walk::has_header;
 use crate::xattr::Holder;
 use crate::{Dataset, Kind, VaultError, xattr};
 use lamassu_format::name::{LINK_PREFIX, decode};

@@ -5,8 +5,7 @@
 
 use super::entry::looked_at;
 use super::{Problem, Report, kind, listing};
-use crate::dataset::has_header;
-use crate::walk::{Failed, Met, Visit, walk};
+use crate::walk::{Failed, Met, Visit, has_header, walk};
 use crate::{Dataset, Kind, Result};
 use lamassu_format::PAGE_LEN;
 use lamassu_format::header::{NameMode, VaultHeader};

@@ -7,7 +7,6 @@ use super::records::replace;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
 use lamassu_store::BackendDir;
@@ -204,7 +203,7 @@ impl RekeyRun<'_> {
 /// Removes the rest of an old link's target.
 fn remove_rest(dir: &Dir, rest: &OsStr) {
     let before = dir.handle.stat();
-    names::remove_companion(&*dir.handle, rest);
+    crate::record::remove_companion(&*dir.handle, rest);
     if let Ok(before) = before {
         let _ = dir.handle.set_times(SetTime::Keep, SetTime::At(before.mtime));
     }
