@@ -127,8 +127,8 @@ mod tests {
     use crate::testing::{key, served, vault};
     use crate::{Kind as Fault, hex};
     use lamassu_keys::cost;
-    use lamassu_vault::ROOT;
     use lamassu_vault::forest::ROOT_VOLUME;
+    use lamassu_vault::{FileSystem, ROOT};
     use std::convert::Infallible;
     use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use lamassu_keys::dataset::inherits;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
-use lamassu_vault::{Ino, Owner, Vault, VaultError};
+use lamassu_vault::{FileSystem, Ino, Owner, Vault, VaultError};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};

@@ -275,6 +275,7 @@ mod tests {
     use crate::testing::{served, vault};
     use lamassu_format::header::{Header, HistoryMark};
     use lamassu_format::name;
+    use lamassu_vault::FileSystem;
     use std::fs;
 
     /// Between the moment when a header is verified and the first entry the store has time to cut the history off, and

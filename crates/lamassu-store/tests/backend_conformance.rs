@@ -105,6 +105,7 @@ suite!(local, local_shm, memory, crash, fault:
     files::threads_write_side_by_side,
     names::creates_exclusively,
     names::opens_only_regular_files,
+    names::stat_and_open_opens_full_regular_files_alone,
     names::opens_only_directories,
     names::never_follows_links,
     names::refuses_names_that_are_paths,

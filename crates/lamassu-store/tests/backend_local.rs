@@ -410,6 +410,7 @@ fn what_is_exchanged_for_a_file_is_never_opened() {
             if let Ok(seen) = root.stat_entry(name("f")) {
                 count(root.open_same(name("f"), &seen, false).is_ok_and(|same| same.is_some()));
             }
+            count(root.stat_and_open(name("f")).is_ok_and(|(_, opened)| opened.is_some()));
             count(store.try_lock(name("f")).is_ok());
             count(open_regular(CWD, &file).is_ok());
             let to = tempfile::tempdir().unwrap();

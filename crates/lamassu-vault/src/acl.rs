@@ -1,8 +1,10 @@
-//! POSIX access control lists: extended attributes `system.posix_acl_access` and `system.posix_acl_default`, sealed like any other (`docs/format.md` §7).
+//! POSIX access control lists: extended attributes `system.posix_acl_access` and `system.posix_acl_default`, sealed
+//! like any other (`docs/format.md` §7).
 //!
-//! The front-end's kernel enforces them; here they are kept, inherited, and held in step with the mode. The backing entry's mode is the truth of what the
-//! owner, the mask (without one: the owning group) and others may do, so that chmod is one change and no crash leaves the two at odds: what
-//! the stored list says of these three is replaced whenever it is read.
+//! The front-end's kernel enforces them; here they are kept, inherited, and held in step with the mode. The backing
+//! entry's mode is the truth of what the owner, the mask (without one: the owning group) and others may do, so that
+//! chmod is one change and no crash leaves the two at odds: what the stored list says of these three is replaced
+//! whenever it is read.
 
 use crate::dirs::Dir;
 use crate::error::{errno, io};
@@ -16,7 +18,8 @@ use std::sync::Arc;
 pub(crate) const ACCESS: &str = "system.posix_acl_access";
 pub(crate) const DEFAULT: &str = "system.posix_acl_default";
 
-/// `POSIX_ACL_XATTR_VERSION` of the kernel's `posix_acl_xattr.h`; entries of 8 bytes follow: tag, permissions, id, little-endian.
+/// `POSIX_ACL_XATTR_VERSION` of the kernel's `posix_acl_xattr.h`; entries of 8 bytes follow: tag, permissions, id,
+/// little-endian.
 const VERSION: u32 = 2;
 const ENTRY_LEN: usize = 8;
 
@@ -52,15 +55,16 @@ impl Which {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct AclEntry {
     tag: u16,
     perm: u16,
     id: u32,
 }
 
-/// A list that keeps the kernel's rules (`posix_acl_valid`): one entry each for owner, owning group and others, a mask if anybody is named, in that order.
+/// A list that keeps the kernel's rules (`posix_acl_valid`): one entry each for owner, owning group and others, a mask
+/// if a user or group is named, in that order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Acl(Vec<Entry>);
+pub(crate) struct Acl(Vec<AclEntry>);
 
 impl Acl {
     /// `None`: not a list, or one that breaks a rule. An empty list is `Some(None)`: it means that there is none.
@@ -73,7 +77,7 @@ impl Acl {
         if entries.is_empty() {
             return Some(None);
         }
-        let entries = entries.iter().map(|&[t0, t1, p0, p1, i0, i1, i2, i3]| Entry {
+        let entries = entries.iter().map(|&[t0, t1, p0, p1, i0, i1, i2, i3]| AclEntry {
             tag: u16::from_le_bytes([t0, t1]),
             perm: u16::from_le_bytes([p0, p1]),
             id: u32::from_le_bytes([i0, i1, i2, i3]),
@@ -137,12 +141,12 @@ impl Acl {
 
     /// The list that a mode alone is.
     fn of_mode(mode: u32) -> Acl {
-        let entry = |tag, shift: u32| Entry { tag, perm: (mode >> shift & 7) as u16, id: u32::MAX };
+        let entry = |tag, shift: u32| AclEntry { tag, perm: (mode >> shift & 7) as u16, id: u32::MAX };
         Acl(vec![entry(USER_OBJ, 6), entry(GROUP_OBJ, 3), entry(OTHER, 0)])
     }
 
-    /// Whether it grants all of `wanted` (as the bits of a mode's last digit) to a user in some groups, as acl(5) has it: the first class that the user is of
-    /// decides, and of groups any.
+    /// Whether it grants all of `wanted` (as the bits of a mode's last digit) to a user in some groups, as acl(5) has
+    /// it: the first class that the user is of decides, and of groups any.
     fn grants(&self, wanted: u32, (owner, group): (u32, u32), uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> bool {
         let mask = self.perm(MASK).unwrap_or(7);
         let gives = |perm: u32| perm & wanted == wanted;
@@ -164,8 +168,8 @@ impl Acl {
         }
     }
 
-    /// Group and other bits of a mode that gives nobody more than the list, although without it a named user counts as one of the owning group or of
-    /// the others, and a member of a named group as one of the others.
+    /// Group and other bits of a mode that grants no user more than the list, although without it a named user counts
+    /// as one of the owning group or of the others, and a member of a named group as one of the others.
     fn least_mode(&self) -> u32 {
         let mask = self.perm(MASK).unwrap_or(7);
         let least = |tags: &[u16]| {
@@ -196,8 +200,8 @@ impl Inherited {
         !self.acl.is_minimal()
     }
 
-    /// Stores the lists by `set`. Returns the mode: where the store keeps no attributes (of fifos and devices, say) one by which nobody gets more than
-    /// the list would give.
+    /// Stores the lists by `set`. Returns the mode: where the store keeps no attributes (of fifos and devices, say) one
+    /// which grants no user more than the list would.
     pub fn store(
         &self,
         vault: &Vault,
@@ -253,7 +257,8 @@ impl Vault {
         Ok(if which == Which::Access { acl.with_mode(st.mode) } else { acl }.to_bytes())
     }
 
-    /// Whether a user, who is not root, may make entries in a directory, by its mode and list: as the kernel decides for the mount.
+    /// Whether a user, who is not root, may make entries in a directory, by its mode and list: as the kernel decides
+    /// for the mount.
     ///
     /// # Errors
     /// As [`Vault::may_search`].
@@ -262,7 +267,8 @@ impl Vault {
         self.may(WRITE_AND_SEARCH, dir, uid, is_in_group)
     }
 
-    /// Whether a user, who is not root, may list a directory and look up what is in it, by its mode and list: as the kernel decides for the mount.
+    /// Whether a user, who is not root, may list a directory and look up what is in it, by its mode and list: as the
+    /// kernel decides for the mount.
     ///
     /// # Errors
     /// [`VaultError::Damaged`] for a list that is none, and those of the store.
@@ -304,19 +310,22 @@ impl Vault {
             Err(error) => return Err(error),
         };
         self.replace_access(ino, target, old, acl, flags).inspect_err(|_| {
-            // A damaged list cannot be put back, and keeps everyone out whom the mode does not name: without it nobody may get more.
+            // A damaged list cannot be put back, and keeps out every user that the mode does not name: without it no
+            // user may get more.
             let Some(before) = &before else { return };
             let undone = match before {
                 Some(value) => self.store_attr(target, ino, name, value, SetXattr::Any),
                 None => self.drop_list(ino, target, Which::Access),
             };
             if let Err(error) = undone.and_then(|()| target.set_mode(old).map_err(io("set the mode"))) {
-                tracing::warn!(entry = self.tag(ino), %error, "an access control list could not be set, nor its mode put back: it may give less than before");
+                let text =
+                    "an access control list could not be set, nor its mode put back: it may give less than before";
+                tracing::warn!(entry = self.tag(ino), %error, "{text}");
             }
         })
     }
 
-    /// In between, and so after a crash, nobody has more than either the old or the new list and mode give.
+    /// In between, and so after a crash, no user has more rights than the old or the new list and mode grant.
     fn replace_access(&self, ino: Ino, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
         let set_mode = |mode| target.set_mode(mode).map_err(io("set the mode"));
         let new = old & !0o777 | acl.mode();
@@ -341,7 +350,8 @@ impl Vault {
     fn drop_list(&self, ino: Ino, target: &Target, which: Which) -> Result<()> {
         self.drop_attr(target, which.name()).map(drop).or_else(|error| {
             match self.sealed_attr(target, ino, which.name()) {
-                // Fifos and devices have no attributes below, and neither has anything on some stores: any change is refused, also where nothing is to be done.
+                // Fifos and devices have no attributes below, and neither has anything on some stores: any change is
+                // refused, also where nothing is to be done.
                 Err(VaultError::NoAttribute | VaultError::Unsupported) => Ok(()),
                 _ => Err(error),
             }
@@ -363,7 +373,7 @@ mod tests {
     use super::*;
 
     fn acl(entries: &[(u16, u16, u32)]) -> Acl {
-        Acl(entries.iter().map(|&(tag, perm, id)| Entry { tag, perm, id }).collect())
+        Acl(entries.iter().map(|&(tag, perm, id)| AclEntry { tag, perm, id }).collect())
     }
 
     const NOBODY: u32 = u32::MAX;

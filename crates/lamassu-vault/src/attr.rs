@@ -83,7 +83,8 @@ impl Vault {
             }
             Err(e) => {
                 let path = self.path_in(dir.ino, stored);
-                tracing::warn!(file = %path.display(), error = %e, "its size is not known; a guess from its length is shown");
+                let text = "its size is not known; a guess from its length is shown";
+                tracing::warn!(file = %path.display(), error = %e, "{text}");
                 self.size_guess(st.len)
             }
         }
@@ -91,9 +92,22 @@ impl Vault {
 
     fn peek_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         let opened = dir.handle.open_same(stored, st, false).map_err(io("open"))?;
+        self.size_in(opened.ok_or(VaultError::Stale)?, stored, st)
+    }
+
+    /// The size that a backing file records. `st`: its stat.
+    fn size_in(&self, backing: Arc<dyn BackendFile>, stored: &OsStr, st: &Stat) -> Result<u64> {
         // Opening has next to nothing to report, so the whole path is not worth its while.
-        let file = File::open(self.ctx_read.clone(), opened.ok_or(VaultError::Stale)?, &stored.to_string_lossy())?;
-        Ok(file.size())
+        let tag = stored.to_string_lossy();
+        Ok(File::open_with_len(self.ctx_read.clone(), backing, st.len, &tag)?.size())
+    }
+
+    /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is
+    /// asked for.
+    pub(crate) fn remember_size(&self, ino: Ino, stored: &OsStr, st: &Stat, backing: Arc<dyn BackendFile>) {
+        if let Ok(size) = self.size_in(backing, stored, st) {
+            self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
+        }
     }
 
     /// The plain size that a backing length allows at most.
@@ -107,7 +121,8 @@ impl Vault {
     /// stat.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody has open, the last state is told.
+    /// [`VaultError::Stale`] for an inode that nothing is known of; those of the store. Of a removed one that nobody
+    /// has open, the last state is told.
     pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
         if let Some(handle) = handle
             && let Ok((open, _)) = self.handles.file(handle)
@@ -121,7 +136,7 @@ impl Vault {
 
     pub(crate) fn getattr_locked(&self, ino: Ino) -> Result<Attr> {
         let (target, st) = match self.target(ino) {
-            // Somebody may still hold the directory open that was removed, or a handle that opened nothing (`O_PATH`).
+            // The removed directory may still be open, or referred to by a handle that opened nothing (`O_PATH`).
             Err(VaultError::Stale) => return self.attr_of_removed(ino).ok_or(VaultError::Stale),
             found => found?,
         };
@@ -141,8 +156,8 @@ impl Vault {
     /// chmod, chown, truncate, utimens, in that order of effect: owner, mode, size, times.
     ///
     /// # Errors
-    /// [`VaultError::Unsupported`] for the mode of a symbolic link, [`VaultError::IsDirectory`] or [`VaultError::Invalid`] for the size of what is no
-    /// file, those of the store.
+    /// [`VaultError::Unsupported`] for the mode of a symbolic link, [`VaultError::IsDirectory`] or
+    /// [`VaultError::Invalid`] for the size of what is no file, those of the store.
     pub fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
         let _pass = self.change()?;
         if let Some(size) = set.size {
@@ -192,8 +207,8 @@ impl Vault {
         Ok(done?)
     }
 
-    /// statfs: what the store has, in its own units, less the share that pages take of it: what is said to be free can be filled with contents.
-    /// Names are 255 bytes at most, plain ones as long as the store takes.
+    /// statfs: what the store has, in its own units, less the share that pages take of it: what is said to be free can
+    /// be filled with contents. Names are 255 bytes at most, plain ones as long as the store takes.
     ///
     /// # Errors
     /// Those of the store.
@@ -214,8 +229,8 @@ impl Vault {
         Ok(st)
     }
 
-    /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the last it is nobody else's, and a set-id bit
-    /// never stands beside another owner. Returns its stat.
+    /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the
+    /// mode is set, no other user can use it, and a set-id bit is never combined with another owner. Returns its stat.
     pub(crate) fn own_new(&self, new: New<'_>, wanted: &Wanted) -> Result<Stat> {
         let st = new.stat().map_err(io("stat"))?;
         let mut changed = false;
@@ -245,8 +260,8 @@ impl Vault {
         }
     }
 
-    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid parent; the parent's default access
-    /// control list decides with the mode, the caller's mask where there is none.
+    /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid
+    /// parent; the parent's default access control list decides with the mode, the caller's mask where there is none.
     pub(crate) fn wanted(&self, dir: &Arc<Dir>, kind: Kind, mode: u32, owner: crate::Owner) -> Result<Wanted> {
         let parent = self.dir_stat(dir)?;
         let inherits = parent.mode & libc::S_ISGID != 0;
@@ -264,7 +279,7 @@ impl Vault {
     }
 }
 
-/// An entry just made: the descriptor that made it, or one that holds it where nobody else could exchange it.
+/// An entry just made: the descriptor that made it, or one that holds it where no other user could exchange it.
 #[derive(Clone, Copy)]
 pub(crate) enum New<'a> {
     File(&'a dyn BackendFile),

@@ -1,13 +1,16 @@
-//! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is their own vault's (`forest`).
+//! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is
+//! their own vault's (`forest`).
 
 use crate::attr::Wanted;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::{RecordFault, remove_companion};
+use crate::names::Names;
+use crate::record::{RecordFault, remove_companion};
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
+use crate::walk::{Failed, Met, Visit, has_header, walk};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
-use lamassu_format::name::{HEADER, STAGING};
-use lamassu_store::backend::Time;
+use lamassu_format::name::STAGING;
+use lamassu_store::backend::{Listed, Time};
 use lamassu_store::{Backend, BackendDir};
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -36,25 +39,16 @@ pub struct Sighted {
     pub unseen: Vec<(PathBuf, VaultError)>,
 }
 
-/// Directories of which it is remembered whether they are datasets, though nobody may look into them.
+/// How many directories that deny search are remembered to be datasets or not.
 const SHUT_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 
-/// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as long as their change time is still
-/// this one.
+/// Which are dataset roots, and which are not, among directories that take a lent permission to be looked into: for as
+/// long as their change time is still this one.
 pub(crate) struct Shut(Mutex<LruCache<StoreId, (Time, bool)>>);
 
 impl Default for Shut {
     fn default() -> Self {
         Shut(Mutex::new(LruCache::new(SHUT_MAX)))
-    }
-}
-
-/// Whether a vault lies in this directory.
-pub(crate) fn has_header(dir: &dyn BackendDir) -> stdio::Result<bool> {
-    match dir.stat_entry(OsStr::new(HEADER)) {
-        Ok(st) => Ok(st.kind == Kind::File),
-        Err(e) if is_not_found(&e) => Ok(false),
-        Err(e) => Err(e),
     }
 }
 
@@ -69,7 +63,8 @@ impl Vault {
         self.datasets.store(true, Ordering::Release);
     }
 
-    /// The backing directory of a dataset's root in this tree; `None` for every other directory, and at once where there are no datasets.
+    /// The backing directory of a dataset's root in this tree; `None` for every other directory, and at once where
+    /// there are no datasets.
     pub(crate) fn dataset_at(&self, ino: Ino) -> Result<Option<Arc<dyn BackendDir>>> {
         if !self.has_datasets() || ino == ROOT {
             return Ok(None);
@@ -78,10 +73,11 @@ impl Vault {
         let dir = self.dir(ino)?.handle.clone();
         match has_header(&*dir) {
             Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied => {}
-            // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong keys.
+            // No error makes it a directory of the vault's own: then others' contents were read and made with the wrong
+            // keys.
             seen => return Ok(seen.map_err(io("look for a dataset's header"))?.then_some(dir)),
         }
-        // A directory that nobody enters, then: this vault sets no mode that would let anybody in.
+        // Then no user enters the directory: this vault sets no mode that would let one in.
         if self.options.read_only {
             return Ok(None);
         }
@@ -97,8 +93,9 @@ impl Vault {
         Ok(is_dataset.then_some(dir))
     }
 
-    /// Looks into a directory. One that its owner, who we are, has shut is lent the permission for each call of `look`, where this vault may change something:
-    /// the look is denied in one that is read-only.
+    /// Looks into a directory. Where its mode denies that to its owner, which is this process, it is lent the
+    /// permission for each call of `look`, where this vault may change something: the look is denied in one that is
+    /// read-only.
     ///
     /// # Errors
     /// Those of the store; [`VaultError::Frozen`] where a permission would have to be lent.
@@ -112,7 +109,7 @@ impl Vault {
             Err(e) if e.kind() == stdio::ErrorKind::PermissionDenied && !self.options.read_only => {}
             done => return done.map_err(io(op)),
         }
-        // Not waited for: those who ask change nothing, and may hold what others wait for.
+        // Not waited for: callers here change nothing, and may hold locks that others wait for.
         let pass = self.gate.try_enter();
         if self.closed.load(Ordering::Acquire) {
             return Err(VaultError::ReadOnly);
@@ -154,11 +151,13 @@ impl Vault {
         stored.iter().filter_map(|name| names.open(&*root.handle, name).ok().flatten()).collect()
     }
 
-    /// Makes a directory that is a dataset. `fill` is given its place as a store, and the path of that place in this vault's store, and makes a whole vault
-    /// there; only then does the directory appear in the tree. A dataset's root inherits no access control list: attributes are sealed under its own key.
+    /// Makes a directory that is a dataset. `fill` is given its place as a store, and the path of that place in this
+    /// vault's store, and makes a whole vault there; only then does the directory appear in the tree. A dataset's root
+    /// inherits no access control list: attributes are sealed under its own key.
     ///
     /// # Errors
-    /// As [`Vault::mkdir`], [`VaultError::Refused`] before [`Vault::allow_datasets`], and those of `fill`; nothing is then left of it.
+    /// As [`Vault::mkdir`], [`VaultError::Refused`] before [`Vault::allow_datasets`], and those of `fill`; nothing is
+    /// then left of it.
     pub fn make_dataset<E: From<VaultError>>(
         &self,
         parent: Ino,
@@ -224,7 +223,7 @@ impl Vault {
         let backend = made.as_backend(true).map_err(io("create a dataset"))?;
         fill(&*backend, &Path::new(STAGING).join(temp))?;
         backend.sync().map_err(io("sync the store"))?;
-        // Last: what is somebody else's is not cleared away after a crash.
+        // Last: what belongs to another user is not cleared away after a crash.
         let st = made.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             made.set_owner(uid, gid).map_err(io("set the owner"))?;
@@ -232,11 +231,12 @@ impl Vault {
         Ok(made)
     }
 
-    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the name by now stays.
+    /// Takes a dataset out of the tree, with everything in it, and deletes it. `id` is its root's: another that has the
+    /// name by now stays.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after it has left the tree is done by the next
-    /// writer who opens the vault, and is logged.
+    /// [`VaultError::NotFound`]; [`VaultError::Invalid`] for what is no dataset; those of the store. What fails after
+    /// it has left the tree is done when the vault is next opened for writing, and is logged.
     pub(crate) fn remove_dataset(&self, parent: Ino, name: &OsStr, id: StoreId) -> Result<()> {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
@@ -265,7 +265,8 @@ impl Vault {
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
         if let Err(error) = delete_tree(&*staging.dir, &temp) {
-            tracing::warn!(entry = %temp.to_string_lossy(), %error, "a destroyed dataset stays in lamassu.staging until the next open");
+            let text = "a destroyed dataset stays in lamassu.staging until the next open";
+            tracing::warn!(entry = %temp.to_string_lossy(), %error, "{text}");
         }
         Ok(())
     }
@@ -273,73 +274,23 @@ impl Vault {
     /// The datasets in this tree, below a directory of it; those within them are theirs to list.
     ///
     /// # Errors
-    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked into, the directory itself too, is in
-    /// [`Sighted::unseen`].
+    /// [`VaultError::Stale`] for a directory nothing is known of, and as [`Vault::plain_path`]. What cannot be looked
+    /// into, the directory itself too, is in [`Sighted::unseen`].
     pub fn datasets(&self, below: Ino) -> Result<Sighted> {
-        let mut found = Sighted::default();
         if !self.has_datasets() {
-            return Ok(found);
+            return Ok(Sighted::default());
         }
         let (start, stored) = {
             let _tree = self.tree.read();
             (self.dir(below)?.handle.clone(), self.stored_path_of(below).ok_or(VaultError::Stale)?)
         };
         let plain = self.plain_path(&stored)?;
-        // Each is opened when its turn comes, through its parent, which stays open until the last in it was.
-        let mut todo = vec![(start, None, stored, plain)];
-        while let Some((dir, name, stored, plain)) = todo.pop() {
-            match self.look_for_datasets(dir, name.as_deref(), &stored) {
-                Ok(None) => found.datasets.push(Dataset { plain: Some(plain), stored }),
-                Ok(Some((dir, below))) => todo.extend(below.into_iter().map(|(name, shown)| {
-                    let (stored, plain) = (stored.join(&name), plain.join(shown));
-                    (dir.clone(), Some(name), stored, plain)
-                })),
-                // Gone meanwhile.
-                Err(VaultError::NotFound) => {}
-                Err(error) => found.unseen.push((plain, error)),
-            }
-        }
+        let mut search = Search { vault: self, found: Sighted::default() };
+        walk(Met::first(start, stored, plain), &mut search)?;
+        let mut found = search.found;
         found.datasets.sort_by(|a, b| a.plain.cmp(&b.plain));
         found.unseen.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(found)
-    }
-
-    /// A directory, `name` in `above` or `above` itself, and the directories in it, by stored and plain name; `None` of a dataset.
-    #[allow(clippy::type_complexity)]
-    fn look_for_datasets(
-        &self,
-        above: Arc<dyn BackendDir>,
-        name: Option<&OsStr>,
-        stored: &Path,
-    ) -> Result<Option<(Arc<dyn BackendDir>, Vec<(OsString, OsString)>)>> {
-        let dir = match name {
-            None => above.clone(),
-            Some(name) => above.open_dir(name).map_err(io("open a directory"))?,
-        };
-        let is_gone = || name.is_some_and(|name| above.stat_entry(name).is_err_and(|e| is_not_found(&e)));
-        if !stored.as_os_str().is_empty() && has_header(&*dir).map_err(io("look for a dataset's header"))? {
-            return Ok(None);
-        }
-        let names = self.read_names(&*dir).map_err(|fault| match fault {
-            // Datasets may lie below it all the same.
-            RecordFault::Unreadable(e) if is_not_found(&e) && !is_gone() => damaged(stored),
-            RecordFault::Unreadable(e) => io("read a directory record")(e),
-            RecordFault::Text | RecordFault::Seal(_) | RecordFault::Content(_) => damaged(stored),
-        })?;
-        let mut below = Vec::new();
-        for e in dir.read_dir().map_err(io("list a directory"))? {
-            let is_dir = match e.kind {
-                Some(kind) => kind == Kind::Dir,
-                None => dir.stat_entry(&e.name).is_ok_and(|st| st.kind == Kind::Dir),
-            };
-            // What has no name here is not shown either; `check` names it.
-            if let Ok(Some(shown)) = names.open(&*dir, &e.name)
-                && is_dir
-            {
-                below.push((e.name, shown));
-            }
-        }
-        Ok(Some((dir, below)))
     }
 
     /// The first directory on a path in the store that is a dataset.
@@ -389,6 +340,78 @@ impl Vault {
             }
         }
         Ok(None)
+    }
+}
+
+/// A search for datasets. A directory hands on the plain paths of those in it.
+struct Search<'a> {
+    vault: &'a Vault,
+    found: Sighted,
+}
+
+impl Search<'_> {
+    /// Looks into a directory: how its names are kept; `None` of a dataset.
+    fn look(&self, at: &Met<PathBuf>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
+        if !at.is_root() && has_header(&**dir).map_err(io("look for a dataset's header"))? {
+            return Ok(None);
+        }
+        let is_gone = || !at.name.is_empty() && at.above.stat_entry(&at.name).is_err_and(|e| is_not_found(&e));
+        let names = self.vault.read_names(&**dir).map_err(|fault| match fault {
+            // Datasets may lie below it all the same.
+            RecordFault::Missing if is_gone() => VaultError::NotFound,
+            RecordFault::Unreadable(e) => io("read a directory record")(e),
+            _ => damaged(&at.stored),
+        });
+        names.map(Some)
+    }
+
+    fn note_unseen(&mut self, at: &Met<PathBuf>, error: VaultError) {
+        // One that is gone by now is passed over.
+        if !matches!(error, VaultError::NotFound) {
+            self.found.unseen.push((at.passed.clone(), error));
+        }
+    }
+}
+
+impl Visit for Search<'_> {
+    type Passed = PathBuf;
+    type Here = Names;
+
+    fn enter(&mut self, at: &Met<PathBuf>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
+        match self.look(at, dir) {
+            Ok(None) => {
+                let plain = Some(at.passed.clone());
+                self.found.datasets.push(Dataset { plain, stored: at.stored.clone() });
+                Ok(None)
+            }
+            Ok(names) => Ok(names),
+            Err(error) => {
+                self.note_unseen(at, error);
+                Ok(None)
+            }
+        }
+    }
+
+    fn entry(
+        &mut self,
+        at: &Met<PathBuf>,
+        dir: &Arc<dyn BackendDir>,
+        names: &mut Names,
+        entry: &Listed,
+    ) -> Result<Option<PathBuf>> {
+        let is_dir = match entry.kind {
+            Some(kind) => kind == Kind::Dir,
+            None => dir.stat_entry(&entry.name).is_ok_and(|st| st.kind == Kind::Dir),
+        };
+        // What has no name here is not shown either; `check` names it.
+        let shown = if is_dir { names.open(&**dir, &entry.name).ok().flatten() } else { None };
+        Ok(shown.map(|shown| at.passed.join(shown)))
+    }
+
+    fn failed(&mut self, at: &Met<PathBuf>, what: Failed, error: stdio::Error) -> Result<()> {
+        let op = if what == Failed::Open { "open a directory" } else { "list a directory" };
+        self.note_unseen(at, io(op)(error));
+        Ok(())
     }
 }
 

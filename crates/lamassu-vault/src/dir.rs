@@ -1,6 +1,8 @@
-//! Listings: a snapshot of the stored names when a listing starts, at first or after a rewind; names open as they are handed out.
+//! Listings: a snapshot of the stored names when a listing starts, at first or after a rewind; names open as they are
+//! handed out.
 //!
-//! A snapshot lives until its handle is closed, so it is kept small, and its size is told ([`Vault::listing_bytes`]): front-ends bound what a user holds.
+//! A snapshot lives until its handle is closed, so it is kept small, and its size is told ([`Vault::listing_bytes`]):
+//! front-ends bound what a user holds.
 
 use crate::dirs::Dir;
 use crate::error::io;
@@ -19,7 +21,8 @@ const FIRST: u64 = 2;
 pub(crate) struct OpenDir {
     pub dir: Arc<Dir>,
     parent: Ino,
-    /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3) belong to it.
+    /// What the listing under way goes through. None before the first: entries made between opendir(3) and rewinddir(3)
+    /// belong to it.
     entries: Mutex<Option<Arc<Snapshot>>>,
 }
 
@@ -94,7 +97,8 @@ impl Vault {
     /// Opens a directory for listing.
     ///
     /// # Errors
-    /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those of the store.
+    /// [`VaultError::NotDirectory`], [`VaultError::Stale`], [`VaultError::Damaged`] if its record does not open, those
+    /// of the store.
     pub fn open_dir(&self, ino: Ino) -> Result<HandleId> {
         let dir = self.dir(ino)?;
         self.names(&dir)?;
@@ -104,8 +108,9 @@ impl Vault {
         Ok(self.handles.add(Handle::Dir(Arc::new(open))))
     }
 
-    /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false (the reply is full) or the listing ends.
-    /// Entries whose names do not open are left out and logged; `check` lists them.
+    /// Calls `fill(entry, next_cookie)` from `cookie` (0: the start, with `.` and `..` first) until it returns false
+    /// (the reply is full) or the listing ends. Entries whose names do not open are left out and logged; `check` lists
+    /// them.
     ///
     /// # Errors
     /// [`VaultError::BadHandle`], those of the store.
@@ -122,8 +127,8 @@ impl Vault {
         })
     }
 
-    /// The same with what [`Vault::lookup`] finds of each entry, but for `.` and `..`, and with a reference to it, which `fill` takes over whatever it returns.
-    /// What was removed since the listing began is left out.
+    /// The same with what [`Vault::lookup`] finds of each entry, but for `.` and `..`, and with a reference to it,
+    /// which `fill` takes over whatever it returns. What was removed since the listing began is left out.
     ///
     /// # Errors
     /// Those of [`Vault::read_dir`]; entries that `fill` has taken may have come before.
@@ -137,7 +142,7 @@ impl Vault {
         self.list(&open, cookie, &mut |item, at| match item {
             Item::Dot(entry) => fill(&entry, None, at),
             Item::Named(listed, name) => {
-                let Ok(entry) = self.entry_stored(&open.dir, listed.name) else { return true };
+                let Ok(entry) = self.entry_stored(&open.dir, listed.name, listed.ino) else { return true };
                 fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at)
             }
         })

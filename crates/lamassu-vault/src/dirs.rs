@@ -1,8 +1,9 @@
-//! Open backing directories and the keys of their names, held in a bounded cache and reopened through the chain of parents.
+//! Open backing directories and the keys of their names, held in a bounded cache and reopened through the chain of
+//! parents.
 
 use crate::error::{io, is_not_found};
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
-use crate::names::{self, Names, RecordFault, StoredName};
+use crate::names::{self, DirFault, Names, StoredName};
 use crate::staging::lending;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::header::NameMode;
@@ -112,8 +113,9 @@ impl Vault {
             return Ok(names);
         }
         let read = match self.read_names(&*dir.handle) {
-            // Who owns a directory that nobody may search may still list it, and keeps its attributes, whose seal names its id.
-            Err(RecordFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
+            // The owner of a directory without search permission may still list it and use its attributes, whose seal
+            // names its id.
+            Err(DirFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
                 self.read_names(&*lending(&dir.handle))
             }
             other => other,
@@ -127,7 +129,7 @@ impl Vault {
     }
 
     /// The same for a directory outside of the node table.
-    pub(crate) fn read_names(&self, handle: &dyn BackendDir) -> std::result::Result<Names, RecordFault> {
+    pub(crate) fn read_names(&self, handle: &dyn BackendDir) -> std::result::Result<Names, DirFault> {
         Ok(match self.name_mode {
             NameMode::Plain => Names::Plain { name_max: self.name_max },
             NameMode::Encrypted => {

@@ -3,7 +3,7 @@
 use parking_lot::{Condvar, Mutex};
 
 #[derive(Default)]
-struct State {
+struct GateState {
     frozen: bool,
     /// Frozen, and everything is durable.
     still: bool,
@@ -13,7 +13,7 @@ struct State {
 /// See the module's head.
 #[derive(Default)]
 pub(crate) struct Gate {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     changed: Condvar,
 }
 
@@ -48,7 +48,8 @@ impl Gate {
         })
     }
 
-    /// For syncs: `None` once everything is durable and stays so. While that is being brought about, waits for the outcome.
+    /// For syncs: `None` once everything is durable and stays so. While that is being brought about, waits for the
+    /// outcome.
     pub fn enter_unless_still(&self) -> Option<Pass<'_>> {
         let mut s = self.state.lock();
         self.changed.wait_while(&mut s, |s| s.frozen && !s.still);
@@ -65,7 +66,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Closes the gate and waits until nobody is inside. False: it was closed already.
+    /// Closes the gate and waits until all changes under way have left. False: it was closed already.
     pub fn close(&self) -> bool {
         let mut s = self.state.lock();
         if s.frozen {

@@ -1,14 +1,18 @@
 //! The node table: which inode numbers are in use, and where in the store each one lies.
 //!
-//! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below it. It knows its places as
-//! (parent, stored name) pairs, so renames and hard links cost nothing and no file descriptor is held. An inode number never names two things at
-//! once: a node whose last link went away keeps its number while anybody refers to it (a *zombie*), and a new entry that the store gives the same
-//! number gets another one. A store gives the number of a removed inode to a new one, and removes behind our back: so what was just made is new whatever its
-//! number ([`NodeTable::reference_new`]), and inodes of one number are told apart by their birth time. Where the store has none, a file with one link that
-//! is met under another name than the one known is taken for another, unless it is open, which keeps its number from being given again. The kernel outlives the table of a vault that is unloaded and loaded again, and tells inodes apart by number and generation:
-//! so neither a generation nor a number of ours is ever used by two tables of a process. Nothing here touches the store.
+//! A node lives while a front-end holds references to it, while a file of it is open, or while a living node lies below
+//! it. It knows its places as (parent, stored name) pairs, so renames and hard links cost nothing and no file
+//! descriptor is held. An inode number never names two things at once: a node whose last link went away keeps its
+//! number while it is referred to (a *zombie*), and a new entry that the store gives the same number gets another one.
+//! A store gives the number of a removed inode to a new one, and removes behind our back: so what was just made is new
+//! whatever its number ([`NodeTable::reference_new`]), and inodes of one number are told apart by their birth time.
+//! Where the store has none, a file with one link that is met under another name than the one known is taken for
+//! another, unless it is open, which keeps its number from being given again. The kernel outlives the table of a vault
+//! that is unloaded and loaded again, and tells inodes apart by number and generation: so neither a generation nor a
+//! number of ours is ever used by two tables of a process. Nothing here touches the store.
 //!
-//! The kernel remembers as many inodes as its memory allows, millions of them, and each is a node here: they are kept small.
+//! The kernel remembers as many inodes as its memory allows, millions of them, and each is a node here: they are kept
+//! small.
 
 use crate::{Ino, Kind, ROOT};
 use lamassu_store::backend::{Stat, may_be_one};
@@ -21,9 +25,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Numbers from here on are ours.
 const ALTERNATIVE: u64 = 1 << 63;
-/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's, where vaults lie in one another (`forest`).
+/// The store's own numbers below this are used as they are. The bits from here to [`ALTERNATIVE`] are the volume's,
+/// where vaults lie in one another (`forest`).
 pub(crate) const OWN_MAX: u64 = 1 << 48;
-/// A path deeper than this is a loop that somebody made below us.
+/// A path deeper than this is a loop that was made in the store.
 pub(crate) const DEPTH_MAX: usize = 65_536;
 
 /// Numbers of ours that were given out.
@@ -39,7 +44,8 @@ fn alternative() -> Ino {
     ALTERNATIVE | (ALTERNATIVES.fetch_add(1, Ordering::Relaxed) % OWN_MAX)
 }
 
-/// What the store calls an inode: device and number; and its birth time, which an earlier inode of that number did not have.
+/// What the store calls an inode: device and number; and its birth time, which an earlier inode of that number did not
+/// have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StoreId {
     pub dev: u64,
@@ -48,7 +54,8 @@ pub(crate) struct StoreId {
 }
 
 impl StoreId {
-    /// Whether an entry with this stat is the inode: as [`Stat::is_same`], whose word it is where one of the two has no birth time.
+    /// Whether an entry with this stat is the inode: as [`Stat::is_same`], whose word it is where one of the two has no
+    /// birth time.
     pub fn is_of(self, st: &Stat) -> bool {
         self.number() == (st.dev, st.ino) && may_be_one(self.born, st.born)
     }
@@ -170,6 +177,11 @@ impl NodeTable {
         Some(number.1).filter(has_it).or_else(|| self.by_store.get(&number).copied())
     }
 
+    /// Whether there is a living node of a backing number.
+    pub fn is_known(&self, dev: u64, ino: u64) -> bool {
+        self.at((dev, ino)).is_some()
+    }
+
     /// The number a listing shows for a backing inode on the root's device.
     pub fn shown(&self, dev: u64, ino: u64) -> Ino {
         let unknown = if ino < OWN_MAX { ino } else { ALTERNATIVE | (ino % OWN_MAX) };
@@ -219,7 +231,8 @@ impl NodeTable {
     /// Finds or makes the node of what lies at (parent, name) and counts one lookup of it.
     ///
     /// # Errors
-    /// The node of another inode of this number. The stat may be older than that node: who looks again, and finds the same, knows that the other is `gone`.
+    /// The node of another inode of this number. The stat may be older than that node. A caller that looks again, and
+    /// finds the same, knows that the other is `gone`.
     pub fn reference(
         &mut self,
         parent: Ino,
@@ -238,7 +251,7 @@ impl NodeTable {
         }
     }
 
-    /// The same of what was just made there: whatever is known by its number was removed by somebody else.
+    /// The same of what was just made there: whatever is known by its number was removed behind the vault's back.
     pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
         let known = self.at((st.dev, st.ino)).filter(|&ino| {
             if ino != ROOT {
@@ -356,7 +369,7 @@ impl NodeTable {
     /// The entries of a backing inode are those of another one from now on, made in its place.
     pub fn exchanged(&mut self, old: StoreId, new: StoreId) {
         if let Some(stale) = self.at(new.number()) {
-            // The store reuses the number: somebody else removed what we knew by it.
+            // The store reuses the number: what was known by it was removed behind the vault's back.
             self.bury(stale);
         }
         let Some(ino) = self.find(old) else { return };

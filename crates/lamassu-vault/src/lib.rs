@@ -1,7 +1,42 @@
 //! The Lamassu file system without a kernel: tree, names, inodes, extended attributes, check.
 //!
-//! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a local file system does, with the
-//! durability that `lamassu-store` gives each file; it never follows a symbolic link and never leaves the directory the vault lies in.
+//! Front-ends (FUSE, the command line, gateways) call a [`Vault`]; it never names any of them. It guarantees what a
+//! local file system does, with the durability that `lamassu-store` gives each file; it never follows a symbolic link
+//! and never leaves the directory the vault lies in.
+//!
+//! # Modules
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `types`, `error`, `file_system` | types and errors of the API; the trait that front-ends call |
+//! | `tree`, `rename`, `symlink`, `dir`, `path` | make, find, rename, remove entries; links; listings; paths |
+//! | `inode`, `target`, `attr`, `xattr`, `acl` | the table of inodes; what an operation acts on; stat and attributes |
+//! | `open`, `nameless`, `settle` | open files and handles; files without a name; commit, settle, fsync |
+//! | `names`, `dirs`, `record` | stored names and companions; open directories; sealed records |
+//! | `root`, `session` | the records of the root's permissions and of sessions |
+//! | `staging` | where entries are made, and deleted, out of reach of other users |
+//! | `gate` | `freeze` and `close` against changes under way |
+//! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
+//! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
+//!
+//! # Order of locks
+//!
+//! A thread takes them in this order, each at most once, and may leave out any:
+//!
+//! 1. `Forest::changing`, a volume's `opening`, `Forest::opens`, then `Forest::table` or `crossings`
+//! 2. `Vault::rekeying`
+//! 3. `Vault::closing`: the gate is being closed, or is closed
+//! 4. `Vault::gate`: a change holds a pass. Taken before every other lock of a change
+//! 5. `Vault::open_locks`: opening an inode, by number
+//! 6. `Vault::tree`: shared to go from a name or number to an entry, exclusive to change where others find theirs
+//! 7. `Vault::names_locks`: changes within one directory
+//! 8. `Vault::workshop`
+//! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
+//! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
+//! 11. `Vault::nodes`, then the cache in `dirs`
+//!
+//! All others (tables of files and handles, `unsynced`, `shut`, `overfull`, …) are held for one look or change, and no
+//! other lock is taken under them.
 
 mod acl;
 mod attr;
@@ -18,6 +53,7 @@ mod nameless;
 mod names;
 mod open;
 mod path;
+mod record;
 mod regions;
 mod rekey;
 mod rename;
@@ -29,6 +65,7 @@ mod symlink;
 mod target;
 mod tree;
 pub mod types;
+mod walk;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};
@@ -57,7 +94,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Most directories held open, and most closed files held until they are settled; fewer where the process may have few descriptors.
+/// Most directories held open, and most closed files held until they are settled; fewer where the process may have few
+/// descriptors.
 const DIRS_MAX: usize = 1024;
 const IDLE_MAX: usize = 512;
 const HELD_MIN: usize = 32;
@@ -90,7 +128,7 @@ pub struct Vault {
     settling: Mutex<()>,
     staging: OnceLock<staging::Staging>,
     workshop: Mutex<Option<staging::Workshop>>,
-    /// Held by who closes the gate.
+    /// Held while the gate is closed or being closed.
     closing: Mutex<()>,
     /// When everything was found settled, and has been since; 0: it is not.
     quiet_since: AtomicU64,
@@ -117,8 +155,8 @@ pub struct Vault {
 type Parting = Box<dyn FnOnce() + Send>;
 
 impl Vault {
-    /// Makes the tree of a new vault below `backend`: the root's record and the staging directory. The header is the caller's to write, last: without it
-    /// there is no vault.
+    /// Makes the tree of a new vault below `backend`: the root's record and the staging directory. The header is the
+    /// caller's to write, last: without it there is no vault.
     ///
     /// # Errors
     /// [`VaultError::Exists`] if a tree is there already, those of the store.
@@ -135,11 +173,13 @@ impl Vault {
         root.sync().map_err(io("sync the root"))
     }
 
-    /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's lock, clears the staging directory.
+    /// Opens the tree below `backend` with loaded keys. The root inode is [`ROOT`]. Not read-only: takes the writer's
+    /// lock, clears the staging directory.
     ///
     /// # Errors
-    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot not opened read-only, those of the store. A root whose record does not
-    /// open is an error of the calls that need it, so that `check` can say so; [`Vault::verify_root`] asks for it.
+    /// [`VaultError::Locked`], [`VaultError::Refused`] for `metadata` integrity with a malleable suite or a snapshot
+    /// not opened read-only, those of the store. A root whose record does not open is an error of the calls that need
+    /// it, so that `check` can say so; [`Vault::verify_root`] asks for it.
     pub fn open(backend: Arc<dyn Backend>, header: &VaultHeader, ring: KeyRing, options: Options) -> Result<Vault> {
         let engine = engine(&options);
         Self::open_with(backend, header, ring, options, engine, root::Top::FileSystem)
@@ -214,8 +254,8 @@ impl Vault {
         Ok(vault)
     }
 
-    /// Opens the record of the root, without which no name in the tree opens, and that of sessions, without which nothing is written: for those who are about to
-    /// serve it.
+    /// Opens the record of the root, without which no name in the tree opens, and that of sessions, without which
+    /// nothing is written. For callers that are about to serve the vault.
     ///
     /// # Errors
     /// [`VaultError::Damaged`], which names the record.
@@ -224,12 +264,14 @@ impl Vault {
         if self.options.read_only { Ok(()) } else { self.verify_sessions() }
     }
 
-    /// Has `parting` called once by [`Vault::close`], when everything is in the store and nobody else can have opened the vault yet.
+    /// Has `parting` called once by [`Vault::close`], when everything is in the store and the writer's lock is still
+    /// held.
     pub fn at_close(&self, parting: impl FnOnce() + Send + 'static) {
         *self.parting.lock() = Some(Box::new(parting));
     }
 
-    /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does nothing.
+    /// Commits, settles and closes everything, releases the lock. Handles are void after it. The second call does
+    /// nothing.
     ///
     /// # Errors
     /// The first thing that could not be committed; everything is closed nevertheless.
@@ -275,8 +317,8 @@ impl Vault {
         &self.ctx.ring
     }
 
-    /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never taken twice by one call: between the two,
-    /// `freeze` would wait for the first and the second for `thaw`.
+    /// Admission of a change: refuses it, or holds off `freeze` until the pass is dropped. Waits while frozen. Never
+    /// taken twice by one call: between the two, `freeze` would wait for the first and the second for `thaw`.
     fn change(&self) -> Result<gate::Pass<'_>> {
         if self.options.read_only {
             return Err(VaultError::ReadOnly);
@@ -311,7 +353,8 @@ impl Drop for Vault {
     }
 }
 
-/// Reads one file without its vault's tree: an orphan, a single file out of a backup. Its name and its directory are not needed.
+/// Reads one file without its vault's tree: an orphan, a single file out of a backup. Its name and its directory are
+/// not needed.
 ///
 /// # Errors
 /// [`VaultError::Refused`] as for [`Vault::open`], those of the store.
@@ -327,7 +370,8 @@ pub fn open_orphan(
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
-/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they read that another writer has the vault open.
+/// The writer's lock, on [`LOCK`] and on the staging directory: people delete the file when they read that another
+/// writer has the vault open.
 fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,

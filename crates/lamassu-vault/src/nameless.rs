@@ -1,9 +1,11 @@
 //! Files that a rename(2) took the last name from, but which the kernel still refers to.
 //!
-//! Between finding a name and opening what it leads to, the kernel may hand us somebody else's rename over it. On a local file system that open succeeds, since
-//! an inode lives as long as it is referred to; here the backing inode would be gone with its name. The kernel looks a second time after `ESTALE`, but under a
-//! program that replaces a file again and again the second time fails too. So the backing file is opened before the name goes, and kept until the kernel
-//! forgets the inode, which it does at once if nobody is about to open it. (After unlink(2) the second look finds nothing, which is right: nothing is kept.)
+//! Between finding a name and opening what it leads to, the kernel may pass on another process's rename over it. On a
+//! local file system that open succeeds, since an inode lives as long as it is referred to; here the backing inode
+//! would be gone with its name. The kernel looks a second time after `ESTALE`, but under a program that replaces a file
+//! again and again the second time fails too. So the backing file is opened before the name goes, and kept until the
+//! kernel forgets the inode, which it does at once unless it is about to open it. (After unlink(2) the second look
+//! finds nothing, which is right: nothing is kept.)
 
 use crate::inode::StoreId;
 use crate::open::OpenFile;
@@ -42,8 +44,9 @@ impl Nameless {
 }
 
 impl Vault {
-    /// To be called before another takes the name of the entry `name` with stat `st`: keeps its backing file if that is the last name of a file that the kernel
-    /// refers to. Returns its inode number then: if the name stays, give that to [`Nameless::remove`].
+    /// To be called before another takes the name of the entry `name` with stat `st`: keeps its backing file if that is
+    /// the last name of a file that the kernel refers to. Returns its inode number then: if the name stays, give that
+    /// to [`Nameless::remove`].
     pub(crate) fn keep_nameless(&self, dir: &dyn BackendDir, name: &OsStr, st: &Stat) -> Option<Ino> {
         if st.kind != Kind::File || st.nlink > 1 {
             return None;
@@ -71,7 +74,7 @@ impl Vault {
         }
     }
 
-    /// Such a file as something to stat, for a caller who will not write.
+    /// Such a file as something to stat, for a caller that will not write.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
         let file = File::open(self.ctx_read.clone(), backing, &self.tag(ino)).ok()?;

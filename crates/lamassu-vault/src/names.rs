@@ -1,23 +1,17 @@
 //! Names in one directory (`docs/format.md` §6): plain to stored and back, directory records, companions of long names.
-//!
-//! Records and companions are short texts kept as symbolic links, or as regular files where the store has no symbolic links: either way they appear whole.
 
-use crate::error::{io, is_unsupported};
+use crate::error::io;
+use crate::record::{DIRECTORY, RecordFault, read_text, write_text};
 use crate::{Result, VaultError};
-use lamassu_crypto::outer::RecordKind;
-use lamassu_crypto::ring::OpenError;
-use lamassu_crypto::secret::{Secret, SecretBytes};
+use lamassu_crypto::secret::Secret;
 use lamassu_crypto::{KeyRing, name::NameKey};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, NameError, Stored};
-use lamassu_format::record::{DIR_RECORD_LEN, DirRecord};
+use lamassu_format::record::{DIR_RECORD_LEN, DirRecord, RecordError};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-
-/// Longest text of a record or companion that is kept as a file: that of a symbolic link.
-const TEXT_MAX: usize = 8191;
 
 /// How the names of one directory are kept.
 pub(crate) enum Names {
@@ -153,48 +147,6 @@ impl Companion {
     }
 }
 
-/// Removes a companion whose entry is gone. One that stays behind is harmless: `check` counts it.
-pub(crate) fn remove_companion(dir: &dyn BackendDir, name: &OsStr) {
-    if let Err(e) = dir.unlink(name)
-        && !crate::error::is_not_found(&e)
-    {
-        tracing::warn!(companion = %name.to_string_lossy(), error = %e, "a companion without an entry stays behind");
-    }
-}
-
-/// Reads a record or companion.
-pub(crate) fn read_text(dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<Vec<u8>> {
-    match dir.read_link(name) {
-        Ok(text) => Ok(text.into_vec()),
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            let file = dir.open_file(name, false)?;
-            let mut text = vec![0; TEXT_MAX + 1];
-            let n = file.read_at(0, &mut text)?;
-            text.truncate(n);
-            if n <= TEXT_MAX { Ok(text) } else { Err(stdio::ErrorKind::InvalidData.into()) }
-        }
-        Err(e) => Err(e),
-    }
-}
-
-/// Writes a record or companion; fails if something of that name exists.
-pub(crate) fn write_text(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
-    match dir.make_symlink(name, OsStr::new(text)) {
-        Err(e) if is_unsupported(&e) => write_file(dir, name, text),
-        other => other,
-    }
-}
-
-/// Writes such a text as a regular file, durably, before anything refers to it.
-pub(crate) fn write_file(dir: &dyn BackendDir, name: &OsStr, text: &str) -> stdio::Result<()> {
-    let file = dir.create_file(name)?;
-    let written = file.write_at(0, text.as_bytes()).and_then(|()| file.sync_data());
-    if written.is_err() {
-        remove_companion(dir, name); // half a text is none
-    }
-    written
-}
-
 /// Makes the record of a new directory. Returns the directory's id.
 pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<[u8; 16]> {
     let mut id = [0; 16];
@@ -203,29 +155,18 @@ pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<[u8;
     let mut content = [0; DIR_RECORD_LEN];
     DirRecord { id, secret: secret.expose() }.encode_into(&mut content);
     let content = Secret::new(&mut content);
-    let sealed = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
-    write_text(dir, OsStr::new(name::DIR_RECORD), &name::encode(&sealed)).map_err(io("create a directory record"))?;
+    let text = DIRECTORY.seal(ring, &[], content.expose())?;
+    write_text(dir, OsStr::new(DIRECTORY.name), &text).map_err(io("create a directory record"))?;
     Ok(id)
 }
 
-/// Why a directory record does not open.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RecordFault {
-    #[error("{0}")]
-    Unreadable(stdio::Error),
-    #[error("it is not base64url")]
-    Text,
-    #[error("{0}")]
-    Seal(OpenError),
-    #[error("{0}")]
-    Content(lamassu_format::record::RecordError),
+/// Reads the record of a directory.
+pub(crate) fn read_record(ring: &KeyRing, dir: &dyn BackendDir) -> std::result::Result<NameKey, DirFault> {
+    DIRECTORY.read(dir, ring, &[], |content| {
+        let record = DirRecord::parse(content)?;
+        Ok(NameKey::new(&Secret::new(&mut record.secret.clone()), record.id))
+    })
 }
 
-/// Reads the record of a directory.
-pub(crate) fn read_record(ring: &KeyRing, dir: &dyn BackendDir) -> std::result::Result<NameKey, RecordFault> {
-    let text = read_text(dir, OsStr::new(name::DIR_RECORD)).map_err(RecordFault::Unreadable)?;
-    let sealed = name::decode(&text).ok_or(RecordFault::Text)?;
-    let content = SecretBytes::new(ring.open_record(RecordKind::Directory, &[], &sealed).map_err(RecordFault::Seal)?);
-    let record = DirRecord::parse(content.expose()).map_err(RecordFault::Content)?;
-    Ok(NameKey::new(&Secret::new(&mut record.secret.clone()), record.id))
-}
+/// Why the record of a directory does not open.
+pub(crate) type DirFault = RecordFault<RecordError>;

@@ -1,4 +1,5 @@
-//! Open files: one [`File`] per inode, shared by its handles, and kept after the last close until its pages are settled.
+//! Open files: one [`File`] per inode, shared by its handles, and kept after the last close until its pages are
+//! settled.
 
 use crate::error::{errno, io, is_not_found};
 use crate::inode::CachedSize;
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Time in the vault's own milliseconds, from 1; 0 stands for never.
 pub(crate) type Millis = u64;
 
-/// An open inode. Its `File` is exchanged when a file that was opened for reading is opened for writing: a read-only file buffers nothing.
+/// An open inode. Its `File` is exchanged when a file that was opened for reading is opened for writing: a read-only
+/// file buffers nothing.
 pub(crate) struct OpenFile {
     pub ino: Ino,
     file: RwLock<Arc<File>>,
@@ -70,7 +72,7 @@ impl OpenFile {
     }
 }
 
-struct Slot {
+struct HeldFile {
     file: Arc<OpenFile>,
     handles: u32,
 }
@@ -78,59 +80,60 @@ struct Slot {
 /// Every open inode, by number.
 #[derive(Default)]
 pub(crate) struct OpenFiles {
-    slots: Mutex<HashMap<Ino, Slot>>,
+    files: Mutex<HashMap<Ino, HeldFile>>,
 }
 
 impl OpenFiles {
     pub fn get(&self, ino: Ino) -> Option<Arc<OpenFile>> {
-        self.slots.lock().get(&ino).map(|s| s.file.clone())
+        self.files.lock().get(&ino).map(|s| s.file.clone())
     }
 
     fn get_and_hold(&self, ino: Ino) -> Option<Arc<OpenFile>> {
-        self.slots.lock().get_mut(&ino).map(|s| {
+        self.files.lock().get_mut(&ino).map(|s| {
             s.handles += 1;
             s.file.clone()
         })
     }
 
     fn insert_held(&self, file: &Arc<OpenFile>) {
-        self.slots.lock().insert(file.ino, Slot { file: file.clone(), handles: 1 });
+        self.files.lock().insert(file.ino, HeldFile { file: file.clone(), handles: 1 });
     }
 
     /// Gives a hold back. True: it was the last.
     fn unhold(&self, ino: Ino) -> bool {
-        self.slots.lock().get_mut(&ino).is_some_and(|s| {
+        self.files.lock().get_mut(&ino).is_some_and(|s| {
             s.handles = s.handles.saturating_sub(1);
             s.handles == 0
         })
     }
 
-    /// Takes a file out of the table that nobody holds and that `may_go`: asked under the lock, so nobody can write meanwhile.
+    /// Takes a file without handles out of the table if it `may_go`. That is asked under the lock, so no write comes in
+    /// between.
     fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
-        let mut slots = self.slots.lock();
-        let go = slots.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));
-        if go { slots.remove(&ino).map(|s| s.file) } else { None }
+        let mut files = self.files.lock();
+        let go = files.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));
+        if go { files.remove(&ino).map(|s| s.file) } else { None }
     }
 
     pub fn all(&self) -> Vec<Arc<OpenFile>> {
-        self.slots.lock().values().map(|s| s.file.clone()).collect()
+        self.files.lock().values().map(|s| s.file.clone()).collect()
     }
 
-    /// Files that nobody holds.
+    /// Files without handles.
     pub fn idle(&self) -> Vec<Arc<OpenFile>> {
-        self.slots.lock().values().filter(|s| s.handles == 0).map(|s| s.file.clone()).collect()
+        self.files.lock().values().filter(|s| s.handles == 0).map(|s| s.file.clone()).collect()
     }
 
     pub fn is_idle(&self, ino: Ino) -> bool {
-        self.slots.lock().get(&ino).is_some_and(|s| s.handles == 0)
+        self.files.lock().get(&ino).is_some_and(|s| s.handles == 0)
     }
 
     pub fn idle_count(&self) -> usize {
-        self.slots.lock().values().filter(|s| s.handles == 0).count()
+        self.files.lock().values().filter(|s| s.handles == 0).count()
     }
 
     pub fn clear(&self) {
-        self.slots.lock().clear();
+        self.files.lock().clear();
     }
 }
 
@@ -199,8 +202,8 @@ impl Vault {
         }
     }
 
-    /// The open file of `ino`, held once more; opened if it was not. Two opens of one inode never overlap: the second would cut
-    /// the backing file to a length the first has outgrown.
+    /// The open file of `ino`, held once more; opened if it was not. Two opens of one inode never overlap: the second
+    /// would cut the backing file to a length the first has outgrown.
     pub(crate) fn acquire(&self, ino: Ino, write: bool) -> Result<Arc<OpenFile>> {
         let _opening = self.opening(ino).lock();
         if let Some(open) = self.files.get_and_hold(ino) {
@@ -233,8 +236,8 @@ impl Vault {
         Ok(File::open(ctx.clone(), backing, &self.tag(ino))?)
     }
 
-    /// Opens a backing file, and says whether for writing. A writer's vault opens for writing also what is only read, where the mode allows it: an
-    /// interrupted commit is completed when it is met.
+    /// Opens a backing file, and says whether for writing. A writer's vault opens for writing also what is only read,
+    /// where the mode allows it: an interrupted commit is completed when it is met.
     fn open_backing(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool)> {
         let _tree = self.tree.read();
         if ino == ROOT {
@@ -290,13 +293,13 @@ impl Vault {
         }
     }
 
-    /// Takes a file that nobody holds out of the table, unless something in it is not settled. With `force` that is lost: right for a removed
-    /// file, and for one that fails for good.
+    /// Takes a file without handles out of the table, unless something in it is not settled. With `force` unsettled
+    /// data is lost, which is right for a removed file and for one that fails for good.
     pub(crate) fn let_go(&self, ino: Ino, force: bool) {
         self.let_go_if(ino, |f| force || !f.is_unsettled());
     }
 
-    /// The same where `may_go`, which nobody can change meanwhile.
+    /// The same where `may_go`. No other thread can change that in between.
     pub(crate) fn let_go_if(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) {
         let Some(open) = self.files.remove_idle(ino, may_go) else { return };
         let file = open.file();
@@ -314,10 +317,12 @@ impl Vault {
 
     // --- the public calls
 
-    /// Opens a file. Reading is always possible through the handle: a kernel that caches writes reads through handles opened for writing.
+    /// Opens a file. Reading is always possible through the handle: a kernel that caches writes reads through handles
+    /// opened for writing.
     ///
     /// # Errors
-    /// [`VaultError::ReadOnly`] for a write to a read-only vault, [`VaultError::IsDirectory`], [`VaultError::Stale`], those of the store.
+    /// [`VaultError::ReadOnly`] for a write to a read-only vault, [`VaultError::IsDirectory`], [`VaultError::Stale`],
+    /// those of the store.
     pub fn open_file(&self, ino: Ino, access: Access) -> Result<HandleId> {
         let write = access.write || access.truncate;
         let _pass = if write { Some(self.change()?) } else { None };
@@ -425,8 +430,9 @@ impl Vault {
         Ok(done?)
     }
 
-    /// Copies a range of one open file into another, (handle, offset) each, without decrypting it: the keys go from page to page, and the ciphertext from
-    /// file to file in the store, which may share it. Returns how many bytes were copied, which may be fewer; `None`: the caller has to read and write.
+    /// Copies a range of one open file into another, (handle, offset) each, without decrypting it: the keys go from
+    /// page to page, and the ciphertext from file to file in the store, which may share it. Returns how many bytes were
+    /// copied, which may be fewer; `None`: the caller has to read and write.
     ///
     /// # Errors
     /// [`VaultError::BadHandle`] unless opened for writing; those of the store.
@@ -434,7 +440,8 @@ impl Vault {
         let (source, _) = self.handles.file(from.0)?;
         let target = self.writing(to.0)?;
         let _pass = self.change()?;
-        // Copied blocks keep their keys, which may be of an older epoch: a walk under way may have passed by. Told before and after.
+        // Copied blocks keep their keys, which may be of an older epoch: a walk under way may have passed by. Told
+        // before and after.
         self.moves.fetch_add(1, Ordering::AcqRel);
         let done = target.file().copy_from(&source.file(), from.1, to.1, len);
         self.moves.fetch_add(1, Ordering::AcqRel);

@@ -18,7 +18,8 @@ pub(crate) fn components(path: &OsStr) -> Result<Vec<&OsStr>> {
 }
 
 impl Vault {
-    /// The entry at a plain path, one reference counted. Components are separated by `/`; empty ones and `.` are skipped.
+    /// The entry at a plain path, one reference counted. Components are separated by `/`; empty ones and `.` are
+    /// skipped.
     ///
     /// # Errors
     /// [`VaultError::Invalid`] for a path with `..`; those of [`Vault::lookup`].
@@ -65,8 +66,8 @@ impl Vault {
     /// Plain path of what lies at a path in the store, relative to the vault's directory.
     ///
     /// # Errors
-    /// [`VaultError::Invalid`] for a path that leaves the vault, [`VaultError::InvalidName`] for the format's own files, [`VaultError::NotFound`] if nothing is
-    /// there, [`VaultError::Damaged`] if a record or name does not open.
+    /// [`VaultError::Invalid`] for a path that leaves the vault, [`VaultError::InvalidName`] for the format's own
+    /// files, [`VaultError::NotFound`] if nothing is there, [`VaultError::Damaged`] if a record or name does not open.
     pub fn plain_path(&self, stored: &Path) -> Result<PathBuf> {
         let mut dir = self.dirs.root().handle.clone();
         let mut plain = PathBuf::new();

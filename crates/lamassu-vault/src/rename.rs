@@ -1,9 +1,11 @@
-//! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure, directories over empty ones.
+//! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure,
+//! directories over empty ones.
 
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names::{StoredName, remove_companion};
+use crate::names::StoredName;
+use crate::record::remove_companion;
 use crate::staging::rename_no_replace;
 use crate::symlink;
 use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};
@@ -43,8 +45,9 @@ impl Vault {
     /// rename(2) and renameat2(2).
     ///
     /// # Errors
-    /// [`VaultError::NotFound`], [`VaultError::Exists`] with `NoReplace`, [`VaultError::NotEmpty`], [`VaultError::IsDirectory`],
-    /// [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
+    /// [`VaultError::NotFound`], [`VaultError::Exists`] with `NoReplace`, [`VaultError::NotEmpty`],
+    /// [`VaultError::IsDirectory`], [`VaultError::NotDirectory`], [`VaultError::Invalid`] for a directory moved below
+    /// itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.write();
@@ -177,11 +180,13 @@ impl Vault {
         match (from.is_dir(), &to.st) {
             (_, None) => rename_no_replace(&**source, name, &**target, to_name).map_err(io("rename")),
             (false, Some(_)) => source.rename(name, &**target, to_name, RenameMode::Replace).map_err(io("rename")),
-            // An empty directory still has its record, so the store would not replace it. The two change places: at no time is the target missing.
+            // An empty directory still has its record, so the store would not replace it. The two change places: at no
+            // time is the target missing.
             (true, Some(st)) => match source.rename(name, &**target, to_name, RenameMode::Exchange) {
                 Ok(()) => self.unstage_dir(&**source, name, st).inspect_err(|_| {
                     if let Err(error) = source.rename(name, &**target, to_name, RenameMode::Exchange) {
-                        tracing::error!(%error, "a rename over a directory failed half-way: the two have changed places");
+                        let text = "a rename over a directory failed half-way: the two have changed places";
+                        tracing::error!(%error, "{text}");
                     }
                 }),
                 Err(e) if crate::error::is_unsupported(&e) => {

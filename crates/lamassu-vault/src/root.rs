@@ -1,18 +1,17 @@
 //! Mode, owner and group of the tree's root: the record `lamassu.root` (`docs/format.md` §6b).
 //!
-//! The vault directory is its owner's alone (mode 0700), so that no other user of the host reaches the entries below it. Users of a mount
-//! see the record's permissions instead, and chmod of a mount's root changes the record, never the directory. A root without a record shows
-//! the permissions of its directory. So do the datasets in a mount: their directories lie below a private one, and chmod changes them as
-//! it changes any directory. A record that does not open shows the directory's permissions too, which are the stricter ones, until chmod
-//! or `check --repair` makes a new record.
+//! The vault directory is its owner's alone (mode 0700), so that no other user of the host reaches the entries below
+//! it. Users of a mount see the record's permissions instead, and chmod of a mount's root changes the record, never the
+//! directory. A root without a record shows the permissions of its directory. So do the datasets in a mount: their
+//! directories lie below a private one, and chmod changes them as it changes any directory. A record that does not open
+//! shows the directory's permissions too, which are the stricter ones, until chmod or `check --repair` makes a new
+//! record.
 
 use crate::Result;
 use crate::error::{io, is_not_found};
-use crate::names::{read_text, write_text};
+use crate::record::{ROOT, RecordFault, write_text};
 use lamassu_crypto::KeyRing;
-use lamassu_crypto::outer::RecordKind;
-use lamassu_crypto::ring::OpenError;
-use lamassu_format::name::{self, ROOT_RECORD, ROOT_RECORD_NEW};
+use lamassu_format::name::{ROOT_RECORD, ROOT_RECORD_NEW};
 use lamassu_format::root::{MODE_BITS, RootRecord, RootRecordError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{RenameMode, SetTime, Stat};
@@ -21,18 +20,7 @@ use std::ffi::OsStr;
 use std::io as stdio;
 use std::sync::Arc;
 
-/// Why a record does not open.
-#[derive(Debug, thiserror::Error)]
-enum RootFault {
-    #[error("{0}")]
-    Unreadable(stdio::Error),
-    #[error("it is not base64url")]
-    Text,
-    #[error("{0}")]
-    Seal(OpenError),
-    #[error("{0}")]
-    Content(RootRecordError),
-}
+type RootFault = RecordFault<RootRecordError>;
 
 /// Where the permissions of a root come from.
 enum Source {
@@ -77,10 +65,10 @@ pub(crate) enum Top {
 impl RootPermissions {
     /// Those of the vault below `dir`. A record that does not open is logged.
     pub fn open(dir: Arc<dyn BackendDir>, ring: KeyRing, top: Top) -> RootPermissions {
-        let source = match read(&*dir, &ring) {
-            Ok(Some(record)) => Source::Record(record),
-            Ok(None) => Source::Directory,
-            // Its owner, who we are, may have shut the directory of a dataset.
+        let source = match ROOT.read(&*dir, &ring, &[], RootRecord::parse) {
+            Ok(record) => Source::Record(record),
+            Err(RootFault::Missing) => Source::Directory,
+            // The mode of a dataset's directory may deny it to its owner, which is this process.
             Err(RootFault::Unreadable(e)) if top == Top::Dataset && e.kind() == stdio::ErrorKind::PermissionDenied => {
                 Source::Directory
             }
@@ -131,12 +119,7 @@ impl RootPermissions {
     pub fn reseal(&self) -> Result<()> {
         let shown = self.shown.0.lock();
         let Source::Record(record) = *shown else { return Ok(()) };
-        let is_newest = || -> stdio::Result<bool> {
-            let sealed = name::decode(&read_text(&*self.dir, OsStr::new(ROOT_RECORD))?);
-            let epoch = sealed.and_then(|sealed| self.ring.record_epoch(RecordKind::Root, &[], &sealed));
-            Ok(epoch == Some(self.ring.newest().1))
-        };
-        let resealed = is_newest().and_then(|is_newest| match is_newest {
+        let resealed = ROOT.is_newest(&*self.dir, &self.ring, &[]).and_then(|is_newest| match is_newest {
             true => Ok(()),
             false => write(&*self.dir, &self.ring, record),
         });
@@ -173,25 +156,15 @@ pub fn create_root_record(root: &dyn BackendDir, ring: &KeyRing, record: RootRec
     write(root, ring, record).map_err(io("write the record of the root's permissions"))
 }
 
-fn read(dir: &dyn BackendDir, ring: &KeyRing) -> std::result::Result<Option<RootRecord>, RootFault> {
-    let text = match read_text(dir, OsStr::new(ROOT_RECORD)) {
-        Err(e) if is_not_found(&e) => return Ok(None),
-        text => text.map_err(RootFault::Unreadable)?,
-    };
-    let sealed = name::decode(&text).ok_or(RootFault::Text)?;
-    let content = ring.open_record(RecordKind::Root, &[], &sealed).map_err(RootFault::Seal)?;
-    RootRecord::parse(&content).map(Some).map_err(RootFault::Content)
-}
-
 /// Replaces the record whole, by a rename. The root's times stay, but for the change time: chmod(2) changes no other.
 fn write(dir: &dyn BackendDir, ring: &KeyRing, record: RootRecord) -> stdio::Result<()> {
-    let sealed = ring.outer().seal_record(RecordKind::Root, &[], &record.encode()).map_err(stdio::Error::other)?;
+    let text = ROOT.seal(ring, &[], &record.encode()).map_err(stdio::Error::other)?;
     let (st, new) = (dir.stat()?, OsStr::new(ROOT_RECORD_NEW));
     match dir.unlink(new) {
         Err(e) if !is_not_found(&e) => return Err(e),
         Ok(()) | Err(_) => {}
     }
-    write_text(dir, new, &name::encode(&sealed))?;
+    write_text(dir, new, &text)?;
     dir.rename(new, dir, OsStr::new(ROOT_RECORD), RenameMode::Replace)?;
     dir.set_times(SetTime::At(st.atime), SetTime::At(st.mtime))
 }

@@ -1,15 +1,15 @@
 //! The vault's record of sessions, in the directory `lamassu.sessions` of its root (§6a), and the end of a session.
 //!
-//! It has a directory of its own, since who serves a vault may not be allowed to write to its root, whose mode is its users'. The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is sealed under K_out for this vault alone. Without it
-//! nothing is written, and nothing that an interruption may have left is believed: `check --repair` makes a new one.
+//! It has a directory of its own, since the process that serves a vault may lack the permission to write to its root.
+//! The record is replaced whole, by a rename, and durable before a session counts as begun or closed. It is sealed
+//! under K_out for this vault alone. Without it nothing is written, and nothing that an interruption may have left is
+//! believed: `check --repair` makes a new one.
 
 use crate::error::{io, is_not_found};
-use crate::names::{read_text, write_text};
+use crate::record::{self, RecordFault, write_text};
 use crate::{Result, Vault, VaultError, staging};
 use lamassu_crypto::KeyRing;
-use lamassu_crypto::outer::RecordKind;
-use lamassu_crypto::ring::OpenError;
-use lamassu_format::name::{self, SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
+use lamassu_format::name::{SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
 use lamassu_format::sessions::{SessionRecord, SessionsError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::RenameMode;
@@ -26,22 +26,7 @@ const PLACE_MODE: u32 = 0o755;
 /// How often a reader looks for a newer record when it meets a page of a session that it does not know.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Why a record of sessions does not open.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SessionsFault {
-    #[error("it is missing")]
-    Missing,
-    #[error("{0}")]
-    Unreadable(stdio::Error),
-    #[error("something else has its name")]
-    NotARecord,
-    #[error("it is not base64url")]
-    Text,
-    #[error("{0}")]
-    Seal(OpenError),
-    #[error("{0}")]
-    Content(SessionsError),
-}
+type SessionsFault = RecordFault<SessionsError>;
 
 /// The record, in memory and in the store.
 pub(crate) struct Book {
@@ -63,7 +48,8 @@ impl Book {
         Book { root, ring, vault, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
     }
 
-    /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's: a newer program's may not.
+    /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's:
+    /// a newer program's may not.
     pub fn fault(&self) -> Option<(String, bool)> {
         let kept = self.kept.lock();
         let fault = kept.record.as_ref().err()?;
@@ -95,10 +81,8 @@ impl Book {
 
     /// Seals it under the newest key, if it is under an older one.
     pub fn reseal(&self) -> Result<()> {
-        let text = place(&*self.root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
-        let text = text.map_err(io("read the record of sessions"))?;
-        let sealed = name::decode(&text).ok_or_else(damaged)?;
-        match self.ring.record_epoch(RecordKind::Sessions, &self.vault, &sealed) == Some(self.ring.newest().1) {
+        let is_newest = place(&*self.root).and_then(|dir| record::SESSIONS.is_newest(&*dir, &self.ring, &self.vault));
+        match is_newest.map_err(io("read the record of sessions"))? {
             true => Ok(()),
             false => self.change(|_| Some(())).map_err(io("write the record of sessions")),
         }
@@ -161,7 +145,7 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The record's directory; also where the root's owner, who we are, may not look into the root.
+/// The record's directory; also where the root's mode denies search to its owner, which is this process.
 fn place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
     let open = |dir: &dyn BackendDir| dir.open_dir(OsStr::new(SESSIONS));
     match open(root) {
@@ -186,21 +170,11 @@ fn make_place(root: &dyn BackendDir) -> stdio::Result<Arc<dyn BackendDir>> {
 }
 
 fn read(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> std::result::Result<SessionRecord, SessionsFault> {
-    let text = place(root).and_then(|dir| read_text(&*dir, OsStr::new(SESSIONS_RECORD)));
-    let text = text.map_err(|e| match e.raw_os_error() {
-        Some(libc::ENOENT) => SessionsFault::Missing,
-        // A directory, or what else is neither a link nor a file.
-        Some(libc::EISDIR | libc::EINVAL) => SessionsFault::NotARecord,
-        _ => SessionsFault::Unreadable(e),
-    })?;
-    let sealed = name::decode(&text).ok_or(SessionsFault::Text)?;
-    let content = ring.open_record(RecordKind::Sessions, vault, &sealed).map_err(SessionsFault::Seal)?;
-    SessionRecord::parse(&content).map_err(SessionsFault::Content)
+    record::SESSIONS.read(&*place(root)?, ring, vault, SessionRecord::parse)
 }
 
 fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &SessionRecord) -> stdio::Result<()> {
-    let seal = ring.outer().seal_record(RecordKind::Sessions, vault, &record.encode());
-    let text = name::encode(&seal.map_err(stdio::Error::other)?);
+    let text = record::SESSIONS.seal(ring, vault, &record.encode()).map_err(stdio::Error::other)?;
     let dir = make_place(root)?;
     clear(&*dir);
     let new = new_name()?;
@@ -212,14 +186,14 @@ fn write(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], record: &Sessi
     dir.sync()
 }
 
-/// A name for a record until it is whole. Nobody else can have put anything there before.
+/// A name for a record until it is whole. It is random, so nothing can lie there already.
 fn new_name() -> stdio::Result<OsString> {
     let mut name = OsString::from(format!("{SESSIONS_NEW}-"));
     name.push(staging::random_name().map_err(stdio::Error::other)?);
     Ok(name)
 }
 
-/// Takes away what an interruption left, and what somebody has put in the way before. What does not go is in nobody's way.
+/// Removes what an interruption left, and what was put there to be in the way. What cannot be removed does no harm.
 fn clear(dir: &dyn BackendDir) {
     let left = dir.read_dir().unwrap_or_default().into_iter();
     for entry in left.filter(|e| e.name.as_bytes().starts_with(SESSIONS_NEW.as_bytes())) {
@@ -247,7 +221,8 @@ pub(crate) fn create(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) ->
     write(root, ring, vault, &SessionRecord::default()).map_err(io("write the record of sessions"))
 }
 
-/// Whether the record of the vault with this id below `root` names sessions that were interrupted, and not completed since.
+/// Whether the record of the vault with this id below `root` names sessions that were interrupted, and not completed
+/// since.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where the record does not open.
@@ -255,7 +230,8 @@ pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[
     read(root, ring, vault).map(|record| !record.open().is_empty()).map_err(|_| damaged())
 }
 
-/// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy, too.
+/// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy,
+/// too.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where the original's record does not open; those of the store.
@@ -297,12 +273,13 @@ impl Vault {
         }
         tracing::warn!(
             sessions = shown_ranges(&interrupted),
-            "this vault was not closed at the end of these sessions; what they left is completed file by file as it is used, and all of it by `lamassu check --repair`"
+            "this vault was not closed at the end of these sessions; what they left is completed file by file as it is \
+             used, and all of it by `lamassu check --repair`"
         );
     }
 
-    /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled all, and then had a barrier of the whole
-    /// store. A failure of the store is told.
+    /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled
+    /// all, and then had a barrier of the whole store. A failure of the store is told.
     pub(crate) fn end_session(&self) -> Ended {
         let sessions = &self.ctx.sessions;
         if self.options.read_only || !sessions.is_under_way() {
@@ -319,12 +296,13 @@ impl Vault {
         })
     }
 
-    /// As [`Vault::end_session`], for who counts on it: that it stays open is told.
+    /// As [`Vault::end_session`], for callers that rely on it: a session that stays open is logged.
     pub(crate) fn end_session_for_good(&self) {
         if self.end_session() == Ended::LeftOpen {
             tracing::warn!(
                 session = self.ctx.sessions.under_way(),
-                "the session stays open, since not everything that it wrote could be settled: until `lamassu check --repair` has gone over the whole vault, the store has the choices that an interruption leaves"
+                "the session stays open, since not everything that it wrote could be settled: until `lamassu check \
+                 --repair` has gone over the whole vault, the store has the choices that an interruption leaves"
             );
         }
     }

@@ -1,6 +1,8 @@
-//! Committing, settling, syncing: when buffers go to the store, when pending bits are cleared, and what fsync covers besides the file.
+//! Committing, settling, syncing: when buffers go to the store, when pending bits are cleared, and what fsync covers
+//! besides the file.
 //!
-//! One barrier of the whole store serves any number of files: their marks are taken before it, and each is settled up to its mark after it.
+//! One barrier of the whole store serves any number of files: their marks are taken before it, and each is settled up
+//! to its mark after it.
 
 use crate::error::io;
 use crate::inode::StoreId;
@@ -16,17 +18,20 @@ use std::time::{Duration, Instant};
 
 /// Buffers older than this are committed by [`Vault::maintain`].
 const COMMIT_AFTER: Millis = 5_000;
-/// Files whose oldest unsettled write is older than this are settled: within 30 s even if `maintain` comes every few seconds only.
+/// Files whose oldest unsettled write is older than this are settled: within 30 s even if `maintain` comes every few
+/// seconds only.
 const SETTLE_AFTER: Millis = 20_000;
 /// Bytes that all files together may buffer, and how many may be written before that is looked at again.
 const BUFFERS_MAX: u64 = 256 << 20;
 const BUFFERS_LOOK_EVERY: u64 = 32 << 20;
-/// A session whose writes have all been settled for so long is closed: what a store keeps of it is good for nothing then.
+/// A session whose writes have all been settled for so long is closed: what a store keeps of it is good for nothing
+/// then.
 const CLOSE_AFTER: Millis = 60_000;
 /// With more unsynced names than this, `maintain` syncs the store to forget them.
 const UNSYNCED_MAX: usize = 65_536;
 
-/// How long writes are refused at once after the store took too little of what is buffered: all of it is sealed for each attempt.
+/// How long writes are refused at once after the store took too little of what is buffered: all of it is sealed for
+/// each attempt.
 const OVERFULL: Duration = Duration::from_secs(1);
 
 /// That more is buffered than may be, since the store does not take it.
@@ -111,12 +116,13 @@ fn settle_file(open: &OpenFile, mark: Mark) -> std::result::Result<(), StoreErro
 }
 
 impl Vault {
-    /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears of it: the store tells once only.
+    /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears
+    /// of it: the store tells once only.
     pub(crate) fn sync_store(&self) -> Result<()> {
         let last = self.unsynced.last();
         let done = self.backend.sync().map_err(io("sync the store"));
         match &done {
-            // Not before: who syncs a file meanwhile must still find its name among those that are not.
+            // Not before: an fsync meanwhile must still find the file's name among the unsynced ones.
             Ok(()) => self.unsynced.all_synced(last),
             Err(_) => {
                 self.barriers_failed.fetch_add(1, Ordering::AcqRel);
@@ -128,8 +134,10 @@ impl Vault {
         done
     }
 
-    /// Everything durable, by `settle`, tried a second time where the store failed: it tells of a lost barrier once, and what that concerns in open files is then written
-    /// again. But what it concerns besides, a small file closed a moment before, nobody has any more: that a barrier was lost is told, whatever comes of the second attempt.
+    /// Everything durable, by `settle`, tried a second time where the store failed: it tells of a lost barrier once,
+    /// and what that concerns in open files is then written again. But it may also concern a small file that was closed
+    /// a moment before, which is in memory no more. So a lost barrier is reported, whatever comes of the second
+    /// attempt.
     pub(crate) fn settle_twice(&self, settle: impl Fn(&Self) -> Result<()>) -> Result<()> {
         let failed_before = self.barriers_failed.load(Ordering::Acquire);
         let Err(first) = settle(self) else { return Ok(()) };
@@ -142,7 +150,8 @@ impl Vault {
         }
     }
 
-    /// Commits and settles `files`; lets go of those that nobody holds. Files that fail stay as they are, to be tried again.
+    /// Commits and settles `files`, and lets go of those without handles. Files that fail stay as they are, to be tried
+    /// again.
     fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let _one_at_a_time = self.settling.lock();
         let mut first = First(Ok(()));
@@ -180,7 +189,8 @@ impl Vault {
         first.0
     }
 
-    /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last handle.
+    /// What the store could not do is tried again; what damage forbids never succeeds, and is given up with the last
+    /// handle.
     fn failed(&self, open: &OpenFile, e: StoreError, first: &mut First) {
         let file = self.tag(open.ino);
         if matches!(e, StoreError::Damaged(_)) && self.files.is_idle(open.ino) {
@@ -193,11 +203,12 @@ impl Vault {
         first.note(Err(e.into()));
     }
 
-    /// To be called before `len` bytes are written at `offset`. Keeps what all files together buffer within bounds: every so many bytes, the largest buffers are
-    /// committed.
+    /// To be called before `len` bytes are written at `offset`. Keeps the buffers of all files together within bounds:
+    /// every so many bytes, the largest are committed.
     ///
     /// # Errors
-    /// What the store says where it takes too little of that: nothing more may be buffered then. It is asked again after a while.
+    /// What the store says where it takes too little of that: nothing more may be buffered then. It is asked again
+    /// after a while.
     pub(crate) fn bound_buffers(&self, offset: u64, len: usize) -> Result<()> {
         let overfull = *self.overfull.lock();
         match overfull {
@@ -244,7 +255,8 @@ impl Vault {
         files
     }
 
-    /// Settles the files that nobody holds. Those that fail again are given up once the table is twice over its bound: memory is bounded.
+    /// Settles the files without handles. Those that fail again are given up once the table is twice over its bound:
+    /// memory is bounded.
     pub(crate) fn settle_idle(&self) -> Result<()> {
         let done = self.settle(self.unsettled(self.files.idle()));
         if done.is_err() && self.files.idle_count() > 2 * self.idle_max {
@@ -296,7 +308,8 @@ impl Vault {
         first.0
     }
 
-    /// Ends the session under way once nothing was written for a while. Changes wait for as long as a barrier with nothing to cover takes.
+    /// Ends the session under way once nothing was written for a while. Changes wait for as long as a barrier with
+    /// nothing to cover takes.
     fn close_quiet_session(&self, now: Millis) -> Result<()> {
         if !self.ctx.sessions.is_under_way() || self.files.all().iter().any(|f| f.is_unsettled()) {
             self.quiet_since.store(0, Ordering::Relaxed);
@@ -314,7 +327,7 @@ impl Vault {
         if !self.gate.close() {
             return Ok(()); // frozen: it was ended then
         }
-        // Again, now that nobody writes.
+        // Again, now that no thread writes.
         let done = self.settle_all().and_then(|()| self.sync_store());
         if done.is_ok() {
             self.end_session();
@@ -323,7 +336,8 @@ impl Vault {
         done
     }
 
-    /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last write, gives memory back.
+    /// To be called every few seconds: commits buffers older than 5 s, settles files at most 30 s after their last
+    /// write, gives memory back.
     ///
     /// # Errors
     /// The first of what went wrong; the rest was done, and what failed is tried again next time.
@@ -354,7 +368,7 @@ impl Vault {
         if self.options.read_only || !self.gate.close() {
             return Ok(());
         }
-        // The second barrier is for whoever copies what lies below the page cache.
+        // The second barrier is for copies of what lies below the page cache.
         let done = self.settle_all().and_then(|()| self.sync_store());
         match done {
             Ok(()) => {
@@ -382,7 +396,8 @@ impl Vault {
         self.gate.is_closed()
     }
 
-    /// fsync(2): the file, and every directory above it whose entry on the way to it was made in this mount and not synced since.
+    /// fsync(2): the file, and every directory above it whose entry on the way to it was made in this mount and not
+    /// synced since.
     ///
     /// # Errors
     /// [`VaultError::BadHandle`], those of the store.
@@ -390,7 +405,7 @@ impl Vault {
         // fdatasync too promises that the data can be found again.
         let _ = data_only;
         let (open, _) = self.handles.file(handle)?;
-        // Frozen: everything is durable, and nobody should have to wait to hear it.
+        // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
         if open.is_writable() {
             open.dirty_since.store(0, Ordering::Relaxed);

@@ -1,11 +1,13 @@
 //! The staging directory: directories appear in the tree whole, with their record, and disappear whole.
 //!
-//! What lies here is never part of the tree, so whatever a crash leaves is cleared when a writer opens the vault. Only what Lamassu itself puts here
-//! is deleted; anything else stays and is reported.
+//! Nothing here is part of the tree, so what a crash leaves is cleared when the vault is opened for writing. Only what
+//! Lamassu itself puts here is deleted. Anything else stays and is reported.
 //!
-//! Who owns the directory that the vault lies in can put another in the place of the staging directory. So it is opened once, used only if it is ours and nobody
-//! else may enter it ([`open`]), and held: nobody else can then change what lies in it. What is moved into it from the tree may belong to somebody who still has
-//! it open: it is compared, and taken over, and what is deleted below it is compared with what was listed.
+//! The owner of the directory that the vault lies in can replace the staging directory by another. So the staging
+//! directory is opened once, used only if it is ours and closed to other users ([`open`]), and held open. Other users
+//! then cannot change what lies in it. What is moved into it from the tree may belong to a user that still has it open.
+//! So it is compared with what was looked up, and its owner is changed. What is deleted below it is compared with what
+//! was listed.
 
 use crate::attr::Wanted;
 use crate::dirs::Dir;
@@ -37,7 +39,8 @@ pub(crate) fn dataset_name() -> Result<OsString> {
     Ok(name)
 }
 
-/// A directory that is being deleted: opened, with its name, its device and the directories in it that are left, by name and inode number.
+/// A directory that is being deleted: opened, with its name, its device and the directories in it that are left, by
+/// name and inode number.
 struct Emptied {
     dir: Arc<dyn BackendDir>,
     name: OsString,
@@ -45,10 +48,12 @@ struct Emptied {
     left: Vec<(OsString, u64)>,
 }
 
-/// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the permission to be emptied.
+/// Deletes a directory with all that is in it, without going deeper than memory allows. Directories are lent the
+/// permission to be emptied.
 ///
 /// # Errors
-/// Those of the store. `ESTALE` where a directory is not the one that was listed, or lies on another device: nothing in it was deleted.
+/// Those of the store. `ESTALE` where a directory is not the one that was listed, or lies on another device: nothing in
+/// it was deleted.
 pub(crate) fn delete_tree(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let top = parent.stat_entry(name)?;
     // Directories on the way down.
@@ -93,7 +98,7 @@ fn stale() -> stdio::Error {
     stdio::Error::from_raw_os_error(libc::ESTALE)
 }
 
-/// Lets us into a directory, and nobody else. What is no directory stays as it is.
+/// Gives a directory the mode that lets only its owner in. Anything else keeps its mode.
 fn make_private(parent: &dyn BackendDir, name: &OsStr) -> stdio::Result<()> {
     let held = parent.hold(name)?;
     let st = held.stat()?;
@@ -136,7 +141,8 @@ pub(crate) fn is_empty(dir: &dyn BackendDir) -> stdio::Result<bool> {
     Ok(dir.read_dir()?.iter().all(|e| goes_along(&e.name)))
 }
 
-/// A directory for looking into it also where its owner, who we are, may not: see [`BackendDir::lending`]. For those who may change something here.
+/// A directory that can be looked into even where its mode denies that to its owner, which is this process: see
+/// [`BackendDir::lending`]. For callers that may change something here.
 pub(crate) fn lending(dir: &Arc<dyn BackendDir>) -> Arc<dyn BackendDir> {
     dir.lending().unwrap_or_else(|| dir.clone())
 }
@@ -183,8 +189,8 @@ pub(crate) struct Staging {
 struct Made {
     /// Its owner, which is not us everywhere (NFS with `root_squash`).
     uid: u32,
-    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: then who may
-    /// enter is decided by the options of that mount, and no mode tells directories of ours from others.
+    /// Whether it is private. Stores without modes (FAT, many SMB mounts) show the same mode for everything: the
+    /// options of that mount decide which users may enter, and no mode tells our directories from others.
     keeps_modes: bool,
 }
 
@@ -195,10 +201,11 @@ impl Made {
     }
 }
 
-/// What is said where the staging directory may be somebody else's.
+/// The error where the staging directory may belong to another user.
 const NOT_OURS: VaultError = VaultError::Refused(
-    "the directory lamassu.staging of the vault belongs to somebody else, or others may enter it (its mode is not 0700), and what lies in it would be deleted: \
-     nothing was; look at what it is, then move it away (a new one is made), or give it to whoever opens the vault, with mode 0700",
+    "the directory lamassu.staging of the vault belongs to another user, or others may enter it (its mode is not 0700), \
+     and what lies in it would be deleted: nothing was; look at what it is, then move it away (a new one is made), or \
+     give it to the user that opens the vault, with mode 0700",
 );
 
 /// Opens the staging directory, which is made if it is not there.
@@ -224,8 +231,8 @@ fn open(root: &dyn BackendDir) -> Result<Staging> {
     if made.may_be(&st) { Ok(Staging { dir, made }) } else { Err(NOT_OURS) }
 }
 
-/// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could lead to
-/// something else of that user.
+/// Makes a private file and looks at it. By the descriptor that made it: in a directory of another user a name could
+/// lead to something else of that user.
 fn probe(dir: &dyn BackendDir) -> Result<Made> {
     let mut name = OsString::from(PROBE_PREFIX);
     name.push(random_name()?);
@@ -246,7 +253,7 @@ fn is_random(name: &OsStr, prefix: &str) -> bool {
     random.is_some_and(|hex| hex.len() == 32 && hex.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')))
 }
 
-/// A name nobody else uses.
+/// A name that is used nowhere else.
 pub(crate) fn random_name() -> Result<OsString> {
     let mut raw = [0; 16];
     lamassu_crypto::random(&mut raw)?;
@@ -275,7 +282,8 @@ impl Vault {
             match staging.clear(&e.name) {
                 Ok(()) => cleared += 1,
                 Err(error) => {
-                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "left in lamassu.staging: not something Lamassu put there, or not ours");
+                    let text = "left in lamassu.staging: not something Lamassu put there, or not ours";
+                    tracing::warn!(entry = %e.name.to_string_lossy(), %error, "{text}");
                 }
             }
         }
@@ -342,19 +350,22 @@ impl Vault {
         Ok(())
     }
 
-    /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error of the caller's.
+    /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error
+    /// of the caller's.
     pub(crate) fn unstage_dir(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
         let staging = self.staging()?;
         let name = random_name()?;
         staging.take_out(parent, stored, st, &name).map_err(io("remove a directory"))?;
         if let Err(error) = delete(&*staging.dir, &name) {
-            tracing::warn!(entry = %name.to_string_lossy(), %error, "a removed directory stays in lamassu.staging until the next open");
+            let text = "a removed directory stays in lamassu.staging until the next open";
+            tracing::warn!(entry = %name.to_string_lossy(), %error, "{text}");
         }
         Ok(())
     }
 
-    /// A directory that nobody else can write to, and a fresh name in it: for what is to be held, and given an owner and a mode, before it is moved to its place.
-    /// It is kept for the next one, until the vault is closed; what a crash leaves in it is cleared as everything there is.
+    /// A directory that no other user can write to, and a fresh name in it. What is made there is held, and given an
+    /// owner and a mode, before it is moved to its place. It is kept for the next one, until the vault is closed; what
+    /// a crash leaves in it is cleared as everything there is.
     pub(crate) fn workshop(&self) -> Result<(Arc<dyn BackendDir>, OsString)> {
         let mut shop = self.workshop.lock();
         let (dir, _, made) = match &mut *shop {
@@ -395,8 +406,9 @@ impl Staging {
         }
     }
 
-    /// Moves the directory that had this stat a moment ago here, under the name `to`, to be deleted. It is ours from then on, so that its owner cannot enter it
-    /// any more, and that a writer after a crash knows it. Another one that has come to be under its name meanwhile is put back: `ESTALE`.
+    /// Moves the directory that had this stat a moment ago here, under the name `to`, to be deleted. It is ours from
+    /// then on, so that its owner cannot enter it any more, and that a writer after a crash knows it. Another one that
+    /// has come to be under its name meanwhile is put back: `ESTALE`.
     pub fn take_out(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat, to: &OsStr) -> stdio::Result<()> {
         match rename_no_replace(parent, stored, &*self.dir, to) {
             // Ours, but not writable: moving a directory takes write permission on it.
@@ -418,7 +430,8 @@ impl Staging {
                 held.set_mode(PRIVATE)
             });
             if let Err(error) = given {
-                tracing::warn!(entry = %to.to_string_lossy(), %error, "in lamassu.staging, and still its owner's: if it cannot be deleted now, it stays");
+                let text = "in lamassu.staging, and still its owner's: if it cannot be deleted now, it stays";
+                tracing::warn!(entry = %to.to_string_lossy(), %error, "{text}");
             }
         }
         Ok(())

@@ -1,8 +1,9 @@
-//! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same directory.
+//! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same
+//! directory.
 
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
-use crate::names::{self, read_text};
+use crate::record::{self, read_text};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_crypto::KeyRing;
 use lamassu_crypto::outer::RecordKind;
@@ -79,7 +80,7 @@ impl StoredTarget {
     /// Makes the rest of a long target, unless it is there.
     pub fn create_rest(&self, dir: &dyn BackendDir) -> stdio::Result<()> {
         let Some((rest, text)) = &self.rest else { return Ok(()) };
-        match names::write_file(dir, rest, text) {
+        match record::write_file(dir, rest, text) {
             Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         }
@@ -88,7 +89,7 @@ impl StoredTarget {
     /// Removes the rest of a link that did not come to be.
     pub fn remove_rest(&self, dir: &dyn BackendDir) {
         if let Some((rest, _)) = &self.rest {
-            names::remove_companion(dir, rest);
+            record::remove_companion(dir, rest);
         }
     }
 }
@@ -176,14 +177,14 @@ pub(crate) fn copy_rest(rest: &OsStr, from: &dyn BackendDir, to: &dyn BackendDir
         Err(e) => return Err(io("read a companion")(e)),
     };
     let text = std::str::from_utf8(&text).map_err(|_| VaultError::Invalid)?;
-    match names::write_file(to, rest, text) {
+    match record::write_file(to, rest, text) {
         Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => Err(io("create a companion")(e)),
         _ => Ok(()),
     }
 }
 
-/// Whether a directory has a name of this symbolic link; to be asked while no name can come. If that cannot be told it has one, so that nothing
-/// is removed that is needed.
+/// Whether a directory has a name of this symbolic link; to be asked while no name can come. If that cannot be told it
+/// has one, so that nothing is removed that is needed.
 pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
     let is_it = |name: &OsStr| match dir.stat_entry(name) {
         Ok(st) => st.is_same(link),
@@ -196,7 +197,8 @@ pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
 }
 
 impl Vault {
-    /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target share.
+    /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target
+    /// share.
     pub(crate) fn link_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> u64 {
         if st.len == HEAD_TEXT_LEN
             && let Ok(text) = dir.handle.read_link(stored)

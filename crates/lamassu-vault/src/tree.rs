@@ -1,14 +1,16 @@
 //! Making, finding and removing entries. Renames are in `rename`.
 //!
-//! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and rmdir, which change what lies where
-//! for others. Below it, one lock of `names_of(parent)` orders changes within one directory.
+//! Locks: `tree` is shared by everything that goes from a name or a number to an entry, and exclusive for renames and
+//! rmdir, which change what lies where for others. Below it, one lock of `names_of(parent)` orders changes within one
+//! directory.
 
 use crate::attr::{New, Wanted};
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::{Referenced, StoreId};
-use crate::names::{StoredName, remove_companion};
+use crate::names::StoredName;
 use crate::open::Handle;
+use crate::record::remove_companion;
 use crate::staging;
 use crate::symlink;
 use crate::target::hold;
@@ -18,7 +20,7 @@ use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// How often an entry is looked at whose number is known as another inode's.
+/// How often an entry is looked at if its number is known as that of another inode.
 const LOOKS_MAX: usize = 8;
 
 impl Vault {
@@ -43,7 +45,7 @@ impl Vault {
     /// Counts one reference to the entry `stored`. Returns its node, and its stat where that is another by now.
     ///
     /// # Errors
-    /// Those of the store; [`VaultError::Stale`] for an entry that somebody keeps exchanging.
+    /// Those of the store; [`VaultError::Stale`] for an entry that keeps being exchanged.
     pub(crate) fn referenced(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<(Referenced, Stat)> {
         let (mut st, mut gone) = (*st, None);
         for _ in 0..LOOKS_MAX {
@@ -55,7 +57,8 @@ impl Vault {
                     }
                     return Ok((found, st));
                 }
-                // The stat may be the older one. After this one the node cannot be newer, so if it still is another's, that one is gone.
+                // The stat may be the older one. After this one the node cannot be newer, so if it still is another's,
+                // that one is gone.
                 Err(other) => {
                     gone = Some(other);
                     st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
@@ -68,7 +71,8 @@ impl Vault {
     /// Finds an entry by its plain name.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if the directory's record does not open.
+    /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if
+    /// the directory's record does not open.
     pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
@@ -82,12 +86,22 @@ impl Vault {
         self.entry(&dir, &stored.name, &st)
     }
 
-    /// The same by its stored name.
-    pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr) -> Result<Entry> {
+    /// The same of what a listing shows by its stored name and the store's number. A file that nothing is known of yet
+    /// is opened as it is looked at: its size is in it.
+    pub(crate) fn entry_stored(&self, dir: &Dir, stored: &OsStr, number: u64) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(dir.ino).read();
-        let st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
-        self.entry(dir, stored, &st)
+        let is_known = self.nodes.lock().is_known(dir.dev, number);
+        let (st, opened) = match is_known {
+            true => dir.handle.stat_entry(stored).map(|st| (st, None)),
+            false => dir.handle.stat_and_open(stored),
+        }
+        .map_err(io("stat"))?;
+        let (found, now) = self.referenced(dir, stored, &st)?;
+        if let Some(backing) = opened.filter(|_| now.is_same(&st)) {
+            self.remember_size(found.ino, stored, &st, backing);
+        }
+        Ok(Entry { attr: self.attr_of_entry(found.ino, dir, stored, &now), generation: found.generation })
     }
 
     /// Gives back `count` references of `ino`.
@@ -104,7 +118,8 @@ impl Vault {
         self.forget_nameless(ino);
     }
 
-    /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if that failed.
+    /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if
+    /// that failed.
     pub(crate) fn create_with<T>(&self, dir: &Dir, stored: &StoredName, make: impl FnOnce() -> Result<T>) -> Result<T> {
         let companion_made = match &stored.companion {
             Some(companion) => companion.ensure(&*dir.handle)?,
@@ -120,8 +135,9 @@ impl Vault {
         made
     }
 
-    /// Makes an entry by `make` where nobody else can reach it, gives it its owner and mode there, and moves it to its place. A call that makes a node or a link
-    /// returns no descriptor: in a directory of a user, who could exchange what was made, nothing would tell it.
+    /// Makes an entry by `make` where no other user can reach it, gives it its owner and mode there, and moves it to
+    /// its place. A call that makes a node or a link returns no descriptor: in a directory of a user, who could
+    /// exchange what was made, the exchange would go unnoticed.
     fn make_and_place(
         &self,
         dir: &Dir,
@@ -170,7 +186,8 @@ impl Vault {
     /// Creates a regular file and opens it.
     ///
     /// # Errors
-    /// [`VaultError::Exists`], [`VaultError::InvalidName`], [`VaultError::NameTooLong`], [`VaultError::ReadOnly`], those of the store.
+    /// [`VaultError::Exists`], [`VaultError::InvalidName`], [`VaultError::NameTooLong`], [`VaultError::ReadOnly`],
+    /// those of the store.
     pub fn create(
         &self,
         parent: Ino,
@@ -288,7 +305,7 @@ impl Vault {
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
-            // Known by this name before anybody meets it there.
+            // Known by this name before a lookup can find it there.
             self.nodes.lock().add_link(ino, dir.ino, &stored.name);
             let st = held.stat().map_err(io("stat"))?;
             self.unsynced.add(StoreId::from(&st));
@@ -319,8 +336,8 @@ impl Vault {
         Ok(())
     }
 
-    /// The entry `stored` with stat `st` (before) is gone from `dir`: its link companion goes if no other name may need it, and the node
-    /// table hears of it.
+    /// The entry `stored` with stat `st` (before) is gone from `dir`: its link companion goes if no other name may need
+    /// it, and the node table hears of it.
     pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, rest: Option<&OsStr>) {
         let last = st.kind == Kind::Dir || st.nlink <= 1;
         if let Some(rest) = rest
@@ -336,7 +353,7 @@ impl Vault {
         let Some(ino) = ino.filter(|_| last) else { return };
         match st.kind {
             Kind::Dir => self.dirs.drop_dir(ino),
-            // Nobody holds it: what waits to be committed need not be.
+            // It has no handles: what waits to be committed need not be.
             _ => self.let_go(ino, true),
         }
     }

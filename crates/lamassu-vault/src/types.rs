@@ -15,14 +15,15 @@ pub const ROOT: Ino = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HandleId(pub u64);
 
-/// Who creates an entry.
+/// Owner of a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// user
     pub uid: u32,
     /// group
     pub gid: u32,
-    /// What is taken from the mode asked for, where no default access control list decides; 0 where that has been done already.
+    /// What is taken from the mode asked for, where no default access control list decides; 0 where that has been done
+    /// already.
     pub umask: u32,
 }
 

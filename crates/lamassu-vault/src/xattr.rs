@@ -1,5 +1,5 @@
-//! Extended attributes (`docs/format.md` §7): names and values sealed, whatever their namespace; what the store itself keeps is not shown.
-//! Access control lists go through `acl`, which keeps them in step with the mode.
+//! Extended attributes (`docs/format.md` §7): names and values sealed, whatever their namespace; what the store itself
+//! keeps is not shown. Access control lists go through `acl`, which keeps them in step with the mode.
 
 use crate::acl::Which;
 use crate::error::{errno, io};
@@ -18,10 +18,12 @@ const VALUE_MAX: usize = 65_536;
 /// Longest name, plain or stored, as in Linux.
 const NAME_MAX: usize = 255;
 
-/// Namespaces of attributes, beside access control lists. What else local file systems have (`system.nfs4_acl`, `btrfs.compression`) acts on the one that has it.
+/// Namespaces of attributes, beside access control lists. What else local file systems have (`system.nfs4_acl`,
+/// `btrfs.compression`) acts on the one that has it.
 const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
-/// As the kernel's `xattr_resolve_name` of a local file system: another namespace is not supported, and a namespace alone is no name.
+/// As the kernel's `xattr_resolve_name` of a local file system: another namespace is not supported, and a namespace
+/// alone is no name.
 fn check_namespace(name: &OsStr) -> Result<()> {
     match NAMESPACES.iter().find_map(|namespace| name.as_bytes().strip_prefix(*namespace)) {
         Some([]) => Err(VaultError::Invalid),
@@ -30,7 +32,8 @@ fn check_namespace(name: &OsStr) -> Result<()> {
     }
 }
 
-/// Whether a list of names that this user asks for has an attribute: those of `trusted.` are for root alone, their names too, as on local file systems.
+/// Whether a list of names that this user asks for has an attribute: those of `trusted.` are for root alone, their
+/// names too, as on local file systems.
 pub fn is_listed_for(uid: u32, name: &[u8]) -> bool {
     uid == 0 || !name.starts_with(b"trusted.")
 }
@@ -53,7 +56,8 @@ pub(crate) enum Holder {
     Dir(Option<[u8; 16]>),
 }
 
-/// The context of a value's seal: its stored name, and behind it what no name holds, a slash and the id, for a directory.
+/// The context of a value's seal: its stored name, and behind it what no name holds, a slash and the id, for a
+/// directory.
 fn context(stored: &OsStr, holder: Holder) -> Vec<u8> {
     let mut context = stored.as_bytes().to_vec();
     if let Holder::Dir(id) = holder {
@@ -83,8 +87,8 @@ pub(crate) fn seal_value(ring: &KeyRing, stored: &OsStr, holder: Holder, value: 
     Ok(ring.outer().seal_record(RecordKind::Xattr, &context(stored, holder), value)?)
 }
 
-/// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would be two in a listing, counts as one
-/// that nobody sealed.
+/// The plain name of a stored attribute: `None` if it is not one of the format's. A name with a zero byte, which would
+/// be two in a listing, counts as one that was never sealed.
 pub(crate) fn open_name(ring: &KeyRing, stored: &OsStr) -> Option<std::result::Result<Vec<u8>, OpenError>> {
     let raw = stored.as_bytes();
     if !raw.starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()) {
@@ -122,7 +126,8 @@ impl Vault {
     /// The value of an attribute. One whose name has no known namespace may have been set by an earlier version.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`], [`VaultError::Unsupported`] where there is none in a namespace that is not known, [`VaultError::Damaged`], those of the store.
+    /// [`VaultError::NoAttribute`], [`VaultError::Unsupported`] where there is none in a namespace that is not known,
+    /// [`VaultError::Damaged`], those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
         if let Some(which) = Which::of(name) {
@@ -152,7 +157,8 @@ impl Vault {
                 Err(e) if is_absent(&e) => {}
                 // The store has no attributes here at all (a symbolic link, a device): then this one is not there.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => {}
-                // An owner who is not root may list the attributes of a file of mode 000, but read none: what is not listed is not there.
+                // An owner who is not root may list the attributes of a file of mode 000, but read none: what is not
+                // listed is not there.
                 Err(e) if e.raw_os_error() == Some(libc::EACCES) && !is_listed(target, attr) => {}
                 Err(e) => return Err(io("get an attribute")(e)),
             }
@@ -169,9 +175,10 @@ impl Vault {
     /// Sets an attribute.
     ///
     /// # Errors
-    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of the store: what it refuses for
-    /// symbolic links and devices is refused here. [`VaultError::Invalid`] for an access control list that is none, [`VaultError::Unsupported`] for other names
-    /// than those of `user.`, `trusted.`, `security.` and access control lists.
+    /// [`VaultError::Exists`] and [`VaultError::NoAttribute`] as `mode` says, `E2BIG` for more than 64 KiB, those of
+    /// the store: what it refuses for symbolic links and devices is refused here. [`VaultError::Invalid`] for an access
+    /// control list that is none, [`VaultError::Unsupported`] for other names than those of `user.`, `trusted.`,
+    /// `security.` and access control lists.
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
@@ -220,7 +227,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Plain names of all attributes, not all of which everybody may see ([`is_listed_for`]). One whose name does not open is left out and logged; `check` lists it.
+    /// Plain names of all attributes, of which some are shown to privileged callers alone ([`is_listed_for`]). One
+    /// whose name does not open is left out and logged; `check` lists it.
     ///
     /// # Errors
     /// Those of the store.
@@ -247,7 +255,8 @@ impl Vault {
     /// Removes an attribute.
     ///
     /// # Errors
-    /// [`VaultError::NoAttribute`] (but for access control lists), [`VaultError::Unsupported`] as for [`Vault::get_xattr`], those of the store.
+    /// [`VaultError::NoAttribute`] (but for access control lists), [`VaultError::Unsupported`] as for
+    /// [`Vault::get_xattr`], those of the store.
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();

@@ -1,4 +1,5 @@
-//! Access control lists of the vault API: modes in step, inheritance, and a store that fails in between. That the kernel enforces them is tested in mounts.
+//! Access control lists of the vault API: modes in step, inheritance, and a store that fails in between. That the
+//! kernel enforces them is tested in mounts.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 

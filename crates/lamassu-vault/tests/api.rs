@@ -237,8 +237,8 @@ fn extended_attributes_are_kept_and_hidden() {
     });
 }
 
-/// An ordinary user's own directory, read and not searched: its attributes, whose seal names the id in a record that cannot be reached, are there as on
-/// a local file system. In a process of an ordinary user.
+/// An ordinary user's own directory, read and not searched: its attributes, whose seal names the id in a record that
+/// cannot be reached, are there as on a local file system. In a process of an ordinary user.
 #[test]
 fn attributes_of_a_directory_that_may_not_be_searched() {
     use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Crashes between any two changes of the store, and power cuts that lose what no barrier covered: the vault opens, `check` finds nothing wrong, every
-//! operation on names has happened or has not, and what was synced is there.
+//! Crashes between any two changes of the store, and power cuts that lose what no barrier covered: the vault opens,
+//! `check` finds nothing wrong, every operation on names has happened or has not, and what was synced is there.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 

@@ -1,5 +1,5 @@
-//! What a hostile or failing store does to names, records, targets, attributes and content: an error for what it concerns, named by `check`, and the rest
-//! stays as it is.
+//! What a hostile or failing store does to names, records, targets, attributes and content: an error for what it
+//! concerns, named by `check`, and the rest stays as it is.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
@@ -143,7 +143,8 @@ fn a_directory_without_its_record_is_an_error_and_can_be_put_away() {
             0 => std::fs::remove_file(&record).unwrap(),
             1 => retarget(&record, flipped),
             2 => retarget(&record, |_| "not base64!".to_owned()),
-            // In the nonce: as if it were sealed under a key that is not loaded. The root's record opens, so that is not why.
+            // In the nonce: as if it were sealed under a key that is not loaded. The root's record opens, so that is
+            // not why.
             4 => retarget(&record, |text| format!("{}{}", if text.starts_with('A') { 'B' } else { 'A' }, &text[1..])),
             _ => {
                 // The record of another directory opens, but no name does.
@@ -370,7 +371,8 @@ fn attributes_are_authenticated_and_bound_to_their_names() {
     assert!(problems.iter().all(|p| p.kind == "xattr"));
 }
 
-/// The value of one attribute, and the list that new entries inherit, exchanged by the store between entries: refused wherever a directory takes part.
+/// The value of one attribute, and the list that new entries inherit, exchanged by the store between entries: refused
+/// wherever a directory takes part.
 #[test]
 fn attributes_of_directories_open_there_alone() {
     for recipe in [Recipe::default(), Recipe::plain()] {

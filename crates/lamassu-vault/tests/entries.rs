@@ -1,8 +1,9 @@
-//! What a store can do to entries: to what a name leads to, link targets, attributes, types, modes and owners. The second table of `docs/damage.md`; it must
-//! equal what is found here. `LAMASSU_WRITE_DOCS=1 cargo test -p lamassu-vault --test entries` writes it (as root: devices and owners are changed, too).
+//! What a store can do to entries: to what a name leads to, link targets, attributes, types, modes and owners. The
+//! second table of `docs/damage.md`; it must equal what is found here. `LAMASSU_WRITE_DOCS=1 cargo test -p
+//! lamassu-vault --test entries` writes it (as root: devices and owners are changed, too).
 //!
-//! In every case: no panic; nothing shows that was not written somewhere in the vault, unless the table says what; nothing else changes; `check` finds what a read
-//! finds.
+//! In every case: no panic; nothing shows that was not written somewhere in the vault, unless the table says what;
+//! nothing else changes; `check` finds what a read finds.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
@@ -25,7 +26,8 @@ const LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"]
 const ATTRIBUTES: [&str; 4] = ["user.note", "security.capability", LISTS[0], LISTS[1]];
 const LONG: usize = 3000;
 
-/// Of one path: its kind, mode, owner, target, attributes, what a directory lists, a file's content. `None`: it is there and does not open.
+/// Of one path: its kind, mode, owner, target, attributes, what a directory lists, a file's content. `None`: it is
+/// there and does not open.
 type Facts = BTreeMap<&'static str, Option<String>>;
 /// By path.
 type Seen = BTreeMap<&'static str, Facts>;

@@ -1,4 +1,5 @@
-//! A store that fails now and then, or cannot do everything: an operation that fails leaves the tree as it was or as it should be, and the vault goes on.
+//! A store that fails now and then, or cannot do everything: an operation that fails leaves the tree as it was or as it
+//! should be, and the vault goes on.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
@@ -235,7 +236,8 @@ fn who_syncs_beside_another_pass_has_a_barrier_of_his_own() {
         begins.recv().unwrap();
         v.put("second", b"small");
         let other = s.spawn(|| v.sync_all().unwrap());
-        // Time to look for what is unsettled, and to wait; if it comes later it finds nothing, and the outcome is the same.
+        // Time to look for what is unsettled, and to wait; if it comes later it finds nothing, and the outcome is the
+        // same.
         std::thread::sleep(std::time::Duration::from_millis(100));
         go.send(()).unwrap();
         other.join().unwrap();

@@ -292,7 +292,8 @@ fn a_copy_of_a_dataset_is_another_volume() {
     assert_eq!(w.get("a/f").unwrap(), b"a");
 }
 
-/// A store that puts a dataset into one of its own leaves no circle behind, in which whoever goes upwards would never arrive.
+/// A store that puts a dataset into one of its own leaves no circle behind, in which whoever goes upwards would never
+/// arrive.
 #[test]
 fn a_dataset_never_lies_within_itself() {
     let w = wood(NameMode::Plain);

@@ -1,4 +1,5 @@
-//! Roots of datasets that the one who mounts may not look into: modes that are lent for a moment, and headers that are replaced meanwhile.
+//! Roots of datasets that the one who mounts may not look into: modes that are lent for a moment, and headers that are
+//! replaced meanwhile.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -41,7 +42,8 @@ fn unprivileged(f: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if rustix::process::geteuid().is_root() {
-                // SAFETY: the system call, unlike the function of libc, concerns the calling thread alone, and no memory.
+                // SAFETY: the system call, unlike the function of libc, concerns the calling thread alone, and no
+                // memory.
                 let rc = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
                 assert_eq!(rc, 0);
             }

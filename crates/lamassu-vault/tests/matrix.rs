@@ -1,8 +1,10 @@
-//! The damage matrix: everything a store can do to each part of a vault, and what comes of it. `docs/damage.md` holds the table; it must equal what is found
-//! here. `LAMASSU_WRITE_DOCS=1 cargo test -p lamassu-vault --test matrix` writes it.
+//! The damage matrix: everything a store can do to each part of a vault, and what comes of it. `docs/damage.md` holds
+//! the table; it must equal what is found here. `LAMASSU_WRITE_DOCS=1 cargo test -p lamassu-vault --test matrix` writes
+//! it.
 //!
-//! In every case: no panic; no byte is read that was not written there, unless the cell says whose it is; whatever the cell does not name reads as before;
-//! `check` names what reads do; after `check --repair` everything the tree shows can be removed.
+//! In every case: no panic; no byte is read that was not written there, unless the cell says whose it is; whatever the
+//! cell does not name reads as before; `check` names what reads do; after `check --repair` everything the tree shows
+//! can be removed.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 

@@ -1,7 +1,9 @@
-//! What a process still holds of a vault's keys after it has closed the vault: its whole memory is searched, as a core dump of it would be.
+//! What a process still holds of a vault's keys after it has closed the vault: its whole memory is searched, as a core
+//! dump of it would be.
 //!
-//! A child process opens a vault, works with it and closes it; this one, which made the vault and so knows every key, reads the child's memory through /proc
-//! while the vault is open (the search finds keys) and after it was closed (it finds none).
+//! A child process opens a vault, works with it and closes it; this one, which made the vault and so knows every key,
+//! reads the child's memory through /proc while the vault is open (the search finds keys) and after it was closed (it
+//! finds none).
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 mod common;

@@ -1,4 +1,5 @@
-//! Random sequences of operations against a model: what a plain file system in memory would do, the vault does, also after it is closed and opened again.
+//! Random sequences of operations against a model: what a plain file system in memory would do, the vault does, also
+//! after it is closed and opened again.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
@@ -476,7 +477,8 @@ fn link(model: &mut Model, real: &Real, a: &[usize], b: &[usize]) -> (Result<(),
 
 fn drop_entry(_: Entry) {}
 
-/// After a kill: every block of every file is one of those it had since the last sync, and from now on that is what the file holds.
+/// After a kill: every block of every file is one of those it had since the last sync, and from now on that is what the
+/// file holds.
 fn adopt(model: &mut Model, real: &Real) {
     let mut files: BTreeMap<usize, String> = BTreeMap::new();
     let mut todo = vec![(0, String::new())];

@@ -93,7 +93,8 @@ fn a_listing_has_dots_numbers_and_cookies_that_go_on() {
     });
 }
 
-/// What it brings with each entry is what a lookup finds, a reference included; a call that the reply is too small for goes on where it stopped.
+/// What it brings with each entry is what a lookup finds, a reference included; a call that the reply is too small for
+/// goes on where it stopped.
 #[test]
 fn a_listing_with_attributes_is_a_listing_and_lookups() {
     everywhere(|recipe, backend| {

@@ -1,5 +1,5 @@
-//! Re-keying whole vaults: nothing changes that anybody sees, the old keys are not needed afterwards, others may use the vault meanwhile, and it may be broken off
-//! anywhere.
+//! Re-keying whole vaults: nothing changes that anybody sees, the old keys are not needed afterwards, others may use
+//! the vault meanwhile, and it may be broken off anywhere.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -197,7 +197,8 @@ fn it_can_be_broken_off_and_goes_on_with_what_is_left() {
     same(&seen(&v), &before);
 }
 
-/// Threads that each work in a directory of their own, and move things between two others, while the keys are rotated and everything is re-keyed.
+/// Threads that each work in a directory of their own, and move things between two others, while the keys are rotated
+/// and everything is re-keyed.
 #[test]
 fn others_use_the_vault_meanwhile() {
     let recipe = Recipe::default();
@@ -263,7 +264,8 @@ fn others_use_the_vault_meanwhile() {
     }
 }
 
-/// Stops after changes of the store, and power cuts: the tree is as it was under the keys there are, and a second run completes the first.
+/// Stops after changes of the store, and power cuts: the tree is as it was under the keys there are, and a second run
+/// completes the first.
 #[test]
 fn a_crash_at_any_change_leaves_the_same_tree() {
     let recipe = Recipe { reserved: 62, ..Recipe::default() };

@@ -1,5 +1,5 @@
-//! A store that gives the number of a removed inode to the next one, and somebody who removes entries of their own directory behind the mount: what comes by the
-//! number is never taken for what had it before.
+//! A store that gives the number of a removed inode to the next one, and somebody who removes entries of their own
+//! directory behind the mount: what comes by the number is never taken for what had it before.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 

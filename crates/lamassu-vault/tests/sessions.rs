@@ -1,5 +1,5 @@
-//! Sessions against a store that keeps what pages were like before they settled: what an interruption leaves is believed of interrupted sessions alone, and
-//! what it took is told.
+//! Sessions against a store that keeps what pages were like before they settled: what an interruption leaves is
+//! believed of interrupted sessions alone, and what it took is told.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
@@ -287,7 +287,8 @@ fn an_older_page_stays_stale_after_a_later_crash() {
     let newest = lab.bytes("f")[SEGMENT as usize..][..BLOCK].to_vec();
     lab.put_back("f", SEGMENT, &early);
     assert_eq!(lab.kinds(false), [("page-stale".into(), Some(1), false)]);
-    // Of the interrupted session itself the last page that the floor does not cover may be from before it grew: that is told.
+    // Of the interrupted session itself the last page that the floor does not cover may be from before it grew: that is
+    // told.
     lab.put_back("f", SEGMENT, &newest);
     let v = lab.open();
     put_synced(&v, "g", &content(PAGE_BLOCKS + 7, 0));
@@ -419,7 +420,8 @@ fn a_repair_of_the_whole_vault_ends_what_was_interrupted() {
     assert_eq!(lab.kinds(false), [("block-hash".into(), Some(2), false)]);
 }
 
-/// Who damages the last page of a file while that is written does not keep the session open, nor the choices of one that was interrupted.
+/// Who damages the last page of a file while that is written does not keep the session open, nor the choices of one
+/// that was interrupted.
 #[test]
 fn a_damaged_page_does_not_keep_a_session_open() {
     for freezes in [false, true] {

@@ -1,4 +1,5 @@
-//! Who owns the directory that a vault lies in puts another in the place of the staging directory: nothing of what lies there is deleted, and nothing is made there.
+//! Who owns the directory that a vault lies in puts another in the place of the staging directory: nothing of what lies
+//! there is deleted, and nothing is made there.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 

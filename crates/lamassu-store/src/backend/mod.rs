@@ -117,6 +117,11 @@ pub struct Stat {
 }
 
 impl Stat {
+    /// Whether it is a regular file that is not empty.
+    pub(crate) fn is_full_file(&self) -> bool {
+        self.kind == Kind::File && self.len > 0
+    }
+
     /// Whether both are of one inode: the number alone may have been another's, where a store gives numbers again. A birth time that one of them lacks says nothing.
     pub fn is_same(&self, other: &Stat) -> bool {
         (self.dev, self.ino, self.kind) == (other.dev, other.ino, other.kind) && may_be_one(self.born, other.born)
@@ -374,6 +379,13 @@ pub trait BackendDir: Send + Sync {
     fn remove_dir(&self, name: &OsStr) -> io::Result<()>;
     /// lstat of an entry.
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat>;
+    /// lstat of an entry; if it is a regular file that is not empty, also the file itself, opened for reading. One look
+    /// serves both.
+    fn stat_and_open(&self, name: &OsStr) -> io::Result<(Stat, Option<Arc<dyn BackendFile>>)> {
+        let st = self.stat_entry(name)?;
+        let opened = if st.is_full_file() { self.open_same(name, &st, false).ok().flatten() } else { None };
+        Ok((st, opened))
+    }
     /// stat of this directory.
     fn stat(&self) -> io::Result<Stat>;
     /// Entries but `.` and `..`, in the store's order.

@@ -78,22 +78,31 @@ impl File {
     /// Opens a backing file. `tag` names it in reports. Reads page 0 and the last page; damage there is not an error
     /// here: the file opens, and what is damaged reads as an error. Writes nothing.
     pub fn open(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
+        let len = backing.stat().map_err(StoreError::io("stat", 0))?.len;
+        Self::open_with_len(ctx, backing, len, tag)
+    }
+
+    /// The same of a backing file whose stat has just shown this length.
+    pub fn open_with_len(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+    ) -> Result<File, StoreError> {
         let core = Core::new(ctx, backing, tag);
-        let state = core.open_state()?;
+        let state = core.open_state(len)?;
         core.publish(&state);
         let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
         Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
     }
 
-    /// Takes a backing file just created: it gets its page even if it stays empty.
+    /// Takes a backing file just created, which is empty: it gets its page even if it stays so.
     pub fn create(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
-        let file = File::open(ctx, backing, tag)?;
+        let file = File::open_with_len(ctx, backing, 0, tag)?;
         {
             let st = &mut *file.exclusive();
             st.identity.want_page();
-            if st.space.len() == 0 {
-                st.identity.note_made(st.marks.written());
-            }
+            st.identity.note_made(st.marks.written());
         }
         Ok(file)
     }

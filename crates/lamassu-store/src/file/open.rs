@@ -26,8 +26,7 @@ struct Found {
 
 impl Core {
     /// Reads page 0 and the last page, and decides what the size is. Damage is kept for the reads that meet it.
-    pub fn open_state(&self) -> Result<State, StoreError> {
-        let len = self.backing.stat().map_err(StoreError::io("stat", 0))?.len;
+    pub fn open_state(&self, len: u64) -> Result<State, StoreError> {
         let mut st = State { space: Space::new(len), ..State::default() };
         if len == 0 {
             st.identity.found_unsealed();

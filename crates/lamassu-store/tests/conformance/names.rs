@@ -2,7 +2,7 @@
 
 use super::{Store, expect_errno, name, rename};
 use lamassu_store::backend::ByName;
-use lamassu_store::backend::{Backend, BackendDir, Kind, MemoryBackend, RenameMode, SetTime, Time};
+use lamassu_store::backend::{Backend, BackendDir, Kind, MemoryBackend, RenameMode, SetTime, Stat, Time};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -63,8 +63,25 @@ pub fn opens_only_regular_files(store: &Store) {
         assert!(root.open_same(name("file"), &seen("other"), write).unwrap().is_none());
         assert!(!matches!(root.open_same(name("fifo"), &seen("other"), write), Ok(Some(_))));
         expect_errno(root.open_same(name("none"), &seen("other"), write), libc::ENOENT);
+        // An earlier inode of that number was born at another time.
+        let earlier = Stat { born: 1, ..seen("file") };
+        let is_told = seen("file").born != 0;
+        assert_eq!(root.open_same(name("file"), &earlier, write).unwrap().is_none(), is_told);
         root.unlink(name("other")).unwrap();
     }
+}
+
+pub fn stat_and_open_opens_full_regular_files_alone(store: &Store) {
+    let root = populated(store);
+    for entry in ["file", "empty", "full", "to-file", "fifo"] {
+        let (st, opened) = root.stat_and_open(name(entry)).unwrap();
+        assert_eq!(st, root.stat_entry(name(entry)).unwrap());
+        assert_eq!(opened.is_some(), entry == "file", "{entry}");
+        let mut text = [0; 8];
+        let len = opened.map_or(0, |file| file.read_at(0, &mut text).unwrap());
+        assert_eq!(&text[..len], if entry == "file" { &b"file"[..] } else { b"" });
+    }
+    expect_errno(root.stat_and_open(name("none")), libc::ENOENT);
 }
 
 pub fn opens_only_directories(store: &Store) {

@@ -1,12 +1,12 @@
 //! Checking one entry: a file's pages and blocks, a link's target, attributes.
 
-use super::runs::{Run, runs};
-use super::{Checker, Found, Place, Problem, kind};
-use crate::dataset::has_header;
+use super::runs::{DamageRun, runs};
+use super::{Checker, Found, Located, Problem, kind};
 use crate::error::is_not_found;
 use crate::inode::StoreId;
-use crate::names::read_text;
+use crate::record::read_text;
 use crate::symlink::{self, LinkFault};
+use crate::walk::has_header;
 use crate::xattr::Holder;
 use crate::{Dataset, Kind, VaultError, xattr};
 use lamassu_format::name::{LINK_PREFIX, decode};
@@ -28,8 +28,8 @@ pub(super) struct Links {
     pub unknown: u64,
 }
 
-/// How often an entry is looked for that the listing had. A check has the vault to itself, so nothing honest moves; and whoever exchanges entries all the
-/// while must not have one passed over.
+/// How often an entry is looked for that the listing had. A check has the vault to itself, so no honest process moves
+/// anything. An attacker that keeps exchanging entries must not have one passed over.
 const LOOKS_MAX: u32 = 20;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
@@ -45,8 +45,9 @@ pub(super) fn looked_at<T>(mut look: impl FnMut() -> std::io::Result<T>) -> std:
 }
 
 impl Checker<'_> {
-    /// Checks an entry; its kind is `None` if it could not be looked at, which is noted. What lies in a directory is not visited here.
-    pub(super) fn entry(&mut self, at: &Place, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
+    /// Checks an entry; its kind is `None` if it could not be looked at, which is noted. What lies in a directory is
+    /// not visited here.
+    pub(super) fn check_entry(&mut self, at: &Located, listed: Option<Kind>, links: &mut Links) -> Option<Kind> {
         let st = match looked_at(|| at.dir.stat_entry(&at.name)) {
             Ok(st) => st,
             Err(e) if is_not_found(&e) => {
@@ -93,7 +94,7 @@ impl Checker<'_> {
         Some(st.kind)
     }
 
-    fn link(&mut self, at: &Place, st: &Stat, links: &mut Links) {
+    fn link(&mut self, at: &Located, st: &Stat, links: &mut Links) {
         let ring = &self.vault.ctx.ring;
         if let Some(rest) = symlink::rest_of(ring, &*at.dir, &at.name, st) {
             let id = rest.as_bytes().strip_prefix(LINK_PREFIX.as_bytes()).and_then(decode);
@@ -108,7 +109,7 @@ impl Checker<'_> {
         }
     }
 
-    fn file(&mut self, at: &Place, st: &Stat) {
+    fn file(&mut self, at: &Located, st: &Stat) {
         self.report.files += 1;
         let progress = self.progress;
         let mut verified = self.verify(at, st, &mut |bytes| progress.advance(0, bytes));
@@ -133,7 +134,7 @@ impl Checker<'_> {
                 self.report.unsettled |= found.unsettled;
                 runs(found.damage.into_iter().chain(found.undone), |run| self.damage(at, &run));
             }
-            Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &Run::from(damage)),
+            Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &DamageRun::from(damage)),
             Err(VaultError::NotFound | VaultError::Stale) => self.note_moving(at),
             Err(e) => {
                 self.report.unsettled = true;
@@ -142,7 +143,7 @@ impl Checker<'_> {
         }
     }
 
-    fn verify(&self, at: &Place, st: &Stat, progress: &mut dyn FnMut(u64)) -> crate::Result<FileCheck> {
+    fn verify(&self, at: &Located, st: &Stat, progress: &mut dyn FnMut(u64)) -> crate::Result<FileCheck> {
         let vault = self.vault;
         let ino = vault.nodes.lock().find(StoreId::from(st)).unwrap_or(st.ino);
         let _opening = vault.opening(ino).lock();
@@ -165,7 +166,7 @@ impl Checker<'_> {
         Ok(File::open(ctx.clone(), backing, &tag)?.check(write, progress)?)
     }
 
-    fn damage(&mut self, at: &Place, run: &Run) {
+    fn damage(&mut self, at: &Located, run: &DamageRun) {
         let geo = &self.vault.ctx.geometry;
         let d = &Damage { pages: run.pages, ..run.first };
         let range = match (d.kind, d.block) {
@@ -196,7 +197,7 @@ impl Checker<'_> {
     }
 
     /// What the attributes of an entry of `dir`, or of `dir` itself, are bound to.
-    fn holder(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) -> Option<Holder> {
+    fn holder(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) -> Option<Holder> {
         if of != Kind::Dir {
             return Some(Holder::File);
         }
@@ -214,7 +215,7 @@ impl Checker<'_> {
     }
 
     /// Checks the attributes of an entry of `dir`, or of `dir` itself.
-    pub(super) fn xattrs_of(&mut self, at: &Place, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) {
+    pub(super) fn xattrs_of(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) {
         let look = || {
             let held = name.map(|name| dir.hold(name)).transpose()?;
             let listed = held.as_ref().map_or_else(|| dir.list_xattr(), |held| held.list_xattr())?;
@@ -248,7 +249,8 @@ impl Checker<'_> {
                     Ok(value) => xattr::open_value(ring, &attr, holder, &value)
                         .err()
                         .map(|e| (kind::XATTR, format!("the value of {shown} does not open: {e}"))),
-                    // Nothing is known of the attribute then: an owner who is not root may list those of a file of mode 000, but read none.
+                    // Nothing is known of the attribute then: an owner who is not root may list those of a file of mode
+                    // 000, but read none.
                     Err(e) => Some((kind::IO, format!("the attribute {shown} could not be read: {e}"))),
                 },
             };

@@ -1,7 +1,8 @@
-//! `lamassu check`: verifies every record, name, target, attribute, page and block of a tree, names what is wrong, and mends what can be mended.
+//! `lamassu check`: verifies every record, name, target, attribute, page and block of a tree, names what is wrong, and
+//! mends what can be mended.
 //!
-//! Repair completes interrupted commits, clears leftovers, and moves to `lamassu.lost` what cannot be named any more. It never deletes or changes content:
-//! damaged files stay where they are, readable but for the damage.
+//! Repair completes interrupted commits, clears leftovers, and moves to `lamassu.lost` what cannot be named any more.
+//! It never deletes or changes content: damaged files stay where they are, readable but for the damage.
 
 mod entry;
 mod locked;
@@ -13,6 +14,7 @@ mod walk;
 pub use locked::check_locked;
 pub use report::{Problem, Progress, Report, Tally};
 
+use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
 use lamassu_store::BackendDir;
 use std::collections::HashSet;
@@ -52,7 +54,7 @@ pub mod kind {
 
 /// Where something lies: an entry of an open backing directory, and its paths.
 #[derive(Clone)]
-struct Place {
+struct Located {
     /// Directory it lies in.
     dir: Arc<dyn BackendDir>,
     name: OsString,
@@ -78,7 +80,7 @@ impl Checker<'_> {
     }
 
     /// Notes a problem of the tree.
-    fn note(&mut self, at: &Place, kind: &str, found: Found, text: String) {
+    fn note(&mut self, at: &Located, kind: &str, found: Found, text: String) {
         self.problem(Problem {
             path: at.plain.as_ref().map(|p| p.display().to_string()),
             stored: at.stored.display().to_string(),
@@ -91,13 +93,14 @@ impl Checker<'_> {
     }
 
     /// An entry of a listing that is gone, or another one, each time it is looked at. Nothing is known of it then.
-    fn note_moving(&mut self, at: &Place) {
+    fn note_moving(&mut self, at: &Located) {
         self.report.unsettled = true;
-        let text = "was removed or exchanged each time it was looked at, so it is not verified: keep everybody else from changing the store, and check again";
+        let text = "was removed or exchanged each time it was looked at, so it is not verified: keep other users and \
+                    programs from changing the store, and check again";
         self.note(at, kind::IO, Found::Damage, text.to_owned());
     }
 
-    fn note_io(&mut self, at: &Place, op: &str, e: &dyn std::fmt::Display) {
+    fn note_io(&mut self, at: &Located, op: &str, e: &dyn std::fmt::Display) {
         self.note(at, kind::IO, Found::Damage, format!("{op}: {e}"));
     }
 }
@@ -111,11 +114,12 @@ enum Found {
 }
 
 impl Vault {
-    /// Verifies the whole tree, or what lies at and below the given plain paths. Everything buffered is committed first.
+    /// Verifies the whole tree, or what lies at and below the given plain paths. Everything buffered is committed
+    /// first.
     ///
     /// # Errors
-    /// [`VaultError::ReadOnly`] for a repair of a read-only vault; those of [`Vault::resolve`] for the paths given. What is found wrong is no error but in the
-    /// [`Report`].
+    /// [`VaultError::ReadOnly`] for a repair of a read-only vault; those of [`Vault::resolve`] for the paths given.
+    /// What is found wrong is no error but in the [`Report`].
     pub fn check(&self, paths: &[&OsStr], repair: bool, progress: &dyn Progress) -> Result<Report> {
         let pass = if repair { Some(self.change()?) } else { None };
         if !self.options.read_only && !self.is_frozen() {
@@ -144,7 +148,7 @@ impl Vault {
     }
 
     /// The place of a plain path; `None` for the root.
-    fn check_place(&self, path: &OsStr) -> Result<Option<Place>> {
+    fn check_place(&self, path: &OsStr) -> Result<Option<Located>> {
         let stored = self.stored_path(path)?;
         let Some(name) = stored.file_name() else { return Ok(None) };
         let mut dir = self.dirs.root().handle.clone();
@@ -152,14 +156,27 @@ impl Vault {
             dir = dir.open_dir(part).map_err(crate::error::io("open a directory"))?;
         }
         let plain = Path::new(path).components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect();
-        Ok(Some(Place { dir, name: name.to_owned(), stored, plain: Some(plain) }))
+        Ok(Some(Located { dir, name: name.to_owned(), stored, plain: Some(plain) }))
     }
 }
 
-impl Place {
+impl Located {
+    fn of(met: &Met<Option<PathBuf>>) -> Located {
+        let (dir, name) = (met.above.clone(), met.name.clone());
+        Located { dir, name, stored: met.stored.clone(), plain: met.passed.clone() }
+    }
+
+    fn met<P>(&self, passed: P) -> Met<P> {
+        Met { above: self.dir.clone(), name: self.name.clone(), stored: self.stored.clone(), passed }
+    }
+
+    fn is_root(&self) -> bool {
+        self.stored.as_os_str().is_empty()
+    }
+
     /// Something in directory `dir`, which lies here.
-    fn below(&self, dir: &Arc<dyn BackendDir>, name: &OsStr, plain: Option<&OsStr>) -> Place {
-        Place {
+    fn below(&self, dir: &Arc<dyn BackendDir>, name: &OsStr, plain: Option<&OsStr>) -> Located {
+        Located {
             dir: dir.clone(),
             name: name.to_owned(),
             stored: self.stored.join(name),

@@ -1,8 +1,8 @@
 //! What `--repair` does to the tree: clears leftovers, and takes what has no name any more out of it.
 
-use super::{Checker, Found, Place, Result, kind};
+use super::{Checker, Found, Located, Result, kind};
 use crate::error::{io, is_not_found};
-use crate::names::read_text;
+use crate::record::read_text;
 use crate::staging::rename_no_replace;
 use crate::symlink;
 use lamassu_format::header::NameMode;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Names tried for one thing in `lamassu.lost`.
 const TRIES_MAX: u32 = 10_000;
 
-/// For a walk that nobody watches.
+/// For a walk without progress.
 struct Unwatched;
 
 impl super::Progress for Unwatched {
@@ -26,8 +26,9 @@ impl super::Progress for Unwatched {
 }
 
 impl Checker<'_> {
-    /// The record of sessions. A new one begins behind the highest number that any page carries: another walk over the whole tree finds that first. It knows of no
-    /// interruption, since whoever can take the record away must gain nothing by it.
+    /// The record of sessions. A new one begins behind the highest number that any page carries: another walk over the
+    /// whole tree finds that first. It knows of no interruption, since removing the record must gain an attacker
+    /// nothing.
     pub(super) fn sessions(&mut self) -> Result<()> {
         let Some((fault, may_go)) = self.vault.book.fault() else { return Ok(()) };
         let text = format!("the record of sessions does not open: {fault}");
@@ -45,12 +46,13 @@ impl Checker<'_> {
             }
         }
         let root = self.root();
-        let at = Place { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, ..root };
+        let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, ..root };
         self.note(&at, kind::SESSIONS, found, text);
         Ok(())
     }
 
-    /// The record of the root's permissions. A new one says what the vault directory says, which is the stricter: its owner's alone.
+    /// The record of the root's permissions. A new one says what the vault directory says, which is the stricter: its
+    /// owner's alone.
     pub(super) fn root_permissions(&mut self) -> Result<()> {
         let permissions = &self.vault.root_permissions;
         let Some(fault) = permissions.fault() else { return Ok(()) };
@@ -59,21 +61,22 @@ impl Checker<'_> {
             permissions.renew()?;
             found = Found::Mended;
         }
-        let at = Place { name: ROOT_RECORD.into(), stored: ROOT_RECORD.into(), plain: None, ..self.root() };
+        let at = Located { name: ROOT_RECORD.into(), stored: ROOT_RECORD.into(), plain: None, ..self.root() };
         let text = format!("the record of the root's permissions does not open: {fault}");
         self.note(&at, kind::ROOT, found, text);
         Ok(())
     }
 
     /// A harmless leftover: removed when repairing.
-    pub(super) fn clear(&mut self, at: &Place, kind: &str, text: &str) {
+    pub(super) fn clear(&mut self, at: &Located, kind: &str, text: &str) {
         let removed = self.repair && at.dir.unlink(&at.name).is_ok();
         let found = if removed { Found::Mended } else { Found::Harmless };
         self.note(at, kind, found, text.to_owned());
     }
 
-    /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays, which is noted too.
-    pub(super) fn move_to_lost(&mut self, at: &Place, kind: &str, text: String) -> bool {
+    /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays,
+    /// which is noted too.
+    pub(super) fn move_to_lost(&mut self, at: &Located, kind: &str, text: String) -> bool {
         let moved = self.lost().and_then(|lost| {
             self.copy_link_rest(at, &*lost)?;
             let name = place_in(&*lost, at).map_err(io("move to lamassu.lost"))?;
@@ -93,8 +96,9 @@ impl Checker<'_> {
         }
     }
 
-    /// The end of a long link target, copied: another name of the link may need the original, which otherwise is a leftover now.
-    fn copy_link_rest(&self, at: &Place, lost: &dyn BackendDir) -> Result<()> {
+    /// The end of a long link target, copied: another name of the link may need the original, which otherwise is a
+    /// leftover now.
+    fn copy_link_rest(&self, at: &Located, lost: &dyn BackendDir) -> Result<()> {
         let ring = &self.vault.ctx.ring;
         let rest = at.dir.stat_entry(&at.name).ok().and_then(|st| symlink::rest_of(ring, &*at.dir, &at.name, &st));
         let Some(rest) = rest else { return Ok(()) };
@@ -107,10 +111,10 @@ impl Checker<'_> {
     }
 
     /// The companion of a long name goes where its entry went, whatever is in it.
-    fn move_companion(&self, at: &Place, lost: &dyn BackendDir) {
+    fn move_companion(&self, at: &Located, lost: &dyn BackendDir) {
         if let Stored::Long(hash) = classify(self.vault.name_mode, at.name.as_bytes()) {
             let name = OsString::from(companion_name(&hash));
-            let companion = Place { name, ..at.clone() };
+            let companion = Located { name, ..at.clone() };
             match place_in(lost, &companion) {
                 Err(error) if !is_not_found(&error) => {
                     tracing::warn!(%error, "the companion of what was moved to {LOST} stays behind");
@@ -130,7 +134,7 @@ impl Checker<'_> {
     }
 }
 
-fn place_in(lost: &dyn BackendDir, at: &Place) -> stdio::Result<OsString> {
+fn place_in(lost: &dyn BackendDir, at: &Located) -> stdio::Result<OsString> {
     let mut name = at.name.clone();
     for i in 1..TRIES_MAX {
         match rename_no_replace(&*at.dir, &at.name, lost, &name) {

@@ -16,7 +16,8 @@ pub struct Problem {
     pub path: Option<String>,
     /// Path in the store.
     pub stored: String,
-    /// Kind, as a stable word: those of [`super::kind`], and for the content of files those of [`lamassu_store::file::DamageKind::word`].
+    /// Kind, as a stable word: those of [`super::kind`], and for the content of files those of
+    /// [`lamassu_store::file::DamageKind::word`].
     pub kind: String,
     /// Segment, page, block where it concerns a file's content.
     pub segment: Option<u64>,
@@ -30,8 +31,8 @@ pub struct Problem {
     /// How many blocks from that one on, where it is more than one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u64>,
-    /// Where in the file's content that begins, in bytes. All that a page or block can hold is meant, also past the end of a short file; none where a file
-    /// lost its end.
+    /// Where in the file's content that begins, in bytes. All that a page or block can hold is meant, also past the end
+    /// of a short file; none where a file lost its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offset: Option<u64>,
     /// How many bytes of the content it concerns.
@@ -39,7 +40,8 @@ pub struct Problem {
     pub length: Option<u64>,
     /// Whether `--repair` mended it, or moved it to `lamassu.lost`.
     pub repaired: bool,
-    /// The range reads, and not as it was written last: a write of an interrupted session is not there. Or a file is of a session that nobody knows.
+    /// The range reads, and not as it was written last: a write of an interrupted session is not there. Or a file is of
+    /// a session that the record does not know.
     pub undone: bool,
     /// Nothing is lost or unreadable: what an interrupted change left behind, or files that are no part of the tree.
     pub harmless: bool,
@@ -70,7 +72,8 @@ pub struct Report {
     /// The highest number of a session that a page carries.
     #[serde(skip)]
     pub last_session: u32,
-    /// Sessions that were not closed, first and last of each range: what they left under way is believed until a repair of the whole vault has completed it.
+    /// Sessions that were not closed, first and last of each range: what they left under way is believed until a repair
+    /// of the whole vault has completed it.
     pub open_sessions: Vec<(u32, u32)>,
     /// Some file could not be brought to rest.
     #[serde(skip)]

@@ -1,10 +1,11 @@
-//! Damage of one kind that goes on from block to block, or from page to page, is one thing to report: a file has as many blocks as its store says.
+//! Damage of one kind that goes on from block to block, or from page to page, is one thing to report: a file has as
+//! many blocks as its store says.
 
 use lamassu_store::file::{Damage, DamageKind};
 
 /// Damage of one kind in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct DamageRun {
     pub first: Damage,
     /// Blocks from the first on, where it is of blocks.
     pub blocks: u64,
@@ -12,13 +13,13 @@ pub(super) struct Run {
     pub pages: u64,
 }
 
-impl From<Damage> for Run {
-    fn from(first: Damage) -> Run {
-        Run { first, blocks: 1, pages: first.pages }
+impl From<Damage> for DamageRun {
+    fn from(first: Damage) -> DamageRun {
+        DamageRun { first, blocks: 1, pages: first.pages }
     }
 }
 
-impl Run {
+impl DamageRun {
     /// Takes in what goes on where this ends. False: it does not.
     fn takes(&mut self, next: &Damage) -> bool {
         let Damage { kind, segment: _, page, pages, block } = *next;
@@ -37,11 +38,11 @@ impl Run {
 }
 
 /// Hands on each run.
-pub(super) fn runs(damage: impl IntoIterator<Item = Damage>, mut each: impl FnMut(Run)) {
-    let mut under_way: Option<Run> = None;
+pub(super) fn runs(damage: impl IntoIterator<Item = Damage>, mut each: impl FnMut(DamageRun)) {
+    let mut under_way: Option<DamageRun> = None;
     for next in damage {
         if !under_way.as_mut().is_some_and(|run| run.takes(&next)) {
-            under_way.replace(Run::from(next)).into_iter().for_each(&mut each);
+            under_way.replace(DamageRun::from(next)).into_iter().for_each(&mut each);
         }
     }
     under_way.into_iter().for_each(each);

@@ -35,25 +35,6 @@ fn is_dot(entry: &DirEntry) -> bool {
 
 /// What the calls share.
 impl Forest {
-    /// Gives references back that [`Forest::resolve`] or [`FileSystem::lookup`] gave.
-    pub fn forget(&self, ino: Ino, count: u64) {
-        if let Ok(slot) = self.slot(volume_of(ino)) {
-            slot.forget(local(ino), count);
-        }
-    }
-
-    /// stat. The root of a dataset shows whether it is open or not.
-    ///
-    /// # Errors
-    /// As [`Vault::getattr`].
-    pub fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        let volume = volume_of(ino);
-        if local(ino) == ROOT {
-            return self.root_attr(&*self.slot(volume)?);
-        }
-        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
-    }
-
     fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
         result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
     }
@@ -63,7 +44,7 @@ impl Forest {
         self.at(handle.0)
     }
 
-    /// The same, where a vault that is closed is nobody's loss.
+    /// The same; `None` where the vault is closed, which is no error.
     fn still_of(&self, handle: HandleId) -> Option<Arc<Vault>> {
         self.vault(volume_of(handle.0))
     }
@@ -108,8 +89,10 @@ impl FileSystem for Forest {
         }
     }
 
+    // Datasets before the vaults that they lie in.
     fn close(&self) -> Result<()> {
-        Forest::close(self)
+        let _one = self.changing.lock();
+        self.each_loaded(Vault::close)
     }
 
     fn maintain(&self) -> Result<()> {
@@ -129,7 +112,7 @@ impl FileSystem for Forest {
 
     // All vaults that are open; none is opened until the thaw. `EBUSY` while one is loaded, unloaded or destroyed.
     fn freeze(&self) -> Result<()> {
-        // Not waited for: who unloads waits for requests of the kernel, which a front-end that freezes holds back.
+        // Not waited for: unloading waits for requests of the kernel, which a front-end holds back while it freezes.
         let Some(_one) = self.changing.try_lock() else { return Err(errno("freeze", libc::EBUSY)) };
         self.frozen.store(true, Ordering::Release);
         drop(self.opens.write());
@@ -160,11 +143,18 @@ impl FileSystem for Forest {
     }
 
     fn forget(&self, ino: Ino, count: u64) {
-        Forest::forget(self, ino, count);
+        if let Ok(slot) = self.slot(volume_of(ino)) {
+            slot.forget(local(ino), count);
+        }
     }
 
+    // The root of a dataset shows whether it is open or not.
     fn getattr(&self, ino: Ino, handle: Option<HandleId>) -> Result<Attr> {
-        Forest::getattr(self, ino, handle)
+        let volume = volume_of(ino);
+        if local(ino) == ROOT {
+            return self.root_attr(&*self.slot(volume)?);
+        }
+        Self::attr(volume, self.at(ino)?.getattr(local(ino), handle.map(local_handle)))
     }
 
     fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {

@@ -1,14 +1,16 @@
-//! Vaults that lie in one another, as one file system: each *dataset* is a [`Vault`] of its own, met at a directory of the one it lies in.
+//! Vaults that lie in one another, as one file system: each *dataset* is a [`Vault`] of its own, met at a directory of
+//! the one it lies in.
 //!
-//! Every vault in use is a *volume* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode numbers are the same over mounts and
-//! reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's number, the rest is the vault's own business: routing looks at the number alone,
-//! takes one short lock and clones one reference. A vault knows nothing of this.
+//! Every vault in use is a *volume* with a number: 0 is the mount's own, a dataset's comes from its id, so that inode
+//! numbers are the same over mounts and reloads. Bits 48 to 62 of inode numbers and handle ids are the volume's number,
+//! the rest is the vault's own business: routing looks at the number alone, takes one short lock and clones one
+//! reference. A vault does not know of it.
 //!
-//! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* where no key for it was found, and *unloaded* by request. It is
-//! opened at the first operation inside, not when it is merely listed.
+//! A volume is *sighted* when its header was read, *loaded* when its vault is open, *locked* where no key for it was
+//! found, and *unloaded* by request. It is opened at the first operation inside, not when it is merely listed.
 //!
-//! Locks: `changing` is taken by loading and unloading alone, never by a request: those who hold it wait for requests to end, and for the kernel, which
-//! waits for requests too.
+//! Locks: `changing` is taken by loading and unloading alone, never by a request: a thread that holds it waits for
+//! requests to end, and for the kernel, which waits for requests too.
 
 mod calls;
 mod states;
@@ -23,7 +25,7 @@ use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
 use lamassu_format::name::HEADER;
 use lamassu_store::{Backend, BackendDir};
 use parking_lot::{Mutex, RwLock};
-use states::Slot;
+use states::KnownVolume;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -79,7 +81,8 @@ pub struct Opening {
 
 /// Gets the keys of datasets, and is told what becomes of them: the composition root.
 pub trait Opener: Send + Sync {
-    /// The keys of a dataset whose header was read and is not authenticated, and which lies in `parent`. `None`: there is no key for it here, it is locked.
+    /// The keys of a dataset whose header was read and is not authenticated, and which lies in `parent`. `None`: there
+    /// is no key for it here, it is locked.
     ///
     /// # Errors
     /// Anything but a missing key; it is asked again at the next operation inside.
@@ -100,8 +103,8 @@ pub trait Cache: Send + Sync {
 
 /// See the module's head.
 pub struct Forest {
-    root: Arc<Slot>,
-    table: RwLock<HashMap<Number, Arc<Slot>>>,
+    root: Arc<KnownVolume>,
+    table: RwLock<HashMap<Number, Arc<KnownVolume>>>,
     /// Directories, by number, that are known to be roots of datasets.
     crossings: RwLock<HashMap<Ino, Number>>,
     opener: Arc<dyn Opener>,
@@ -125,7 +128,8 @@ struct Idle {
 }
 
 impl Forest {
-    /// The file system of `vault` and of the datasets in it. `backend` is that of `vault`; `cached`: whether the kernel may keep contents of its files.
+    /// The file system of `vault` and of the datasets in it. `backend` is that of `vault`; `cached`: whether the kernel
+    /// may keep contents of its files.
     ///
     /// # Errors
     /// Those of the store.
@@ -139,7 +143,7 @@ impl Forest {
         let st = backend.root().stat().map_err(io("stat the root"))?;
         let (keeps_acls, engine) = (vault.keeps_acls(), vault.engine());
         opener.opened(ROOT_VOLUME, &vault);
-        let root = Slot::new(ROOT_VOLUME, id, StoreId::from(&st), backend, Some(vault));
+        let root = KnownVolume::new(ROOT_VOLUME, id, StoreId::from(&st), backend, Some(vault));
         root.set_cached(cached);
         Ok(Arc::new(Forest {
             root,
@@ -163,14 +167,14 @@ impl Forest {
         let _ = self.cache.set(cache);
     }
 
-    fn slot(&self, volume: Number) -> Result<Arc<Slot>> {
+    fn slot(&self, volume: Number) -> Result<Arc<KnownVolume>> {
         match volume {
             ROOT_VOLUME => Ok(self.root.clone()),
             _ => self.table.read().get(&volume).cloned().ok_or(VaultError::Stale),
         }
     }
 
-    fn slots(&self) -> Vec<Arc<Slot>> {
+    fn slots(&self) -> Vec<Arc<KnownVolume>> {
         let table = self.table.read();
         std::iter::once(&self.root).chain(table.values()).cloned().collect()
     }
@@ -200,7 +204,8 @@ impl Forest {
         self.slot(volume).ok()?.loaded()
     }
 
-    /// Directory of a volume, relative to that of the mount's vault in the store; `None` where a vault on the way is not open.
+    /// Directory of a volume, relative to that of the mount's vault in the store; `None` where a vault on the way is
+    /// not open.
     pub fn stored_dir(&self, volume: Number) -> Option<PathBuf> {
         if volume == ROOT_VOLUME {
             return Some(PathBuf::new());
@@ -330,9 +335,9 @@ impl Forest {
         Ok(entry)
     }
 
-    /// The dataset whose root is the directory `ino` of `vault`. Takes over the reference to that: one is kept for as long as the volume is known, so that its
-    /// place is, and others are given back.
-    fn crossed(&self, vault: &Vault, volume: Number, ino: Ino) -> Result<Option<Arc<Slot>>> {
+    /// The dataset whose root is the directory `ino` of `vault`. Takes over the reference to that: one is kept for as
+    /// long as the volume is known, so that its place is, and others are given back.
+    fn crossed(&self, vault: &Vault, volume: Number, ino: Ino) -> Result<Option<Arc<KnownVolume>>> {
         let Some(dir) = vault.dataset_at(ino)? else { return Ok(None) };
         let store = StoreId::from(&dir.stat().map_err(io("stat a directory"))?);
         let known = self.crossings.read().get(&global(volume, ino)).copied();
@@ -356,8 +361,15 @@ impl Forest {
         Ok(Some(slot))
     }
 
-    /// The volume of a dataset: the one it has, or a new one. Its number comes from its id; where that is taken, by a copy of it for one, it is the next.
-    fn sight(&self, above: &Vault, id: [u8; 16], store: StoreId, dir: &Arc<dyn BackendDir>) -> Result<Arc<Slot>> {
+    /// The volume of a dataset: the one it has, or a new one. Its number comes from its id; where that is taken, by a
+    /// copy of it for one, it is the next.
+    fn sight(
+        &self,
+        above: &Vault,
+        id: [u8; 16],
+        store: StoreId,
+        dir: &Arc<dyn BackendDir>,
+    ) -> Result<Arc<KnownVolume>> {
         let write = !above.is_read_only();
         let backend = above.look_into(dir, "open a dataset", |dir| dir.as_backend(write))?;
         let mut table = self.table.write();
@@ -374,13 +386,13 @@ impl Forest {
                 return Err(VaultError::Refused("more datasets than one mount can hold"));
             }
         }
-        let slot = Slot::new(number, id, store, backend, None);
+        let slot = KnownVolume::new(number, id, store, backend, None);
         table.insert(number, slot.clone());
         Ok(slot)
     }
 
     /// stat of a volume's root, which also a locked one has.
-    fn root_attr(&self, slot: &Slot) -> Result<Attr> {
+    fn root_attr(&self, slot: &KnownVolume) -> Result<Attr> {
         let attr = match slot.loaded() {
             Some(vault) => vault.getattr(ROOT, None)?,
             None => slot.backing_attr()?,
@@ -406,7 +418,7 @@ impl Forest {
     }
 }
 
-/// What the store says, which nobody has verified: it decides nothing.
+/// What the store says, not verified: it decides nothing.
 pub struct Unverified<H>(H);
 
 impl<H> Unverified<H> {

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long an unloaded vault is waited for that requests still use: they end by themselves, and the last takes the keys with it.
+/// How long an unloaded vault is waited for that requests still use: they end by themselves, and the last takes the
+/// keys with it.
 const ENDING: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
 /// References that unloading itself has to the vault: its own, and [`Owed::ending`].
@@ -53,7 +54,7 @@ pub struct Volume {
 }
 
 /// A volume.
-pub(super) struct Slot {
+pub(super) struct KnownVolume {
     pub number: Number,
     pub id: [u8; 16],
     pub store: StoreId,
@@ -69,7 +70,8 @@ pub(super) struct Slot {
     permissions: Mutex<Option<ShownPermissions>>,
 }
 
-/// References the kernel holds to numbers of vaults of a volume that are closed: given back, they are not those of the open one.
+/// References the kernel holds to numbers of vaults of a volume that are closed: given back, they are not those of the
+/// open one.
 #[derive(Default)]
 struct Owed {
     counts: HashMap<Ino, u64>,
@@ -77,16 +79,16 @@ struct Owed {
     ending: Option<Arc<Vault>>,
 }
 
-impl Slot {
+impl KnownVolume {
     pub fn new(
         number: Number,
         id: [u8; 16],
         store: StoreId,
         backend: Arc<dyn Backend>,
         vault: Option<Arc<Vault>>,
-    ) -> Arc<Slot> {
+    ) -> Arc<KnownVolume> {
         let permissions = vault.as_ref().map(|vault| vault.root_permissions.shown().clone());
-        Arc::new(Slot {
+        Arc::new(KnownVolume {
             number,
             id,
             store,
@@ -164,7 +166,7 @@ impl Slot {
 
 impl Forest {
     /// Opens a volume that was only sighted.
-    pub(super) fn open_slot(&self, slot: &Arc<Slot>) -> Result<Arc<Vault>> {
+    pub(super) fn open_slot(&self, slot: &Arc<KnownVolume>) -> Result<Arc<Vault>> {
         let _one = slot.opening.lock();
         if let Some(vault) = slot.loaded() {
             return Ok(vault);
@@ -192,7 +194,7 @@ impl Forest {
     }
 
     /// Opens the vault of a volume; the caller holds its `opening`.
-    fn fill(&self, slot: &Slot, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
+    fn fill(&self, slot: &KnownVolume, Opening { header, ring, options, cached }: Opening) -> Result<Arc<Vault>> {
         let top = if slot.number == ROOT_VOLUME { Top::FileSystem } else { Top::Dataset };
         let vault = Vault::open_with(slot.backend.clone(), &header, ring, options, self.engine.clone(), top);
         let vault = vault.inspect_err(|_| self.opener.unloading(slot.number))?;
@@ -229,7 +231,8 @@ impl Forest {
         read_header(slot.loaded().or_else(above).as_deref(), &slot.backend.root()).map(Unverified)
     }
 
-    /// Says whether the kernel may keep contents of files of a volume, of those opened from now on; what it may not keep any more it is told to drop.
+    /// Says whether the kernel may keep contents of files of a volume, of those opened from now on; what it may not
+    /// keep any more it is told to drop.
     ///
     /// # Errors
     /// [`VaultError::Stale`].
@@ -243,8 +246,8 @@ impl Forest {
     }
 
     /// Volumes at or below one, the deepest first.
-    fn at_or_below(&self, number: Number) -> Vec<Arc<Slot>> {
-        let mut found: Vec<(usize, Arc<Slot>)> = self
+    fn at_or_below(&self, number: Number) -> Vec<Arc<KnownVolume>> {
+        let mut found: Vec<(usize, Arc<KnownVolume>)> = self
             .slots()
             .into_iter()
             .filter_map(|slot| {
@@ -270,8 +273,9 @@ impl Forest {
         self.at_or_below(number).iter().filter_map(|s| s.loaded()).map(|v| v.handles.files()).sum()
     }
 
-    /// Closes a volume and those in it, deepest first, and lets their keys go. What the kernel holds of them is written back before, and dropped. Who has
-    /// files open there reads and writes them no more. Returns whether any was open.
+    /// Closes a volume and those in it, deepest first, and lets their keys go. What the kernel holds of them is written
+    /// back before, and dropped. Files that are open there can no longer be read or written. Returns whether any was
+    /// open.
     ///
     /// # Errors
     /// [`VaultError::Frozen`]; the first thing that could not be committed: all are closed nevertheless.
@@ -289,7 +293,7 @@ impl Forest {
         let mut any = false;
         let slots = loop {
             let slots = self.at_or_below(number);
-            // Who is opening one has ended then, and nobody begins.
+            // An opening under way has ended then, and none begins.
             for slot in &slots {
                 let _opening = slot.opening.lock();
                 if slot.loaded().is_none() {
@@ -318,7 +322,7 @@ impl Forest {
         done.map(|()| any)
     }
 
-    fn unload_one(&self, slot: &Slot, vault: Arc<Vault>) -> Result<()> {
+    fn unload_one(&self, slot: &KnownVolume, vault: Arc<Vault>) -> Result<()> {
         // First with the keys: what the kernel has not written yet needs them.
         self.drop_cached(slot, &vault);
         // References that are given back from here on are still this vault's, until they are counted.
@@ -327,7 +331,7 @@ impl Forest {
             let _opening = slot.opening.lock();
             *slot.inside.write() = Inside::Unloaded;
         }
-        // What requests under way answer is counted too, and its names are shown to nobody.
+        // References that requests under way hand out are counted too, and their names are not shown any more.
         let until = Instant::now() + ENDING;
         while Arc::strong_count(&vault) > HELD_HERE && Instant::now() < until {
             std::thread::sleep(POLL);
@@ -359,17 +363,18 @@ impl Forest {
         closed
     }
 
-    fn drop_cached(&self, slot: &Slot, vault: &Vault) {
+    fn drop_cached(&self, slot: &KnownVolume, vault: &Vault) {
         let Some(cache) = self.cache.get() else { return };
         let known: Vec<Ino> = vault.nodes.lock().references().into_iter().map(|(ino, _)| ino).collect();
         known.into_iter().for_each(|ino| cache.drop_inode(global(slot.number, ino)));
     }
 
-    /// Opens a volume with keys that somebody brings: `opening` is asked for them when it is certain that it may be opened.
+    /// Opens a volume with keys that the caller brings: `opening` is asked for them when it is certain that it may be
+    /// opened.
     ///
     /// # Errors
-    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::Frozen`], [`VaultError::KeyNotLoaded`] where the vault
-    /// it lies in is not.
+    /// Those of `opening` and of [`Vault::open`]; [`VaultError::Refused`] where it is open, [`VaultError::Frozen`],
+    /// [`VaultError::KeyNotLoaded`] where the vault it lies in is not.
     pub fn load<E: From<VaultError>>(
         &self,
         number: Number,
@@ -409,7 +414,7 @@ impl Forest {
         Ok(vault)
     }
 
-    fn may_load(&self, slot: &Slot) -> Result<()> {
+    fn may_load(&self, slot: &KnownVolume) -> Result<()> {
         if slot.loaded().is_some() {
             return Err(VaultError::Refused("its key is loaded already"));
         }
@@ -423,7 +428,7 @@ impl Forest {
         Ok(())
     }
 
-    fn shown_anew(&self, slot: &Slot) {
+    fn shown_anew(&self, slot: &KnownVolume) {
         if let Some(cache) = self.cache.get() {
             cache.drop_inode(global(slot.number, ROOT));
         }
@@ -455,7 +460,8 @@ impl Forest {
     /// Unloads a dataset, and removes it with everything in it. With `forced` also while files in it are open.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault; those of [`Vault::remove_dataset`].
+    /// [`VaultError::Refused`] for files that are open, and for the mount's own vault; those of
+    /// [`Vault::remove_dataset`].
     pub fn destroy(&self, number: Number, forced: bool) -> Result<()> {
         if number == ROOT_VOLUME {
             return Err(VaultError::Refused("this is the mount's own vault, not a dataset"));
@@ -463,7 +469,7 @@ impl Forest {
         if !forced && self.open_files(number) > 0 {
             return Err(VaultError::Refused("files in it are open: close them, or give --force"));
         }
-        // To the end: nobody loads it again in between.
+        // Held to the end, so that it is not loaded again in between.
         let changing = self.changing.lock();
         let slot = self.slot(number)?;
         if let Err(error) = self.unload_by(&changing, number) {
@@ -525,14 +531,5 @@ impl Forest {
     /// Whether changes wait for [`Forest::thaw`].
     pub fn is_frozen(&self) -> bool {
         self.frozen.load(Ordering::Acquire)
-    }
-
-    /// Closes all, children before parents.
-    ///
-    /// # Errors
-    /// The first thing that could not be committed; everything is closed nevertheless.
-    pub fn close(&self) -> Result<()> {
-        let _one = self.changing.lock();
-        self.each_loaded(Vault::close)
     }
 }

@@ -113,7 +113,7 @@ fn what_was_just_made_is_new_whatever_its_number() {
         assert!(new.is_new && new.ino != old.ino);
         assert_eq!((t.is_live(old.ino), t.stored_path(old.ino)), (false, None));
         assert_eq!(met(&mut t, ROOT, name("a"), &st), Referenced { is_new: false, ..new });
-        // Nobody knows the old one: the number is free again, and is another generation's.
+        // The old one is not referred to: the number is free again, with another generation.
         t.unpin(old.ino);
         t.forget(old.ino, 1);
         let third = t.reference_new(ROOT, name("b"), &st);
@@ -127,7 +127,7 @@ fn a_number_with_another_birth_is_another_inode() {
     let (first, second) = (stat(40, Kind::File), Stat { born: 2, ..stat(40, Kind::File) });
     let old = met(&mut t, ROOT, name("a"), &first);
     assert_eq!(t.find(StoreId::from(&second)), None);
-    // The stat may be the older one: the node stays until somebody has looked again.
+    // The stat may be the older one: the node stays until a second look.
     assert_eq!(t.reference(ROOT, name("a"), &second, None), Err(old.ino));
     assert!(t.is_live(old.ino));
     let new = t.reference(ROOT, name("a"), &second, Some(old.ino)).unwrap();

@@ -1,6 +1,7 @@
-//! Extended attributes, access control lists among them: the new one is set before the old one goes, so that a crash leaves one or both, of equal value.
+//! Extended attributes, access control lists among them: the new one is set before the old one goes, so that a crash
+//! leaves one or both, of equal value.
 
-use super::Run;
+use super::RekeyRun;
 use crate::error::io;
 use crate::target::Target;
 use crate::xattr::{open_name, open_value, value_epoch};
@@ -20,7 +21,7 @@ enum Todo {
     },
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     /// Seals the attributes of an inode anew that are under an older key.
     pub(super) fn attributes(&mut self, ino: Ino) -> Result<()> {
         let vault = self.vault;
@@ -35,7 +36,7 @@ impl Run<'_> {
         if !is_old {
             return Ok(());
         }
-        // Whoever sets an attribute holds the tree shared: none is set between what is read here and what is written.
+        // Setting an attribute takes the tree lock shared. So none is set between the read here and the write.
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
         let (target, st) = vault.target(ino)?;
@@ -91,7 +92,8 @@ fn stored(target: &Target) -> Result<Vec<OsString>> {
     }
 }
 
-/// Changes an attribute of what its owner, who we are, may not write: the permission is lent for the moment.
+/// Changes an attribute of an entry whose mode denies writing to its owner, which is this process. The permission is
+/// lent for the moment.
 fn permitted(target: &Target, mode: u32, change: impl Fn() -> stdio::Result<()>) -> Result<()> {
     const LENT: u32 = 0o200;
     let done = match change() {

@@ -1,12 +1,12 @@
-//! Symbolic links: their target cannot be changed in place, so each is replaced by a new one, with the same owner and times. Those with several names are replaced
-//! in all of them together; a crash between two names leaves two links with one target.
+//! Symbolic links: their target cannot be changed in place, so each is replaced by a new one, with the same owner and
+//! times. Those with several names are replaced in all of them together; a crash between two names leaves two links
+//! with one target.
 
-use super::Run;
+use super::RekeyRun;
 use super::records::replace;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::names;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
 use lamassu_store::BackendDir;
@@ -44,7 +44,7 @@ impl LinkGroups {
     }
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     /// Makes the link anew, in the batch, if it is under an older key.
     pub(super) fn stage_link(&mut self, ino: Ino) -> Result<()> {
         let vault = self.vault;
@@ -200,10 +200,10 @@ impl Run<'_> {
     }
 }
 
-/// Removes what was left of an old link's target, as if nobody had.
+/// Removes the rest of an old link's target.
 fn remove_rest(dir: &Dir, rest: &OsStr) {
     let before = dir.handle.stat();
-    names::remove_companion(&*dir.handle, rest);
+    crate::record::remove_companion(&*dir.handle, rest);
     if let Ok(before) = before {
         let _ = dir.handle.set_times(SetTime::Keep, SetTime::At(before.mtime));
     }

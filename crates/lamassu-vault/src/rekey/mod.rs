@@ -1,31 +1,31 @@
-//! Re-keying a whole vault while it is in use: what an older K_out seals is sealed under the newest one, and on demand data is encrypted under the newest K_in.
+//! Re-keying a whole vault while it is in use: what an older K_out seals is sealed under the newest one, and on demand
+//! data is encrypted under the newest K_in.
 //!
-//! Every object tells its own epoch, so nothing has to be remembered: broken off at any moment, a later run goes on with what is left, and does nothing
-//! where nothing is. Names in directories are under the directories' own secrets and stay as they are. Contents, sizes and modification times never change.
+//! Every object tells its own epoch, so nothing has to be remembered: broken off at any moment, a later run goes on
+//! with what is left, and does nothing where nothing is. Names in directories are under the directories' own secrets
+//! and stay as they are. Contents, sizes and modification times never change.
 //!
-//! What is moved by others from where the walk has not been to where it was is found by walking again, as long as anything was renamed meanwhile.
+//! What is moved by others from where the walk has not been to where it was is found by walking again, as long as
+//! anything was renamed meanwhile.
 
 mod attrs;
 mod links;
 mod records;
 
-use crate::dataset::has_header;
 use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
-use crate::regions::{Visit, bytes_of, walk};
+use crate::regions::bytes_of;
 use crate::target::hold;
+use crate::walk::{Ahead, Met, is_entry, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
-use lamassu_format::name::{Stored, classify};
-use lamassu_store::BackendDir;
 use lamassu_store::backend::Stat;
 use links::LinkGroups;
 use records::Batch;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ const WALKS_MAX: usize = 5;
 /// How long a throttled run sleeps before it looks whether it was cancelled.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Who watches a re-keying, and may end it.
+/// Progress of a re-keying, which can end it.
 pub trait RekeyProgress: Send + Sync {
     /// How much lies ahead, in bytes of the store. Said anew if the tree is walked again.
     fn total(&self, bytes: u64);
@@ -45,7 +45,8 @@ pub trait RekeyProgress: Send + Sync {
     fn advance(&self, bytes: u64);
     /// Something that could not be re-keyed: where it is stored, and why. The rest goes on.
     fn failed(&self, stored: &str, error: &VaultError);
-    /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone into.
+    /// A dataset lies there, a path in the store: its parent slot may be sealed under an older key. It is not gone
+    /// into.
     fn dataset(&self, stored: &std::path::Path) -> Result<()>;
     /// Whether to end now; what is done stays done.
     fn is_cancelled(&self) -> bool;
@@ -70,7 +71,8 @@ pub struct Rekeyed {
     pub written: u64,
     /// Objects that could not be re-keyed: they are damaged, or the store failed.
     pub failed: u64,
-    /// Whether the whole tree was gone through. False if it was cancelled, or changed faster than it could be walked: run it again.
+    /// Whether the whole tree was gone through. False if it was cancelled, or changed faster than it could be walked:
+    /// run it again.
     pub complete: bool,
 }
 
@@ -81,7 +83,7 @@ impl Rekeyed {
 }
 
 /// A re-keying under way.
-struct Run<'a> {
+struct RekeyRun<'a> {
     vault: &'a Vault,
     work: Rekey,
     bytes_per_second: Option<u64>,
@@ -95,14 +97,16 @@ struct Run<'a> {
 }
 
 impl Vault {
-    /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others use the vault.
+    /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others
+    /// use the vault.
     ///
     /// # Errors
-    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store where it fails as a whole. What fails in single objects is counted.
+    /// [`VaultError::ReadOnly`]; [`VaultError::Refused`] if one is under way; those of the store where it fails as a
+    /// whole. What fails in single objects is counted.
     pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         drop(self.change()?);
         let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
-        let mut run = Run {
+        let mut run = RekeyRun {
             vault: self,
             work,
             bytes_per_second,
@@ -114,7 +118,7 @@ impl Vault {
             batch: Batch::default(),
         };
         run.walks()?;
-        // What was written becomes durable before anybody is told that the old keys have nothing left to do.
+        // What was written becomes durable before the caller learns that the old keys are no longer needed.
         let _pass = self.change()?;
         self.book.reseal()?;
         self.root_permissions.reseal()?;
@@ -124,14 +128,14 @@ impl Vault {
     }
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     fn walks(&mut self) -> Result<()> {
         for _ in 0..WALKS_MAX {
             let (moves, changed) = (self.vault.moves.load(Ordering::Acquire), self.done.changed());
             let newest = self.vault.ring().newest();
             self.done.failed = 0;
             self.seen.clear();
-            self.progress.total(self.bytes_ahead());
+            self.progress.total(self.bytes_ahead()?);
             let mut todo = vec![ROOT];
             let walked = self.walk(&mut todo);
             todo.into_iter().for_each(|ino| self.leave(ino));
@@ -173,7 +177,7 @@ impl Run<'_> {
         }
     }
 
-    /// An object that is gone is nobody's loss; one that fails is counted; a vault that was closed ends the run.
+    /// An object that is gone is passed over. One that fails is counted. A vault that was closed ends the run.
     fn note(&mut self, ino: Ino, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) | Err(VaultError::Stale | VaultError::NotFound) => Ok(()),
@@ -207,7 +211,7 @@ impl Run<'_> {
             if self.progress.is_cancelled() {
                 return Ok(());
             }
-            if !self.is_entry(&entry.name) {
+            if !is_entry(vault.name_mode, &entry.name) {
                 continue;
             }
             let Some((child, st)) = self.enter(ino, &entry.name)? else { continue };
@@ -224,10 +228,6 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-
-    fn is_entry(&self, name: &OsStr) -> bool {
-        matches!(classify(self.vault.name_mode, name.as_bytes()), Stored::Sealed(_) | Stored::Long(_) | Stored::Plain)
     }
 
     /// Counts a reference to an entry; `None` if it is gone.
@@ -326,41 +326,23 @@ impl Run<'_> {
     }
 
     /// Bytes of all files that lie ahead.
-    fn bytes_ahead(&self) -> u64 {
-        let mut ahead = Ahead { run: self, leave_out: self.vault.has_datasets(), bytes: 0 };
-        // It takes nothing for an error.
-        let _ = walk(self.vault.dirs.root().handle.clone(), &mut ahead);
-        ahead.bytes
-    }
-}
-
-/// How much there is to do: datasets are left to their own runs, and what fails to the run itself, which says so.
-struct Ahead<'a> {
-    run: &'a Run<'a>,
-    leave_out: bool,
-    bytes: u64,
-}
-
-impl Visit for Ahead<'_> {
-    fn enter(&mut self, _path: &Path, dir: &dyn BackendDir, above: usize) -> std::io::Result<Option<usize>> {
-        Ok(if self.leave_out && has_header(dir).unwrap_or(false) { None } else { Some(above) })
-    }
-
-    fn wants(&self, name: &OsStr) -> bool {
-        self.run.is_entry(name)
-    }
-
-    fn file(&mut self, _region: usize, bytes: u64) {
-        self.bytes += bytes;
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.run.progress.is_cancelled()
+    fn bytes_ahead(&self) -> Result<u64> {
+        let mut ahead = Ahead {
+            mode: self.vault.name_mode,
+            skips_datasets: self.vault.has_datasets(),
+            measure: |st| if st.kind == Kind::File { bytes_of(st) } else { 0 },
+            is_stopped: &|| self.progress.is_cancelled(),
+            entries: 0,
+            bytes: 0,
+        };
+        walk(Met::first(self.vault.dirs.root().handle.clone(), PathBuf::new(), ()), &mut ahead)?;
+        Ok(ahead.bytes)
     }
 }
 
 impl Vault {
-    /// Opens for writing what its owner, who we are, may only read: the permission is lent for the moment.
+    /// Opens for writing a file that its owner, which is this process, may only read. The permission is lent for the
+    /// moment.
     fn acquire_read_only(&self, ino: Ino) -> Result<Arc<crate::open::OpenFile>> {
         const LENT: u32 = 0o200;
         let mode = {

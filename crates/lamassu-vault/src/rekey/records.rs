@@ -1,10 +1,11 @@
-//! Directory records, and the batch in which records and links are replaced: staged, made durable together by one barrier, then renamed into place. A record is
-//! all there is of a directory's names, so the one that replaces it is durable before it does.
+//! Directory records, and the batch in which records and links are replaced: staged, made durable together by one
+//! barrier, then renamed into place. A record is all there is of a directory's names, so the one that replaces it is
+//! durable before it does.
 
-use super::Run;
+use super::RekeyRun;
 use super::links::StagedLink;
 use crate::error::io;
-use crate::names;
+use crate::record;
 use crate::{Ino, RenameMode, Result, Vault, VaultError};
 use lamassu_crypto::SecretBytes;
 use lamassu_crypto::outer::RecordKind;
@@ -20,7 +21,8 @@ const BATCH_MAX: usize = 256;
 /// What waits for the barrier.
 #[derive(Default)]
 pub(super) struct Batch {
-    /// A directory below `lamassu.staging`, and its name there: what a crash leaves in it is cleared as everything there is.
+    /// A directory below `lamassu.staging`, and its name there: what a crash leaves in it is cleared as everything
+    /// there is.
     dir: Option<(Arc<dyn BackendDir>, OsString)>,
     next: u64,
     records: Vec<(Ino, OsString)>,
@@ -63,14 +65,14 @@ impl Batch {
     }
 }
 
-impl Run<'_> {
+impl RekeyRun<'_> {
     /// Seals the record of a directory anew if it is under an older key.
     pub(super) fn stage_record(&mut self, ino: Ino) -> Result<()> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
         let sealed = {
             let _tree = vault.tree.read();
             let dir = vault.dir(ino)?;
-            let text = names::read_text(&*dir.handle, OsStr::new(DIR_RECORD)).map_err(io("read a record"))?;
+            let text = record::read_text(&*dir.handle, OsStr::new(DIR_RECORD)).map_err(io("read a record"))?;
             name::decode(&text).ok_or_else(|| damaged(vault, ino))?
         };
         if ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1) {
@@ -81,7 +83,7 @@ impl Run<'_> {
         let fresh = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
         let _pass = vault.change()?;
         let (dir, temp) = self.batch.place(vault)?;
-        names::write_text(&*dir, &temp, &name::encode(&fresh)).map_err(io("create a directory record"))?;
+        record::write_text(&*dir, &temp, &name::encode(&fresh)).map_err(io("create a directory record"))?;
         vault.nodes.lock().add_reference(ino);
         self.batch.records.push((ino, temp));
         Ok(())
@@ -132,7 +134,8 @@ fn damaged(vault: &Vault, ino: Ino) -> VaultError {
     VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
 }
 
-/// Renames over what is there. The directory keeps its modification time; one that its owner may not write is lent the permission for the moment.
+/// Renames over what is there. The directory keeps its modification time; one that its owner may not write is lent the
+/// permission for the moment.
 pub(super) fn replace(from: &dyn BackendDir, temp: &OsStr, dir: &dyn BackendDir, name: &OsStr) -> Result<()> {
     const LENT: u32 = 0o300;
     let before = dir.stat().map_err(io("stat a directory"))?;

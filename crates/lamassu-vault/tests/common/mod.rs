@@ -128,7 +128,8 @@ pub fn local() -> (tempfile::TempDir, Arc<dyn Backend>) {
     (dir, backend)
 }
 
-/// The same in memory where this host has a file system there: a sync of a busy disk takes as long as it likes. (It may lack attributes.)
+/// The same in memory where this host has a file system there: a sync of a busy disk takes as long as it likes. (It may
+/// lack attributes.)
 pub fn local_fast() -> (tempfile::TempDir, Arc<dyn Backend>) {
     let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
     let backend = Arc::new(LocalBackend::open(dir.path()).unwrap());

@@ -28,7 +28,8 @@ pub fn tree(v: &Vault) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// A file that was created or emptied and never synced since may have lost its first page, and says nothing then: docs/format.md §9.
+/// A file that was created or emptied and never synced since may have lost its first page, and says nothing then:
+/// docs/format.md §9.
 pub const VOID: &[u8] = b"(void)";
 
 fn content(v: &Vault, path: &str) -> Vec<u8> {

@@ -392,7 +392,8 @@ impl Seen {
             }
         }
         vault.release(handle).unwrap();
-        // With its last page the exact size is lost: what lies past the one shown counts as unreadable with the block before it.
+        // With its last page the exact size is lost: what lies past the one shown counts as unreadable with the block
+        // before it.
         for (b, got) in blocks.iter_mut().enumerate().skip((size as usize).div_ceil(B)) {
             if self.bad.get(path).is_some_and(|bad| bad.contains(&(b - 1))) {
                 *got = None;

@@ -13,7 +13,7 @@ use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
 use crate::tree::whole::write_whole;
 use crate::tree::{Dir, Meta, Tree};
-use lamassu_vault::{Kind, VaultError};
+use lamassu_vault::{FileSystem, Kind, VaultError};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -19,7 +19,7 @@ use lamassu_host::control::protocol::{Caller, DatasetSpec, Datasets, Listed, Pro
 use lamassu_host::datasets::name_to_hex;
 use lamassu_host::slots::check_label;
 use lamassu_keys::Purpose;
-use lamassu_vault::{Ino, VaultError};
+use lamassu_vault::{FileSystem, Ino, VaultError};
 use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};

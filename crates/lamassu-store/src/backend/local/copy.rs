@@ -248,10 +248,13 @@ impl Copy<'_> {
 
     fn file(&mut self, item: &Item<'_>) -> Result<(), CopyError> {
         let held = super::hold(item.from, item.name).map_err(item.failed("open"))?;
-        let opened = mode::open_regular(held.as_fd(), Some(&item.st), OFlags::RDONLY);
-        let from = opened
-            .map_err(failed_io("open", item.path))?
-            .ok_or_else(|| CopyError::Exchanged { path: item.path.to_path_buf() })?;
+        let now =
+            stat_of(&stat_fd(held.as_fd()).map_err(item.failed("stat"))?).map_err(failed_io("stat", item.path))?;
+        if !now.is_same(&item.st) {
+            return Err(CopyError::Exchanged { path: item.path.to_path_buf() });
+        }
+        let opened = mode::open_regular(held.as_fd(), now.kind, OFlags::RDONLY);
+        let from = opened.map_err(failed_io("open", item.path))?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let to = retry(|| rustix::fs::openat(item.to, item.name, flags, Mode::RUSR | Mode::WUSR))
             .map_err(item.failed("make the copy of"))?;

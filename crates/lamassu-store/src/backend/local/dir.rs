@@ -53,13 +53,21 @@ impl LocalDir {
         })
     }
 
+    /// Whether opening for reading leaves access times alone.
+    fn access_times(&self) -> OFlags {
+        if self.quiet { OFlags::NOATIME } else { OFlags::empty() }
+    }
+
     /// Opens a regular file, and nothing else; `None` if it is not the entry `seen`.
     fn open_regular(&self, name: &OsStr, seen: Option<&Stat>, write: bool) -> io::Result<Option<LocalFile>> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
-        let quiet = if self.quiet { OFlags::NOATIME } else { OFlags::empty() };
         let held = self.hold_fd(name)?;
-        let opened = mode::open_regular(held.as_fd(), seen, access | quiet)?;
-        Ok(opened.map(|fd| LocalFile { handle: Handle::new(fd, access, self.remote.clone()) }))
+        let now = stat_of(&stat_fd(held.as_fd())?)?;
+        if seen.is_some_and(|seen| !now.is_same(seen)) {
+            return Ok(None);
+        }
+        let fd = mode::open_regular(held.as_fd(), now.kind, access | self.access_times())?;
+        Ok(Some(LocalFile { handle: Handle::new(fd, access, self.remote.clone()) }))
     }
 
     /// What has this name, by an `O_PATH` descriptor: nothing is opened.
@@ -189,6 +197,19 @@ impl BackendDir for LocalDir {
             Err(Errno::ACCESS) if self.lends => stat_of(&mode::lend_dir(self.fd(), stat)?),
             done => stat_of(&done?),
         }
+    }
+
+    fn stat_and_open(&self, name: &OsStr) -> io::Result<(Stat, Option<Arc<dyn BackendFile>>)> {
+        check_name(name)?;
+        let held = self.hold_fd(name)?;
+        let st = stat_of(&mode::steady(|| stat_fd(held.as_fd()))?)?;
+        if !st.is_full_file() {
+            return Ok((st, None));
+        }
+        let access = OFlags::RDONLY | self.access_times();
+        let opened = mode::open_regular(held.as_fd(), st.kind, access).ok();
+        let file = |fd| LocalFile { handle: Handle::new(fd, OFlags::RDONLY, self.remote.clone()) };
+        Ok((st, opened.map(|fd| Arc::new(file(fd)) as Arc<dyn BackendFile>)))
     }
 
     fn stat(&self) -> io::Result<Stat> {

@@ -61,19 +61,16 @@ fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))
 }
 
-/// Opens a regular file, and never anything else: what has the name is held with `O_PATH` and looked at, and then that very inode is opened. A device or a
-/// fifo that is put in its place is not opened, which could have effects of its own. `None` if it is not the entry `seen`.
+/// Opens a regular file, and never anything else: what has the name is held with `O_PATH`, its stat has shown `kind`, and
+/// then that very inode is opened. A device or a fifo that is put in its place is not opened, which could have effects of
+/// its own.
 ///
 /// A file of ours that refuses us with `EACCES` is lent the owner bits that the access takes.
 ///
 /// # Errors
 /// `EISDIR`, `ELOOP`, `EINVAL` for what is no regular file, and those of the store.
-pub(super) fn open_regular(held: BorrowedFd<'_>, seen: Option<&Stat>, access: OFlags) -> io::Result<Option<OwnedFd>> {
-    let now = stat_of(&stat_fd(held)?)?;
-    if seen.is_some_and(|seen| (seen.dev, seen.ino, seen.kind) != (now.dev, now.ino, now.kind)) {
-        return Ok(None);
-    }
-    refuse_irregular(now.kind)?;
+pub(super) fn open_regular(held: BorrowedFd<'_>, kind: Kind, access: OFlags) -> io::Result<OwnedFd> {
+    refuse_irregular(kind)?;
     let flags = access | OFlags::CLOEXEC | OFlags::NOCTTY;
     let opened = match open_held(held, flags) {
         // Access times of what belongs to others can be left alone by root only.
@@ -81,8 +78,8 @@ pub(super) fn open_regular(held: BorrowedFd<'_>, seen: Option<&Stat>, access: OF
         opened => opened,
     };
     match opened {
-        Err(Errno::ACCESS) => open_lending(held, flags).map(Some),
-        opened => Ok(Some(opened?)),
+        Err(Errno::ACCESS) => open_lending(held, flags),
+        opened => Ok(opened?),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::text;
 use datasets::Walk;
 use lamassu_vault::check::{Problem, Progress, Report, Tally};
 use lamassu_vault::forest::ROOT_VOLUME;
-use lamassu_vault::shown_ranges;
+use lamassu_vault::{FileSystem, shown_ranges};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
