@@ -105,6 +105,7 @@ pub(crate) fn gcm_open(
 
 #[cfg(test)]
 mod tests {
+    use crate::suite::Aead;
     use crate::xaes::Xaes;
     use crate::{Provider, Secret, Unauthentic, wrap};
     use proptest::prelude::*;

@@ -2,9 +2,9 @@
 //!
 //! Pages and records share one head: nonce (24 bytes), tag (16), epoch tag (16), then ciphertext.
 
-use crate::aead::Aead;
 use crate::name::{siv_open, siv_seal};
 use crate::secret::{Secret, without_trace};
+use crate::suite::{Aead, CipherSuite};
 use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, wrap};
 use lamassu_format::{PAGE_LEN, VERSION};
 
@@ -162,13 +162,14 @@ impl OuterKey {
 
 /// The AEAD of pages or of records, and the PRF of its epoch tags.
 struct Sealer {
-    aead: Aead,
+    aead: Box<dyn Aead>,
     select: Secret<32>,
 }
 
 impl Sealer {
     fn new(suite: Suite, k_out: &Secret<32>, seal: &str, select: &str) -> Self {
-        Sealer { aead: Aead::new(suite, &derive(suite, k_out, seal)), select: derive(suite, k_out, select) }
+        let aead = (CipherSuite::of(suite).aead)(&derive(suite, k_out, seal));
+        Sealer { aead, select: derive(suite, k_out, select) }
     }
 
     fn epoch_tag(&self, nonce: &[u8; NONCE_LEN], aad: &[u8]) -> [u8; TAG_LEN] {

@@ -5,6 +5,7 @@
 
 use crate::kernel::Kernel;
 use crate::outer::{HEAD_LEN, RecordKind};
+use crate::suite::CipherSuite;
 use crate::{InnerKey, OuterKey, Secret, Suite};
 use lamassu_format::PAGE_LEN;
 use parking_lot::RwLock;
@@ -17,7 +18,7 @@ pub type EpochNumber = u32;
 /// Keys of all epochs of a vault. Clones share them.
 #[derive(Clone)]
 pub struct KeyRing {
-    suite: Suite,
+    suite: &'static CipherSuite,
     kernel: Kernel,
     epochs: Arc<RwLock<Arc<Epochs>>>,
     /// The epoch of K_in that verified a block last.
@@ -104,7 +105,12 @@ impl KeyRing {
 
     fn holding(suite: Suite, kernel: Kernel, epochs: Arc<Epochs>) -> Self {
         let hit = epochs.inner[0].0;
-        KeyRing { suite, kernel, epochs: Arc::new(RwLock::new(epochs)), inner_hit: Arc::new(AtomicU32::new(hit)) }
+        KeyRing {
+            suite: CipherSuite::of(suite),
+            kernel,
+            epochs: Arc::new(RwLock::new(epochs)),
+            inner_hit: Arc::new(AtomicU32::new(hit)),
+        }
     }
 
     /// Adds the epochs that it lacks, given newest first, to all clones. New writes use the newest from now on. None that is there goes or becomes another: data
@@ -113,7 +119,7 @@ impl KeyRing {
     /// # Panics
     /// As `new`.
     pub fn add(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
-        let given = Epochs::of(self.suite, self.kernel, inner, outer);
+        let given = Epochs::of(self.suite.id, self.kernel, inner, outer);
         let mut epochs = self.epochs.write();
         let inner = merged(&epochs.inner, &given.inner);
         *epochs = Arc::new(Epochs { inner, outer: merged(&epochs.outer, &given.outer) });
@@ -125,14 +131,14 @@ impl KeyRing {
     /// As `new`.
     #[doc(hidden)]
     pub fn replace(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
-        *self.epochs.write() = Epochs::of(self.suite, self.kernel, inner, outer);
+        *self.epochs.write() = Epochs::of(self.suite.id, self.kernel, inner, outer);
     }
 
     /// A ring of its own with the newest K_in alone: what it verifies is not of an older epoch.
     pub fn newest_inner(&self) -> KeyRing {
         let now = self.now();
         let epochs = Epochs { inner: now.inner[..1].to_vec(), outer: now.outer.clone() };
-        Self::holding(self.suite, self.kernel, Arc::new(epochs))
+        Self::holding(self.suite.id, self.kernel, Arc::new(epochs))
     }
 
     fn now(&self) -> Arc<Epochs> {
@@ -141,6 +147,10 @@ impl KeyRing {
 
     /// The suite.
     pub fn suite(&self) -> Suite {
+        self.suite.id
+    }
+
+    pub(crate) fn cipher_suite(&self) -> &'static CipherSuite {
         self.suite
     }
 

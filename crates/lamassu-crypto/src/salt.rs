@@ -1,7 +1,7 @@
 //! What a block's key depends on beside its content and K_in: the deduplication domain (§10).
 
 use crate::BlockKey;
-use lamassu_format::Domain;
+use lamassu_format::{BlockNo, Domain, FileId};
 
 /// The longest salt, bytes: a file's id and a block's number.
 pub(crate) const SALT_MAX: usize = 24;
@@ -10,28 +10,29 @@ pub(crate) const SALT_MAX: usize = 24;
 #[derive(Clone, Copy, Debug)]
 pub struct Salts<'a> {
     domain: Domain,
-    file: [u8; 16],
+    file: FileId,
     numbers: Numbers<'a>,
 }
 
 /// The numbers of a batch's blocks in their file.
 #[derive(Clone, Copy, Debug)]
 enum Numbers<'a> {
-    From(u64),
-    Each(&'a [u64]),
+    From(BlockNo),
+    Each(&'a [BlockNo]),
 }
 
 impl<'a> Salts<'a> {
     /// No salt: equal blocks have equal keys wherever K_in is known.
-    pub const EMPTY: Salts<'static> = Salts { domain: Domain::Zone, file: [0; 16], numbers: Numbers::From(0) };
+    pub const EMPTY: Salts<'static> =
+        Salts { domain: Domain::Zone, file: FileId::NONE, numbers: Numbers::From(BlockNo::ZERO) };
 
     /// Of blocks that follow one another in the file with this id, from block `first` on.
-    pub fn from_block(domain: Domain, file: [u8; 16], first: u64) -> Salts<'static> {
+    pub fn from_block(domain: Domain, file: FileId, first: BlockNo) -> Salts<'static> {
         Salts { domain, file, numbers: Numbers::From(first) }
     }
 
     /// Of blocks with these numbers in the file with this id.
-    pub fn of_blocks(domain: Domain, file: [u8; 16], numbers: &'a [u64]) -> Salts<'a> {
+    pub fn of_blocks(domain: Domain, file: FileId, numbers: &'a [BlockNo]) -> Salts<'a> {
         Salts { domain, file, numbers: Numbers::Each(numbers) }
     }
 
@@ -54,14 +55,14 @@ impl<'a> Salts<'a> {
     }
 
     /// Those of some blocks of the batch; their numbers are kept in `numbers`, of the same length.
-    pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [u64]) -> Salts<'b> {
+    pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [BlockNo]) -> Salts<'b> {
         for (number, &at) in numbers.iter_mut().zip(blocks) {
             *number = self.number(at);
         }
         Salts { domain: self.domain, file: self.file, numbers: Numbers::Each(numbers) }
     }
 
-    fn number(self, at: usize) -> u64 {
+    fn number(self, at: usize) -> BlockNo {
         match self.numbers {
             Numbers::From(first) => first + at as u64,
             Numbers::Each(numbers) => numbers[at],
@@ -82,10 +83,10 @@ impl<'a> Salts<'a> {
         if !self.domain.is_salted() {
             return;
         }
-        let (file, number) = out.split_at_mut(self.file.len());
-        file.copy_from_slice(&self.file);
+        let (file, number) = out.split_at_mut(self.file.0.len());
+        file.copy_from_slice(&self.file.0);
         if self.domain == Domain::None {
-            number.copy_from_slice(&self.number(at).to_le_bytes());
+            number.copy_from_slice(&self.number(at).0.to_le_bytes());
         }
     }
 }
@@ -93,13 +94,13 @@ impl<'a> Salts<'a> {
 /// [`Salts`] that go where they borrow nothing.
 pub(crate) struct OwnedSalts {
     domain: Domain,
-    file: [u8; 16],
+    file: FileId,
     numbers: OwnedNumbers,
 }
 
 enum OwnedNumbers {
-    From(u64),
-    Each(Vec<u64>),
+    From(BlockNo),
+    Each(Vec<BlockNo>),
 }
 
 impl OwnedSalts {

@@ -5,8 +5,10 @@
 use crate::argon::{Argon2Cost, argon2id};
 use crate::kernel::Kernel;
 use crate::name::{siv_open, siv_seal};
+use crate::suite::chacha::XChaCha;
+use crate::suite::{Aead, CipherSuite, KnownAnswer};
 use crate::xaes::Xaes;
-use crate::{Engine, InnerKey, KeyRing, Keyed, Provider, Salts, Secret, Suite, Verify, aead::Aead, sign, wrap};
+use crate::{Engine, InnerKey, KeyRing, Keyed, Provider, Salts, Secret, Suite, Verify, sign, wrap};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
 
@@ -86,8 +88,8 @@ impl std::fmt::Display for Primitive {
     }
 }
 
-/// A test of one primitive: whether it passes.
-type KnownAnswer = (Primitive, fn(Kernel) -> bool);
+/// A test of one primitive, and whether it passes.
+type Test = (Primitive, fn(Kernel) -> bool);
 
 /// Runs every known answer.
 ///
@@ -118,7 +120,7 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(Primitive, bool)) {
         #[cfg(feature = "fips")]
         Provider::Module => Primitive::Drbg,
     };
-    let tests: [KnownAnswer; 14] = [
+    let tests: [Test; 14] = [
         (Primitive::Sha256, sha256),
         (Primitive::Hmac, hmac),
         (Primitive::Hkdf, hkdf),
@@ -236,7 +238,7 @@ fn xaes(kernel: Kernel) -> bool {
 
 /// draft-irtf-cfrg-xchacha-03, A.3.1: the tag covers all of the ciphertext.
 fn xchacha(_: Kernel) -> bool {
-    let key = Aead::new(Suite::Chacha, &Secret::new(&mut std::array::from_fn(|i| 0x80 + i as u8)));
+    let key = XChaCha::new(&Secret::new(&mut std::array::from_fn(|i| 0x80 + i as u8)));
     let nonce = std::array::from_fn(|i| 0x40 + i as u8);
     let aad: [u8; 12] = hex("50515253c0c1c2c3c4c5c6c7");
     let mut content =
@@ -273,34 +275,8 @@ fn random(kernel: Kernel) -> bool {
     fill(&mut a) && fill(&mut b) && a != b && a != [0; 32]
 }
 
-/// `testdata/vectors/blocks.json`, the rows `zeros`: K_in, K and SHA-256 of the ciphertext of 4096 zero bytes.
-const fn zeros(suite: Suite) -> [[u8; 32]; 3] {
-    match suite {
-        Suite::Aes => [
-            hex("24f01a8e27d42c792be7dedd824d8d96c4291f8e5cdf7606977a830364bba9f6"),
-            hex("6b5cd13d015f14d37f66e742ee3c615621e01aafd7240034e66fbccf48ad2716"),
-            hex("51270759e472250c292af774c351db56a5c5c0ed0e6612be3fedfe1cd0314ad7"),
-        ],
-        Suite::Paper => [
-            hex("ce03a9e1ce5ae7895d702e280630bcf1b0e1e627fb93f039fc86ae7670d7c032"),
-            hex("b1f52dd98764be90fac3fc38a4fc2b23f07bdbdce2c64170527003a669ca9711"),
-            hex("91b395b7e5497913e1e81ffebb71686e8adbeb9cf22efab0e396c670e80ec048"),
-        ],
-        Suite::Blake3 => [
-            hex("d687463f95454ee0433bc617c6ae8864bdca6a364f9ab843dc7e8dced1a45dce"),
-            hex("ce62c9ddc66e3b6fa9c5e6f0acba1851313e31e09432e4883c1e066475ab5b04"),
-            hex("917c6fbb8fcd0b4c191596d6b3dcff8fee3f0cc5eee2ea571cbbbfc7c451c02f"),
-        ],
-        Suite::Chacha => [
-            hex("df89ae669a278c6db3a9a20205e2d33888ae1fc6ace5d5fa6bb765573982badd"),
-            hex("8f5d4a97b503f75a5945e46e79e611c6f2a6015fc5e91a201a0db2863730f144"),
-            hex("9737e64968fe23a595e7ad33ac5b46e643df61df23ff4568a420984dd0a1ed10"),
-        ],
-    }
-}
-
 fn suite(kernel: Kernel, suite: Suite) -> bool {
-    let [mut k_in, k, digest] = zeros(suite);
+    let KnownAnswer { mut k_in, key, ciphertext } = CipherSuite::of(suite).known_answer;
     let k_in = [Secret::new(&mut k_in)];
     let ring = KeyRing::with_kernel(suite, &k_in, &[Secret::new(&mut [0; 32])], kernel);
     let inner: &InnerKey = &ring.inner();
@@ -309,7 +285,7 @@ fn suite(kernel: Kernel, suite: Suite) -> bool {
     let mut digests = [[0; 32]; 19];
     let ciphertexts: Vec<&[u8]> = blocks.chunks(4096).collect();
     kernel.sha256(&ciphertexts, &mut digests);
-    if keys != [k; 19] || digests != [digest; 19] {
+    if keys != [key; 19] || digests != [ciphertext; 19] {
         return false;
     }
     blocks[7 * 4096 + 99] ^= 1;
@@ -318,7 +294,7 @@ fn suite(kernel: Kernel, suite: Suite) -> bool {
 }
 
 /// Bytes of a hex constant.
-const fn hex<const N: usize>(digits: &str) -> [u8; N] {
+pub(crate) const fn hex<const N: usize>(digits: &str) -> [u8; N] {
     const fn value(digit: u8) -> u8 {
         match digit {
             b'0'..=b'9' => digit - b'0',

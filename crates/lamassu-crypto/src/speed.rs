@@ -158,7 +158,7 @@ fn measure_parts(
     let size = plan.block_size;
     let mut work = plan.batch()?;
     let mut keys = vec![BlockKey::default(); work.len() / size];
-    key.derive(Salts::EMPTY, &work, size, &mut keys);
+    key.seal(Salts::EMPTY, &mut work, size, &mut keys);
     let mut hashes = [[0; 32]; GROUP];
     for op in [Op::Hash, Op::Encrypt] {
         let gb_per_s = rate(plan.duration, work.len(), || {
@@ -168,7 +168,7 @@ fn measure_parts(
                         let blocks = Group::of(blocks.chunks_exact(size));
                         key.hash_group(black_box(blocks.as_slice()), black_box(&mut hashes[..keys.len()]));
                     }
-                    _ => key.encrypt_group(blocks, size, keys),
+                    _ => key.encrypt_group(blocks, keys),
                 }
             }
         });

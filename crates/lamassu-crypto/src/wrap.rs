@@ -1,6 +1,7 @@
 //! What the vault header needs (§4): HKDF, HMAC, XAES-256-GCM. Argon2id is in [`crate::argon`] and given out here too.
 
 use crate::secret::{Secret, SecretBytes, without_trace};
+use crate::suite::Aead;
 use crate::xaes::Xaes;
 use crate::{NoRandom, Provider, Unauthentic, random};
 use hkdf::Hkdf;

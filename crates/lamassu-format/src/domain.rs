@@ -41,8 +41,8 @@ impl Domain {
         matches!(self, Domain::File | Domain::None)
     }
 
-    /// Whether a suite can keep it: the KDF of `paper`, as published, takes no salt.
+    /// Whether a suite can keep it.
     pub fn is_for(self, suite: Suite) -> bool {
-        !self.is_salted() || suite != Suite::Paper
+        !self.is_salted() || suite.takes_salt()
     }
 }

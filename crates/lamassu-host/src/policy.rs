@@ -110,14 +110,10 @@ impl Policy {
     /// # Errors
     /// [`Error::NotApproved`].
     pub fn check_suite(&self, suite: Suite) -> Result<()> {
-        let why = match suite {
-            _ if !self.approved_only => return Ok(()),
-            Suite::Aes => return Ok(()),
-            Suite::Paper => "suite paper derives keys by AES-256-ECB, which is no derivation of SP 800-108; use aes",
-            Suite::Blake3 => "suite blake3 hashes with BLAKE3, which FIPS 180-4 and 202 do not know; use aes",
-            Suite::Chacha => "suite chacha encrypts with ChaCha20, which is not approved; use aes",
-        };
-        Err(Error::NotApproved { why })
+        match lamassu_crypto::unapproved(suite) {
+            Some(why) if self.approved_only => Err(Error::NotApproved { why }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a vault that seals pages under nonces that SP 800-38D does not take: those of convergent pages are

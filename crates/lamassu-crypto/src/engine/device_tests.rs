@@ -3,7 +3,7 @@
 use super::device::{Cpu, Device, Job, LoopBack};
 use super::{Engine, Verify};
 use crate::{BlockKey, KeyRing, Keyed, Salts, Secret, Suite};
-use lamassu_format::Domain;
+use lamassu_format::{BlockNo, Domain, FileId};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::convert::Infallible;
@@ -68,9 +68,9 @@ proptest! {
         let (size, ring) = (1 << log2, ring(suite, &[9, 8]));
         let mut plain = vec![0; count * size];
         blake3::Hasher::new_keyed(&[depth as u8; 32]).finalize_xof().fill(&mut plain);
-        let numbers: Vec<u64> = (0..count as u64).map(|n| n * n).collect();
+        let numbers: Vec<BlockNo> = (0..count as u64).map(|n| BlockNo(n * n)).collect();
         let domain = Domain::ALL.into_iter().rfind(|domain| domain.is_for(suite)).unwrap();
-        let salts = if each { Salts::of_blocks(domain, [7; 16], &numbers) } else { Salts::from_block(domain, [7; 16], 40) };
+        let salts = if each { Salts::of_blocks(domain, FileId([7; 16]), &numbers) } else { Salts::from_block(domain, FileId([7; 16]), BlockNo(40)) };
         let expected = round(&Engine::new(2), &ring, salts, &plain, size);
         let careless = Careless { behind: LoopBack::new(threads, depth), jobs: 0.into(), most: 0.into() };
         let devices: [Arc<dyn Device>; 4] =

@@ -16,12 +16,13 @@ mod pool;
 mod pool_tests;
 mod sync;
 
-use crate::inner::{GROUP, Group, check_shape, decrypt_with, is_possible};
+use crate::inner::{GROUP, Group, check_shape};
 use crate::kernel::Kernel;
 use crate::secret::without_trace;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
 use device::{Device, How, open_on, seal_on};
+use lamassu_format::BlockNo;
 use parking_lot::Mutex;
 use pool::{Pool, Side};
 use std::convert::Infallible;
@@ -305,17 +306,17 @@ fn open_group(
     verify: Verify,
     mut fail: impl FnMut(usize),
 ) {
-    let (suite, keys) = (ring.suite(), keyed.keys);
+    let (suite, keys) = (ring.cipher_suite(), keyed.keys);
     let mut live = [0usize; GROUP];
     let mut live_count = 0;
     let decrypt = |(i, (block, key)): (usize, (&mut [u8], &BlockKey))| {
         if *key == [0; 32] {
             block.fill(0);
-        } else if !is_possible(suite, key) {
+        } else if !suite.is_possible(key) {
             block.fill(0);
             fail(i);
         } else {
-            decrypt_with(kernel, suite, block, block_size, std::slice::from_ref(key));
+            suite.cipher.decrypt(kernel, key, block);
             live[live_count] = i;
             live_count += 1;
         }
@@ -343,13 +344,13 @@ fn verify_blocks(
     live: &[usize],
 ) -> [Choice; GROUP] {
     let plain = Group::of(live.iter().map(|&i| &blocks[i * block_size..][..block_size]));
-    let mut numbers = [0; GROUP];
+    let mut numbers = [BlockNo::ZERO; GROUP];
     let salts = keyed.salts.pick(live, &mut numbers[..live.len()]);
     let mut verified = [Choice::from(0); GROUP];
     let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
     let mut derived = Zeroizing::new([[0u8; 32]; GROUP]);
     for (round, (epoch, inner)) in ring.inners_by_last_hit().enumerate() {
-        if round == 0 || inner.hash_is_keyed() {
+        if round == 0 || inner.is_hash_keyed() {
             inner.hash_group(plain.as_slice(), &mut hashes[..live.len()]);
         }
         inner.keys_of_hashes(&hashes[..live.len()], salts, &mut derived[..live.len()]);
@@ -380,7 +381,7 @@ fn are_equal(a: &BlockKey, b: &BlockKey) -> Choice {
 mod tests {
     use super::*;
     use crate::{Secret, Suite};
-    use lamassu_format::Domain;
+    use lamassu_format::{Domain, FileId};
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -458,8 +459,8 @@ mod tests {
     /// Blocks of two files, some of them holes, in three chunks: each opens in its own place alone, and what its domain does not tell apart everywhere.
     #[test]
     fn a_block_opens_under_the_salt_it_was_sealed_with() {
-        const FIRST: u64 = 1000;
-        let (one, other) = ([1; 16], [2; 16]);
+        const FIRST: BlockNo = BlockNo(1000);
+        let (one, other) = (FileId([1; 16]), FileId([2; 16]));
         for (suite, domain) in
             Suite::ALL.into_iter().flat_map(|s| Domain::ALL.map(|d| (s, d))).filter(|(s, d)| d.is_for(*s))
         {
@@ -474,7 +475,7 @@ mod tests {
             for hole in [0, 3, 17, 39] {
                 keys[hole] = [0; 32];
             }
-            let numbers: Vec<u64> = (FIRST..FIRST + 40).collect();
+            let numbers: Vec<BlockNo> = FIRST.until(FIRST + 40).collect();
             let failed =
                 |salts| engine.open(&ring, &mut sealed.clone(), 4096, Keyed { keys: &keys, salts }, Verify::Full).len();
             assert_eq!(
