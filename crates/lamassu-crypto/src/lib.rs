@@ -33,7 +33,7 @@ pub use engine::{Engine, Verify};
 pub use inner::InnerKey;
 pub use lamassu_format::{BlockKey, Suite};
 pub use outer::OuterKey;
-pub use provider::Provider;
+pub use provider::{Provider, ProviderInUse};
 pub use ring::KeyRing;
 pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};

@@ -4,7 +4,7 @@
 use crate::notes::Notes;
 use crate::pins::Pins;
 use crate::{Error, Result};
-use lamassu_crypto::{Provider, selftest};
+use lamassu_crypto::selftest;
 use lamassu_format::Suite;
 use lamassu_format::header::SlotKind;
 use std::path::{Path, PathBuf};
@@ -88,15 +88,13 @@ impl Policy {
         self.any_memory
     }
 
-    /// The same, with approved primitives alone (FIPS). The FIPS module computes what it can, where it is built in
-    /// (feature `fips` of `lamassu-crypto`), which holds for the whole process; and every known-answer test runs on the
-    /// kernel that this process uses.
+    /// The same, with approved primitives alone (FIPS). Every known-answer test runs on the kernel that this process
+    /// uses. The process has installed [`lamassu_crypto::Provider::APPROVED`] before.
     ///
     /// # Errors
     /// [`Error::SelfTest`].
     pub fn approved_only(self) -> Result<Policy> {
-        Provider::require_module();
-        selftest::run()?;
+        selftest::run_approved()?;
         Ok(Policy { approved_only: true, ..self })
     }
 
