@@ -12,8 +12,7 @@ use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts, Verify};
 use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use zeroize::Zeroizing;
 
 /// What ciphers jobs.
@@ -139,25 +138,6 @@ pub(super) fn pipeline<E>(
     }
 }
 
-/// This process's processor: jobs are carried out as they are submitted.
-#[derive(Debug)]
-pub struct Cpu;
-
-impl Device for Cpu {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
-    fn depth(&self) -> usize {
-        1
-    }
-
-    fn submit(&self, mut job: Job) {
-        job.carry_out();
-        job.finish();
-    }
-}
-
 /// Seals the chunks of a batch on a device. What plaintext is in their places already is part of it.
 pub(super) fn seal_on(
     device: &dyn Device,
@@ -239,71 +219,4 @@ pub(super) fn open_on<E>(
     }
     failed.sort_unstable();
     Ok(failed)
-}
-
-/// A device that is no device: threads behind a bounded ring, which take jobs and give them back as a card does. For tests, and to measure what the way costs.
-#[derive(Debug)]
-pub struct LoopBack {
-    /// None while it ends.
-    ring: Option<SyncSender<Job>>,
-    threads: Vec<JoinHandle<()>>,
-    depth: usize,
-    blocks_max: usize,
-}
-
-impl LoopBack {
-    /// One that is given a single block at a time, and awaited before the next: what a device costs without a pipeline.
-    pub fn one_at_a_time() -> LoopBack {
-        let mut device = LoopBack::new(1, 1);
-        device.blocks_max = 1;
-        device
-    }
-
-    /// With `threads` threads behind a ring of `depth` slots, both at least 1. Where the system refuses threads there are fewer; without any, jobs are lost.
-    pub fn new(threads: usize, depth: usize) -> LoopBack {
-        let depth = depth.max(1);
-        let (ring, jobs) = sync_channel::<Job>(depth);
-        let jobs = Arc::new(Mutex::new(jobs));
-        let serve = |jobs: Arc<Mutex<Receiver<Job>>>| {
-            move || loop {
-                let next = jobs.lock().recv();
-                let Ok(mut job) = next else { return };
-                job.carry_out();
-                job.finish();
-            }
-        };
-        let start = |n| std::thread::Builder::new().name(format!("device-{n}")).spawn(serve(jobs.clone())).ok();
-        let threads = (0..threads.max(1)).filter_map(start).collect();
-        LoopBack { ring: Some(ring), threads, depth, blocks_max: usize::MAX }
-    }
-}
-
-impl Device for LoopBack {
-    fn name(&self) -> &'static str {
-        "loop-back"
-    }
-
-    fn depth(&self) -> usize {
-        self.depth
-    }
-
-    fn blocks_max(&self) -> usize {
-        self.blocks_max
-    }
-
-    fn submit(&self, job: Job) {
-        if let Some(ring) = &self.ring {
-            // With no thread left it comes back in the error, and is lost.
-            let _ = ring.send(job);
-        }
-    }
-}
-
-impl Drop for LoopBack {
-    fn drop(&mut self) {
-        self.ring = None;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
 }

@@ -9,6 +9,8 @@
 pub mod device;
 #[cfg(test)]
 mod device_tests;
+#[cfg(any(test, feature = "measure"))]
+pub mod loop_back;
 #[cfg(test)]
 mod model;
 mod pool;
