@@ -59,11 +59,6 @@ impl OuterKey {
         })
     }
 
-    /// The suite.
-    pub fn suite(&self) -> Suite {
-        self.suite
-    }
-
     /// Seals bytes 56.. of `page` in place under a fresh nonce and fills nonce, tag and epoch tag.
     ///
     /// # Errors
@@ -87,14 +82,10 @@ impl OuterKey {
         self.page.seal(nonce, aad, page);
     }
 
-    /// Whether the epoch tag says that this key sealed the page.
-    pub fn matches_page(&self, aad: &[u8; 16], page: &[u8; PAGE_LEN]) -> bool {
+    /// Whether the epoch tag says that this key sealed the page, by its first [`HEAD_LEN`] bytes; false if there are
+    /// fewer.
+    pub fn matches_page(&self, aad: &[u8; 16], page: &[u8]) -> bool {
         self.page.matches(aad, page)
-    }
-
-    /// The same by the first [`HEAD_LEN`] bytes of the page; false if there are fewer.
-    pub fn matches_page_head(&self, aad: &[u8; 16], head: &[u8]) -> bool {
-        self.page.matches(aad, head)
     }
 
     /// Opens in place. On failure the page's content is unspecified.

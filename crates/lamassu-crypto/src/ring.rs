@@ -210,7 +210,7 @@ impl KeyRing {
 
     /// Which epoch sealed a page, by its first [`HEAD_LEN`] bytes; `None`: no loaded one, or too few bytes.
     pub fn page_epoch(&self, aad: &[u8; 16], head: &[u8]) -> Option<EpochNumber> {
-        self.now().outer.iter().find(|(_, k)| k.matches_page_head(aad, head)).map(|(n, _)| *n)
+        self.now().outer.iter().find(|(_, k)| k.matches_page(aad, head)).map(|(n, _)| *n)
     }
 
     /// Opens a record under whichever epoch sealed it.

@@ -7,8 +7,6 @@ use zeroize::Zeroize;
 
 /// Offset of the AEAD tag.
 pub const TAG_AT: usize = 24;
-/// Offset of the epoch tag.
-pub const EPOCH_TAG_AT: usize = 40;
 /// Where the sealed part begins.
 pub const SEALED_AT: usize = 56;
 const SIZE_AT: usize = 56;

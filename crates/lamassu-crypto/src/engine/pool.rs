@@ -41,7 +41,7 @@ struct Shared {
 }
 
 struct Queue {
-    offers: VecDeque<Arc<Job>>,
+    offers: VecDeque<Arc<Batch>>,
     /// Workers that wait, less the offers that wait for them.
     free: usize,
     stop: bool,
@@ -68,12 +68,12 @@ impl Pool {
     /// Runs `work` here and on up to `helpers` idle workers, at once, telling it where; returns when all that began it are done with it.
     /// `work` shares the batch out between its callers, so that it is done when they all have returned, be they one or many.
     pub(super) fn run(&self, helpers: usize, work: &(dyn Fn(Side) + Sync)) {
-        let job = Arc::new(Job::new(work));
-        self.shared.offer(&job, helpers);
+        let batch = Arc::new(Batch::new(work));
+        self.shared.offer(&batch, helpers);
         // From here to `close` nothing may unwind: workers may be using `work`.
         let here = catch_unwind(AssertUnwindSafe(|| work(Side::Submitter)));
-        self.shared.withdraw(&job);
-        let there = job.close();
+        self.shared.withdraw(&batch);
+        let there = batch.close();
         if let Err(panic) = here.and(there) {
             resume_unwind(panic);
         }
@@ -106,11 +106,11 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn offer(&self, job: &Arc<Job>, helpers: usize) {
+    fn offer(&self, batch: &Arc<Batch>, helpers: usize) {
         let mut queue = self.queue.lock();
         let count = helpers.min(queue.free);
         queue.free -= count;
-        queue.offers.extend((0..count).map(|_| job.clone()));
+        queue.offers.extend((0..count).map(|_| batch.clone()));
         self.offered.store(queue.offers.len(), Ordering::Relaxed);
         drop(queue);
         (0..count).for_each(|_| {
@@ -119,10 +119,10 @@ impl Shared {
     }
 
     /// Takes back the offers that no worker has taken up.
-    fn withdraw(&self, job: &Arc<Job>) {
+    fn withdraw(&self, batch: &Arc<Batch>) {
         let mut queue = self.queue.lock();
         let before = queue.offers.len();
-        queue.offers.retain(|offered| !Arc::ptr_eq(offered, job));
+        queue.offers.retain(|offered| !Arc::ptr_eq(offered, batch));
         queue.free += before - queue.offers.len();
         self.offered.store(queue.offers.len(), Ordering::Relaxed);
     }
@@ -133,12 +133,13 @@ impl Shared {
         while !queue.stop {
             match queue.offers.pop_front() {
                 None => self.wake.wait(&mut queue),
-                Some(job) => {
+                Some(batch) => {
                     self.offered.store(queue.offers.len(), Ordering::Relaxed);
                     drop(queue);
-                    let came_soon = free_since.is_some_and(|free| job.offered.saturating_duration_since(free) < LINGER);
-                    job.help();
-                    drop(job);
+                    let came_soon =
+                        free_since.is_some_and(|free| batch.offered.saturating_duration_since(free) < LINGER);
+                    batch.help();
+                    drop(batch);
                     self.queue.lock().free += 1;
                     free_since = Some(Instant::now());
                     if came_soon {
@@ -152,36 +153,36 @@ impl Shared {
 }
 
 /// One call of [`Pool::run`], as its workers see it.
-struct Job {
-    /// The submitter's closure, its lifetime erased. May be used by who is counted in `State::inside`, and by nobody else.
+struct Batch {
+    /// The submitter's closure, its lifetime erased. May be used by who is counted in `Helpers::inside`, and by nobody else.
     work: *const (dyn Fn(Side) + Sync),
     offered: Instant,
-    state: Mutex<State>,
-    /// `State::inside`, to be looked at without the lock.
+    state: Mutex<Helpers>,
+    /// `Helpers::inside`, to be looked at without the lock.
     inside: AtomicUsize,
     left: Condvar,
 }
 
-struct State {
+struct Helpers {
     closed: bool,
     /// Workers in `work` now. No one enters once `closed`.
     inside: usize,
     panic: Option<Panic>,
 }
 
-// SAFETY: `work` points to a Sync closure, so any thread may call it; Job::help says why it is still alive when it does.
-unsafe impl Send for Job {}
+// SAFETY: `work` points to a Sync closure, so any thread may call it; Batch::help says why it is still alive when it does.
+unsafe impl Send for Batch {}
 // SAFETY: as above; the rest is behind a mutex.
-unsafe impl Sync for Job {}
+unsafe impl Sync for Batch {}
 
-impl Job {
-    fn new<'a>(work: &'a (dyn Fn(Side) + Sync + 'a)) -> Job {
+impl Batch {
+    fn new<'a>(work: &'a (dyn Fn(Side) + Sync + 'a)) -> Batch {
         let work: *const (dyn Fn(Side) + Sync + 'a) = work;
         // SAFETY: the two types differ in a lifetime alone. The pointer is not used beyond it: see `help`.
         let work =
             unsafe { std::mem::transmute::<*const (dyn Fn(Side) + Sync + 'a), *const (dyn Fn(Side) + Sync)>(work) };
-        let state = State { closed: false, inside: 0, panic: None };
-        Job {
+        let state = Helpers { closed: false, inside: 0, panic: None };
+        Batch {
             work,
             offered: Instant::now(),
             state: Mutex::new(state),
@@ -190,7 +191,7 @@ impl Job {
         }
     }
 
-    /// A worker's share. Does nothing once the job is closed.
+    /// A worker's share. Does nothing once the batch is closed.
     fn help(&self) {
         {
             let mut state = self.state.lock();

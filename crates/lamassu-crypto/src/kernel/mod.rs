@@ -19,7 +19,7 @@ use cpu::Cpu;
 use lamassu_format::BlockKey;
 use std::fmt;
 
-pub use aes::RoundKeys;
+pub(crate) use aes::RoundKeys;
 
 /// How AES runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -185,7 +185,7 @@ impl Kernel {
     }
 
     /// Keyed BLAKE3 of each message. As many outputs as messages. Messages of equal length are fastest.
-    pub fn keyed_blake3(&self, key: &[u8; 32], messages: &[&[u8]], out: &mut [[u8; 32]]) {
+    pub(crate) fn keyed_blake3(&self, key: &[u8; 32], messages: &[&[u8]], out: &mut [[u8; 32]]) {
         assert_eq!(messages.len(), out.len());
         match self.sha {
             ShaKernel::Library => library::keyed_blake3(key, messages, out),
@@ -194,13 +194,13 @@ impl Kernel {
     }
 
     /// Round keys of AES-256.
-    pub fn expand(&self, key: &BlockKey) -> RoundKeys {
+    pub(crate) fn expand(&self, key: &BlockKey) -> RoundKeys {
         // Once for each K_in: the portable one will do, and it is constant in time.
         portable::aes::expand(key)
     }
 
     /// AES-256 of each block on its own.
-    pub fn ecb_encrypt(&self, keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+    pub(crate) fn ecb_encrypt(&self, keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
         match self.aes {
             AesKernel::Portable => portable::aes::ecb_encrypt(keys, blocks),
             AesKernel::Library => library::ecb_encrypt(keys, blocks),

@@ -7,13 +7,13 @@ mod arena;
 mod stack;
 
 use crate::NoRandom;
-use arena::Slot;
+use arena::Piece;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use zeroize::Zeroize;
 
-pub use arena::{memory_is_locked, relock};
+pub use arena::memory_is_locked;
 pub use stack::without_trace;
 
 /// N secret bytes.
@@ -24,7 +24,7 @@ pub struct Secret<const N: usize> {
 impl<const N: usize> Secret<N> {
     /// Secret of given bytes; the caller's array is wiped.
     pub fn new(bytes: &mut [u8; N]) -> Self {
-        let b = Locked::fill(|slot| slot.copy_from_slice(bytes));
+        let b = Locked::fill(|piece| piece.copy_from_slice(bytes));
         bytes.zeroize();
         Secret { b }
     }
@@ -35,7 +35,7 @@ impl<const N: usize> Secret<N> {
     /// [`NoRandom`] when getrandom(2) fails.
     pub fn random() -> Result<Self, NoRandom> {
         let mut failed = None;
-        let b = Locked::fill(|slot: &mut [u8; N]| failed = crate::random(slot).err());
+        let b = Locked::fill(|piece: &mut [u8; N]| failed = crate::random(piece).err());
         match failed {
             None => Ok(Secret { b }),
             Some(e) => Err(e),
@@ -49,7 +49,7 @@ impl<const N: usize> Secret<N> {
 
     /// Secret of a slice; `None` if it is not N bytes long. The caller wipes the slice.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == N).then(|| Self::filled_by(|slot| slot.copy_from_slice(bytes)))
+        (bytes.len() == N).then(|| Self::filled_by(|piece| piece.copy_from_slice(bytes)))
     }
 
     /// The bytes.
@@ -59,7 +59,7 @@ impl<const N: usize> Secret<N> {
 
     /// A second copy. Not `Clone`, so that no derive makes one unseen.
     pub fn duplicate(&self) -> Self {
-        Self::filled_by(|slot| slot.copy_from_slice(self.expose()))
+        Self::filled_by(|piece| piece.copy_from_slice(self.expose()))
     }
 }
 
@@ -71,30 +71,30 @@ impl<const N: usize> fmt::Debug for Secret<N> {
 
 /// A secret of any length.
 pub struct SecretBytes {
-    slot: Slot,
+    piece: Piece,
     len: usize,
 }
 
 impl SecretBytes {
     /// Takes the bytes over (and wipes the vector it came in).
     pub fn new(mut bytes: Vec<u8>) -> Self {
-        let mut slot = Slot::new(bytes.len(), 1);
-        slot.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        let mut piece = Piece::new(bytes.len(), 1);
+        piece.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         let len = bytes.len();
         bytes.zeroize();
-        SecretBytes { slot, len }
+        SecretBytes { piece, len }
     }
 
     /// A secret of `len` bytes that `write` fills in place. It finds zeros.
     pub fn filled_by(len: usize, write: impl FnOnce(&mut [u8])) -> Self {
-        let mut slot = Slot::new(len, 1);
-        write(&mut slot.bytes_mut()[..len]);
-        SecretBytes { slot, len }
+        let mut piece = Piece::new(len, 1);
+        write(&mut piece.bytes_mut()[..len]);
+        SecretBytes { piece, len }
     }
 
     /// The bytes.
     pub fn expose(&self) -> &[u8] {
-        &self.slot.bytes()[..self.len]
+        &self.piece.bytes()[..self.len]
     }
 
     /// Length in bytes.
@@ -116,25 +116,25 @@ impl fmt::Debug for SecretBytes {
 
 /// A value in secret memory: expanded keys. Dropped, then wiped.
 pub(crate) struct Locked<T> {
-    slot: Slot,
+    piece: Piece,
     owns: PhantomData<T>,
 }
 
 impl<T> Locked<T> {
     /// Moves `value` in. What the move leaves on the stack is the caller's: prefer [`Locked::fill`] where a type allows it.
     pub(crate) fn new(value: T) -> Self {
-        let slot = Slot::new(size_of::<T>(), align_of::<T>());
-        // SAFETY: the slot is at least size_of::<T>() bytes, aligned for T, and ours alone; nothing was in it.
-        unsafe { slot.as_ptr().cast::<T>().write(value) };
-        Locked { slot, owns: PhantomData }
+        let piece = Piece::new(size_of::<T>(), align_of::<T>());
+        // SAFETY: the piece is at least size_of::<T>() bytes, aligned for T, and ours alone; nothing was in it.
+        unsafe { piece.as_ptr().cast::<T>().write(value) };
+        Locked { piece, owns: PhantomData }
     }
 }
 
 impl<const N: usize> Locked<[u8; N]> {
     fn fill(write: impl FnOnce(&mut [u8; N])) -> Self {
-        let mut slot = Slot::new(N, 1);
-        write(slot.bytes_mut()[..N].as_mut().try_into().expect("the slice is N long"));
-        Locked { slot, owns: PhantomData }
+        let mut piece = Piece::new(N, 1);
+        write(piece.bytes_mut()[..N].as_mut().try_into().expect("the slice is N long"));
+        Locked { piece, owns: PhantomData }
     }
 }
 
@@ -142,15 +142,15 @@ impl<T> Deref for Locked<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` or `fill` put a T there; the slot lives as long as self and is only borrowed mutably through &mut self.
-        unsafe { &*self.slot.as_ptr().cast::<T>() }
+        // SAFETY: `new` or `fill` put a T there; the piece lives as long as self and is only borrowed mutably through &mut self.
+        unsafe { &*self.piece.as_ptr().cast::<T>() }
     }
 }
 
 impl<T> Drop for Locked<T> {
     fn drop(&mut self) {
-        // SAFETY: the slot holds a T (see `deref`), and nobody sees it after this. The slot itself wipes its bytes when it is dropped, next.
-        unsafe { self.slot.as_ptr().cast::<T>().drop_in_place() }
+        // SAFETY: the piece holds a T (see `deref`), and nobody sees it after this. The piece itself wipes its bytes when it is dropped, next.
+        unsafe { self.piece.as_ptr().cast::<T>().drop_in_place() }
     }
 }
 

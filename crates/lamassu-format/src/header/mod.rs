@@ -32,8 +32,17 @@ pub const LABEL_MAX: usize = 255;
 /// Shortest and longest `name_max`, in bytes.
 pub const NAME_MAX: std::ops::RangeInclusive<u64> = 64..=255;
 
+mod sealed {
+    /// The members of a header as they stand in its file. Only vault headers and zone files have them.
+    pub trait Members {
+        type Wire: serde::Serialize;
+
+        fn wire(&self) -> Self::Wire;
+    }
+}
+
 /// What vault headers and zone files have in common, so that slots, keychain and MAC are handled once.
-pub trait Header: Sized {
+pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
     /// The member `format`.
     const FORMAT: &'static str;
     /// Whether the keychain must have an epoch of K_out (a zone may share K_in alone).
@@ -51,13 +60,22 @@ pub trait Header: Sized {
     ///
     /// # Errors
     /// [`HeaderError`] where `self` breaks a bound of §4, e.g. a label too long.
-    fn to_json(&self) -> Result<Vec<u8>, HeaderError>;
+    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
+        let json = wire::to_vec(&self.wire());
+        let again = Self::parse(&json)?;
+        debug_assert_eq!(&again, self, "a header reads back as it was written");
+        Ok(json)
+    }
 
     /// C of §4: the canonical form without `mac`.
-    fn mac_input(&self) -> Vec<u8>;
+    fn mac_input(&self) -> Vec<u8> {
+        wire::mac_input(&self.wire())
+    }
 
     /// S of §4: the canonical form without `mac` and without the signature in `admin`.
-    fn signature_input(&self) -> Vec<u8>;
+    fn signature_input(&self) -> Vec<u8> {
+        wire::signature_input(&self.wire())
+    }
 
     /// Slots, keychain and MAC.
     fn keys(&self) -> &KeyArea;

@@ -1,5 +1,6 @@
 //! The vault header.
 
+use super::sealed::Members;
 use super::wire::{self, WireAdmin, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
 use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX};
 use crate::{Domain, Geometry, Suite};
@@ -224,6 +225,10 @@ impl VaultHeader {
     pub fn created(&self) -> u64 {
         self.params.created
     }
+}
+
+impl Members for VaultHeader {
+    type Wire = WireVault;
 
     fn wire(&self) -> WireVault {
         let p = &self.params;
@@ -305,21 +310,6 @@ impl Header for VaultHeader {
             known => known.flatten(),
         };
         Ok(VaultHeader { params, read_only, datasets, integrity, cache, destroyed, keys: keys.parse()? })
-    }
-
-    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
-        let json = wire::to_vec(&self.wire());
-        let again = Self::parse(&json)?;
-        debug_assert_eq!(&again, self, "a header reads back as it was written");
-        Ok(json)
-    }
-
-    fn mac_input(&self) -> Vec<u8> {
-        wire::mac_input(&self.wire())
-    }
-
-    fn signature_input(&self) -> Vec<u8> {
-        wire::signature_input(&self.wire())
     }
 
     fn keys(&self) -> &KeyArea {

@@ -1,5 +1,6 @@
 //! The zone file.
 
+use super::sealed::Members;
 use super::slot::Pin;
 use super::vault::geometry;
 use super::wire::{self, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
@@ -66,6 +67,10 @@ impl ZoneFile {
     pub fn created(&self) -> u64 {
         self.params.created
     }
+}
+
+impl Members for ZoneFile {
+    type Wire = WireZone;
 
     fn wire(&self) -> WireZone {
         WireZone {
@@ -100,21 +105,6 @@ impl Header for ZoneFile {
         let block_size = u32::try_from(size).expect("a block size is at most 2^20");
         let params = ZoneParams { suite: wire::suite(&w.suite)?, block_size, created: w.created };
         Ok(ZoneFile { params, pins: WirePin::parse_all(w.pins.as_ref())?, keys: keys.parse()? })
-    }
-
-    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
-        let json = wire::to_vec(&self.wire());
-        let again = Self::parse(&json)?;
-        debug_assert_eq!(&again, self, "a zone file reads back as it was written");
-        Ok(json)
-    }
-
-    fn mac_input(&self) -> Vec<u8> {
-        wire::mac_input(&self.wire())
-    }
-
-    fn signature_input(&self) -> Vec<u8> {
-        wire::signature_input(&self.wire())
     }
 
     fn keys(&self) -> &KeyArea {
