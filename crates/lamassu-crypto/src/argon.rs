@@ -1,4 +1,4 @@
-//! Argon2id (RFC 9106) for passphrases, bounded before it runs (§4), and the choice of its cost on this machine.
+//! Argon2id (RFC 9106) for passphrases. Its cost is bounded before it runs (§4), and can be chosen for this machine.
 
 use crate::secret::{Secret, without_trace};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
@@ -25,18 +25,18 @@ impl Argon2Cost {
     }
 }
 
-/// What is never too much: 64 MiB, the memory of RFC 9106's option for small machines.
+/// Always allowed: 64 MiB, the memory of RFC 9106's option for small machines.
 pub const MEMORY_ALWAYS_KIB: u32 = 64 << 10;
 
-/// Most memory, in KiB, that one derivation should take here and now: half of what can be had without swapping, by the kernel's own estimate
-/// (`MemAvailable`) and by the limits of the control groups that this process is in; [`MEMORY_ALWAYS_KIB`] at least.
+/// The most memory, in KiB, that one derivation should take here and now. This is half of what is available without
+/// swapping, by the kernel's own estimate (`MemAvailable`) and by the limits of this process's control groups, and at
+/// least `MEMORY_ALWAYS_KIB`.
 pub fn memory_to_spare_kib() -> u32 {
     let kib = free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)) / 2;
     u32::try_from(kib).unwrap_or(u32::MAX).max(MEMORY_ALWAYS_KIB)
 }
 
-/// Argon2id version 0x13 to 32 bytes; `None` where the cost is outside what §4 allows, or the memory cannot be had.
-/// Its memory is wiped. Lanes run in parallel.
+/// Argon2id version 0x13 to 32 bytes. `None`: §4 does not allow the cost, or there is not enough memory.
 pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<Secret<32>> {
     if !cost.is_allowed() {
         return None;
@@ -57,14 +57,14 @@ pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<
 const MIB_KIB: u32 = 1024;
 const MEMORY_MIN_KIB: u32 = 64 * MIB_KIB;
 const MEMORY_MAX_KIB: u32 = 1024 * MIB_KIB;
-/// Below this a passphrase is no longer well kept, however small the machine.
+/// The least memory, however small the machine: with less, a passphrase is badly protected.
 const MEMORY_FLOOR_KIB: u32 = 16 * MIB_KIB;
 /// RFC 9106 §4 recommends three passes where memory is below its 2 GiB choice.
 const PASSES: u32 = 3;
 const PASSES_MAX: u32 = 16;
 
-/// A cost that takes about `target_ms` milliseconds here: measured, three passes or more, 64 MiB to 1 GiB but at most a quarter of the free memory
-/// (and 16 MiB at least), one lane per processor up to four.
+/// A cost that takes about `target_ms` milliseconds here, by measurement. It has three passes or more, one lane per
+/// processor up to four, and 64 MiB to 1 GiB, but at most a quarter of the free memory (and at least 16 MiB).
 pub fn calibrate(target_ms: u32) -> Argon2Cost {
     let cap = memory_cap_kib(free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)));
     let lanes = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u32);
@@ -98,8 +98,8 @@ fn memory_cap_kib(free_kib: u64) -> u32 {
     u32::try_from(free_kib / 4).unwrap_or(u32::MAX).clamp(MEMORY_FLOOR_KIB, MEMORY_MAX_KIB)
 }
 
-/// Memory that can be had without swapping. The kernel's own estimate where there is one: `freeram` leaves the page cache out, and on a busy host would
-/// make a passphrase cheap to guess.
+/// Memory that is available without swapping, by the kernel's own estimate if there is one. `freeram` leaves the page
+/// cache out; on a busy host it would make a passphrase cheap to guess.
 fn free_memory_kib() -> u64 {
     let estimate = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_kib(&text));
     estimate.unwrap_or_else(|| {
@@ -108,13 +108,14 @@ fn free_memory_kib() -> u64 {
     })
 }
 
-/// Where control groups lie, what precedes this process's in /proc/self/cgroup up to its path, and a group's limit and use: version 2, then version 1.
+/// Versions 2 and 1 of control groups: their root, what precedes this process's path in /proc/self/cgroup, and the
+/// files with a group's limit and use.
 const GROUPS: [(&str, &str, [&str; 2]); 2] = [
     ("/sys/fs/cgroup", "0::/", ["memory.max", "memory.current"]),
     ("/sys/fs/cgroup/memory", ":memory:/", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
 ];
 
-/// What the narrowest of this process's control groups leaves; `None` where none limits memory, or where that cannot be read.
+/// What the narrowest of this process's control groups leaves. `None`: none limits memory, or none can be read.
 fn group_memory_kib() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let narrowest = |(root, before, [max, current]): (&str, &str, [&str; 2])| {
@@ -129,7 +130,7 @@ fn group_memory_kib() -> Option<u64> {
     GROUPS.into_iter().filter_map(narrowest).min()
 }
 
-/// Of one group, by its files of cgroups(7). Its page cache can be taken back.
+/// What one group leaves, by its files of cgroups(7). Its page cache can be reclaimed.
 fn group_left_kib(max: &str, current: &str, stat: &str) -> Option<u64> {
     let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
     let cache = ["inactive_file ", "active_file "].iter().filter_map(|name| {
@@ -207,7 +208,7 @@ mod tests {
     #[test]
     fn what_is_to_spare_is_no_more_than_the_machine_has() {
         let half = u32::try_from(free_memory_kib() / 2).unwrap_or(u32::MAX);
-        // Memory is taken and given back beside this.
+        // Other processes take and free memory meanwhile.
         assert!(memory_to_spare_kib() <= half.saturating_add(half / 4).max(MEMORY_ALWAYS_KIB));
         assert!(memory_to_spare_kib() >= MEMORY_ALWAYS_KIB);
     }

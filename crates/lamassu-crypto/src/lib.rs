@@ -1,13 +1,28 @@
-//! The cryptography of Lamassu: suites, multi-lane kernels, the cipher engine, secret memory, self-test.
+//! The cryptography of Lamassu: cipher suites, kernels over many blocks, the engine, secret memory, self-test.
 //!
-//! Nothing here knows files or paths. Keys enter and leave as [`secret::Secret`] or as block keys.
+//! This crate knows no files and no paths. Keys enter and leave it as [`secret::Secret`] or as block keys.
 //!
-//! * [`inner`]: convergent encryption of data blocks under K_in. [`outer`], [`name`]: metadata under K_out. [`ring`]: all epochs of both.
-//! * [`salt`]: what block keys depend on beside their content, by the deduplication domain.
-//! * [`kernel`]: the block ciphers and hashes over many blocks at once, chosen by what the processor has.
-//! * [`Provider`]: whether this code computes them, or a FIPS module (feature `fips`).
-//! * [`engine`]: batches of blocks over worker threads.
-//! * [`wrap`]: what the header needs.
+//! | module | what it holds |
+//! |---|---|
+//! | `suite/` | the suites, each a value: a block cipher, a KDF, an AEAD |
+//! | [`inner`] | K_in of one epoch: convergent encryption of data blocks |
+//! | [`salt`] | what a block's key depends on besides its content, by deduplication domain |
+//! | [`outer`], [`name`] | K_out of one epoch: pages, records, attribute names; names in directories |
+//! | [`ring`] | every loaded epoch of both keys of a vault |
+//! | [`engine`] | batches of blocks over worker threads (`pool`), or over an accelerator (`device`) |
+//! | [`kernel`] | block ciphers and hashes over many blocks at once, chosen by the processor's features |
+//! | [`wrap`], [`sign`] | what headers need: HKDF, HMAC, XAES-256-GCM, Argon2id; Ed25519 |
+//! | [`secret`] | locked and wiped memory |
+//! | `provider`, `module` | whether this code computes, or a FIPS module (feature `fips`) |
+//! | [`selftest`] | known answers for every primitive |
+//! | [`speed`], [`stages`] | measurements |
+//!
+//! Locks, in their order. No lock is held while blocks are hashed or encrypted.
+//!
+//! * The engine's queue of chunks (`Engine::each`), and what failed in a batch: held for one step.
+//! * `engine::pool`: the queue of offers, then the state of one batch. Neither is held while the other is taken.
+//! * `ring::KeyRing`: the epochs. A reader takes a reference and releases the lock.
+//! * `secret::arena`: the free pieces. Innermost: secrets are made and dropped under any other lock.
 
 mod argon;
 pub mod engine;
@@ -39,7 +54,7 @@ pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};
 pub use suite::unapproved;
 
-/// An AEAD or MAC check failed. Says nothing more, on purpose.
+/// An AEAD or MAC check failed. It says nothing more, on purpose.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 #[error("authentication failed")]
 pub struct Unauthentic;

@@ -69,7 +69,7 @@ impl OuterKey {
         Ok(())
     }
 
-    /// The same under a given nonce, for stored vectors. Two pages under one nonce give their XOR away.
+    /// The same under a given nonce, for stored vectors. Two pages under one nonce reveal their XOR.
     #[doc(hidden)]
     pub fn seal_page_with(&self, nonce: &[u8; 24], aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
         self.page.seal(nonce, aad, page);
@@ -108,7 +108,7 @@ impl OuterKey {
     /// The same under a given nonce, for stored vectors.
     #[doc(hidden)]
     pub fn seal_record_with(&self, nonce: &[u8; 24], kind: RecordKind, context: &[u8], content: &[u8]) -> Vec<u8> {
-        // Reserved in full at once, so that no plaintext is left behind by a reallocation.
+        // Reserved in full at once, so that no reallocation leaves plaintext behind.
         let mut record = Vec::with_capacity(HEAD_LEN + content.len());
         record.resize(HEAD_LEN, 0);
         record.extend_from_slice(content);

@@ -3,8 +3,9 @@
 //! This is one value for the process. The composition root installs it once, before anything is computed
 //! ([`Provider::install`]); afterwards it cannot change. It is not a part of each vault's policy, for two reasons:
 //!
-//! * The claim is one about the process. The module's self-tests, its approved mode, and its error state, which ends the
-//!   process, belong to the process. A process that also holds keys expanded by other code could not make the claim.
+//! * The claim is one about the process. The module's self-tests, its approved mode, and its error state, which ends
+//!   the process, belong to the process. A process that also holds keys expanded by other code could not make the
+//!   claim.
 //! * Hashes, MACs and random bytes are asked for in every crate, often where there is no vault: in sources of keys, in
 //!   histories and receipts. A value that is handed down through all of them could be forgotten in one place, and
 //!   nothing would show it.

@@ -1,7 +1,7 @@
 //! The loaded keys of a vault: every epoch, newest first.
 //!
-//! A ring is exchanged while it is in use ([`KeyRing::replace`]): its clones see the new epochs from then on, and what is under way finishes under those
-//! it began with. Epochs are told by their number in the keychain, which never shifts.
+//! A ring gets new epochs while it is in use ([`KeyRing::add`]). Its clones see them from then on; work that has begun
+//! ends under the epochs it began with. An epoch is known by its number in the keychain, which never changes.
 
 use crate::kernel::Kernel;
 use crate::outer::{HEAD_LEN, RecordKind};
@@ -21,14 +21,14 @@ pub struct KeyRing {
     suite: &'static CipherSuite,
     kernel: Kernel,
     epochs: Arc<RwLock<Arc<Epochs>>>,
-    /// The epoch of K_in that verified a block last.
+    /// The epoch of K_in that last verified a block.
     inner_hit: Arc<AtomicU32>,
 }
 
 /// A key of an epoch.
 type Numbered<K> = (EpochNumber, Arc<K>);
 
-/// What a ring holds at one moment; each list newest first, never empty.
+/// The epochs of a ring at one moment. Each list is newest first and never empty.
 struct Epochs {
     inner: Vec<Numbered<InnerKey>>,
     outer: Vec<Numbered<OuterKey>>,
@@ -63,7 +63,7 @@ impl Epochs {
     }
 }
 
-/// Those of `had` and, of other numbers, of `given`; newest first.
+/// The keys of `had`, and those of `given` with other numbers; newest first.
 fn merged<K>(had: &[(EpochNumber, Arc<K>)], given: &[(EpochNumber, Arc<K>)]) -> Vec<(EpochNumber, Arc<K>)> {
     let lacks = |(number, _): &&(EpochNumber, Arc<K>)| had.iter().all(|(n, _)| n != number);
     let mut all: Vec<_> = had.iter().chain(given.iter().filter(lacks)).cloned().collect();
@@ -71,7 +71,7 @@ fn merged<K>(had: &[(EpochNumber, Arc<K>)], given: &[(EpochNumber, Arc<K>)]) -> 
     all
 }
 
-/// Numbers keys given newest first: the last is 1.
+/// Numbers keys that are given newest first: the last is 1.
 fn numbered(keys: &[Secret<32>]) -> Vec<(EpochNumber, Secret<32>)> {
     let newest = EpochNumber::try_from(keys.len()).unwrap_or(EpochNumber::MAX);
     keys.iter().enumerate().map(|(i, k)| (newest.saturating_sub(i as EpochNumber), k.duplicate())).collect()
@@ -113,8 +113,8 @@ impl KeyRing {
         }
     }
 
-    /// Adds the epochs that it lacks, given newest first, to all clones. New writes use the newest from now on. None that is there goes or becomes another: data
-    /// may lie under it.
+    /// Adds the epochs that the ring lacks, given newest first, to all clones. New writes use the newest from now on.
+    /// An epoch that the ring has is never removed or replaced: data may be encrypted under it.
     ///
     /// # Panics
     /// As `new`.
@@ -125,7 +125,7 @@ impl KeyRing {
         *epochs = Arc::new(Epochs { inner, outer: merged(&epochs.outer, &given.outer) });
     }
 
-    /// Exchanges the epochs: for tests alone. A ring that data is written under only gains some ([`KeyRing::add`]).
+    /// Replaces the epochs: for tests alone. In use, a ring only gains epochs ([`KeyRing::add`]).
     ///
     /// # Panics
     /// As `new`.
@@ -134,7 +134,7 @@ impl KeyRing {
         *self.epochs.write() = Epochs::of(self.suite.id, self.kernel, inner, outer);
     }
 
-    /// A ring of its own with the newest K_in alone: what it verifies is not of an older epoch.
+    /// A separate ring with the newest K_in alone: nothing of an older epoch verifies under it.
     pub fn newest_inner(&self) -> KeyRing {
         let now = self.now();
         let epochs = Epochs { inner: now.inner[..1].to_vec(), outer: now.outer.clone() };
@@ -170,7 +170,7 @@ impl KeyRing {
         (now.inner[0].0, now.outer[0].0)
     }
 
-    /// Every K_in, the last that verified a block first.
+    /// Every K_in, starting with the one that last verified a block.
     pub(crate) fn inners_by_last_hit(&self) -> impl Iterator<Item = (EpochNumber, Arc<InnerKey>)> {
         let last = self.inner_hit.load(Ordering::Relaxed);
         let now = self.now();
@@ -181,7 +181,7 @@ impl KeyRing {
 
     /// Remembers which K_in verified a block.
     pub(crate) fn note_hit(&self, epoch: EpochNumber) {
-        // A hint: any order of concurrent stores will do, and an epoch that is gone meanwhile is passed over.
+        // A hint: any order of concurrent stores will do, and an epoch that is gone meanwhile is skipped.
         if self.inner_hit.load(Ordering::Relaxed) != epoch {
             self.inner_hit.store(epoch, Ordering::Relaxed);
         }
@@ -197,7 +197,7 @@ impl KeyRing {
         self.now().outer.iter().map(|(_, k)| k.clone()).collect()
     }
 
-    /// Opens a page under whichever epoch sealed it; returns that epoch.
+    /// Opens a page under the epoch that sealed it; returns that epoch.
     ///
     /// # Errors
     /// [`OpenError::NoKey`] leaves the page as it was; [`OpenError::Unauthentic`] leaves it unspecified.
@@ -208,12 +208,13 @@ impl KeyRing {
         Ok(*epoch)
     }
 
-    /// Which epoch sealed a page, by its first [`HEAD_LEN`] bytes; `None`: no loaded one, or too few bytes.
+    /// The epoch that sealed a page, by its first [`HEAD_LEN`] bytes. `None`: it is not loaded, or there are too few
+    /// bytes.
     pub fn page_epoch(&self, aad: &[u8; 16], head: &[u8]) -> Option<EpochNumber> {
         self.now().outer.iter().find(|(_, k)| k.matches_page(aad, head)).map(|(n, _)| *n)
     }
 
-    /// Opens a record under whichever epoch sealed it.
+    /// Opens a record under the epoch that sealed it.
     ///
     /// # Errors
     /// As [`OpenError`] says.
@@ -227,7 +228,7 @@ impl KeyRing {
         key.open_record(kind, context, record).map_err(|_| OpenError::Unauthentic)
     }
 
-    /// Which epoch sealed a record; `None`: no loaded one.
+    /// The epoch that sealed a record. `None`: it is not loaded.
     pub fn record_epoch(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> Option<EpochNumber> {
         self.now().outer.iter().find(|(_, k)| k.matches_record(kind, context, record)).map(|(n, _)| *n)
     }
@@ -272,7 +273,7 @@ mod tests {
         let mut newer = [6; PAGE_LEN];
         clone.outer().seal_page(&aad, &mut newer).unwrap();
         assert_eq!(ring.open_page(&aad, &mut newer), Ok(9));
-        // What is not given again is kept, and what is given in its place is not taken.
+        // Epochs that are not given again stay, and no given key replaces another of its number.
         ring.add(&[(2, key(2))], &[(9, key(8)), (1, key(1))]);
         assert_eq!((clone.newest(), clone.inners().len()), ((4, 9), 3));
         assert_eq!(clone.open_page(&aad, &mut page), Ok(7));

@@ -1,4 +1,4 @@
-//! What a block's key depends on beside its content and K_in: the deduplication domain (§10).
+//! What a block's key depends on besides its content and K_in, by deduplication domain (§10).
 
 use crate::BlockKey;
 use lamassu_format::{BlockNo, Domain, FileId};
@@ -26,17 +26,17 @@ impl<'a> Salts<'a> {
     pub const EMPTY: Salts<'static> =
         Salts { domain: Domain::Zone, file: FileId::NONE, numbers: Numbers::From(BlockNo::ZERO) };
 
-    /// Of blocks that follow one another in the file with this id, from block `first` on.
+    /// Salts of consecutive blocks of a file, from block `first` on.
     pub fn from_block(domain: Domain, file: FileId, first: BlockNo) -> Salts<'static> {
         Salts { domain, file, numbers: Numbers::From(first) }
     }
 
-    /// Of blocks with these numbers in the file with this id.
+    /// Salts of the blocks with these numbers in a file.
     pub fn of_blocks(domain: Domain, file: FileId, numbers: &'a [BlockNo]) -> Salts<'a> {
         Salts { domain, file, numbers: Numbers::Each(numbers) }
     }
 
-    /// Those of the batch without its first `n` blocks.
+    /// The salts of the batch without its first `n` blocks.
     pub(crate) fn skip(self, n: usize) -> Salts<'a> {
         let numbers = match self.numbers {
             Numbers::From(first) => Numbers::From(first + n as u64),
@@ -45,7 +45,7 @@ impl<'a> Salts<'a> {
         Salts { numbers, ..self }
     }
 
-    /// Those of the first `count` blocks, with what they borrow.
+    /// The salts of the first `count` blocks, which borrow nothing.
     pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
         let numbers = match self.numbers {
             Numbers::From(first) => OwnedNumbers::From(first),
@@ -54,7 +54,7 @@ impl<'a> Salts<'a> {
         OwnedSalts { domain: self.domain, file: self.file, numbers }
     }
 
-    /// Those of some blocks of the batch; their numbers are kept in `numbers`, of the same length.
+    /// The salts of some blocks of the batch. `numbers`, of the same length, takes their numbers.
     pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [BlockNo]) -> Salts<'b> {
         for (number, &at) in numbers.iter_mut().zip(blocks) {
             *number = self.number(at);
@@ -69,7 +69,7 @@ impl<'a> Salts<'a> {
         }
     }
 
-    /// Bytes of each.
+    /// Bytes of each salt.
     pub(crate) fn len(self) -> usize {
         match self.domain {
             Domain::Zone | Domain::Family => 0,
@@ -78,7 +78,7 @@ impl<'a> Salts<'a> {
         }
     }
 
-    /// Writes that of block `at` of the batch to `out`, which is as long.
+    /// Writes the salt of block `at` of the batch to `out`, which is as long.
     pub(crate) fn write(self, at: usize, out: &mut [u8]) {
         if !self.domain.is_salted() {
             return;
@@ -91,7 +91,7 @@ impl<'a> Salts<'a> {
     }
 }
 
-/// [`Salts`] that go where they borrow nothing.
+/// [`Salts`] that borrow nothing.
 pub(crate) struct OwnedSalts {
     domain: Domain,
     file: FileId,

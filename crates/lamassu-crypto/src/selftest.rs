@@ -1,6 +1,7 @@
-//! Known answers for every primitive (Z13): run when asked for, at no cost when not.
+//! Known answers for every primitive (Z13). They run when asked for, and cost nothing otherwise.
 //!
-//! It runs on the kernels that this process would use. Answers are from the standards named at each, and from `testdata/vectors/`.
+//! The test runs on the kernels that this process uses. The answers are from the standards named at each, and from
+//! `testdata/vectors/`.
 
 use crate::argon::{Argon2Cost, argon2id};
 use crate::kernel::Kernel;
@@ -54,7 +55,7 @@ pub enum Primitive {
     Argon2id,
     /// Ed25519, signing and verifying.
     Ed25519,
-    /// A suite from block to key to ciphertext and back, with a damaged block found.
+    /// A suite from block to key to ciphertext and back. A damaged block is found.
     Suite(Suite),
     /// getrandom(2).
     Random,
@@ -198,7 +199,7 @@ fn aes256(kernel: Kernel) -> bool {
     blocks == [hex("f3eed1bdb5d2a03c064b5a7e3db181f8"); 19]
 }
 
-/// SP 800-38A, F.2.5 (its first two blocks; its IV goes into the first).
+/// SP 800-38A, F.2.5 (its first two blocks; its IV is XORed into the first).
 fn cbc(kernel: Kernel) -> bool {
     let iv: [u8; 16] = hex("000102030405060708090a0b0c0d0e0f");
     let mut plain: [u8; 32] = hex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
@@ -210,7 +211,8 @@ fn cbc(kernel: Kernel) -> bool {
     sealed && lanes == [plain; 19]
 }
 
-/// AES-256 of the counters 0 and 1 under a zero key (NIST AESAVS, GFSbox key; the second by `testdata/vectors/generate.py`).
+/// AES-256 of the counters 0 and 1 under a zero key (NIST AESAVS, GFSbox key; the second by
+/// `testdata/vectors/generate.py`).
 fn ctr(kernel: Kernel) -> bool {
     let mut data = [0; 32];
     kernel.ctr(&[0; 32], &mut data);

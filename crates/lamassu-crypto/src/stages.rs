@@ -1,6 +1,6 @@
-//! Where the time of the data path goes, by the stages of Figure 9 of the Lamassu paper.
+//! The time of the data path by stage: those of Figure 9 of the Lamassu paper.
 //!
-//! Only builds with the feature `measure` can tell. In others [`timed`] does nothing but its work.
+//! Only builds with the feature `measure` count it. In others [`timed`] only does the work.
 
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Stage {
     Store,
 }
 
-/// Does `work`, and counts its time to a stage. Stages do not lie in one another.
+/// Does `work`, and counts its time to a stage. Stages are not nested.
 #[cfg(not(feature = "measure"))]
 #[inline]
 pub fn timed<T>(_: Stage, work: impl FnOnce() -> T) -> T {
@@ -40,7 +40,7 @@ mod measured {
         ON.store(true, Relaxed);
     }
 
-    /// Does `work`, and counts its time to a stage. Stages do not lie in one another.
+    /// Does `work`, and counts its time to a stage. Stages are not nested.
     pub fn timed<T>(stage: Stage, work: impl FnOnce() -> T) -> T {
         if !ON.load(Relaxed) {
             return work();

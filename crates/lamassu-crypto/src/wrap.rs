@@ -1,4 +1,4 @@
-//! What the vault header needs (§4): HKDF, HMAC, XAES-256-GCM. Argon2id is in [`crate::argon`] and given out here too.
+//! What headers need (§4): HKDF, HMAC, XAES-256-GCM, and Argon2id, which is in `argon`.
 
 use crate::secret::{Secret, SecretBytes, without_trace};
 use crate::suite::Aead;
@@ -81,8 +81,9 @@ pub fn seal(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<([u8; 24], V
     Ok((nonce, seal_with(key, &nonce, aad, content)))
 }
 
-/// A nonce that no other content gets under `key`, a key for nonces alone: a PRF of 32 random bytes, the AAD and the content. Two virtual machines that are
-/// resumed from one image of memory draw the same random bytes; then only equal contents have equal nonces, and these are sealed to equal bytes.
+/// A nonce that no other content gets under `key`, which is a key for nonces alone: a PRF of 32 random bytes, the AAD
+/// and the content. Two virtual machines that are resumed from one memory image draw the same random bytes. Even then
+/// only equal contents get equal nonces, and they are sealed to equal bytes.
 pub(crate) fn fresh_nonce(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<[u8; 24], NoRandom> {
     let mut drawn = [0; 32];
     random(&mut drawn)?;
@@ -97,7 +98,7 @@ fn nonce_of(key: &Secret<32>, drawn: &[u8; 32], aad: &[u8], content: &[u8]) -> [
 /// The same under a given nonce, for stored vectors.
 #[doc(hidden)]
 pub fn seal_with(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], content: &[u8]) -> Vec<u8> {
-    // Reserved in full at once, so that no plaintext is left behind by a reallocation.
+    // Reserved in full at once, so that no reallocation leaves plaintext behind.
     let mut sealed = Vec::with_capacity(TAG_LEN + content.len());
     sealed.resize(TAG_LEN, 0);
     sealed.extend_from_slice(content);

@@ -12,7 +12,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// A key of XAES-256-GCM.
 pub(crate) enum Xaes {
     Own(Locked<Expanded>),
-    /// Not expanded: the module does that anew each time.
+    /// Not expanded: the module expands it for each call.
     #[cfg(feature = "fips")]
     Module(Secret<32>),
 }
@@ -105,7 +105,7 @@ fn nonce_rest(nonce: &[u8; 24]) -> &[u8; 12] {
 /// Doubling in GF(2¹²⁸), as CMAC makes its subkeys.
 pub(crate) fn doubled(block: &[u8; 16]) -> [u8; 16] {
     let x = u128::from_be_bytes(*block);
-    // Without a branch: the bit that falls out is secret.
+    // Without a branch: the bit that is shifted out is secret.
     ((x << 1) ^ ((x >> 127) * 0x87)).to_be_bytes()
 }
 

@@ -1,4 +1,5 @@
-//! Golden vectors of format v1 (`testdata/vectors/`, made by a program that shares no code with this one): they open for ever after.
+//! Golden vectors of format v1 (`testdata/vectors/`). A program that shares no code with this one made them, and they
+//! open for ever.
 
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 

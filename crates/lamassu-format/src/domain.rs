@@ -2,7 +2,7 @@
 
 use crate::Suite;
 
-/// What shares equal blocks, chosen when a vault is made and the same ever after.
+/// What shares equal blocks. It is chosen when a vault is made, and never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// Every vault that has the zone's K_in.
@@ -35,8 +35,8 @@ impl Domain {
         Domain::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// Whether the key of a block depends on the file it is in. Such a vault has no convergent pages, every page names its file, and ciphertext means nothing in
-    /// another file.
+    /// Whether a block's key depends on the file it is in. Then a vault has no convergent pages, every page names its
+    /// file, and ciphertext means nothing in another file.
     pub const fn is_salted(self) -> bool {
         matches!(self, Domain::File | Domain::None)
     }

@@ -1,4 +1,4 @@
-//! Where pages and blocks lie in a backing file (§8). Pure arithmetic.
+//! The offsets of pages and blocks in a backing file (§8). Pure arithmetic.
 
 use crate::{BlockNo, PAGE_LEN, PageNo};
 
@@ -11,7 +11,7 @@ pub const BLOCK_SIZE_MAX: u32 = 1 << 20;
 /// Largest number of transient slots: at least half of a page stays for data blocks.
 pub const RESERVED_MAX: u16 = 62;
 
-/// Block size and transient slots of a vault, and all that follows from them.
+/// Block size and transient slots of a vault, and everything that follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     block_size: u32,
@@ -32,7 +32,7 @@ impl Geometry {
         self.block_size as u64
     }
 
-    /// R, transient slots a page.
+    /// R, transient slots per page.
     pub const fn reserved(&self) -> usize {
         self.reserved as usize
     }
@@ -42,7 +42,7 @@ impl Geometry {
         SLOTS as u64 - self.reserved as u64
     }
 
-    /// P, pages a metadata area.
+    /// P, pages per metadata area.
     pub const fn pages_per_segment(&self) -> u64 {
         self.block_size as u64 / PAGE_LEN as u64
     }
@@ -104,7 +104,7 @@ impl Geometry {
         b.0 * self.block_size()
     }
 
-    /// The block that the logical offset `at` lies in.
+    /// The block that contains the logical offset `at`.
     pub const fn block_at(&self, at: u64) -> BlockNo {
         BlockNo(at / self.block_size())
     }
@@ -119,7 +119,7 @@ impl Geometry {
         g.0 / self.pages_per_segment()
     }
 
-    /// The last page of a file of `size` bytes: a size exactly on a border belongs to the earlier page.
+    /// The last page of a file of `size` bytes. A size exactly on a page border belongs to the earlier page.
     pub const fn last_page(&self, size: u64) -> PageNo {
         PageNo(if size == 0 { 0 } else { (size.div_ceil(self.block_size()) - 1) / self.blocks_per_page() })
     }

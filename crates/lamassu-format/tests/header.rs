@@ -1,4 +1,5 @@
-//! The parser of vault headers and zone files: what it takes, what it refuses, and that the canonical form covers all of it.
+//! The parser of vault headers and zone files: what it accepts and refuses, and that the canonical form covers all of
+//! it.
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_format::header::{
@@ -255,7 +256,8 @@ fn an_administrator_and_a_history_are_optional() {
     }
 }
 
-/// Printed by Python: `json.dumps(sample without mac, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`, with runs of one byte shortened here.
+/// Printed by Python: `json.dumps(sample without mac, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`. Runs
+/// of one byte are shortened here.
 #[test]
 fn canonical_form_is_what_python_prints() {
     let run = |digits: &str, n: usize| digits.repeat(n);
@@ -354,7 +356,7 @@ fn hostile_argon2_costs_are_refused() {
     assert!(cost(32, 1, 4).is_ok() && cost(4 << 20, 16, 16).is_ok());
 }
 
-/// Each slot is within its bounds, and all of them together would keep a machine busy for hours before the first member is authentic.
+/// Each slot is within its bounds, but all together would keep a machine busy for hours before any member is authentic.
 #[test]
 fn slots_that_ask_for_too_much_together_are_refused() {
     let slots = |n: u32, memory_kib: u64, passes: u64| {
@@ -391,7 +393,8 @@ fn missing_unknown_and_duplicate_members_are_refused() {
             missing.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(&name);
             assert!(parse(&missing).is_err(), "{pointer} without {name}");
 
-            // The same member twice, with the same value: `Value` cannot hold that, so a marker is replaced in the text.
+            // The same member twice, with the same value. `Value` cannot hold that, so a marker is replaced in the
+            // text.
             let mut twice = vault();
             let object = twice.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
             let again = format!("{}:{}", json!(name), object[&name]);

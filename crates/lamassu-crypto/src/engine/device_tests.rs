@@ -1,4 +1,4 @@
-//! Devices: what they do is what the processor does, and what they fail to do is done.
+//! Devices: they compute what the processor computes, and jobs that they fail to do are done.
 
 use super::device::{Device, Job};
 use super::loop_back::LoopBack;
@@ -62,7 +62,8 @@ impl Device for Careless {
     }
 }
 
-/// Seals and opens a batch; what was sealed, the keys, what failed to open after every seventh block was damaged, and what that gave.
+/// Seals a batch, damages every seventh block, and opens it. Returns the sealed blocks, the keys, which blocks failed,
+/// and the opened blocks.
 fn round(
     engine: &Engine,
     ring: &KeyRing,
@@ -102,7 +103,7 @@ proptest! {
     }
 }
 
-/// Takes jobs and keeps them, until it has as many as it may have.
+/// Keeps jobs until it has as many as it may have.
 #[derive(Debug)]
 struct Hoarder {
     kept: parking_lot::Mutex<Vec<Job>>,
@@ -167,7 +168,7 @@ fn what_cannot_be_fetched_is_an_error() {
     assert_eq!(nothing, Ok(Vec::new()));
 }
 
-/// Takes note of the jobs of a device.
+/// Records the sizes of jobs.
 #[derive(Debug)]
 struct Noting {
     behind: LoopBack,

@@ -1,10 +1,11 @@
 //! The cipher engine: batches of blocks over a bounded worker pool; the submitting thread works too.
 //!
-//! A batch is cut into chunks. The submitting thread takes chunks until none is left, and so do workers that are idle ([`pool`]): a submitter never waits
-//! for work that is not its own, nor for a worker that has not begun. A small batch never leaves its thread. Where as many threads submit as the
-//! engine has, workers stay out of it: more threads than processors would only take turns. A panic in a worker reaches the submitter as a panic.
+//! A batch is cut into chunks. The submitting thread takes chunks until none is left; so do idle workers (`pool`). A
+//! submitter never waits for another batch, nor for a worker that has not begun. A small batch never leaves its thread.
+//! Workers stay idle while as many threads submit as the engine has: more threads than processors would only take
+//! turns. A panic in a worker reaches the submitter as a panic.
 //!
-//! An accelerator takes the place of the pool by [`device`]: [`Engine::with_device`].
+//! An accelerator replaces the pool through [`device`]: [`Engine::with_device`].
 
 pub mod device;
 #[cfg(test)]
@@ -23,7 +24,7 @@ use crate::kernel::Kernel;
 use crate::secret::without_trace;
 use crate::stages::{Stage, timed};
 use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts};
-use device::{Device, How, open_on, seal_on};
+use device::{Device, Opening, open_on, seal_on};
 use lamassu_format::BlockNo;
 use parking_lot::Mutex;
 use pool::{Pool, Side};
@@ -42,7 +43,8 @@ pub enum Verify {
     No,
 }
 
-/// Bytes of a chunk of small blocks: 16 of 4 KiB, one lane group. A batch of one chunk never leaves its thread: handing it over would take longer.
+/// Bytes of a chunk of small blocks: 16 of 4 KiB, one lane group. A batch of one chunk stays on its thread, since
+/// handing it over would take longer.
 const CHUNK_BYTES: usize = 64 << 10;
 /// A pool of cipher workers.
 pub struct Engine {
@@ -54,17 +56,18 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// `threads` in all, the submitting thread included; at least 1. Where the system refuses threads there are fewer: [`Engine::threads`] tells.
+    /// `threads` in all, including the submitting thread; at least 1. There are fewer if the system refuses some: see
+    /// [`Engine::threads`].
     pub fn new(threads: usize) -> Self {
         Self::with_kernel(threads, Kernel::best())
     }
 
-    /// The same, opening with a kernel of choice. (Sealing uses the kernel of its key.)
+    /// The same, with a kernel to open with. (Sealing uses the kernel of its key.)
     pub fn with_kernel(threads: usize, kernel: Kernel) -> Self {
         Engine { pool: Pool::new(threads.max(1) - 1), kernel, busy: AtomicUsize::new(0), device: None }
     }
 
-    /// One whose batches a device ciphers; each submitting thread serves it with its own.
+    /// An engine whose batches go to a device. Each submitting thread serves the device itself.
     pub fn with_device(device: Arc<dyn Device>) -> Self {
         Engine { device: Some(device), ..Self::new(1) }
     }
@@ -89,7 +92,8 @@ impl Engine {
         self.seal_fetched(key, salts, blocks, block_size, keys, |_, _| {});
     }
 
-    /// [`Engine::seal`] of `plain` into `sealed`, of the same length. What is encrypted is what was hashed, whoever writes to `plain` meanwhile.
+    /// [`Engine::seal`] of `plain` into `sealed`, of the same length. `plain` is read once, so a concurrent change of
+    /// it never makes ciphertext differ from what was hashed.
     ///
     /// # Panics
     /// Unless both are `keys.len() * block_size` bytes.
@@ -109,8 +113,8 @@ impl Engine {
         self.seal_fetched(key, salts, sealed, block_size, keys, fetch);
     }
 
-    /// [`Engine::seal`] of a batch that is still to come: `fetch` brings the plaintext of some blocks, given the index of the first, into their place, as in
-    /// [`Engine::open_fetched`].
+    /// [`Engine::seal`] of a batch that is not there yet. `fetch` gets the index of the first of some blocks, and
+    /// brings their plaintext into place, as in [`Engine::open_fetched`].
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -135,9 +139,10 @@ impl Engine {
         });
     }
 
-    /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of blocks that failed, ascending;
-    /// their bytes in `blocks` are zeroed. Blocks whose key is all zero are zeroed and never fail. A key that the suite cannot have given
-    /// (its last bit is set, §10) fails. In a malleable suite every block is verified, whatever `verify` says.
+    /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of the blocks that
+    /// failed, ascending; their bytes in `blocks` are zeroed. Blocks with an all-zero key are zeroed and never fail. A
+    /// key that the suite cannot have derived (its last bit is set, §10) fails. In a malleable suite every block is
+    /// verified, whatever `verify` says.
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -153,10 +158,10 @@ impl Engine {
         self.open_as_told(ring, blocks, block_size, keyed, verify)
     }
 
-    /// [`Engine::open`] of a batch that is still to come: `fetch` brings the ciphertext of some blocks, given the index of the first, into their
-    /// place, just before they are opened and on the thread that opens them, so that what it brings is still in that processor's cache. It need
-    /// not touch blocks whose key is all zero. If it fails, so does the batch, with the error of the lowest blocks that were tried, and what `blocks`
-    /// holds is undefined.
+    /// [`Engine::open`] of a batch that is not there yet. `fetch` gets the index of the first of some blocks, and
+    /// brings their ciphertext into place. It runs just before these blocks are opened, on the same thread, so that
+    /// they are still in that processor's cache. It may leave out blocks with an all-zero key. If it fails, the batch
+    /// fails with the error of the lowest blocks that were tried, and the content of `blocks` is undefined.
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -173,7 +178,7 @@ impl Engine {
         self.fetch_and_open(ring, blocks, block_size, keyed, verify, fetch)
     }
 
-    /// [`Engine::open`], which a malleable suite does not keep from skipping verification: to measure decryption alone.
+    /// [`Engine::open`] that skips verification in a malleable suite too, to measure decryption alone.
     pub(crate) fn open_as_told(
         &self,
         ring: &KeyRing,
@@ -200,7 +205,7 @@ impl Engine {
         let (bytes, per_chunk) = (blocks.len(), self.blocks_per_chunk(block_size, keys.len()));
         let chunks = blocks.chunks_mut(per_chunk * block_size).zip(keys.chunks(per_chunk));
         if let Some(device) = &self.device {
-            let how = How { kernel: self.kernel, ring, verify, salts, block_size, per_chunk };
+            let how = Opening { kernel: self.kernel, ring, verify, salts, block_size, per_chunk };
             return open_on(&**device, &how, chunks.collect(), fetch);
         }
         let failed = Mutex::new(Vec::new());
@@ -225,16 +230,17 @@ impl Engine {
         Ok(failed)
     }
 
-    /// Of small blocks [`CHUNK_BYTES`]. Of larger ones as many as the widest kernel has lanes, if there are so many for each thread: hashing and sealing one block
-    /// alone takes four times as long as in lanes, while what lanes of long blocks lose is the nearest cache. A device has no threads to share lanes with: two jobs
-    /// of half the lanes, one to be prepared while the other is worked on, were no faster than one.
+    /// [`CHUNK_BYTES`] of small blocks. Of larger blocks, as many as the widest kernel has lanes, if every thread gets
+    /// as many: one block alone takes four times as long to hash and seal as in lanes, while lanes of long blocks only
+    /// lose the nearest cache. For a device, two jobs of half the lanes, of which one is prepared while the other is
+    /// worked on, were no faster than one.
     fn blocks_per_chunk(&self, block_size: usize, count: usize) -> usize {
         let lanes = count.div_ceil(self.threads()).min(GROUP);
         let most = self.device.as_deref().map_or(usize::MAX, Device::blocks_max);
         (CHUNK_BYTES / block_size).max(lanes).min(most).max(1)
     }
 
-    /// Does `work` for every chunk, on this thread and on the workers that are idle now, as long as that makes no more threads than the engine has.
+    /// Does `work` for every chunk, on this thread and on idle workers, up to the number of threads of the engine.
     fn each<T: Send>(
         &self,
         bytes: usize,
@@ -245,7 +251,7 @@ impl Engine {
         let _busy = Busy::enter(&self.busy);
         let helpers = bytes.div_ceil(chunk_bytes).saturating_sub(1);
         let helpers = helpers.min(self.threads().saturating_sub(self.busy.load(Ordering::Relaxed)));
-        // Kernels leave keys of blocks on the stack of whichever thread ran them.
+        // Kernels leave block keys on the stack of the thread that ran them.
         if helpers == 0 {
             return without_trace(|| chunks.for_each(work));
         }
@@ -255,7 +261,7 @@ impl Engine {
             without_trace(|| {
                 loop {
                     if side == Side::Worker && self.busy.load(Ordering::Relaxed) > self.threads() {
-                        break; // others have begun to submit
+                        break; // other threads have begun to submit
                     }
                     let Some(chunk) = queue.lock().next() else { break };
                     work(chunk);
@@ -265,7 +271,7 @@ impl Engine {
     }
 }
 
-/// A thread at work, counted while this lives.
+/// Counts a thread as busy for its own lifetime.
 struct Busy<'a>(&'a AtomicUsize);
 
 impl<'a> Busy<'a> {
@@ -458,7 +464,8 @@ mod tests {
         }
     }
 
-    /// Blocks of two files, some of them holes, in three chunks: each opens in its own place alone, and what its domain does not tell apart everywhere.
+    /// Equal blocks, some of them holes, in three chunks: each opens in its own place only, or wherever its domain
+    /// makes no difference.
     #[test]
     fn a_block_opens_under_the_salt_it_was_sealed_with() {
         const FIRST: BlockNo = BlockNo(1000);

@@ -1,9 +1,15 @@
 //! Threads that help a submitter with its batch, if they get to run before it is done.
 //!
-//! Guarantees: [`Pool::run`] does the work on the calling thread and *offers* it to idle workers. It waits only for workers that have begun, never for
-//! one that the system has not yet scheduled: on a busy machine a batch takes no longer than without a pool. (That is why this is not rayon, whose
-//! scopes wait for every task spawned: with all processors busy a 1 MiB batch took 2.1 to 2.4 ms on average there, 1.3 to 1.8 ms here.) Nothing queues: no more is offered than there are idle workers. Workers that are gone (after
-//! fork(2)) are never waited for. A panic in a worker reaches the submitter; the worker lives on. Dropping the pool ends its threads.
+//! Guarantees:
+//!
+//! * [`Pool::run`] does the work on the calling thread and *offers* it to idle workers. It waits only for workers that
+//!   have begun, never for one that the system has not scheduled yet: on a busy machine a batch takes no longer than
+//!   without a pool. (This is why it is not rayon, whose scopes wait for every spawned task. With all processors busy,
+//!   a batch of 1 MiB took 2.1 to 2.4 ms there on average, 1.3 to 1.8 ms here.)
+//! * Nothing queues: there are never more offers than idle workers.
+//! * Workers that are gone after fork(2) are never waited for.
+//! * A panic in a worker reaches the submitter; the worker lives on.
+//! * Dropping the pool ends its threads.
 
 use super::sync::thread::{Builder, JoinHandle};
 use super::sync::{Condvar, Mutex, linger};
@@ -16,11 +22,12 @@ use std::time::{Duration, Instant};
 
 type Panic = Box<dyn Any + Send>;
 
-/// A thread that sleeps is back after 5 to 100 µs, the longer ones where an idle processor has to be called back from the hypervisor; a chunk of a batch takes 30. What is
-/// about to come is therefore waited for without sleeping: by a submitter the end of the last chunks, by a worker the next batch, if the one before came so soon.
+/// How long a thread spins before it sleeps. A sleeping thread is back after 5 to 100 µs, the longer times if an idle
+/// processor has to be woken through the hypervisor; a chunk takes 30. So a submitter spins for the end of the last
+/// chunks, and a worker for the next batch if the one before came as soon.
 pub(super) const LINGER: Duration = Duration::from_micros(20);
 
-/// Who does a share of the work.
+/// Which thread does a share of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// The thread that called [`Pool::run`].
@@ -35,14 +42,14 @@ pub(super) struct Pool {
 
 struct Shared {
     queue: Mutex<Queue>,
-    /// The offers in the queue, to be looked at without the lock.
+    /// The number of offers in the queue, to be read without the lock.
     offered: AtomicUsize,
     wake: Condvar,
 }
 
 struct Queue {
     offers: VecDeque<Arc<Batch>>,
-    /// Workers that wait, less the offers that wait for them.
+    /// Idle workers, less the offers made to them.
     free: usize,
     stop: bool,
 }
@@ -65,12 +72,13 @@ impl Pool {
         self.workers.len()
     }
 
-    /// Runs `work` here and on up to `helpers` idle workers, at once, telling it where; returns when all that began it are done with it.
-    /// `work` shares the batch out between its callers, so that it is done when they all have returned, be they one or many.
+    /// Runs `work` here and on up to `helpers` idle workers at once, and tells it on which side it runs. Returns when
+    /// every thread that began it has finished. `work` shares the batch out between its callers, so the batch is done
+    /// when all of them have returned, however many there are.
     pub(super) fn run(&self, helpers: usize, work: &(dyn Fn(Side) + Sync)) {
         let batch = Arc::new(Batch::new(work));
         self.shared.offer(&batch, helpers);
-        // From here to `close` nothing may unwind: workers may be using `work`.
+        // Nothing may unwind from here to `close`: workers may be using `work`.
         let here = catch_unwind(AssertUnwindSafe(|| work(Side::Submitter)));
         self.shared.withdraw(&batch);
         let there = batch.close();
@@ -82,13 +90,13 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
-    /// Idle workers, and offers that none has taken up.
+    /// The numbers of idle workers and of open offers.
     pub(super) fn state(&self) -> (usize, usize) {
         let queue = self.shared.queue.lock();
         (queue.free, queue.offers.len())
     }
 
-    /// Alive while a thread of the pool is.
+    /// Upgrades as long as a thread of the pool lives.
     pub(super) fn threads(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
         Arc::downgrade(&self.shared) as std::sync::Weak<_>
     }
@@ -99,7 +107,7 @@ impl Drop for Pool {
         self.shared.queue.lock().stop = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of its work, so there is nothing to hear from it.
+            // A worker catches the panics of its work, so its result says nothing.
             let _ = worker.join();
         }
     }
@@ -118,7 +126,7 @@ impl Shared {
         });
     }
 
-    /// Takes back the offers that no worker has taken up.
+    /// Withdraws the offers that no worker has taken.
     fn withdraw(&self, batch: &Arc<Batch>) {
         let mut queue = self.queue.lock();
         let before = queue.offers.len();
@@ -154,23 +162,23 @@ impl Shared {
 
 /// One call of [`Pool::run`], as its workers see it.
 struct Batch {
-    /// The submitter's closure, its lifetime erased. May be used by who is counted in `Helpers::inside`, and by nobody else.
+    /// The submitter's closure, its lifetime erased. Only workers that `Helpers::inside` counts may use it.
     work: *const (dyn Fn(Side) + Sync),
     offered: Instant,
     state: Mutex<Helpers>,
-    /// `Helpers::inside`, to be looked at without the lock.
+    /// A copy of `Helpers::inside`, to be read without the lock.
     inside: AtomicUsize,
     left: Condvar,
 }
 
 struct Helpers {
     closed: bool,
-    /// Workers in `work` now. No one enters once `closed`.
+    /// Workers in `work` now. None enters once `closed`.
     inside: usize,
     panic: Option<Panic>,
 }
 
-// SAFETY: `work` points to a Sync closure, so any thread may call it; Batch::help says why it is still alive when it does.
+// SAFETY: `work` points to a Sync closure, so any thread may call it. Batch::help says why it is still alive then.
 unsafe impl Send for Batch {}
 // SAFETY: as above; the rest is behind a mutex.
 unsafe impl Sync for Batch {}
@@ -178,7 +186,7 @@ unsafe impl Sync for Batch {}
 impl Batch {
     fn new<'a>(work: &'a (dyn Fn(Side) + Sync + 'a)) -> Batch {
         let work: *const (dyn Fn(Side) + Sync + 'a) = work;
-        // SAFETY: the two types differ in a lifetime alone. The pointer is not used beyond it: see `help`.
+        // SAFETY: the types differ only in a lifetime. The pointer is not used beyond it: see `help`.
         let work =
             unsafe { std::mem::transmute::<*const (dyn Fn(Side) + Sync + 'a), *const (dyn Fn(Side) + Sync)>(work) };
         let state = Helpers { closed: false, inside: 0, panic: None };
@@ -201,8 +209,9 @@ impl Batch {
             state.inside += 1;
             self.inside.store(state.inside, Ordering::Relaxed);
         }
-        // SAFETY: we are counted in `inside`, entered before `closed`. Pool::run, which borrows the closure, neither returns nor unwinds before
-        // `close` has seen `inside` at zero after closing; so the closure lives at least until we leave, below.
+        // SAFETY: this worker was counted in `inside` before `closed`. Pool::run, which borrows the closure, neither
+        // returns nor unwinds until `close` has seen `inside` at zero after closing. So the closure lives at least
+        // until the count goes down below.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.work)(Side::Worker) }));
         let mut state = self.state.lock();
         state.inside -= 1;
@@ -215,7 +224,7 @@ impl Batch {
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Lets no further worker in, and waits for those inside.
     fn close(&self) -> Result<(), Panic> {
         self.state.lock().closed = true;
         linger(|| self.inside.load(Ordering::Relaxed) > 0);

@@ -1,10 +1,11 @@
-//! Pages for secrets, shared by many of them.
+//! Pages for secrets. Many secrets share a page.
 //!
-//! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages; so small secrets share pages, by size class, and a page
-//! once locked is kept for the next secret. Every page is excluded from core dumps. A page that cannot be locked is used all the same, and
-//! [`memory_is_locked`] then says so: a mount without locked memory is a warning, not a failure.
+//! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages. So small secrets share pages
+//! by size class, and a locked page is kept for the next secret. Every page is excluded from core dumps. A page that
+//! cannot be locked is used all the same, and [`memory_is_locked`] then says so: a mount without locked memory is a
+//! warning, not a failure.
 //!
-//! Invariant: free bytes are zero bytes. [`Piece`] wipes before it gives back.
+//! Invariant: free bytes are zero. A [`Piece`] wipes itself before it is returned.
 
 use parking_lot::Mutex;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -25,7 +26,8 @@ const REGION: usize = 4096;
 static UNLOCKED: AtomicBool = AtomicBool::new(false);
 static ARENA: Mutex<Arena> = Mutex::new(Arena { free: [const { Vec::new() }; CLASSES], regions: Vec::new() });
 
-/// Whether all secret memory made so far is locked. Once false it stays false: raise `ulimit -l` (RLIMIT_MEMLOCK) and start again.
+/// Whether all secret memory made so far is locked. Once false, it stays false: raise `ulimit -l` (RLIMIT_MEMLOCK) and
+/// start again.
 pub fn memory_is_locked() -> bool {
     !UNLOCKED.load(Ordering::Relaxed)
 }
@@ -42,7 +44,7 @@ struct Region {
     len: usize,
 }
 
-// SAFETY: the pointers are to memory that belongs to the arena and to nobody's stack or thread; the mutex orders access.
+// SAFETY: the pointers are to memory that the arena owns, on no thread's stack; the mutex orders access.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -55,7 +57,7 @@ impl Arena {
         };
         // SAFETY: the mapping is ours, whole pages, and neither call changes its content.
         unsafe {
-            // An old kernel without DONTDUMP leaves RLIMIT_CORE and PR_SET_DUMPABLE (`harden_process`) to do the work.
+            // On an old kernel without DONTDUMP, RLIMIT_CORE and PR_SET_DUMPABLE (`harden_process`) do this.
             let _ = mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump);
             if mm::mlock(start.as_ptr().cast(), len).is_err() {
                 UNLOCKED.store(true, Ordering::Relaxed);
@@ -81,7 +83,8 @@ impl Arena {
     fn unmap(&mut self, start: NonNull<u8>) {
         if let Some(i) = self.regions.iter().position(|r| r.start == start) {
             let Region { start, len } = self.regions.swap_remove(i);
-            // SAFETY: `map` made exactly this mapping, it has left the list, and its one piece is being dropped. munmap also unlocks.
+            // SAFETY: `map` made exactly this mapping, it has left the list, and its one piece is being dropped. munmap
+            // also unlocks it.
             let unmapped = unsafe { mm::munmap(start.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok());
         }
@@ -114,7 +117,7 @@ impl Piece {
     /// At least `size` zero bytes at a multiple of `align` (a power of two, at most 4096).
     pub(super) fn new(size: usize, align: usize) -> Piece {
         assert!(align <= REGION);
-        // A piece of a class lies at a multiple of its size, so a size of at least `align` is aligned.
+        // A piece of a class is at a multiple of its size, so a size of at least `align` is aligned.
         match class_of(size.max(align)) {
             Some(class) => Piece { start: ARENA.lock().take(class), len: class_size(class) },
             None => {
@@ -130,8 +133,8 @@ impl Piece {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the piece's bytes are mapped, initialised (zero from mmap or the wipe) and borrowed with self. Only byte secrets call this:
-        // a typed value, which may contain padding, is reached through `as_ptr` alone.
+        // SAFETY: the piece's bytes are mapped, initialised (zero from mmap or the wipe) and borrowed with self. Only
+        // byte secrets call this. A typed value, which may contain padding, is reached through `as_ptr` alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -186,7 +189,7 @@ mod tests {
     fn many_small_secrets_share_pages() {
         let before = ARENA.lock().regions.len();
         let pieces: Vec<Piece> = (0..1000).map(|_| Piece::new(32, 1)).collect();
-        // 128 pieces a page; other tests run beside this one, so the bound is loose.
+        // 128 pieces a page. Other tests run at the same time, so the bound is loose.
         assert!(ARENA.lock().regions.len() - before <= 100);
         drop(pieces);
     }

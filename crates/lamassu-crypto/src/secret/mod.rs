@@ -1,7 +1,7 @@
 //! Secret memory: never swapped where the kernel allows it, never dumped, wiped when dropped (Z17).
 //!
-//! Secrets live in pages of their own, apart from the heap ([`arena`]). Nothing here prints, compares or copies a secret unless its
-//! caller says so by name: `Debug` shows a length, there is no `Clone` and no `PartialEq`.
+//! Secrets are in pages of their own, apart from the heap (`arena`). Nothing here prints, compares or copies a secret
+//! implicitly: `Debug` shows a length, and there is no `Clone` and no `PartialEq`.
 
 mod arena;
 mod stack;
@@ -42,7 +42,7 @@ impl<const N: usize> Secret<N> {
         }
     }
 
-    /// A secret that `write` fills in place, so that no copy is left on the stack. It finds zeros.
+    /// A secret that `write` fills in place, so that no copy stays on the stack. It finds zeros.
     pub fn filled_by(write: impl FnOnce(&mut [u8; N])) -> Self {
         Secret { b: Locked::fill(write) }
     }
@@ -57,7 +57,7 @@ impl<const N: usize> Secret<N> {
         &self.b
     }
 
-    /// A second copy. Not `Clone`, so that no derive makes one unseen.
+    /// A second copy. Not `Clone`, so that no derive makes copies unnoticed.
     pub fn duplicate(&self) -> Self {
         Self::filled_by(|piece| piece.copy_from_slice(self.expose()))
     }
@@ -121,7 +121,8 @@ pub(crate) struct Locked<T> {
 }
 
 impl<T> Locked<T> {
-    /// Moves `value` in. What the move leaves on the stack is the caller's: prefer [`Locked::fill`] where a type allows it.
+    /// Moves `value` in. The caller answers for what the move leaves on the stack: prefer [`Locked::fill`] where a type
+    /// allows it.
     pub(crate) fn new(value: T) -> Self {
         let piece = Piece::new(size_of::<T>(), align_of::<T>());
         // SAFETY: the piece is at least size_of::<T>() bytes, aligned for T, and ours alone; nothing was in it.
@@ -142,14 +143,16 @@ impl<T> Deref for Locked<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` or `fill` put a T there; the piece lives as long as self and is only borrowed mutably through &mut self.
+        // SAFETY: `new` or `fill` put a T there. The piece lives as long as self, and is borrowed mutably only through
+        // &mut self.
         unsafe { &*self.piece.as_ptr().cast::<T>() }
     }
 }
 
 impl<T> Drop for Locked<T> {
     fn drop(&mut self) {
-        // SAFETY: the piece holds a T (see `deref`), and nobody sees it after this. The piece itself wipes its bytes when it is dropped, next.
+        // SAFETY: the piece holds a T (see `deref`), and nothing reads it after this. The piece then wipes its own
+        // bytes.
         unsafe { self.piece.as_ptr().cast::<T>().drop_in_place() }
     }
 }

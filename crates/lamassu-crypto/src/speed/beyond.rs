@@ -1,4 +1,4 @@
-//! What benchmarks want beyond the rates of whole batches (feature `measure`).
+//! Further measurements for benchmarks (feature `measure`).
 
 use super::{Op, Plan, Row, measure_one, rate};
 use crate::engine::loop_back::{DEPTH, LoopBack};
@@ -7,8 +7,8 @@ use crate::{BlockKey, Engine, InnerKey, KeyRing, NoRandom, Salts, Secret};
 use std::hint::black_box;
 use std::sync::Arc;
 
-/// The parts by themselves, with one thread. They bound what `Seal` and `Open` can do: 1 ÷ (1 ÷ hash + 1 ÷ encrypt), and
-/// 1 ÷ (1 ÷ hash + 1 ÷ open_unverified).
+/// The parts by themselves, with one thread. They bound what `Seal` and `Open` can do: 1 ÷ (1 ÷ hash + 1 ÷ encrypt),
+/// and 1 ÷ (1 ÷ hash + 1 ÷ open_unverified).
 ///
 /// # Errors
 /// [`NoRandom`]: keys and data are random.

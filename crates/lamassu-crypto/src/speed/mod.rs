@@ -1,5 +1,5 @@
-//! How fast the suites are here, for `lamassu speed`: every kernel of this processor, beside a plain composition of
-//! RustCrypto's calls.
+//! How fast the suites are here, for `lamassu speed`: every kernel of this processor, and a plain composition of
+//! RustCrypto's calls to compare with.
 
 #[cfg(any(test, feature = "measure"))]
 pub mod beyond;

@@ -140,7 +140,7 @@ fn a_group_is_encrypted_as_its_blocks_are_and_decrypts() {
     }
 }
 
-/// Of one flipped bit of ciphertext, the same bit of the plaintext is flipped and no other, exactly in a malleable suite.
+/// In a malleable suite, and in no other, flipping a bit of ciphertext flips that bit of the plaintext alone.
 #[test]
 fn malleable_suites_are_named_so() {
     for suite in all() {

@@ -29,10 +29,10 @@ impl NameMode {
     }
 }
 
-/// What is verified when data is read.
+/// What a read verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verified {
-    /// every block is hashed again
+    /// every block, by its hash
     Full,
     /// the metadata alone
     Metadata,
@@ -77,10 +77,11 @@ impl Caching {
     }
 }
 
-/// The properties of a vault, chosen when it is made and the same ever after (but for `zone`, see [`VaultHeader::leave_zone`]).
+/// The properties of a vault. They are chosen when it is made, and only `zone` can change
+/// ([`VaultHeader::leave_zone`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaultParams {
-    /// the id of the zone whose K_in the vault uses; of a private zone: the vault's own id
+    /// the id of the zone whose K_in the vault uses; the vault's own id if the zone is private
     pub zone: [u8; 16],
     /// suite
     pub suite: Suite,
@@ -90,7 +91,7 @@ pub struct VaultParams {
     pub names: NameMode,
     /// the longest name, in bytes, the store below takes: 64 to 255
     pub name_max: u8,
-    /// whether clean one-page files are convergent; never where the domain is salted
+    /// whether clean one-page files are convergent; never in a salted domain
     pub convergent_small_files: bool,
     /// within which bounds equal blocks are equal
     pub domain: Domain,
@@ -116,13 +117,14 @@ impl VaultHeader {
         VaultHeader { params, read_only: false, datasets: false, integrity: None, cache: None, destroyed: None, keys }
     }
 
-    /// The same, of a snapshot.
+    /// The header of a snapshot of this vault.
     #[must_use]
     pub fn into_snapshot(self) -> Self {
         VaultHeader { read_only: true, ..self }
     }
 
-    /// The same, of a vault whose keys are gone: without slots. What stands for the keychain and the MAC is the caller's to make.
+    /// The header of this vault after its keys were destroyed: without slots. The caller replaces the keychain and the
+    /// MAC.
     #[must_use]
     pub fn into_destroyed(mut self, destroyed: Destroyed) -> Self {
         self.keys.slots.clear();
@@ -134,7 +136,7 @@ impl VaultHeader {
         &self.params
     }
 
-    /// Whether it is a snapshot: a tree that nobody writes.
+    /// Whether it is a snapshot: a tree that is never written.
     pub fn is_snapshot(&self) -> bool {
         self.read_only
     }
@@ -144,34 +146,34 @@ impl VaultHeader {
         self.datasets
     }
 
-    /// The same, with what another header says of datasets and of how it is read.
+    /// This header with another's settings: datasets allowed or not, integrity and caching.
     #[must_use]
     pub fn alike(self, other: &VaultHeader) -> Self {
         let VaultHeader { datasets, integrity, cache, .. } = *other;
         VaultHeader { datasets, integrity, cache, ..self }
     }
 
-    /// From now on they may. Never taken back: what would then be skipped would look like damage.
+    /// Allows datasets from now on. This is never taken back: datasets that are skipped would look like damage.
     pub fn allow_datasets(&mut self) {
         self.datasets = true;
     }
 
-    /// What is verified on reads; `None`: what the parent vault, or the mount, says.
+    /// What reads verify. `None`: as the parent vault, or the mount, says.
     pub fn integrity(&self) -> Option<Verified> {
         self.integrity
     }
 
-    /// Sets it. `lamassu-vault` refuses `metadata` where the suite is malleable.
+    /// Sets what reads verify. `lamassu-vault` refuses `metadata` in a malleable suite.
     pub fn set_integrity(&mut self, integrity: Option<Verified>) {
         self.integrity = integrity;
     }
 
-    /// Whether plaintext may stay in the page cache; `None`: what the parent vault, or the mount, says.
+    /// Whether plaintext may stay in the page cache. `None`: as the parent vault, or the mount, says.
     pub fn cache(&self) -> Option<Caching> {
         self.cache
     }
 
-    /// Sets it.
+    /// Sets whether plaintext may stay in the page cache.
     pub fn set_cache(&mut self, cache: Option<Caching>) {
         self.cache = cache;
     }
@@ -216,7 +218,7 @@ impl VaultHeader {
         self.params.zone
     }
 
-    /// Makes the zone the vault's own: its newest K_in is no other vault's any more.
+    /// Makes the zone private to the vault: no other vault has its newest K_in any more.
     pub fn leave_zone(&mut self) {
         self.params.zone = self.keys.id;
     }
@@ -329,7 +331,7 @@ impl Header for VaultHeader {
     }
 }
 
-/// The domain that a header names, if it fits the rest. The widest is named by leaving it out.
+/// The domain that a header names, if it fits the rest. The widest domain is named by no member.
 fn domain(name: Option<&str>, suite: Suite, convergent_small_files: bool) -> Result<Domain, HeaderError> {
     let fail = |rule| Err(HeaderError::Member { member: "domain", rule });
     let domain = match name.map(Domain::from_name) {
@@ -346,7 +348,7 @@ fn domain(name: Option<&str>, suite: Suite, convergent_small_files: bool) -> Res
     Ok(domain)
 }
 
-/// A geometry of unbounded integers.
+/// A geometry from unbounded integers.
 pub(super) fn geometry(block_size: u64, reserved: u64) -> Option<Geometry> {
     Geometry::new(u32::try_from(block_size).ok()?, u16::try_from(reserved).ok()?)
 }

@@ -1,7 +1,7 @@
-//! The JSON as it stands in the file: members and types, before their bounds are checked.
+//! The JSON of the file: members and types, before their bounds are checked.
 //!
-//! Words and byte strings are strings here, so that there is one spelling of each: `serde`'s own enums would also take `{"aes": null}`, its structs also
-//! arrays, its options also `null`.
+//! Words and byte strings are strings here, so that each has one spelling. `serde`'s own enums would also accept
+//! `{"aes": null}`, its structs arrays, and its options `null`.
 
 use super::slot::{
     Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
@@ -37,7 +37,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// An optional member that, where present, is not `null`.
+/// An optional member that is not `null` if present.
 fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Option<T>, D::Error> {
     T::deserialize(d).map(Some)
 }
@@ -178,7 +178,7 @@ pub struct WireDestroyed {
     receipt: String,
 }
 
-/// What tells whether this program can read the rest; other members are not looked at.
+/// The members that say whether this program can read the rest. Others are ignored here.
 #[derive(Deserialize)]
 struct Probe {
     format: String,
@@ -186,7 +186,8 @@ struct Probe {
     features: Vec<String>,
 }
 
-/// Parses the JSON of a `T`. Format, version and features come first: a later version's members are no mistake, and its users want to know what is wrong.
+/// Parses the JSON of a `T`. Format, version and features come first, so that the file of a later version is reported
+/// as that, and not as one with unknown members.
 pub fn from_slice<T: DeserializeOwned>(format: &'static str, bytes: &[u8]) -> Result<T, HeaderError> {
     let json = |e: serde_json::Error| HeaderError::Json(e.into());
     if bytes.len() > HEADER_MAX {
@@ -269,7 +270,7 @@ fn positive(n: u64, member: &'static str) -> Result<u32, HeaderError> {
     }
 }
 
-/// The parts of a header that a [`KeyArea`] holds.
+/// The members of a header that make a [`KeyArea`].
 pub struct WireKeys<'a> {
     pub id: &'a str,
     pub next_slot: u64,
@@ -492,7 +493,7 @@ fn parent_record(text: &str) -> Result<[u8; PARENT_RECORD_LEN], HeaderError> {
     }
 }
 
-/// What a slot wraps: the file key, and with it the signing seed in an administrator's slot.
+/// What a slot wraps: the file key, and the signing seed in an administrator's slot.
 fn wrapped(text: &str, with_seed: bool) -> Result<Vec<u8>, HeaderError> {
     let (len, rule) = match with_seed {
         false => (48, "48 bytes in lower-case hex"),

@@ -12,7 +12,7 @@ use crate::Suite;
 pub struct ZoneParams {
     /// suite of every vault of the zone
     pub suite: Suite,
-    /// block size, in bytes, its vaults use unless told otherwise
+    /// default block size of its vaults, in bytes
     pub block_size: u32,
     /// Unix seconds
     pub created: u64,
@@ -32,12 +32,12 @@ impl ZoneFile {
         ZoneFile { params, pins: Vec::new(), keys }
     }
 
-    /// Administrators of vaults that the zone's members shall trust.
+    /// The administrators of vaults that the zone's members shall trust.
     pub fn pins(&self) -> &[Pin] {
         &self.pins
     }
 
-    /// Pins a vault's administrator, in the place of another.
+    /// Pins a vault's administrator, in place of another.
     pub fn set_pin(&mut self, pin: Pin) {
         self.pins.retain(|old| old.vault != pin.vault);
         self.pins.push(pin);
@@ -53,7 +53,7 @@ impl ZoneFile {
         self.params.suite
     }
 
-    /// Block size, in bytes, its vaults use unless told otherwise.
+    /// Default block size of its vaults, in bytes.
     pub fn block_size(&self) -> u32 {
         self.params.block_size
     }
