@@ -82,12 +82,7 @@ pub(crate) fn random_by(provider: Provider, buf: &mut [u8]) -> Result<(), NoRand
 }
 
 /// `derive(key, purpose)` of docs/format.md §2.
-pub(crate) fn derive(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<32> {
-    derive_n(suite, key, purpose)
-}
-
-/// The same to N bytes.
-pub(crate) fn derive_n<const N: usize>(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<N> {
+pub(crate) fn derive<const N: usize>(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<N> {
     let info = format!("lamassu v1 {} {purpose}", suite.name());
-    wrap::hkdf_n(key.expose(), b"", info.as_bytes())
+    wrap::hkdf(key.expose(), b"", info.as_bytes())
 }

@@ -14,7 +14,7 @@ pub struct NameKey {
 impl NameKey {
     /// From a directory record.
     pub fn new(secret: &Secret<32>, id: [u8; 16]) -> Self {
-        NameKey { key: wrap::hkdf_n(secret.expose(), b"", b"lamassu v1 name"), id }
+        NameKey { key: wrap::hkdf(secret.expose(), b"", b"lamassu v1 name"), id }
     }
 
     /// The directory's id.

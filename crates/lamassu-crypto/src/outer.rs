@@ -5,7 +5,7 @@
 use crate::name::{siv_open, siv_seal};
 use crate::secret::{Secret, without_trace};
 use crate::suite::{Aead, CipherSuite};
-use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, wrap};
+use crate::{NoRandom, Suite, Unauthentic, derive, wrap};
 use lamassu_format::{PAGE_LEN, VERSION};
 
 const NONCE_LEN: usize = 24;
@@ -55,7 +55,7 @@ impl OuterKey {
             record: Sealer::new(suite, k_out, "record seal", "record select"),
             page_convergent: derive(suite, k_out, "page convergent"),
             nonce: derive(suite, k_out, "nonce"),
-            xattr_name: derive_n(suite, k_out, "xattr name"),
+            xattr_name: derive(suite, k_out, "xattr name"),
         })
     }
 

@@ -47,10 +47,7 @@ impl<'a> Salts<'a> {
 
     /// The salts of the first `count` blocks, which borrow nothing.
     pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
-        let numbers = match self.numbers {
-            Numbers::From(first) => OwnedNumbers::From(first),
-            Numbers::Each(numbers) => OwnedNumbers::Each(numbers[..count].to_vec()),
-        };
+        let numbers = (0..count).map(|at| self.number(at)).collect();
         OwnedSalts { domain: self.domain, file: self.file, numbers }
     }
 
@@ -95,21 +92,12 @@ impl<'a> Salts<'a> {
 pub(crate) struct OwnedSalts {
     domain: Domain,
     file: FileId,
-    numbers: OwnedNumbers,
-}
-
-enum OwnedNumbers {
-    From(BlockNo),
-    Each(Vec<BlockNo>),
+    numbers: Vec<BlockNo>,
 }
 
 impl OwnedSalts {
     pub fn as_salts(&self) -> Salts<'_> {
-        let numbers = match &self.numbers {
-            OwnedNumbers::From(first) => Numbers::From(*first),
-            OwnedNumbers::Each(numbers) => Numbers::Each(numbers),
-        };
-        Salts { domain: self.domain, file: self.file, numbers }
+        Salts::of_blocks(self.domain, self.file, &self.numbers)
     }
 }
 

@@ -9,18 +9,13 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-pub use crate::argon::{Argon2Cost, argon2id, calibrate, memory_to_spare_kib};
+pub use crate::argon::{argon2id, calibrate, memory_to_spare_kib};
 
 /// Bytes of an AEAD tag.
 const TAG_LEN: usize = 16;
 
-/// HKDF-SHA-256 (RFC 5869) to 32 bytes.
-pub fn hkdf(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<32> {
-    hkdf_n(ikm, salt, info)
-}
-
-/// HKDF-SHA-256 to N bytes, at most 8160.
-pub fn hkdf_n<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
+/// HKDF-SHA-256 (RFC 5869) to N bytes, at most 8160.
+pub fn hkdf<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
     hkdf_by(Provider::current(), ikm, salt, info)
 }
 
@@ -131,9 +126,9 @@ mod tests {
     fn hkdf_rfc5869() {
         let salt = HEXLOWER.decode(b"000102030405060708090a0b0c").unwrap();
         let info = HEXLOWER.decode(b"f0f1f2f3f4f5f6f7f8f9").unwrap();
-        let okm = hkdf(&[0x0b; 22], &salt, &info);
+        let okm = hkdf::<32>(&[0x0b; 22], &salt, &info);
         assert_eq!(HEXLOWER.encode(okm.expose()), "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
-        let okm = hkdf_n::<42>(&[0x0b; 22], b"", b"");
+        let okm = hkdf::<42>(&[0x0b; 22], b"", b"");
         assert_eq!(
             HEXLOWER.encode(okm.expose()),
             "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"

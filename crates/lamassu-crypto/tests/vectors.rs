@@ -9,6 +9,7 @@ use lamassu_crypto::name::NameKey;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
 use lamassu_crypto::{Engine, InnerKey, KeyRing, Keyed, OuterKey, Salts, Secret, Suite, Verify, wrap};
+use lamassu_format::header::Argon2Params;
 use lamassu_format::{BlockNo, Domain, FileId};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -167,12 +168,8 @@ fn slots_unwrap() {
             Value::Null => secret(&row, "source"),
             cost => {
                 let number = |m: &str| cost[m].as_u64().unwrap() as u32;
-                let cost = wrap::Argon2Cost {
-                    memory_kib: number("memory_kib"),
-                    passes: number("passes"),
-                    lanes: number("lanes"),
-                };
-                wrap::argon2id(&hex(&row, "source"), &salt, cost).unwrap()
+                let cost = Argon2Params::new(number("memory_kib"), number("passes"), number("lanes"));
+                wrap::argon2id(&hex(&row, "source"), &salt, cost.unwrap()).unwrap()
             }
         };
         assert_eq!(unlocked.expose()[..], hex(&row, "secret"));

@@ -13,7 +13,7 @@
 //! | [`root`] | 6b | the record of the root's permissions |
 //! | [`geometry`] | 8 | where pages and blocks are in a backing file |
 //! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
-//! | [`number`] | | numbers of pages and blocks, ids of files |
+//! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
 pub mod domain;
@@ -27,6 +27,7 @@ pub mod record;
 pub mod root;
 pub mod sessions;
 pub mod suite;
+mod words;
 
 pub use domain::Domain;
 pub use geometry::Geometry;
@@ -38,6 +39,7 @@ pub use record::DirRecord;
 pub use root::RootRecord;
 pub use sessions::SessionRecord;
 pub use suite::Suite;
+pub(crate) use words::words;
 
 /// Bytes of a metadata page, the smallest unit of a sealed file, whatever the block size (§9).
 pub const PAGE_LEN: usize = 4096;

@@ -20,6 +20,7 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     aead: |key| Box::new(Xaes::new(key)),
     unapproved: None,
     known_answer: KnownAnswer {
+        name: "suite aes",
         k_in: hex("24f01a8e27d42c792be7dedd824d8d96c4291f8e5cdf7606977a830364bba9f6"),
         key: hex("6b5cd13d015f14d37f66e742ee3c615621e01aafd7240034e66fbccf48ad2716"),
         ciphertext: hex("51270759e472250c292af774c351db56a5c5c0ed0e6612be3fedfe1cd0314ad7"),

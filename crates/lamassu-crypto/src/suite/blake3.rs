@@ -19,6 +19,7 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     aead: |key| Box::new(Xaes::new(key)),
     unapproved: Some("suite blake3 hashes with BLAKE3, which FIPS 180-4 and 202 do not know; use aes"),
     known_answer: KnownAnswer {
+        name: "suite blake3",
         k_in: hex("d687463f95454ee0433bc617c6ae8864bdca6a364f9ab843dc7e8dced1a45dce"),
         key: hex("ce62c9ddc66e3b6fa9c5e6f0acba1851313e31e09432e4883c1e066475ab5b04"),
         ciphertext: hex("917c6fbb8fcd0b4c191596d6b3dcff8fee3f0cc5eee2ea571cbbbfc7c451c02f"),

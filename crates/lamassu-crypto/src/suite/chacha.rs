@@ -21,6 +21,7 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     aead: |key| Box::new(XChaCha::new(key)),
     unapproved: Some("suite chacha encrypts with ChaCha20, which is not approved; use aes"),
     known_answer: KnownAnswer {
+        name: "suite chacha",
         k_in: hex("df89ae669a278c6db3a9a20205e2d33888ae1fc6ace5d5fa6bb765573982badd"),
         key: hex("8f5d4a97b503f75a5945e46e79e611c6f2a6015fc5e91a201a0db2863730f144"),
         ciphertext: hex("9737e64968fe23a595e7ad33ac5b46e643df61df23ff4568a420984dd0a1ed10"),

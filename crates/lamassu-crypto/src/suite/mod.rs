@@ -46,6 +46,8 @@ pub(crate) struct CipherSuite {
 /// A row `zeros` of `testdata/vectors/blocks.json`: one block of 4096 zero bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct KnownAnswer {
+    /// The suite's name in reports.
+    pub(crate) name: &'static str,
     pub(crate) k_in: [u8; 32],
     pub(crate) key: BlockKey,
     /// SHA-256 of the ciphertext.

@@ -18,6 +18,7 @@ pub(super) static SUITE: CipherSuite = CipherSuite {
     aead: |key: &Secret<32>| Box::new(Xaes::new(key)),
     unapproved: Some("suite paper derives keys by AES-256-ECB, which is no derivation of SP 800-108; use aes"),
     known_answer: KnownAnswer {
+        name: "suite paper",
         k_in: hex("ce03a9e1ce5ae7895d702e280630bcf1b0e1e627fb93f039fc86ae7670d7c032"),
         key: hex("b1f52dd98764be90fac3fc38a4fc2b23f07bdbdce2c64170527003a669ca9711"),
         ciphertext: hex("91b395b7e5497913e1e81ffebb71686e8adbeb9cf22efab0e396c670e80ec048"),

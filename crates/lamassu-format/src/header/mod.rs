@@ -15,8 +15,8 @@ mod zone;
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
 pub use slot::{
-    Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
-    Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
+    Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
 pub use vault::{Caching, NameMode, VaultHeader, VaultParams, Verified};
 pub use zone::{ZoneFile, ZoneParams};

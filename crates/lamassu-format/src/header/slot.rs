@@ -1,6 +1,7 @@
 //! Key slots, the sealed keychain and the MAC: the part that vault headers and zone files share.
 
 use super::HeaderError;
+use crate::words;
 
 /// How the bytes of a source become a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,34 +22,16 @@ pub enum SlotKind {
     Parent,
 }
 
-impl SlotKind {
+words! {
     /// Every kind.
-    pub const ALL: [SlotKind; 7] = [
-        SlotKind::Passphrase,
-        SlotKind::Raw,
-        SlotKind::Hex,
-        SlotKind::Recovery,
-        SlotKind::RecoveryShares,
-        SlotKind::Pkcs11,
-        SlotKind::Parent,
-    ];
-
-    /// Its name in headers and, except for [`SlotKind::Parent`], in source URIs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SlotKind::Passphrase => "passphrase",
-            SlotKind::Raw => "raw",
-            SlotKind::Hex => "hex",
-            SlotKind::Recovery => "recovery",
-            SlotKind::RecoveryShares => "recovery-shares",
-            SlotKind::Pkcs11 => "pkcs11",
-            SlotKind::Parent => "parent",
-        }
-    }
-
-    /// The kind of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<SlotKind> {
-        SlotKind::ALL.into_iter().find(|k| k.name() == name)
+    SlotKind {
+        Passphrase = "passphrase",
+        Raw = "raw",
+        Hex = "hex",
+        Recovery = "recovery",
+        RecoveryShares = "recovery-shares",
+        Pkcs11 = "pkcs11",
+        Parent = "parent",
     }
 }
 
@@ -119,23 +102,12 @@ pub enum TokenMechanism {
     AesGcm,
 }
 
-impl TokenMechanism {
+words! {
     /// Every mechanism, preferred first.
-    pub const ALL: [TokenMechanism; 3] =
-        [TokenMechanism::RsaOaepSha256, TokenMechanism::RsaOaepSha1, TokenMechanism::AesGcm];
-
-    /// Its name in headers.
-    pub const fn name(self) -> &'static str {
-        match self {
-            TokenMechanism::RsaOaepSha256 => "rsa-oaep-sha256",
-            TokenMechanism::RsaOaepSha1 => "rsa-oaep-sha1",
-            TokenMechanism::AesGcm => "aes-gcm",
-        }
-    }
-
-    /// The mechanism of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<TokenMechanism> {
-        TokenMechanism::ALL.into_iter().find(|m| m.name() == name)
+    TokenMechanism {
+        RsaOaepSha256 = "rsa-oaep-sha256",
+        RsaOaepSha1 = "rsa-oaep-sha1",
+        AesGcm = "aes-gcm",
     }
 }
 
@@ -222,7 +194,7 @@ pub struct Predecessor {
 
 /// A vault's administrator, as a zone file pins it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pin {
+pub struct AdminPin {
     /// id of the vault
     pub vault: [u8; 16],
     /// the administrator's Ed25519 public key

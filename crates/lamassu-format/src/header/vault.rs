@@ -3,7 +3,7 @@
 use super::sealed::Members;
 use super::wire::{self, WireAdmin, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
 use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX};
-use crate::{Domain, Geometry, Suite};
+use crate::{Domain, Geometry, Suite, words};
 
 /// How names are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,19 +14,9 @@ pub enum NameMode {
     Plain,
 }
 
-impl NameMode {
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            NameMode::Encrypted => "encrypted",
-            NameMode::Plain => "plain",
-        }
-    }
-
-    /// The mode of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<NameMode> {
-        [NameMode::Encrypted, NameMode::Plain].into_iter().find(|m| m.name() == name)
-    }
+words! {
+    /// Both modes.
+    NameMode { Encrypted = "encrypted", Plain = "plain" }
 }
 
 /// What a read verifies.
@@ -38,19 +28,9 @@ pub enum Verified {
     Metadata,
 }
 
-impl Verified {
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Verified::Full => "full",
-            Verified::Metadata => "metadata",
-        }
-    }
-
-    /// The value of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<Verified> {
-        [Verified::Full, Verified::Metadata].into_iter().find(|v| v.name() == name)
-    }
+words! {
+    /// Both values.
+    Verified { Full = "full", Metadata = "metadata" }
 }
 
 /// Whether a mount may leave plaintext in the page cache.
@@ -62,19 +42,9 @@ pub enum Caching {
     None,
 }
 
-impl Caching {
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Caching::Mount => "mount",
-            Caching::None => "none",
-        }
-    }
-
-    /// The value of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<Caching> {
-        [Caching::Mount, Caching::None].into_iter().find(|c| c.name() == name)
-    }
+words! {
+    /// Both values.
+    Caching { Mount = "mount", None = "none" }
 }
 
 /// The properties of a vault. They are chosen when it is made, and only `zone` can change

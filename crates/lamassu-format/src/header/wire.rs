@@ -4,8 +4,8 @@
 //! `{"aes": null}`, its structs arrays, and its options `null`.
 
 use super::slot::{
-    Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
-    Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
+    Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
 use super::{HEADER_MAX, HeaderError, PINS_MAX, SLOTS_MAX};
 use crate::Suite;
@@ -373,22 +373,22 @@ impl WirePredecessor {
 
 impl WirePin {
     /// Pins of a zone file.
-    pub fn parse_all(pins: Option<&Vec<Object<WirePin>>>) -> Result<Vec<Pin>, HeaderError> {
+    pub fn parse_all(pins: Option<&Vec<Object<WirePin>>>) -> Result<Vec<AdminPin>, HeaderError> {
         let rule = "1 to 4096 pins of different vaults, or left out";
         let Some(pins) = pins else { return Ok(Vec::new()) };
         let mut seen = HashSet::new();
         let parsed = pins.iter().map(|Object(wire)| {
-            Ok(Pin { vault: bytes(&wire.vault, "pins.vault")?, admin: bytes(&wire.admin, "pins.admin")? })
+            Ok(AdminPin { vault: bytes(&wire.vault, "pins.vault")?, admin: bytes(&wire.admin, "pins.admin")? })
         });
-        let parsed: Vec<Pin> = parsed.collect::<Result<_, HeaderError>>()?;
+        let parsed: Vec<AdminPin> = parsed.collect::<Result<_, HeaderError>>()?;
         match (1..=PINS_MAX).contains(&parsed.len()) && parsed.iter().all(|pin| seen.insert(pin.vault)) {
             true => Ok(parsed),
             false => Err(HeaderError::Member { member: "pins", rule }),
         }
     }
 
-    pub fn of_all(pins: &[Pin]) -> Option<Vec<Object<Self>>> {
-        let wire = |pin: &Pin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin) });
+    pub fn of_all(pins: &[AdminPin]) -> Option<Vec<Object<Self>>> {
+        let wire = |pin: &AdminPin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin) });
         (!pins.is_empty()).then(|| pins.iter().map(wire).collect())
     }
 }

@@ -1,7 +1,7 @@
 //! The zone file.
 
 use super::sealed::Members;
-use super::slot::Pin;
+use super::slot::AdminPin;
 use super::vault::geometry;
 use super::wire::{self, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
 use super::{Header, HeaderError, KeyArea};
@@ -22,7 +22,7 @@ pub struct ZoneParams {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneFile {
     params: ZoneParams,
-    pins: Vec<Pin>,
+    pins: Vec<AdminPin>,
     keys: KeyArea,
 }
 
@@ -33,12 +33,12 @@ impl ZoneFile {
     }
 
     /// The administrators of vaults that the zone's members shall trust.
-    pub fn pins(&self) -> &[Pin] {
+    pub fn pins(&self) -> &[AdminPin] {
         &self.pins
     }
 
     /// Pins a vault's administrator, in place of another.
-    pub fn set_pin(&mut self, pin: Pin) {
+    pub fn set_pin(&mut self, pin: AdminPin) {
         self.pins.retain(|old| old.vault != pin.vault);
         self.pins.push(pin);
     }
