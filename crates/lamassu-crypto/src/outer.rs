@@ -6,7 +6,7 @@ use crate::name::{siv_open, siv_seal};
 use crate::secret::{Secret, without_trace};
 use crate::suite::{Aead, CipherSuite};
 use crate::{NoRandom, Suite, Unauthentic, derive, wrap};
-use lamassu_format::{PAGE_LEN, VERSION};
+use lamassu_format::{PAGE_LEN, PageAad, VERSION};
 
 const NONCE_LEN: usize = 24;
 const TAG_LEN: usize = 16;
@@ -63,37 +63,37 @@ impl OuterKey {
     ///
     /// # Errors
     /// [`NoRandom`] when getrandom(2) fails; the page is then as it was.
-    pub fn seal_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), NoRandom> {
-        let nonce = wrap::fresh_nonce(&self.nonce, aad, &page[HEAD_LEN..])?;
-        self.page.seal(&nonce, aad, page);
+    pub fn seal_page(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) -> Result<(), NoRandom> {
+        let nonce = wrap::fresh_nonce(&self.nonce, &aad.0, &page[HEAD_LEN..])?;
+        self.page.seal(&nonce, &aad.0, page);
         Ok(())
     }
 
     /// The same under a given nonce, for stored vectors. Two pages under one nonce reveal their XOR.
     #[doc(hidden)]
-    pub fn seal_page_with(&self, nonce: &[u8; 24], aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
-        self.page.seal(nonce, aad, page);
+    pub fn seal_page_with(&self, nonce: &[u8; 24], aad: &PageAad, page: &mut [u8; PAGE_LEN]) {
+        self.page.seal(nonce, &aad.0, page);
     }
 
     /// The same with the nonce of a convergent page (§9).
-    pub fn seal_page_convergent(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
-        let prf = wrap::hmac_of(&self.page_convergent, &[aad, &page[HEAD_LEN..]]);
+    pub fn seal_page_convergent(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) {
+        let prf = wrap::hmac_of(&self.page_convergent, &[&aad.0, &page[HEAD_LEN..]]);
         let nonce = prf.first_chunk().expect("32 bytes have a first 24");
-        self.page.seal(nonce, aad, page);
+        self.page.seal(nonce, &aad.0, page);
     }
 
     /// Whether the epoch tag says that this key sealed the page, by its first [`HEAD_LEN`] bytes; false if there are
     /// fewer.
-    pub fn matches_page(&self, aad: &[u8; 16], page: &[u8]) -> bool {
-        self.page.matches(aad, page)
+    pub fn matches_page(&self, aad: &PageAad, page: &[u8]) -> bool {
+        self.page.matches(&aad.0, page)
     }
 
     /// Opens in place. On failure the page's content is unspecified.
     ///
     /// # Errors
     /// [`Unauthentic`] for another key, another AAD or a changed page.
-    pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), Unauthentic> {
-        self.page.open(aad, page)
+    pub fn open_page(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) -> Result<(), Unauthentic> {
+        self.page.open(&aad.0, page)
     }
 
     /// A sealed record.

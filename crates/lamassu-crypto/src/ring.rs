@@ -7,7 +7,7 @@ use crate::kernel::Kernel;
 use crate::outer::{HEAD_LEN, RecordKind};
 use crate::suite::CipherSuite;
 use crate::{InnerKey, OuterKey, Secret, Suite};
-use lamassu_format::PAGE_LEN;
+use lamassu_format::{PAGE_LEN, PageAad};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -192,16 +192,11 @@ impl KeyRing {
         self.epochs.read().outer[0].1.clone()
     }
 
-    /// Every K_out, newest first.
-    pub fn outers(&self) -> Vec<Arc<OuterKey>> {
-        self.now().outer.iter().map(|(_, k)| k.clone()).collect()
-    }
-
     /// Opens a page under the epoch that sealed it; returns that epoch.
     ///
     /// # Errors
     /// [`OpenError::NoKey`] leaves the page as it was; [`OpenError::Unauthentic`] leaves it unspecified.
-    pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<EpochNumber, OpenError> {
+    pub fn open_page(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) -> Result<EpochNumber, OpenError> {
         let now = self.now();
         let (epoch, key) = now.outer.iter().find(|(_, k)| k.matches_page(aad, page)).ok_or(OpenError::NoKey)?;
         key.open_page(aad, page).map_err(|_| OpenError::Unauthentic)?;
@@ -210,7 +205,7 @@ impl KeyRing {
 
     /// The epoch that sealed a page, by its first [`HEAD_LEN`] bytes. `None`: it is not loaded, or there are too few
     /// bytes.
-    pub fn page_epoch(&self, aad: &[u8; 16], head: &[u8]) -> Option<EpochNumber> {
+    pub fn page_epoch(&self, aad: &PageAad, head: &[u8]) -> Option<EpochNumber> {
         self.now().outer.iter().find(|(_, k)| k.matches_page(aad, head)).map(|(n, _)| *n)
     }
 
@@ -262,7 +257,7 @@ mod tests {
     fn clones_see_new_epochs_and_numbers_do_not_shift() {
         let ring = KeyRing::of_epochs(Suite::Aes, &[(3, key(3))], &[(7, key(7))]);
         let clone = ring.clone();
-        let (aad, mut page) = ([0; 16], [5; PAGE_LEN]);
+        let (aad, mut page) = (PageAad([0; 16]), [5; PAGE_LEN]);
         ring.outer().seal_page(&aad, &mut page).unwrap();
         let record = ring.outer().seal_record(RecordKind::Xattr, b"c", b"content").unwrap();
         ring.add(&[(4, key(4)), (3, key(3))], &[(9, key(9)), (7, key(7))]);

@@ -11,6 +11,10 @@ pub const BLOCK_SIZE_MAX: u32 = 1 << 20;
 /// Largest number of transient slots: at least half of a page stays for data blocks.
 pub const RESERVED_MAX: u16 = 62;
 
+/// The associated data of a page: suite, geometry and page number (§9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageAad(pub [u8; 16]);
+
 /// Block size and transient slots of a vault, and everything that follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -125,13 +129,13 @@ impl Geometry {
     }
 
     /// AAD of page `g` (§9).
-    pub fn page_aad(&self, suite: crate::Suite, g: PageNo) -> [u8; 16] {
+    pub fn page_aad(&self, suite: crate::Suite, g: PageNo) -> PageAad {
         let mut aad = [0u8; 16];
         aad[0..2].copy_from_slice(&crate::VERSION.to_le_bytes());
         aad[2] = suite.id();
         aad[3] = self.block_size.trailing_zeros() as u8;
         aad[4..6].copy_from_slice(&self.reserved.to_le_bytes());
         aad[8..16].copy_from_slice(&g.0.to_le_bytes());
-        aad
+        PageAad(aad)
     }
 }

@@ -30,7 +30,7 @@ pub mod suite;
 mod words;
 
 pub use domain::Domain;
-pub use geometry::Geometry;
+pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use keys::{Keys, SlotKey};
 pub use number::{BlockNo, FileId, PageNo};

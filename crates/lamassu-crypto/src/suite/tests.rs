@@ -7,7 +7,7 @@ use aes::Aes256;
 use aes::cipher::BlockCipherEncrypt;
 use cmac::{Cmac, KeyInit, Mac};
 use data_encoding::HEXLOWER;
-use lamassu_format::{BlockNo, Domain, FileId};
+use lamassu_format::{BlockNo, Domain, FileId, PageAad};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
@@ -219,8 +219,8 @@ fn pages_of_one_suite_open_in_no_other() {
     for (a, b) in Suite::ALL.into_iter().flat_map(|a| Suite::ALL.map(|b| (a, b))) {
         let (ours, theirs) = (OuterKey::new(a, &k_in(1)), KeyRing::new(b, &[k_in(2)], &[k_in(1)]));
         let mut page = [4; lamassu_format::PAGE_LEN];
-        ours.seal_page(&[0; 16], &mut page).unwrap();
-        assert_eq!(theirs.open_page(&[0; 16], &mut page).is_ok(), a == b, "{a:?} {b:?}");
+        ours.seal_page(&PageAad([0; 16]), &mut page).unwrap();
+        assert_eq!(theirs.open_page(&PageAad([0; 16]), &mut page).is_ok(), a == b, "{a:?} {b:?}");
     }
 }
 
