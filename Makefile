@@ -1,7 +1,7 @@
 # `make help` lists the targets. Everything goes to target/ (or CARGO_TARGET_DIR).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install uninstall demo passthrough test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
+.PHONY: help setup build install uninstall demo passthrough bench-programs test test-fips torture soak fuzz lint setup-bench bench bench-paper bench-smoke clean
 
 help: ## lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ demo: setup build ## shows on real data that the ciphertext deduplicates (a few 
 passthrough: ## builds the mount without encryption that benchmarks and xfstests compare with
 	cargo build --locked --release --package lamassu-fuse --example passthrough
 
+bench-programs: ## builds what benchmarks alone use: that mount, a mount whose ciphers are measured, and the ciphers by themselves
+	cargo build --locked --release --package lamassu-fuse --package lamassu-crypto --features lamassu-crypto/measure --example passthrough --example measured --example speed
+
 test: ## runs every check within its time budget, and sums up the counts
 	scripts/test
 
@@ -64,13 +67,13 @@ lint: ## formatting, clippy, dependencies, licences, and the width of Markdown p
 setup-bench: ## installs what `bench` needs beside that: the peers, dbench, Postmark, matplotlib
 	scripts/setup --bench
 
-bench: build passthrough ## measures everything beside the peers; results and summary in docs/benchmarks, the long report in target/bench (four hours, an idle machine)
+bench: build bench-programs ## measures everything beside the peers; results and summary in docs/benchmarks, the long report in target/bench (four hours, an idle machine)
 	scripts/bench
 
-bench-paper: build passthrough ## the Lamassu paper's experiments alone
+bench-paper: build bench-programs ## the Lamassu paper's experiments alone
 	scripts/bench paper
 
-bench-smoke: build passthrough ## every experiment at toy size: only that each runs
+bench-smoke: build bench-programs ## every experiment at toy size: only that each runs
 	scripts/bench --toy --out "$${CARGO_TARGET_DIR:-target}/bench-smoke" --report "$${CARGO_TARGET_DIR:-target}/bench-smoke/long"
 
 clean: ## removes what was built

@@ -13,15 +13,12 @@ import tempfile
 from demolib.shell import have, run, say
 
 from . import measure
-from .systems import Lamassu, PlainFs
+from .systems import Lamassu, Measured, PlainFs
 
 BLOCKS = ("1K", "2K", "4K", "8K", "16K", "32K", "64K", "128K")
 OPENSSL = {"sha256": ("-evp", "sha256"), "encrypt": ("-evp", "aes-256-cbc"), "decrypt": ("-evp", "aes-256-cbc", "-decrypt")}
 # What the hash may use of the processor; the ciphers keep AES-NI throughout.
 HASHES = {"sixteen lanes or SHA-NI": "", "eight lanes (AVX2)": "-sha,-avx512", "portable": "-sha,-avx512,-avx2"}
-# The study's four ways and ours: options of a mount and its environment.
-ENGINES = {"plainfs": ((), {}), "library": (("--threads", "1"), {"LAMASSU_CPU": "library"}), "device-sync": ((), {"LAMASSU_ENGINE": "device-sync"}),
-           "device": ((), {"LAMASSU_ENGINE": "device"}), "normal": ((), {})}
 
 
 def run_all(bench):
@@ -32,13 +29,16 @@ def run_all(bench):
     approved = Lamassu(bench.keys, program, init=["--small-files", "random"], name="approved")
     bench.systems = {s.name: s for s in (approved, plain, lamassu)}
     store, key = bench.fresh_store(approved.name, bench.memory), approved.key()
-    parts = ("--parts",) if "--parts" in run(program, "speed", "--help").stdout else ()
+    speed = os.path.join(os.path.dirname(program), "examples", "speed")
+    # The study's four ways and ours.
+    engines_of = {"plainfs": plain, "library": lamassu.with_mount(("--threads", "1"), {"LAMASSU_CPU": "library"}),
+                  "device-sync": Measured(bench.keys, program, "device-sync"), "device": Measured(bench.keys, program, "device"),
+                  "normal": lamassu}
     for number in range(bench.runs):
         for block in bench.size(BLOCKS, BLOCKS[:3]):
             with bench.quiet():
-                ended = run(program, "speed", "--all", "--device", *parts, "--json", "--block-size", block, "--ms", bench.size(100, 5), check=block == "4K")
-            if ended.returncode == 0:  # an older program has no blocks below 4 KiB
-                samples += [row | {"block": block, "run": number} for row in json.loads(ended.stdout)]
+                told = run(speed, int(block[:-1]) << 10, bench.size(100, 5)).stdout
+            samples += [row | {"block": block, "run": number} for row in json.loads(told)]
             with bench.quiet():
                 openssl += [row | {"block": block, "run": number} for row in openssl_speed(bench, block)]
         with bench.quiet():
@@ -48,10 +48,9 @@ def run_all(bench):
                     starts.append({"options": " ".join(options), "seconds": round(seconds, 5)})
         hashed += [{"hash": name, "run": number, "value": write(bench, lamassu.with_mount((), {"LAMASSU_CPU": mask} if mask else {}), "--dedupe_percentage=90")}
                    for name, mask in HASHES.items()]
-        for engine, how in ENGINES.items():
-            system = (plain if engine == "plainfs" else lamassu).with_mount(*how)
+        for engine, system in engines_of.items():
             engines.append({"engine": engine, "run": number, "value": write(bench, system)})
-        say(f"ciphers, run {number + 1} of {bench.runs}: {len(samples)} figures; writes " + ", ".join(f"{e['engine']} {e['value']}" for e in engines[-len(ENGINES):]))
+        say(f"ciphers, run {number + 1} of {bench.runs}: {len(samples)} figures; writes " + ", ".join(f"{e['engine']} {e['value']}" for e in engines[-len(engines_of):]))
     return {"runs": bench.runs, "samples": samples, "starts": starts, "openssl": openssl, "hashed_writes": hashed, "engines": engines,
             "write_mib": bench.size(256, 8), "threads": os.cpu_count()}
 

@@ -1,6 +1,7 @@
 """Figure 9 of the Lamassu paper: where the time of sequential 4 KiB writes and reads goes, with and without full integrity, on tmpfs.
 
-The mount measures itself (`LAMASSU_STAGES`), with one cipher thread and no page cache, so that one thing happens after another, as in the prototype.
+The mount measures itself (the example `measured` of lamassu-fuse), with one cipher thread and no page cache, so that one
+thing happens after another, as in the prototype.
 What the stages leave of fio's own time is "misc": the kernel's way to the mount and back, copying, pages, locks.
 """
 
@@ -9,9 +10,10 @@ import re
 from demolib.shell import DemoError, say
 
 from . import measure
+from .systems import Measured
 
 STAGES = ("encrypt", "decrypt", "key", "store")
-SYSTEMS = ("lamassu", "lamassu-metadata")
+SYSTEMS = {"lamassu": "full", "lamassu-metadata": "metadata"}
 TOLD = re.compile(r"seconds by stage: (.*)")
 
 
@@ -19,7 +21,7 @@ def run_all(bench):
     size, samples = bench.size(256, 8), []
     for number in range(bench.runs):
         for name in [s for s in SYSTEMS if s in bench.systems]:
-            system = bench.systems[name].with_mount(("-v", "--threads", "1", "--cache", "none"), {"LAMASSU_STAGES": "1"})
+            system = Measured(bench.keys, bench.program, "stages", SYSTEMS[name], mount=("-o", "cache=none"))
             store = bench.fresh_store(name, bench.memory)
             for rw in ("write", "read"):
                 with measure.mounted(system, store, bench.work) as mount, bench.quiet():

@@ -105,7 +105,7 @@ class Awake(Lamassu):
 
 
 class PlainFs(System):
-    """The same front-end without encryption (`make passthrough`): what Lamassu's cryptography and format cost is the difference."""
+    """The same front-end without encryption (`make bench-programs`): what Lamassu's cryptography and format cost is the difference."""
 
     name = "plainfs"
 
@@ -122,6 +122,25 @@ class PlainFs(System):
 
     def argv(self, store, mountpoint):
         return [self.command, store, mountpoint]
+
+
+class Measured(Lamassu):
+    """The example `measured` of lamassu-fuse: ciphers by a loop-back device, or their time told by stage."""
+
+    def __init__(self, keys, program, how, integrity="full", mount=()):
+        super().__init__(keys, program, mount=mount, name=how)
+        self.how, self.integrity = how, integrity
+        self.example = os.path.join(os.path.dirname(program), "examples", "measured")
+
+    def there(self):
+        return os.access(self.example, os.X_OK)
+
+    def argv(self, store, mountpoint):
+        key = self.key().removeprefix("raw:file:")
+        return [self.example, self.how, self.integrity, key, store, mountpoint, *self.mount_options]
+
+    def umount(self, mountpoint):
+        return System.umount(self, mountpoint)
 
 
 class Bindfs(System):

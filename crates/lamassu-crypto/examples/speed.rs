@@ -1,32 +1,33 @@
-//! Prints the table that `lamassu speed` prints: `cargo run --release -p lamassu-crypto --example speed [block size] [ms a row]`.
+//! Prints what `lamassu speed` measures and more, for `scripts/bench`: the parts of the engine by themselves, and a
+//! loop-back device. `speed [BLOCK_SIZE [MS_A_ROW]]`; a JSON array of rows.
 
 use lamassu_crypto::kernel::Kernel;
-use lamassu_crypto::{Suite, speed};
+use lamassu_crypto::speed::{self, Plan, Row};
+use lamassu_crypto::{NoRandom, Suite};
 use std::time::Duration;
 
-fn main() -> Result<(), lamassu_crypto::NoRandom> {
-    let mut numbers = std::env::args().skip(1).map(|a| a.parse::<usize>().expect("a number"));
-    let block_size = numbers.next().unwrap_or(4096);
-    let duration = Duration::from_millis(numbers.next().unwrap_or(300) as u64);
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let plan = speed::Plan {
+fn main() -> Result<(), NoRandom> {
+    let mut numbers = std::env::args().skip(1).map(|a| a.parse::<u32>().expect("a number"));
+    let block_size = numbers.next().unwrap_or(4096) as usize;
+    let duration = Duration::from_millis(numbers.next().unwrap_or(300).into());
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let plan = Plan {
         suites: &Suite::ALL,
         kernels: &Kernel::available(),
-        threads: if threads > 1 { &[1, threads] } else { &[1] },
+        threads: if processors > 1 { &[1, processors] } else { &[1] },
         block_size,
         batch_bytes: 1 << 20,
         duration,
-        device: true,
-        parts: true,
     };
-    speed::measure(&plan, |r| {
-        println!(
-            "{:7} {:16} {:20} {} thread(s) {:7.3} GB/s",
-            r.suite.name(),
-            r.op.name(),
-            r.kernel,
-            r.threads,
-            r.gb_per_s
-        );
-    })
+    let mut rows = Vec::new();
+    let mut row = |Row { suite, op, kernel, threads, gb_per_s }: Row| {
+        rows.push(serde_json::json!({
+            "suite": suite.name(), "op": op.name(), "kernel": kernel, "threads": threads, "gb_per_s": gb_per_s,
+        }));
+    };
+    speed::measure(&plan, &mut row)?;
+    speed::beyond::parts(&plan, &mut row)?;
+    speed::beyond::device(&plan, &mut row)?;
+    println!("{}", serde_json::Value::from(rows));
+    Ok(())
 }

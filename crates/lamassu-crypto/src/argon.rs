@@ -1,47 +1,26 @@
-//! Argon2id (RFC 9106) for passphrases, bounded before it runs (§4), and the choice of its cost on this machine.
+//! Argon2id (RFC 9106) for passphrases, and the choice of its cost for this machine. [`Argon2Params`] bounds the cost (§4).
 
 use crate::secret::{Secret, without_trace};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
+use lamassu_format::header::Argon2Params;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use zeroize::Zeroize;
 
-/// Cost of Argon2id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Argon2Cost {
-    /// m, KiB
-    pub memory_kib: u32,
-    /// t
-    pub passes: u32,
-    /// p
-    pub lanes: u32,
-}
-
-impl Argon2Cost {
-    /// Whether §4 allows this cost. A header that asks for more is refused before any memory is taken.
-    pub fn is_allowed(&self) -> bool {
-        let Argon2Cost { memory_kib: m, passes: t, lanes: p } = *self;
-        (1..=16).contains(&p) && (1..=64).contains(&t) && m >= 8 * p && m <= 4 << 20
-    }
-}
-
-/// What is never too much: 64 MiB, the memory of RFC 9106's option for small machines.
+/// Always allowed: 64 MiB, the memory of RFC 9106's option for small machines.
 pub const MEMORY_ALWAYS_KIB: u32 = 64 << 10;
 
-/// Most memory, in KiB, that one derivation should take here and now: half of what can be had without swapping, by the kernel's own estimate
-/// (`MemAvailable`) and by the limits of the control groups that this process is in; [`MEMORY_ALWAYS_KIB`] at least.
+/// The most memory, in KiB, that one derivation should take here and now. This is half of what is available without
+/// swapping, by the kernel's own estimate (`MemAvailable`) and by the limits of this process's control groups, and at
+/// least `MEMORY_ALWAYS_KIB`.
 pub fn memory_to_spare_kib() -> u32 {
     let kib = free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)) / 2;
     u32::try_from(kib).unwrap_or(u32::MAX).max(MEMORY_ALWAYS_KIB)
 }
 
-/// Argon2id version 0x13 to 32 bytes; `None` where the cost is outside what §4 allows, or the memory cannot be had.
-/// Its memory is wiped. Lanes run in parallel.
-pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<Secret<32>> {
-    if !cost.is_allowed() {
-        return None;
-    }
-    let params = Params::new(cost.memory_kib, cost.passes, cost.lanes, Some(32)).ok()?;
+/// Argon2id version 0x13 to 32 bytes. `None`: there is not enough memory.
+pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Params) -> Option<Secret<32>> {
+    let params = Params::new(cost.memory_kib(), cost.passes(), cost.lanes(), Some(32)).ok()?;
     let mut blocks = Vec::<Block>::new();
     blocks.try_reserve_exact(params.block_count()).ok()?;
     blocks.resize(params.block_count(), Block::default());
@@ -57,35 +36,39 @@ pub fn argon2id(passphrase: &[u8], salt: &[u8; 32], cost: Argon2Cost) -> Option<
 const MIB_KIB: u32 = 1024;
 const MEMORY_MIN_KIB: u32 = 64 * MIB_KIB;
 const MEMORY_MAX_KIB: u32 = 1024 * MIB_KIB;
-/// Below this a passphrase is no longer well kept, however small the machine.
+/// The least memory, however small the machine: with less, a passphrase is badly protected.
 const MEMORY_FLOOR_KIB: u32 = 16 * MIB_KIB;
 /// RFC 9106 §4 recommends three passes where memory is below its 2 GiB choice.
 const PASSES: u32 = 3;
 const PASSES_MAX: u32 = 16;
 
-/// A cost that takes about `target_ms` milliseconds here: measured, three passes or more, 64 MiB to 1 GiB but at most a quarter of the free memory
-/// (and 16 MiB at least), one lane per processor up to four.
-pub fn calibrate(target_ms: u32) -> Argon2Cost {
+/// A cost that takes about `target_ms` milliseconds here, by measurement. It has three passes or more, one lane per
+/// processor up to four, and 64 MiB to 1 GiB, but at most a quarter of the free memory (and at least 16 MiB).
+pub fn calibrate(target_ms: u32) -> Argon2Params {
     let cap = memory_cap_kib(free_memory_kib().min(group_memory_kib().unwrap_or(u64::MAX)));
     let lanes = std::thread::available_parallelism().map_or(1, |n| n.get().min(4) as u32);
-    let probe = Argon2Cost { memory_kib: cap.min(MEMORY_MIN_KIB), passes: 1, lanes };
+    let probe = bounded(cap.min(MEMORY_MIN_KIB), 1, lanes);
     // The first run also pays for page faults and for starting threads.
     let first = fit(probe, measure(probe), target_ms, cap);
     // Larger memory is slower by the KiB (TLB, cache), so measure what was chosen and correct once.
-    if first.memory_kib == probe.memory_kib { first } else { fit(first, measure(first), target_ms, cap) }
+    if first.memory_kib() == probe.memory_kib() { first } else { fit(first, measure(first), target_ms, cap) }
 }
 
 /// From one measured run, the cost that should take the target.
-fn fit(ran: Argon2Cost, took: Duration, target_ms: u32, cap_kib: u32) -> Argon2Cost {
+fn fit(ran: Argon2Params, took: Duration, target_ms: u32, cap_kib: u32) -> Argon2Params {
     let took_ms = took.as_secs_f64() * 1e3;
-    let work = f64::from(ran.memory_kib) * f64::from(ran.passes) * f64::from(target_ms) / took_ms.max(0.001);
+    let work = ran.work() as f64 * f64::from(target_ms) / took_ms.max(0.001);
     let floor = cap_kib.min(MEMORY_MIN_KIB);
     let memory = ((work / f64::from(PASSES)) as u32).clamp(floor, cap_kib) / MIB_KIB * MIB_KIB;
     let passes = ((work / f64::from(memory)) as u32).clamp(PASSES, PASSES_MAX);
-    Argon2Cost { memory_kib: memory, passes, lanes: ran.lanes }
+    bounded(memory, passes, ran.lanes())
 }
 
-fn measure(cost: Argon2Cost) -> Duration {
+fn bounded(memory_kib: u32, passes: u32, lanes: u32) -> Argon2Params {
+    Argon2Params::new(memory_kib, passes, lanes).expect("16 MiB to 1 GiB, 1 to 16 passes, 1 to 4 lanes")
+}
+
+fn measure(cost: Argon2Params) -> Duration {
     let start = Instant::now();
     // Out of memory counts as slow: the next choice is smaller.
     match argon2id(b"calibration", &[0; 32], cost) {
@@ -98,8 +81,8 @@ fn memory_cap_kib(free_kib: u64) -> u32 {
     u32::try_from(free_kib / 4).unwrap_or(u32::MAX).clamp(MEMORY_FLOOR_KIB, MEMORY_MAX_KIB)
 }
 
-/// Memory that can be had without swapping. The kernel's own estimate where there is one: `freeram` leaves the page cache out, and on a busy host would
-/// make a passphrase cheap to guess.
+/// Memory that is available without swapping, by the kernel's own estimate if there is one. `freeram` leaves the page
+/// cache out; on a busy host it would make a passphrase cheap to guess.
 fn free_memory_kib() -> u64 {
     let estimate = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_kib(&text));
     estimate.unwrap_or_else(|| {
@@ -108,13 +91,14 @@ fn free_memory_kib() -> u64 {
     })
 }
 
-/// Where control groups lie, what precedes this process's in /proc/self/cgroup up to its path, and a group's limit and use: version 2, then version 1.
+/// Versions 2 and 1 of control groups: their root, what precedes this process's path in /proc/self/cgroup, and the
+/// files with a group's limit and use.
 const GROUPS: [(&str, &str, [&str; 2]); 2] = [
     ("/sys/fs/cgroup", "0::/", ["memory.max", "memory.current"]),
     ("/sys/fs/cgroup/memory", ":memory:/", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
 ];
 
-/// What the narrowest of this process's control groups leaves; `None` where none limits memory, or where that cannot be read.
+/// What the narrowest of this process's control groups leaves. `None`: none limits memory, or none can be read.
 fn group_memory_kib() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let narrowest = |(root, before, [max, current]): (&str, &str, [&str; 2])| {
@@ -129,7 +113,7 @@ fn group_memory_kib() -> Option<u64> {
     GROUPS.into_iter().filter_map(narrowest).min()
 }
 
-/// Of one group, by its files of cgroups(7). Its page cache can be taken back.
+/// What one group leaves, by its files of cgroups(7). Its page cache can be reclaimed.
 fn group_left_kib(max: &str, current: &str, stat: &str) -> Option<u64> {
     let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
     let cache = ["inactive_file ", "active_file "].iter().filter_map(|name| {
@@ -149,33 +133,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_those_of_the_format() {
-        let ok = Argon2Cost { memory_kib: 64, passes: 1, lanes: 4 };
-        assert!(ok.is_allowed());
-        for bad in [
-            Argon2Cost { memory_kib: 31, ..ok },
-            Argon2Cost { memory_kib: (4 << 20) + 1, ..ok },
-            Argon2Cost { passes: 0, ..ok },
-            Argon2Cost { passes: 65, ..ok },
-            Argon2Cost { lanes: 0, ..ok },
-            Argon2Cost { lanes: 17, memory_kib: 1024, ..ok },
-            Argon2Cost { lanes: u32::MAX, ..ok },
-        ] {
-            assert!(!bad.is_allowed(), "{bad:?}");
-            assert!(argon2id(b"", &[0; 32], bad).is_none());
-        }
-    }
-
-    #[test]
     fn fit_stays_in_bounds() {
-        let ran = Argon2Cost { memory_kib: MEMORY_MIN_KIB, passes: 1, lanes: 2 };
+        let ran = bounded(MEMORY_MIN_KIB, 1, 2);
         for took_ms in [0, 1, 10, 100, 100_000] {
             for cap in [MEMORY_FLOOR_KIB, MEMORY_MIN_KIB, MEMORY_MAX_KIB] {
                 let c = fit(ran, Duration::from_millis(took_ms), 500, cap);
-                assert!(c.memory_kib <= cap && c.memory_kib >= cap.min(MEMORY_MIN_KIB) && c.passes >= 3, "{c:?}");
-                assert!(c.is_allowed());
+                assert!(c.memory_kib() <= cap && c.memory_kib() >= cap.min(MEMORY_MIN_KIB) && c.passes() >= 3, "{c:?}");
                 // A quarter of what all slots of a header may ask for together.
-                assert!(u64::from(c.memory_kib) * u64::from(c.passes) <= 16 << 20, "{c:?}");
+                assert!(c.work() <= 16 << 20, "{c:?}");
             }
         }
     }
@@ -183,7 +148,7 @@ mod tests {
     #[test]
     fn calibration_gives_a_cost_that_runs() {
         let cost = calibrate(1);
-        assert!(cost.is_allowed() && cost.passes >= 3 && cost.memory_kib <= MEMORY_MIN_KIB, "{cost:?}");
+        assert!(cost.passes() >= 3 && cost.memory_kib() <= MEMORY_MIN_KIB, "{cost:?}");
         assert!(argon2id(b"passphrase", &[1; 32], cost).is_some());
     }
 
@@ -207,7 +172,7 @@ mod tests {
     #[test]
     fn what_is_to_spare_is_no_more_than_the_machine_has() {
         let half = u32::try_from(free_memory_kib() / 2).unwrap_or(u32::MAX);
-        // Memory is taken and given back beside this.
+        // Other processes take and free memory meanwhile.
         assert!(memory_to_spare_kib() <= half.saturating_add(half / 4).max(MEMORY_ALWAYS_KIB));
         assert!(memory_to_spare_kib() >= MEMORY_ALWAYS_KIB);
     }

@@ -1,15 +1,29 @@
-//! The cryptography of Lamassu: suites, multi-lane kernels, the cipher engine, secret memory, self-test.
+//! The cryptography of Lamassu: cipher suites, kernels over many blocks, the engine, secret memory, self-test.
 //!
-//! Nothing here knows files or paths. Keys enter and leave as [`secret::Secret`] or as block keys.
+//! This crate knows no files and no paths. Keys enter and leave it as [`secret::Secret`] or as block keys.
 //!
-//! * [`inner`]: convergent encryption of data blocks under K_in. [`outer`], [`name`]: metadata under K_out. [`ring`]: all epochs of both.
-//! * [`salt`]: what block keys depend on beside their content, by the deduplication domain.
-//! * [`kernel`]: the block ciphers and hashes over many blocks at once, chosen by what the processor has.
-//! * [`Provider`]: whether this code computes them, or a FIPS module (feature `fips`).
-//! * [`engine`]: batches of blocks over worker threads.
-//! * [`wrap`]: what the header needs.
+//! | module | what it holds |
+//! |---|---|
+//! | `suite/` | the suites, each a value: a block cipher, a KDF, an AEAD |
+//! | [`inner`] | K_in of one epoch: convergent encryption of data blocks |
+//! | [`salt`] | what a block's key depends on besides its content, by deduplication domain |
+//! | [`outer`], [`name`] | K_out of one epoch: pages, records, attribute names; names in directories |
+//! | [`ring`] | every loaded epoch of both keys of a vault |
+//! | [`engine`] | batches of blocks over worker threads (`pool`), or over an accelerator (`device`) |
+//! | [`kernel`] | block ciphers and hashes over many blocks at once, chosen by the processor's features |
+//! | [`wrap`], [`sign`] | what headers need: HKDF, HMAC, XAES-256-GCM, Argon2id; Ed25519 |
+//! | [`secret`] | locked and wiped memory |
+//! | `provider`, `module` | whether this code computes, or a FIPS module (feature `fips`) |
+//! | [`selftest`] | known answers for every primitive |
+//! | [`speed`], [`stages`] | measurements |
+//!
+//! Locks, in their order. No lock is held while blocks are hashed or encrypted.
+//!
+//! * The engine's queue of chunks (`Engine::each`), and what failed in a batch: held for one step.
+//! * `engine::pool`: the queue of offers, then the state of one batch. Neither is held while the other is taken.
+//! * `ring::KeyRing`: the epochs. A reader takes a reference and releases the lock.
+//! * `secret::arena`: the free pieces. Innermost: secrets are made and dropped under any other lock.
 
-mod aead;
 mod argon;
 pub mod engine;
 pub mod inner;
@@ -26,6 +40,7 @@ pub mod selftest;
 pub mod sign;
 pub mod speed;
 pub mod stages;
+mod suite;
 pub mod wrap;
 mod xaes;
 
@@ -33,12 +48,13 @@ pub use engine::{Engine, Verify};
 pub use inner::InnerKey;
 pub use lamassu_format::{BlockKey, Suite};
 pub use outer::OuterKey;
-pub use provider::Provider;
+pub use provider::{Provider, ProviderInUse};
 pub use ring::KeyRing;
 pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};
+pub use suite::unapproved;
 
-/// An AEAD or MAC check failed. Says nothing more, on purpose.
+/// An AEAD or MAC check failed. It says nothing more, on purpose.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 #[error("authentication failed")]
 pub struct Unauthentic;
@@ -66,12 +82,7 @@ pub(crate) fn random_by(provider: Provider, buf: &mut [u8]) -> Result<(), NoRand
 }
 
 /// `derive(key, purpose)` of docs/format.md §2.
-pub(crate) fn derive(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<32> {
-    derive_n(suite, key, purpose)
-}
-
-/// The same to N bytes.
-pub(crate) fn derive_n<const N: usize>(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<N> {
+pub(crate) fn derive<const N: usize>(suite: Suite, key: &Secret<32>, purpose: &str) -> Secret<N> {
     let info = format!("lamassu v1 {} {purpose}", suite.name());
-    wrap::hkdf_n(key.expose(), b"", info.as_bytes())
+    wrap::hkdf(key.expose(), b"", info.as_bytes())
 }

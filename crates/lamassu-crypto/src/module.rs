@@ -1,8 +1,9 @@
-//! The approved primitives, computed by the FIPS module of AWS-LC. Feature `fips` alone.
+//! The approved primitives, computed by the FIPS module of AWS-LC (feature `fips`).
 //!
-//! Keys are expanded for each call and wiped after it (by `aws-lc-rs`, when its keys are dropped): none is kept in memory that is not locked.
+//! Keys are expanded for each call and wiped after it, by `aws-lc-rs` when its keys are dropped. So no expanded key
+//! stays in memory that is not locked.
 //!
-//! The module fails where it is in its error state alone; by then it has ended the process. Everything else that it could refuse is excluded by lengths.
+//! The module fails only in its error state, and then it has ended the process. Lengths exclude every other failure.
 
 use crate::Unauthentic;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
@@ -105,6 +106,7 @@ pub(crate) fn gcm_open(
 
 #[cfg(test)]
 mod tests {
+    use crate::suite::Aead;
     use crate::xaes::Xaes;
     use crate::{Provider, Secret, Unauthentic, wrap};
     use proptest::prelude::*;

@@ -14,10 +14,10 @@ pub struct NameKey {
 impl NameKey {
     /// From a directory record.
     pub fn new(secret: &Secret<32>, id: [u8; 16]) -> Self {
-        NameKey { key: wrap::hkdf_n(secret.expose(), b"", b"lamassu v1 name"), id }
+        NameKey { key: wrap::hkdf(secret.expose(), b"", b"lamassu v1 name"), id }
     }
 
-    /// Of the directory.
+    /// The directory's id.
     pub fn id(&self) -> &[u8; 16] {
         &self.id
     }
@@ -57,7 +57,8 @@ mod tests {
     use super::*;
     use data_encoding::HEXLOWER;
 
-    /// Appendix A.1 of RFC 5297 has AES-128 keys only; this is the AES-256 vector of Miscreant's `aes_siv.tjson`, "Deterministic Authenticated Encryption Example".
+    /// RFC 5297, appendix A.1, has AES-128 keys only. This is the AES-256 vector of Miscreant's `aes_siv.tjson`,
+    /// "Deterministic Authenticated Encryption Example".
     #[test]
     fn siv_vector_with_a_512_bit_key() {
         let key = HEXLOWER

@@ -2,11 +2,11 @@
 //!
 //! Pages and records share one head: nonce (24 bytes), tag (16), epoch tag (16), then ciphertext.
 
-use crate::aead::Aead;
 use crate::name::{siv_open, siv_seal};
 use crate::secret::{Secret, without_trace};
-use crate::{NoRandom, Suite, Unauthentic, derive, derive_n, wrap};
-use lamassu_format::{PAGE_LEN, VERSION};
+use crate::suite::{Aead, CipherSuite};
+use crate::{NoRandom, Suite, Unauthentic, derive, wrap};
+use lamassu_format::{PAGE_LEN, PageAad, VERSION};
 
 const NONCE_LEN: usize = 24;
 const TAG_LEN: usize = 16;
@@ -55,54 +55,45 @@ impl OuterKey {
             record: Sealer::new(suite, k_out, "record seal", "record select"),
             page_convergent: derive(suite, k_out, "page convergent"),
             nonce: derive(suite, k_out, "nonce"),
-            xattr_name: derive_n(suite, k_out, "xattr name"),
+            xattr_name: derive(suite, k_out, "xattr name"),
         })
-    }
-
-    /// The suite.
-    pub fn suite(&self) -> Suite {
-        self.suite
     }
 
     /// Seals bytes 56.. of `page` in place under a fresh nonce and fills nonce, tag and epoch tag.
     ///
     /// # Errors
     /// [`NoRandom`] when getrandom(2) fails; the page is then as it was.
-    pub fn seal_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), NoRandom> {
-        let nonce = wrap::fresh_nonce(&self.nonce, aad, &page[HEAD_LEN..])?;
-        self.page.seal(&nonce, aad, page);
+    pub fn seal_page(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) -> Result<(), NoRandom> {
+        let nonce = wrap::fresh_nonce(&self.nonce, &aad.0, &page[HEAD_LEN..])?;
+        self.page.seal(&nonce, &aad.0, page);
         Ok(())
     }
 
-    /// The same under a given nonce, for stored vectors. Two pages under one nonce give their XOR away.
+    /// The same under a given nonce, for stored vectors. Two pages under one nonce reveal their XOR.
     #[doc(hidden)]
-    pub fn seal_page_with(&self, nonce: &[u8; 24], aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
-        self.page.seal(nonce, aad, page);
+    pub fn seal_page_with(&self, nonce: &[u8; 24], aad: &PageAad, page: &mut [u8; PAGE_LEN]) {
+        self.page.seal(nonce, &aad.0, page);
     }
 
     /// The same with the nonce of a convergent page (§9).
-    pub fn seal_page_convergent(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) {
-        let prf = wrap::hmac_of(&self.page_convergent, &[aad, &page[HEAD_LEN..]]);
+    pub fn seal_page_convergent(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) {
+        let prf = wrap::hmac_of(&self.page_convergent, &[&aad.0, &page[HEAD_LEN..]]);
         let nonce = prf.first_chunk().expect("32 bytes have a first 24");
-        self.page.seal(nonce, aad, page);
+        self.page.seal(nonce, &aad.0, page);
     }
 
-    /// Whether the epoch tag says that this key sealed the page.
-    pub fn matches_page(&self, aad: &[u8; 16], page: &[u8; PAGE_LEN]) -> bool {
-        self.page.matches(aad, page)
-    }
-
-    /// The same by the first [`HEAD_LEN`] bytes of the page; false if there are fewer.
-    pub fn matches_page_head(&self, aad: &[u8; 16], head: &[u8]) -> bool {
-        self.page.matches(aad, head)
+    /// Whether the epoch tag says that this key sealed the page, by its first [`HEAD_LEN`] bytes; false if there are
+    /// fewer.
+    pub fn matches_page(&self, aad: &PageAad, page: &[u8]) -> bool {
+        self.page.matches(&aad.0, page)
     }
 
     /// Opens in place. On failure the page's content is unspecified.
     ///
     /// # Errors
     /// [`Unauthentic`] for another key, another AAD or a changed page.
-    pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<(), Unauthentic> {
-        self.page.open(aad, page)
+    pub fn open_page(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) -> Result<(), Unauthentic> {
+        self.page.open(&aad.0, page)
     }
 
     /// A sealed record.
@@ -117,7 +108,7 @@ impl OuterKey {
     /// The same under a given nonce, for stored vectors.
     #[doc(hidden)]
     pub fn seal_record_with(&self, nonce: &[u8; 24], kind: RecordKind, context: &[u8], content: &[u8]) -> Vec<u8> {
-        // Reserved in full at once, so that no plaintext is left behind by a reallocation.
+        // Reserved in full at once, so that no reallocation leaves plaintext behind.
         let mut record = Vec::with_capacity(HEAD_LEN + content.len());
         record.resize(HEAD_LEN, 0);
         record.extend_from_slice(content);
@@ -162,13 +153,14 @@ impl OuterKey {
 
 /// The AEAD of pages or of records, and the PRF of its epoch tags.
 struct Sealer {
-    aead: Aead,
+    aead: Box<dyn Aead>,
     select: Secret<32>,
 }
 
 impl Sealer {
     fn new(suite: Suite, k_out: &Secret<32>, seal: &str, select: &str) -> Self {
-        Sealer { aead: Aead::new(suite, &derive(suite, k_out, seal)), select: derive(suite, k_out, select) }
+        let aead = (CipherSuite::of(suite).aead)(&derive(suite, k_out, seal));
+        Sealer { aead, select: derive(suite, k_out, select) }
     }
 
     fn epoch_tag(&self, nonce: &[u8; NONCE_LEN], aad: &[u8]) -> [u8; TAG_LEN] {

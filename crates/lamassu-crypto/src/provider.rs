@@ -1,10 +1,20 @@
-//! Who computes the approved primitives: this crate's own code, or the FIPS module of AWS-LC where that is built in (feature `fips`) and was asked for.
+//! Which code computes the approved primitives: this crate's own, or the FIPS module of AWS-LC (feature `fips`).
 //!
-//! Chosen once, before any key is known: what was expanded by one stays with it. Both give equal bytes.
+//! This is one value for the process. The composition root installs it once, before anything is computed
+//! ([`Provider::install`]); afterwards it cannot change. It is not a part of each vault's policy, for two reasons:
+//!
+//! * The claim is one about the process. The module's self-tests, its approved mode, and its error state, which ends
+//!   the process, belong to the process. A process that also holds keys expanded by other code could not make the
+//!   claim.
+//! * Hashes, MACs and random bytes are asked for in every crate, often where there is no vault: in sources of keys, in
+//!   histories and receipts. A value that is handed down through all of them could be forgotten in one place, and
+//!   nothing would show it.
+//!
+//! Both give equal bytes. Each [`Kernel`](crate::kernel::Kernel) belongs to one of them, so that tests compare them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 
-static MODULE: AtomicBool = AtomicBool::new(false);
+static INSTALLED: OnceLock<Provider> = OnceLock::new();
 
 /// See the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,23 +26,48 @@ pub enum Provider {
     Module,
 }
 
+/// Something was computed by the other provider already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cryptography is in use, so its provider can no longer be chosen")]
+pub struct ProviderInUse;
+
 impl Provider {
-    /// Has the FIPS module used from here on, where it is built in. Whether it is in its approved mode is for [`crate::selftest`] to say.
-    pub fn require_module() {
-        MODULE.store(cfg!(feature = "fips"), Ordering::Relaxed);
+    /// The one that computes where approved primitives alone are allowed: the FIPS module, where it is built in.
+    #[cfg(feature = "fips")]
+    pub const APPROVED: Provider = Provider::Module;
+    /// The one that computes where approved primitives alone are allowed: the FIPS module, where it is built in.
+    #[cfg(not(feature = "fips"))]
+    pub const APPROVED: Provider = Provider::Own;
+
+    /// Chooses for this process. Whether the module is in its approved mode is for [`crate::selftest`] to say.
+    ///
+    /// # Errors
+    /// [`ProviderInUse`]: another one was installed, or used.
+    pub fn install(self) -> Result<(), ProviderInUse> {
+        if *INSTALLED.get_or_init(|| self) == self { Ok(()) } else { Err(ProviderInUse) }
     }
 
-    /// The one in use.
+    /// The one in use: [`Provider::Own`] unless another one was installed.
     pub fn current() -> Provider {
-        match MODULE.load(Ordering::Relaxed) {
-            #[cfg(feature = "fips")]
-            true => Provider::Module,
-            _ => Provider::Own,
-        }
+        *INSTALLED.get_or_init(|| Provider::Own)
     }
 
     /// Whether there is a FIPS module in this build.
     pub fn is_module_built_in() -> bool {
         cfg!(feature = "fips")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_use_stays() {
+        assert_eq!(Provider::current(), Provider::Own);
+        assert_eq!(Provider::Own.install(), Ok(()));
+        #[cfg(feature = "fips")]
+        assert_eq!(Provider::APPROVED.install(), Err(ProviderInUse));
+        assert_eq!(Provider::current(), Provider::Own);
     }
 }

@@ -1,12 +1,13 @@
 //! The loaded keys of a vault: every epoch, newest first.
 //!
-//! A ring is exchanged while it is in use ([`KeyRing::replace`]): its clones see the new epochs from then on, and what is under way finishes under those
-//! it began with. Epochs are told by their number in the keychain, which never shifts.
+//! A ring gets new epochs while it is in use ([`KeyRing::add`]). Its clones see them from then on; work that has begun
+//! ends under the epochs it began with. An epoch is known by its number in the keychain, which never changes.
 
 use crate::kernel::Kernel;
 use crate::outer::{HEAD_LEN, RecordKind};
+use crate::suite::CipherSuite;
 use crate::{InnerKey, OuterKey, Secret, Suite};
-use lamassu_format::PAGE_LEN;
+use lamassu_format::{PAGE_LEN, PageAad};
 use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,17 +18,17 @@ pub type EpochNumber = u32;
 /// Keys of all epochs of a vault. Clones share them.
 #[derive(Clone)]
 pub struct KeyRing {
-    suite: Suite,
+    suite: &'static CipherSuite,
     kernel: Kernel,
     epochs: Arc<RwLock<Arc<Epochs>>>,
-    /// The epoch of K_in that verified a block last.
+    /// The epoch of K_in that last verified a block.
     inner_hit: Arc<AtomicU32>,
 }
 
 /// A key of an epoch.
 type Numbered<K> = (EpochNumber, Arc<K>);
 
-/// What a ring holds at one moment; each list newest first, never empty.
+/// The epochs of a ring at one moment. Each list is newest first and never empty.
 struct Epochs {
     inner: Vec<Numbered<InnerKey>>,
     outer: Vec<Numbered<OuterKey>>,
@@ -62,7 +63,7 @@ impl Epochs {
     }
 }
 
-/// Those of `had` and, of other numbers, of `given`; newest first.
+/// The keys of `had`, and those of `given` with other numbers; newest first.
 fn merged<K>(had: &[(EpochNumber, Arc<K>)], given: &[(EpochNumber, Arc<K>)]) -> Vec<(EpochNumber, Arc<K>)> {
     let lacks = |(number, _): &&(EpochNumber, Arc<K>)| had.iter().all(|(n, _)| n != number);
     let mut all: Vec<_> = had.iter().chain(given.iter().filter(lacks)).cloned().collect();
@@ -70,7 +71,7 @@ fn merged<K>(had: &[(EpochNumber, Arc<K>)], given: &[(EpochNumber, Arc<K>)]) -> 
     all
 }
 
-/// Numbers keys given newest first: the last is 1.
+/// Numbers keys that are given newest first: the last is 1.
 fn numbered(keys: &[Secret<32>]) -> Vec<(EpochNumber, Secret<32>)> {
     let newest = EpochNumber::try_from(keys.len()).unwrap_or(EpochNumber::MAX);
     keys.iter().enumerate().map(|(i, k)| (newest.saturating_sub(i as EpochNumber), k.duplicate())).collect()
@@ -104,35 +105,40 @@ impl KeyRing {
 
     fn holding(suite: Suite, kernel: Kernel, epochs: Arc<Epochs>) -> Self {
         let hit = epochs.inner[0].0;
-        KeyRing { suite, kernel, epochs: Arc::new(RwLock::new(epochs)), inner_hit: Arc::new(AtomicU32::new(hit)) }
+        KeyRing {
+            suite: CipherSuite::of(suite),
+            kernel,
+            epochs: Arc::new(RwLock::new(epochs)),
+            inner_hit: Arc::new(AtomicU32::new(hit)),
+        }
     }
 
-    /// Adds the epochs that it lacks, given newest first, to all clones. New writes use the newest from now on. None that is there goes or becomes another: data
-    /// may lie under it.
+    /// Adds the epochs that the ring lacks, given newest first, to all clones. New writes use the newest from now on.
+    /// An epoch that the ring has is never removed or replaced: data may be encrypted under it.
     ///
     /// # Panics
     /// As `new`.
     pub fn add(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
-        let given = Epochs::of(self.suite, self.kernel, inner, outer);
+        let given = Epochs::of(self.suite.id, self.kernel, inner, outer);
         let mut epochs = self.epochs.write();
         let inner = merged(&epochs.inner, &given.inner);
         *epochs = Arc::new(Epochs { inner, outer: merged(&epochs.outer, &given.outer) });
     }
 
-    /// Exchanges the epochs: for tests alone. A ring that data is written under only gains some ([`KeyRing::add`]).
+    /// Replaces the epochs: for tests alone. In use, a ring only gains epochs ([`KeyRing::add`]).
     ///
     /// # Panics
     /// As `new`.
     #[doc(hidden)]
     pub fn replace(&self, inner: &[(EpochNumber, Secret<32>)], outer: &[(EpochNumber, Secret<32>)]) {
-        *self.epochs.write() = Epochs::of(self.suite, self.kernel, inner, outer);
+        *self.epochs.write() = Epochs::of(self.suite.id, self.kernel, inner, outer);
     }
 
-    /// A ring of its own with the newest K_in alone: what it verifies is not of an older epoch.
+    /// A separate ring with the newest K_in alone: nothing of an older epoch verifies under it.
     pub fn newest_inner(&self) -> KeyRing {
         let now = self.now();
         let epochs = Epochs { inner: now.inner[..1].to_vec(), outer: now.outer.clone() };
-        Self::holding(self.suite, self.kernel, Arc::new(epochs))
+        Self::holding(self.suite.id, self.kernel, Arc::new(epochs))
     }
 
     fn now(&self) -> Arc<Epochs> {
@@ -141,6 +147,10 @@ impl KeyRing {
 
     /// The suite.
     pub fn suite(&self) -> Suite {
+        self.suite.id
+    }
+
+    pub(crate) fn cipher_suite(&self) -> &'static CipherSuite {
         self.suite
     }
 
@@ -160,7 +170,7 @@ impl KeyRing {
         (now.inner[0].0, now.outer[0].0)
     }
 
-    /// Every K_in, the last that verified a block first.
+    /// Every K_in, starting with the one that last verified a block.
     pub(crate) fn inners_by_last_hit(&self) -> impl Iterator<Item = (EpochNumber, Arc<InnerKey>)> {
         let last = self.inner_hit.load(Ordering::Relaxed);
         let now = self.now();
@@ -171,7 +181,7 @@ impl KeyRing {
 
     /// Remembers which K_in verified a block.
     pub(crate) fn note_hit(&self, epoch: EpochNumber) {
-        // A hint: any order of concurrent stores will do, and an epoch that is gone meanwhile is passed over.
+        // A hint: any order of concurrent stores will do, and an epoch that is gone meanwhile is skipped.
         if self.inner_hit.load(Ordering::Relaxed) != epoch {
             self.inner_hit.store(epoch, Ordering::Relaxed);
         }
@@ -182,28 +192,24 @@ impl KeyRing {
         self.epochs.read().outer[0].1.clone()
     }
 
-    /// Every K_out, newest first.
-    pub fn outers(&self) -> Vec<Arc<OuterKey>> {
-        self.now().outer.iter().map(|(_, k)| k.clone()).collect()
-    }
-
-    /// Opens a page under whichever epoch sealed it; returns that epoch.
+    /// Opens a page under the epoch that sealed it; returns that epoch.
     ///
     /// # Errors
     /// [`OpenError::NoKey`] leaves the page as it was; [`OpenError::Unauthentic`] leaves it unspecified.
-    pub fn open_page(&self, aad: &[u8; 16], page: &mut [u8; PAGE_LEN]) -> Result<EpochNumber, OpenError> {
+    pub fn open_page(&self, aad: &PageAad, page: &mut [u8; PAGE_LEN]) -> Result<EpochNumber, OpenError> {
         let now = self.now();
         let (epoch, key) = now.outer.iter().find(|(_, k)| k.matches_page(aad, page)).ok_or(OpenError::NoKey)?;
         key.open_page(aad, page).map_err(|_| OpenError::Unauthentic)?;
         Ok(*epoch)
     }
 
-    /// Which epoch sealed a page, by its first [`HEAD_LEN`] bytes; `None`: no loaded one, or too few bytes.
-    pub fn page_epoch(&self, aad: &[u8; 16], head: &[u8]) -> Option<EpochNumber> {
-        self.now().outer.iter().find(|(_, k)| k.matches_page_head(aad, head)).map(|(n, _)| *n)
+    /// The epoch that sealed a page, by its first [`HEAD_LEN`] bytes. `None`: it is not loaded, or there are too few
+    /// bytes.
+    pub fn page_epoch(&self, aad: &PageAad, head: &[u8]) -> Option<EpochNumber> {
+        self.now().outer.iter().find(|(_, k)| k.matches_page(aad, head)).map(|(n, _)| *n)
     }
 
-    /// Opens a record under whichever epoch sealed it.
+    /// Opens a record under the epoch that sealed it.
     ///
     /// # Errors
     /// As [`OpenError`] says.
@@ -217,7 +223,7 @@ impl KeyRing {
         key.open_record(kind, context, record).map_err(|_| OpenError::Unauthentic)
     }
 
-    /// Which epoch sealed a record; `None`: no loaded one.
+    /// The epoch that sealed a record. `None`: it is not loaded.
     pub fn record_epoch(&self, kind: RecordKind, context: &[u8], record: &[u8]) -> Option<EpochNumber> {
         self.now().outer.iter().find(|(_, k)| k.matches_record(kind, context, record)).map(|(n, _)| *n)
     }
@@ -251,7 +257,7 @@ mod tests {
     fn clones_see_new_epochs_and_numbers_do_not_shift() {
         let ring = KeyRing::of_epochs(Suite::Aes, &[(3, key(3))], &[(7, key(7))]);
         let clone = ring.clone();
-        let (aad, mut page) = ([0; 16], [5; PAGE_LEN]);
+        let (aad, mut page) = (PageAad([0; 16]), [5; PAGE_LEN]);
         ring.outer().seal_page(&aad, &mut page).unwrap();
         let record = ring.outer().seal_record(RecordKind::Xattr, b"c", b"content").unwrap();
         ring.add(&[(4, key(4)), (3, key(3))], &[(9, key(9)), (7, key(7))]);
@@ -262,7 +268,7 @@ mod tests {
         let mut newer = [6; PAGE_LEN];
         clone.outer().seal_page(&aad, &mut newer).unwrap();
         assert_eq!(ring.open_page(&aad, &mut newer), Ok(9));
-        // What is not given again is kept, and what is given in its place is not taken.
+        // Epochs that are not given again stay, and no given key replaces another of its number.
         ring.add(&[(2, key(2))], &[(9, key(8)), (1, key(1))]);
         assert_eq!((clone.newest(), clone.inners().len()), ((4, 9), 3));
         assert_eq!(clone.open_page(&aad, &mut page), Ok(7));

@@ -1,7 +1,7 @@
-//! What a block's key depends on beside its content and K_in: the deduplication domain (§10).
+//! What a block's key depends on besides its content and K_in, by deduplication domain (§10).
 
 use crate::BlockKey;
-use lamassu_format::Domain;
+use lamassu_format::{BlockNo, Domain, FileId};
 
 /// The longest salt, bytes: a file's id and a block's number.
 pub(crate) const SALT_MAX: usize = 24;
@@ -10,32 +10,33 @@ pub(crate) const SALT_MAX: usize = 24;
 #[derive(Clone, Copy, Debug)]
 pub struct Salts<'a> {
     domain: Domain,
-    file: [u8; 16],
+    file: FileId,
     numbers: Numbers<'a>,
 }
 
 /// The numbers of a batch's blocks in their file.
 #[derive(Clone, Copy, Debug)]
 enum Numbers<'a> {
-    From(u64),
-    Each(&'a [u64]),
+    From(BlockNo),
+    Each(&'a [BlockNo]),
 }
 
 impl<'a> Salts<'a> {
     /// No salt: equal blocks have equal keys wherever K_in is known.
-    pub const EMPTY: Salts<'static> = Salts { domain: Domain::Zone, file: [0; 16], numbers: Numbers::From(0) };
+    pub const EMPTY: Salts<'static> =
+        Salts { domain: Domain::Zone, file: FileId::NONE, numbers: Numbers::From(BlockNo::ZERO) };
 
-    /// Of blocks that follow one another in the file with this id, from block `first` on.
-    pub fn from_block(domain: Domain, file: [u8; 16], first: u64) -> Salts<'static> {
+    /// Salts of consecutive blocks of a file, from block `first` on.
+    pub fn from_block(domain: Domain, file: FileId, first: BlockNo) -> Salts<'static> {
         Salts { domain, file, numbers: Numbers::From(first) }
     }
 
-    /// Of blocks with these numbers in the file with this id.
-    pub fn of_blocks(domain: Domain, file: [u8; 16], numbers: &'a [u64]) -> Salts<'a> {
+    /// Salts of the blocks with these numbers in a file.
+    pub fn of_blocks(domain: Domain, file: FileId, numbers: &'a [BlockNo]) -> Salts<'a> {
         Salts { domain, file, numbers: Numbers::Each(numbers) }
     }
 
-    /// Those of the batch without its first `n` blocks.
+    /// The salts of the batch without its first `n` blocks.
     pub(crate) fn skip(self, n: usize) -> Salts<'a> {
         let numbers = match self.numbers {
             Numbers::From(first) => Numbers::From(first + n as u64),
@@ -44,31 +45,28 @@ impl<'a> Salts<'a> {
         Salts { numbers, ..self }
     }
 
-    /// Those of the first `count` blocks, with what they borrow.
+    /// The salts of the first `count` blocks, which borrow nothing.
     pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
-        let numbers = match self.numbers {
-            Numbers::From(first) => OwnedNumbers::From(first),
-            Numbers::Each(numbers) => OwnedNumbers::Each(numbers[..count].to_vec()),
-        };
+        let numbers = (0..count).map(|at| self.number(at)).collect();
         OwnedSalts { domain: self.domain, file: self.file, numbers }
     }
 
-    /// Those of some blocks of the batch; their numbers are kept in `numbers`, of the same length.
-    pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [u64]) -> Salts<'b> {
+    /// The salts of some blocks of the batch. `numbers`, of the same length, takes their numbers.
+    pub(crate) fn pick<'b>(self, blocks: &[usize], numbers: &'b mut [BlockNo]) -> Salts<'b> {
         for (number, &at) in numbers.iter_mut().zip(blocks) {
             *number = self.number(at);
         }
         Salts { domain: self.domain, file: self.file, numbers: Numbers::Each(numbers) }
     }
 
-    fn number(self, at: usize) -> u64 {
+    fn number(self, at: usize) -> BlockNo {
         match self.numbers {
             Numbers::From(first) => first + at as u64,
             Numbers::Each(numbers) => numbers[at],
         }
     }
 
-    /// Bytes of each.
+    /// Bytes of each salt.
     pub(crate) fn len(self) -> usize {
         match self.domain {
             Domain::Zone | Domain::Family => 0,
@@ -77,38 +75,29 @@ impl<'a> Salts<'a> {
         }
     }
 
-    /// Writes that of block `at` of the batch to `out`, which is as long.
+    /// Writes the salt of block `at` of the batch to `out`, which is as long.
     pub(crate) fn write(self, at: usize, out: &mut [u8]) {
         if !self.domain.is_salted() {
             return;
         }
-        let (file, number) = out.split_at_mut(self.file.len());
-        file.copy_from_slice(&self.file);
+        let (file, number) = out.split_at_mut(self.file.0.len());
+        file.copy_from_slice(&self.file.0);
         if self.domain == Domain::None {
-            number.copy_from_slice(&self.number(at).to_le_bytes());
+            number.copy_from_slice(&self.number(at).0.to_le_bytes());
         }
     }
 }
 
-/// [`Salts`] that go where they borrow nothing.
+/// [`Salts`] that borrow nothing.
 pub(crate) struct OwnedSalts {
     domain: Domain,
-    file: [u8; 16],
-    numbers: OwnedNumbers,
-}
-
-enum OwnedNumbers {
-    From(u64),
-    Each(Vec<u64>),
+    file: FileId,
+    numbers: Vec<BlockNo>,
 }
 
 impl OwnedSalts {
     pub fn as_salts(&self) -> Salts<'_> {
-        let numbers = match &self.numbers {
-            OwnedNumbers::From(first) => Numbers::From(*first),
-            OwnedNumbers::Each(numbers) => Numbers::Each(numbers),
-        };
-        Salts { domain: self.domain, file: self.file, numbers }
+        Salts::of_blocks(self.domain, self.file, &self.numbers)
     }
 }
 

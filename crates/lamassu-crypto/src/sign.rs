@@ -17,7 +17,7 @@ pub fn public(seed: &Secret<32>) -> [u8; 32] {
     without_trace(|| SigningKey::from_bytes(seed.expose()).verifying_key().to_bytes())
 }
 
-/// Signs. The expanded key is wiped after it.
+/// Signs. The expanded key is wiped afterwards.
 pub fn sign(seed: &Secret<32>, message: &[u8]) -> [u8; 64] {
     without_trace(|| SigningKey::from_bytes(seed.expose()).sign(message).to_bytes())
 }

@@ -1,9 +1,6 @@
-//! Where the time of the data path goes, by the stages of Figure 9 of the Lamassu paper. Off, which it is unless somebody measures, it costs one
-//! predictable branch for up to sixteen blocks.
-
-use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+//! The time of the data path by stage: those of Figure 9 of the Lamassu paper.
+//!
+//! Only builds with the feature `measure` count it. In others [`timed`] only does the work.
 
 /// What a thread is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,36 +15,54 @@ pub enum Stage {
     Store,
 }
 
-static ON: AtomicBool = AtomicBool::new(false);
-static NANOS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
-
-/// Begins to measure, in every thread of this process.
-pub fn measure() {
-    ON.store(true, Relaxed);
+/// Does `work`, and counts its time to a stage. Stages are not nested.
+#[cfg(not(feature = "measure"))]
+#[inline]
+pub fn timed<T>(_: Stage, work: impl FnOnce() -> T) -> T {
+    work()
 }
 
-/// Does `work`, and counts its time to a stage. Stages do not lie in one another.
-pub fn timed<T>(stage: Stage, work: impl FnOnce() -> T) -> T {
-    if !ON.load(Relaxed) {
-        return work();
+#[cfg(feature = "measure")]
+pub use measured::{Times, measure, timed, times};
+
+#[cfg(feature = "measure")]
+mod measured {
+    use super::Stage;
+    use std::fmt;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+    use std::time::{Duration, Instant};
+
+    static ON: AtomicBool = AtomicBool::new(false);
+    static NANOS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+
+    /// Begins to measure, in every thread of this process.
+    pub fn measure() {
+        ON.store(true, Relaxed);
     }
-    let begun = Instant::now();
-    let done = work();
-    NANOS[stage as usize].fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
-    done
-}
 
-/// The times of all threads together, in [`Stage`]'s order; `None` where nobody measures.
-pub fn times() -> Option<Times> {
-    ON.load(Relaxed).then(|| Times(NANOS.each_ref().map(|nanos| Duration::from_nanos(nanos.load(Relaxed)))))
-}
+    /// Does `work`, and counts its time to a stage. Stages are not nested.
+    pub fn timed<T>(stage: Stage, work: impl FnOnce() -> T) -> T {
+        if !ON.load(Relaxed) {
+            return work();
+        }
+        let begun = Instant::now();
+        let done = work();
+        NANOS[stage as usize].fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
+        done
+    }
 
-/// What [`times`] tells; shown as `encrypt=S decrypt=S key=S store=S`, in seconds.
-pub struct Times(pub [Duration; 4]);
+    /// The times of all threads together, in [`Stage`]'s order; `None` unless [`measure`] was called.
+    pub fn times() -> Option<Times> {
+        ON.load(Relaxed).then(|| Times(NANOS.each_ref().map(|nanos| Duration::from_nanos(nanos.load(Relaxed)))))
+    }
 
-impl fmt::Display for Times {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [encrypt, decrypt, key, store] = self.0.map(|time| time.as_secs_f64());
-        write!(f, "encrypt={encrypt:.6} decrypt={decrypt:.6} key={key:.6} store={store:.6}")
+    /// What [`times`] tells; shown as `encrypt=S decrypt=S key=S store=S`, in seconds.
+    pub struct Times(pub [Duration; 4]);
+
+    impl fmt::Display for Times {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let [encrypt, decrypt, key, store] = self.0.map(|time| time.as_secs_f64());
+            write!(f, "encrypt={encrypt:.6} decrypt={decrypt:.6} key={key:.6} store={store:.6}")
+        }
     }
 }

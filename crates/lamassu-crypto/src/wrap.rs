@@ -1,6 +1,7 @@
-//! What the vault header needs (§4): HKDF, HMAC, XAES-256-GCM. Argon2id is in [`crate::argon`] and given out here too.
+//! What headers need (§4): HKDF, HMAC, XAES-256-GCM, and Argon2id, which is in `argon`.
 
 use crate::secret::{Secret, SecretBytes, without_trace};
+use crate::suite::Aead;
 use crate::xaes::Xaes;
 use crate::{NoRandom, Provider, Unauthentic, random};
 use hkdf::Hkdf;
@@ -8,18 +9,13 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-pub use crate::argon::{Argon2Cost, argon2id, calibrate, memory_to_spare_kib};
+pub use crate::argon::{argon2id, calibrate, memory_to_spare_kib};
 
 /// Bytes of an AEAD tag.
 const TAG_LEN: usize = 16;
 
-/// HKDF-SHA-256 (RFC 5869) to 32 bytes.
-pub fn hkdf(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<32> {
-    hkdf_n(ikm, salt, info)
-}
-
-/// HKDF-SHA-256 to N bytes, at most 8160.
-pub fn hkdf_n<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
+/// HKDF-SHA-256 (RFC 5869) to N bytes, at most 8160.
+pub fn hkdf<const N: usize>(ikm: &[u8], salt: &[u8], info: &[u8]) -> Secret<N> {
     hkdf_by(Provider::current(), ikm, salt, info)
 }
 
@@ -80,8 +76,9 @@ pub fn seal(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<([u8; 24], V
     Ok((nonce, seal_with(key, &nonce, aad, content)))
 }
 
-/// A nonce that no other content gets under `key`, a key for nonces alone: a PRF of 32 random bytes, the AAD and the content. Two virtual machines that are
-/// resumed from one image of memory draw the same random bytes; then only equal contents have equal nonces, and these are sealed to equal bytes.
+/// A nonce that no other content gets under `key`, which is a key for nonces alone: a PRF of 32 random bytes, the AAD
+/// and the content. Two virtual machines that are resumed from one memory image draw the same random bytes. Even then
+/// only equal contents get equal nonces, and they are sealed to equal bytes.
 pub(crate) fn fresh_nonce(key: &Secret<32>, aad: &[u8], content: &[u8]) -> Result<[u8; 24], NoRandom> {
     let mut drawn = [0; 32];
     random(&mut drawn)?;
@@ -96,7 +93,7 @@ fn nonce_of(key: &Secret<32>, drawn: &[u8; 32], aad: &[u8], content: &[u8]) -> [
 /// The same under a given nonce, for stored vectors.
 #[doc(hidden)]
 pub fn seal_with(key: &Secret<32>, nonce: &[u8; 24], aad: &[u8], content: &[u8]) -> Vec<u8> {
-    // Reserved in full at once, so that no plaintext is left behind by a reallocation.
+    // Reserved in full at once, so that no reallocation leaves plaintext behind.
     let mut sealed = Vec::with_capacity(TAG_LEN + content.len());
     sealed.resize(TAG_LEN, 0);
     sealed.extend_from_slice(content);
@@ -129,9 +126,9 @@ mod tests {
     fn hkdf_rfc5869() {
         let salt = HEXLOWER.decode(b"000102030405060708090a0b0c").unwrap();
         let info = HEXLOWER.decode(b"f0f1f2f3f4f5f6f7f8f9").unwrap();
-        let okm = hkdf(&[0x0b; 22], &salt, &info);
+        let okm = hkdf::<32>(&[0x0b; 22], &salt, &info);
         assert_eq!(HEXLOWER.encode(okm.expose()), "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf");
-        let okm = hkdf_n::<42>(&[0x0b; 22], b"", b"");
+        let okm = hkdf::<42>(&[0x0b; 22], b"", b"");
         assert_eq!(
             HEXLOWER.encode(okm.expose()),
             "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d9d201395faa4b61a96c8"

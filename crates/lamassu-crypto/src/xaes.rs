@@ -1,6 +1,7 @@
 //! XAES-256-GCM (C2SP): AES-256-GCM with 192-bit nonces, so that random nonces never run out (§2).
 
 use crate::secret::{Locked, Secret};
+use crate::suite::Aead;
 use crate::{Provider, Unauthentic};
 use aes::Aes256;
 use aes::cipher::{Block, BlockCipherEncrypt, KeyInit};
@@ -11,7 +12,7 @@ use zeroize::{Zeroize, Zeroizing};
 /// A key of XAES-256-GCM.
 pub(crate) enum Xaes {
     Own(Locked<Expanded>),
-    /// Not expanded: the module does that anew each time.
+    /// Not expanded: the module expands it for each call.
     #[cfg(feature = "fips")]
     Module(Secret<32>),
 }
@@ -70,9 +71,10 @@ impl Xaes {
         }
         key
     }
+}
 
-    /// Encrypts in place; returns the tag.
-    pub(crate) fn seal(&self, nonce: &[u8; 24], aad: &[u8], content: &mut [u8]) -> [u8; 16] {
+impl Aead for Xaes {
+    fn seal(&self, nonce: &[u8; 24], aad: &[u8], content: &mut [u8]) -> [u8; 16] {
         let (key, nonce) = (self.derived(nonce), nonce_rest(nonce));
         match self {
             Xaes::Own(_) => {
@@ -84,14 +86,7 @@ impl Xaes {
         }
     }
 
-    /// Decrypts in place. On failure the content is unspecified.
-    pub(crate) fn open(
-        &self,
-        nonce: &[u8; 24],
-        aad: &[u8],
-        content: &mut [u8],
-        tag: &[u8; 16],
-    ) -> Result<(), Unauthentic> {
+    fn open(&self, nonce: &[u8; 24], aad: &[u8], content: &mut [u8], tag: &[u8; 16]) -> Result<(), Unauthentic> {
         let (key, nonce) = (self.derived(nonce), nonce_rest(nonce));
         match self {
             Xaes::Own(_) => Aes256Gcm::new((&*key).into())
@@ -110,7 +105,7 @@ fn nonce_rest(nonce: &[u8; 24]) -> &[u8; 12] {
 /// Doubling in GF(2¹²⁸), as CMAC makes its subkeys.
 pub(crate) fn doubled(block: &[u8; 16]) -> [u8; 16] {
     let x = u128::from_be_bytes(*block);
-    // Without a branch: the bit that falls out is secret.
+    // Without a branch: the bit that is shifted out is secret.
     ((x << 1) ^ ((x >> 127) * 0x87)).to_be_bytes()
 }
 

@@ -1,4 +1,4 @@
-//! Every kernel against AWS-LC, which shares no code with them, nor with the library that they are compared with elsewhere.
+//! Every kernel against AWS-LC, which shares no code with them, nor with the library that other tests compare with.
 #![allow(clippy::unwrap_used)]
 
 use aws_lc_rs::cipher::{

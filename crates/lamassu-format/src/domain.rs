@@ -1,8 +1,8 @@
 //! Deduplication domains (§10): within which bounds equal blocks are equal in the store.
 
-use crate::Suite;
+use crate::{Suite, words};
 
-/// What shares equal blocks, chosen when a vault is made and the same ever after.
+/// What shares equal blocks. It is chosen when a vault is made, and never changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Domain {
     /// Every vault that has the zone's K_in.
@@ -16,33 +16,20 @@ pub enum Domain {
     None,
 }
 
-impl Domain {
+words! {
     /// Every domain, the widest first.
-    pub const ALL: [Domain; 4] = [Domain::Zone, Domain::Family, Domain::File, Domain::None];
+    Domain { Zone = "zone", Family = "family", File = "file", None = "none" }
+}
 
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Domain::Zone => "zone",
-            Domain::Family => "family",
-            Domain::File => "file",
-            Domain::None => "none",
-        }
-    }
-
-    /// The domain of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<Domain> {
-        Domain::ALL.into_iter().find(|d| d.name() == name)
-    }
-
-    /// Whether the key of a block depends on the file it is in. Such a vault has no convergent pages, every page names its file, and ciphertext means nothing in
-    /// another file.
+impl Domain {
+    /// Whether a block's key depends on the file it is in. Then a vault has no convergent pages, every page names its
+    /// file, and ciphertext means nothing in another file.
     pub const fn is_salted(self) -> bool {
         matches!(self, Domain::File | Domain::None)
     }
 
-    /// Whether a suite can keep it: the KDF of `paper`, as published, takes no salt.
+    /// Whether a suite can keep it.
     pub fn is_for(self, suite: Suite) -> bool {
-        !self.is_salted() || suite != Suite::Paper
+        !self.is_salted() || suite.takes_salt()
     }
 }

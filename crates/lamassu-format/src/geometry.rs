@@ -1,4 +1,4 @@
-//! Where pages and blocks lie in a backing file (§8). Pure arithmetic.
+//! The offsets of pages and blocks in a backing file (§8). Pure arithmetic.
 
 use crate::{BlockNo, PAGE_LEN, PageNo};
 
@@ -11,7 +11,11 @@ pub const BLOCK_SIZE_MAX: u32 = 1 << 20;
 /// Largest number of transient slots: at least half of a page stays for data blocks.
 pub const RESERVED_MAX: u16 = 62;
 
-/// Block size and transient slots of a vault, and all that follows from them.
+/// The associated data of a page: suite, geometry and page number (§9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageAad(pub [u8; 16]);
+
+/// Block size and transient slots of a vault, and everything that follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     block_size: u32,
@@ -32,7 +36,7 @@ impl Geometry {
         self.block_size as u64
     }
 
-    /// R, transient slots a page.
+    /// R, transient slots per page.
     pub const fn reserved(&self) -> usize {
         self.reserved as usize
     }
@@ -42,7 +46,7 @@ impl Geometry {
         SLOTS as u64 - self.reserved as u64
     }
 
-    /// P, pages a metadata area.
+    /// P, pages per metadata area.
     pub const fn pages_per_segment(&self) -> u64 {
         self.block_size as u64 / PAGE_LEN as u64
     }
@@ -104,7 +108,7 @@ impl Geometry {
         b.0 * self.block_size()
     }
 
-    /// The block that the logical offset `at` lies in.
+    /// The block that contains the logical offset `at`.
     pub const fn block_at(&self, at: u64) -> BlockNo {
         BlockNo(at / self.block_size())
     }
@@ -119,19 +123,19 @@ impl Geometry {
         g.0 / self.pages_per_segment()
     }
 
-    /// The last page of a file of `size` bytes: a size exactly on a border belongs to the earlier page.
+    /// The last page of a file of `size` bytes. A size exactly on a page border belongs to the earlier page.
     pub const fn last_page(&self, size: u64) -> PageNo {
         PageNo(if size == 0 { 0 } else { (size.div_ceil(self.block_size()) - 1) / self.blocks_per_page() })
     }
 
     /// AAD of page `g` (§9).
-    pub fn page_aad(&self, suite: crate::Suite, g: PageNo) -> [u8; 16] {
+    pub fn page_aad(&self, suite: crate::Suite, g: PageNo) -> PageAad {
         let mut aad = [0u8; 16];
         aad[0..2].copy_from_slice(&crate::VERSION.to_le_bytes());
         aad[2] = suite.id();
         aad[3] = self.block_size.trailing_zeros() as u8;
         aad[4..6].copy_from_slice(&self.reserved.to_le_bytes());
         aad[8..16].copy_from_slice(&g.0.to_le_bytes());
-        aad
+        PageAad(aad)
     }
 }

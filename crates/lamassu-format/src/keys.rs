@@ -1,4 +1,4 @@
-//! Block keys in memory: what leaves nothing of them behind, and never shows them.
+//! Block keys in memory. They are wiped when dropped, and never shown.
 
 use crate::{BlockKey, KEY_LEN};
 use zeroize::Zeroize;
@@ -6,7 +6,7 @@ use zeroize::Zeroize;
 /// The bytes of a hole's slot.
 const HOLE: BlockKey = [0; KEY_LEN];
 
-/// What a key slot of a page holds: the key of a block, or the zeros that stand for a hole. Wiped when it is dropped.
+/// A key slot of a page: the key of a block, or the zeros that mean a hole. Wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SlotKey(BlockKey);
 
@@ -43,27 +43,28 @@ impl std::fmt::Debug for SlotKey {
     }
 }
 
-/// Whether a slot with these bytes is that of a hole.
+/// Whether these bytes are the slot of a hole.
 fn is_hole(key: &BlockKey) -> bool {
     *key == HOLE
 }
 
-/// Slots in a row, wiped when the list is dropped, and where it is moved to grow. Ciphers take them as [`Keys::raw`].
+/// Consecutive slots. The list is wiped when it is dropped, and its old memory when it grows. Ciphers take it as
+/// [`Keys::raw`].
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Keys(Vec<BlockKey>);
 
 impl Keys {
-    /// As many holes.
+    /// A list of holes.
     pub fn holes(len: usize) -> Keys {
         Keys(vec![HOLE; len])
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no slots.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -73,12 +74,12 @@ impl Keys {
         &self.0
     }
 
-    /// The same, to be filled.
+    /// The keys as ciphers fill them.
     pub fn raw_mut(&mut self) -> &mut [BlockKey] {
         &mut self.0
     }
 
-    /// Slot `i`, `None` past the end.
+    /// Slot `i`; `None` past the end.
     pub fn get(&self, i: usize) -> Option<SlotKey> {
         self.0.get(i).copied().map(SlotKey)
     }
@@ -107,7 +108,7 @@ impl Keys {
         self.0[i] == other.0[n]
     }
 
-    /// Whether slot `i` is that of a hole.
+    /// Whether slot `i` is a hole.
     ///
     /// # Panics
     /// If there is no such slot.
@@ -115,24 +116,24 @@ impl Keys {
         is_hole(&self.0[i])
     }
 
-    /// Whether slot `i` holds a key: it is there, and not that of a hole.
+    /// Whether slot `i` exists and holds a key.
     pub fn is_keyed(&self, i: usize) -> bool {
         self.0.get(i).is_some_and(|key| !is_hole(key))
     }
 
-    /// Whether a slot from `from` on holds a key.
+    /// Whether any slot from `from` on holds a key.
     pub fn any_keyed_from(&self, from: usize) -> bool {
         self.0.iter().skip(from).any(|key| !is_hole(key))
     }
 
-    /// Makes it `len` long: holes are added at the end, or slots taken away there.
+    /// Sets the length: adds holes at the end, or removes slots there.
     pub fn resize(&mut self, len: usize) {
         self.truncate(len);
         self.reserve(len);
         self.0.resize(len, HOLE);
     }
 
-    /// Takes away all but the first `len`.
+    /// Removes all but the first `len` slots.
     pub fn truncate(&mut self, len: usize) {
         if let Some(gone) = self.0.get_mut(len..) {
             gone.as_flattened_mut().zeroize();
@@ -140,7 +141,7 @@ impl Keys {
         }
     }
 
-    /// Puts a slot before the one at `at`.
+    /// Inserts a slot before the one at `at`.
     ///
     /// # Panics
     /// If the list is shorter than that.
@@ -149,7 +150,7 @@ impl Keys {
         self.0.insert(at, key.0);
     }
 
-    /// Puts slot `n` of another list before the slot at `at`.
+    /// Inserts slot `n` of another list before the slot at `at`.
     ///
     /// # Panics
     /// If a list is shorter than that.
@@ -158,12 +159,13 @@ impl Keys {
         self.0.insert(at, other.0[n]);
     }
 
-    /// Puts a slot at the end.
+    /// Appends a slot.
     pub fn push(&mut self, key: &SlotKey) {
         self.insert(self.0.len(), key);
     }
 
-    /// Room for `len` slots. A list that has to move is wiped where it was: the allocator would leave the keys there.
+    /// Makes room for `len` slots. If the list has to move, its old memory is wiped: the allocator would leave the keys
+    /// there.
     fn reserve(&mut self, len: usize) {
         if len > self.0.capacity() {
             let mut moved = Vec::with_capacity(len.next_power_of_two());

@@ -1,6 +1,19 @@
 //! The on-disk format of a Lamassu vault, version 1 (`docs/format.md`): bytes in, bytes out.
 //!
-//! This crate parses and builds structures and computes offsets. It never does I/O, never knows a cipher and contains no `unsafe`.
+//! This crate parses and builds structures and computes offsets. It never does I/O, knows no cipher and has no
+//! `unsafe`. It has no locks and no state.
+//!
+//! | module | section | what it holds |
+//! |---|---|---|
+//! | [`suite`], [`domain`] | 2, 10 | names, numbers and properties of cipher suites and deduplication domains |
+//! | [`header`] | 4 | vault header and zone file: JSON, its bounds, the canonical form under the MAC |
+//! | [`name`] | 6, 7 | names in the store, and names that a file may have |
+//! | [`record`] | 6 | the record of a directory |
+//! | [`sessions`] | 6a | the record of sessions |
+//! | [`root`] | 6b | the record of the root's permissions |
+//! | [`geometry`] | 8 | where pages and blocks are in a backing file |
+//! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
+//! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
 pub mod domain;
@@ -14,9 +27,10 @@ pub mod record;
 pub mod root;
 pub mod sessions;
 pub mod suite;
+mod words;
 
 pub use domain::Domain;
-pub use geometry::Geometry;
+pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use keys::{Keys, SlotKey};
 pub use number::{BlockNo, FileId, PageNo};
@@ -25,8 +39,9 @@ pub use record::DirRecord;
 pub use root::RootRecord;
 pub use sessions::SessionRecord;
 pub use suite::Suite;
+pub(crate) use words::words;
 
-/// Bytes of a metadata page, of a sealed file's smallest unit, whatever the block size (§9).
+/// Bytes of a metadata page, the smallest unit of a sealed file, whatever the block size (§9).
 pub const PAGE_LEN: usize = 4096;
 /// Bytes of a block key (§10).
 pub const KEY_LEN: usize = 32;

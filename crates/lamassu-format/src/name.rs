@@ -1,26 +1,27 @@
-//! Names as they stand in the store (§6, §7), and which names a file may have. No cipher: sealing is `lamassu-crypto`'s.
+//! Names in the store (§6, §7), and names that a file may have. `lamassu-crypto` seals names.
 
 use crate::header::NameMode;
 use data_encoding::BASE64URL_NOPAD;
 
-/// Every name that begins so belongs to the format.
+/// The prefix of every name that belongs to the format.
 pub const RESERVED_PREFIX: &str = "lamassu.";
-/// The vault header, in the root. A directory of the tree that has one is a dataset's root: no application can make the name at any depth, since plain names
-/// that begin so are refused, and sealed ones have no dot.
+/// The vault header, in the root. A directory of the tree that has one is a dataset's root. No application can make
+/// this name at any depth: plain names with the prefix are refused, and sealed ones have no dot.
 pub const HEADER: &str = "lamassu.vault";
 /// The next vault header, before it is renamed over [`HEADER`].
 pub const HEADER_NEW: &str = "lamassu.vault.new";
-/// What a restored vault header replaced, in the root.
+/// A vault header that a restored one replaced, in the root.
 pub const HEADER_REPLACED: &str = "lamassu.vault.replaced";
-/// The same while it is being made.
+/// The same, while it is being written.
 pub const HEADER_REPLACING: &str = "lamassu.vault.replacing";
 /// The history of the vault's keys, in the root.
 pub const HISTORY: &str = "lamassu.history";
-/// A history that did not verify, set aside when the next one was begun, in the root; further ones have a dot and a number behind this name.
+/// A history that did not verify, set aside when the next one was begun, in the root. Further ones have a dot and a
+/// number after this name.
 pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
-/// The names that only the root has by right.
+/// The names that only the root may have.
 const ROOT_NAMES: [&str; 12] = [
     HEADER,
     HEADER_NEW,
@@ -39,25 +40,25 @@ const ROOT_NAMES: [&str; 12] = [
 pub const DIR_RECORD: &str = "lamassu.dir";
 /// The record of the root's permissions (§6b), in the root.
 pub const ROOT_RECORD: &str = "lamassu.root";
-/// The record that is about to replace it.
+/// Its successor, before it is renamed over it.
 pub const ROOT_RECORD_NEW: &str = "lamassu.root.new";
 /// The directory of the record of sessions (§6a), in the root.
 pub const SESSIONS: &str = "lamassu.sessions";
-/// The record of sessions, there.
+/// The record of sessions, in that directory.
 pub const SESSIONS_RECORD: &str = "record";
-/// The record that is about to replace it.
+/// Its successor, before it is renamed over it.
 pub const SESSIONS_NEW: &str = "record.new";
 /// Directories being created or removed, in the root.
 pub const STAGING: &str = "lamassu.staging";
-/// Where `check --repair` moves what it cannot mend, in the root.
+/// Where `check --repair` moves what it cannot repair, in the root.
 pub const LOST: &str = "lamassu.lost";
-/// Before b64 of the hash: an entry with a long name.
+/// The prefix of an entry with a long name; b64 of the hash follows.
 pub const LONG_PREFIX: &str = "lamassu.long.";
-/// Before b64 of the hash: the companion that holds a long name.
+/// The prefix of the companion that holds a long name; b64 of the hash follows.
 pub const COMPANION_PREFIX: &str = "lamassu.name.";
-/// Before b64 of the id: the rest of a long symbolic link target.
+/// The prefix of the rest of a long symbolic link target; b64 of the id follows.
 pub const LINK_PREFIX: &str = "lamassu.link.";
-/// Before b64 of the sealed name: an extended attribute of the backing entry.
+/// The prefix of an extended attribute of a backing entry; b64 of the sealed name follows.
 pub const XATTR_PREFIX: &str = "user.lamassu.";
 
 /// Longest name of a file, in bytes.
@@ -65,11 +66,10 @@ pub const NAME_LEN_MAX: usize = 255;
 /// Bytes that AES-SIV adds to a name.
 pub const SIV_LEN: usize = 16;
 
-/// What a name found in the store stands for.
+/// What a name in the store means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stored {
-    /// One of the names that only the root of a vault has by right, such as [`HEADER`] and [`STAGING`]: the format's own, never
-    /// shown.
+    /// A name that only the root of a vault may have, such as [`HEADER`] and [`STAGING`]. It is never shown.
     Root,
     /// [`DIR_RECORD`].
     DirRecord,
@@ -81,13 +81,13 @@ pub enum Stored {
     Companion([u8; 32]),
     /// The rest of a long symbolic link target, by the id in its head.
     LinkRest([u8; 16]),
-    /// An entry of a vault with plain names: its name is the stored one.
+    /// An entry of a vault with plain names. Its name is the stored one.
     Plain,
-    /// Neither the format's nor a name it could have written: reported by `check`, never shown.
+    /// Neither the format's nor a name that it could have written. `check` reports it, and it is never shown.
     Foreign,
 }
 
-/// What `name`, found in a directory of a vault with names kept as `mode`, stands for. Says nothing on whether it opens.
+/// What `name` means in a directory of a vault with this name mode. Whether it opens is another question.
 pub fn classify(mode: NameMode, name: &[u8]) -> Stored {
     match name.strip_prefix(RESERVED_PREFIX.as_bytes()) {
         Some(_) => classify_reserved(mode, name),
@@ -134,7 +134,8 @@ pub fn encode(bytes: &[u8]) -> String {
     BASE64URL_NOPAD.encode(bytes)
 }
 
-/// The bytes of a b64 text; `None` for padding, foreign characters and non-zero trailing bits, so that every byte string has one text only.
+/// The bytes of a b64 text. `None` for padding, foreign characters and non-zero trailing bits, so that every byte
+/// string has exactly one text.
 pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
     BASE64URL_NOPAD.decode(text).ok()
 }
@@ -144,7 +145,8 @@ pub const fn encoded_len(len: usize) -> usize {
     (len * 4).div_ceil(3)
 }
 
-/// The stored name of an entry whose sealed name is `sealed`, or `None` if that is longer than `name_max`: then it goes by [`long_name`].
+/// The stored name of an entry whose sealed name is `sealed`. `None` if it is longer than `name_max`: then the entry
+/// has a [`long_name`].
 pub fn entry_name(sealed: &[u8], name_max: usize) -> Option<String> {
     (encoded_len(sealed.len()) <= name_max).then(|| encode(sealed))
 }
@@ -199,7 +201,8 @@ pub enum NameError {
     Reserved,
 }
 
-/// Checks a name an application asks for, or one that a sealed name opened to. `name_max` is that of the header and bounds plain names only.
+/// Checks a name that an application asks for, or that a sealed name opened to. `name_max` is the header's, and bounds
+/// plain names only.
 ///
 /// # Errors
 /// [`NameError`].
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_format_are_told_apart() {
+    fn names_of_the_format_are_distinguished() {
         let hash = [7u8; 32];
         let id = [9u8; 16];
         let sealed = vec![5u8; 17];
@@ -339,7 +342,7 @@ mod tests {
             prop_assert_eq!(classify(NameMode::Encrypted, name.as_bytes()), Stored::Sealed(sealed));
         }
 
-        /// What is classified as one of the format's can be made again, letter for letter: no two stored names mean the same.
+        /// A name of the format can be made again from what it means: no two stored names mean the same.
         #[test]
         fn classes_are_one_to_one(prefix in 0usize..5, text in "[A-Za-z0-9_.=-]{0,60}") {
             let prefix = ["", "lamassu.", LONG_PREFIX, COMPANION_PREFIX, LINK_PREFIX][prefix];

@@ -1,4 +1,4 @@
-//! Numbers that must not be mixed up: of pages, of blocks, of files.
+//! Numbers of pages, of blocks and ids of files, as types of their own, so that they cannot be mixed up.
 
 use std::ops::{Add, Sub};
 
@@ -12,12 +12,12 @@ macro_rules! number {
             /// The first.
             pub const ZERO: $name = $name(0);
 
-            /// The one after it.
+            /// The next.
             pub const fn next(self) -> $name {
                 $name(self.0 + 1)
             }
 
-            /// Those from this one on that come before `end`.
+            /// Those from this one up to `end`, without it.
             pub fn until(self, end: $name) -> impl DoubleEndedIterator<Item = $name> + Clone {
                 (self.0..end.0).map($name)
             }
@@ -31,7 +31,7 @@ macro_rules! number {
             }
         }
 
-        /// How many lie between two.
+        /// The distance between two.
         impl Sub for $name {
             type Output = u64;
 
@@ -63,7 +63,7 @@ number! {
 pub struct FileId(pub [u8; 16]);
 
 impl FileId {
-    /// No id: that of a convergent page, and of a file that has needed none yet.
+    /// No id: in a convergent page, and for a file that has needed none yet.
     pub const NONE: FileId = FileId([0; 16]);
 
     /// Whether there is no id.

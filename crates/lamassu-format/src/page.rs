@@ -1,14 +1,12 @@
 //! The metadata page (§9): its plaintext, parsed strictly and built back.
 //!
-//! A page holds the keys of its blocks, and the tail of its file. Both are wiped when it is dropped.
+//! A page holds the keys of its blocks, and the tail of its file. Dropping it wipes both.
 
 use crate::{FileId, Geometry, KEY_LEN, Keys, PAGE_LEN, PageNo, SlotKey, geometry::SLOTS};
 use zeroize::Zeroize;
 
 /// Offset of the AEAD tag.
 pub const TAG_AT: usize = 24;
-/// Offset of the epoch tag.
-pub const EPOCH_TAG_AT: usize = 40;
 /// Where the sealed part begins.
 pub const SEALED_AT: usize = 56;
 const SIZE_AT: usize = 56;
@@ -27,22 +25,22 @@ const FLAG_CUT: u64 = 4;
 const USED_SHIFT: u32 = 8;
 const FLAGS_KNOWN: u64 = FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | 0xff << USED_SHIFT;
 
-/// Why a page whose seal is good still is not a page: written by a faulty or newer program.
+/// Why a page with a good seal is not a page: a faulty or newer program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum PageError {
-    /// A flag this version does not know, or one that does not belong to this page.
+    /// A flag that this version does not know, or that does not belong to this page.
     #[error("page has flags {0:#x} that version 1 does not allow here")]
     Flags(u64),
     /// More key slots in use than the page has blocks.
     #[error("page uses {0} key slots of {1}")]
     Used(usize, usize),
-    /// `pending` or `replaced` names blocks it may not, or more than R.
+    /// `pending` or `replaced` has a bit that it may not have, or more than R.
     #[error("page bitmaps contradict each other or the slots in use")]
     Bitmaps,
-    /// A tail that has no bytes, a block's worth of them, or no room.
+    /// A tail with no bytes, with a whole block, or without room for it.
     #[error("page tail does not fit its size")]
     Tail,
-    /// A convergent page carries no session and nothing that is under way; every other page carries a session.
+    /// A convergent page has no session and nothing unfinished; every other page has a session.
     #[error("page's session and state contradict its file id")]
     Session,
     /// Bytes that must be zero are not.
@@ -59,13 +57,13 @@ pub struct Page {
     pub file_id: FileId,
     /// The session that wrote it, from 1; zero in a convergent page.
     pub session: u32,
-    /// How many pages that session had written, this one included; zero in a convergent page.
+    /// How many pages that session had written, including this one; zero in a convergent page.
     pub sequence: u32,
     /// Pages below the floor may be absent (page 0 only).
     pub sparse: bool,
-    /// A shrink was begun: `size` rules (page 0 only).
+    /// A shrink was begun: `size` is decisive (page 0 only).
     pub cut: bool,
-    /// Blocks whose data write is not known durable, bit i for slot i.
+    /// Blocks whose data is not known to be durable, bit i for slot i.
     pub pending: u128,
     /// Blocks whose previous key is kept, within `pending`.
     pub replaced: u128,
@@ -73,7 +71,7 @@ pub struct Page {
     pub keys: Keys,
     /// Previous keys of the `replaced` blocks, ascending by block.
     pub previous: Keys,
-    /// The last partial block of the file, empty if it is not kept here.
+    /// The last partial block of the file; empty if it is not in this page.
     pub tail: Vec<u8>,
 }
 
@@ -133,7 +131,7 @@ impl Page {
         self.previous.get(rank)
     }
 
-    /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are not looked at.
+    /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are ignored.
     pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: PageNo) -> Result<Page, PageError> {
         let flags = u64_at(bytes, FLAGS_AT);
         if flags & !FLAGS_KNOWN != 0 || (g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
@@ -187,10 +185,11 @@ impl Page {
         })
     }
 
-    /// Builds the plaintext; bytes before [`SEALED_AT`] are zero, for the seal to fill.
+    /// Builds the plaintext. Bytes before [`SEALED_AT`] are zero; the seal fills them.
     ///
     /// # Panics
-    /// If the page does not obey §9: a page is checked just before it is written, so that no faulty one ever is.
+    /// If the page does not obey §9. A page is checked just before it is written, so that no faulty one is ever
+    /// written.
     pub fn build(&self, geometry: &Geometry, g: PageNo) -> Box<[u8; PAGE_LEN]> {
         let mut bytes = Box::new([0u8; PAGE_LEN]);
         let mut flags = (self.keys.len() as u64) << USED_SHIFT;

@@ -1,6 +1,6 @@
-//! Content of a directory record (§6): the directory's id and the secret its names are sealed under.
+//! The content of a directory record (§6): the directory's id, and the secret that its names are sealed under.
 //!
-//! A parsed record borrows: the secret is never copied out of the caller's (locked) memory, and `Debug` does not show it.
+//! A parsed record borrows: the secret is never copied from the caller's (locked) memory, and `Debug` does not show it.
 
 /// Bytes of a version 1 record.
 pub const DIR_RECORD_LEN: usize = 56;
@@ -22,7 +22,7 @@ impl std::fmt::Debug for DirRecord<'_> {
     }
 }
 
-/// Why the content of a sealed directory record is refused. Its seal was good, so it was written by a newer program or a faulty one.
+/// Why the content of a sealed directory record is refused. Its seal is good, so a newer or faulty program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum RecordError {
     /// Shorter or longer than its fields say.
@@ -80,7 +80,7 @@ impl<'a> DirRecord<'a> {
         Ok(DirRecord { id: *id, secret })
     }
 
-    /// Writes the content to be sealed. It holds the secret: the caller wipes it.
+    /// Writes the content to be sealed. It contains the secret: the caller wipes it.
     pub fn encode_into(&self, out: &mut [u8; DIR_RECORD_LEN]) {
         out.fill(0);
         out[0..2].copy_from_slice(&DIR_RECORD_VERSION.to_le_bytes());

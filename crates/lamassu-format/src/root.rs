@@ -1,6 +1,6 @@
-//! Content of the record of the root's permissions (§6b): mode, owner and group that the root of the tree shows.
+//! The content of the record of the root's permissions (§6b): mode, owner and group that the root of the tree shows.
 //!
-//! The vault directory itself is its owner's alone, so its own mode cannot also be the mode that users of a mount see.
+//! Only its owner may enter the vault directory, so its own mode cannot be the mode that users of a mount see.
 
 /// Bytes of a version 1 record.
 pub const ROOT_RECORD_LEN: usize = 16;

@@ -1,7 +1,8 @@
-//! Content of the record of sessions (§6a): which sessions wrote this vault, and which of them ended without being closed.
+//! The content of the record of sessions (§6a): which sessions wrote this vault, and which of them were not closed.
 //!
-//! A session is one stretch of writing, from the first page it writes to the moment when everything it wrote is durable and settled. Each page says which
-//! session wrote it. What an interruption leaves in a page is believed of the sessions that this record names as open, and of no others.
+//! A session begins with the first page that it writes, and is closed when everything it wrote is durable and settled.
+//! Each page names the session that wrote it. Unfinished state in a page is accepted only if this record says that its
+//! session is open.
 
 /// Version of the record's own layout.
 pub const SESSIONS_VERSION: u16 = 1;
@@ -10,19 +11,19 @@ pub const RANGES_MAX: usize = 64;
 const HEAD_LEN: usize = 8;
 const RANGE_LEN: usize = 8;
 
-/// From this time on, in Unix seconds (in the year 2105), numbers follow one another: a clock that is wrong by so much must not use them up.
+/// From this Unix time on (in the year 2105), numbers are consecutive: a clock that is so wrong must not use them up.
 pub const CLOCK_MAX: u32 = u32::MAX - (1 << 24) + 1;
 
-/// Which sessions there were.
+/// The sessions of a vault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionRecord {
     /// Number of the last session that began; 0: none did.
     last: u32,
-    /// Sessions that began and were not closed: first and last of each range, ascending, with something between two of them.
+    /// Sessions that were not closed: first and last of each range, ascending. Ranges do not touch.
     open: Vec<(u32, u32)>,
 }
 
-/// Why the content of a sealed record of sessions is refused. Its seal was good, so it was written by a newer program or a faulty one.
+/// Why the content of a sealed record of sessions is refused. Its seal is good, so a newer or faulty program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum SessionsError {
     /// Shorter or longer than its fields say.
@@ -39,13 +40,14 @@ pub enum SessionsError {
         /// version found
         found: u16,
     },
-    /// Ranges that are empty, out of order, touch one another, or name sessions that never began.
+    /// Ranges that are empty, not ascending, that touch, or that name sessions that never began.
     #[error("record of sessions names ranges that no writer names")]
     Ranges,
 }
 
 impl SessionRecord {
-    /// Of a vault whose record was lost: every session up to `last`, and every one that a page may be of that was begun before `now`, in Unix seconds, is closed.
+    /// The record of a vault that lost its own. Every session up to `last` is closed, and so is every session that
+    /// began before `now` (Unix seconds).
     pub fn after(last: u32, now: u64) -> SessionRecord {
         SessionRecord { last: last.max(number_at(now)), open: Vec::new() }
     }
@@ -55,7 +57,7 @@ impl SessionRecord {
         self.last
     }
 
-    /// Sessions that began and were not closed: first and last of each range, ascending.
+    /// Sessions that were not closed: first and last of each range, ascending.
     pub fn open(&self) -> &[(u32, u32)] {
         &self.open
     }
@@ -65,8 +67,9 @@ impl SessionRecord {
         self.open.iter().any(|(from, to)| (*from..=*to).contains(&session))
     }
 
-    /// Begins a session at the time `now`, in Unix seconds, and returns its number: that time, or the next number where that is higher. So a number is not given
-    /// twice where this record is older than the vault, or begins like that of another copy. `None` if there are no numbers left.
+    /// Begins a session at `now` (Unix seconds) and returns its number: that time, or the next number if that is
+    /// higher. So no number is given twice, not by a record older than the vault, nor by that of another copy. `None`
+    /// if no number is left.
     #[must_use]
     pub fn begin(&mut self, now: u64) -> Option<u32> {
         let next = self.last.checked_add(1)?.max(number_at(now));
@@ -99,7 +102,8 @@ impl SessionRecord {
         self.open = kept.map(|session| (session, session)).into_iter().collect();
     }
 
-    /// Takes the sessions between two ranges for open, too: no open session is forgotten, and the record stays small.
+    /// Joins the two nearest ranges, and counts the sessions between them as open. So no open session is forgotten, and
+    /// the record stays small.
     fn join_nearest(&mut self) {
         let gap = |at: &usize| self.open[at + 1].0 - self.open[*at].1;
         let Some(at) = (0..self.open.len().saturating_sub(1)).min_by_key(gap) else { return };
@@ -149,7 +153,7 @@ impl SessionRecord {
     }
 }
 
-/// The number of a session that begins at this time; 0 where the clock cannot be right.
+/// The number of a session that begins at this time; 0 if the clock cannot be right.
 fn number_at(now: u64) -> u32 {
     u32::try_from(now).ok().filter(|now| *now < CLOCK_MAX).unwrap_or(0)
 }

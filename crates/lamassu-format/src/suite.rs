@@ -1,4 +1,4 @@
-//! The names and numbers of the cipher suites (§2). What a suite computes lives in `lamassu-crypto`.
+//! The numbers, names and properties of the cipher suites (§2). What a suite computes is in `lamassu-crypto`.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +17,24 @@ pub enum Suite {
     Chacha = 4,
 }
 
+struct Properties {
+    name: &'static str,
+    is_malleable: bool,
+    takes_salt: bool,
+}
+
 impl Suite {
     /// Every suite, in order of id.
     pub const ALL: [Suite; 4] = [Suite::Aes, Suite::Paper, Suite::Blake3, Suite::Chacha];
+
+    const fn properties(self) -> Properties {
+        match self {
+            Suite::Aes => Properties { name: "aes", is_malleable: false, takes_salt: true },
+            Suite::Paper => Properties { name: "paper", is_malleable: false, takes_salt: false },
+            Suite::Blake3 => Properties { name: "blake3", is_malleable: true, takes_salt: true },
+            Suite::Chacha => Properties { name: "chacha", is_malleable: true, takes_salt: true },
+        }
+    }
 
     /// The number that goes into AAD.
     pub const fn id(self) -> u8 {
@@ -28,12 +43,7 @@ impl Suite {
 
     /// The name used on the command line, in headers and in derivation labels.
     pub const fn name(self) -> &'static str {
-        match self {
-            Suite::Aes => "aes",
-            Suite::Paper => "paper",
-            Suite::Blake3 => "blake3",
-            Suite::Chacha => "chacha",
-        }
+        self.properties().name
     }
 
     /// The suite of a name, or `None`.
@@ -43,6 +53,11 @@ impl Suite {
 
     /// Whether flipping a ciphertext bit flips the same plaintext bit. Such a suite is never read without re-hashing.
     pub const fn is_malleable(self) -> bool {
-        matches!(self, Suite::Blake3 | Suite::Chacha)
+        self.properties().is_malleable
+    }
+
+    /// Whether its KDF takes a salt. That of `paper`, as published, does not.
+    pub const fn takes_salt(self) -> bool {
+        self.properties().takes_salt
     }
 }

@@ -1,10 +1,11 @@
-//! The parser of vault headers and zone files: what it takes, what it refuses, and that the canonical form covers all of it.
+//! The parser of vault headers and zone files: what it accepts and refuses, and that the canonical form covers all of
+//! it.
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_format::header::{
-    Admin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryMark, KeyArea, NameMode, Pin, Predecessor,
-    Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, VaultHeader, VaultParams, Verified, ZoneFile,
-    ZoneParams,
+    Admin, AdminPin, Argon2Params, Caching, Destroyed, Header, HeaderError, HistoryMark, KeyArea, NameMode,
+    Predecessor, Role, SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, VaultHeader, VaultParams, Verified,
+    ZoneFile, ZoneParams,
 };
 use lamassu_format::{Domain, Geometry, Suite};
 use proptest::prelude::*;
@@ -104,10 +105,13 @@ fn a_zone_file_may_pin_administrators() {
     let pin = |vault: &str, admin: &str| json!({"vault": vault.repeat(16), "admin": admin.repeat(32)});
     value["pins"] = json!([pin("0a", "0b"), pin("0c", "0d")]);
     let mut z = read(&value).unwrap();
-    assert_eq!(z.pins()[1], Pin { vault: [12; 16], admin: [13; 32] });
+    assert_eq!(z.pins()[1], AdminPin { vault: [12; 16], admin: [13; 32] });
     assert_ne!(z.mac_input(), before, "they are under the MAC");
-    z.set_pin(Pin { vault: [10; 16], admin: [14; 32] });
-    assert_eq!(ZoneFile::parse(&z.to_json().unwrap()).unwrap().pins()[1], Pin { vault: [10; 16], admin: [14; 32] });
+    z.set_pin(AdminPin { vault: [10; 16], admin: [14; 32] });
+    assert_eq!(
+        ZoneFile::parse(&z.to_json().unwrap()).unwrap().pins()[1],
+        AdminPin { vault: [10; 16], admin: [14; 32] }
+    );
     assert_eq!(z.pins().len(), 2);
     for bad in [json!(null), json!([]), json!([pin("0a", "0b"), pin("0a", "0d")]), json!([{"vault": "0a".repeat(16)}])]
     {
@@ -255,7 +259,8 @@ fn an_administrator_and_a_history_are_optional() {
     }
 }
 
-/// Printed by Python: `json.dumps(sample without mac, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`, with runs of one byte shortened here.
+/// Printed by Python: `json.dumps(sample without mac, sort_keys=True, separators=(",", ":"), ensure_ascii=False)`. Runs
+/// of one byte are shortened here.
 #[test]
 fn canonical_form_is_what_python_prints() {
     let run = |digits: &str, n: usize| digits.repeat(n);
@@ -354,7 +359,34 @@ fn hostile_argon2_costs_are_refused() {
     assert!(cost(32, 1, 4).is_ok() && cost(4 << 20, 16, 16).is_ok());
 }
 
-/// Each slot is within its bounds, and all of them together would keep a machine busy for hours before the first member is authentic.
+#[test]
+fn the_cost_of_argon2_has_bounds() {
+    let allowed = |memory_kib, passes, lanes| Argon2Params::new(memory_kib, passes, lanes).is_some();
+    assert!(allowed(64, 1, 4) && allowed(32, 1, 4) && allowed(4 << 20, 64, 16) && allowed(8, 1, 1));
+    for (memory_kib, passes, lanes) in [
+        (31, 1, 4),
+        ((4 << 20) + 1, 1, 4),
+        (64, 0, 4),
+        (64, 65, 4),
+        (64, 1, 0),
+        (1024, 1, 17),
+        (64, 1, u32::MAX),
+        (u32::MAX, 1, u32::MAX),
+    ] {
+        assert!(!allowed(memory_kib, passes, lanes), "{memory_kib} {passes} {lanes}");
+    }
+}
+
+#[test]
+fn every_value_has_one_word() {
+    assert!(SlotKind::ALL.into_iter().all(|kind| SlotKind::from_name(kind.name()) == Some(kind)));
+    assert!(TokenMechanism::ALL.into_iter().all(|one| TokenMechanism::from_name(one.name()) == Some(one)));
+    assert!(Domain::ALL.into_iter().all(|domain| Domain::from_name(domain.name()) == Some(domain)));
+    assert_eq!((SlotKind::ALL.len(), TokenMechanism::ALL.len(), Domain::ALL.len()), (7, 3, 4));
+    assert_eq!((Domain::from_name("Zone"), Domain::from_name("")), (None, None));
+}
+
+/// Each slot is within its bounds, but all together would keep a machine busy for hours before any member is authentic.
 #[test]
 fn slots_that_ask_for_too_much_together_are_refused() {
     let slots = |n: u32, memory_kib: u64, passes: u64| {
@@ -391,7 +423,8 @@ fn missing_unknown_and_duplicate_members_are_refused() {
             missing.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(&name);
             assert!(parse(&missing).is_err(), "{pointer} without {name}");
 
-            // The same member twice, with the same value: `Value` cannot hold that, so a marker is replaced in the text.
+            // The same member twice, with the same value. `Value` cannot hold that, so a marker is replaced in the
+            // text.
             let mut twice = vault();
             let object = twice.pointer_mut(pointer).unwrap().as_object_mut().unwrap();
             let again = format!("{}:{}", json!(name), object[&name]);

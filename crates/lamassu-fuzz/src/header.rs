@@ -106,10 +106,7 @@ fn open<H: Header + Clone + PartialEq + std::fmt::Debug>(mut header: H, material
     let slot = header.keys().slots[0].clone();
     let secret = match &slot.argon2 {
         None => Secret::new(&mut KEY.clone()),
-        Some(cost) => {
-            let cost = wrap::Argon2Cost { memory_kib: cost.memory_kib(), passes: cost.passes(), lanes: cost.lanes() };
-            wrap::argon2id(b"correct horse", &slot.salt, cost).expect("a small cost")
-        }
+        Some(cost) => wrap::argon2id(b"correct horse", &slot.salt, *cost).expect("a small cost"),
     };
     let wrapping = wrap::hkdf(secret.expose(), &slot.salt, b"lamassu v1 slot");
     let aad = [&b"lamassu v1 slot"[..], &id, &slot.id.to_le_bytes()].concat();

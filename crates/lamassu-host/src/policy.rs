@@ -4,7 +4,7 @@
 use crate::notes::Notes;
 use crate::pins::Pins;
 use crate::{Error, Result};
-use lamassu_crypto::{Provider, selftest};
+use lamassu_crypto::selftest;
 use lamassu_format::Suite;
 use lamassu_format::header::SlotKind;
 use std::path::{Path, PathBuf};
@@ -88,15 +88,13 @@ impl Policy {
         self.any_memory
     }
 
-    /// The same, with approved primitives alone (FIPS). The FIPS module computes what it can, where it is built in
-    /// (feature `fips` of `lamassu-crypto`), which holds for the whole process; and every known-answer test runs on the
-    /// kernel that this process uses.
+    /// The same, with approved primitives alone (FIPS). Every known-answer test runs on the kernel that this process
+    /// uses. The process has installed [`lamassu_crypto::Provider::APPROVED`] before.
     ///
     /// # Errors
     /// [`Error::SelfTest`].
     pub fn approved_only(self) -> Result<Policy> {
-        Provider::require_module();
-        selftest::run()?;
+        selftest::run_approved()?;
         Ok(Policy { approved_only: true, ..self })
     }
 
@@ -110,14 +108,10 @@ impl Policy {
     /// # Errors
     /// [`Error::NotApproved`].
     pub fn check_suite(&self, suite: Suite) -> Result<()> {
-        let why = match suite {
-            _ if !self.approved_only => return Ok(()),
-            Suite::Aes => return Ok(()),
-            Suite::Paper => "suite paper derives keys by AES-256-ECB, which is no derivation of SP 800-108; use aes",
-            Suite::Blake3 => "suite blake3 hashes with BLAKE3, which FIPS 180-4 and 202 do not know; use aes",
-            Suite::Chacha => "suite chacha encrypts with ChaCha20, which is not approved; use aes",
-        };
-        Err(Error::NotApproved { why })
+        match lamassu_crypto::unapproved(suite) {
+            Some(why) if self.approved_only => Err(Error::NotApproved { why }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a vault that seals pages under nonces that SP 800-38D does not take: those of convergent pages are

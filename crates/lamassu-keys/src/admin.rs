@@ -10,7 +10,7 @@
 use crate::unlock::refuse_parent;
 use crate::{KeyError, Material, NewSlot, Terms, Unlocked};
 use lamassu_crypto::{Secret, sign};
-use lamassu_format::header::{Admin, Header, Pin, Predecessor, Role, Slot, ZoneFile};
+use lamassu_format::header::{Admin, AdminPin, Header, Predecessor, Role, Slot, ZoneFile};
 
 /// Public key of an administrator.
 pub type Public = [u8; 32];
@@ -176,7 +176,7 @@ impl Unlocked {
     ///
     /// # Errors
     /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]; [`KeyError::Header`] where there are too many. `zone` is then unchanged.
-    pub fn pin(&self, zone: &mut ZoneFile, pin: Pin) -> Result<(), KeyError> {
+    pub fn pin(&self, zone: &mut ZoneFile, pin: AdminPin) -> Result<(), KeyError> {
         self.edit(zone, |next| {
             next.set_pin(pin);
             Ok(())

@@ -174,7 +174,7 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
             key: tier,
             epoch: epoch.number(),
             created: epoch.created(),
-            digest: HEXLOWER.encode(wrap::hkdf(epoch.key().expose(), b"", b"lamassu v1 receipt epoch").expose()),
+            digest: HEXLOWER.encode(wrap::hkdf::<32>(epoch.key().expose(), b"", b"lamassu v1 receipt epoch").expose()),
             zone_shares: rotate::is_shared(header, tier, epoch),
         }));
     }

@@ -100,7 +100,7 @@ impl ZoneKeys {
 
     /// The zone's id: the same for everyone who gets these keys.
     pub fn id(&self) -> [u8; 16] {
-        let derived = wrap::hkdf(self.inner.expose(), b"", b"lamassu v1 kmip zone id");
+        let derived = wrap::hkdf::<32>(self.inner.expose(), b"", b"lamassu v1 kmip zone id");
         let (id, _) = derived.expose().split_first_chunk().expect("16 of 32 bytes");
         *id
     }

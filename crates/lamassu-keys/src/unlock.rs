@@ -503,8 +503,7 @@ pub(crate) fn unwrap(id: &[u8; 16], slot: &Slot, key: &Secret<32>) -> Option<Ope
 /// The wrapping key of a passphrase.
 pub(crate) fn stretched(passphrase: &SecretBytes, salt: &[u8; 32], cost: Argon2Params) -> Result<Secret<32>, KeyError> {
     let memory_kib = cost.memory_kib();
-    let secret =
-        wrap::argon2id(passphrase.expose(), salt, crate::cost::of(cost)).ok_or(KeyError::Argon2 { memory_kib })?;
+    let secret = wrap::argon2id(passphrase.expose(), salt, cost).ok_or(KeyError::Argon2 { memory_kib })?;
     Ok(wrap::hkdf(secret.expose(), salt, INFO))
 }
 

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers outside of #[test] functions; a panic is a failed test
 
 use lamassu_crypto::{Secret, SecretBytes, sign, wrap};
-use lamassu_format::header::{Admin, Header, NameMode, Pin, Predecessor, Role, VaultHeader, ZoneFile};
+use lamassu_format::header::{Admin, AdminPin, Header, NameMode, Predecessor, Role, VaultHeader, ZoneFile};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{
     Argon2Params, KeyError, Material, NewSlot, NewVault, NewZone, SlotKind, Terms, Tier, Unlocked, Zone, admin,
@@ -298,7 +298,7 @@ fn a_zone_file_pins_a_vault_s_administrator() {
     let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
     let (mut zone, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
     let (_, others) = create_zone(&new, &slot(&raw(1))).unwrap();
-    let pin = |admin| Pin { vault: header.id(), admin };
+    let pin = |admin| AdminPin { vault: header.id(), admin };
     assert!(matches!(others.pin(&mut zone, pin([7; 32])), Err(KeyError::OtherHeader)));
     for admin in [[7; 32], public(&header)] {
         keys.pin(&mut zone, pin(admin)).unwrap();

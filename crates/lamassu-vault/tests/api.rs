@@ -5,7 +5,8 @@
 mod common;
 
 use common::*;
-use lamassu_crypto::engine::device::{Device, LoopBack};
+use lamassu_crypto::engine::device::Device;
+use lamassu_crypto::engine::loop_back::LoopBack;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_format::name::{LOCK, xattr_name};
 use lamassu_store::Backend;

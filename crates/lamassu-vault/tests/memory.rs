@@ -57,7 +57,7 @@ impl Needles {
         self.add_aes(name, key);
         self.add(&format!("{name} in hex"), hex(key).as_bytes());
         let derived =
-            |purpose: &str| wrap::hkdf_n::<64>(key, b"", format!("lamassu v1 {} {purpose}", suite.name()).as_bytes());
+            |purpose: &str| wrap::hkdf::<64>(key, b"", format!("lamassu v1 {} {purpose}", suite.name()).as_bytes());
         for purpose in
             ["page seal", "record seal", "page select", "record select", "page convergent", "block hash", "block key"]
         {
@@ -172,7 +172,7 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
     std::fs::write(dir.with_extension("passphrase"), &passphrase).unwrap();
 
     let slot = &header.keys().slots[0];
-    let cost = wrap::Argon2Cost { memory_kib: 64, passes: 1, lanes: 1 };
+    let cost = Argon2Params::new(64, 1, 1).unwrap();
     let stretched = wrap::argon2id(passphrase.as_bytes(), &slot.salt, cost).unwrap();
     let wrapping = wrap::hkdf(stretched.expose(), &slot.salt, b"lamassu v1 slot");
     let aad = [&b"lamassu v1 slot"[..], &header.id(), &slot.id.to_le_bytes()].concat();

@@ -30,6 +30,7 @@ mod users;
 
 use clap::Parser;
 use exit::Code;
+use lamassu_crypto::Provider;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -54,6 +55,10 @@ fn run(argv: Vec<OsString>) -> Code {
             return if error.use_stderr() { Code::Usage } else { Code::Done };
         }
     };
+    if cli.global.fips() {
+        // The process's one choice of who computes, made here and nowhere else.
+        Provider::APPROVED.install().expect("nothing is computed before the command line is read");
+    }
     let mut ui = cli.global.ui();
     if let Err(error) = hardened {
         ui.warn(format_args!("core dumps could not be switched off: {error}"));

@@ -40,7 +40,7 @@ One thread, {runs(result)}; `scripts/bench ciphers`. `library` composes RustCryp
 
 ### The multi-tenant study: one block at a time, a device, a pipeline
 
-Sealing blocks of {four}, suite `aes`. `device` is a loop-back: a thread behind a ring of jobs in place of an accelerator (`lamassu speed --device`). Its
+Sealing blocks of {four}, suite `aes`. `device` is a loop-back: a thread behind a ring of jobs in place of an accelerator (the example `speed`). Its
 cost is the way there and back, which a pipeline hides and a single block waits for. The study wrote 198 MB/s without encryption, 102 with software one block
 at a time, 101 with its device one request at a time and 367 through its pipeline, 3.6 times as much. The last figure is a rate of ciphers, above that of its writes, so this report has the two
 in separate tables. Rates of ciphers:
@@ -85,7 +85,7 @@ def engines(result):
     rows = [[e, number(theirs.get(e)), number(theirs[e] / theirs["library"]) if e in theirs else "–", number(r), number(r / least),
              number(r / least / (theirs[e] / theirs["library"])) if e in theirs else "–"] for e, r in rate.items()]
     return f"""
-Rates of writes: a new file of {result["write_mib"]} MiB, 4 KiB psync, tmpfs, by what seals (`LAMASSU_CPU` and `LAMASSU_ENGINE` of `lamassu mount`: a library's calls one block after another, the loop-back device one
+Rates of writes: a new file of {result["write_mib"]} MiB, 4 KiB psync, tmpfs, by what seals (`LAMASSU_CPU=library`: a library's calls one block after another; the example `measured`: the loop-back device one
 request at a time, and in a pipeline; `normal` is the mount as it is). The study's 367 is a rate of ciphers.
 
 {table(["MB/s", "published", "÷ library", "here", "÷ library", "here ÷ published"], rows)}

@@ -23,7 +23,7 @@ def stages(results, plots):
     return f"""## Figure 9 of the Lamassu paper: where the time goes
 
 {result["size_mib"]} MiB in sequence, 4 KiB psync, one cipher thread, no page cache (`--cache none`), {result["store"]}, {runs(result)}; `scripts/bench stages`. Seconds, measured by the mount
-itself (`LAMASSU_STAGES`); "key" is the paper's GetCEKey (hashing and deriving). "misc" is the rest of fio's time, mostly the kernel's way to the mount and back.
+itself (the example `measured`); "key" is the paper's GetCEKey (hashing and deriving). "misc" is the rest of fio's time, mostly the kernel's way to the mount and back.
 
 {table(["", *columns, "all", "key's part"], rows)}
 

@@ -1,9 +1,11 @@
 //! The plug for an accelerator: a device that ciphers in place of this process's threads.
 //!
-//! A batch is cut into jobs as it is cut into chunks. Up to [`Device::depth`] of them are with the device at a time; while it works, the submitting thread prepares
-//! the next and completes what comes back, in any order (prepare, cipher, complete). Blocks travel in memory of their own, as they do to a card. What a
-//! device loses or gives back undone the submitting thread does itself, from the original: a device can cost time, but no data. It is trusted as the processor
-//! is: what it seals wrongly is found when it is read.
+//! A batch is cut into jobs, as it is cut into chunks for threads. The device has up to [`Device::depth`] of them at a
+//! time. Meanwhile the submitting thread prepares the next job, and completes those that come back, in any order
+//! (prepare, cipher, complete). Blocks travel in memory of their own, as they do to a card.
+//!
+//! A device can cost time, but no data: if it loses a job or returns it undone, the submitting thread does that job
+//! itself, from the original. A device is trusted as the processor is: what it seals wrongly is found when it is read.
 
 use super::open_blocks;
 use crate::kernel::Kernel;
@@ -12,16 +14,15 @@ use crate::{BlockKey, InnerKey, KeyRing, Keyed, Salts, Verify};
 use parking_lot::Mutex;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use zeroize::Zeroizing;
 
 /// What ciphers jobs.
 pub trait Device: std::fmt::Debug + Send + Sync {
-    /// In a word, for tables.
+    /// One word, for tables.
     fn name(&self) -> &'static str;
 
-    /// How many jobs of a batch it is given at a time. Bounds the memory that a batch takes on its way.
+    /// How many jobs of a batch it has at a time. This bounds the memory of a batch in transit.
     fn depth(&self) -> usize;
 
     /// How many blocks a job may have.
@@ -29,8 +30,8 @@ pub trait Device: std::fmt::Debug + Send + Sync {
         usize::MAX
     }
 
-    /// Takes a job; some time, on any thread, after any other, carries it out and calls [`Job::finish`]. One that is dropped instead counts as lost. It may wait
-    /// while there is no room, but not for the submitter to take a job back.
+    /// Takes a job. The device carries it out and calls [`Job::finish`], on any thread, in any order. A job that is
+    /// dropped instead counts as lost. This call may wait for room, but not until the submitter takes a job back.
     fn submit(&self, job: Job);
 }
 
@@ -92,7 +93,7 @@ impl Job {
         *done = true;
     }
 
-    /// Gives it back to who submitted it.
+    /// Returns it to its submitter.
     pub fn finish(self) {
         drop(self);
     }
@@ -101,13 +102,13 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         let contents = self.contents.take();
-        // Nobody waits for it if the submitter has panicked.
+        // There is no receiver if the submitter has panicked.
         let _ = self.back.send(Returned { number: self.number, contents });
     }
 }
 
-/// Has a device do the `count` jobs of a batch. `prepare` gives the contents of one; `complete` takes them when they are done, or nothing where the device did not do
-/// them. No job is prepared after an error; those under way are completed.
+/// Runs the `count` jobs of a batch on a device. `prepare` makes the contents of a job; `complete` takes them back, or
+/// gets `None` if the device did not do the job. After an error no job is prepared, and those in transit are completed.
 pub(super) fn pipeline<E>(
     device: &dyn Device,
     count: usize,
@@ -132,33 +133,14 @@ pub(super) fn pipeline<E>(
         if under_way == 0 {
             return error.map_or(Ok(()), Err);
         }
-        // Every job comes back once, whatever becomes of it.
+        // Every job comes back exactly once: dropping it returns it.
         let Ok(Returned { number, contents }) = returned.recv() else { return error.map_or(Ok(()), Err) };
         under_way -= 1;
         complete(number, contents.map(|contents| *contents).filter(|contents| contents.done));
     }
 }
 
-/// This process's processor: jobs are carried out as they are submitted.
-#[derive(Debug)]
-pub struct Cpu;
-
-impl Device for Cpu {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
-    fn depth(&self) -> usize {
-        1
-    }
-
-    fn submit(&self, mut job: Job) {
-        job.carry_out();
-        job.finish();
-    }
-}
-
-/// Seals the chunks of a batch on a device. What plaintext is in their places already is part of it.
+/// Seals the chunks of a batch on a device. Plaintext that is in the chunks already is part of it.
 pub(super) fn seal_on(
     device: &dyn Device,
     key: &Arc<InnerKey>,
@@ -193,8 +175,8 @@ pub(super) fn seal_on(
     }
 }
 
-/// How a batch is opened.
-pub(super) struct How<'a> {
+/// How to open a batch.
+pub(super) struct Opening<'a> {
     pub kernel: Kernel,
     pub ring: &'a KeyRing,
     pub verify: Verify,
@@ -203,14 +185,14 @@ pub(super) struct How<'a> {
     pub per_chunk: usize,
 }
 
-/// Opens the chunks of a batch on a device; which blocks have failed.
+/// Opens the chunks of a batch on a device. Returns the blocks that failed.
 pub(super) fn open_on<E>(
     device: &dyn Device,
-    how: &How<'_>,
+    how: &Opening<'_>,
     mut chunks: Vec<(&mut [u8], &[BlockKey])>,
     fetch: impl Fn(usize, &mut [u8]) -> Result<(), E>,
 ) -> Result<Vec<usize>, E> {
-    let How { kernel, ring, verify, salts, block_size, per_chunk } = *how;
+    let Opening { kernel, ring, verify, salts, block_size, per_chunk } = *how;
     let (mut undone, mut failed, count) = (Vec::new(), Vec::new(), chunks.len());
     let places = Mutex::new(&mut chunks);
     let prepare = |n: usize| {
@@ -239,71 +221,4 @@ pub(super) fn open_on<E>(
     }
     failed.sort_unstable();
     Ok(failed)
-}
-
-/// A device that is no device: threads behind a bounded ring, which take jobs and give them back as a card does. For tests, and to measure what the way costs.
-#[derive(Debug)]
-pub struct LoopBack {
-    /// None while it ends.
-    ring: Option<SyncSender<Job>>,
-    threads: Vec<JoinHandle<()>>,
-    depth: usize,
-    blocks_max: usize,
-}
-
-impl LoopBack {
-    /// One that is given a single block at a time, and awaited before the next: what a device costs without a pipeline.
-    pub fn one_at_a_time() -> LoopBack {
-        let mut device = LoopBack::new(1, 1);
-        device.blocks_max = 1;
-        device
-    }
-
-    /// With `threads` threads behind a ring of `depth` slots, both at least 1. Where the system refuses threads there are fewer; without any, jobs are lost.
-    pub fn new(threads: usize, depth: usize) -> LoopBack {
-        let depth = depth.max(1);
-        let (ring, jobs) = sync_channel::<Job>(depth);
-        let jobs = Arc::new(Mutex::new(jobs));
-        let serve = |jobs: Arc<Mutex<Receiver<Job>>>| {
-            move || loop {
-                let next = jobs.lock().recv();
-                let Ok(mut job) = next else { return };
-                job.carry_out();
-                job.finish();
-            }
-        };
-        let start = |n| std::thread::Builder::new().name(format!("device-{n}")).spawn(serve(jobs.clone())).ok();
-        let threads = (0..threads.max(1)).filter_map(start).collect();
-        LoopBack { ring: Some(ring), threads, depth, blocks_max: usize::MAX }
-    }
-}
-
-impl Device for LoopBack {
-    fn name(&self) -> &'static str {
-        "loop-back"
-    }
-
-    fn depth(&self) -> usize {
-        self.depth
-    }
-
-    fn blocks_max(&self) -> usize {
-        self.blocks_max
-    }
-
-    fn submit(&self, job: Job) {
-        if let Some(ring) = &self.ring {
-            // With no thread left it comes back in the error, and is lost.
-            let _ = ring.send(job);
-        }
-    }
-}
-
-impl Drop for LoopBack {
-    fn drop(&mut self) {
-        self.ring = None;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
 }

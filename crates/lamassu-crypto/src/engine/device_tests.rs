@@ -1,9 +1,10 @@
-//! Devices: what they do is what the processor does, and what they fail to do is done.
+//! Devices: they compute what the processor computes, and jobs that they fail to do are done.
 
-use super::device::{Cpu, Device, Job, LoopBack};
+use super::device::{Device, Job};
+use super::loop_back::LoopBack;
 use super::{Engine, Verify};
 use crate::{BlockKey, KeyRing, Keyed, Salts, Secret, Suite};
-use lamassu_format::Domain;
+use lamassu_format::{BlockNo, Domain, FileId};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::convert::Infallible;
@@ -13,6 +14,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 fn ring(suite: Suite, inner: &[u8]) -> KeyRing {
     let inner: Vec<_> = inner.iter().map(|&b| Secret::new(&mut [b; 32])).collect();
     KeyRing::new(suite, &inner, &[Secret::new(&mut [1; 32])])
+}
+
+/// Carries jobs out as they are submitted.
+#[derive(Debug)]
+struct Cpu;
+
+impl Device for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn submit(&self, mut job: Job) {
+        job.carry_out();
+        job.finish();
+    }
 }
 
 /// Loses every third job and gives every third back undone.
@@ -42,7 +62,8 @@ impl Device for Careless {
     }
 }
 
-/// Seals and opens a batch; what was sealed, the keys, what failed to open after every seventh block was damaged, and what that gave.
+/// Seals a batch, damages every seventh block, and opens it. Returns the sealed blocks, the keys, which blocks failed,
+/// and the opened blocks.
 fn round(
     engine: &Engine,
     ring: &KeyRing,
@@ -68,9 +89,9 @@ proptest! {
         let (size, ring) = (1 << log2, ring(suite, &[9, 8]));
         let mut plain = vec![0; count * size];
         blake3::Hasher::new_keyed(&[depth as u8; 32]).finalize_xof().fill(&mut plain);
-        let numbers: Vec<u64> = (0..count as u64).map(|n| n * n).collect();
+        let numbers: Vec<BlockNo> = (0..count as u64).map(|n| BlockNo(n * n)).collect();
         let domain = Domain::ALL.into_iter().rfind(|domain| domain.is_for(suite)).unwrap();
-        let salts = if each { Salts::of_blocks(domain, [7; 16], &numbers) } else { Salts::from_block(domain, [7; 16], 40) };
+        let salts = if each { Salts::of_blocks(domain, FileId([7; 16]), &numbers) } else { Salts::from_block(domain, FileId([7; 16]), BlockNo(40)) };
         let expected = round(&Engine::new(2), &ring, salts, &plain, size);
         let careless = Careless { behind: LoopBack::new(threads, depth), jobs: 0.into(), most: 0.into() };
         let devices: [Arc<dyn Device>; 4] =
@@ -82,7 +103,7 @@ proptest! {
     }
 }
 
-/// Takes jobs and keeps them, until it has as many as it may have.
+/// Keeps jobs until it has as many as it may have.
 #[derive(Debug)]
 struct Hoarder {
     kept: parking_lot::Mutex<Vec<Job>>,
@@ -147,7 +168,7 @@ fn what_cannot_be_fetched_is_an_error() {
     assert_eq!(nothing, Ok(Vec::new()));
 }
 
-/// Takes note of the jobs of a device.
+/// Records the sizes of jobs.
 #[derive(Debug)]
 struct Noting {
     behind: LoopBack,

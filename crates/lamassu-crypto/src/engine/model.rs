@@ -1,8 +1,7 @@
-//! The pool under shuttle: thousands of schedules of its threads, among them those that no machine shows in a year.
-//! The pool's source is compiled a second time, over shuttle's threads.
+//! The pool under shuttle: thousands of schedules of its threads, including rare ones.
 
 #[path = "pool.rs"]
-#[allow(dead_code, clippy::duplicate_mod)] // the second time is meant; some is of use to the engine alone
+#[allow(dead_code, clippy::duplicate_mod)] // compiled twice on purpose; the engine alone uses some of it
 mod pool;
 #[path = "modelled.rs"]
 mod sync;
@@ -17,13 +16,13 @@ const SCHEDULES: usize = 2000;
 /// Preemptions that a schedule of the second kind has at most.
 const DEPTH: usize = 3;
 
-/// Schedules at random, then such with few preemptions, which find what takes a certain order of a few steps.
+/// Random schedules, then schedules with few preemptions, which find faults that need a few steps in a certain order.
 fn in_many_orders(test: fn()) {
     check_random(test, SCHEDULES);
     check_pct(test, SCHEDULES, DEPTH);
 }
 
-/// A batch of `count` items, each of which must be done once; nobody may be in its closure once `run` is over.
+/// A batch of `count` items. Each item must be done once, and no thread may be in the closure after `run` has returned.
 fn batch(pool: &Pool, helpers: usize, count: usize) {
     let over = Arc::new(AtomicBool::new(false));
     let next = AtomicUsize::new(0);
@@ -48,7 +47,7 @@ fn batch(pool: &Pool, helpers: usize, count: usize) {
 }
 
 #[test]
-fn every_item_is_done_once_and_nobody_outstays() {
+fn every_item_is_done_once_and_no_worker_outstays() {
     in_many_orders(|| {
         let pool = Pool::new(2);
         batch(&pool, 2, 3);

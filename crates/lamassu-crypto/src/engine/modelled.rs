@@ -1,5 +1,5 @@
-//! What the pool is made of in its model: shuttle's threads, mutex and condition variable, which are like those of `std`, in the shape of parking_lot's.
-//! Shuttle runs every step of every thread in an order that it chooses, and knows when all of them wait for one another.
+//! The parts of the pool in its model: shuttle's threads, mutex and condition variable, with the interface of
+//! parking_lot's. Shuttle runs every step of every thread in an order of its choice, and detects a deadlock.
 
 pub(super) use shuttle::thread;
 
@@ -7,7 +7,7 @@ use shuttle::sync;
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 
-/// Only puts off what is modelled.
+/// Waiting changes nothing that is modelled.
 pub(super) fn linger(_: impl Fn() -> bool) {}
 
 pub struct Mutex<T>(sync::Mutex<T>);

@@ -1,9 +1,15 @@
 //! Threads that help a submitter with its batch, if they get to run before it is done.
 //!
-//! Guarantees: [`Pool::run`] does the work on the calling thread and *offers* it to idle workers. It waits only for workers that have begun, never for
-//! one that the system has not yet scheduled: on a busy machine a batch takes no longer than without a pool. (That is why this is not rayon, whose
-//! scopes wait for every task spawned: with all processors busy a 1 MiB batch took 2.1 to 2.4 ms on average there, 1.3 to 1.8 ms here.) Nothing queues: no more is offered than there are idle workers. Workers that are gone (after
-//! fork(2)) are never waited for. A panic in a worker reaches the submitter; the worker lives on. Dropping the pool ends its threads.
+//! Guarantees:
+//!
+//! * [`Pool::run`] does the work on the calling thread and *offers* it to idle workers. It waits only for workers that
+//!   have begun, never for one that the system has not scheduled yet: on a busy machine a batch takes no longer than
+//!   without a pool. (This is why it is not rayon, whose scopes wait for every spawned task. With all processors busy,
+//!   a batch of 1 MiB took 2.1 to 2.4 ms there on average, 1.3 to 1.8 ms here.)
+//! * Nothing queues: there are never more offers than idle workers.
+//! * Workers that are gone after fork(2) are never waited for.
+//! * A panic in a worker reaches the submitter; the worker lives on.
+//! * Dropping the pool ends its threads.
 
 use super::sync::thread::{Builder, JoinHandle};
 use super::sync::{Condvar, Mutex, linger};
@@ -16,11 +22,12 @@ use std::time::{Duration, Instant};
 
 type Panic = Box<dyn Any + Send>;
 
-/// A thread that sleeps is back after 5 to 100 µs, the longer ones where an idle processor has to be called back from the hypervisor; a chunk of a batch takes 30. What is
-/// about to come is therefore waited for without sleeping: by a submitter the end of the last chunks, by a worker the next batch, if the one before came so soon.
+/// How long a thread spins before it sleeps. A sleeping thread is back after 5 to 100 µs, the longer times if an idle
+/// processor has to be woken through the hypervisor; a chunk takes 30. So a submitter spins for the end of the last
+/// chunks, and a worker for the next batch if the one before came as soon.
 pub(super) const LINGER: Duration = Duration::from_micros(20);
 
-/// Who does a share of the work.
+/// Which thread does a share of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     /// The thread that called [`Pool::run`].
@@ -35,14 +42,14 @@ pub(super) struct Pool {
 
 struct Shared {
     queue: Mutex<Queue>,
-    /// The offers in the queue, to be looked at without the lock.
+    /// The number of offers in the queue, to be read without the lock.
     offered: AtomicUsize,
     wake: Condvar,
 }
 
 struct Queue {
-    offers: VecDeque<Arc<Job>>,
-    /// Workers that wait, less the offers that wait for them.
+    offers: VecDeque<Arc<Batch>>,
+    /// Idle workers, less the offers made to them.
     free: usize,
     stop: bool,
 }
@@ -65,15 +72,16 @@ impl Pool {
         self.workers.len()
     }
 
-    /// Runs `work` here and on up to `helpers` idle workers, at once, telling it where; returns when all that began it are done with it.
-    /// `work` shares the batch out between its callers, so that it is done when they all have returned, be they one or many.
+    /// Runs `work` here and on up to `helpers` idle workers at once, and tells it on which side it runs. Returns when
+    /// every thread that began it has finished. `work` shares the batch out between its callers, so the batch is done
+    /// when all of them have returned, however many there are.
     pub(super) fn run(&self, helpers: usize, work: &(dyn Fn(Side) + Sync)) {
-        let job = Arc::new(Job::new(work));
-        self.shared.offer(&job, helpers);
-        // From here to `close` nothing may unwind: workers may be using `work`.
+        let batch = Arc::new(Batch::new(work));
+        self.shared.offer(&batch, helpers);
+        // Nothing may unwind from here to `close`: workers may be using `work`.
         let here = catch_unwind(AssertUnwindSafe(|| work(Side::Submitter)));
-        self.shared.withdraw(&job);
-        let there = job.close();
+        self.shared.withdraw(&batch);
+        let there = batch.close();
         if let Err(panic) = here.and(there) {
             resume_unwind(panic);
         }
@@ -82,13 +90,13 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
-    /// Idle workers, and offers that none has taken up.
+    /// The numbers of idle workers and of open offers.
     pub(super) fn state(&self) -> (usize, usize) {
         let queue = self.shared.queue.lock();
         (queue.free, queue.offers.len())
     }
 
-    /// Alive while a thread of the pool is.
+    /// Upgrades as long as a thread of the pool lives.
     pub(super) fn threads(&self) -> std::sync::Weak<dyn Any + Send + Sync> {
         Arc::downgrade(&self.shared) as std::sync::Weak<_>
     }
@@ -99,18 +107,18 @@ impl Drop for Pool {
         self.shared.queue.lock().stop = true;
         self.shared.wake.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches the panics of its work, so there is nothing to hear from it.
+            // A worker catches the panics of its work, so its result says nothing.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    fn offer(&self, job: &Arc<Job>, helpers: usize) {
+    fn offer(&self, batch: &Arc<Batch>, helpers: usize) {
         let mut queue = self.queue.lock();
         let count = helpers.min(queue.free);
         queue.free -= count;
-        queue.offers.extend((0..count).map(|_| job.clone()));
+        queue.offers.extend((0..count).map(|_| batch.clone()));
         self.offered.store(queue.offers.len(), Ordering::Relaxed);
         drop(queue);
         (0..count).for_each(|_| {
@@ -118,11 +126,11 @@ impl Shared {
         });
     }
 
-    /// Takes back the offers that no worker has taken up.
-    fn withdraw(&self, job: &Arc<Job>) {
+    /// Withdraws the offers that no worker has taken.
+    fn withdraw(&self, batch: &Arc<Batch>) {
         let mut queue = self.queue.lock();
         let before = queue.offers.len();
-        queue.offers.retain(|offered| !Arc::ptr_eq(offered, job));
+        queue.offers.retain(|offered| !Arc::ptr_eq(offered, batch));
         queue.free += before - queue.offers.len();
         self.offered.store(queue.offers.len(), Ordering::Relaxed);
     }
@@ -133,12 +141,13 @@ impl Shared {
         while !queue.stop {
             match queue.offers.pop_front() {
                 None => self.wake.wait(&mut queue),
-                Some(job) => {
+                Some(batch) => {
                     self.offered.store(queue.offers.len(), Ordering::Relaxed);
                     drop(queue);
-                    let came_soon = free_since.is_some_and(|free| job.offered.saturating_duration_since(free) < LINGER);
-                    job.help();
-                    drop(job);
+                    let came_soon =
+                        free_since.is_some_and(|free| batch.offered.saturating_duration_since(free) < LINGER);
+                    batch.help();
+                    drop(batch);
                     self.queue.lock().free += 1;
                     free_since = Some(Instant::now());
                     if came_soon {
@@ -152,36 +161,36 @@ impl Shared {
 }
 
 /// One call of [`Pool::run`], as its workers see it.
-struct Job {
-    /// The submitter's closure, its lifetime erased. May be used by who is counted in `State::inside`, and by nobody else.
+struct Batch {
+    /// The submitter's closure, its lifetime erased. Only workers that `Helpers::inside` counts may use it.
     work: *const (dyn Fn(Side) + Sync),
     offered: Instant,
-    state: Mutex<State>,
-    /// `State::inside`, to be looked at without the lock.
+    state: Mutex<Helpers>,
+    /// A copy of `Helpers::inside`, to be read without the lock.
     inside: AtomicUsize,
     left: Condvar,
 }
 
-struct State {
+struct Helpers {
     closed: bool,
-    /// Workers in `work` now. No one enters once `closed`.
+    /// Workers in `work` now. None enters once `closed`.
     inside: usize,
     panic: Option<Panic>,
 }
 
-// SAFETY: `work` points to a Sync closure, so any thread may call it; Job::help says why it is still alive when it does.
-unsafe impl Send for Job {}
+// SAFETY: `work` points to a Sync closure, so any thread may call it. Batch::help says why it is still alive then.
+unsafe impl Send for Batch {}
 // SAFETY: as above; the rest is behind a mutex.
-unsafe impl Sync for Job {}
+unsafe impl Sync for Batch {}
 
-impl Job {
-    fn new<'a>(work: &'a (dyn Fn(Side) + Sync + 'a)) -> Job {
+impl Batch {
+    fn new<'a>(work: &'a (dyn Fn(Side) + Sync + 'a)) -> Batch {
         let work: *const (dyn Fn(Side) + Sync + 'a) = work;
-        // SAFETY: the two types differ in a lifetime alone. The pointer is not used beyond it: see `help`.
+        // SAFETY: the types differ only in a lifetime. The pointer is not used beyond it: see `help`.
         let work =
             unsafe { std::mem::transmute::<*const (dyn Fn(Side) + Sync + 'a), *const (dyn Fn(Side) + Sync)>(work) };
-        let state = State { closed: false, inside: 0, panic: None };
-        Job {
+        let state = Helpers { closed: false, inside: 0, panic: None };
+        Batch {
             work,
             offered: Instant::now(),
             state: Mutex::new(state),
@@ -190,7 +199,7 @@ impl Job {
         }
     }
 
-    /// A worker's share. Does nothing once the job is closed.
+    /// A worker's share. Does nothing once the batch is closed.
     fn help(&self) {
         {
             let mut state = self.state.lock();
@@ -200,8 +209,9 @@ impl Job {
             state.inside += 1;
             self.inside.store(state.inside, Ordering::Relaxed);
         }
-        // SAFETY: we are counted in `inside`, entered before `closed`. Pool::run, which borrows the closure, neither returns nor unwinds before
-        // `close` has seen `inside` at zero after closing; so the closure lives at least until we leave, below.
+        // SAFETY: this worker was counted in `inside` before `closed`. Pool::run, which borrows the closure, neither
+        // returns nor unwinds until `close` has seen `inside` at zero after closing. So the closure lives at least
+        // until the count goes down below.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*self.work)(Side::Worker) }));
         let mut state = self.state.lock();
         state.inside -= 1;
@@ -214,7 +224,7 @@ impl Job {
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Lets no further worker in, and waits for those inside.
     fn close(&self) -> Result<(), Panic> {
         self.state.lock().closed = true;
         linger(|| self.inside.load(Ordering::Relaxed) > 0);

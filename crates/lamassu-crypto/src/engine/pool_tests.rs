@@ -6,7 +6,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Waits until every worker is idle: a worker that has left its work takes a moment to say so, and is not offered any meanwhile.
+/// Waits until every worker is idle. A worker that has left its work takes a moment to become idle, and gets no offer
+/// meanwhile.
 fn rested(pool: &Pool) -> &Pool {
     while pool.state().0 != pool.workers() {
         std::thread::sleep(Duration::from_micros(100));
@@ -18,7 +19,7 @@ fn rested(pool: &Pool) -> &Pool {
 fn idle_workers_help() {
     let pool = Pool::new(3);
     for _ in 0..50 {
-        // Nobody gets past the barrier alone: all four are in it at once.
+        // No thread passes the barrier alone: all four are in it at once.
         let barrier = Barrier::new(4);
         rested(&pool).run(3, &|_| {
             barrier.wait();

@@ -1,4 +1,4 @@
-//! What the pool is made of: threads, a mutex, a condition variable, a short wait without sleeping. Its model (`model.rs`) takes other ones.
+//! The parts of the pool: threads, a mutex, a condition variable, a short spin. Its model (`model.rs`) replaces them.
 
 pub(super) use parking_lot::{Condvar, Mutex};
 pub(super) use std::thread;
@@ -7,7 +7,7 @@ use super::pool::LINGER;
 use std::hint::spin_loop;
 use std::time::Instant;
 
-/// Waits for as long as `unchanged` says so, at most [`LINGER`], without sleeping.
+/// Spins while `unchanged` holds, at most for [`LINGER`].
 pub(super) fn linger(unchanged: impl Fn() -> bool) {
     let start = Instant::now();
     while unchanged() && start.elapsed() < LINGER {

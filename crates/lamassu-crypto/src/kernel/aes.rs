@@ -7,7 +7,7 @@ pub(super) const ROUNDS: usize = 14;
 
 /// The round keys of one AES-256 key, in the byte order of FIPS 197; the first two are the key itself.
 #[derive(Default, Zeroize, ZeroizeOnDrop)]
-pub struct RoundKeys(pub(super) [[u8; 16]; ROUNDS + 1]);
+pub(crate) struct RoundKeys(pub(super) [[u8; 16]; ROUNDS + 1]);
 
 impl RoundKeys {
     /// The key they were expanded from.

@@ -1,15 +1,16 @@
 //! Keyed BLAKE3 of several messages at once.
 //!
-//! A 4 KiB block is four chunks of BLAKE3's tree, so that the crate fills four lanes of a vector with it, of the sixteen that AVX-512 has. Here the
-//! chunks of many blocks go through the vectors together. The compression function is the crate's own, through its `platform` module, which
-//! it exports but does not promise to keep: hence its version is pinned, and the tests compare with `keyed_hash`.
+//! A block of 4 KiB is four chunks of BLAKE3's tree, so the crate fills four of the sixteen lanes of an AVX-512 vector
+//! with it. Here the chunks of many blocks go through the vectors together. The compression function is the crate's
+//! own, through its `platform` module. The crate exports that module without a promise to keep it, so its version is
+//! pinned, and the tests compare with `keyed_hash`.
 
 use ::blake3::platform::{Platform, words_from_le_bytes_32};
 use ::blake3::{CHUNK_LEN, IncrementCounter, KEY_LEN, OUT_LEN};
 
 /// Messages at once.
 const LANES: usize = 16;
-/// A message of more chunks fills the lanes alone.
+/// A message of more chunks fills the lanes by itself.
 const CHUNKS_MAX: usize = 8;
 
 /// Domain flags of the compression function (BLAKE3 §2.1, table 3).
@@ -42,7 +43,7 @@ pub(super) fn keyed_hashes(key: &[u8; KEY_LEN], messages: &[&[u8]], out: &mut [[
 fn full_trees(platform: Platform, key: &[u8; KEY_LEN], messages: &[&[u8]], chunks: usize, out: &mut [[u8; OUT_LEN]]) {
     let key = words_from_le_bytes_32(key);
     let mut row = [0; LANES * OUT_LEN];
-    // Node i of message m's current level at m * CHUNKS_MAX + i: what a parent compresses lies side by side.
+    // Node i of message m's current level at m * CHUNKS_MAX + i, so that the children of a parent are adjacent.
     let mut nodes = [[0u8; OUT_LEN]; LANES * CHUNKS_MAX];
     for chunk in 0..chunks {
         let inputs: [&[u8; CHUNK_LEN]; LANES] = std::array::from_fn(|m| {

@@ -1,18 +1,19 @@
-//! What the processor has, less what `LAMASSU_CPU` takes away (Z14).
+//! The features of the processor, less those that `LAMASSU_CPU` masks (Z14).
 //!
-//! `LAMASSU_CPU` is read once. It is a comma-separated list: `portable` (nothing at all), or `-NAME` for each feature to leave out: `-aes`, `-vaes`,
-//! `-sha`, `-avx2` (and with it VAES), `-avx512`. What it does not know it ignores: a misspelt name must not stop a mount. The mask covers the kernels of this crate;
-//! BLAKE3, ChaCha20 and the AEAD of metadata choose for themselves. `library` takes the crates' own calls in the place of any kernel of ours.
+//! `LAMASSU_CPU` is read once. It is a comma-separated list: `portable` (no feature at all), or `-NAME` for each
+//! feature to leave out: `-aes`, `-vaes`, `-sha`, `-avx2` (and with it VAES), `-avx512`. Unknown words are ignored: a
+//! misspelt name must not stop a mount. The mask covers the kernels of this crate; BLAKE3, ChaCha20 and the AEAD of
+//! metadata choose for themselves. `library` uses the crates' own calls in place of every kernel of ours.
 
 use std::sync::OnceLock;
 
-/// What `LAMASSU_CPU` says, which is nothing where it is not there.
+/// The value of `LAMASSU_CPU`; empty if it is not set.
 fn asked() -> &'static str {
     static ASKED: OnceLock<String> = OnceLock::new();
     ASKED.get_or_init(|| std::env::var("LAMASSU_CPU").unwrap_or_default())
 }
 
-/// Whether it wants the library's calls, one block after another.
+/// Whether it asks for the library's calls, one block after another.
 pub(super) fn library_is_asked_for() -> bool {
     names_library(asked())
 }
@@ -37,7 +38,7 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    /// What may be used, found out once.
+    /// The features that may be used, determined once.
     pub(super) fn allowed() -> Cpu {
         static ALLOWED: OnceLock<Cpu> = OnceLock::new();
         *ALLOWED.get_or_init(|| Cpu::detected().masked(asked()))

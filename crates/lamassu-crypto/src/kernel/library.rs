@@ -1,5 +1,5 @@
-//! Kernels made of the RustCrypto crates: one block after another. What the other kernels are tested against, and what runs where there is
-//! no kernel of ours.
+//! Kernels made of the RustCrypto crates, one block after another. The other kernels are tested against them, and they
+//! run on processors for which there is no kernel of ours.
 
 use super::aes::RoundKeys;
 use ::aes::Aes256;

@@ -1,7 +1,8 @@
 //! The ciphers and hashes of data blocks, over many blocks at once.
 //!
-//! A [`Kernel`] says which implementation of each primitive runs; [`Kernel::best`] is the fastest that this processor and `LAMASSU_CPU` allow. All
-//! kernels give equal bytes: that is what the tests of this module show. Every kernel is constant in time.
+//! A [`Kernel`] says which implementation of each primitive runs; [`Kernel::best`] is the fastest that this processor
+//! and `LAMASSU_CPU` allow. All kernels give equal bytes, which the tests of this module show. Every kernel runs in
+//! constant time.
 
 mod aes;
 mod blake3;
@@ -19,7 +20,7 @@ use cpu::Cpu;
 use lamassu_format::BlockKey;
 use std::fmt;
 
-pub use aes::RoundKeys;
+pub(crate) use aes::RoundKeys;
 
 /// How AES runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,7 +29,7 @@ enum AesKernel {
     Library,
     AesNi,
     Vaes256,
-    /// Sixteen lanes of CBC over 512 bits; what is less, and all else, over 256.
+    /// Sixteen lanes of CBC over 512 bits; fewer lanes, and all else, over 256.
     Vaes512,
     #[cfg(feature = "fips")]
     Module,
@@ -52,12 +53,12 @@ enum ShaKernel {
 pub struct Kernel {
     aes: AesKernel,
     sha: ShaKernel,
-    /// Whether SHA-NI takes what is too little for AVX-512.
+    /// Whether SHA-NI hashes the messages that are too few for AVX-512.
     sha_ni: bool,
 }
 
 impl Kernel {
-    /// The fastest that this processor and `LAMASSU_CPU` allow; that of the FIPS module where it is used.
+    /// The fastest that this processor and `LAMASSU_CPU` allow; the FIPS module if it is installed.
     pub fn best() -> Kernel {
         match Provider::current() {
             Provider::Own if cpu::library_is_asked_for() => Kernel::library(),
@@ -71,7 +72,7 @@ impl Kernel {
     #[cfg(feature = "fips")]
     const MODULE: Kernel = Kernel { aes: AesKernel::Module, sha: ShaKernel::Module, sha_ni: false };
 
-    /// Who computes what goes with this kernel and is none of its own: MACs, the AEAD.
+    /// Which provider this kernel belongs to: it computes the MACs and the AEAD that go with it.
     pub(crate) fn provider(&self) -> Provider {
         match self.aes {
             #[cfg(feature = "fips")]
@@ -129,7 +130,7 @@ impl Kernel {
         Kernel { aes, sha, sha_ni: cpu.sha }
     }
 
-    /// Elsewhere the crates know the processor's instructions, and one stream of them is what there is.
+    /// On other processors the crates use the instructions there are, one stream at a time.
     #[cfg(not(target_arch = "x86_64"))]
     fn of(_: Cpu) -> Kernel {
         Kernel::library()
@@ -185,7 +186,7 @@ impl Kernel {
     }
 
     /// Keyed BLAKE3 of each message. As many outputs as messages. Messages of equal length are fastest.
-    pub fn keyed_blake3(&self, key: &[u8; 32], messages: &[&[u8]], out: &mut [[u8; 32]]) {
+    pub(crate) fn keyed_blake3(&self, key: &[u8; 32], messages: &[&[u8]], out: &mut [[u8; 32]]) {
         assert_eq!(messages.len(), out.len());
         match self.sha {
             ShaKernel::Library => library::keyed_blake3(key, messages, out),
@@ -194,13 +195,13 @@ impl Kernel {
     }
 
     /// Round keys of AES-256.
-    pub fn expand(&self, key: &BlockKey) -> RoundKeys {
-        // Once for each K_in: the portable one will do, and it is constant in time.
+    pub(crate) fn expand(&self, key: &BlockKey) -> RoundKeys {
+        // Once per K_in, so the portable one is fast enough. It runs in constant time.
         portable::aes::expand(key)
     }
 
     /// AES-256 of each block on its own.
-    pub fn ecb_encrypt(&self, keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+    pub(crate) fn ecb_encrypt(&self, keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
         match self.aes {
             AesKernel::Portable => portable::aes::ecb_encrypt(keys, blocks),
             AesKernel::Library => library::ecb_encrypt(keys, blocks),
@@ -306,16 +307,17 @@ fn sha256_avx2(messages: &[&[u8]], out: &mut [[u8; 32]]) {
     }
 }
 
-/// Below this many messages, one after another is faster than eight at a time, some of them idle.
+/// Below this many messages, one after another is faster than eight at a time with idle lanes.
 #[cfg(target_arch = "x86_64")]
 const AVX2_LANES_MIN: usize = 3;
 
-/// Below this many messages, eight at a time and the rest after them are faster than sixteen at a time, some of them idle; below this many, one at a time is
-/// faster than eight.
+/// Below the first number of messages, eight at a time and then the rest are faster than sixteen at a time with idle
+/// lanes; below the second, one at a time is faster than eight.
 #[cfg(target_arch = "x86_64")]
 const AVX512_LANES_MIN: (usize, usize) = (9, 2);
 
-/// The same where SHA-NI takes the rest, two at a time. Eight take 14 µs for blocks of 4 KiB, sixteen 22, SHA-NI 4.9 for two.
+/// The same where SHA-NI takes the rest, two at a time. For blocks of 4 KiB eight take 14 µs, sixteen 22, and SHA-NI
+/// takes 4.9 for two.
 #[cfg(target_arch = "x86_64")]
 const AVX512_LANES_MIN_BESIDE_SHA_NI: (usize, usize) = (11, 6);
 

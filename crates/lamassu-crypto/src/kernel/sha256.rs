@@ -17,8 +17,8 @@ pub(super) const K: [u32; 64] = [
     0x748f_82ee, 0x78a5_636f, 0x84c8_7814, 0x8cc7_0208, 0x90be_fffa, 0xa450_6ceb, 0xbef9_a3f7, 0xc671_78f2,
 ];
 
-/// The padded end of a message: what is left of it after whole blocks (`rest`, less than 64 bytes), 80, zeros, its length in bits.
-/// Returns how many of the two blocks count.
+/// The padded end of a message: what remains after whole blocks (`rest`, less than 64 bytes), 80, zeros, the length in
+/// bits. Returns how many of the two blocks count.
 pub(super) fn tail_blocks(rest: &[u8], message_len: usize) -> ([[u8; 64]; 2], usize) {
     let mut blocks = [[0u8; 64]; 2];
     blocks[0][..rest.len()].copy_from_slice(rest);

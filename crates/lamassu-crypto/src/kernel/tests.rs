@@ -29,7 +29,7 @@ fn aes_vectors() {
     }
 }
 
-/// SP 800-38A F.2.5. Its IV is not zero, so it goes into the first plaintext block, as CBC does.
+/// SP 800-38A F.2.5. Its IV is not zero, so it is XORed into the first plaintext block, as CBC does.
 #[test]
 fn cbc_vectors() {
     let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
@@ -148,7 +148,8 @@ proptest! {
     }
 }
 
-/// Blocks as vaults have them, in every number of lanes: fewer than the narrowest kernel takes, as many as the widest, and more.
+/// Blocks as vaults have them, in every number of lanes: fewer than the narrowest kernel takes, as many as the widest
+/// takes, and more.
 const LANES: std::ops::RangeInclusive<usize> = 1..=17;
 
 proptest! {

@@ -1,10 +1,11 @@
-//! Pages for secrets, shared by many of them.
+//! Pages for secrets. Many secrets share a page.
 //!
-//! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages; so small secrets share pages, by size class, and a page
-//! once locked is kept for the next secret. Every page is excluded from core dumps. A page that cannot be locked is used all the same, and
-//! [`memory_is_locked`] then says so: a mount without locked memory is a warning, not a failure.
+//! `RLIMIT_MEMLOCK` may be 64 KiB for an ordinary user, and the kernel locks whole pages. So small secrets share pages
+//! by size class, and a locked page is kept for the next secret. Every page is excluded from core dumps. A page that
+//! cannot be locked is used all the same, and [`memory_is_locked`] then says so: a mount without locked memory is a
+//! warning, not a failure.
 //!
-//! Invariant: free bytes are zero bytes. [`Slot`] wipes before it gives back.
+//! Invariant: free bytes are zero. A [`Piece`] wipes itself before it is returned.
 
 use parking_lot::Mutex;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
@@ -14,9 +15,9 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 use zeroize::Zeroize;
 
-/// Smallest slot, log₂ of bytes.
+/// Smallest piece, log₂ of bytes.
 const CLASS_MIN_LOG2: u32 = 5;
-/// Largest slot that shares its pages, log₂ of bytes. Larger ones get pages of their own.
+/// Largest piece that shares its pages, log₂ of bytes. Larger ones get pages of their own.
 const CLASS_MAX_LOG2: u32 = 11;
 const CLASSES: usize = (CLASS_MAX_LOG2 - CLASS_MIN_LOG2 + 1) as usize;
 /// Bytes that a size class grows by: one page where pages are 4096 bytes.
@@ -25,23 +26,14 @@ const REGION: usize = 4096;
 static UNLOCKED: AtomicBool = AtomicBool::new(false);
 static ARENA: Mutex<Arena> = Mutex::new(Arena { free: [const { Vec::new() }; CLASSES], regions: Vec::new() });
 
-/// Whether all secret memory made so far is locked. Once false it stays false: raise `ulimit -l` (RLIMIT_MEMLOCK) and start again.
+/// Whether all secret memory made so far is locked. Once false, it stays false: raise `ulimit -l` (RLIMIT_MEMLOCK) and
+/// start again.
 pub fn memory_is_locked() -> bool {
     !UNLOCKED.load(Ordering::Relaxed)
 }
 
-/// Locks all secret memory anew. Locks do not survive fork(2): a process that forks into the background calls this in the child.
-pub fn relock() {
-    for &Region { start, len } in &ARENA.lock().regions {
-        // SAFETY: the region is mapped: it leaves the list, under the same mutex, before it is unmapped.
-        if unsafe { mm::mlock(start.as_ptr().cast(), len) }.is_err() {
-            UNLOCKED.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
 struct Arena {
-    /// Zeroed slots by size class.
+    /// Zeroed pieces by size class.
     free: [Vec<NonNull<u8>>; CLASSES],
     regions: Vec<Region>,
 }
@@ -52,7 +44,7 @@ struct Region {
     len: usize,
 }
 
-// SAFETY: the pointers are to memory that belongs to the arena and to nobody's stack or thread; the mutex orders access.
+// SAFETY: the pointers are to memory that the arena owns, on no thread's stack; the mutex orders access.
 unsafe impl Send for Arena {}
 
 impl Arena {
@@ -65,7 +57,7 @@ impl Arena {
         };
         // SAFETY: the mapping is ours, whole pages, and neither call changes its content.
         unsafe {
-            // An old kernel without DONTDUMP leaves RLIMIT_CORE and PR_SET_DUMPABLE (`harden_process`) to do the work.
+            // On an old kernel without DONTDUMP, RLIMIT_CORE and PR_SET_DUMPABLE (`harden_process`) do this.
             let _ = mm::madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump);
             if mm::mlock(start.as_ptr().cast(), len).is_err() {
                 UNLOCKED.store(true, Ordering::Relaxed);
@@ -76,8 +68,8 @@ impl Arena {
     }
 
     fn take(&mut self, class: usize) -> NonNull<u8> {
-        if let Some(slot) = self.free[class].pop() {
-            return slot;
+        if let Some(piece) = self.free[class].pop() {
+            return piece;
         }
         let region = self.map(REGION);
         let size = class_size(class);
@@ -91,7 +83,8 @@ impl Arena {
     fn unmap(&mut self, start: NonNull<u8>) {
         if let Some(i) = self.regions.iter().position(|r| r.start == start) {
             let Region { start, len } = self.regions.swap_remove(i);
-            // SAFETY: `map` made exactly this mapping, it has left the list, and its one slot is being dropped. munmap also unlocks.
+            // SAFETY: `map` made exactly this mapping, it has left the list, and its one piece is being dropped. munmap
+            // also unlocks it.
             let unmapped = unsafe { mm::munmap(start.as_ptr().cast(), len) };
             debug_assert!(unmapped.is_ok());
         }
@@ -109,28 +102,28 @@ fn class_of(size: usize) -> Option<usize> {
 }
 
 /// A piece of secret memory, zero when new, wiped when dropped.
-pub(super) struct Slot {
+pub(super) struct Piece {
     start: NonNull<u8>,
     /// Bytes that may be used, at least what was asked for.
     len: usize,
 }
 
-// SAFETY: a Slot owns its bytes as a Box<[u8]> does.
-unsafe impl Send for Slot {}
+// SAFETY: a Piece owns its bytes as a Box<[u8]> does.
+unsafe impl Send for Piece {}
 // SAFETY: as above.
-unsafe impl Sync for Slot {}
+unsafe impl Sync for Piece {}
 
-impl Slot {
+impl Piece {
     /// At least `size` zero bytes at a multiple of `align` (a power of two, at most 4096).
-    pub(super) fn new(size: usize, align: usize) -> Slot {
+    pub(super) fn new(size: usize, align: usize) -> Piece {
         assert!(align <= REGION);
-        // A slot of a class lies at a multiple of its size, so a size of at least `align` is aligned.
+        // A piece of a class is at a multiple of its size, so a size of at least `align` is aligned.
         match class_of(size.max(align)) {
-            Some(class) => Slot { start: ARENA.lock().take(class), len: class_size(class) },
+            Some(class) => Piece { start: ARENA.lock().take(class), len: class_size(class) },
             None => {
                 let page = rustix::param::page_size();
                 let len = size.max(1).next_multiple_of(page);
-                Slot { start: ARENA.lock().map(len), len }
+                Piece { start: ARENA.lock().map(len), len }
             }
         }
     }
@@ -140,8 +133,8 @@ impl Slot {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the slot's bytes are mapped, initialised (zero from mmap or the wipe) and borrowed with self. Only byte secrets call this:
-        // a typed value, which may contain padding, is reached through `as_ptr` alone.
+        // SAFETY: the piece's bytes are mapped, initialised (zero from mmap or the wipe) and borrowed with self. Only
+        // byte secrets call this. A typed value, which may contain padding, is reached through `as_ptr` alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
@@ -151,7 +144,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for Piece {
     fn drop(&mut self) {
         // SAFETY: our bytes, and MaybeUninit asks nothing of them (a typed value may have left padding).
         let bytes = unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast::<MaybeUninit<u8>>(), self.len) };
@@ -178,32 +171,26 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_zero_aligned_and_apart() {
-        let mut slots: Vec<Slot> = (0..300).map(|i| Slot::new(1 + i % 2500, 64)).collect();
-        for (i, s) in slots.iter_mut().enumerate() {
+    fn pieces_are_zero_aligned_and_apart() {
+        let mut pieces: Vec<Piece> = (0..300).map(|i| Piece::new(1 + i % 2500, 64)).collect();
+        for (i, s) in pieces.iter_mut().enumerate() {
             assert_eq!(s.as_ptr() as usize % 64, 0);
-            assert!(s.bytes().iter().all(|&b| b == 0), "slot {i} was not zero");
+            assert!(s.bytes().iter().all(|&b| b == 0), "piece {i} was not zero");
             s.bytes_mut().fill(i as u8 | 1);
         }
-        for (i, s) in slots.iter().enumerate() {
-            assert!(s.bytes().iter().all(|&b| b == i as u8 | 1), "slot {i} overlaps another");
+        for (i, s) in pieces.iter().enumerate() {
+            assert!(s.bytes().iter().all(|&b| b == i as u8 | 1), "piece {i} overlaps another");
         }
-        drop(slots);
-        assert!(Slot::new(100, 1).bytes().iter().all(|&b| b == 0), "a freed slot came back unwiped");
+        drop(pieces);
+        assert!(Piece::new(100, 1).bytes().iter().all(|&b| b == 0), "a freed piece came back unwiped");
     }
 
     #[test]
     fn many_small_secrets_share_pages() {
         let before = ARENA.lock().regions.len();
-        let slots: Vec<Slot> = (0..1000).map(|_| Slot::new(32, 1)).collect();
-        // 128 slots a page; other tests run beside this one, so the bound is loose.
+        let pieces: Vec<Piece> = (0..1000).map(|_| Piece::new(32, 1)).collect();
+        // 128 pieces a page. Other tests run at the same time, so the bound is loose.
         assert!(ARENA.lock().regions.len() - before <= 100);
-        drop(slots);
-    }
-
-    #[test]
-    fn relock_visits_every_region() {
-        let _s = Slot::new(5000, 1);
-        relock();
+        drop(pieces);
     }
 }

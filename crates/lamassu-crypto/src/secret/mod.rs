@@ -1,19 +1,19 @@
 //! Secret memory: never swapped where the kernel allows it, never dumped, wiped when dropped (Z17).
 //!
-//! Secrets live in pages of their own, apart from the heap ([`arena`]). Nothing here prints, compares or copies a secret unless its
-//! caller says so by name: `Debug` shows a length, there is no `Clone` and no `PartialEq`.
+//! Secrets are in pages of their own, apart from the heap (`arena`). Nothing here prints, compares or copies a secret
+//! implicitly: `Debug` shows a length, and there is no `Clone` and no `PartialEq`.
 
 mod arena;
 mod stack;
 
 use crate::NoRandom;
-use arena::Slot;
+use arena::Piece;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use zeroize::Zeroize;
 
-pub use arena::{memory_is_locked, relock};
+pub use arena::memory_is_locked;
 pub use stack::without_trace;
 
 /// N secret bytes.
@@ -24,7 +24,7 @@ pub struct Secret<const N: usize> {
 impl<const N: usize> Secret<N> {
     /// Secret of given bytes; the caller's array is wiped.
     pub fn new(bytes: &mut [u8; N]) -> Self {
-        let b = Locked::fill(|slot| slot.copy_from_slice(bytes));
+        let b = Locked::fill(|piece| piece.copy_from_slice(bytes));
         bytes.zeroize();
         Secret { b }
     }
@@ -35,21 +35,21 @@ impl<const N: usize> Secret<N> {
     /// [`NoRandom`] when getrandom(2) fails.
     pub fn random() -> Result<Self, NoRandom> {
         let mut failed = None;
-        let b = Locked::fill(|slot: &mut [u8; N]| failed = crate::random(slot).err());
+        let b = Locked::fill(|piece: &mut [u8; N]| failed = crate::random(piece).err());
         match failed {
             None => Ok(Secret { b }),
             Some(e) => Err(e),
         }
     }
 
-    /// A secret that `write` fills in place, so that no copy is left on the stack. It finds zeros.
+    /// A secret that `write` fills in place, so that no copy stays on the stack. It finds zeros.
     pub fn filled_by(write: impl FnOnce(&mut [u8; N])) -> Self {
         Secret { b: Locked::fill(write) }
     }
 
     /// Secret of a slice; `None` if it is not N bytes long. The caller wipes the slice.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == N).then(|| Self::filled_by(|slot| slot.copy_from_slice(bytes)))
+        (bytes.len() == N).then(|| Self::filled_by(|piece| piece.copy_from_slice(bytes)))
     }
 
     /// The bytes.
@@ -57,9 +57,9 @@ impl<const N: usize> Secret<N> {
         &self.b
     }
 
-    /// A second copy. Not `Clone`, so that no derive makes one unseen.
+    /// A second copy. Not `Clone`, so that no derive makes copies unnoticed.
     pub fn duplicate(&self) -> Self {
-        Self::filled_by(|slot| slot.copy_from_slice(self.expose()))
+        Self::filled_by(|piece| piece.copy_from_slice(self.expose()))
     }
 }
 
@@ -71,30 +71,30 @@ impl<const N: usize> fmt::Debug for Secret<N> {
 
 /// A secret of any length.
 pub struct SecretBytes {
-    slot: Slot,
+    piece: Piece,
     len: usize,
 }
 
 impl SecretBytes {
     /// Takes the bytes over (and wipes the vector it came in).
     pub fn new(mut bytes: Vec<u8>) -> Self {
-        let mut slot = Slot::new(bytes.len(), 1);
-        slot.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        let mut piece = Piece::new(bytes.len(), 1);
+        piece.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         let len = bytes.len();
         bytes.zeroize();
-        SecretBytes { slot, len }
+        SecretBytes { piece, len }
     }
 
     /// A secret of `len` bytes that `write` fills in place. It finds zeros.
     pub fn filled_by(len: usize, write: impl FnOnce(&mut [u8])) -> Self {
-        let mut slot = Slot::new(len, 1);
-        write(&mut slot.bytes_mut()[..len]);
-        SecretBytes { slot, len }
+        let mut piece = Piece::new(len, 1);
+        write(&mut piece.bytes_mut()[..len]);
+        SecretBytes { piece, len }
     }
 
     /// The bytes.
     pub fn expose(&self) -> &[u8] {
-        &self.slot.bytes()[..self.len]
+        &self.piece.bytes()[..self.len]
     }
 
     /// Length in bytes.
@@ -116,25 +116,26 @@ impl fmt::Debug for SecretBytes {
 
 /// A value in secret memory: expanded keys. Dropped, then wiped.
 pub(crate) struct Locked<T> {
-    slot: Slot,
+    piece: Piece,
     owns: PhantomData<T>,
 }
 
 impl<T> Locked<T> {
-    /// Moves `value` in. What the move leaves on the stack is the caller's: prefer [`Locked::fill`] where a type allows it.
+    /// Moves `value` in. The caller answers for what the move leaves on the stack: prefer [`Locked::fill`] where a type
+    /// allows it.
     pub(crate) fn new(value: T) -> Self {
-        let slot = Slot::new(size_of::<T>(), align_of::<T>());
-        // SAFETY: the slot is at least size_of::<T>() bytes, aligned for T, and ours alone; nothing was in it.
-        unsafe { slot.as_ptr().cast::<T>().write(value) };
-        Locked { slot, owns: PhantomData }
+        let piece = Piece::new(size_of::<T>(), align_of::<T>());
+        // SAFETY: the piece is at least size_of::<T>() bytes, aligned for T, and ours alone; nothing was in it.
+        unsafe { piece.as_ptr().cast::<T>().write(value) };
+        Locked { piece, owns: PhantomData }
     }
 }
 
 impl<const N: usize> Locked<[u8; N]> {
     fn fill(write: impl FnOnce(&mut [u8; N])) -> Self {
-        let mut slot = Slot::new(N, 1);
-        write(slot.bytes_mut()[..N].as_mut().try_into().expect("the slice is N long"));
-        Locked { slot, owns: PhantomData }
+        let mut piece = Piece::new(N, 1);
+        write(piece.bytes_mut()[..N].as_mut().try_into().expect("the slice is N long"));
+        Locked { piece, owns: PhantomData }
     }
 }
 
@@ -142,15 +143,17 @@ impl<T> Deref for Locked<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `new` or `fill` put a T there; the slot lives as long as self and is only borrowed mutably through &mut self.
-        unsafe { &*self.slot.as_ptr().cast::<T>() }
+        // SAFETY: `new` or `fill` put a T there. The piece lives as long as self, and is borrowed mutably only through
+        // &mut self.
+        unsafe { &*self.piece.as_ptr().cast::<T>() }
     }
 }
 
 impl<T> Drop for Locked<T> {
     fn drop(&mut self) {
-        // SAFETY: the slot holds a T (see `deref`), and nobody sees it after this. The slot itself wipes its bytes when it is dropped, next.
-        unsafe { self.slot.as_ptr().cast::<T>().drop_in_place() }
+        // SAFETY: the piece holds a T (see `deref`), and nothing reads it after this. The piece then wipes its own
+        // bytes.
+        unsafe { self.piece.as_ptr().cast::<T>().drop_in_place() }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
-/// `value` with members sorted by name at every level, no white space, and only `"`, `\` and control characters escaped.
+/// `value` with members sorted by name at every level, no white space, and only `"`, `\` and control characters
+/// escaped.
 ///
-/// Sorting is done here and not left to the map type of `serde_json`, which another crate can change by switching on a feature.
+/// Members are sorted here, not by the map type of `serde_json`, which a feature that another crate enables can change.
 pub fn canonical(value: &Value) -> Vec<u8> {
     let mut out = Vec::with_capacity(1024);
     write(value, &mut out);
@@ -49,7 +50,8 @@ fn scalar(value: &Value, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    /// The expected text is what Python's `json.dumps(…, sort_keys=True, separators=(",", ":"), ensure_ascii=False)` prints.
+    /// The expected text is printed by Python's `json.dumps(…, sort_keys=True, separators=(",", ":"),
+    /// ensure_ascii=False)`.
     #[test]
     fn as_python_prints_it() {
         let value: Value = serde_json::from_str(

@@ -1,6 +1,7 @@
 //! Why a header is refused.
 
-/// Why bytes are no vault header or zone file. All of it is in the clear and unauthenticated, so texts taken from it are escaped.
+/// Why bytes are no vault header or zone file. The file is in the clear and not authenticated, so texts taken from it
+/// are escaped.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
     /// More than [`super::HEADER_MAX`] bytes: not a header.
@@ -40,7 +41,7 @@ pub enum HeaderError {
         /// what it must be
         rule: &'static str,
     },
-    /// Slots that together would keep the machine busy for longer than any that a writer makes: hostile.
+    /// Slots whose total work would keep the machine busy for longer than those of any writer: hostile.
     #[error(
         "its slots ask for {asked} GiB of memory to be filled by Argon2id (memory times passes, of all together), and {max} GiB is the most: no program of \
          ours makes such slots, so somebody who can write there did; no key was tried",
@@ -65,7 +66,8 @@ impl HeaderError {
     }
 }
 
-/// Where and why JSON was refused. The text may quote the file, so it is escaped when shown, and it is no `source` that a chain would print raw.
+/// Where and why JSON was refused. The text may quote the file, so it is escaped when shown. It is no `source`, which a
+/// chain of errors would print unescaped.
 #[derive(Debug)]
 pub struct JsonFault(serde_json::Error);
 

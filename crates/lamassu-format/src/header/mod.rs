@@ -1,7 +1,9 @@
 //! The vault header and the zone file (§4): JSON, parsed strictly, and the canonical form under the MAC.
 //!
-//! Guarantees: what [`Header::parse`] returns satisfies every bound of §4, and its canonical form is that of the bytes parsed, so a MAC over
-//! [`Header::mac_input`] covers every member. Never: computes or checks a MAC (see `lamassu-keys`), so nothing here is authenticated.
+//! Guarantees: a header that [`Header::parse`] returns satisfies every bound of §4, and its canonical form is that of
+//! the parsed bytes. So a MAC over [`Header::mac_input`] covers every member.
+//!
+//! Never: computes or checks a MAC (`lamassu-keys` does), so nothing here is authenticated.
 
 mod canonical;
 mod error;
@@ -13,8 +15,8 @@ mod zone;
 pub use canonical::canonical;
 pub use error::{HeaderError, JsonFault};
 pub use slot::{
-    Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
-    Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
+    Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
 pub use vault::{Caching, NameMode, VaultHeader, VaultParams, Verified};
 pub use zone::{ZoneFile, ZoneParams};
@@ -32,13 +34,22 @@ pub const LABEL_MAX: usize = 255;
 /// Shortest and longest `name_max`, in bytes.
 pub const NAME_MAX: std::ops::RangeInclusive<u64> = 64..=255;
 
-/// What vault headers and zone files have in common, so that slots, keychain and MAC are handled once.
-pub trait Header: Sized {
+mod sealed {
+    /// The members of a header as they are in its file. Only vault headers and zone files have them.
+    pub trait Members {
+        type Wire: serde::Serialize;
+
+        fn wire(&self) -> Self::Wire;
+    }
+}
+
+/// What vault headers and zone files have in common, so that other crates handle slots, keychain and MAC once.
+pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
     /// The member `format`.
     const FORMAT: &'static str;
-    /// Whether the keychain must have an epoch of K_out (a zone may share K_in alone).
+    /// Whether the keychain must have an epoch of K_out. A zone may share K_in alone.
     const OUTER_REQUIRED: bool;
-    /// Whether it has a history and an administrator's signature: vaults do, zones do not.
+    /// Whether it has a history and an administrator's signature. Vaults do, zones do not.
     const IS_VAULT: bool;
 
     /// Parses the bytes of a file, not yet authenticated.
@@ -47,28 +58,37 @@ pub trait Header: Sized {
     /// See [`HeaderError`]; never panics, whatever the bytes.
     fn parse(bytes: &[u8]) -> Result<Self, HeaderError>;
 
-    /// The bytes to store, indented for people. They are parsed again first, so nothing unreadable is ever written.
+    /// The bytes to store, indented to be read. They are parsed again first, so nothing unreadable is ever written.
     ///
     /// # Errors
     /// [`HeaderError`] where `self` breaks a bound of §4, e.g. a label too long.
-    fn to_json(&self) -> Result<Vec<u8>, HeaderError>;
+    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
+        let json = wire::to_vec(&self.wire());
+        let again = Self::parse(&json)?;
+        debug_assert_eq!(&again, self, "a header reads back as it was written");
+        Ok(json)
+    }
 
     /// C of §4: the canonical form without `mac`.
-    fn mac_input(&self) -> Vec<u8>;
+    fn mac_input(&self) -> Vec<u8> {
+        wire::mac_input(&self.wire())
+    }
 
     /// S of §4: the canonical form without `mac` and without the signature in `admin`.
-    fn signature_input(&self) -> Vec<u8>;
+    fn signature_input(&self) -> Vec<u8> {
+        wire::signature_input(&self.wire())
+    }
 
     /// Slots, keychain and MAC.
     fn keys(&self) -> &KeyArea;
 
-    /// Slots, keychain and MAC, to change them; the caller renews the MAC.
+    /// Slots, keychain and MAC, to be changed. The caller renews the MAC.
     fn keys_mut(&mut self) -> &mut KeyArea;
 
     /// Suite.
     fn suite(&self) -> Suite;
 
-    /// Whether its keys were destroyed, and when. A zone's never are: its members hold them.
+    /// Whether its keys were destroyed, and when. A zone's never are, since its members have them.
     fn destroyed(&self) -> Option<Destroyed> {
         None
     }

@@ -1,6 +1,7 @@
-//! Key slots, the sealed keychain and the MAC: the part vault headers and zone files share.
+//! Key slots, the sealed keychain and the MAC: the part that vault headers and zone files share.
 
 use super::HeaderError;
+use crate::words;
 
 /// How the bytes of a source become a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,49 +12,31 @@ pub enum SlotKind {
     Raw,
     /// 32 bytes as 64 hex digits.
     Hex,
-    /// 32 bytes as 24 words for people to write down (BIP-39, English).
+    /// 32 bytes as 24 words to write down (BIP-39, English).
     Recovery,
-    /// The same 32 bytes as shares of several people (§4b).
+    /// The same 32 bytes, shared between several holders (§4b).
     RecoveryShares,
-    /// 32 bytes that a PKCS #11 token unwraps; the slot holds them sealed by the token's key.
+    /// 32 bytes that a PKCS #11 token unwraps. The slot holds them sealed by the token's key.
     Pkcs11,
-    /// 32 bytes that a dataset's parent vault unseals: no source of its own.
+    /// 32 bytes that a dataset's parent vault unseals. It has no source of its own.
     Parent,
 }
 
-impl SlotKind {
+words! {
     /// Every kind.
-    pub const ALL: [SlotKind; 7] = [
-        SlotKind::Passphrase,
-        SlotKind::Raw,
-        SlotKind::Hex,
-        SlotKind::Recovery,
-        SlotKind::RecoveryShares,
-        SlotKind::Pkcs11,
-        SlotKind::Parent,
-    ];
-
-    /// Its name in headers and, but for [`SlotKind::Parent`], in source URIs.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SlotKind::Passphrase => "passphrase",
-            SlotKind::Raw => "raw",
-            SlotKind::Hex => "hex",
-            SlotKind::Recovery => "recovery",
-            SlotKind::RecoveryShares => "recovery-shares",
-            SlotKind::Pkcs11 => "pkcs11",
-            SlotKind::Parent => "parent",
-        }
-    }
-
-    /// The kind of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<SlotKind> {
-        SlotKind::ALL.into_iter().find(|k| k.name() == name)
+    SlotKind {
+        Passphrase = "passphrase",
+        Raw = "raw",
+        Hex = "hex",
+        Recovery = "recovery",
+        RecoveryShares = "recovery-shares",
+        Pkcs11 = "pkcs11",
+        Parent = "parent",
     }
 }
 
-/// Cost of Argon2id, within the bounds of §4: they are checked before anything is run. Nothing vouches for a cost until its slot has opened, so a header whose
-/// slots together ask for more than [`Argon2Params::WORK_MAX`] is refused.
+/// Cost of Argon2id, within the bounds of §4, which are checked before anything runs. A cost is not authentic until its
+/// slot has opened, so a header is refused if its slots together ask for more than [`Argon2Params::WORK_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argon2Params {
     memory_kib: u32,
@@ -68,7 +51,8 @@ impl Argon2Params {
     pub const PASSES_MAX: u32 = 64;
     /// Most lanes.
     pub const LANES_MAX: u32 = 16;
-    /// Most that all slots of a header may ask for together, in KiB of memory times passes: 64 GiB filled once, a minute or two of one machine.
+    /// The most work of all slots of a header together, in KiB of memory times passes. This is 64 GiB filled once: a
+    /// minute or two on one machine.
     pub const WORK_MAX: u64 = 64 << 20;
 
     /// A cost, or `None` unless 8·lanes ≤ memory ≤ 4 GiB, 1 ≤ passes ≤ 64, 1 ≤ lanes ≤ 16.
@@ -100,7 +84,7 @@ impl Argon2Params {
         self.lanes
     }
 
-    /// What it takes: KiB of memory times passes.
+    /// Its work: KiB of memory times passes.
     pub const fn work(&self) -> u64 {
         self.memory_kib as u64 * self.passes as u64
     }
@@ -111,29 +95,19 @@ impl Argon2Params {
 pub enum TokenMechanism {
     /// RSA-OAEP (RFC 8017) with SHA-256 and MGF1 with SHA-256, empty label.
     RsaOaepSha256,
-    /// RSA-OAEP with SHA-1 and MGF1 with SHA-1, empty label: for tokens that know no other. OAEP asks no collision resistance of its hash.
+    /// RSA-OAEP with SHA-1 and MGF1 with SHA-1, empty label, for tokens without SHA-256. OAEP needs no collision
+    /// resistance.
     RsaOaepSha1,
     /// AES-GCM: nonce of 12 bytes ‖ ciphertext ‖ tag of 16, no associated data.
     AesGcm,
 }
 
-impl TokenMechanism {
+words! {
     /// Every mechanism, preferred first.
-    pub const ALL: [TokenMechanism; 3] =
-        [TokenMechanism::RsaOaepSha256, TokenMechanism::RsaOaepSha1, TokenMechanism::AesGcm];
-
-    /// Its name in headers.
-    pub const fn name(self) -> &'static str {
-        match self {
-            TokenMechanism::RsaOaepSha256 => "rsa-oaep-sha256",
-            TokenMechanism::RsaOaepSha1 => "rsa-oaep-sha1",
-            TokenMechanism::AesGcm => "aes-gcm",
-        }
-    }
-
-    /// The mechanism of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<TokenMechanism> {
-        TokenMechanism::ALL.into_iter().find(|m| m.name() == name)
+    TokenMechanism {
+        RsaOaepSha256 = "rsa-oaep-sha256",
+        RsaOaepSha1 = "rsa-oaep-sha1",
+        AesGcm = "aes-gcm",
     }
 }
 
@@ -157,11 +131,11 @@ pub const PARENT_RECORD_LEN: usize = 88;
 /// A key slot: the file key, wrapped by one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// 1 to 2³²−1, never used again in this header
+    /// 1 to 2³²−1, never reused in this header
     pub id: u32,
     /// how the source's bytes become a secret
     pub kind: SlotKind,
-    /// for people; see [`check_label`]
+    /// shown to the user; see [`check_label`]
     pub label: String,
     /// Unix seconds
     pub created: u64,
@@ -173,17 +147,18 @@ pub struct Slot {
     pub token: Option<TokenSealed>,
     /// present exactly for [`SlotKind::Parent`]: the secret, in a record sealed under a K_out of the parent vault
     pub parent: Option<[u8; PARENT_RECORD_LEN]>,
-    /// what whoever opens it may do; [`Role::Administrator`] where the header has no `admin`
+    /// what its holder may do; [`Role::Administrator`] where the header has no `admin`
     pub role: Role,
-    /// Unix seconds from which its owner wanted to have replaced it: warns, refuses nothing
+    /// Unix seconds from which the slot should be replaced: warns, refuses nothing
     pub expires: Option<u64>,
     /// random
     pub nonce: [u8; 24],
-    /// tag ‖ ciphertext of the file key, and behind it the signing seed exactly in an administrator's slot of a header with `admin`: 48 or 80 bytes
+    /// tag ‖ ciphertext of the file key, followed by the signing seed in an administrator's slot of a header with
+    /// `admin`, and only there: 48 or 80 bytes
     pub wrapped: Vec<u8>,
 }
 
-/// What whoever opens a slot may do.
+/// What the holder of a slot may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Open the vault and change its header.
@@ -192,41 +167,41 @@ pub enum Role {
     Use,
 }
 
-/// The administrator's key, and its signature over the header. Not verified until `lamassu-keys` has.
+/// The administrator's key, and its signature over the header. `lamassu-keys` verifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
     /// Ed25519 public key
     pub public: [u8; 32],
     /// over [`super::Header::signature_input`]
     pub signature: [u8; 64],
-    /// the keys it followed, the oldest first; at most [`Admin::BEFORE_MAX`]
+    /// the keys before it, the oldest first; at most [`Admin::BEFORE_MAX`]
     pub before: Vec<Predecessor>,
 }
 
 impl Admin {
-    /// Most earlier keys that a header tells of.
+    /// Most earlier keys of a header.
     pub const BEFORE_MAX: usize = 64;
 }
 
-/// An earlier key of the administrator, which has signed the one that came after it. Not verified until `lamassu-keys` has.
+/// An earlier key of the administrator, which signed its successor. `lamassu-keys` verifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Predecessor {
     /// Ed25519 public key
     pub public: [u8; 32],
-    /// over the header's id and the public key that followed
+    /// over the header's id and the public key of its successor
     pub signature: [u8; 64],
 }
 
 /// A vault's administrator, as a zone file pins it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pin {
+pub struct AdminPin {
     /// id of the vault
     pub vault: [u8; 16],
     /// the administrator's Ed25519 public key
     pub admin: [u8; 32],
 }
 
-/// How far the history went when the header was last changed.
+/// How long the history was when the header was last changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryMark {
     /// entries; at least one
@@ -235,7 +210,7 @@ pub struct HistoryMark {
     pub head: [u8; 32],
 }
 
-/// That the keys of a vault were destroyed: nothing opens its header any more.
+/// The keys of a vault were destroyed: nothing opens its header any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destroyed {
     /// Unix seconds
@@ -260,15 +235,15 @@ pub struct KeyArea {
     pub id: [u8; 16],
     /// the id the next slot gets: greater than that of any slot this header ever had
     pub next_slot: u32,
-    /// 1 to [`super::SLOTS_MAX`] slots, ids distinct; none exactly where the keys were destroyed
+    /// 1 to [`super::SLOTS_MAX`] slots with distinct ids; none exactly if the keys were destroyed
     pub slots: Vec<Slot>,
     /// the keychain
     pub keychain: SealedKeychain,
-    /// who may change the header; only vaults have it
+    /// the key that may change the header; only vaults have it
     pub admin: Option<Admin>,
-    /// how far the history went; only vaults have it
+    /// how long the history was; only vaults have it
     pub history: Option<HistoryMark>,
-    /// over all the rest
+    /// over everything else
     pub mac: [u8; 32],
 }
 
@@ -278,13 +253,14 @@ impl KeyArea {
         self.slots.iter().find(|s| s.id == id)
     }
 
-    /// What trying a passphrase on every slot takes, in KiB of memory times passes.
+    /// The work of trying a passphrase on every slot, in KiB of memory times passes.
     pub fn argon2_work(&self) -> u64 {
         self.slots.iter().filter_map(|s| s.argon2).map(|cost| cost.work()).sum()
     }
 }
 
-/// Checks a slot's label: at most 255 bytes, no control characters (Unicode category Cc), so that it can be printed and has one canonical form.
+/// Checks a slot's label: at most 255 bytes, no control characters (Unicode category Cc). So it can be printed, and has
+/// one canonical form.
 ///
 /// # Errors
 /// [`HeaderError::Member`].

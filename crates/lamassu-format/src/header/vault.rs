@@ -1,8 +1,9 @@
 //! The vault header.
 
+use super::sealed::Members;
 use super::wire::{self, WireAdmin, WireDestroyed, WireHistory, WireKeychain, WireKeys, WireSlot, WireVault};
 use super::{Destroyed, Header, HeaderError, KeyArea, NAME_MAX};
-use crate::{Domain, Geometry, Suite};
+use crate::{Domain, Geometry, Suite, words};
 
 /// How names are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,43 +14,23 @@ pub enum NameMode {
     Plain,
 }
 
-impl NameMode {
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            NameMode::Encrypted => "encrypted",
-            NameMode::Plain => "plain",
-        }
-    }
-
-    /// The mode of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<NameMode> {
-        [NameMode::Encrypted, NameMode::Plain].into_iter().find(|m| m.name() == name)
-    }
+words! {
+    /// Both modes.
+    NameMode { Encrypted = "encrypted", Plain = "plain" }
 }
 
-/// What is verified when data is read.
+/// What a read verifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verified {
-    /// every block is hashed again
+    /// every block, by its hash
     Full,
     /// the metadata alone
     Metadata,
 }
 
-impl Verified {
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Verified::Full => "full",
-            Verified::Metadata => "metadata",
-        }
-    }
-
-    /// The value of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<Verified> {
-        [Verified::Full, Verified::Metadata].into_iter().find(|v| v.name() == name)
-    }
+words! {
+    /// Both values.
+    Verified { Full = "full", Metadata = "metadata" }
 }
 
 /// Whether a mount may leave plaintext in the page cache.
@@ -61,25 +42,16 @@ pub enum Caching {
     None,
 }
 
-impl Caching {
-    /// Its name in headers and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Caching::Mount => "mount",
-            Caching::None => "none",
-        }
-    }
-
-    /// The value of a name, or `None`.
-    pub fn from_name(name: &str) -> Option<Caching> {
-        [Caching::Mount, Caching::None].into_iter().find(|c| c.name() == name)
-    }
+words! {
+    /// Both values.
+    Caching { Mount = "mount", None = "none" }
 }
 
-/// The properties of a vault, chosen when it is made and the same ever after (but for `zone`, see [`VaultHeader::leave_zone`]).
+/// The properties of a vault. They are chosen when it is made, and only `zone` can change
+/// ([`VaultHeader::leave_zone`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VaultParams {
-    /// the id of the zone whose K_in the vault uses; of a private zone: the vault's own id
+    /// the id of the zone whose K_in the vault uses; the vault's own id if the zone is private
     pub zone: [u8; 16],
     /// suite
     pub suite: Suite,
@@ -89,7 +61,7 @@ pub struct VaultParams {
     pub names: NameMode,
     /// the longest name, in bytes, the store below takes: 64 to 255
     pub name_max: u8,
-    /// whether clean one-page files are convergent; never where the domain is salted
+    /// whether clean one-page files are convergent; never in a salted domain
     pub convergent_small_files: bool,
     /// within which bounds equal blocks are equal
     pub domain: Domain,
@@ -115,13 +87,14 @@ impl VaultHeader {
         VaultHeader { params, read_only: false, datasets: false, integrity: None, cache: None, destroyed: None, keys }
     }
 
-    /// The same, of a snapshot.
+    /// The header of a snapshot of this vault.
     #[must_use]
     pub fn into_snapshot(self) -> Self {
         VaultHeader { read_only: true, ..self }
     }
 
-    /// The same, of a vault whose keys are gone: without slots. What stands for the keychain and the MAC is the caller's to make.
+    /// The header of this vault after its keys were destroyed: without slots. The caller replaces the keychain and the
+    /// MAC.
     #[must_use]
     pub fn into_destroyed(mut self, destroyed: Destroyed) -> Self {
         self.keys.slots.clear();
@@ -133,7 +106,7 @@ impl VaultHeader {
         &self.params
     }
 
-    /// Whether it is a snapshot: a tree that nobody writes.
+    /// Whether it is a snapshot: a tree that is never written.
     pub fn is_snapshot(&self) -> bool {
         self.read_only
     }
@@ -143,34 +116,34 @@ impl VaultHeader {
         self.datasets
     }
 
-    /// The same, with what another header says of datasets and of how it is read.
+    /// This header with another's settings: datasets allowed or not, integrity and caching.
     #[must_use]
     pub fn alike(self, other: &VaultHeader) -> Self {
         let VaultHeader { datasets, integrity, cache, .. } = *other;
         VaultHeader { datasets, integrity, cache, ..self }
     }
 
-    /// From now on they may. Never taken back: what would then be skipped would look like damage.
+    /// Allows datasets from now on. This is never taken back: datasets that are skipped would look like damage.
     pub fn allow_datasets(&mut self) {
         self.datasets = true;
     }
 
-    /// What is verified on reads; `None`: what the parent vault, or the mount, says.
+    /// What reads verify. `None`: as the parent vault, or the mount, says.
     pub fn integrity(&self) -> Option<Verified> {
         self.integrity
     }
 
-    /// Sets it. `lamassu-vault` refuses `metadata` where the suite is malleable.
+    /// Sets what reads verify. `lamassu-vault` refuses `metadata` in a malleable suite.
     pub fn set_integrity(&mut self, integrity: Option<Verified>) {
         self.integrity = integrity;
     }
 
-    /// Whether plaintext may stay in the page cache; `None`: what the parent vault, or the mount, says.
+    /// Whether plaintext may stay in the page cache. `None`: as the parent vault, or the mount, says.
     pub fn cache(&self) -> Option<Caching> {
         self.cache
     }
 
-    /// Sets it.
+    /// Sets whether plaintext may stay in the page cache.
     pub fn set_cache(&mut self, cache: Option<Caching>) {
         self.cache = cache;
     }
@@ -215,7 +188,7 @@ impl VaultHeader {
         self.params.zone
     }
 
-    /// Makes the zone the vault's own: its newest K_in is no other vault's any more.
+    /// Makes the zone private to the vault: no other vault has its newest K_in any more.
     pub fn leave_zone(&mut self) {
         self.params.zone = self.keys.id;
     }
@@ -224,6 +197,10 @@ impl VaultHeader {
     pub fn created(&self) -> u64 {
         self.params.created
     }
+}
+
+impl Members for VaultHeader {
+    type Wire = WireVault;
 
     fn wire(&self) -> WireVault {
         let p = &self.params;
@@ -307,21 +284,6 @@ impl Header for VaultHeader {
         Ok(VaultHeader { params, read_only, datasets, integrity, cache, destroyed, keys: keys.parse()? })
     }
 
-    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
-        let json = wire::to_vec(&self.wire());
-        let again = Self::parse(&json)?;
-        debug_assert_eq!(&again, self, "a header reads back as it was written");
-        Ok(json)
-    }
-
-    fn mac_input(&self) -> Vec<u8> {
-        wire::mac_input(&self.wire())
-    }
-
-    fn signature_input(&self) -> Vec<u8> {
-        wire::signature_input(&self.wire())
-    }
-
     fn keys(&self) -> &KeyArea {
         &self.keys
     }
@@ -339,7 +301,7 @@ impl Header for VaultHeader {
     }
 }
 
-/// The domain that a header names, if it fits the rest. The widest is named by leaving it out.
+/// The domain that a header names, if it fits the rest. The widest domain is named by no member.
 fn domain(name: Option<&str>, suite: Suite, convergent_small_files: bool) -> Result<Domain, HeaderError> {
     let fail = |rule| Err(HeaderError::Member { member: "domain", rule });
     let domain = match name.map(Domain::from_name) {
@@ -356,7 +318,7 @@ fn domain(name: Option<&str>, suite: Suite, convergent_small_files: bool) -> Res
     Ok(domain)
 }
 
-/// A geometry of unbounded integers.
+/// A geometry from unbounded integers.
 pub(super) fn geometry(block_size: u64, reserved: u64) -> Option<Geometry> {
     Geometry::new(u32::try_from(block_size).ok()?, u16::try_from(reserved).ok()?)
 }

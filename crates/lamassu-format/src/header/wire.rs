@@ -1,11 +1,11 @@
-//! The JSON as it stands in the file: members and types, before their bounds are checked.
+//! The JSON of the file: members and types, before their bounds are checked.
 //!
-//! Words and byte strings are strings here, so that there is one spelling of each: `serde`'s own enums would also take `{"aes": null}`, its structs also
-//! arrays, its options also `null`.
+//! Words and byte strings are strings here, so that each has one spelling. `serde`'s own enums would also accept
+//! `{"aes": null}`, its structs arrays, and its options `null`.
 
 use super::slot::{
-    Admin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Pin, Predecessor, Role, SealedKeychain,
-    Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
+    Admin, AdminPin, Argon2Params, Destroyed, HistoryMark, KeyArea, PARENT_RECORD_LEN, Predecessor, Role,
+    SealedKeychain, Slot, SlotKind, TokenMechanism, TokenSealed, check_label,
 };
 use super::{HEADER_MAX, HeaderError, PINS_MAX, SLOTS_MAX};
 use crate::Suite;
@@ -37,7 +37,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// An optional member that, where present, is not `null`.
+/// An optional member that is not `null` if present.
 fn present<'de, T: Deserialize<'de>, D: Deserializer<'de>>(d: D) -> Result<Option<T>, D::Error> {
     T::deserialize(d).map(Some)
 }
@@ -178,7 +178,7 @@ pub struct WireDestroyed {
     receipt: String,
 }
 
-/// What tells whether this program can read the rest; other members are not looked at.
+/// The members that say whether this program can read the rest. Others are ignored here.
 #[derive(Deserialize)]
 struct Probe {
     format: String,
@@ -186,7 +186,8 @@ struct Probe {
     features: Vec<String>,
 }
 
-/// Parses the JSON of a `T`. Format, version and features come first: a later version's members are no mistake, and its users want to know what is wrong.
+/// Parses the JSON of a `T`. Format, version and features come first, so that the file of a later version is reported
+/// as that, and not as one with unknown members.
 pub fn from_slice<T: DeserializeOwned>(format: &'static str, bytes: &[u8]) -> Result<T, HeaderError> {
     let json = |e: serde_json::Error| HeaderError::Json(e.into());
     if bytes.len() > HEADER_MAX {
@@ -269,7 +270,7 @@ fn positive(n: u64, member: &'static str) -> Result<u32, HeaderError> {
     }
 }
 
-/// The parts of a header that a [`KeyArea`] holds.
+/// The members of a header that make a [`KeyArea`].
 pub struct WireKeys<'a> {
     pub id: &'a str,
     pub next_slot: u64,
@@ -372,22 +373,22 @@ impl WirePredecessor {
 
 impl WirePin {
     /// Pins of a zone file.
-    pub fn parse_all(pins: Option<&Vec<Object<WirePin>>>) -> Result<Vec<Pin>, HeaderError> {
+    pub fn parse_all(pins: Option<&Vec<Object<WirePin>>>) -> Result<Vec<AdminPin>, HeaderError> {
         let rule = "1 to 4096 pins of different vaults, or left out";
         let Some(pins) = pins else { return Ok(Vec::new()) };
         let mut seen = HashSet::new();
         let parsed = pins.iter().map(|Object(wire)| {
-            Ok(Pin { vault: bytes(&wire.vault, "pins.vault")?, admin: bytes(&wire.admin, "pins.admin")? })
+            Ok(AdminPin { vault: bytes(&wire.vault, "pins.vault")?, admin: bytes(&wire.admin, "pins.admin")? })
         });
-        let parsed: Vec<Pin> = parsed.collect::<Result<_, HeaderError>>()?;
+        let parsed: Vec<AdminPin> = parsed.collect::<Result<_, HeaderError>>()?;
         match (1..=PINS_MAX).contains(&parsed.len()) && parsed.iter().all(|pin| seen.insert(pin.vault)) {
             true => Ok(parsed),
             false => Err(HeaderError::Member { member: "pins", rule }),
         }
     }
 
-    pub fn of_all(pins: &[Pin]) -> Option<Vec<Object<Self>>> {
-        let wire = |pin: &Pin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin) });
+    pub fn of_all(pins: &[AdminPin]) -> Option<Vec<Object<Self>>> {
+        let wire = |pin: &AdminPin| Object(WirePin { vault: hex(&pin.vault), admin: hex(&pin.admin) });
         (!pins.is_empty()).then(|| pins.iter().map(wire).collect())
     }
 }
@@ -492,7 +493,7 @@ fn parent_record(text: &str) -> Result<[u8; PARENT_RECORD_LEN], HeaderError> {
     }
 }
 
-/// What a slot wraps: the file key, and with it the signing seed in an administrator's slot.
+/// What a slot wraps: the file key, and the signing seed in an administrator's slot.
 fn wrapped(text: &str, with_seed: bool) -> Result<Vec<u8>, HeaderError> {
     let (len, rule) = match with_seed {
         false => (48, "48 bytes in lower-case hex"),

@@ -1,6 +1,7 @@
 //! The zone file.
 
-use super::slot::Pin;
+use super::sealed::Members;
+use super::slot::AdminPin;
 use super::vault::geometry;
 use super::wire::{self, WireKeychain, WireKeys, WirePin, WireSlot, WireZone};
 use super::{Header, HeaderError, KeyArea};
@@ -11,7 +12,7 @@ use crate::Suite;
 pub struct ZoneParams {
     /// suite of every vault of the zone
     pub suite: Suite,
-    /// block size, in bytes, its vaults use unless told otherwise
+    /// default block size of its vaults, in bytes
     pub block_size: u32,
     /// Unix seconds
     pub created: u64,
@@ -21,7 +22,7 @@ pub struct ZoneParams {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneFile {
     params: ZoneParams,
-    pins: Vec<Pin>,
+    pins: Vec<AdminPin>,
     keys: KeyArea,
 }
 
@@ -31,13 +32,13 @@ impl ZoneFile {
         ZoneFile { params, pins: Vec::new(), keys }
     }
 
-    /// Administrators of vaults that the zone's members shall trust.
-    pub fn pins(&self) -> &[Pin] {
+    /// The administrators of vaults that the zone's members shall trust.
+    pub fn pins(&self) -> &[AdminPin] {
         &self.pins
     }
 
-    /// Pins a vault's administrator, in the place of another.
-    pub fn set_pin(&mut self, pin: Pin) {
+    /// Pins a vault's administrator, in place of another.
+    pub fn set_pin(&mut self, pin: AdminPin) {
         self.pins.retain(|old| old.vault != pin.vault);
         self.pins.push(pin);
     }
@@ -52,7 +53,7 @@ impl ZoneFile {
         self.params.suite
     }
 
-    /// Block size, in bytes, its vaults use unless told otherwise.
+    /// Default block size of its vaults, in bytes.
     pub fn block_size(&self) -> u32 {
         self.params.block_size
     }
@@ -66,6 +67,10 @@ impl ZoneFile {
     pub fn created(&self) -> u64 {
         self.params.created
     }
+}
+
+impl Members for ZoneFile {
+    type Wire = WireZone;
 
     fn wire(&self) -> WireZone {
         WireZone {
@@ -100,21 +105,6 @@ impl Header for ZoneFile {
         let block_size = u32::try_from(size).expect("a block size is at most 2^20");
         let params = ZoneParams { suite: wire::suite(&w.suite)?, block_size, created: w.created };
         Ok(ZoneFile { params, pins: WirePin::parse_all(w.pins.as_ref())?, keys: keys.parse()? })
-    }
-
-    fn to_json(&self) -> Result<Vec<u8>, HeaderError> {
-        let json = wire::to_vec(&self.wire());
-        let again = Self::parse(&json)?;
-        debug_assert_eq!(&again, self, "a zone file reads back as it was written");
-        Ok(json)
-    }
-
-    fn mac_input(&self) -> Vec<u8> {
-        wire::mac_input(&self.wire())
-    }
-
-    fn signature_input(&self) -> Vec<u8> {
-        wire::signature_input(&self.wire())
     }
 
     fn keys(&self) -> &KeyArea {

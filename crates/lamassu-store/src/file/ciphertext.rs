@@ -120,7 +120,7 @@ impl Core {
                     places.push(Location::Scratch(plain.len() * len));
                     plain.push(n);
                     contents.push(&**bytes);
-                    numbers.push(block.0);
+                    numbers.push(*block);
                 }
                 Dirty::Sealed(block) => {
                     places.push(Location::Presealed(block.clone()));
@@ -134,7 +134,7 @@ impl Core {
             }
         }
         let mut new_keys = Keys::holes(plain.len());
-        let salts = Salts::of_blocks(self.ctx.domain, id.0, &numbers);
+        let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
         let mut scratch = SCRATCH.take();
         if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
             scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept

@@ -65,7 +65,7 @@ impl Core {
 
     /// What the keys of blocks from `first` on depend on, in the file with this id.
     pub fn salts(&self, file_id: FileId, first: BlockNo) -> Salts<'static> {
-        Salts::from_block(self.ctx.domain, file_id.0, first.0)
+        Salts::from_block(self.ctx.domain, file_id, first)
     }
 
     /// Makes a damage, passes it to the reporter, and returns the error for the caller.

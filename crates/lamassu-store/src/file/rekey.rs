@@ -164,9 +164,9 @@ impl Core {
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
             let mut old_keys = Keys::default();
             failed.iter().filter_map(|i| wanted.get(*i)).for_each(|key| old_keys.push(&key));
-            let numbers: Vec<u64> = failed.iter().map(|i| first.0 + *i as u64).collect();
-            let keyed =
-                Keyed { keys: old_keys.raw(), salts: Salts::of_blocks(self.ctx.domain, st.identity.id().0, &numbers) };
+            let numbers: Vec<BlockNo> = failed.iter().map(|i| first + *i as u64).collect();
+            let salts = Salts::of_blocks(self.ctx.domain, st.identity.id(), &numbers);
+            let keyed = Keyed { keys: old_keys.raw(), salts };
             let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, keyed, Verify::Full);
             for (at, (i, bytes)) in failed.into_iter().zip(plain.chunks_exact(len)).enumerate() {
                 let block = first + i as u64;

@@ -14,9 +14,6 @@ use crate::private::{self, Access};
 use crate::signals;
 use crate::users;
 use clap::ValueEnum;
-use lamassu_crypto::engine::device::{Device, LoopBack};
-use lamassu_crypto::speed::DEVICE_DEPTH;
-use lamassu_crypto::stages;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
 use lamassu_host::{Keeper, Served};
 use lamassu_vault::{Durability, Forest, Integrity, Options, ROOT, Vault};
@@ -117,36 +114,6 @@ struct Plan {
     mount: MountOptions,
     /// without a request for so long, everything is unloaded
     idle: Option<Duration>,
-    /// what ciphers in the place of threads, to measure
-    device: Option<DeviceArg>,
-}
-
-/// What `LAMASSU_ENGINE` may name: a loop-back device, a thread behind a ring of jobs in the place of an accelerator.
-#[derive(Clone, Copy)]
-enum DeviceArg {
-    /// Awaits each block before the next.
-    Alone,
-    /// A pipeline of jobs.
-    Pipelined,
-}
-
-impl DeviceArg {
-    fn from_environment() -> Result<Option<DeviceArg>, Fault> {
-        match std::env::var_os("LAMASSU_ENGINE") {
-            None => Ok(None),
-            Some(name) if name == "device-sync" => Ok(Some(DeviceArg::Alone)),
-            Some(name) if name == "device" => Ok(Some(DeviceArg::Pipelined)),
-            Some(_) => Err(Fault::Usage("LAMASSU_ENGINE must be device-sync or device, or not be there")),
-        }
-    }
-
-    /// Starts its thread: not before the process is the one that serves.
-    fn start(self) -> Arc<dyn Device> {
-        Arc::new(match self {
-            DeviceArg::Alone => LoopBack::one_at_a_time(),
-            DeviceArg::Pipelined => LoopBack::new(1, DEVICE_DEPTH),
-        })
-    }
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
@@ -183,7 +150,6 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
 
 impl Plan {
     fn of(ui: &Ui, args: Args) -> Result<Plan> {
-        let device = DeviceArg::from_environment()?;
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
         let mut mount = MountOptions::default();
@@ -230,7 +196,7 @@ impl Plan {
         }
         let key = args.key.or(key);
         let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
-        Ok(Plan { dir, mountpoint, key, vault, mount, idle, device })
+        Ok(Plan { dir, mountpoint, key, vault, mount, idle })
     }
 }
 
@@ -270,15 +236,11 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
 fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
-    if std::env::var_os("LAMASSU_STAGES").is_some() {
-        stages::measure();
-    }
     let mounted = plan.attach(ui)?;
     confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
         mounted.wait()?;
-        tell_stages();
         return Ok(Code::Done);
     };
     ready.tell()?;
@@ -286,16 +248,8 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     // Nobody reads our standard error any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
     tracing::info!(dir = %plan.dir.display(), "unmounted");
-    tell_stages();
     ended?;
     Ok(Code::Done)
-}
-
-/// Where the time went, if that was measured.
-fn tell_stages() {
-    if let Some(times) = stages::times() {
-        tracing::info!("seconds by stage: {times}");
-    }
 }
 
 impl Plan {
@@ -311,7 +265,6 @@ impl Plan {
         let mut options = self.mount.clone();
         let found = open::found(ui, &self.dir)?;
         let mut vault = self.vault.clone();
-        vault.device = self.device.map(DeviceArg::start);
         if found.header.is_snapshot() && !vault.read_only {
             ui.note("a snapshot: mounted read-only");
             (vault.read_only, options.read_only) = (true, true);

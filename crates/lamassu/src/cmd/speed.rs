@@ -13,8 +13,6 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu speed
   lamassu speed --suite aes --threads 1,4 --json
-  lamassu speed --suite aes --device
-  lamassu speed --suite aes --threads 1 --parts --block-size 64K
   lamassu speed --suite aes --block-size 128K --batch 16M
 The kernel `library` composes calls of RustCrypto, one block after another.
 LAMASSU_CPU masks processor features, to compare; BLAKE3 and ChaCha20 choose for themselves.";
@@ -38,12 +36,6 @@ pub struct Args {
     /// Every kernel that this processor has [default: the library's and the best]
     #[arg(short, long)]
     all: bool,
-    /// Also through a loop-back device, a thread behind a ring of jobs as an accelerator would be: block by block, and whole batches in a pipeline
-    #[arg(short, long)]
-    device: bool,
-    /// Also the parts by themselves, with one thread: `hash` and `encrypt`. Seal can do no more than 1/(1/hash + 1/encrypt), open no more than 1/(1/hash + 1/open_unverified)
-    #[arg(short, long)]
-    parts: bool,
     /// How long each row is measured, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     ms: u32,
@@ -91,8 +83,6 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         block_size: args.block_size as usize,
         batch_bytes: args.batch as usize,
         duration: Duration::from_millis(args.ms.into()),
-        device: args.device,
-        parts: args.parts,
     };
     let mut rows = Vec::new();
     let mut printed = Ok(());

@@ -1,6 +1,5 @@
-//! Whatever ciphers, the bytes are the same: every kernel by `LAMASSU_CPU`, and a device by `LAMASSU_ENGINE`.
+//! Whatever kernel `LAMASSU_CPU` leaves, the bytes are the same.
 
-use crate::mounts::is_mounted;
 use crate::support::{Bench, Ran, noise};
 use lamassu_format::Suite;
 use std::fs;
@@ -55,39 +54,4 @@ fn a_vault_is_the_same_whatever_the_processor_has() {
         }
         run("portable", "check v").ok();
     }
-}
-
-#[test]
-fn a_device_writes_the_same_bytes() {
-    let b = Bench::new();
-    b.run("init v").ok();
-    b.dir("m");
-    let mount = |engine: Option<&str>| -> Ran {
-        let mut command = b.command(["mount", "v", "m"]);
-        command.envs(engine.map(|engine| ("LAMASSU_ENGINE", engine)));
-        command.output().unwrap().into()
-    };
-    let engines = [None, Some("device-sync"), Some("device")];
-    let name = |engine: Option<&str>| engine.unwrap_or("threads").to_owned();
-    for engine in engines {
-        mount(engine).ok();
-        fs::write(b.path("m").join(name(engine)), content()).unwrap();
-        b.unmount("m");
-    }
-    let first = ciphertext(&b, "v", "threads");
-    for engine in engines {
-        let (equal, of) = alike(&first, &ciphertext(&b, "v", &name(engine)));
-        assert!(equal >= 37 && of <= 37 + 3, "{engine:?}: {equal} of {of} blocks are equal");
-        assert_eq!(b.run(&format!("cat v {}", name(engine))).ok().out, content());
-        mount(engine).ok();
-        for written in engines {
-            assert!(fs::read(b.path("m").join(name(written))).unwrap() == content(), "{written:?}, read by {engine:?}");
-        }
-        b.unmount("m");
-    }
-    for wrong in ["", "gpu", "library", "device,device"] {
-        mount(Some(wrong)).code(2).says("LAMASSU_ENGINE must be");
-        assert!(!is_mounted(&b.path("m")));
-    }
-    b.run("check v").ok();
 }

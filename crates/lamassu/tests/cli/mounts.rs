@@ -431,27 +431,6 @@ fn without_fuse_is_19() {
     b.run("check v").ok();
 }
 
-#[test]
-fn a_mount_says_where_its_time_went_if_asked() {
-    let b = bench("");
-    let stages = |value: Option<&str>, log: &str| {
-        let mut command = b.command(["-v", "mount", "--log-file", log, "v", "m"]);
-        command.envs(value.map(|value| ("LAMASSU_STAGES", value)));
-        Ran::from(command.output().unwrap()).ok();
-        fs::write(b.path("m/x"), noise(2_000_000, 1)).unwrap();
-        b.unmount("m");
-        let said = fs::read_to_string(b.path(log)).unwrap();
-        said.lines().find_map(|line| Some(line.split_once("seconds by stage: ")?.1.to_owned()))
-    };
-    let told = stages(Some("1"), "measured").expect("a line");
-    let spent = |stage: &str| -> f64 {
-        let found = told.split(' ').find_map(|word| word.strip_prefix(stage)?.strip_prefix('='));
-        found.unwrap_or_else(|| panic!("{stage} is not in {told}")).parse().unwrap()
-    };
-    assert!(spent("encrypt") > 0.0 && spent("key") > 0.0 && spent("store") > 0.0, "{told}");
-    assert_eq!(stages(None, "unmeasured"), None);
-}
-
 /// A store of 8 MiB at `store`; `false`, with a line that says so, where this user may not mount one.
 fn small_store(b: &Bench) -> bool {
     let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "none"]).arg(b.dir("store")).output();

@@ -2,7 +2,6 @@
 
 use crate::mounts::kill;
 use crate::support::Bench;
-use std::collections::HashSet;
 use std::io::Read;
 use std::path::Path;
 
@@ -115,26 +114,6 @@ fn speed_prints_rows() {
         assert!(row["gb_per_s"].is_f64() && row["threads"] == 1);
     }
     assert!(b.run("speed --ms 1 --suite blake3 --threads 1").ok().text().contains("open_unverified"));
-    let rows = b.run("speed --ms 1 --suite aes --threads 1 --device --json").ok().json();
-    let kernels: Vec<_> = rows.as_array().unwrap().iter().map(|row| row["kernel"].as_str().unwrap()).collect();
-    for device in ["device, one at a time", "device, pipelined"] {
-        assert_eq!(kernels.iter().filter(|kernel| **kernel == device).count(), 3, "{kernels:?}");
-    }
-}
-
-#[test]
-fn speed_tells_the_parts_by_themselves() {
-    let b = Bench::new();
-    for line in ["--block-size 1K", "--block-size 64K --batch 16M --suite chacha", "--block-size 1M --batch 1K"] {
-        let rows = b.run(&format!("speed --ms 1 --suite aes --threads 1,2 --parts --json {line}")).ok().json();
-        let rows = rows.as_array().unwrap();
-        let kernels: HashSet<_> = rows.iter().map(|row| row["kernel"].as_str().unwrap()).collect();
-        for (op, threads) in [("hash", 1), ("encrypt", 1), ("open_unverified", 1)] {
-            let of = rows.iter().filter(|row| row["op"] == op && row["threads"] == threads && row["suite"] == "aes");
-            assert_eq!(of.count(), kernels.len(), "{op} {line}");
-        }
-    }
-    assert!(!b.run("speed --ms 1 --suite aes --threads 1").ok().text().contains("encrypt"));
     b.run("speed --block-size 512").code(2).says("from 1024 (1K)");
 }
 

@@ -1,7 +1,8 @@
 //! AES-256 bitsliced over four blocks at a time: no table, no branch on a secret. The four blocks may have four keys.
 //!
-//! The representation (eight 64-bit words, one for each bit of a byte) and the linear layers follow BearSSL's `aes_ct64` by Thomas Pornin (MIT licence);
-//! the S-box is the circuit of Boyar and Peralta ("A depth-16 circuit for the AES S-box", 2011).
+//! The representation (eight 64-bit words, one for each bit of a byte) and the linear layers follow BearSSL's
+//! `aes_ct64` by Thomas Pornin (MIT licence). The S-box is the circuit of Boyar and Peralta ("A depth-16 circuit for
+//! the AES S-box", 2011).
 
 use lamassu_format::BlockKey;
 use zeroize::Zeroizing;

@@ -1,6 +1,7 @@
 //! AES-256 by AES-NI: eight lanes of different keys for CBC encryption, eight blocks in flight for the rest.
 //!
-//! An AESENC takes several cycles and one can start every cycle or half: a single CBC stream leaves most of the unit idle.
+//! An AESENC takes several cycles and one can start every cycle or half cycle: a single CBC stream leaves most of the
+//! unit idle.
 
 use crate::kernel::aes::{ROUNDS, RoundKeys};
 use lamassu_format::BlockKey;
@@ -40,8 +41,8 @@ pub(super) fn store(bytes: &mut [u8; 16], x: __m128i) {
     unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), x) }
 }
 
-/// The key schedule. AESENCLAST on a register of four equal columns is SubWord of each (ShiftRows then moves nothing), and unlike AESKEYGENASSIST
-/// it is fast; the rotation and the broadcast are one shuffle.
+/// The key schedule. AESENCLAST on a register of four equal columns is SubWord of each, since ShiftRows then moves
+/// nothing. It is faster than AESKEYGENASSIST. The rotation and the broadcast are one shuffle.
 #[inline]
 #[target_feature(enable = "aes,sse2,ssse3")]
 pub(super) fn expand(key: &BlockKey) -> Schedule {

@@ -1,5 +1,6 @@
-//! SHA-256's rounds over lanes by AVX-512, for one width of register: the macro's module names the width's instructions. No state waits for another
-//! instruction's latency, and a rotation and a three-input function are one instruction each.
+//! SHA-256's rounds over lanes by AVX-512, for one register width: the module that uses the macro names the
+//! instructions of that width. No state waits for the latency of another instruction; a rotation and a three-input
+//! function are one instruction each.
 
 /// Truth tables of ternary logic: the XOR of all three; a ? b : c; what two or three agree on.
 pub(super) const XOR: i32 = 0x96;
@@ -19,7 +20,8 @@ macro_rules! round {
     };
 }
 
-/// Sixteen rounds, spelt out: with the words in an array that a loop indexes, the compiler keeps them in memory. `$each` is done to `$w` and t after round t.
+/// Sixteen rounds, unrolled: the compiler keeps an array that a loop indexes in memory. `$each` is done to `$w` and t
+/// after round t.
 macro_rules! sixteen_rounds {
     ($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident $g:ident $h:ident, $w:ident, $k:expr, $each:ident) => {
         sixteen_rounds!(@eight $a $b $c $d $e $f $g $h, $w, $k, $each, 0 1 2 3 4 5 6 7);
@@ -46,8 +48,8 @@ macro_rules! sixteen_rounds {
     };
 }
 
-/// Word t + 16 of the message schedule in the place of word t. Between the rounds, because it is mostly rotations, which not every port takes:
-/// alone it would leave the others idle.
+/// Word t + 16 of the message schedule, in place of word t. It is computed between the rounds, because it is mostly
+/// rotations, which only some ports take: by itself it would leave the other ports idle.
 macro_rules! extend {
     ($w:ident, $t:literal) => {
         let (x, y) = ($w[($t + 1) % 16], $w[($t + 14) % 16]);

@@ -1,5 +1,5 @@
-//! SHA-256 of eight messages at once by AVX2: word t of every message in one register. For processors with neither SHA-NI nor AVX-512 (Intel's from 2013
-//! to 2019 outside servers), which otherwise hash one message at a time.
+//! SHA-256 of eight messages at once by AVX2: word t of every message in one register. It is for processors with
+//! neither SHA-NI nor AVX-512 (Intel's from 2013 to 2019 outside servers), which otherwise hash one message at a time.
 
 use crate::kernel::sha256::K;
 use std::arch::x86_64::*;
@@ -9,7 +9,8 @@ pub(in crate::kernel) const LANES: usize = 8;
 
 sha256_of_lanes!("avx2", _mm256_setzero_si256, _mm256_set1_epi32, _mm256_storeu_si256);
 
-/// The XOR of three terms, each `x` rotated right by a count (`>>>`), or the last one shifted right (`>>`): AVX2 has no rotations.
+/// The XOR of three terms: each is `x` rotated right by a count (`>>>`), or the last one shifted right (`>>`). AVX2 has
+/// no rotations.
 macro_rules! sigma {
     ($x:expr, >>> $r0:literal, >>> $r1:literal, >>> $r2:literal) => {
         xor(xor(rotate!($x, $r0), rotate!($x, $r1)), rotate!($x, $r2))

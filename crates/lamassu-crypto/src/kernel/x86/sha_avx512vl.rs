@@ -1,5 +1,5 @@
-//! SHA-256 of eight messages at once by AVX-512 over 256-bit registers. For what does not fill sixteen lanes: the narrower instructions have a port more to
-//! go to, so that eight messages take two thirds of the time of sixteen.
+//! SHA-256 of eight messages at once by AVX-512 over 256-bit registers, for groups that do not fill sixteen lanes. The
+//! narrower instructions have one more port, so eight messages take two thirds of the time of sixteen.
 
 use super::sha_avx2::words_of;
 use std::arch::x86_64::*;

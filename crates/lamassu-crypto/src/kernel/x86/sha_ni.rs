@@ -1,4 +1,5 @@
-//! SHA-256 by the SHA extensions. SHA256RNDS2 has to wait for the one before it, so two messages are hashed at once where there are two.
+//! SHA-256 by the SHA extensions. Each SHA256RNDS2 waits for the one before it, so two messages are hashed at once if
+//! there are two.
 
 use crate::kernel::sha256::{INITIAL, K, output, tail_blocks};
 use std::arch::x86_64::*;

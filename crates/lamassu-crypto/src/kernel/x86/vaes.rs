@@ -1,5 +1,5 @@
-//! AES-256 by VAES over 256-bit registers: two blocks an instruction. Eight or four lanes of different keys for CBC encryption, sixteen blocks in
-//! flight for the rest; what is left over goes to AES-NI.
+//! AES-256 by VAES over 256-bit registers: two blocks per instruction. CBC encryption takes eight or four lanes of
+//! different keys; the rest has sixteen blocks in flight. What remains goes to AES-NI.
 
 use super::aesni::{self, Schedule, expand, expand_inverse};
 use crate::kernel::aes::ROUNDS;

@@ -1,5 +1,6 @@
-//! AES-256-CBC encryption by VAES over 512-bit registers: sixteen lanes of different keys, four an instruction. Fewer lanes go to [`super::vaes`]: each block of a lane
-//! waits for the one before it, so that what counts is how many lanes are in flight.
+//! AES-256-CBC encryption by VAES over 512-bit registers: sixteen lanes of different keys, four per instruction. Fewer
+//! lanes go to [`super::vaes`]: each block of a lane waits for the one before it, so the number of lanes in flight
+//! decides.
 
 use super::aesni::expand;
 use crate::kernel::aes::ROUNDS;
@@ -11,8 +12,8 @@ use zeroize::Zeroize;
 pub(in crate::kernel) const LANES: usize = 16;
 /// Registers in flight, of four lanes each.
 const WIDTH: usize = LANES / 4;
-/// How far the second half of the lanes is behind the first, in bytes: a cache line. Lanes often lie 4096 bytes apart; sixteen at the same place in their pages would
-/// want sixteen lines of one set of a cache of twelve ways.
+/// How far the second half of the lanes is behind the first, in bytes: one cache line. Lanes often are 4096 bytes
+/// apart. Sixteen lanes at the same offset in their pages would need sixteen lines of one cache set of twelve ways.
 const LAG: usize = 64;
 /// Shorter lanes are not worth what it costs to begin and end apart.
 pub(in crate::kernel) const LEN_MIN: usize = 16 * LAG;
@@ -64,7 +65,7 @@ pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]])
     let starts: Starts = quads.each_mut().map(|quad| quad.each_mut().map(|lane| lane.as_mut_ptr()));
     let mut x = [_mm512_setzero_si512(); WIDTH];
     let mut at = 0;
-    // SAFETY: the first half goes from 0 to len, the second as far, LAG behind.
+    // SAFETY: the first half runs from 0 to len; so does the second, LAG behind.
     unsafe {
         while at < LAG {
             x = step::<0, { WIDTH / 2 }>(&k, &starts, x, at);
@@ -81,10 +82,11 @@ pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]])
     }
 }
 
-/// Encrypts a block of each lane of the registers `FROM..UNTIL`, behind `x`: the block `at` bytes from the start, in the second half [`LAG`] before it.
+/// Encrypts a block of each lane of the registers `FROM..UNTIL`, after `x`: the block `at` bytes from the start, in the
+/// second half [`LAG`] bytes earlier.
 ///
 /// # Safety
-/// There are 16 bytes there, in every lane concerned, and nobody else has them.
+/// There are 16 bytes there in every lane concerned, and no other reference to them.
 #[inline]
 #[target_feature(enable = "avx512f,vaes")]
 unsafe fn step<const FROM: usize, const UNTIL: usize>(

@@ -5,7 +5,7 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{served, text};
-use lamassu_format::header::{Header, Pin as Pinned, Role, VaultHeader, ZoneFile};
+use lamassu_format::header::{AdminPin, Header, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::Kind;
 use lamassu_keys::{Event, KeyError, Purpose, SlotKind, Update, admin};
@@ -214,7 +214,7 @@ fn pin(ui: &Ui, args: &Pin) -> Result<()> {
     keys::check_pinned(ui, &header)?;
     let Some(found) = &header.keys().admin else { return Err(KeyError::NoAdministrator.into()) };
     if let Some(file) = &args.zone {
-        return pin_in_zone(ui, args, file, Pinned { vault: header.id(), admin: found.public });
+        return pin_in_zone(ui, args, file, AdminPin { vault: header.id(), admin: found.public });
     }
     match ui.policy.pins.add(&header.id(), &found.public, &comment(&args.dir))? {
         Some(path) => ui.note(format_args!(
@@ -227,7 +227,7 @@ fn pin(ui: &Ui, args: &Pin) -> Result<()> {
     Ok(())
 }
 
-fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: Pinned) -> Result<()> {
+fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
     let update = Update::begin(file)?;
     let mut zone: ZoneFile = update.read()?;

@@ -1,12 +1,12 @@
-//! How fast the suites are here, for `lamassu speed`: every kernel this processor has, beside a plain composition of RustCrypto's calls.
+//! How fast the suites are here, for `lamassu speed`: every kernel of this processor, and a plain composition of
+//! RustCrypto's calls to compare with.
 
-use crate::engine::device::LoopBack;
-use crate::inner::{GROUP, Group};
+#[cfg(any(test, feature = "measure"))]
+pub mod beyond;
+
 use crate::kernel::Kernel;
-use crate::{BlockKey, Engine, InnerKey, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
+use crate::{BlockKey, Engine, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
 use std::convert::Infallible;
-use std::hint::black_box;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What was measured.
@@ -19,8 +19,10 @@ pub enum Op {
     /// Decrypt alone.
     OpenUnverified,
     /// A part of `Seal`, and of `Open`: hash alone, in the same groups.
+    #[cfg(any(test, feature = "measure"))]
     Hash,
     /// A part of `Seal`: encrypt alone, under keys that are known already, in the same lanes.
+    #[cfg(any(test, feature = "measure"))]
     Encrypt,
 }
 
@@ -31,7 +33,9 @@ impl Op {
             Op::Seal => "seal",
             Op::Open => "open",
             Op::OpenUnverified => "open_unverified",
+            #[cfg(any(test, feature = "measure"))]
             Op::Hash => "hash",
+            #[cfg(any(test, feature = "measure"))]
             Op::Encrypt => "encrypt",
         }
     }
@@ -44,8 +48,8 @@ pub struct Row {
     pub suite: Suite,
     /// What was done.
     pub op: Op,
-    /// The kernel; `library` composes RustCrypto calls one block after another, as a program without kernels of its own would. Or how a device is used: `device, one at a time`
-    /// waits for each block, `device, pipelined` for each batch.
+    /// The kernel, or how a device is used. `library` composes RustCrypto calls one block after another, as a program
+    /// without kernels of its own would.
     pub kernel: String,
     /// Threads that worked on each batch.
     pub threads: usize,
@@ -64,19 +68,12 @@ pub struct Plan<'a> {
     pub threads: &'a [usize],
     /// Block size in bytes, a multiple of 16.
     pub block_size: usize,
-    /// Bytes of a batch, rounded down to whole blocks, at least one: 1 MiB is what one FUSE write brings, 16 MiB the most that a commit seals at once.
+    /// Bytes of a batch, rounded down to whole blocks, at least one: 1 MiB is what one FUSE write brings, 16 MiB the
+    /// most that a commit seals at once.
     pub batch_bytes: usize,
     /// How long each row is measured for.
     pub duration: Duration,
-    /// Whether to send blocks through a loop-back device, too: one thread with the best kernel behind a ring.
-    pub device: bool,
-    /// Whether to measure the parts by themselves, too, with one thread: they bound what `Seal` and `Open` can do, 1 ÷ (1 ÷ hash + 1 ÷ encrypt) and
-    /// 1 ÷ (1 ÷ hash + 1 ÷ open_unverified).
-    pub parts: bool,
 }
-
-/// Slots of the ring of a loop-back device. Two would keep it busy while the submitter is; more take up what the scheduler does.
-pub const DEVICE_DEPTH: usize = 8;
 
 /// Measures; calls `row` with each row as it is ready.
 ///
@@ -96,16 +93,6 @@ pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom
                     measure_one(plan, (suite, &kernel.to_string()), &ring, &engine, &mut row)?;
                 }
             }
-            if plan.parts {
-                measure_parts(plan, (suite, kernel), &ring.inner(), &mut row)?;
-            }
-        }
-        if plan.device {
-            let ring = KeyRing::new(suite, std::slice::from_ref(&k_in), std::slice::from_ref(&k_out));
-            let engine = Engine::with_device(Arc::new(LoopBack::new(1, DEVICE_DEPTH)));
-            let alone = Engine::with_device(Arc::new(LoopBack::one_at_a_time()));
-            measure_one(plan, (suite, "device, one at a time"), &ring, &alone, &mut row)?;
-            measure_one(plan, (suite, "device, pipelined"), &ring, &engine, &mut row)?;
         }
     }
     Ok(())
@@ -122,12 +109,13 @@ fn measure_one(
     let plain = plan.batch()?;
     let mut keys = vec![BlockKey::default(); plain.len() / size];
     let mut sealed = plain.clone();
-    engine.seal(&ring.inner(), Salts::EMPTY, &mut sealed, size, &mut keys);
     let key = &ring.inner();
+    engine.seal(key, Salts::EMPTY, &mut sealed, size, &mut keys);
     let mut work = plain;
     let mut scratch = keys.clone();
     for op in [Op::Seal, Op::Open, Op::OpenUnverified] {
-        // Sealing what was sealed costs the same, so nothing is copied but for `Open`, where the input must verify: each chunk just before it is opened, as a file's is read.
+        // Sealing what was sealed costs the same, so nothing is copied for it. The input of `Open` must verify: each
+        // chunk is copied just before it is opened, as a file's is read.
         let gb_per_s = rate(plan.duration, work.len(), || match op {
             Op::Seal => engine.seal(key, Salts::EMPTY, &mut work, size, &mut scratch),
             Op::Open => {
@@ -142,37 +130,10 @@ fn measure_one(
             Op::OpenUnverified => {
                 assert!(engine.open_as_told(ring, &mut work, size, Keyed::unsalted(&keys), Verify::No).is_empty());
             }
+            #[cfg(any(test, feature = "measure"))]
             Op::Hash | Op::Encrypt => unreachable!("parts are measured without an engine"),
         });
         row(Row { suite, op, kernel: kernel.into(), threads: engine.threads(), gb_per_s });
-    }
-    Ok(())
-}
-
-fn measure_parts(
-    plan: &Plan<'_>,
-    (suite, kernel): (Suite, Kernel),
-    key: &InnerKey,
-    row: &mut impl FnMut(Row),
-) -> Result<(), NoRandom> {
-    let size = plan.block_size;
-    let mut work = plan.batch()?;
-    let mut keys = vec![BlockKey::default(); work.len() / size];
-    key.derive(Salts::EMPTY, &work, size, &mut keys);
-    let mut hashes = [[0; 32]; GROUP];
-    for op in [Op::Hash, Op::Encrypt] {
-        let gb_per_s = rate(plan.duration, work.len(), || {
-            for (blocks, keys) in work.chunks_mut(GROUP * size).zip(keys.chunks(GROUP)) {
-                match op {
-                    Op::Hash => {
-                        let blocks = Group::of(blocks.chunks_exact(size));
-                        key.hash_group(black_box(blocks.as_slice()), black_box(&mut hashes[..keys.len()]));
-                    }
-                    _ => key.encrypt_group(blocks, size, keys),
-                }
-            }
-        });
-        row(Row { suite, op, kernel: kernel.to_string(), threads: 1, gb_per_s });
     }
     Ok(())
 }
@@ -211,10 +172,12 @@ mod tests {
             block_size: 8192,
             batch_bytes: 100_000,
             duration: Duration::from_millis(1),
-            device: true,
-            parts: true,
         };
         measure(&plan, |r| rows.push(r)).unwrap();
+        assert_eq!(rows.len(), 4 * 3 * 3);
+        beyond::parts(&plan, |r| rows.push(r)).unwrap();
+        assert_eq!(rows.len(), 4 * (3 * 3 + 2 * 2));
+        beyond::device(&plan, |r| rows.push(r)).unwrap();
         assert_eq!(rows.len(), 4 * (3 * (3 + 2) + 2 * 2));
         for (i, r) in rows.iter().enumerate() {
             assert!(r.gb_per_s > 0.0);
