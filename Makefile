@@ -61,7 +61,7 @@ soak: build ## half an hour of mixed load, with the daemon's memory measured
 fuzz: ## every decoder and the reader of backing files under a fuzzer, SECONDS each (60), JOBS at once (as many as processors)
 	fuzz/run --seconds $(or $(SECONDS),60) --jobs $(or $(JOBS),$(shell nproc))
 
-lint: ## formatting, clippy, dependencies, licences, and the width of Markdown pages
+lint: ## formatting, clippy, dependencies, licences, and the width of prose
 	scripts/test lint
 
 setup-bench: ## installs what `bench` needs beside that: the peers, dbench, Postmark, matplotlib

@@ -51,8 +51,8 @@ pub enum Pages {
     Several,
 }
 
-/// Judges a page of a file in recovery, or of a clean one. `leaf` is its digest under the row's root. `zero` is the stamp
-/// of page 0, once that page was judged to be in flight.
+/// Judges a page of a file in recovery, or of a clean one. `leaf` is its digest under the row's root. `zero` is the
+/// stamp of page 0, once that page was judged to be in flight.
 pub fn page(row: &FileRow, pages: Pages, leaf: Digest, zero: Option<Stamp>, shown: &Shown) -> Verdict {
     let cut = row.open.as_ref().and_then(|open| open.cut).filter(|cut| cut.from <= shown.page);
     // J5: page 0 says that the shrink came before it, so nothing that was acknowledged is left behind the cut.

@@ -1,7 +1,7 @@
 //! What is queued: changes of rows that are in force here and not yet durable.
 //!
-//! * A key has one queued value, the last. What is being committed lies in a second layer until the commit has returned,
-//!   so that a commit which fails loses nothing.
+//! * A key has one queued value, the last. What is being committed lies in a second layer until the commit has
+//!   returned, so that a commit which fails loses nothing.
 //! * An entry that is being *made* has a number. It may be committed only after a barrier of the store that began when
 //!   that number had been given (N4): a commit takes entries up to a [`Mark`] and leaves the rest, with all else that
 //!   concerns the same object. That the store has carried out an intent has a number, too: the intent stays until a

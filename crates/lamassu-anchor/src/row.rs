@@ -139,8 +139,8 @@ pub struct Place {
     pub name: Token,
 }
 
-/// A change of names that the anchor has, and the store perhaps not yet, or not durably. Recovery puts the places of all
-/// intents right together: what is recorded there lies in one of them.
+/// A change of names that the anchor has, and the store perhaps not yet, or not durably. Recovery puts the places of
+/// all intents right together: what is recorded there lies in one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// An entry goes.

@@ -1,8 +1,8 @@
 //! The rules for files (`docs/freshness.md`, section 3), played in small against a hostile store.
 //!
 //! Two files of two pages, one block a page. A writer goes through every order of writes, shrinks, marks, barriers,
-//! commits and settling up to a depth, and may end at any step. At every step two questions are asked, with the rows and
-//! the judge that the program uses:
+//! commits and settling up to a depth, and may end at any step. At every step two questions are asked, with the rows
+//! and the judge that the program uses:
 //!
 //! * F3: whatever an honest crash keeps is accepted, and reads as the acknowledged content or one written since;
 //! * F1: whatever the store puts together from everything it ever saw, of both files, reads as one of these or is an

@@ -1,4 +1,5 @@
-//! Argon2id (RFC 9106) for passphrases, and the choice of its cost for this machine. [`Argon2Params`] bounds the cost (§4).
+//! Argon2id (RFC 9106) for passphrases, and the choice of its cost for this machine. [`Argon2Params`] bounds the cost
+//! (§4).
 
 use crate::secret::{Secret, without_trace};
 use argon2::{Algorithm, Argon2, Block, Params, Version};

@@ -1,11 +1,11 @@
-//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on any
-//! other, which it is then about.
+//! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on
+//! any other, which it is then about.
 //!
-//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and its
-//! answer back. They are for root and for the user who mounted; calls also for delegates whom they named.
+//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and
+//! its answer back. They are for root and for the user who mounted; calls also for delegates whom they named.
 //!
-//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered, goes
-//! by a path that may lead elsewhere by then ([`Root`], [`Asked`]).
+//! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered,
+//! goes by a path that may lead elsewhere by then ([`Root`], [`Asked`]).
 
 mod asked;
 
@@ -105,9 +105,9 @@ pub(crate) fn groups_of(status: &str) -> impl Iterator<Item = u32> {
     line.split_whitespace().filter_map(|g| g.parse().ok())
 }
 
-/// Answers calls, given the caller, the inode number of the directory that was called, and the request; each on a thread
-/// of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a panic as
-/// `EIO`. It may wait, also for requests of the mount itself.
+/// Answers calls, given the caller, the inode number of the directory that was called, and the request; each on a
+/// thread of its own, several at a time. An answer longer than [`CALL_LEN_MAX`] reaches the caller as `EMSGSIZE`; a
+/// panic as `EIO`. It may wait, also for requests of the mount itself.
 pub type Calls = Arc<dyn Fn(&Caller, Ino, &[u8]) -> Zeroizing<Vec<u8>> + Send + Sync>;
 
 /// A call or answer as the ioctl carries it; `None` if it is too long. Wiped when dropped.

@@ -22,7 +22,8 @@
 //! * `tuning::windows` state, then `Shared::uses`: a fill begins only while the file is not open for writing.
 //! * `tuning::dirty` state, then the limits last written.
 //! * `Lifetime`, then the state of `Tuning`: the start of the threads.
-//! * `uses`, `descriptors`, `absent`, `uncached`, `without_capability`, `closed`, and the state of `tuning::awake`: alone.
+//! * `uses`, `descriptors`, `absent`, `uncached`, `without_capability`, `closed`, and the state of `tuning::awake`:
+//!   alone.
 //!
 //! Calls into the file system below hold `admin` (freeze, thaw) or the windows' state (`may_cache` alone), and no other
 //! lock.

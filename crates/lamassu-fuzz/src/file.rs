@@ -1,8 +1,10 @@
-//! Backing files (`docs/format.md` §8 to §12): honest ones, damaged as a hostile store would, or with pages forged behind good seals.
+//! Backing files (`docs/format.md` §8 to §12): honest ones, damaged as a hostile store would, or with pages forged
+//! behind good seals.
 //!
 //! What must hold, whatever was done to the backing file:
-//! * without forged pages, every block reads as an error, as its content, or, where the store put an older state back or the last writer was killed, as its
-//!   earlier content; as zeros only where there was a hole or the end of the file;
+//! * without forged pages, every block reads as an error, as its content, or, where the store put an older state back
+//!   or the last writer was killed, as its earlier content; as zeros only where there was a hole or the end of the
+//!   file;
 //! * `check` finds damage exactly where reads do; `check --repair` changes nothing that can be read;
 //! * a write that succeeds is read back, and leaves what else could be read as it was;
 //! * the file can be emptied and used again.

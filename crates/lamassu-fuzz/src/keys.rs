@@ -1,4 +1,5 @@
-//! What people, servers and the store give `lamassu-keys` beside headers: shares of a recovery key, a KMIP server's answers, the history.
+//! What people, servers and the store give `lamassu-keys` beside headers: shares of a recovery key, a KMIP server's
+//! answers, the history.
 
 use crate::bytes::Bytes;
 use lamassu_crypto::Secret;
@@ -7,7 +8,8 @@ use lamassu_keys::{shares, testing};
 /// Bytes of a share before its checksum.
 const SHARE: usize = 37;
 
-/// Shares as they are typed. First byte even: the text; odd: payloads of 37 bytes each, which get the checksum that belongs to them.
+/// Shares as they are typed. First byte even: the text; odd: payloads of 37 bytes each, which get the checksum that
+/// belongs to them.
 pub fn share(input: &[u8]) {
     let Some((mode, rest)) = input.split_first() else { return };
     if mode.is_multiple_of(2) {
@@ -21,7 +23,8 @@ pub fn share(input: &[u8]) {
         assert!(joined.is_err(), "a key of no share");
         return;
     };
-    // The number of a share in the upper half of its first byte, how many it takes in the lower; set and vault are the next four bytes.
+    // The number of a share in the upper half of its first byte, how many it takes in the lower; set and vault are the
+    // next four bytes.
     let mut numbers: Vec<u8> = payloads.iter().map(|p| p[0] >> 4).collect();
     let count = numbers.len();
     numbers.sort_unstable();
@@ -42,7 +45,8 @@ pub fn answer(input: &[u8]) {
     }
 }
 
-/// A history. First byte even: its bytes; odd: the contents of entries, which are sealed and chained as entries are, one of them then changed.
+/// A history. First byte even: its bytes; odd: the contents of entries, which are sealed and chained as entries are,
+/// one of them then changed.
 pub fn history(input: &[u8]) {
     let mut input = Bytes::new(input);
     let (key, id) = (Secret::new(&mut [3; 32]), [4; 16]);

@@ -1,8 +1,9 @@
-//! What the fuzz targets under `fuzz/` do with their input. Here, so that plain `cargo test` replays the seeds, every input that once failed, and
-//! mutations of them, without a fuzzer.
+//! What the fuzz targets under `fuzz/` do with their input. Here, so that plain `cargo test` replays the seeds, every
+//! input that once failed, and mutations of them, without a fuzzer.
 //!
-//! Each target takes any bytes. It panics if what reads them does, or if an invariant that the target states does not hold: that is a finding.
-//! Keys are fixed: a fuzzer cannot forge a seal, so the targets seal what it makes up, and what lies behind the seal is reached.
+//! Each target takes any bytes. It panics if what reads them does, or if an invariant that the target states does not
+//! hold: that is a finding. Keys are fixed: a fuzzer cannot forge a seal, so the targets seal what it makes up, and
+//! what lies behind the seal is reached.
 //!
 //! Never: part of the product; touches a disk or the network.
 

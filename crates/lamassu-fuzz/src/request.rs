@@ -1,11 +1,11 @@
-//! Requests as the kernel sends them: decoded by the library that the mount uses, carried out by the real adapter over a vault in memory, and answered. We are
-//! the kernel, at the other end of a socket.
+//! Requests as the kernel sends them: decoded by the library that the mount uses, carried out by the real adapter over
+//! a vault in memory, and answered. We are the kernel, at the other end of a socket.
 //!
-//! Nothing may panic, also where a panic would be caught; and after each request that is one (long enough for its header, and as long as that says)
-//! the session must answer the next.
+//! Nothing may panic, also where a panic would be caught; and after each request that is one (long enough for its
+//! header, and as long as that says) the session must answer the next.
 //!
-//! An input is a row of requests: opcode (255: the packet follows as it is), node, what is odd about the header, length of the rest (u16), the rest. Handles in it
-//! count what this session has opened, from 1; others are taken as they are.
+//! An input is a row of requests: opcode (255: the packet follows as it is), node, what is odd about the header, length
+//! of the rest (u16), the rest. Handles in it count what this session has opened, from 1; others are taken as they are.
 
 use crate::bytes::Bytes;
 use crate::tree::Lab;

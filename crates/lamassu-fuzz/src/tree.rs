@@ -1,5 +1,6 @@
-//! Directory records, companions, symbolic links and attributes (`docs/format.md` §5 to §7): put into the store of a small vault as a hostile store would,
-//! or behind a good seal; then everything a front-end and `check` do is done to that vault.
+//! Directory records, companions, symbolic links and attributes (`docs/format.md` §5 to §7): put into the store of a
+//! small vault as a hostile store would, or behind a good seal; then everything a front-end and `check` do is done to
+//! that vault.
 
 use crate::bytes::Bytes;
 use crate::ring;
@@ -120,7 +121,8 @@ pub fn symlink(input: &[u8]) {
                 _ => rest.to_vec(),
             };
             replace_text(&*dir, OsStr::new(&name::link_rest_name(&id)), &rest_text, true);
-            // The total length says the truth, or what the fuzzer wants; the first part is filled up to its length, or not.
+            // The total length says the truth, or what the fuzzer wants; the first part is filled up to its length, or
+            // not.
             let mut first = bytes.rest().to_vec();
             if mode & 0x20 == 0 {
                 first.resize(680, b'x');

@@ -95,8 +95,8 @@ pub fn lock_out_writers_of(policy: &Policy, dir: &Path, stored: &Path) -> Result
     lock_in(policy, &Place::of(dir)?.below(stored)?)
 }
 
-/// As many files open as the system lets this process: for what holds many at once. With `SYS_RESOURCE`, as root has it,
-/// that is as many as any process may have.
+/// As many files open as the system lets this process: for what holds many at once. With `SYS_RESOURCE`, as root has
+/// it, that is as many as any process may have.
 pub fn raise_descriptor_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let most = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());

@@ -1,11 +1,12 @@
 //! The administrator's signature over a header (§4), and what pins it.
 //!
-//! Who opens a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Each of three finds a header that such a person
-//! has changed: the signature itself, which has to verify under the key the header names; an administrator's slot, which holds the seed of the right key; and
-//! whoever has pinned the right key, in case all of that was exchanged.
+//! Who opens a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Each of
+//! three finds a header that such a person has changed: the signature itself, which has to verify under the key the
+//! header names; an administrator's slot, which holds the seed of the right key; and whoever has pinned the right key,
+//! in case all of that was exchanged.
 //!
-//! The key can be exchanged for another, which the old one signs: pins of the old one lead to the new one. Who has the old seed can sign another successor, for
-//! those whose pins have not followed yet.
+//! The key can be exchanged for another, which the old one signs: pins of the old one lead to the new one. Who has the
+//! old seed can sign another successor, for those whose pins have not followed yet.
 
 use crate::unlock::refuse_parent;
 use crate::{KeyError, Material, NewSlot, Terms, Unlocked};
@@ -32,7 +33,8 @@ pub(crate) fn sign<H: Header>(header: &mut H, seed: &Secret<32>) {
     }
 }
 
-/// Verifies the signature, where the header has an administrator, and that it is the one whose seed an administrator's slot held.
+/// Verifies the signature, where the header has an administrator, and that it is the one whose seed an administrator's
+/// slot held.
 pub(crate) fn verify<H: Header>(header: &H, seed: Option<&Secret<32>>) -> Result<(), KeyError> {
     let Some(admin) = &header.keys().admin else {
         // The slot is an administrator's, so there was one.
@@ -44,7 +46,8 @@ pub(crate) fn verify<H: Header>(header: &H, seed: Option<&Secret<32>>) -> Result
     sign::verify(&admin.public, &message(header), &admin.signature).map_err(|_| KeyError::SignatureInvalid)
 }
 
-/// Verifies the signature alone, where there is one. Takes no key; so says nothing of the rest of the header but that it is what was signed.
+/// Verifies the signature alone, where there is one. Takes no key; so says nothing of the rest of the header but that
+/// it is what was signed.
 ///
 /// # Errors
 /// [`KeyError::SignatureInvalid`].
@@ -52,8 +55,8 @@ pub fn verify_signature<H: Header>(header: &H) -> Result<(), KeyError> {
     verify(header, None)
 }
 
-/// Whether the administrator of a header whose signature was verified is one of `pinned`, or has followed one, each having signed the next: then which. Nothing
-/// pinned: whoever it is.
+/// Whether the administrator of a header whose signature was verified is one of `pinned`, or has followed one, each
+/// having signed the next: then which. Nothing pinned: whoever it is.
 ///
 /// # Errors
 /// [`KeyError::OtherAdministrator`].
@@ -98,11 +101,12 @@ pub struct Exchanged {
 }
 
 impl Unlocked {
-    /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the administrator's, and every other is for
-    /// use alone until it is changed.
+    /// Gives a header an administrator's key: the slot that these keys opened, made anew of the same material, is the
+    /// administrator's, and every other is for use alone until it is changed.
     ///
     /// # Errors
-    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
+    /// [`KeyError::HasAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`], and as [`Unlocked::add_slot`].
+    /// `header` is then unchanged.
     pub fn make_administrator<H: Header + Clone>(
         &mut self,
         header: &mut H,
@@ -133,11 +137,13 @@ impl Unlocked {
         Ok(public)
     }
 
-    /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is made anew, of the same material; other administrators'
-    /// slots go, since their secrets are not known, that of a dataset's parent too; use-only slots stay. Who knows the old seed signs no header that anybody takes who has seen the new key.
+    /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is made anew, of the
+    /// same material; other administrators' slots go, since their secrets are not known, that of a dataset's parent
+    /// too; use-only slots stay. Who knows the old seed signs no header that anybody takes who has seen the new key.
     ///
     /// # Errors
-    /// [`KeyError::NoAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`], and as [`Unlocked::add_slot`]. Both are then unchanged.
+    /// [`KeyError::NoAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`],
+    /// and as [`Unlocked::add_slot`]. Both are then unchanged.
     pub fn exchange_administrator<H: Header + Clone>(
         &mut self,
         header: &mut H,
@@ -175,7 +181,8 @@ impl Unlocked {
     /// Pins a vault's administrator in a zone file, which these keys opened.
     ///
     /// # Errors
-    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]; [`KeyError::Header`] where there are too many. `zone` is then unchanged.
+    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]; [`KeyError::Header`] where there are too many. `zone` is
+    /// then unchanged.
     pub fn pin(&self, zone: &mut ZoneFile, pin: AdminPin) -> Result<(), KeyError> {
         self.edit(zone, |next| {
             next.set_pin(pin);

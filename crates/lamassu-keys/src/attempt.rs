@@ -1,8 +1,9 @@
 //! Trying the slots of a header with what a source gave (§4).
 //!
-//! A slot says itself what Argon2id shall cost, and nothing vouches for that before it has opened. So an attempt has bounds: what all its derivations together
-//! may take, over all headers that belong to it (a dataset's, and those of the vaults above that may open it), and how much of the memory that is free one of them may.
-//! And it has an order: what opened last comes first, so that in the ordinary case the other slots cost nothing.
+//! A slot says itself what Argon2id shall cost, and nothing vouches for that before it has opened. So an attempt has
+//! bounds: what all its derivations together may take, over all headers that belong to it (a dataset's, and those of
+//! the vaults above that may open it), and how much of the memory that is free one of them may. And it has an order:
+//! what opened last comes first, so that in the ordinary case the other slots cost nothing.
 
 use crate::unlock::{INFO, Opened, stretched, unwrap};
 use crate::{KeyError, Material, Unlocked, admin};
@@ -31,11 +32,11 @@ pub struct Attempt<'a> {
     work_left: u64,
 }
 
-/// Opens `header` with what a source gave: the first slot of that kind that opens, an administrator's before those for use only; then the MAC, then the
-/// keychain.
+/// Opens `header` with what a source gave: the first slot of that kind that opens, an administrator's before those for
+/// use only; then the MAC, then the keychain.
 ///
-/// A passphrase is tried on each passphrase slot at the cost that slot names, within the bounds of an [`Attempt`]; a key on raw, hex and recovery slots alike; a token
-/// on the slots it sealed.
+/// A passphrase is tried on each passphrase slot at the cost that slot names, within the bounds of an [`Attempt`]; a
+/// key on raw, hex and recovery slots alike; a token on the slots it sealed.
 ///
 /// # Errors
 /// Those of [`Attempt::open`].
@@ -44,7 +45,8 @@ pub fn unlock<H: Header>(header: &H, material: &Material) -> Result<Unlocked, Ke
 }
 
 impl<'a> Attempt<'a> {
-    /// With the bounds of §4: as much work as the slots of one header may ask for, and half of the free memory for each derivation.
+    /// With the bounds of §4: as much work as the slots of one header may ask for, and half of the free memory for each
+    /// derivation.
     pub fn new(material: &'a Material) -> Self {
         Attempt { material, memory_kib: wrap::memory_to_spare_kib(), work_left: Argon2Params::WORK_MAX }
     }
@@ -62,9 +64,10 @@ impl<'a> Attempt<'a> {
     /// Opens a header.
     ///
     /// # Errors
-    /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`], [`KeyError::NoSlot`]; [`KeyError::Argon2Memory`], [`KeyError::Argon2Work`] where no slot opens and one was not
-    /// tried; [`KeyError::HeaderAltered`] where a slot opens and the MAC does not verify;
-    /// [`KeyError::SignatureInvalid`] where the administrator's signature does not; [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`]; [`KeyError::Destroyed`].
+    /// [`KeyError::WrongKey`], [`KeyError::NoSlotOfKind`], [`KeyError::NoSlot`]; [`KeyError::Argon2Memory`],
+    /// [`KeyError::Argon2Work`] where no slot opens and one was not tried; [`KeyError::HeaderAltered`] where a slot
+    /// opens and the MAC does not verify; [`KeyError::SignatureInvalid`] where the administrator's signature does not;
+    /// [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`]; [`KeyError::Destroyed`].
     pub fn open<H: Header>(&mut self, header: &H, slots: Slots) -> Result<Unlocked, KeyError> {
         if let Some(destroyed) = header.destroyed() {
             // Whoever can write there can say so; the administrator's signature tells whether it is true.
@@ -78,7 +81,8 @@ impl<'a> Attempt<'a> {
             let opened = match self.open_slot(&keys.id, slot) {
                 Ok(Some(opened)) => opened,
                 Ok(None) => continue,
-                // A token that stumbles over one slot, e.g. another token's, may open the next. So may a passphrase whose cost is too high in one.
+                // A token that stumbles over one slot, e.g. another token's, may open the next. So may a passphrase
+                // whose cost is too high in one.
                 Err(error) => {
                     failed.get_or_insert(error);
                     continue;
@@ -107,7 +111,8 @@ impl<'a> Attempt<'a> {
             };
         }
         let mut slots: Vec<&Slot> = keys.slots.iter().filter(|s| opens(s.kind, self.material)).collect();
-        // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role that somebody changed shows in the MAC.
+        // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role
+        // that somebody changed shows in the MAC.
         slots.sort_by_key(|s| s.role == Role::Use);
         if let Slots::First(id) = which
             && let Some(at) = slots.iter().position(|s| s.id == id)
@@ -151,7 +156,8 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same key.
+/// Whether material can open slots of a kind: raw, hex, recovery and recovery-shares are ways to write down the same
+/// key.
 fn opens(kind: SlotKind, material: &Material) -> bool {
     match material {
         Material::Passphrase(_) => kind == SlotKind::Passphrase,

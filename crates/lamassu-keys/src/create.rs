@@ -76,8 +76,9 @@ pub struct NewZone {
 /// Makes a vault header with one slot. Nothing is written.
 ///
 /// # Errors
-/// [`KeyError::ZoneSuite`], [`KeyError::NoOuterKey`], [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the zone, [`KeyError::DomainNotZone`],
-/// [`KeyError::Header`] for values out of bounds or that do not fit one another, [`KeyError::Argon2`], [`KeyError::NoRandom`].
+/// [`KeyError::ZoneSuite`], [`KeyError::NoOuterKey`], [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the
+/// zone, [`KeyError::DomainNotZone`], [`KeyError::Header`] for values out of bounds or that do not fit one another,
+/// [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn create_vault(new: &NewVault<'_>, slot: &NewSlot<'_>) -> Result<(VaultHeader, Unlocked), KeyError> {
     if new.domain != Domain::Zone && !matches!(new.zone, Zone::Private) {
         return Err(KeyError::DomainNotZone { domain: new.domain });
@@ -133,11 +134,12 @@ pub struct NewClone {
     pub created: u64,
 }
 
-/// Makes the header of a copy of the vault of `header`, which `keys` opened: another id and file key, one slot (those of the original are bound to its id), the
-/// same epochs. With new keys it leaves its zone. Nothing is written.
+/// Makes the header of a copy of the vault of `header`, which `keys` opened: another id and file key, one slot (those
+/// of the original are bound to its id), the same epochs. With new keys it leaves its zone. Nothing is written.
 ///
 /// # Errors
-/// [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the original, [`KeyError::EpochsUsedUp`], [`KeyError::Argon2`], [`KeyError::NoRandom`].
+/// [`KeyError::HeaderAltered`] or [`KeyError::OtherHeader`] for the original, [`KeyError::EpochsUsedUp`],
+/// [`KeyError::Argon2`], [`KeyError::NoRandom`].
 pub fn clone_vault(
     header: &VaultHeader,
     keys: &Unlocked,

@@ -1,9 +1,11 @@
 //! Datasets: vaults that lie in a directory of another vault, their parent (§4).
 //!
-//! A dataset has a keychain of its own, and always a K_out of its own. It *inherits* its wrapping key by a parent slot: the slot's secret is sealed as a
-//! record under a K_out of the parent, so whoever has opened the parent opens the dataset, whatever becomes of the parent's slots, passphrases and file key.
+//! A dataset has a keychain of its own, and always a K_out of its own. It *inherits* its wrapping key by a parent slot:
+//! the slot's secret is sealed as a record under a K_out of the parent, so whoever has opened the parent opens the
+//! dataset, whatever becomes of the parent's slots, passphrases and file key.
 //!
-//! Invariant: a header has one parent slot at most. Taking it away, or the parent's K_out, leaves the dataset to the keys of its own.
+//! Invariant: a header has one parent slot at most. Taking it away, or the parent's K_out, leaves the dataset to the
+//! keys of its own.
 
 use crate::create::{FIRST_SLOT, assemble_with, random_id};
 use crate::unlock::{INFO, unwrap};
@@ -40,11 +42,14 @@ pub struct NewDataset<'a> {
     pub created: u64,
 }
 
-/// Makes the header of a dataset in the vault of `parent`, which `keys` opened and whose loaded keys are `ring`. Nothing is written.
+/// Makes the header of a dataset in the vault of `parent`, which `keys` opened and whose loaded keys are `ring`.
+/// Nothing is written.
 ///
 /// # Errors
-/// [`KeyError::NoParentSlot`] where nothing would open it; [`KeyError::ZoneSuite`] for a K_in of another suite; [`KeyError::NoZoneToShare`] for the domain zone in a parent that has another; [`KeyError::HeaderAltered`] or
-/// [`KeyError::OtherHeader`] for the parent; [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`], [`KeyError::NoRandom`].
+/// [`KeyError::NoParentSlot`] where nothing would open it; [`KeyError::ZoneSuite`] for a K_in of another suite;
+/// [`KeyError::NoZoneToShare`] for the domain zone in a parent that has another; [`KeyError::HeaderAltered`] or
+/// [`KeyError::OtherHeader`] for the parent; [`KeyError::Header`] for values out of bounds, [`KeyError::Argon2`],
+/// [`KeyError::NoRandom`].
 pub fn create_dataset(
     parent: &VaultHeader,
     keys: &Unlocked,
@@ -105,7 +110,8 @@ pub fn vault_above(dir: &Path) -> Option<PathBuf> {
     vaults_above(dir).next()
 }
 
-/// The directories of all vaults that the one in `dir` lies in, the nearest first. The path is resolved once: a store can nest directories as it likes.
+/// The directories of all vaults that the one in `dir` lies in, the nearest first. The path is resolved once: a store
+/// can nest directories as it likes.
 pub fn vaults_above(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let mut above = dir.canonicalize().unwrap_or_default();
     std::iter::from_fn(move || {
@@ -158,10 +164,12 @@ impl Unlocked {
         self.take_slot(header, id)
     }
 
-    /// Seals the secret of the parent slot under the parent's newest K_out, unless it is already. Returns whether anything changed.
+    /// Seals the secret of the parent slot under the parent's newest K_out, unless it is already. Returns whether
+    /// anything changed.
     ///
     /// # Errors
-    /// [`KeyError::NoParentSlot`], [`KeyError::OtherParent`], and as [`Unlocked::add_slot`]. `header` is then unchanged.
+    /// [`KeyError::NoParentSlot`], [`KeyError::OtherParent`], and as [`Unlocked::add_slot`]. `header` is then
+    /// unchanged.
     pub fn reseal_parent_slot(&self, header: &mut VaultHeader, ring: &KeyRing) -> Result<bool, KeyError> {
         let (slot, record) = parent_slot(header).ok_or(KeyError::NoParentSlot)?;
         let (slot, context) = (slot.id, header.id());

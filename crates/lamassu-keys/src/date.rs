@@ -7,7 +7,8 @@ pub fn time(unix_seconds: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Days since 1970-01-01 as a date of the proleptic Gregorian calendar: years begin in March, so that the leap day is a year's last.
+/// Days since 1970-01-01 as a date of the proleptic Gregorian calendar: years begin in March, so that the leap day is a
+/// year's last.
 pub fn civil(days: i64) -> (i64, i64, i64) {
     const DAYS_PER_ERA: i64 = 146_097;
     let shifted = days + 719_468;

@@ -1,10 +1,12 @@
 //! Assured delete (§4d): a vault's keys are made unrecoverable while its ciphertext stays.
 //!
-//! The header is replaced by one without slots, whose keychain is noise, as if wrapped under a key that was thrown away. The old one is first given a second
-//! name, durably, and is then overwritten where it lies, with everything else in the vault's directory that wraps keys. So a vault is, after a crash at any
-//! moment, whole, or destroyed with a rest that the next run finds and finishes.
+//! The header is replaced by one without slots, whose keychain is noise, as if wrapped under a key that was thrown
+//! away. The old one is first given a second name, durably, and is then overwritten where it lies, with everything else
+//! in the vault's directory that wraps keys. So a vault is, after a crash at any moment, whole, or destroyed with a
+//! rest that the next run finds and finishes.
 //!
-//! Not reached: copies of the header elsewhere, and what the store keeps of overwritten blocks. A [`crate::receipt`] says so.
+//! Not reached: copies of the header elsewhere, and what the store keeps of overwritten blocks. A [`crate::receipt`]
+//! says so.
 
 use crate::header_file::{self, erase};
 use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot, Receipt};
@@ -20,8 +22,8 @@ use std::path::Path;
 
 pub use erase::Erased;
 
-/// The right to destroy the keys of one vault, held against everybody who would change its header. The caller holds the writers' lock as well, so that nobody
-/// has the vault open.
+/// The right to destroy the keys of one vault, held against everybody who would change its header. The caller holds the
+/// writers' lock as well, so that nobody has the vault open.
 #[derive(Debug)]
 pub struct Destruction {
     update: Update,
@@ -37,7 +39,8 @@ pub struct Cleared {
     pub erased: Vec<Erased>,
     /// files beside the vault's own that are headers of it: somebody's copies, which were left alone
     pub copies: Vec<String>,
-    /// files that lie where old headers are kept, are none, and have other names: somebody else's, which were left alone
+    /// files that lie where old headers are kept, are none, and have other names: somebody else's, which were left
+    /// alone
     pub foreign: Vec<String>,
 }
 
@@ -76,17 +79,20 @@ impl Destruction {
         self.header.destroyed()
     }
 
-    /// Whether an earlier run came to its end: the old header, the last thing that [`Destruction::clear`] removes, is gone.
+    /// Whether an earlier run came to its end: the old header, the last thing that [`Destruction::clear`] removes, is
+    /// gone.
     pub fn is_cleared(&self) -> bool {
         self.begun().is_some() && !erase::has_left(&self.update.kept_path(), &self.header.id())
     }
 
-    /// Puts a header without keys in place: from here on nothing opens the vault, and what is left is [`Destruction::clear`]. The old header is kept until
-    /// then, so that keys at servers and in tokens can still be told to be its own. `event` is the history's last entry.
+    /// Puts a header without keys in place: from here on nothing opens the vault, and what is left is
+    /// [`Destruction::clear`]. The old header is kept until then, so that keys at servers and in tokens can still be
+    /// told to be its own. `event` is the history's last entry.
     ///
     /// # Errors
-    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::Destroyed`], [`KeyError::History`], [`KeyError::File`],
-    /// [`KeyError::NoRandom`]: the vault is whole then, unless only the last step, a sync, failed.
+    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::Destroyed`],
+    /// [`KeyError::History`], [`KeyError::File`], [`KeyError::NoRandom`]: the vault is whole then, unless only the last
+    /// step, a sync, failed.
     pub fn commit(self, keys: &Unlocked, destroyed: Destroyed, event: &Event) -> Result<Destruction, KeyError> {
         let Destruction { update, mut header, .. } = self;
         if let Some(earlier) = header.destroyed() {
@@ -163,7 +169,8 @@ fn is_header_of(path: &Path, id: &[u8; 16]) -> bool {
     begins && header_file::read::<VaultHeader>(path).is_ok_and(|h| h.id() == *id && h.destroyed().is_none())
 }
 
-/// What a receipt says before anything is done: what will be unreadable, and what stays. `dir` is the vault's, as it was given.
+/// What a receipt says before anything is done: what will be unreadable, and what stays. `dir` is the vault's, as it
+/// was given.
 ///
 /// # Errors
 /// [`KeyError::NoRandom`].

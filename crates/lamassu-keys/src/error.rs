@@ -9,7 +9,8 @@ use lamassu_format::{Domain, Suite};
 /// An operation on keys failed. [`KeyError::is_wrong_key`] tells the one case a program answers by asking again.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The user's: the source is good, and no slot opens with it. (Or someone altered that very slot: the two cannot be told apart.)
+    /// The user's: the source is good, and no slot opens with it. (Or someone altered that very slot: the two cannot be
+    /// told apart.)
     #[error("wrong key: of the slots that a {kind} key can open, none opens with it ({tried} tried)", kind = .kind.name())]
     WrongKey {
         /// kind of the material
@@ -145,7 +146,8 @@ pub enum KeyError {
         /// memory asked for
         memory_kib: u32,
     },
-    /// The slot's maker, or whoever can write there: it takes more of the machine than a slot may that nothing vouches for yet.
+    /// The slot's maker, or whoever can write there: it takes more of the machine than a slot may that nothing vouches
+    /// for yet.
     #[error(
         "slot {slot} asks for {} MiB of memory (Argon2id), and {} MiB, half of what is free here, is the most that a slot gets unasked; it was not tried, and \
          no other opens with this key",

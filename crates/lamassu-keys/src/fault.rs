@@ -1,4 +1,5 @@
-//! Why a key server or a token gave no key. Compiled whatever providers the build has, so that those who map errors need not know.
+//! Why a key server or a token gave no key. Compiled whatever providers the build has, so that those who map errors
+//! need not know.
 
 use std::io;
 use std::path::PathBuf;

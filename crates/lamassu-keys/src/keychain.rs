@@ -1,6 +1,7 @@
 //! The keychain: epochs of K_in and K_out, sealed under the file key (§4).
 //!
-//! Guarantees: epochs ascend, K_in has at least one. The serialised form lives in wiped memory only, and no error quotes it.
+//! Guarantees: epochs ascend, K_in has at least one. The serialised form lives in wiped memory only, and no error
+//! quotes it.
 
 use crate::KeyError;
 use data_encoding::HEXLOWER;
@@ -167,10 +168,12 @@ impl Keychain {
         Ok(())
     }
 
-    /// Takes over the epochs of `other`, a zone's, that are newer than all of our own; returns their numbers. What both have must be the same.
+    /// Takes over the epochs of `other`, a zone's, that are newer than all of our own; returns their numbers. What both
+    /// have must be the same.
     ///
     /// # Errors
-    /// [`KeyError::OtherEpochs`] where an epoch of one number is another key, or our newest is newer than all of `other`'s.
+    /// [`KeyError::OtherEpochs`] where an epoch of one number is another key, or our newest is newer than all of
+    /// `other`'s.
     pub fn adopt(&mut self, tier: Tier, other: &Keychain) -> Result<Vec<u32>, KeyError> {
         let (ours, theirs) = (self.epochs(tier), other.epochs(tier));
         let newest = ours.last().map_or(0, |e| e.number);
@@ -262,7 +265,8 @@ impl Keychain {
     }
 }
 
-/// Keys are borrowed from the (wiped) text; a key written with JSON escapes is refused, since it would have to be copied.
+/// Keys are borrowed from the (wiped) text; a key written with JSON escapes is refused, since it would have to be
+/// copied.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WireKeychain<'a> {

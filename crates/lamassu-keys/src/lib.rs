@@ -1,9 +1,11 @@
 //! Key sources, slots and keychains (`docs/format.md` §3, §4).
 //!
-//! A [`source::KeySource`] is a URI; its provider turns it into [`source::Material`]; a slot of a header turns that into the file key, and the file key
-//! opens the keychain. What is unlocked here goes to `lamassu-crypto` as a key ring.
+//! A [`source::KeySource`] is a URI; its provider turns it into [`source::Material`]; a slot of a header turns that
+//! into the file key, and the file key opens the keychain. What is unlocked here goes to `lamassu-crypto` as a key
+//! ring.
 //!
-//! Never: holds file data, writes a key anywhere but sealed, prints (but for the prompt a `prompt` source shows on the terminal).
+//! Never: holds file data, writes a key anywhere but sealed, prints (but for the prompt a `prompt` source shows on the
+//! terminal).
 #![deny(unsafe_code)]
 
 pub mod admin;

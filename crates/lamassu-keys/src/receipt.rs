@@ -1,6 +1,8 @@
-//! The receipt of an assured delete (§4d): what became unreadable, what was done, and what cannot be known; signed by an audit key that survives the vault.
+//! The receipt of an assured delete (§4d): what became unreadable, what was done, and what cannot be known; signed by
+//! an audit key that survives the vault.
 //!
-//! Guarantees: it reveals no key (epochs stand in it by a one-way digest of 256 random bits), and every word of it is under the signature.
+//! Guarantees: it reveals no key (epochs stand in it by a one-way digest of 256 random bits), and every word of it is
+//! under the signature.
 
 use crate::history::{Entry, host_name, user_name};
 use crate::{KeyError, Material, SourceError, Tier, Unlocked, rotate};

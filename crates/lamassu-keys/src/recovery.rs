@@ -1,7 +1,8 @@
 //! Recovery keys: 32 random bytes as 24 words of BIP-39's English list, for paper.
 //!
-//! The words carry a checksum of 8 bits and are told apart by their first four letters, so a word misread or left out is found before any slot is tried.
-//! How they are written matters little: upper or lower case, numbered or not, on one line or several.
+//! The words carry a checksum of 8 bits and are told apart by their first four letters, so a word misread or left out
+//! is found before any slot is tried. How they are written matters little: upper or lower case, numbered or not, on one
+//! line or several.
 
 use bip39::Mnemonic;
 use lamassu_crypto::{Secret, SecretBytes};

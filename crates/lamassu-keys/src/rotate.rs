@@ -6,7 +6,8 @@ use crate::{Epoch, KeyError, Tier, Unlocked};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 
-/// Whether an epoch of a vault's key is a zone's too. A K_in is as long as the header names a zone, whatever the keychain says.
+/// Whether an epoch of a vault's key is a zone's too. A K_in is as long as the header names a zone, whatever the
+/// keychain says.
 pub(crate) fn is_shared(header: &VaultHeader, tier: Tier, epoch: &Epoch) -> bool {
     epoch.is_zones() || (tier == Tier::Inner && header.zone() != header.id())
 }
@@ -17,8 +18,8 @@ impl Unlocked {
         self.keychain().epochs(tier).last().is_some_and(|epoch| is_shared(header, tier, epoch))
     }
 
-    /// Starts an epoch of a vault's K_in or K_out. With `leave_zone` a shared key is followed by one of the vault's own, and, of K_in, the header names no
-    /// other zone any more.
+    /// Starts an epoch of a vault's K_in or K_out. With `leave_zone` a shared key is followed by one of the vault's
+    /// own, and, of K_in, the header names no other zone any more.
     ///
     /// # Errors
     /// [`KeyError::SharedKey`] without `leave_zone`; as [`Unlocked::rotate`]. Both are then unchanged.
@@ -43,8 +44,8 @@ impl Unlocked {
     /// Takes over the epochs by which the zone is ahead of the vault; returns their numbers, which may be none.
     ///
     /// # Errors
-    /// [`KeyError::OtherZone`], [`KeyError::ZoneSuite`], [`KeyError::OtherEpochs`]; [`KeyError::NoOuterKey`]; [`KeyError::HeaderAltered`] and [`KeyError::OtherHeader`] of either
-    /// header. Both are then unchanged.
+    /// [`KeyError::OtherZone`], [`KeyError::ZoneSuite`], [`KeyError::OtherEpochs`]; [`KeyError::NoOuterKey`];
+    /// [`KeyError::HeaderAltered`] and [`KeyError::OtherHeader`] of either header. Both are then unchanged.
     pub fn adopt_zone(
         &mut self,
         header: &mut VaultHeader,
@@ -69,7 +70,8 @@ impl Unlocked {
     /// Takes an epoch out of the keychain. The caller has proven that nothing needs it ([`Unlocked::ring_without`]).
     ///
     /// # Errors
-    /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. Both are then unchanged.
+    /// [`KeyError::NoEpoch`], [`KeyError::NewestEpoch`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. Both
+    /// are then unchanged.
     pub fn retire<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, number: u32) -> Result<(), KeyError> {
         self.edit_keychain(header, |keychain, _| keychain.remove(tier, number))
     }

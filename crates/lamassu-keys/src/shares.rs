@@ -1,9 +1,11 @@
 //! A recovery key in shares (§4b): any `need` of `of` people can put it together, and fewer know nothing of it.
 //!
-//! Shamir's scheme byte by byte, by the crate `blahaj`, which is built without a generator of its own: the coefficients are this program's random numbers,
-//! under `--fips` the module's. It wipes what it keeps of them and of the key, and the stack is overwritten behind it. A share is 30 words of BIP-39's list: its number, how many are needed, which set it is of, which vault the
-//! set is for, 32 bytes, and 34 bits of checksum, so that a word misread, a share of another set and a share given twice are each found before any slot is
-//! tried. The table look-ups of the scheme are not constant in time: shares are made and joined by a person's command, not for a stranger who measures.
+//! Shamir's scheme byte by byte, by the crate `blahaj`, which is built without a generator of its own: the coefficients
+//! are this program's random numbers, under `--fips` the module's. It wipes what it keeps of them and of the key, and
+//! the stack is overwritten behind it. A share is 30 words of BIP-39's list: its number, how many are needed, which set
+//! it is of, which vault the set is for, 32 bytes, and 34 bits of checksum, so that a word misread, a share of another
+//! set and a share given twice are each found before any slot is tried. The table look-ups of the scheme are not
+//! constant in time: shares are made and joined by a person's command, not for a stranger who measures.
 
 use crate::recovery::whole;
 use blahaj::{Share as Point, Sharks};
@@ -175,7 +177,8 @@ fn split_with(
     }
 }
 
-/// Random numbers as the library takes them: it knows no failure. The first is kept, and what was made with it is thrown away.
+/// Random numbers as the library takes them: it knows no failure. The first is kept, and what was made with it is
+/// thrown away.
 struct Source<F> {
     random: F,
     failed: Option<NoRandom>,
@@ -316,7 +319,8 @@ pub struct Collected {
 }
 
 impl Collected {
-    /// Takes one share's text, or that of several: what stands between empty lines and lines that begin with `#`, or runs of 30 words.
+    /// Takes one share's text, or that of several: what stands between empty lines and lines that begin with `#`, or
+    /// runs of 30 words.
     ///
     /// # Errors
     /// [`ShareError`]; what was taken before stays.
@@ -475,7 +479,8 @@ mod tests {
         product
     }
 
-    /// Nothing but the source that it is given decides what the shares are: not one of their bits comes from another generator.
+    /// Nothing but the source that it is given decides what the shares are: not one of their bits comes from another
+    /// generator.
     #[test]
     fn every_coefficient_is_of_the_source_given() {
         let key = Secret::new(&mut std::array::from_fn(|i| i as u8 * 7 + 3));
@@ -491,7 +496,8 @@ mod tests {
             };
             let shares = split_with(&key, Scheme::new(need, of).unwrap(), &[0; 16], source).unwrap();
             assert_eq!(shares.len(), usize::from(of));
-            // First the set's mark, then a draw for each coefficient, byte by byte of the key, the highest power first; a coefficient is a draw's first byte.
+            // First the set's mark, then a draw for each coefficient, byte by byte of the key, the highest power first;
+            // a coefficient is a draw's first byte.
             let (set, drawn) = drawn.split_first().unwrap();
             assert_eq!(drawn.len(), 32 * usize::from(need - 1));
             for share in &shares {
@@ -527,7 +533,8 @@ mod tests {
         seen.iter().filter(|seen| **seen).count()
     }
 
-    /// Neither the coefficients, nor the points, nor the key that was joined of them: with the library's own wiping, ours, and what ciphers leave on the stack.
+    /// Neither the coefficients, nor the points, nor the key that was joined of them: with the library's own wiping,
+    /// ours, and what ciphers leave on the stack.
     #[test]
     fn nothing_of_a_set_is_left_in_memory() {
         const NEED: usize = 15;

@@ -1,7 +1,9 @@
 //! Key source URIs: `FORMAT:LOCATION`, e.g. `passphrase:file:/root/key`.
 //!
-//! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New locations are a row in
-//! [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, and a key at a KMIP server `kmip://…`: what those give is always 32 bytes. A text that is no source is never repeated in an error: it may be a passphrase typed in the wrong place.
+//! The format says what the bytes are, the location where they come from; one [`KeyProvider`] per location. New
+//! locations are a row in [`crate::providers::LOCATIONS`]. A token is written as RFC 7512 does, `pkcs11:…`, and a key
+//! at a KMIP server `kmip://…`: what those give is always 32 bytes. A text that is no source is never repeated in an
+//! error: it may be a passphrase typed in the wrong place.
 
 use crate::fault::{Cause, KeyState, ServerFault, TokenFault};
 use crate::providers::{LOCATIONS, Location, form};
@@ -27,13 +29,15 @@ pub struct KeySource {
 
 /// Gets the bytes of one location.
 pub trait KeyProvider: Send + Sync {
-    /// The bytes, without the line end a text file ends in where `kind` is a text. Bounded in size, and in time but for a person who types.
+    /// The bytes, without the line end a text file ends in where `kind` is a text. Bounded in size, and in time but for
+    /// a person who types.
     ///
     /// # Errors
     /// [`SourceError`], without any of the bytes.
     fn fetch(&self, kind: SlotKind, ask: &Ask<'_>) -> Result<Fetched, SourceError>;
 
-    /// Takes away what this process was given to get the key with, where it is the key, or leads to it: it is not needed again.
+    /// Takes away what this process was given to get the key with, where it is the key, or leads to it: it is not
+    /// needed again.
     fn forget(&self) {}
 
     /// Makes a key there; `None` where keys are made elsewhere.
@@ -205,7 +209,8 @@ pub enum Material {
     Passphrase(SecretBytes),
     /// Goes into the wrapping key as it is.
     Key {
-        /// [`SlotKind::Raw`], [`SlotKind::Hex`], [`SlotKind::Recovery`] or [`SlotKind::RecoveryShares`]: how it was written down
+        /// [`SlotKind::Raw`], [`SlotKind::Hex`], [`SlotKind::Recovery`] or [`SlotKind::RecoveryShares`]: how it was
+        /// written down
         kind: SlotKind,
         /// 32 bytes
         key: Secret<32>,
@@ -224,8 +229,9 @@ impl Material {
     /// Material of the bytes of a source of `kind`.
     ///
     /// # Errors
-    /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`], [`SourceError::RawLength`], [`SourceError::Hex`],
-    /// [`SourceError::Recovery`], [`SourceError::Shares`], [`SourceError::Syntax`] for a kind that is no bytes.
+    /// [`SourceError::EmptyPassphrase`], [`SourceError::PassphraseNotUtf8`], [`SourceError::PassphraseTooLong`],
+    /// [`SourceError::RawLength`], [`SourceError::Hex`], [`SourceError::Recovery`], [`SourceError::Shares`],
+    /// [`SourceError::Syntax`] for a kind that is no bytes.
     pub fn new(kind: SlotKind, bytes: SecretBytes) -> Result<Self, SourceError> {
         let b = bytes.expose();
         match kind {
@@ -432,8 +438,9 @@ impl KeySource {
         self.location.interactive
     }
 
-    /// Takes away what this process was given to get the key with: a passphrase in its environment is overwritten there, and a descriptor closed. For a process
-    /// that goes on when it has its key, and not while other threads look the variable up.
+    /// Takes away what this process was given to get the key with: a passphrase in its environment is overwritten
+    /// there, and a descriptor closed. For a process that goes on when it has its key, and not while other threads look
+    /// the variable up.
     pub fn forget(&self) {
         self.provider.forget();
     }
@@ -464,7 +471,8 @@ impl KeySource {
         self.provider.can_destroy()
     }
 
-    /// Destroys the key at its server or in its token; returns what those answered, a line each. Other slots, of other vaults too, may need it: nobody can tell.
+    /// Destroys the key at its server or in its token; returns what those answered, a line each. Other slots, of other
+    /// vaults too, may need it: nobody can tell.
     ///
     /// # Errors
     /// As [`KeySource::can_destroy`], and those of the place.

@@ -1,7 +1,9 @@
-//! The keys of an opened header, and changing its slots and keychain (§4). How slots are tried is in [`crate::attempt`].
+//! The keys of an opened header, and changing its slots and keychain (§4). How slots are tried is in
+//! [`crate::attempt`].
 //!
-//! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was verified again, whole or not at all,
-//! and leaves with a new MAC. Keys that are kept take no header from before the one they last saw: everything that is written from it would lose what came after.
+//! Guarantees: nothing but the slots is believed before the MAC is verified; a header is changed only after its MAC was
+//! verified again, whole or not at all, and leaves with a new MAC. Keys that are kept take no header from before the
+//! one they last saw: everything that is written from it would lose what came after.
 
 use crate::{KeyError, Keychain, Material, Tier, admin};
 use lamassu_crypto::{KeyRing, Secret, SecretBytes, sign, wrap};
@@ -150,7 +152,8 @@ impl Unlocked {
         self.seen = Seen::of(header);
     }
 
-    /// Whether a header with this keychain is not from before the one that was seen last. Where slots were added since, the history may have begun anew.
+    /// Whether a header with this keychain is not from before the one that was seen last. Where slots were added since,
+    /// the history may have begun anew.
     fn is_not_before<H: Header>(&self, header: &H, keychain: &Keychain) -> Result<(), KeyError> {
         let now = Seen::of(header);
         let lacks = if !keychain.has_all_of(&self.keychain) {
@@ -168,7 +171,8 @@ impl Unlocked {
     /// The same keys for the header as it is now: somebody else may have changed it since it was opened.
     ///
     /// # Errors
-    /// [`KeyError::OlderHeader`]; [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`], [`KeyError::KeychainInvalid`]; [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
+    /// [`KeyError::OlderHeader`]; [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`],
+    /// [`KeyError::KeychainInvalid`]; [`KeyError::SignatureInvalid`], [`KeyError::OtherAdministrator`].
     pub fn reopen<H: Header>(&self, header: &H) -> Result<Unlocked, KeyError> {
         self.owns(header)?;
         let keychain = Keychain::open(&self.file_key, &self.id, &header.keys().keychain, H::OUTER_REQUIRED)?;
@@ -181,8 +185,9 @@ impl Unlocked {
     /// Adds a slot; returns its id.
     ///
     /// # Errors
-    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::SlotsFull`], [`KeyError::SlotIdsUsedUp`], [`KeyError::Header`] for a bad label,
-    /// [`KeyError::Argon2`], [`KeyError::NoRandom`]. `header` is then unchanged.
+    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::SlotsFull`],
+    /// [`KeyError::SlotIdsUsedUp`], [`KeyError::Header`] for a bad label, [`KeyError::Argon2`], [`KeyError::NoRandom`].
+    /// `header` is then unchanged.
     pub fn add_slot<H: Header + Clone>(&self, header: &mut H, new: &NewSlot<'_>) -> Result<u32, KeyError> {
         self.add_slot_on(header, new, Terms::default())
     }
@@ -190,7 +195,8 @@ impl Unlocked {
     /// The same, on terms.
     ///
     /// # Errors
-    /// As [`Unlocked::add_slot`]; [`KeyError::NoAdministrator`] for a use-only slot where there is nobody it could be told from.
+    /// As [`Unlocked::add_slot`]; [`KeyError::NoAdministrator`] for a use-only slot where there is nobody it could be
+    /// told from.
     pub fn add_slot_on<H: Header + Clone>(
         &self,
         header: &mut H,
@@ -203,7 +209,9 @@ impl Unlocked {
     /// Removes a slot. Old copies of the header still open with it: see [`Removed`].
     ///
     /// # Errors
-    /// [`KeyError::NoSlot`], [`KeyError::ParentSlot`], [`KeyError::LastSlot`], [`KeyError::LastAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then unchanged.
+    /// [`KeyError::NoSlot`], [`KeyError::ParentSlot`], [`KeyError::LastSlot`], [`KeyError::LastAdministrator`],
+    /// [`KeyError::NotAdministrator`], [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`]. `header` is then
+    /// unchanged.
     pub fn remove_slot<H: Header + Clone>(&self, header: &mut H, id: u32) -> Result<Removed, KeyError> {
         refuse_parent(header, id)?;
         self.take_slot(header, id)
@@ -226,7 +234,8 @@ impl Unlocked {
     /// Replaces a slot by a new one, with a new id and salt, in one step; returns the new id.
     ///
     /// # Errors
-    /// As [`Unlocked::add_slot`] and [`Unlocked::remove_slot`], but the last slot can be changed, and so can one of a full header.
+    /// As [`Unlocked::add_slot`] and [`Unlocked::remove_slot`], but the last slot can be changed, and so can one of a
+    /// full header.
     pub fn change_slot<H: Header + Clone>(
         &self,
         header: &mut H,
@@ -275,9 +284,10 @@ impl Unlocked {
         Ok(id)
     }
 
-    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as everybody does who had a slot and a copy of the header,
-    /// opens the headers made from now on no more. Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under
-    /// the file key: the next entry begins a new one, and the old is set aside.
+    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as
+    /// everybody does who had a slot and a copy of the header, opens the headers made from now on no more. Slots cannot
+    /// be taken along: their secrets are not known. Nor can the history, which is sealed under the file key: the next
+    /// entry begins a new one, and the old is set aside.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`]. Both are then unchanged.
@@ -301,7 +311,8 @@ impl Unlocked {
     /// Starts an epoch of K_in or K_out: new writes use it, old data stays readable. Returns its number.
     ///
     /// # Errors
-    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both are then unchanged.
+    /// [`KeyError::HeaderAltered`], [`KeyError::OtherHeader`], [`KeyError::NoRandom`], [`KeyError::EpochsUsedUp`]. Both
+    /// are then unchanged.
     pub fn rotate<H: Header + Clone>(&mut self, header: &mut H, tier: Tier, created: u64) -> Result<u32, KeyError> {
         self.edit_keychain(header, |keychain, _| keychain.append(tier, created))
     }
@@ -373,8 +384,8 @@ impl Unlocked {
         Ok(done)
     }
 
-    /// Whether `header` is the one these keys opened, and authentic: with the administrator it had then, since who opens a use-only slot can make one without, or
-    /// with another.
+    /// Whether `header` is the one these keys opened, and authentic: with the administrator it had then, since who
+    /// opens a use-only slot can make one without, or with another.
     pub(crate) fn owns<H: Header>(&self, header: &H) -> Result<(), KeyError> {
         if header.keys().id != self.id {
             return Err(KeyError::OtherHeader);

@@ -139,12 +139,14 @@ fn what_a_use_slot_s_holder_changes_is_found() {
         }
     }
 
-    // Signed with a key of their own: an administrator's slot holds the right seed and tells; who opens a use slot has to have pinned the key.
+    // Signed with a key of their own: an administrator's slot holds the right seed and tells; who opens a use slot has
+    // to have pinned the key.
     let own = Secret::new(&mut [9; 32]);
     let forged = signed_by(relabelled, &own);
     assert!(matches!(unlock(&forged, &raw(1)), Err(KeyError::SignatureInvalid)));
     unlock(&forged, &raw(2)).unwrap();
-    // Keys that were opened before, as a mount has them, take neither for the header they opened, whatever slot that was by.
+    // Keys that were opened before, as a mount has them, take neither for the header they opened, whatever slot that
+    // was by.
     let opened_before = [1, 2].map(|key| unlock(&header, &raw(key)).unwrap());
     for keys in &opened_before {
         assert!(matches!(keys.reopen(&forged), Err(KeyError::OtherAdministrator { found: Some(_) })));

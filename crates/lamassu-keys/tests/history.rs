@@ -205,8 +205,8 @@ fn an_end_that_the_header_has_seen_cannot_be_cut_off() {
     assert_eq!(lab.read().fault, Some(Fault::Broken { sequence: 2 }));
 }
 
-/// The store cuts the history off and has the header say that it never went further. Whoever knows the keys believes no such header, so the history is
-/// neither read nor appended to by it.
+/// The store cuts the history off and has the header say that it never went further. Whoever knows the keys believes no
+/// such header, so the history is neither read nor appended to by it.
 #[test]
 fn a_mark_that_the_store_has_put_into_the_header_is_not_believed() {
     let lab = Lab::new();
@@ -269,7 +269,8 @@ fn an_interrupted_append_is_no_damage() {
     assert_eq!(lab.read().fault, Some(Fault::Broken { sequence: 4 }));
 }
 
-/// The steps of a change are: the entry durable, then the header replaced. After a crash between any two, both verify, and the next change goes through.
+/// The steps of a change are: the entry durable, then the header replaced. After a crash between any two, both verify,
+/// and the next change goes through.
 #[test]
 fn a_crash_between_entry_and_header_is_harmless() {
     let lab = Lab::new();

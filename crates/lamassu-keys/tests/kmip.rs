@@ -153,7 +153,8 @@ fn certificates_of_both_sides() {
     load(&kms.uri(&id)).unwrap();
 }
 
-/// A server that reads one request for each answer it gives, and gives these, whole or byte by byte; at last it says nothing more.
+/// A server that reads one request for each answer it gives, and gives these, whole or byte by byte; at last it says
+/// nothing more.
 fn server(dir: &std::path::Path, answers: Vec<Vec<u8>>) -> String {
     let ca = Ca::new();
     std::fs::write(dir.join("ca.pem"), ca.pem()).unwrap();
@@ -222,7 +223,8 @@ fn a_server_that_answers_nonsense() {
     assert!(matches!(unknown, ServerFault::KeyState(KeyState::Unknown(99))), "{unknown}");
     assert!(matches!(fault(ask(vec![state(2), key(&[9; 33])])), ServerFault::KeyLength { found: 33 }));
     let nonsense = [
-        // HTTP; an answer to another question; four gigabytes announced; one of 64 KiB and a byte; a structure longer than what holds it; nothing in it
+        // HTTP; an answer to another question; four gigabytes announced; one of 64 KiB and a byte; a structure longer
+        // than what holds it; nothing in it
         b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
         key(&[9; 32]),
         [&0x42007b01_u32.to_be_bytes()[..], &[0xff; 4]].concat(),
@@ -251,8 +253,8 @@ fn yes(operation: u32) -> Vec<u8> {
     answer(operation, &[item(0x420094, 7, b"7")])
 }
 
-/// Killed after the server's yes and before that was written down, a run is followed by one that finds the key destroyed: by a server that remembers it, and
-/// need not take a second Destroy.
+/// Killed after the server's yes and before that was written down, a run is followed by one that finds the key
+/// destroyed: by a server that remembers it, and need not take a second Destroy.
 #[test]
 fn a_key_that_a_server_remembers_as_destroyed_is_gone() {
     let dir = tempfile::tempdir().unwrap();

@@ -31,7 +31,8 @@ fn unprivileged(dir: &Path, f: impl FnOnce(Arc<dyn BackendDir>) + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if root {
-                // SAFETY: the system call, unlike the function of libc, concerns the calling thread alone, and no memory.
+                // SAFETY: the system call, unlike the function of libc, concerns the calling thread alone, and no
+                // memory.
                 let rc = unsafe { libc::syscall(libc::SYS_setresuid, -1i64, i64::from(NOBODY), -1i64) };
                 assert_eq!(rc, 0);
             }
@@ -380,7 +381,8 @@ impl Watch for All {
     }
 }
 
-/// A file of the store is exchanged with a fifo all the while, in the place of which a device could be. The kernel tells of each open of the fifo.
+/// A file of the store is exchanged with a fifo all the while, in the place of which a device could be. The kernel
+/// tells of each open of the fifo.
 #[test]
 fn what_is_exchanged_for_a_file_is_never_opened() {
     use rustix::fs::{CWD, FileType, Mode, RenameFlags, inotify};

@@ -1,5 +1,5 @@
-//! What other threads do during a commit: reads, writes of whole blocks, and what `stat` shows; and that none of it is lost,
-//! however the commit ends.
+//! What other threads do during a commit: reads, writes of whole blocks, and what `stat` shows; and that none of it is
+//! lost, however the commit ends.
 
 mod common;
 use common::{Rng, Setup, create_in, epochs, fill, meanwhile, raw};
@@ -141,7 +141,8 @@ fn settling_is_no_change_of_the_file() {
     s.is_sound();
 }
 
-/// A write may be encrypted long before it gets the file for itself: by then its key may be old, and a re-keying have passed.
+/// A write may be encrypted long before it gets the file for itself: by then its key may be old, and a re-keying have
+/// passed.
 #[test]
 fn what_was_sealed_under_an_older_key_is_sealed_again() {
     let setup = Setup::default();
@@ -252,7 +253,8 @@ fn what_gathers_beside_a_commit_is_bounded() {
     s.is_sound();
 }
 
-/// Reads of a large file, whose pages are not all in memory, and of its last block, of which a shrink has left more in the store than there is.
+/// Reads of a large file, whose pages are not all in memory, and of its last block, of which a shrink has left more in
+/// the store than there is.
 #[test]
 fn reads_beside_find_what_is_not_in_memory() {
     for integrity in [Integrity::Full, Integrity::Metadata] {
@@ -309,7 +311,8 @@ fn a_commit_that_fails_loses_nothing_of_what_came_late() {
     }
 }
 
-/// Each thread has blocks of its own, and knows what they hold. Barriers take long enough for others to go on beside them.
+/// Each thread has blocks of its own, and knows what they hold. Barriers take long enough for others to go on beside
+/// them.
 #[test]
 fn threads_that_write_read_and_sync_see_their_own_writes() {
     const THREADS: u64 = 4;

@@ -1,4 +1,5 @@
-//! Copying between encrypted files without decrypting: content against a model, in every suite, and what is left to the caller.
+//! Copying between encrypted files without decrypting: content against a model, in every suite, and what is left to the
+//! caller.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -118,7 +119,8 @@ fn nothing_is_decrypted() {
     assert_eq!(to.read_at(B, &mut [0; 10]).unwrap(), 10);
 }
 
-/// A copy that fails half-way keeps no word of the source: that may change, and the target be committed, at any time after.
+/// A copy that fails half-way keeps no word of the source: that may change, and the target be committed, at any time
+/// after.
 #[test]
 fn a_copy_that_fails_leaves_nothing_behind() {
     let setup = Setup { reserved: 8, ..Setup::default() };
@@ -171,7 +173,8 @@ fn a_copy_that_fails_leaves_what_was_buffered() {
     check(&again);
 }
 
-/// A copy into a file just made writes its page once, with the keys in it: there is nothing to save before. Nor is there where others were written.
+/// A copy into a file just made writes its page once, with the keys in it: there is nothing to save before. Nor is
+/// there where others were written.
 #[test]
 fn a_copy_commits_once_where_it_replaces_nothing_buffered() {
     let setup = Setup { reserved: 8, ..Setup::default() };
@@ -205,7 +208,8 @@ fn a_copy_commits_once_where_it_replaces_nothing_buffered() {
     assert_eq!(pages_written(true, 0), 2, "what is replaced is saved");
 }
 
-/// A block larger than what the store writes at once, reached in part: it is old or new all the same, while the file is open and after the next commit.
+/// A block larger than what the store writes at once, reached in part: it is old or new all the same, while the file is
+/// open and after the next commit.
 #[test]
 fn a_copy_that_fails_inside_a_block_loses_neither_content() {
     const BIG: u64 = 64 << 10;

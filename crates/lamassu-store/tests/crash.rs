@@ -1,10 +1,12 @@
-//! Crash simulation of one file: a stop after every write and barrier, and random losses of whatever no barrier covered.
+//! Crash simulation of one file: a stop after every write and barrier, and random losses of whatever no barrier
+//! covered.
 //!
-//! After each crash the file must open, every block must be one of its versions since the last completed fsync, nothing may be
-//! damaged, and `check` must be clean. The last tests prove the teeth: with barriers taken out, or the phases of a commit in
-//! another order, the damage is found.
+//! After each crash the file must open, every block must be one of its versions since the last completed fsync, nothing
+//! may be damaged, and `check` must be clean. The last tests prove the teeth: with barriers taken out, or the phases of
+//! a commit in another order, the damage is found.
 //!
-//! `LAMASSU_CRASH_SCALE` multiplies the work (`make torture`), `LAMASSU_CRASH_SEED` chooses one workload; failures print both.
+//! `LAMASSU_CRASH_SCALE` multiplies the work (`make torture`), `LAMASSU_CRASH_SEED` chooses one workload; failures
+//! print both.
 
 mod common;
 use common::Setup;
@@ -156,7 +158,8 @@ fn rekey_at_any_time() {
     random("rekey_at_any_time", &setup, &plan);
 }
 
-/// A hand-made workload in every geometry, a stop after every write and barrier. Sizes are in blocks, so that it is the same in all.
+/// A hand-made workload in every geometry, a stop after every write and barrier. Sizes are in blocks, so that it is the
+/// same in all.
 fn hand_made(name: &str, workload: impl Fn(&mut Recording<'_>)) {
     hand_made_in(name, 1, workload);
 }

@@ -1,4 +1,5 @@
-//! Damage to a backing file: an error for the range it concerns, never wrong data, the rest readable. And failures of the store.
+//! Damage to a backing file: an error for the range it concerns, never wrong data, the rest readable. And failures of
+//! the store.
 
 mod common;
 use common::{Rng, Setup, create_in, fill, flip, raw, sector};
@@ -411,7 +412,8 @@ fn a_huge_sparse_file_whose_first_page_is_lost_is_checked_at_once() {
     assert!(file.read_at(1 << 30, &mut back).is_err(), "what is missing is not zeros");
 }
 
-/// Far behind the end, and where no page lies, so that every segment in between is looked at unless holes are skipped again and again.
+/// Far behind the end, and where no page lies, so that every segment in between is looked at unless holes are skipped
+/// again and again.
 #[test]
 fn data_that_a_store_puts_far_behind_the_end_costs_nothing() {
     let setup = Setup::default();
@@ -424,7 +426,8 @@ fn data_that_a_store_puts_far_behind_the_end_costs_nothing() {
     assert_eq!(survey(&file, &data), []);
 }
 
-/// What a store puts where a later last page would be tells nothing: the file does not become longer by zeros that nobody wrote.
+/// What a store puts where a later last page would be tells nothing: the file does not become longer by zeros that
+/// nobody wrote.
 #[test]
 fn a_page_that_a_store_makes_up_brings_no_zeros() {
     let setup = Setup::default();

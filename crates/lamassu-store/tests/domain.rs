@@ -1,4 +1,5 @@
-//! Deduplication domains: which equal blocks are equal in the store, and that what a block's key depends on is always at hand again.
+//! Deduplication domains: which equal blocks are equal in the store, and that what a block's key depends on is always
+//! at hand again.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -96,7 +97,8 @@ fn equal_small_files() {
     }
 }
 
-/// A backing file says what it is in its pages: a copy of it is readable wherever it lies, at the same time as the original, and goes its own way.
+/// A backing file says what it is in its pages: a copy of it is readable wherever it lies, at the same time as the
+/// original, and goes its own way.
 #[test]
 fn copies_of_a_backing_file_are_readable() {
     for setup in setups() {
@@ -141,7 +143,8 @@ fn blocks_are_copied_between_files_only_where_no_salt_forbids_it() {
     }
 }
 
-/// Some writers empty the file, others write what is sealed before they have the lock: none is ever read back as damage.
+/// Some writers empty the file, others write what is sealed before they have the lock: none is ever read back as
+/// damage.
 #[test]
 fn emptying_beside_large_writes() {
     let setup = Setup { domain: Domain::File, ..Setup::default() };

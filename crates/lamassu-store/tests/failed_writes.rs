@@ -31,8 +31,8 @@ fn sync(file: &File) {
     }
 }
 
-/// A file of `size` bytes, settled; an append of `more` bytes of which the `n`th change fails although it was done; cut back to its
-/// size and synced. Whether there was an `n`th change to fail.
+/// A file of `size` bytes, settled; an append of `more` bytes of which the `n`th change fails although it was done; cut
+/// back to its size and synced. Whether there was an `n`th change to fail.
 fn cut_back(setup: &Setup, size: u64, more: u64, n: u64) -> bool {
     let memory = Arc::new(MemoryBackend::new());
     let store = FaultBackend::new(memory.clone());
@@ -78,8 +78,9 @@ fn a_size_cut_back_after_a_failed_append_stays() {
     }
 }
 
-/// What an earlier process left in the page cache is lost when a barrier fails, although later barriers succeed: recovery writes it again.
-/// A store that grows by many pages, one of which it does not take; then a barrier of the whole store, and what the daemon does after one.
+/// What an earlier process left in the page cache is lost when a barrier fails, although later barriers succeed:
+/// recovery writes it again. A store that grows by many pages, one of which it does not take; then a barrier of the
+/// whole store, and what the daemon does after one.
 #[test]
 fn a_page_that_was_not_written_is_a_hole_although_later_ones_are_durable() {
     let setup = Setup::default();

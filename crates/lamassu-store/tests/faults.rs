@@ -1,8 +1,8 @@
 //! Failures of the store, then crashes, then life going on, then crashes again.
 //!
-//! Any call may fail in the middle of an operation: before it had an effect, after a part of it, or after all of it. Whatever fails,
-//! the open file must go on showing what was written, a crash at any moment must leave each block old or new, and whoever recovers
-//! may be interrupted in turn.
+//! Any call may fail in the middle of an operation: before it had an effect, after a part of it, or after all of it.
+//! Whatever fails, the open file must go on showing what was written, a crash at any moment must leave each block old
+//! or new, and whoever recovers may be interrupted in turn.
 
 mod common;
 use common::{Rng, Setup, create_in, fill, raw};
@@ -518,7 +518,8 @@ fn a_hole_of_ones_own_making_is_filled_without_a_look_at_it() {
     assert!(back == model);
 }
 
-/// What a shrink has given up lies there until the space is given back: whoever grows the file again fills no hole that he has made.
+/// What a shrink has given up lies there until the space is given back: whoever grows the file again fills no hole that
+/// he has made.
 #[test]
 fn a_hole_that_was_filled_once_is_looked_at_and_cleared() {
     let store = FaultBackend::new(Arc::new(MemoryBackend::new()));

@@ -177,7 +177,8 @@ fn overlapping_large_writes_take_bounded_memory() {
     assert!(back == model[..size]);
 }
 
-/// What lies between the old end of the backing file and a write past it, XFS allocates by itself, away from the data that comes there.
+/// What lies between the old end of the backing file and a write past it, XFS allocates by itself, away from the data
+/// that comes there.
 #[test]
 fn a_commit_that_grows_a_file_jumps_past_its_end_once() {
     let store = FaultBackend::new(Arc::new(MemoryBackend::new()));

@@ -36,16 +36,20 @@ pub struct Global {
     /// Append logs to FILE, with times, instead of standard error and (for a mount in the background) syslog
     #[arg(long, global = true, value_name = "FILE", help_heading = "Common options")]
     log_file: Option<PathBuf>,
-    /// Refuse a vault whose header the administrator with this public key has not signed, whatever known-vaults says; `lamassu key admin show` prints it
+    /// Refuse a vault whose header the administrator with this public key has not signed, whatever known-vaults says;
+    /// `lamassu key admin show` prints it
     #[arg(long, global = true, value_name = "HEX", value_parser = policy::parse_key, help_heading = "Common options")]
     admin_key: Option<[u8; 32]>,
-    /// Refuse a vault whose header the administrator that this zone file pins for it has not signed, whatever known-vaults says
+    /// Refuse a vault whose header the administrator that this zone file pins for it has not signed, whatever
+    /// known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
     admin_zone: Option<PathBuf>,
-    /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it is not tried
+    /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it
+    /// is not tried
     #[arg(long, global = true, help_heading = "Common options")]
     argon2_any_memory: bool,
-    /// Test every cipher against known answers first, and refuse what is built of other than FIPS-approved primitives; docs/threat-model.md says what that claims and what not
+    /// Test every cipher against known answers first, and refuse what is built of other than FIPS-approved primitives;
+    /// docs/threat-model.md says what that claims and what not
     #[arg(long, global = true, help_heading = "Common options")]
     fips: bool,
 }
@@ -148,7 +152,8 @@ mod tests {
         found
     }
 
-    /// The calls of this program among the examples, as far as a shell would pass them on: up to a comment, a pipe, a redirection.
+    /// The calls of this program among the examples, as far as a shell would pass them on: up to a comment, a pipe, a
+    /// redirection.
     fn calls(help: &str) -> Vec<Vec<String>> {
         let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
         let commands = lines.flat_map(|line| line.split(" && ")).flat_map(|part| part.split("; "));

@@ -1,17 +1,19 @@
 //! What a mounting process gives up, so that whoever takes it over by a flaw has less to use.
 //!
-//! Every process of this program is without core dumps and tracers (`lamassu_crypto::secret::harden_process`). One that mounts as root keeps, beside that,
-//! only the capabilities a file system server needs, and, once the mount is up, system calls that none of its work takes are refused: running programs,
-//! looking into other processes, sockets but local ones, kernel modules, mounting.
+//! Every process of this program is without core dumps and tracers (`lamassu_crypto::secret::harden_process`). One that
+//! mounts as root keeps, beside that, only the capabilities a file system server needs, and, once the mount is up,
+//! system calls that none of its work takes are refused: running programs, looking into other processes, sockets but
+//! local ones, kernel modules, mounting.
 //!
-//! A process of an ordinary user keeps what it has: it unmounts by `fusermount3`, which is set-uid, and "no new privileges", without which the kernel
-//! takes no filter from it, would take that away. Landlock is not used: it forbids umount(2) to whom it confines. Never: fails a mount; what the kernel does not grant
-//! is logged.
+//! A process of an ordinary user keeps what it has: it unmounts by `fusermount3`, which is set-uid, and "no new
+//! privileges", without which the kernel takes no filter from it, would take that away. Landlock is not used: it
+//! forbids umount(2) to whom it confines. Never: fails a mount; what the kernel does not grant is logged.
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io;
 
-/// For the files of others: their modes, owners, device nodes. `SYS_ADMIN` to unmount. `IPC_LOCK` for keys that are made later.
+/// For the files of others: their modes, owners, device nodes. `SYS_ADMIN` to unmount. `IPC_LOCK` for keys that are
+/// made later.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH)
@@ -65,7 +67,8 @@ pub fn seal() {
     }
 }
 
-/// Refused with `EPERM`. A list of what is not needed, not of what is: the standard library may use another call tomorrow.
+/// Refused with `EPERM`. A list of what is not needed, not of what is: the standard library may use another call
+/// tomorrow.
 const REFUSED: &[libc::c_long] = &[
     // other programs, other processes
     libc::SYS_execve,
@@ -122,7 +125,8 @@ const ARCHITECTURE: Option<u32> = None;
 /// The calls of x86-64's other ABI lie from here.
 const X32_FIRST: u32 = 0x4000_0000;
 
-/// Offsets in `struct seccomp_data`. Of the 64-bit argument the low half, on machines that are little-endian, as both above.
+/// Offsets in `struct seccomp_data`. Of the 64-bit argument the low half, on machines that are little-endian, as both
+/// above.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
@@ -152,7 +156,8 @@ fn program(architecture: u32) -> Vec<libc::sock_filter> {
     for number in REFUSED {
         steps.extend([step(IF_EQUAL, *number as u32, 0, 1), refuse]);
     }
-    // clone3(2) keeps its flags in memory, where no filter can look: as on a kernel without it, so that the C library takes clone(2), whose flags come first.
+    // clone3(2) keeps its flags in memory, where no filter can look: as on a kernel without it, so that the C library
+    // takes clone(2), whose flags come first.
     let unknown = step(RETURN, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32, 0, 0);
     steps.extend([step(IF_EQUAL, libc::SYS_clone3 as u32, 0, 1), unknown]);
     steps.extend([step(IF_EQUAL, libc::SYS_clone as u32, 0, 4), step(LOAD, FIRST_ARGUMENT, 0, 0)]);

@@ -1,7 +1,7 @@
 //! Leaving the terminal: the first process waits until the second has mounted, or has failed and said why.
 //!
-//! The fork comes before any thread and before any key. The second process asks for the passphrase itself (it is still on the terminal then), so no secret
-//! crosses a process boundary, and its exit code becomes that of the first.
+//! The fork comes before any thread and before any key. The second process asks for the passphrase itself (it is still
+//! on the terminal then), so no secret crosses a process boundary, and its exit code becomes that of the first.
 
 use crate::exit::Code;
 use crate::fault::{Context, Fault, Result};
@@ -33,7 +33,8 @@ pub struct Ready {
 /// Forks. Only while the process has a single thread.
 pub fn fork() -> Result<Side> {
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
-    // SAFETY: the process has one thread (commands that fork start none before), so the child finds no lock held by a thread that is not there.
+    // SAFETY: the process has one thread (commands that fork start none before), so the child finds no lock held by a
+    // thread that is not there.
     match unsafe { libc::fork() } {
         0 => {
             drop(read);
@@ -55,7 +56,8 @@ impl Waiter {
         let pid = self.child.as_raw_nonzero().get();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             let forward = move || {
-                // SAFETY: a plain system call. The pid is our child's until it is waited for below, after which this process ends.
+                // SAFETY: a plain system call. The pid is our child's until it is waited for below, after which this
+                // process ends.
                 let _ = unsafe { libc::kill(pid, signal) };
             };
             // SAFETY: the handler calls kill(2) alone, which is async-signal-safe.

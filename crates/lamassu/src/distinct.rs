@@ -1,8 +1,8 @@
 //! Counting distinct things exactly, however many there are: an external sort of their digests.
 //!
-//! Memory is bounded by the limit given and by the read buffers of the runs on disk; the disk by 40 bytes for each thing. Runs are merged in tiers, so that their
-//! number, and that of open files, grows with the logarithm of what is counted. Digests are 128 bits of BLAKE3, so
-//! "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
+//! Memory is bounded by the limit given and by the read buffers of the runs on disk; the disk by 40 bytes for each
+//! thing. Runs are merged in tiers, so that their number, and that of open files, grows with the logarithm of what is
+//! counted. Digests are 128 bits of BLAKE3, so "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
 
 use crate::fault::{Fault, Result};
 use std::cmp::Reverse;
@@ -22,8 +22,9 @@ const FAN_IN: usize = 16;
 /// A digest, and how many bytes the thing has.
 type Item = (u128, u32);
 
-/// A hash that is begun, of bytes and of what they are: equal bytes of different `domain`s differ. Keyed at random in each run of the program: digests of
-/// what is nowhere else in the clear go to a disk, where nobody shall confirm guesses by them.
+/// A hash that is begun, of bytes and of what they are: equal bytes of different `domain`s differ. Keyed at random in
+/// each run of the program: digests of what is nowhere else in the clear go to a disk, where nobody shall confirm
+/// guesses by them.
 pub fn hasher(domain: u8) -> Result<blake3::Hasher> {
     static KEY: OnceLock<[u8; 32]> = OnceLock::new();
     let key = match KEY.get() {

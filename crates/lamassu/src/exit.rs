@@ -141,8 +141,8 @@ impl Code {
     }
 }
 
-/// What to do next, where the message alone does not say it: as the code has it, unless one of the causes is better served
-/// otherwise.
+/// What to do next, where the message alone does not say it: as the code has it, unless one of the causes is better
+/// served otherwise.
 pub fn hint(error: &Error) -> Option<&'static str> {
     if is_of_dead_mount(error) {
         return Some(DEAD_MOUNT);
@@ -163,8 +163,8 @@ fn is_of_dead_mount(error: &Error) -> bool {
     !says_it_itself && sources.any(|source| source.raw_os_error() == Some(libc::ENOTCONN))
 }
 
-/// Whether the hint of the code would be wrong beside a fault, or a repetition. Hints are extras: what is not listed here
-/// has that of its code.
+/// Whether the hint of the code would be wrong beside a fault, or a repetition. Hints are extras: what is not listed
+/// here has that of its code.
 fn says_what_to_do(fault: &Fault) -> bool {
     match fault {
         Fault::DamageLeft { .. }

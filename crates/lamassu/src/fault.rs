@@ -253,7 +253,8 @@ pub enum Fault {
         "nothing is damaged, but ranges named above do not hold what was written last: {problems}; compare them with a backup if an application was told that they were synced"
     )]
     Undone { problems: u64 },
-    /// What a check could not look into. A dataset is what has a header, and whoever can write to the store can put one anywhere.
+    /// What a check could not look into. A dataset is what has a header, and whoever can write to the store can put one
+    /// anywhere.
     #[error(
         "no damage was found, but datasets named above were not verified, as their keys are not at hand: {datasets}. Check each by its own directory and key \
          (`lamassu path DIR NAME` tells where it lies); what you never made a dataset was made to look like one. --skip-locked leaves them out"
@@ -312,7 +313,8 @@ pub enum Fault {
     /// The user's: a proof needs a vault that nobody writes.
     #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
     RetireMounted { mountpoint: PathBuf },
-    /// The store's, or a daemon's that says what is not so: the keys that would go are not those of the dataset that was named.
+    /// The store's, or a daemon's that says what is not so: the keys that would go are not those of the dataset that
+    /// was named.
     #[error(
         "the header in {dir:?} is not that of the dataset that was to be destroyed; nothing was: `lamassu info` of both tells which is which, and `lamassu key destroy {dir:?}` destroys this one"
     )]

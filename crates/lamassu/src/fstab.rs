@@ -1,5 +1,6 @@
-//! mount(8)'s view of this program: started as `mount.fuse.lamassu` or `mount.lamassu` it takes `SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]`, and so a
-//! line of fstab. mount.fuse3(8), which serves types without a helper of their own, starts plain `lamassu` with the same words.
+//! mount(8)'s view of this program: started as `mount.fuse.lamassu` or `mount.lamassu` it takes `SOURCE MOUNTPOINT
+//! [-sfnv] [-o OPTIONS]`, and so a line of fstab. mount.fuse3(8), which serves types without a helper of their own,
+//! starts plain `lamassu` with the same words.
 
 use crate::fault::Fault;
 use std::ffi::OsString;
@@ -48,7 +49,8 @@ fn is_named_helper(argv: &[OsString]) -> bool {
     NAMES.iter().any(|n| name == *n)
 }
 
-/// mount.fuse3 puts `dev` and `suid` among the words of root, whether anybody asked for them or not: who wants them writes `allow_dev`, `allow_suid`.
+/// mount.fuse3 puts `dev` and `suid` among the words of root, whether anybody asked for them or not: who wants them
+/// writes `allow_dev`, `allow_suid`.
 fn without_defaults(words: OsString) -> OsString {
     let mut kept: Vec<&[u8]> = Vec::new();
     for word in words.as_bytes().split(|b| *b == b',') {

@@ -1,7 +1,8 @@
 //! The `lamassu` command: composition root, progress, messages, exit codes.
 //!
-//! Guarantees: results on standard output, all else on standard error; every failure has a message that says what, where and what to do next, and the exit
-//! code `docs/cli.md` promises. Never: holds logic another crate needs, shows a key, panics where it can say what is wrong.
+//! Guarantees: results on standard output, all else on standard error; every failure has a message that says what,
+//! where and what to do next, and the exit code `docs/cli.md` promises. Never: holds logic another crate needs, shows a
+//! key, panics where it can say what is wrong.
 #![allow(missing_docs)]
 
 mod args;
@@ -41,7 +42,8 @@ fn main() -> ExitCode {
 }
 
 fn run(argv: Vec<OsString>) -> Code {
-    // Before anything else: a core dump or a tracer must not get at keys. Not being allowed to is no reason to refuse work.
+    // Before anything else: a core dump or a tracer must not get at keys. Not being allowed to is no reason to refuse
+    // work.
     let hardened = lamassu_crypto::secret::harden_process();
     let argv = match fstab::rewrite(argv) {
         Ok(argv) => argv,
@@ -50,7 +52,8 @@ fn run(argv: Vec<OsString>) -> Code {
     let cli = match args::Cli::try_parse_from(argv) {
         Ok(cli) => cli,
         Err(error) => {
-            // Also for --help and --version, whose text goes to standard output; a reader that is gone is nobody's loss.
+            // Also for --help and --version, whose text goes to standard output; a reader that is gone is nobody's
+            // loss.
             let _ = error.print();
             return if error.use_stderr() { Code::Usage } else { Code::Done };
         }

@@ -152,7 +152,8 @@ pub fn of_dataset_in(dir: &Path) -> Option<Mount> {
     find(|m| m.is_of_one_below(dir) && m.may_write())
 }
 
-/// Where the vault in `dir` is mounted, read-only too, as far as that is believed: for what is refused then, and cannot be taken back.
+/// Where the vault in `dir` is mounted, read-only too, as far as that is believed: for what is refused then, and cannot
+/// be taken back.
 pub fn any_of_vault(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().ok()?;
     find(|m| m.source == dir && m.is_believed_of(&dir))

@@ -1,6 +1,7 @@
 //! Where this program speaks: results to standard output, everything else to standard error.
 //!
-//! What goes to standard error is one line for each message, whatever names it quotes: the one place that writes it escapes all that could make more of it.
+//! What goes to standard error is one line for each message, whatever names it quotes: the one place that writes it
+//! escapes all that could make more of it.
 
 use crate::fault::{Error, Fault, Result};
 use lamassu_host::Policy;

@@ -1,7 +1,7 @@
 //! Whether a vault directory is its owner's alone, as a mount for other users wants it.
 //!
-//! Who can search the vault directory owns some of the entries below it, and can exchange them while the daemon works on them. The parents of
-//! the directory do not count: somebody may open them later.
+//! Who can search the vault directory owns some of the entries below it, and can exchange them while the daemon works
+//! on them. The parents of the directory do not count: somebody may open them later.
 
 use crate::fault::Fault;
 use crate::mounts;
@@ -33,8 +33,8 @@ impl Access {
     }
 }
 
-/// Refuses a vault that users beside the one of this process, and root, can search. `opened`: what the open directory says, where it is open by
-/// now; the path can lead elsewhere later.
+/// Refuses a vault that users beside the one of this process, and root, can search. `opened`: what the open directory
+/// says, where it is open by now; the path can lead elsewhere later.
 ///
 /// A dataset is private if the directory of a vault that it lies in is.
 pub fn check(dir: &Path, opened: Option<Access>) -> Result<(), Fault> {

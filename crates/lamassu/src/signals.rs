@@ -1,7 +1,8 @@
 //! SIGINT, SIGTERM and SIGHUP; and SIGXFSZ, which no write is to end the process by.
 //!
-//! Most commands simply end, with the code for it and the terminal as it was (a prompt switches echo off). Commands that change a vault ask
-//! [`interrupted`] and end cleanly; a second signal ends them at once, which the commit protocol survives.
+//! Most commands simply end, with the code for it and the terminal as it was (a prompt switches echo off). Commands
+//! that change a vault ask [`interrupted`] and end cleanly; a second signal ends them at once, which the commit
+//! protocol survives.
 
 use crate::exit::Code;
 use crate::fault::Fault;
@@ -34,7 +35,8 @@ static ON_SIGNAL: Mutex<OnSignal> = Mutex::new(OnSignal::Exit);
 
 /// Starts the thread that waits for signals. Not before a fork.
 pub fn start() {
-    // Caught, and nothing done: then a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a child process has the default again.
+    // Caught, and nothing done: then a write past the limit of file sizes (ulimit -f) fails with EFBIG, and a child
+    // process has the default again.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let terminal = tcgetattr(std::io::stdin()).ok();
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
@@ -43,7 +45,8 @@ pub fn start() {
             on_signal(terminal.as_ref());
         }
     };
-    // Without the thread signals would be lost; then the default action is better, and `Signals` is dropped with the closure.
+    // Without the thread signals would be lost; then the default action is better, and `Signals` is dropped with the
+    // closure.
     let _ = std::thread::Builder::new().name("signals".into()).spawn(wait);
 }
 
@@ -67,7 +70,8 @@ fn on_signal(terminal: Option<&Termios>) {
     }
 }
 
-/// As commands say it that end in good order. Whoever reads standard error may have stopped, and the end must come all the same.
+/// As commands say it that end in good order. Whoever reads standard error may have stopped, and the end must come all
+/// the same.
 fn say_stopped() {
     let (tell, told) = mpsc::channel();
     let say = move || {

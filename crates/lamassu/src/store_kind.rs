@@ -1,4 +1,5 @@
-//! What store lies below a directory, as far as statfs(2) tells, and whether a block size can match what it deduplicates.
+//! What store lies below a directory, as far as statfs(2) tells, and whether a block size can match what it
+//! deduplicates.
 
 use rustix::fs::StatFs;
 use serde::Serialize;

@@ -140,7 +140,8 @@ pub fn date(unix_seconds: u64) -> String {
     time(i64::try_from(unix_seconds).unwrap_or(i64::MAX / 2)).chars().take_while(|c| *c != 'T').collect()
 }
 
-/// A text from the store on one line: characters that could forge lines, move a cursor or turn what follows around are escaped.
+/// A text from the store on one line: characters that could forge lines, move a cursor or turn what follows around are
+/// escaped.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_unsafe(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }

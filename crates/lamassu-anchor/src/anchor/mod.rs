@@ -6,8 +6,8 @@
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
 //!
-//! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name whose
-//! removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
+//! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
+//! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
 //!
 //! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
 
@@ -117,8 +117,8 @@ impl Anchor {
         state.queued.vault = Some(state.vault.clone());
     }
 
-    /// Notes durably that a session begins. False: its number is not above all that began, so that the vault's record of
-    /// sessions is an older one, and the session may not begin.
+    /// Notes durably that a session begins. False: its number is not above all that began, so that the vault's record
+    /// of sessions is an older one, and the session may not begin.
     ///
     /// # Errors
     /// Those of the table.

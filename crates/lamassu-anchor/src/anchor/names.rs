@@ -41,8 +41,8 @@ pub enum Renamed {
     Now,
     /// It is durable: the store's step may be done; then [`Anchor::carried_out`].
     Intended(u64),
-    /// What moves, or where it goes, is not covered by a barrier of the store yet. Nothing was changed: take a mark, have
-    /// a barrier, and ask again.
+    /// What moves, or where it goes, is not covered by a barrier of the store yet. Nothing was changed: take a mark,
+    /// have a barrier, and ask again.
     NeedsBarrier,
 }
 
@@ -134,7 +134,8 @@ impl Anchor {
         self.state.lock().nameless.remove(&object);
     }
 
-    /// Moves an entry, over what is there, or exchanges two. `covered` is a mark that a barrier of the store has covered.
+    /// Moves an entry, over what is there, or exchanges two. `covered` is a mark that a barrier of the store has
+    /// covered.
     ///
     /// # Errors
     /// Those of the table: nothing has changed then.

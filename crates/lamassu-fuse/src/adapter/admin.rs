@@ -1,6 +1,7 @@
 //! Freeze, thaw, status and calls; and seeking for data and holes, which first needs what the kernel still holds.
 //!
-//! All of these may wait for other requests of the same mount, so they run on threads of their own and never on a request thread.
+//! All of these may wait for other requests of the same mount, so they run on threads of their own and never on a
+//! request thread.
 
 use super::{Shared, errno_of, failed, guarded};
 use crate::control::{
@@ -95,7 +96,8 @@ impl<F: FileSystem> Shared<F> {
         Ok(())
     }
 
-    /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go on.
+    /// EINVAL as FITHAW answers. The gate opens even if the file system below reports an error: waiting callers must go
+    /// on.
     fn thaw(&self) -> Result<(), i32> {
         let _admin = self.admin.lock();
         if !self.gate.status().0 {
@@ -116,8 +118,9 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
-    /// SEEK_DATA and SEEK_HOLE. The kernel does not write dirty pages back before it asks, so a file that is open for writing somewhere has them
-    /// pushed to us first, by invalidating the range: otherwise data that only the page cache holds would look like a hole.
+    /// SEEK_DATA and SEEK_HOLE. The kernel does not write dirty pages back before it asks, so a file that is open for
+    /// writing somewhere has them pushed to us first, by invalidating the range: otherwise data that only the page
+    /// cache holds would look like a hole.
     pub(super) fn seek(self: &Arc<Self>, ino: Ino, handle: HandleId, offset: u64, whence: Whence, reply: ReplyLseek) {
         let answer = move |shared: &Self| match shared.fs.seek(handle, offset, whence) {
             Ok(found) => reply.offset(found as i64),
@@ -133,7 +136,8 @@ impl<F: FileSystem> Shared<F> {
         });
     }
 
-    /// Has the kernel ask for the attributes before it uses them again. Takes none of its locks on the inode or on pages, so any thread may call it.
+    /// Has the kernel ask for the attributes before it uses them again. Takes none of its locks on the inode or on
+    /// pages, so any thread may call it.
     pub(super) fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(INodeNo(ino), -1, 0)
@@ -142,8 +146,8 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Has the kernel write back and drop `len` bytes of its pages from `offset` on, 0: all of them. Waits for requests of this mount: never to be
-    /// called on a request thread.
+    /// Has the kernel write back and drop `len` bytes of its pages from `offset` on, 0: all of them. Waits for requests
+    /// of this mount: never to be called on a request thread.
     pub(super) fn push_out(&self, ino: Ino, offset: u64, len: u64) {
         if let Some(notifier) = self.notifier.get()
             && let Err(error) = notifier.inval_inode(INodeNo(ino), offset as i64, len as i64)

@@ -3,8 +3,8 @@
 //! `handlers` is the list of requests, one short method each. `file_io` reads, writes and takes set-uid bits away where
 //! the kernel asks for it; `uses` counts open files; `reply` has what answers have in common; `convert` is between the
 //! kernel's types and the vault's; `acl` says what access control lists mean to the kernel; `admin` answers ioctls and
-//! seeks; `counts` counts requests; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate` holds changes back during a
-//! freeze; `lifetime` starts the threads of a mount and ends them.
+//! seeks; `counts` counts requests; `cache` takes from the kernel what it caches of vaults that are unloaded; `gate`
+//! holds changes back during a freeze; `lifetime` starts the threads of a mount and ends them.
 
 mod acl;
 mod admin;

@@ -1,8 +1,8 @@
 //! The directory that calls are about, held open: opened once, and looked up in the table of mounts by what was opened.
 //!
 //! Guarantees: it lies in a FUSE mount that root or the user of this process has mounted, and every call goes there,
-//! whatever becomes of its name. Whoever owns a directory on the way can exchange it for a link to a mount of their own,
-//! which answers what it likes, and learns what it is sent.
+//! whatever becomes of its name. Whoever owns a directory on the way can exchange it for a link to a mount of their
+//! own, which answers what it likes, and learns what it is sent.
 //!
 //! Never: asks the file system anything while that is not known.
 
@@ -92,8 +92,8 @@ impl Asked {
         Ok(Root { dir: dir.into(), path: self.path.clone() })
     }
 
-    /// Whether a path says that it is this: from the mount's root on it has the same names, and what comes before is that
-    /// root.
+    /// Whether a path says that it is this: from the mount's root on it has the same names, and what comes before is
+    /// that root.
     fn is_what(&self, given: &Path) -> bool {
         let below = self.path.strip_prefix(&self.mount.mountpoint).unwrap_or(&self.path);
         let Ok(absolute) = std::path::absolute(given) else { return false };

@@ -147,8 +147,8 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<OwnedFd> {
         .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Unmounts what is mounted at `path`. Its parent is open, so that renames above it lead to no other mount; the mount point itself cannot be
-/// renamed while something is mounted there.
+/// Unmounts what is mounted at `path`. Its parent is open, so that renames above it lead to no other mount; the mount
+/// point itself cannot be renamed while something is mounted there.
 fn detach(parent: &OwnedFd, path: &Path, lazy: bool) -> Result<(), MountError> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     let held =
@@ -187,8 +187,8 @@ pub(super) struct MountId {
     numbers: Option<Numbers>,
 }
 
-/// What the kernel calls a mount, and the file system that it shows (`major:minor`): the first is given again, the second
-/// tells its uses apart.
+/// What the kernel calls a mount, and the file system that it shows (`major:minor`): the first is given again, the
+/// second tells its uses apart.
 #[derive(Clone, PartialEq, Eq)]
 struct Numbers {
     mount: u64,

@@ -1,5 +1,5 @@
-//! Writes `fuzz/seeds` from `testdata` and from the layouts that the targets read: `fuzz/make-seeds` calls it with the folder of seeds and a folder with the
-//! unpacked golden vaults.
+//! Writes `fuzz/seeds` from `testdata` and from the layouts that the targets read: `fuzz/make-seeds` calls it with the
+//! folder of seeds and a folder with the unpacked golden vaults.
 
 mod requests;
 

@@ -1,10 +1,12 @@
-//! Requests of a kernel, for the target `request`: one of each opcode with what it usually says, and with what it hardly ever does.
+//! Requests of a kernel, for the target `request`: one of each opcode with what it usually says, and with what it
+//! hardly ever does.
 
 use crate::Seeds;
 use lamassu_fuse::control::{LAMASSU_IOC_CALL, LAMASSU_IOC_FREEZE, LAMASSU_IOC_STATUS, LAMASSU_IOC_THAW};
 
 const ROOT: u8 = 1;
-/// What the two look-ups of the prelude find, and the handles of what is opened then. A test of the target holds them to it.
+/// What the two look-ups of the prelude find, and the handles of what is opened then. A test of the target holds them
+/// to it.
 const TOP: u8 = 13;
 const DIR: u8 = 7;
 const FILE_HANDLE: u64 = 1;

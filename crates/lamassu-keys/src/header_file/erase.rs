@@ -1,7 +1,9 @@
-//! Taking old headers off the disk: their bytes are overwritten where they lie, before the file system forgets where that was.
+//! Taking old headers off the disk: their bytes are overwritten where they lie, before the file system forgets where
+//! that was.
 //!
-//! This reaches the blocks that the file has now. Where a store writes elsewhere instead (copy-on-write, a snapshot that shares the blocks, flash behind its
-//! translation layer, a journal of data), the old bytes stay: `docs/threat-model.md` says so, and so does every receipt.
+//! This reaches the blocks that the file has now. Where a store writes elsewhere instead (copy-on-write, a snapshot
+//! that shares the blocks, flash behind its translation layer, a journal of data), the old bytes stay:
+//! `docs/threat-model.md` says so, and so does every receipt.
 
 use super::steps::{self, Erasing};
 use super::{FileError, sync_dir_of, writing};
@@ -35,7 +37,8 @@ pub enum Outcome {
     Nothing,
     /// Overwritten and removed.
     Erased(Erased),
-    /// It is no header of the vault, and other names lead to it: somebody else's file, which whoever can write the store has linked there.
+    /// It is no header of the vault, and other names lead to it: somebody else's file, which whoever can write the
+    /// store has linked there.
     Left,
 }
 
@@ -56,7 +59,8 @@ pub fn has_left(path: &Path, id: &[u8; 16]) -> bool {
     regular(path).is_ok_and(|found| found.is_some_and(|(file, meta)| may_be_overwritten(&file, &meta, id)))
 }
 
-/// One that has no other name can be what an interrupted run has half overwritten; of others the content has to say that they are headers of the vault.
+/// One that has no other name can be what an interrupted run has half overwritten; of others the content has to say
+/// that they are headers of the vault.
 fn may_be_overwritten(file: &File, meta: &Metadata, id: &[u8; 16]) -> bool {
     if meta.nlink() <= 1 {
         return true;
@@ -91,8 +95,8 @@ fn opened(file: &File, meta: &Metadata, path: &Path) -> Result<Erased, FileError
     })
 }
 
-/// Takes away what is at `path`, as a rule a header that another one has replaced. It is overwritten before, unless another name leads to it, which is
-/// somebody's copy, or the store may lose the name of the one that replaced it.
+/// Takes away what is at `path`, as a rule a header that another one has replaced. It is overwritten before, unless
+/// another name leads to it, which is somebody's copy, or the store may lose the name of the one that replaced it.
 ///
 /// # Errors
 /// [`FileError::Write`].
@@ -109,7 +113,8 @@ pub fn replaced(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// The same of the header `old`, which was open before another one replaced it, and has the name `path` since then. What is at `path` by now may be another file.
+/// The same of the header `old`, which was open before another one replaced it, and has the name `path` since then.
+/// What is at `path` by now may be another file.
 pub(super) fn replaced_header(old: &File, path: &Path) -> Result<(), FileError> {
     let meta = old.metadata().map_err(writing("stat", path))?;
     let is_there = path.symlink_metadata().is_ok_and(|m| (m.dev(), m.ino()) == (meta.dev(), meta.ino()));
@@ -126,7 +131,8 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// The same regular file, for writing. Its owner may have taken that right from everybody: it is lent, to a file that is erased anyway.
+/// The same regular file, for writing. Its owner may have taken that right from everybody: it is lent, to a file that
+/// is erased anyway.
 pub(super) fn writable(file: &File) -> io::Result<File> {
     let again = || OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
     match again() {
@@ -139,16 +145,18 @@ pub(super) fn writable(file: &File) -> io::Result<File> {
     }
 }
 
-/// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. What fsync(2) of a directory says there is nothing that the machine below has promised.
+/// `f_type` of statfs(2): FUSE, 9p, CIFS and SMB 2. What fsync(2) of a directory says there is nothing that the machine
+/// below has promised.
 const NAMES_UNSURE: [u64; 4] = [0x6573_5546, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42];
 
-/// Whether a rename that was synced is durable. Where it may not be, a power cut at the server can bring the old name back, which must then lead to the old
-/// header and not to noise.
+/// Whether a rename that was synced is durable. Where it may not be, a power cut at the server can bring the old name
+/// back, which must then lead to the old header and not to noise.
 pub(super) fn keeps_names(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|st| !NAMES_UNSURE.contains(&(st.f_type as u64 & 0xffff_ffff)))
 }
 
-/// Overwrites a file that was replaced at `path`, durably, where no name leads to it any more: another name is somebody's copy.
+/// Overwrites a file that was replaced at `path`, durably, where no name leads to it any more: another name is
+/// somebody's copy.
 pub(super) fn unnamed(file: &File, path: &Path) -> Result<(), FileError> {
     let is_unnamed = file.metadata().is_ok_and(|m| m.is_file() && m.nlink() == 0) && keeps_names(path);
     if !is_unnamed {
@@ -159,7 +167,8 @@ pub(super) fn unnamed(file: &File, path: &Path) -> Result<(), FileError> {
     done.map(|file| drop(punch(&file))).map_err(writing("overwrite what was at", path))
 }
 
-/// Overwrites a file with random bytes, and syncs it; nothing where it is empty. Never more than a header can have: another file could be endless.
+/// Overwrites a file with random bytes, and syncs it; nothing where it is empty. Never more than a header can have:
+/// another file could be endless.
 pub(super) fn overwrite(file: &File) -> io::Result<()> {
     const CHUNK: usize = 64 << 10;
     let len = file.metadata()?.len().min(HEADER_MAX as u64);
@@ -219,7 +228,8 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Between the moment when the old header is found to have one name and the moment when it is overwritten, the store puts another file in its place.
+    /// Between the moment when the old header is found to have one name and the moment when it is overwritten, the
+    /// store puts another file in its place.
     #[test]
     fn a_file_that_was_put_in_the_place_of_the_old_header_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();

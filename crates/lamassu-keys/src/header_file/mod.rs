@@ -1,13 +1,14 @@
 //! Reading and replacing the files headers live in: the vault header and zone files.
 //!
-//! A file is replaced whole (§4): written to `PATH.new`, synced, renamed over, directory synced. `PATH.new` is also the lock of those who change the header:
-//! it is held by flock(2) from before the header is read until it is replaced, so no change is lost; the kernel drops the lock of a program that dies.
+//! A file is replaced whole (§4): written to `PATH.new`, synced, renamed over, directory synced. `PATH.new` is also the
+//! lock of those who change the header: it is held by flock(2) from before the header is read until it is replaced, so
+//! no change is lost; the kernel drops the lock of a program that dies.
 //!
-//! What is replaced is overwritten where it lies ([`erase`]): a removed slot, or a destroyed key, must not be left in blocks that the file system has merely
-//! forgotten.
+//! What is replaced is overwritten where it lies ([`erase`]): a removed slot, or a destroyed key, must not be left in
+//! blocks that the file system has merely forgotten.
 //!
-//! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed, and a hard link in the place of `PATH.new` is not
-//! written through. A zone file is the user's, and may be a link.
+//! A vault's header lies in the store, which is not trusted: a symbolic link in its place is not followed, and a hard
+//! link in the place of `PATH.new` is not written through. A zone file is the user's, and may be a link.
 
 pub mod erase;
 mod steps;
@@ -95,8 +96,8 @@ fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError
 /// Where the descriptors of this process are, by number.
 const DESCRIPTORS: &str = "/proc/self/fd";
 
-/// A path as a person knows it. One that leads through a directory that this process holds open is named by where that directory is: the number of a descriptor
-/// says nothing, and may be another file's by the time somebody reads it.
+/// A path as a person knows it. One that leads through a directory that this process holds open is named by where that
+/// directory is: the number of a descriptor says nothing, and may be another file's by the time somebody reads it.
 pub(crate) fn shown(path: &Path) -> PathBuf {
     let Ok(rest) = path.strip_prefix(DESCRIPTORS) else { return path.into() };
     let mut rest = rest.iter();
@@ -166,7 +167,8 @@ pub struct Update {
 }
 
 impl Update {
-    /// Takes the right to change or make the header at `path`. Read the header after this, not before. Waits for nobody.
+    /// Takes the right to change or make the header at `path`. Read the header after this, not before. Waits for
+    /// nobody.
     ///
     /// # Errors
     /// [`FileError::Busy`], [`FileError::Write`].
@@ -188,12 +190,14 @@ impl Update {
                 Err(std::fs::TryLockError::Error(e)) => return Err(writing("lock", &new_path)(e)),
             }
             match names_of(&new_file, &new_path).map_err(writing("stat", &new_path))? {
-                // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a file that is no longer there.
+                // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a
+                // file that is no longer there.
                 None => {}
                 // Not every file system counts names.
                 Some(0 | 1) => return Ok(Update { path, new_path, new_file, committed: false, id: [0; 16] }),
-                // No update gives its file a second name, so this one is somebody else's, linked here by whoever can write to the store, and must not be
-                // overwritten. With the lock on it, nobody else puts a file of theirs into this place meanwhile.
+                // No update gives its file a second name, so this one is somebody else's, linked here by whoever can
+                // write to the store, and must not be overwritten. With the lock on it, nobody else puts a file of
+                // theirs into this place meanwhile.
                 Some(2..) => {
                     let path = shown(&new_path);
                     tracing::warn!(path = %path.display(), "a hard link to another file was in the way, and is removed");
@@ -229,13 +233,14 @@ impl Update {
         }
     }
 
-    /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten where it lies, if it has no other name. That
-    /// of a vault has a name until then ([`Update::kept_path`]), so that a program that is killed leaves none whole in blocks that nobody finds: the next change,
-    /// or the next attempt to destroy the keys, takes it away.
+    /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten
+    /// where it lies, if it has no other name. That of a vault has a name until then ([`Update::kept_path`]), so that a
+    /// program that is killed leaves none whole in blocks that nobody finds: the next change, or the next attempt to
+    /// destroy the keys, takes it away.
     ///
     /// # Errors
-    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is then intact, unless only the last step, the
-    /// sync of the directory, failed.
+    /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is
+    /// then intact, unless only the last step, the sync of the directory, failed.
     pub fn replace<H: Header>(self, header: &H) -> Result<(), FileError> {
         let mode = self.take_over_owner()?;
         let (path, kept) = (self.path.clone(), self.kept_path());
@@ -261,7 +266,8 @@ impl Update {
     /// The same, but the old header, whole, is left under the name of [`Update::kept_path`], for [`erase::file`].
     ///
     /// # Errors
-    /// As [`Update::replace`]. Where the store has no hard links, the header may be missing after a crash, and [`Update::put_back`] puts the kept one back.
+    /// As [`Update::replace`]. Where the store has no hard links, the header may be missing after a crash, and
+    /// [`Update::put_back`] puts the kept one back.
     pub(crate) fn replace_keeping<H: Header>(self, header: &H) -> Result<(), FileError> {
         let mode = self.take_over_owner()?;
         self.put(header, mode, steps::replace_keeping)
@@ -342,7 +348,8 @@ impl Steps for Update {
 
     fn keep(&mut self) -> Result<(), FileError> {
         let kept = self.kept_path();
-        // What an earlier attempt left there is overwritten, whatever the store makes of names: the old header gets that name durably before it loses its own.
+        // What an earlier attempt left there is overwritten, whatever the store makes of names: the old header gets
+        // that name durably before it loses its own.
         if id_of(&kept) != id_of(&self.path) && erase::file(&kept, &self.id)? == erase::Outcome::Left {
             std::fs::remove_file(&kept).map_err(writing("remove", &kept))?;
         }
@@ -371,8 +378,8 @@ fn sync_dir_of(path: &Path) -> Result<(), FileError> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(writing("sync directory", dir))
 }
 
-/// Writes a file whole, in the place of what is there, durably: under a name of its own first, beside it, as the directory is the user's. For its owner alone
-/// (mode 0600).
+/// Writes a file whole, in the place of what is there, durably: under a name of its own first, beside it, as the
+/// directory is the user's. For its owner alone (mode 0600).
 ///
 /// # Errors
 /// [`FileError::Write`]; what was there is intact then, unless only the last step, the sync of the directory, failed.
@@ -389,7 +396,8 @@ pub fn write_over(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     sync_dir_of(path)
 }
 
-/// Makes a file that holds a key or a header, for its owner alone (mode 0600), durable. Never overwrites: a key that is gone may have been the last.
+/// Makes a file that holds a key or a header, for its owner alone (mode 0600), durable. Never overwrites: a key that is
+/// gone may have been the last.
 ///
 /// # Errors
 /// [`FileError::Exists`], [`FileError::Write`]; nothing is then left behind.

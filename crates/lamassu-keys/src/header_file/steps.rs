@@ -1,12 +1,14 @@
-//! How a header is replaced: the order of writes that a crash at any point must not break, apart from what carries it out.
+//! How a header is replaced: the order of writes that a crash at any point must not break, apart from what carries it
+//! out.
 //!
-//! Invariant: under the header's name there is, after a crash at any moment, the old header whole or the new one whole. The data is durable before the name
-//! can lead to it, and the name is durable before the change is reported.
+//! Invariant: under the header's name there is, after a crash at any moment, the old header whole or the new one whole.
+//! The data is durable before the name can lead to it, and the name is durable before the change is reported.
 //!
-//! Where the old header has to be taken off the disk, there is always a name that leads to it until it is overwritten: it is kept under a second one, durably,
-//! before the first is taken away.
+//! Where the old header has to be taken off the disk, there is always a name that leads to it until it is overwritten:
+//! it is kept under a second one, durably, before the first is taken away.
 
-/// What replacing a file takes. `Update` does it on a file system; a model of one, in the tests, crashes between any two of them.
+/// What replacing a file takes. `Update` does it on a file system; a model of one, in the tests, crashes between any
+/// two of them.
 pub(super) trait Steps {
     type Error;
     /// Empties the new file: a program that died may have left something in it.
@@ -75,8 +77,9 @@ mod tests {
     use lamassu_format::Suite;
     use lamassu_format::header::{Header, SlotKind, ZoneFile};
 
-    /// A file system as POSIX allows it to be after a power cut. Content that was not synced may be there, be missing, be cut short or be zeros; so may any
-    /// rename that no sync of the directory covers, whether or not the content under the new name is there.
+    /// A file system as POSIX allows it to be after a power cut. Content that was not synced may be there, be missing,
+    /// be cut short or be zeros; so may any rename that no sync of the directory covers, whether or not the content
+    /// under the new name is there.
     struct Disk {
         /// Contents the new file can have after a crash; the last is what the program sees.
         new: Vec<Vec<u8>>,
@@ -223,7 +226,8 @@ mod tests {
         }
     }
 
-    /// The model is not too kind: without either sync it finds a header that nobody can open, or a change that was reported and is lost.
+    /// The model is not too kind: without either sync it finds a header that nobody can open, or a change that was
+    /// reported and is lost.
     #[test]
     fn the_model_finds_a_missing_sync() {
         let (old, new) = headers();

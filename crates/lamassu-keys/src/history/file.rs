@@ -53,10 +53,11 @@ pub enum HistoryError {
     },
 }
 
-/// The history of one vault, the key it is sealed under, and how far it goes at least. Cheap to keep while the vault is mounted: it opens nothing else.
+/// The history of one vault, the key it is sealed under, and how far it goes at least. Cheap to keep while the vault is
+/// mounted: it opens nothing else.
 ///
-/// Invariant: the mark is that of a header that was verified, or of what was appended here since. Nothing else makes a history, so none is chained to where a
-/// header that somebody edited says it ends.
+/// Invariant: the mark is that of a header that was verified, or of what was appended here since. Nothing else makes a
+/// history, so none is chained to where a header that somebody edited says it ends.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
@@ -110,8 +111,8 @@ impl History {
     /// Appends what does not change the header: that the vault was mounted, that its header was copied.
     ///
     /// # Errors
-    /// [`HistoryError::Damaged`]: nothing is appended to a history that does not verify; and [`HistoryError::Io`], [`HistoryError::NotAFile`],
-    /// [`HistoryError::Busy`], in a [`KeyError::History`].
+    /// [`HistoryError::Damaged`]: nothing is appended to a history that does not verify; and [`HistoryError::Io`],
+    /// [`HistoryError::NotAFile`], [`HistoryError::Busy`], in a [`KeyError::History`].
     pub fn note(&mut self, event: Event) -> Result<(), KeyError> {
         let (file, scanned) = self.open_and_scan()?;
         if let Some(fault) = scanned.fault {
@@ -122,12 +123,13 @@ impl History {
         Ok(())
     }
 
-    /// Appends, and gives the mark for the header. What does not verify or cannot be read is set aside, so that nobody can keep keys from being changed by
-    /// damaging a log.
+    /// Appends, and gives the mark for the header. What does not verify or cannot be read is set aside, so that nobody
+    /// can keep keys from being changed by damaging a log.
     pub(super) fn append(&mut self, events: &[Event]) -> Result<HistoryMark, KeyError> {
         let elsewhere = "what was there is sealed under an earlier file key, or damaged";
         let fault = match self.open_and_scan() {
-            // One entry alone that does not open looks like one that was torn, and may be the whole history from before.
+            // One entry alone that does not open looks like one that was torn, and may be the whole history from
+            // before.
             Ok((_, Scanned { fault: None, len: 0, end: End::Torn(_), .. })) if self.mark.is_none() => elsewhere.into(),
             Ok((file, Scanned { fault: None, link, len, end })) => {
                 return self.extend(&file, &Scanned { fault: None, link, len, end }, events);
@@ -204,7 +206,8 @@ impl History {
         Ok(link.mark)
     }
 
-    /// A new history belongs to whom the header belongs: root may have been first to write it down, and its owner has to go on.
+    /// A new history belongs to whom the header belongs: root may have been first to write it down, and its owner has
+    /// to go on.
     fn give_to_owner(&self, file: &File) {
         let Ok(header) = self.path.with_file_name(name::HEADER).symlink_metadata() else { return };
         // Only root can give files away; for others it is theirs as it is.

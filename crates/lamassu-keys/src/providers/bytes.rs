@@ -21,7 +21,8 @@ pub(super) fn read_key(reader: &mut impl Read, kind: SlotKind) -> io::Result<Opt
     Ok(Some(SecretBytes::new(bytes)))
 }
 
-/// All of `reader` if that is at most `max` bytes. The buffer never grows, so no copy of the secret is left behind by reallocation.
+/// All of `reader` if that is at most `max` bytes. The buffer never grows, so no copy of the secret is left behind by
+/// reallocation.
 pub(super) fn read_bounded(reader: &mut impl Read, max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut buf = vec![0u8; max + 1];
     let mut len = 0;

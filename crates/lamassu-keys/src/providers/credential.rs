@@ -1,5 +1,6 @@
-//! `credential:NAME`: a key that systemd hands to a service (`LoadCredential=`, `LoadCredentialEncrypted=`, `SetCredential=`): the file NAME in
-//! `$CREDENTIALS_DIRECTORY`, which only the service can read and which is never on a disk.
+//! `credential:NAME`: a key that systemd hands to a service (`LoadCredential=`, `LoadCredentialEncrypted=`,
+//! `SetCredential=`): the file NAME in `$CREDENTIALS_DIRECTORY`, which only the service can read and which is never on
+//! a disk.
 
 use super::Location;
 use super::bytes::{KEY_MAX, read_key};

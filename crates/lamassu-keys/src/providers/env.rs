@@ -1,7 +1,8 @@
 //! `env:NAME`: a passphrase from an environment variable.
 //!
-//! The variable stays in this process's environment, readable by root and by the same user in `/proc`, and children inherit it, until [`KeyProvider::forget`]
-//! overwrites its value where it lies; that of the shell which started it stays. Prefer a file.
+//! The variable stays in this process's environment, readable by root and by the same user in `/proc`, and children
+//! inherit it, until [`KeyProvider::forget`] overwrites its value where it lies; that of the shell which started it
+//! stays. Prefer a file.
 
 use super::Location;
 use crate::source::{Ask, Fetched, KeyProvider, SourceError};
@@ -21,7 +22,8 @@ pub(super) const LOCATION: Location = Location {
     provider: |argument| argument.filter(|name| is_name(name)).map(|name| Arc::new(Env { name: name.into() }) as _),
 };
 
-/// A name as shells know it. Others are refused, not shown: it may be the passphrase itself, given in place of the name.
+/// A name as shells know it. Others are refused, not shown: it may be the passphrase itself, given in place of the
+/// name.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
@@ -48,9 +50,9 @@ impl KeyProvider for Env {
 /// Overwrites the value of a variable with zeros: it is empty then.
 #[allow(unsafe_code)]
 fn wipe(name: &CStr) {
-    // SAFETY: what getenv(3) returns is in the environment that this process began with, and ends with a zero: nothing in this program sets or removes
-    // variables, so it is neither moved nor freed. Nobody else reads the value meanwhile, as `KeySource::forget` asks for; looking up other variables compares
-    // names alone.
+    // SAFETY: what getenv(3) returns is in the environment that this process began with, and ends with a zero: nothing
+    // in this program sets or removes variables, so it is neither moved nor freed. Nobody else reads the value
+    // meanwhile, as `KeySource::forget` asks for; looking up other variables compares names alone.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         if !value.is_null() {

@@ -1,7 +1,9 @@
-//! `prompt`: a passphrase a person types on the terminal, without echo; twice when a slot is made. Or the words of a recovery key or of its shares, typed or
-//! pasted as they were printed, on several lines: no line of them is left for a shell to run and to remember.
+//! `prompt`: a passphrase a person types on the terminal, without echo; twice when a slot is made. Or the words of a
+//! recovery key or of its shares, typed or pasted as they were printed, on several lines: no line of them is left for a
+//! shell to run and to remember.
 //!
-//! Standard input is read only when asked for and only where it is no terminal: then the passphrase is its first line and is not confirmed.
+//! Standard input is read only when asked for and only where it is no terminal: then the passphrase is its first line
+//! and is not confirmed.
 
 use super::Location;
 use crate::recovery;
@@ -74,7 +76,8 @@ fn recovery_key(
     Ok(text.unwrap_or_else(|| SecretBytes::new(Vec::new())))
 }
 
-/// Shares, until there are as many as it takes. One that is misread or does not fit ends the attempt: which it was is said.
+/// Shares, until there are as many as it takes. One that is misread or does not fit ends the attempt: which it was is
+/// said.
 fn shares(
     ask: &Ask<'_>,
     read: &mut dyn FnMut(&str) -> Result<SecretBytes, SourceError>,
@@ -118,8 +121,9 @@ enum Heading {
     Ends,
 }
 
-/// One text of at least `need` words, on as many lines as it takes; each is ended. `read` gets how many words there are already. An empty line ends the text
-/// before, as the end of the input does, but for one at its beginning: sheets are printed with empty lines between them. `None`: no words came.
+/// One text of at least `need` words, on as many lines as it takes; each is ended. `read` gets how many words there are
+/// already. An empty line ends the text before, as the end of the input does, but for one at its beginning: sheets are
+/// printed with empty lines between them. `None`: no words came.
 fn lines(
     heading: Heading,
     need: usize,
@@ -160,7 +164,8 @@ fn is_end(error: &SourceError) -> bool {
     source.kind() == io::ErrorKind::UnexpectedEof
 }
 
-/// A secret asked for once, as a passphrase is: on the terminal, or the first line of standard input where that is none.
+/// A secret asked for once, as a passphrase is: on the terminal, or the first line of standard input where that is
+/// none.
 #[cfg(feature = "pkcs11")]
 pub(super) fn secret(text: &str, ask: &Ask<'_>) -> Result<SecretBytes, SourceError> {
     if ask.stdin && !io::stdin().is_terminal() { stdin_line() } else { ask_terminal(text) }

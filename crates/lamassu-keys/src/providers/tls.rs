@@ -1,6 +1,7 @@
 //! TLS 1.2 and 1.3 to a key server: the options that say whom to trust and who we are, and what an error of TLS means.
 //!
-//! Guarantees: a CA named in the options is the only one trusted; a client certificate and its key are proven to belong together before anything is sent.
+//! Guarantees: a CA named in the options is the only one trusted; a client certificate and its key are proven to belong
+//! together before anything is sent.
 
 use super::bytes::percent_decoded;
 use crate::fault::{Cause, ServerFault};
@@ -154,8 +155,9 @@ pub(super) fn fault(error: rustls::Error) -> ServerFault {
     }
 }
 
-/// What a write says where the server has turned away already. With TLS 1.3 a client has done its part of the handshake before the server has looked at
-/// its certificate: the server may refuse that, and close, while the first request is on its way. Why it did then waits to be read.
+/// What a write says where the server has turned away already. With TLS 1.3 a client has done its part of the handshake
+/// before the server has looked at its certificate: the server may refuse that, and close, while the first request is
+/// on its way. Why it did then waits to be read.
 pub(super) fn turned_away(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,15 +1,19 @@
 //! What Lamassu asks of the store below: a tree of directories with stored names, and files of bytes.
 //!
-//! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store that swaps
-//! directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the operating system's errno.
+//! Every operation names one path component inside an open directory; nothing here follows a symbolic link, so a store
+//! that swaps directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the
+//! operating system's errno.
 //!
-//! **Entries are held, not named.** Who may write to a directory of the store can exchange its entries at any moment: what a name leads to after it was looked
-//! at is somebody else's choice. So no owner, mode, time or attribute is ever changed by name. It is changed through the descriptor that made a file, through an
-//! open directory, or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a name alone, when it is made
-//! (nodes, links, directories), is made in a directory that nobody else can write to, and then moved to its place.
+//! **Entries are held, not named.** Who may write to a directory of the store can exchange its entries at any moment:
+//! what a name leads to after it was looked at is somebody else's choice. So no owner, mode, time or attribute is ever
+//! changed by name. It is changed through the descriptor that made a file, through an open directory, or through an
+//! entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a name alone, when
+//! it is made (nodes, links, directories), is made in a directory that nobody else can write to, and then moved to its
+//! place.
 //!
-//! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory, which whoever exchanged it could have
-//! moved or removed himself. What was moved to be deleted is compared before it is.
+//! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory,
+//! which whoever exchanged it could have moved or removed himself. What was moved to be deleted is compared before it
+//! is.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod crash;
@@ -33,7 +37,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-/// Refuses what is not one path component, so that no caller's mistake and no hostile name can leave the directory it names.
+/// Refuses what is not one path component, so that no caller's mistake and no hostile name can leave the directory it
+/// names.
 pub(crate) fn check_name(name: &OsStr) -> io::Result<&OsStr> {
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|b| matches!(b, b'/' | 0)) {
@@ -112,7 +117,8 @@ pub struct Stat {
     pub mtime: Time,
     /// change time
     pub ctime: Time,
-    /// When it was made, in ns since 1970 (modulo 2^64); 0: the store does not tell. Nobody can set it: it tells an inode from an earlier one of the same number.
+    /// When it was made, in ns since 1970 (modulo 2^64); 0: the store does not tell. Nobody can set it: it tells an
+    /// inode from an earlier one of the same number.
     pub born: u64,
 }
 
@@ -122,7 +128,8 @@ impl Stat {
         self.kind == Kind::File && self.len > 0
     }
 
-    /// Whether both are of one inode: the number alone may have been another's, where a store gives numbers again. A birth time that one of them lacks says nothing.
+    /// Whether both are of one inode: the number alone may have been another's, where a store gives numbers again. A
+    /// birth time that one of them lacks says nothing.
     pub fn is_same(&self, other: &Stat) -> bool {
         (self.dev, self.ino, self.kind) == (other.dev, other.ino, other.kind) && may_be_one(self.born, other.born)
     }
@@ -201,8 +208,8 @@ pub trait BackendFile: Send + Sync {
             _ => self.write_at(offset, &parts.concat()),
         }
     }
-    /// Writes `len` bytes at `offset` that lie at `from_offset` of another file of this store or another. A store that can shares their blocks instead.
-    /// `EIO` where the other file ends before.
+    /// Writes `len` bytes at `offset` that lie at `from_offset` of another file of this store or another. A store that
+    /// can shares their blocks instead. `EIO` where the other file ends before.
     fn copy_from(&self, from: &dyn BackendFile, from_offset: u64, offset: u64, len: u64) -> io::Result<()> {
         copy_through_memory(self, from, from_offset, offset, len)
     }
@@ -227,7 +234,8 @@ pub trait BackendFile: Send + Sync {
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
     /// Reserves space without changing the length.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// First data at or after `offset`; `None` if there is none. Stores without holes answer `offset` while it lies before the end.
+    /// First data at or after `offset`; `None` if there is none. Stores without holes answer `offset` while it lies
+    /// before the end.
     fn seek_data(&self, offset: u64) -> io::Result<Option<u64>>;
     /// First hole at or after `offset` (the end counts as one); `None` past the end.
     fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>>;
@@ -269,7 +277,8 @@ pub(crate) fn copy_through_memory<F: BackendFile + ?Sized>(
     Ok(())
 }
 
-/// An entry of a directory that is held: whatever its name leads to by now, this is what is looked at and changed. It is not open.
+/// An entry of a directory that is held: whatever its name leads to by now, this is what is looked at and changed. It
+/// is not open.
 pub trait BackendEntry: Send + Sync {
     /// stat.
     fn stat(&self) -> io::Result<Stat>;
@@ -344,7 +353,8 @@ impl ByName for dyn BackendDir {
 pub trait BackendDir: Send + Sync {
     /// Opens a subdirectory (never through a link).
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>>;
-    /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where the owner is us.
+    /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where
+    /// the owner is us.
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>>;
     /// The same of the regular file that stat has just shown under this name; `None` if it is another one's by now.
     fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
@@ -352,12 +362,13 @@ pub trait BackendDir: Send + Sync {
         let now = file.stat()?;
         Ok(now.is_same(seen).then_some(file))
     }
-    /// Creates a regular file (O_EXCL) and opens it for reading and writing. It is its owner's alone (mode 0600) until the caller gives it, through what is
-    /// returned, an owner and then a mode.
+    /// Creates a regular file (O_EXCL) and opens it for reading and writing. It is its owner's alone (mode 0600) until
+    /// the caller gives it, through what is returned, an owner and then a mode.
     fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>>;
     /// mkdir. Without bits for others it can be given to an owner before anybody else reaches it.
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()>;
-    /// mknod of a fifo, socket or device, with mode 0600. To be held, given an owner and a mode, and moved to its place.
+    /// mknod of a fifo, socket or device, with mode 0600. To be held, given an owner and a mode, and moved to its
+    /// place.
     fn make_node(&self, name: &OsStr, kind: Kind, rdev: u64) -> io::Result<()>;
     /// symlink.
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()>;
@@ -406,15 +417,16 @@ pub trait BackendDir: Send + Sync {
     fn remove_xattr(&self, attr: &OsStr) -> io::Result<()>;
     /// fsync of the directory.
     fn sync(&self) -> io::Result<()>;
-    /// This directory as a store of its own: that of a vault which lies in another's tree. `write` false: to read alone, also where it may be searched and
-    /// not listed. `EOPNOTSUPP` where the store has no such thing.
+    /// This directory as a store of its own: that of a vault which lies in another's tree. `write` false: to read
+    /// alone, also where it may be searched and not listed. `EOPNOTSUPP` where the store has no such thing.
     fn as_backend(&self, write: bool) -> io::Result<Arc<dyn Backend>> {
         let _ = write;
         Err(errno(libc::EOPNOTSUPP))
     }
-    /// This directory for looking into it although its owner, who we are, may not: opening, reading links, stat and making of directories in it, listing it, and
-    /// `as_backend` lend it the permission, each for the moment of one system call, which no stat of this process shows and which undoes no chmod. What is
-    /// opened so lends nothing. `None` where the store denies nobody.
+    /// This directory for looking into it although its owner, who we are, may not: opening, reading links, stat and
+    /// making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment of one
+    /// system call, which no stat of this process shows and which undoes no chmod. What is opened so lends nothing.
+    /// `None` where the store denies nobody.
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
         None
     }
@@ -430,9 +442,10 @@ pub trait Backend: Send + Sync {
     fn stat_fs(&self) -> io::Result<StatFs>;
     /// syncfs: a barrier for everything so far.
     fn sync(&self) -> io::Result<()>;
-    /// Takes an exclusive lock on the file `name` in the root (created if missing) and, where the store can, on the staging directory, as a file can be removed; held
-    /// until the returned guard is dropped. Somebody else holds either: [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this
-    /// one. A store that is a directory of another lends as [`BackendDir::lending`] for it.
+    /// Takes an exclusive lock on the file `name` in the root (created if missing) and, where the store can, on the
+    /// staging directory, as a file can be removed; held until the returned guard is dropped. Somebody else holds
+    /// either: [`io::ErrorKind::WouldBlock`]. It excludes other processes and other opens in this one. A store that is
+    /// a directory of another lends as [`BackendDir::lending`] for it.
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn std::any::Any + Send + Sync>> {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())

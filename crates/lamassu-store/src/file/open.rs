@@ -165,7 +165,8 @@ impl Core {
             // A session that was closed has raised the floor. So this page 0 is an older one, and the pages above its
             // floor must be there all the same.
             _ if last > PageNo::ZERO && !page.cut && !interrupted => recorded,
-            // Nor was this page 0 there when the interrupted session wrote a page past the one that was the last before.
+            // Nor was this page 0 there when the interrupted session wrote a page past the one that was the last
+            // before.
             _ if st.pages.unresolved(last).is_some() && !self.ctx.sessions.may_be_interrupted(page.session) => {
                 page.size.max(geo.page_start(last))
             }

@@ -101,8 +101,8 @@ impl Core {
         !st.inherited.is_truncated() && g < st.last_page(self.geo())
     }
 
-    /// Up to which size page `g` must have its blocks. Beyond what was known durable an interrupted session may not have
-    /// written the page that it had to.
+    /// Up to which size page `g` must have its blocks. Beyond what was known durable an interrupted session may not
+    /// have written the page that it had to.
     fn told_size(&self, st: &State, g: PageNo) -> u64 {
         let floor = st.sizes.floor();
         let is_open = st.inherited.is_interrupted() && floor < st.inherited.size();

@@ -145,7 +145,8 @@ impl<'a> Recording<'a> {
         self.done(true);
     }
 
-    /// A settling, and a write of whole blocks by somebody else from its `nth` change of the store on. What comes beside it is committed by a later step.
+    /// A settling, and a write of whole blocks by somebody else from its `nth` change of the store on. What comes
+    /// beside it is committed by a later step.
     pub fn settle_meanwhile(&mut self, first: u64, blocks: u64, nth: u64) {
         let b = self.b();
         let first = first.min(self.size() / b);
@@ -266,7 +267,8 @@ fn judge(ctx: &Arc<FileContext>, trace: &Trace, at: usize, store: &MemoryBackend
     let step = trace.ends.iter().position(|end| *end >= at).unwrap_or(trace.ends.len() - 1);
     let from = (0..=step).rev().find(|i| trace.synced[*i] && trace.ends[*i] <= at).unwrap_or(0);
     let versions = &trace.contents[from..=step];
-    // Without its first page a file says nothing. Only one that no fsync has covered since it was created or emptied may be so.
+    // Without its first page a file says nothing. Only one that no fsync has covered since it was created or emptied
+    // may be so.
     let may_be_void = versions.iter().any(|v| v.is_empty());
     let file = File::open(ctx.clone(), raw(store), "crashed").map_err(|e| format!("open: {e}"))?;
     let first_page_is_lost = || {
@@ -288,7 +290,8 @@ fn judge(ctx: &Arc<FileContext>, trace: &Trace, at: usize, store: &MemoryBackend
     for (n, block) in back.chunks(b).enumerate() {
         // A block of a partly committed growth may not have been written yet.
         let fresh = versions.iter().any(|v| v.len() <= n * b) && block.iter().all(|x| *x == 0);
-        // A shrink goes to disk at once, and what was buffered before it may be lost: then what was there is cut, and zeros come after it where the file grew again.
+        // A shrink goes to disk at once, and what was buffered before it may be lost: then what was there is cut, and
+        // zeros come after it where the file grew again.
         let is_cut = |i: usize, v: &[u8]| {
             versions[i..].iter().any(|later| is_version(block, n * b, &v[..v.len().min(later.len())]))
         };

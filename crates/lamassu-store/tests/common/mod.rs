@@ -92,8 +92,8 @@ pub fn create_in(store: &dyn Backend) -> Arc<dyn BackendFile> {
     file
 }
 
-/// Does `work`, and by another thread, from the `nth` change or barrier on that `work` asks of the store, `other`. The store waits for it, no longer than
-/// `patience`: it may have to wait for `work`. Says whether it had not to.
+/// Does `work`, and by another thread, from the `nth` change or barrier on that `work` asks of the store, `other`. The
+/// store waits for it, no longer than `patience`: it may have to wait for `work`. Says whether it had not to.
 pub fn meanwhile(
     store: &FaultBackend,
     nth: u64,

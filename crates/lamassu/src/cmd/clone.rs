@@ -1,6 +1,8 @@
-//! `lamassu clone|snapshot`: a vault's directory copied in the store, blocks shared where the store can, under a header of its own.
+//! `lamassu clone|snapshot`: a vault's directory copied in the store, blocks shared where the store can, under a header
+//! of its own.
 //!
-//! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault; one that failed is taken away again.
+//! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault;
+//! one that failed is taken away again.
 
 use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg};
@@ -77,7 +79,8 @@ struct Common {
     /// Label of the copy's key slot, for people
     #[arg(short, long, default_value = LABEL_DEFAULT)]
     label: String,
-    /// Take set-id bits, device nodes, and owner and mode of the vault's directory as the store has them; whoever can write to the store chooses them
+    /// Take set-id bits, device nodes, and owner and mode of the vault's directory as the store has them; whoever can
+    /// write to the store chooses them
     #[arg(long)]
     trust_store: bool,
     /// Print one JSON document
@@ -230,7 +233,8 @@ impl Original {
         Ok((Original { dir, header, keys: unlocked, material }, done))
     }
 
-    /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the choices of the crash for ever.
+    /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the
+    /// choices of the crash for ever.
     fn refuse_interrupted(&self, keys: &Unlocked) -> Result<()> {
         let (root, ring) = (open::backend(&self.dir)?.root(), keys.key_ring(self.header.suite())?);
         let interrupted = lamassu_vault::has_interrupted_sessions(&*root, &ring, &self.header.id());

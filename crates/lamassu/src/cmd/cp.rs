@@ -51,8 +51,8 @@ pub struct Args {
     /// Copy directories and what is below them
     #[arg(short, long, visible_short_alias = 'R')]
     recursive: bool,
-    /// Out of a vault: take set-id bits, device nodes, owners, whole modes and attributes that give privilege as the store has them; whoever can write to the store
-    /// chooses them
+    /// Out of a vault: take set-id bits, device nodes, owners, whole modes and attributes that give privilege as the
+    /// store has them; whoever can write to the store chooses them
     #[arg(long)]
     trust_store: bool,
     /// The vault, what to copy, and where to
@@ -122,8 +122,9 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     Ok(closed?)
 }
 
-/// From here on a signal ends the copy in good order, and modes are those asked for, whatever the mask: files are made for their owner alone first. Not before
-/// the keys are loaded: what that writes is not for all. Returns the mask. A directory stays open for every level of a tree.
+/// From here on a signal ends the copy in good order, and modes are those asked for, whatever the mask: files are made
+/// for their owner alone first. Not before the keys are loaded: what that writes is not for all. Returns the mask. A
+/// directory stays open for every level of a tree.
 fn begin() -> u32 {
     signals::flag_only();
     open::raise_descriptor_limit();
@@ -286,7 +287,8 @@ fn own_name(source: &Path) -> Option<&OsStr> {
     source.file_name().filter(|_| !source.as_os_str().as_bytes().ends_with(b"/."))
 }
 
-/// Of several sources with one name only the last would be left. Directories are no exception: files in them may have one name.
+/// Of several sources with one name only the last would be left. Directories are no exception: files in them may have
+/// one name.
 fn refuse_same_names(to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Result<()> {
     let mut names = HashSet::new();
     match sources.iter().filter_map(|source| own_name(source)).find(|name| !names.insert(*name)) {

@@ -74,8 +74,8 @@ pub struct Create {
     /// Inherit the key as well where --new-key gives it one of its own
     #[arg(long)]
     inherit: bool,
-    /// Within what equal blocks are equal in the store: whatever the vault it lies in deduplicates with (`zone`), the `family` of the dataset and its clones; each
-    /// `file`, or nothing (`none`) [default: that of the vault it lies in]
+    /// Within what equal blocks are equal in the store: whatever the vault it lies in deduplicates with (`zone`), the
+    /// `family` of the dataset and its clones; each `file`, or nothing (`none`) [default: that of the vault it lies in]
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains())]
     domain: Option<Domain>,
     /// Ciphers and hashes [default: those of the vault it lies in]
@@ -137,8 +137,8 @@ pub struct Destroy {
     /// Also while files in it are open
     #[arg(short, long)]
     force: bool,
-    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then be read by nobody. The key of the dataset, or of the vault it lies in,
-    /// has to be given again
+    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then be read by nobody. The key
+    /// of the dataset, or of the vault it lies in, has to be given again
     #[arg(long)]
     shred_key: bool,
     #[command(flatten)]

@@ -1,7 +1,8 @@
-//! `lamassu dedup-estimate`: what deduplication would save, before anything is moved: of the plain data, and of a vault that holds it.
+//! `lamassu dedup-estimate`: what deduplication would save, before anything is moved: of the plain data, and of a vault
+//! that holds it.
 //!
-//! Files are read once, in pieces; nothing is encrypted, since a block's ciphertext is equal exactly where the block is, within the vault's deduplication
-//! domain. Memory is bounded.
+//! Files are read once, in pieces; nothing is encrypted, since a block's ciphertext is equal exactly where the block
+//! is, within the vault's deduplication domain. Memory is bounded.
 
 use crate::distinct::{self, Counted, Distinct, digest};
 use crate::fault::{Fault, Result};

@@ -63,22 +63,23 @@ pub struct Args {
     /// Whether file names are encrypted
     #[arg(short, long, value_enum, default_value_t = Names::Encrypted)]
     names: Names,
-    /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate [default: convergent; in the domains file
-    /// and none always random]
+    /// Whether equal small files (of one page) are equal in the store; `random` hides that, and they do not deduplicate
+    /// [default: convergent; in the domains file and none always random]
     #[arg(long, value_enum)]
     small_files: Option<SmallFiles>,
-    /// Within what equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones; each `file`, or nothing (`none`). What deduplicates,
-    /// and what an observer of the store sees. Fixed for ever
+    /// Within what equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones; each
+    /// `file`, or nothing (`none`). What deduplicates, and what an observer of the store sees. Fixed for ever
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
     domain: Domain,
-    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or kmip://HOST/?zone=ZONE, a zone whose keys a KMIP server keeps
+    /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or
+    /// kmip://HOST/?zone=ZONE, a zone whose keys a KMIP server keeps
     #[arg(short, long, value_name = "FILE")]
     zone: Option<PathBuf>,
     /// What opens the zone file [default: passphrase:prompt]
     #[arg(long, value_name = "SOURCE", env = "LAMASSU_ZONE_KEY", hide_env_values = true)]
     zone_key: Option<SourceText>,
-    /// Outer key: `own` keeps this vault's files private; `shared` uses the zone's, so vaults that share it can read one another, and small files deduplicate
-    /// across them [default: own]
+    /// Outer key: `own` keeps this vault's files private; `shared` uses the zone's, so vaults that share it can read
+    /// one another, and small files deduplicate across them [default: own]
     #[arg(long, value_enum, requires = "zone")]
     outer: Option<OuterArg>,
     #[command(flatten)]
@@ -224,7 +225,8 @@ struct Place {
 }
 
 impl Place {
-    /// Makes the directory, or takes one that is empty. It is its owner's alone from here on: what lies in it is no matter of other users.
+    /// Makes the directory, or takes one that is empty. It is its owner's alone from here on: what lies in it is no
+    /// matter of other users.
     fn prepare(ui: &Ui, dir: &Path) -> Result<Place> {
         let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
         let made_dir = match fs::DirBuilder::new().mode(PRIVATE).create(dir) {

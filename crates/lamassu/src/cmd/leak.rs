@@ -1,7 +1,7 @@
 //! `lamassu leak`: what an observer of the backing store sees, computed from the store alone, without keys.
 //!
-//! It reads what the observer reads, and says what `docs/threat-model.md` says in general for this vault in numbers. Memory is bounded but for one entry
-//! for each directory still to be read.
+//! It reads what the observer reads, and says what `docs/threat-model.md` says in general for this vault in numbers.
+//! Memory is bounded but for one entry for each directory still to be read.
 
 use crate::distinct::{Counted, Distinct, digest};
 use crate::fault::{Fault, Result};
@@ -325,7 +325,8 @@ impl Observer {
     }
 }
 
-/// Bytes of the blocks from `from`, where a block begins, to `to`, where one begins or the file ends, but for the blocks that hold a segment's pages.
+/// Bytes of the blocks from `from`, where a block begins, to `to`, where one begins or the file ends, but for the
+/// blocks that hold a segment's pages.
 fn hole_bytes(geometry: &Geometry, from: u64, to: u64) -> u64 {
     let (size, segment) = (geometry.block_size(), geometry.segment_len());
     let (first, end) = (from.div_ceil(segment), to.div_ceil(segment));

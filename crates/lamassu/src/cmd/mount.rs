@@ -38,13 +38,16 @@ The command returns when the mount is usable. Integrity errors then go to syslog
 pub struct Args {
     #[command(flatten)]
     key: KeyArg,
-    /// What is verified on every read: `full` re-hashes each block; `metadata` trusts the blocks (faster; suites aes and paper alone) [default: full]
+    /// What is verified on every read: `full` re-hashes each block; `metadata` trusts the blocks (faster; suites aes
+    /// and paper alone) [default: full]
     #[arg(short, long, value_enum)]
     integrity: Option<IntegrityArg>,
-    /// What the kernel keeps of file contents: reads and writes, reads alone, or nothing (no plaintext stays in memory) [default: writeback]
+    /// What the kernel keeps of file contents: reads and writes, reads alone, or nothing (no plaintext stays in memory)
+    /// [default: writeback]
     #[arg(short, long, value_enum)]
     cache: Option<CacheArg>,
-    /// `ordered` survives power cuts; `relaxed` leaves barriers out: safe against a killed process, not against a power cut [default: ordered]
+    /// `ordered` survives power cuts; `relaxed` leaves barriers out: safe against a killed process, not against a power
+    /// cut [default: ordered]
     #[arg(long, value_enum)]
     durability: Option<DurabilityArg>,
     /// Change nothing in the store; several hosts may mount so
@@ -56,17 +59,21 @@ pub struct Args {
     /// Stay in the foreground; SIGINT and SIGTERM unmount
     #[arg(short, long)]
     foreground: bool,
-    /// Unload the vault and its datasets, keys and all, after this time without a request and without an open file; `lamassu key load` loads them again
+    /// Unload the vault and its datasets, keys and all, after this time without a request and without an open file;
+    /// `lamassu key load` loads them again
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=525_600))]
     idle: Option<u32>,
-    /// Let this user (a name or number) create datasets that inherit their key, in its own directories, and list, unload and load its own
+    /// Let this user (a name or number) create datasets that inherit their key, in its own directories, and list,
+    /// unload and load its own
     #[arg(long, value_name = "USER")]
     delegate: Vec<String>,
     /// Cipher threads, 0 for one per processor
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
-    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec, fsname=…, keep_awake=never|always (all
-    /// of them: docs/cli.md), allow_dev and allow_suid (which TRUST THE STORE: its device numbers, set-uid bits, owners and file capabilities then count); and key=, integrity=, cache=, durability=, which count where the option of that name is not given
+    /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec,
+    /// fsname=…, keep_awake=never|always (all of them: docs/cli.md), allow_dev and allow_suid (which TRUST THE STORE:
+    /// its device numbers, set-uid bits, owners and file capabilities then count); and key=, integrity=, cache=,
+    /// durability=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
     /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s
@@ -200,7 +207,8 @@ impl Plan {
     }
 }
 
-/// An existing directory that is not inside the vault: a mount over the store would hide it, one inside it would become part of the tree.
+/// An existing directory that is not inside the vault: a mount over the store would hide it, one inside it would become
+/// part of the tree.
 fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
     let wrong = |source| Fault::Mountpoint { path: path.into(), source };
     let canonical = path.canonicalize().map_err(wrong)?;
@@ -253,7 +261,8 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
 }
 
 impl Plan {
-    /// What gave the key stays neither in the environment of the process that serves nor among its descriptors: the mount may be unloaded later.
+    /// What gave the key stays neither in the environment of the process that serves nor among its descriptors: the
+    /// mount may be unloaded later.
     fn forget_key(&self) {
         if let Ok(source) = self.key.source() {
             source.forget();
@@ -314,7 +323,8 @@ fn tell_closed_root(ui: &Ui, vault: &Vault, mountpoint: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Modes are those applications ask for; their own masks were applied by the kernel. Not before the keys are loaded: what that writes is not for all.
+/// Modes are those applications ask for; their own masks were applied by the kernel. Not before the keys are loaded:
+/// what that writes is not for all.
 fn take_modes_as_they_come() {
     rustix::process::umask(rustix::fs::Mode::empty());
 }

@@ -27,7 +27,8 @@ pub struct Args {
     /// Bytes of a block, from 1K: vaults begin at 4K
     #[arg(short, long, value_name = "N", value_parser = text::parse_measured_block_size, default_value = "4K")]
     block_size: u32,
-    /// Bytes of a batch, rounded down to whole blocks, at least one: one write brings up to 1M, a commit seals up to 16M at once
+    /// Bytes of a batch, rounded down to whole blocks, at least one: one write brings up to 1M, a commit seals up to
+    /// 16M at once
     #[arg(long, value_name = "N", value_parser = text::parse_batch, default_value = "1M")]
     batch: u32,
     /// Numbers of threads, separated by commas [default: 1, and one per processor]

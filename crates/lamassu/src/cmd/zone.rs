@@ -59,7 +59,8 @@ pub struct Create {
     inner_only: bool,
     #[command(flatten)]
     cost: CostArg,
-    /// Take the keys of this isolation zone of a KMIP server, kmip://HOST/?zone=ZONE, instead of fresh ones: for hosts that do not reach the server
+    /// Take the keys of this isolation zone of a KMIP server, kmip://HOST/?zone=ZONE, instead of fresh ones: for hosts
+    /// that do not reach the server
     #[arg(long, value_name = "SOURCE")]
     from: Option<SourceText>,
     /// Label of the first key slot, for people

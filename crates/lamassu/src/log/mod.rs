@@ -1,5 +1,6 @@
-//! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors reach the administrator. Key events
-//! (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names another socket than /dev/log.
+//! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors
+//! reach the administrator. Key events (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names
+//! another socket than /dev/log.
 
 pub mod limit;
 
@@ -61,8 +62,8 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Libraries log what passes through them when they are asked to say all: bodies of answers, which hold keys, and names of files. No filter that a user
-/// sets brings that out.
+/// Libraries log what passes through them when they are asked to say all: bodies of answers, which hold keys, and names
+/// of files. No filter that a user sets brings that out.
 fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
     event.target().starts_with("lamassu") || *event.level() <= Level::INFO
 }
@@ -138,7 +139,8 @@ impl Write for Line {
     }
 }
 
-/// One datagram to /dev/log, in the form of syslog(3). Where nobody listens it is lost: a daemon has no other place to say it.
+/// One datagram to /dev/log, in the form of syslog(3). Where nobody listens it is lost: a daemon has no other place to
+/// say it.
 fn to_syslog(level: Level, text: &str) {
     const FACILITY_DAEMON: u8 = 3 << 3;
     let socket = SYSLOG.get_or_init(|| {

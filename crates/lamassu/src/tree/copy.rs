@@ -1,7 +1,8 @@
-//! Copying from tree to tree: contents with their holes, modes, times, extended attributes, links, further names of a file, and, where the source is trusted with
-//! them, owners (as root) and device nodes.
+//! Copying from tree to tree: contents with their holes, modes, times, extended attributes, links, further names of a
+//! file, and, where the source is trusted with them, owners (as root) and device nodes.
 //!
-//! A copy takes no more room than what is there: a file with several names is copied once where the target can link, and a directory that lies in itself is refused.
+//! A copy takes no more room than what is there: a file with several names is copied once where the target can link,
+//! and a directory that lies in itself is refused.
 
 use super::grants::{Grants, LeftOut};
 use super::whole::{link_whole, make_whole, write_whole};
@@ -16,8 +17,9 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// A directory deeper than this, below where a command begins, is not gone into. Whoever can write the store makes a valid tree of any depth, and
-/// resolving every path in it anew takes time with the square of the depth; PATH_MAX leaves other programs room for 2048 names in a path.
+/// A directory deeper than this, below where a command begins, is not gone into. Whoever can write the store makes a
+/// valid tree of any depth, and resolving every path in it anew takes time with the square of the depth; PATH_MAX
+/// leaves other programs room for 2048 names in a path.
 pub const DEPTH_MAX: usize = 2000;
 
 /// The error for a directory deeper than [`DEPTH_MAX`].
@@ -42,7 +44,8 @@ pub struct Copier<'a> {
     pub from: &'a dyn Tree,
     /// Both are one tree: then a file must not be copied onto itself.
     pub same_tree: bool,
-    /// (st_dev, st_ino) of the vault's directory: ciphertext that is neither copied, which would never end, nor written.
+    /// (st_dev, st_ino) of the vault's directory: ciphertext that is neither copied, which would never end, nor
+    /// written.
     pub store: Option<(u64, u64)>,
     pub recursive: bool,
     /// One entry is asked for, and it is no directory: its failure is that of the command, which names it.
@@ -59,8 +62,8 @@ pub struct Copier<'a> {
     pub first: Option<crate::fault::Error>,
 }
 
-/// The names on the way from the directory that is copied into to an entry. Those of one directory share theirs: paths of their own would need memory with the
-/// square of the depth.
+/// The names on the way from the directory that is copied into to an entry. Those of one directory share theirs: paths
+/// of their own would need memory with the square of the depth.
 struct Trail {
     above: Option<Rc<Trail>>,
     name: OsString,
@@ -97,7 +100,8 @@ pub enum Place<'d> {
 }
 
 impl Copier<'_> {
-    /// Copies an entry and what is below it. One that fails is named and counted, and the others go on; an error is for what concerns them all.
+    /// Copies an entry and what is below it. One that fails is named and counted, and the others go on; an error is for
+    /// what concerns them all.
     ///
     /// Without recursion: the depth of a tree is its maker's choice.
     pub fn copy(&mut self, source: &Path, target: Place<'_>) -> Result<()> {
@@ -120,7 +124,8 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies an entry in these directories, the first of which is the one that was named. A directory is only begun: what is in it is still to be copied.
+    /// Copies an entry in these directories, the first of which is the one that was named. A directory is only begun:
+    /// what is in it is still to be copied.
     fn entry(
         &mut self,
         source: &Path,
@@ -190,7 +195,8 @@ impl Copier<'_> {
         Ok(None)
     }
 
-    /// Whether this is the vault's own directory, come upon below what was named. An error where it, or what lies in it, was named itself.
+    /// Whether this is the vault's own directory, come upon below what was named. An error where it, or what lies in
+    /// it, was named itself.
     fn leaves_out(&self, source: &Path, meta: &Meta, depth: usize) -> Result<bool> {
         let Some(store) = self.store else { return Ok(false) };
         if depth == 0 && meta.kind != Kind::Symlink && self.from.lies_in(source, store) {
@@ -296,7 +302,8 @@ impl Copier<'_> {
         self.finish(&level.source, &*level.target, &level.meta).with_context(|| level.name.clone())
     }
 
-    /// The owner comes first, since setting it takes set-id bits and capabilities away; the mode last, since an access control list sets one too.
+    /// The owner comes first, since setting it takes set-id bits and capabilities away; the mode last, since an access
+    /// control list sets one too.
     fn finish(&self, source: &Path, node: &dyn Node, meta: &Meta) -> Result<()> {
         if self.grants.keeps_owner(meta, &self.left_out) {
             node.set_owner(meta.uid, meta.gid)?;
@@ -317,7 +324,8 @@ impl Copier<'_> {
 }
 
 impl Linked {
-    /// Gives it the name `name` in `dir`, a directory at or below `top`, where the trail begins. Each step is one name in an open directory.
+    /// Gives it the name `name` in `dir`, a directory at or below `top`, where the trail begins. Each step is one name
+    /// in an open directory.
     fn link(&self, top: &dyn Dir, dir: &dyn Dir, name: &OsStr) -> Result<()> {
         let mut names = Vec::new();
         let mut above = self.trail.above.as_ref();

@@ -1,7 +1,7 @@
 //! What of a copied entry gives rights on the host, and whether it is taken over.
 //!
-//! Types, modes, owners and device numbers in a vault are what its store says (`docs/threat-model.md`). A copy out of it, above all one by root, makes none of them
-//! live unless it is told to.
+//! Types, modes, owners and device numbers in a vault are what its store says (`docs/threat-model.md`). A copy out of
+//! it, above all one by root, makes none of them live unless it is told to.
 
 use super::Meta;
 use crate::fault::Fault;
@@ -26,8 +26,8 @@ pub struct LeftOut {
     owners: Cell<u64>,
 }
 
-/// Of users, and access control lists, which give nobody more than the mode's group bits: the mode is set after them. Others belong to the system they are from,
-/// or give privilege.
+/// Of users, and access control lists, which give nobody more than the mode's group bits: the mode is set after them.
+/// Others belong to the system they are from, or give privilege.
 pub fn is_harmless(attribute: &[u8]) -> bool {
     attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_")
 }

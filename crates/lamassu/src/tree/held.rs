@@ -1,8 +1,9 @@
 //! Local directories that are written to, and entries in them, by descriptor alone.
 //!
-//! Whoever owns a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved once, for the directory that the user named;
-//! below it one name at a time is opened, no link is followed, and owner, mode, times and attributes go to a descriptor. A file is changed by the one that
-//! created it. Of directories, links and nodes no call returns one: they are opened after they were made, and nothing is done to what is not like it.
+//! Whoever owns a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved
+//! once, for the directory that the user named; below it one name at a time is opened, no link is followed, and owner,
+//! mode, times and attributes go to a descriptor. A file is changed by the one that created it. Of directories, links
+//! and nodes no call returns one: they are opened after they were made, and nothing is done to what is not like it.
 
 use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};
@@ -130,8 +131,8 @@ impl LocalDir {
     }
 }
 
-/// Whether what was found in, or as, this directory has the owner that this process gives to what it makes there. Usually that is who it runs as; NFS gives
-/// root's to nobody, and others know no owners.
+/// Whether what was found in, or as, this directory has the owner that this process gives to what it makes there.
+/// Usually that is who it runs as; NFS gives root's to nobody, and others know no owners.
 pub fn is_ours(dir: BorrowedFd<'_>, uid: u32) -> rustix::io::Result<bool> {
     if uid == rustix::process::geteuid().as_raw() {
         return Ok(true);
@@ -270,8 +271,8 @@ impl Dir for LocalDir {
         Ok(renamed.map_err(self.failed("make", to))?)
     }
 
-    /// A link of /proc, as /dev/stdout leads to one, stands for what a process has open: no file that is meant by its name. Where a link leads that cannot be
-    /// followed is not known.
+    /// A link of /proc, as /dev/stdout leads to one, stands for what a process has open: no file that is meant by its
+    /// name. Where a link leads that cannot be followed is not known.
     fn leads_to_no_file(&self, link: &OsStr) -> bool {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let led_to = match rustix::fs::openat2(self.fd(), link, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
@@ -334,8 +335,8 @@ impl Output for NewFile {
     }
 }
 
-/// close(2) with its result, which `File` ignores: NFS and FUSE say there what they could not write. They do so for each descriptor of a file, so a second one
-/// is closed to be told.
+/// close(2) with its result, which `File` ignores: NFS and FUSE say there what they could not write. They do so for
+/// each descriptor of a file, so a second one is closed to be told.
 fn close(file: File) -> io::Result<()> {
     // SAFETY: the descriptor is open, and since `file` has given it up nothing else closes it.
     match unsafe { libc::close(file.into_raw_fd()) } {

@@ -151,7 +151,8 @@ const AHEAD_MAX: usize = 4;
 /// How long a signal waits at most while nothing comes.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Standard input, which has no offsets: handed on as it comes. A thread of its own reads it: that may take for ever, and a signal has to end it in good order.
+/// Standard input, which has no offsets: handed on as it comes. A thread of its own reads it: that may take for ever,
+/// and a signal has to end it in good order.
 pub fn read_stdin(mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
     const FAILED: &str = "cannot read standard input";
     let (sender, pieces) = mpsc::sync_channel(AHEAD_MAX);

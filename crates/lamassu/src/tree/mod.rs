@@ -1,6 +1,8 @@
-//! Trees of files to copy between: the local file system, an open vault, single stored files. One set of traits, so that copying is written once.
+//! Trees of files to copy between: the local file system, an open vault, single stored files. One set of traits, so
+//! that copying is written once.
 //!
-//! What is read has paths. What is written is held: a directory is opened once, entries in it go by one name, and what is set is set of the entry that was made.
+//! What is read has paths. What is written is held: a directory is opened once, entries in it go by one name, and what
+//! is set is set of the entry that was made.
 
 pub mod copy;
 pub mod grants;
@@ -57,16 +59,18 @@ pub trait Tree {
     fn xattrs(&self, path: &Path) -> Result<Vec<(OsString, Vec<u8>)>>;
     /// Opens a regular file for reading.
     fn open(&self, path: &Path) -> Result<Box<dyn Input + '_>>;
-    /// Opens the directory at a path, to write in it. Links are followed where the tree has them: the path is what the user named.
+    /// Opens the directory at a path, to write in it. Links are followed where the tree has them: the path is what the
+    /// user named.
     fn dir(&self, path: &Path) -> Result<Box<dyn Dir>>;
-    /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links on the way, and that it is itself, are followed.
+    /// Whether a path is the local directory with this (st_dev, st_ino), or lies in it. Links on the way, and that it
+    /// is itself, are followed.
     fn lies_in(&self, _path: &Path, _dir: (u64, u64)) -> bool {
         false
     }
 }
 
-/// An entry that was made, or is a directory that was opened: what is set is set of that entry, whatever has its name by now. Errors say why alone: the caller
-/// knows what it is about.
+/// An entry that was made, or is a directory that was opened: what is set is set of that entry, whatever has its name
+/// by now. Errors say why alone: the caller knows what it is about.
 pub trait Node {
     /// Its [`Meta::ino`].
     fn ino(&self) -> Result<(u64, u64)>;
@@ -96,8 +100,8 @@ pub trait Dir: Node {
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> Result<Box<dyn Node>>;
     /// Makes a device node, fifo or socket, for its owner alone.
     fn make_node(&self, name: &OsStr, meta: &Meta) -> Result<Box<dyn Node>>;
-    /// Gives the file `file` in `from`, a directory of the same tree, a further name here. Fails if it is not the one with this [`Meta::ino`] any more, and where the
-    /// tree cannot do that.
+    /// Gives the file `file` in `from`, a directory of the same tree, a further name here. Fails if it is not the one
+    /// with this [`Meta::ino`] any more, and where the tree cannot do that.
     fn link(&self, from: &dyn Dir, file: &OsStr, ino: (u64, u64), name: &OsStr) -> Result<()>;
     /// Its descriptor, where it is a local directory.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -105,9 +109,11 @@ pub trait Dir: Node {
     }
     /// Removes what is not a directory.
     fn remove(&self, name: &OsStr) -> Result<()>;
-    /// Gives what is no directory another name: in place of what has that name, or, unless `replaces`, only while nothing has it.
+    /// Gives what is no directory another name: in place of what has that name, or, unless `replaces`, only while
+    /// nothing has it.
     fn rename(&self, from: &OsStr, to: &OsStr, replaces: bool) -> Result<()>;
-    /// Whether a symbolic link leads to something else than a regular file or nothing. Where those of a vault lead is only known where it is mounted.
+    /// Whether a symbolic link leads to something else than a regular file or nothing. Where those of a vault lead is
+    /// only known where it is mounted.
     fn leads_to_no_file(&self, _link: &OsStr) -> bool {
         false
     }
@@ -119,7 +125,8 @@ pub trait Input {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize>;
     /// The next range with data at or after `offset`: start and end. `None`: only a hole is left.
     fn next_data(&self, offset: u64) -> Result<Option<(u64, u64)>>;
-    /// Bytes, as stat says now. What can be read may be more or less: files of /proc have none, some of /sys a whole page, and others change.
+    /// Bytes, as stat says now. What can be read may be more or less: files of /proc have none, some of /sys a whole
+    /// page, and others change.
     fn size(&self) -> Result<u64>;
 }
 
@@ -141,8 +148,8 @@ pub const CHUNK: usize = 1 << 20;
 /// Bytes read at once where a chunk holds damage: the smallest block.
 const GRAIN: usize = 4096;
 
-/// Hands every range of data, in order, to `sink`, and returns how long the file is: the end is where a read finds it, and the size tells of holes alone.
-/// A damaged range is an error only once everything before it was handed on.
+/// Hands every range of data, in order, to `sink`, and returns how long the file is: the end is where a read finds it,
+/// and the size tells of holes alone. A damaged range is an error only once everything before it was handed on.
 pub fn read_data(input: &dyn Input, mut sink: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<u64> {
     let mut buf = vec![0u8; CHUNK];
     // Where the last range ended.
@@ -150,7 +157,8 @@ pub fn read_data(input: &dyn Input, mut sink: impl FnMut(u64, &[u8]) -> Result<(
     loop {
         let (start, end) = match input.next_data(done)? {
             Some(range) => range,
-            // A hole up to the size is all that is left, as far as is known: behind that the file is read until it gives nothing.
+            // A hole up to the size is all that is left, as far as is known: behind that the file is read until it
+            // gives nothing.
             None => (input.size()?.max(done), u64::MAX),
         };
         let reached = read_range(input, start..end, &mut buf, &mut sink)?;

@@ -1,4 +1,5 @@
-//! Single files of a store, given by the path of their ciphertext: neither their name nor their directory is needed. Read-only.
+//! Single files of a store, given by the path of their ciphertext: neither their name nor their directory is needed.
+//! Read-only.
 
 use super::local::Local;
 use super::{Dir, Input, Meta, Tree};

@@ -1,14 +1,16 @@
-//! Making an entry whole or not at all. It is made under a temporary name beside its own, which it gets once it is complete: what has that name already stays until
-//! then, and nothing unfinished ever has it. An error leaves nothing behind; a kill leaves at most the temporary name, which nobody needs.
+//! Making an entry whole or not at all. It is made under a temporary name beside its own, which it gets once it is
+//! complete: what has that name already stays until then, and nothing unfinished ever has it. An error leaves nothing
+//! behind; a kill leaves at most the temporary name, which nobody needs.
 
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Fault, Result};
 use lamassu_vault::{Kind, VaultError};
 use std::ffi::{OsStr, OsString};
 
-/// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, before it has its name. A file that is there already is replaced, and
-/// so is a link that leads to one or to nothing; the new contents are durable before that, so that a power cut leaves the one or the other. Anything else
-/// stays: nobody means /dev/null to become a file.
+/// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, before it has its name. A
+/// file that is there already is replaced, and so is a link that leads to one or to nothing; the new contents are
+/// durable before that, so that a power cut leaves the one or the other. Anything else stays: nobody means /dev/null to
+/// become a file.
 pub fn write_whole<T>(
     dir: &dyn Dir,
     target: &OsStr,
@@ -43,7 +45,8 @@ fn replaceable(dir: &dyn Dir, target: &OsStr) -> Result<Option<Meta>> {
     Ok(old)
 }
 
-/// Has `make` make `target`, in place of `old`, and `fill` do the rest. `make` gets the name that it has until it is complete. No directory is replaced.
+/// Has `make` make `target`, in place of `old`, and `fill` do the rest. `make` gets the name that it has until it is
+/// complete. No directory is replaced.
 pub fn make_whole<M, T>(
     dir: &dyn Dir,
     target: &OsStr,

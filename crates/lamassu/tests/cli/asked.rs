@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 const ANN: &str = "65534";
 
-/// Runs a shell script as root in a mount namespace of its own, where users may let others into their mounts. In it, `$D` is the bench's directory, `$L` the
-/// program, and `$A` runs what follows as another user, ann, who owns `$D/ann`.
+/// Runs a shell script as root in a mount namespace of its own, where users may let others into their mounts. In it,
+/// `$D` is the bench's directory, `$L` the program, and `$A` runs what follows as another user, ann, who owns `$D/ann`.
 fn played(b: &Bench, script: &str) -> Option<Ran> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         eprintln!("SKIPPED: takes root and /dev/fuse");
@@ -39,7 +39,8 @@ fn played(b: &Bench, script: &str) -> Option<Ran> {
     Some(ran)
 }
 
-/// While root's command waits for its key, the owner of the directory exchanges the dataset for a link to a mount of theirs, whose daemon takes what it is sent.
+/// While root's command waits for its key, the owner of the directory exchanges the dataset for a link to a mount of
+/// theirs, whose daemon takes what it is sent.
 #[test]
 fn a_key_goes_to_the_daemon_that_was_asked_first() {
     let b = Bench::new();
@@ -101,7 +102,8 @@ fn a_link_in_the_place_of_a_dataset_destroys_nothing() {
     b.unmount("m");
 }
 
-/// What is destroyed is the header of the dataset that was named, whatever the store puts in its place when that has been closed.
+/// What is destroyed is the header of the dataset that was named, whatever the store puts in its place when that has
+/// been closed.
 #[test]
 fn the_keys_of_another_vault_are_not_shredded_for_those_of_a_dataset() {
     let b = mounted("", "");

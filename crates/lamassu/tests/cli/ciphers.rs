@@ -4,7 +4,8 @@ use crate::support::{Bench, Ran, noise};
 use lamassu_format::Suite;
 use std::fs;
 
-/// From nothing at all to everything that there is. What a processor lacks anyway is left out once more, and that is no error.
+/// From nothing at all to everything that there is. What a processor lacks anyway is left out once more, and that is no
+/// error.
 const CPUS: [&str; 8] = ["portable", "library", "-aes,-sha", "-avx512", "-avx512,-sha", "-sha", "-vaes", ""];
 const BLOCK: usize = 4096;
 
@@ -15,7 +16,8 @@ fn content() -> Vec<u8> {
     content
 }
 
-/// The ciphertext of blocks in a backing file: what is in whole blocks, but for the pages of metadata, which are under random nonces.
+/// The ciphertext of blocks in a backing file: what is in whole blocks, but for the pages of metadata, which are under
+/// random nonces.
 fn ciphertext(b: &Bench, vault: &str, name: &str) -> Vec<Vec<u8>> {
     let stored = fs::read(b.stored(vault, name)).unwrap();
     stored.chunks(BLOCK).map(<[u8]>::to_vec).collect()

@@ -329,7 +329,8 @@ fn a_killed_mount_leaves_copies_old_or_new() {
     }
 }
 
-/// What an interruption left can be completed in no snapshot, and the store would have the choices of the crash for ever.
+/// What an interruption left can be completed in no snapshot, and the store would have the choices of the crash for
+/// ever.
 #[test]
 fn a_snapshot_is_made_of_no_interrupted_vault() {
     let b = Bench::new();
@@ -387,7 +388,8 @@ fn a_deep_vault_with_datasets_is_copied() {
         assert_eq!(b.run(&format!("cat {copy} a/{}/f", below.display())).ok().out, b"deep");
         assert_eq!(b.run(&format!("cat {copy} a/{}/d/f", below.display())).ok().out, b"deeper");
     }
-    // Whoever has the dataset open keeps it from being copied, how deep it may lie: its lock is below what the path can name.
+    // Whoever has the dataset open keeps it from being copied, how deep it may lie: its lock is below what the path can
+    // name.
     let lock =
         lock_of(&b.path("v"), Path::new(b.run(&format!("path v a/{}/d", below.display())).ok().text().trim_end()));
     b.run("clone v x").code(11);
@@ -434,7 +436,8 @@ fn a_vault_with_many_datasets_is_copied_with_few_descriptors() {
     assert!(b.path("w/149/lamassu.vault").exists());
 }
 
-/// Whoever may mount FUSE gives the mount the name of any directory, and must not keep others from copying what lies there.
+/// Whoever may mount FUSE gives the mount the name of any directory, and must not keep others from copying what lies
+/// there.
 #[test]
 fn a_strangers_mount_keeps_nobody_from_copying() {
     if !rustix::process::geteuid().is_root() {

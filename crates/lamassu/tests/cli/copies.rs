@@ -215,7 +215,8 @@ fn a_file_with_several_names_is_copied_once() {
     }
 }
 
-/// A store gives one file as many names as it likes, in as many directories: they take no room there, and take none in a copy.
+/// A store gives one file as many names as it likes, in as many directories: they take no room there, and take none in
+/// a copy.
 #[test]
 fn a_directory_that_is_put_into_itself_does_not_grow() {
     let b = Bench::new();

@@ -175,7 +175,8 @@ fn inheritance_comes_and_goes() {
     assert_eq!(b.run("cat -k raw:file:next v a/f").ok().out, b"content");
 }
 
-/// Whoever can write to the store can put one there while the daemon, which may be root, writes down what happens to the keys.
+/// Whoever can write to the store can put one there while the daemon, which may be root, writes down what happens to
+/// the keys.
 #[test]
 fn a_link_in_place_of_a_dataset_s_directory_is_not_followed() {
     let b = mounted("", "");

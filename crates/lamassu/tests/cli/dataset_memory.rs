@@ -183,7 +183,8 @@ fn a_property_that_changes_while_files_are_open_hangs_nobody() {
     }
 }
 
-/// The store takes the word out of the header of a dataset that is open; then something changes above it, and what it says of itself counts on.
+/// The store takes the word out of the header of a dataset that is open; then something changes above it, and what it
+/// says of itself counts on.
 #[test]
 fn the_store_does_not_have_contents_cached_that_are_not_to_be() {
     if Command::new("fincore").arg("--version").output().is_err() {

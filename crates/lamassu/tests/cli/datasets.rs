@@ -1,4 +1,5 @@
-//! Datasets, as a user makes and uses them. What concerns their keys is in `dataset_keys`, what stays in memory in `dataset_memory`.
+//! Datasets, as a user makes and uses them. What concerns their keys is in `dataset_keys`, what stays in memory in
+//! `dataset_memory`.
 
 use crate::support::{Bench, Ran, noise};
 use std::fs;
@@ -156,7 +157,8 @@ fn unloading_takes_the_keys_and_the_mount_stays() {
     b.run("check v").ok();
 }
 
-/// The kernel keeps an inode for as long as a file of it is open: it must not take what it meets after `key load` for that one.
+/// The kernel keeps an inode for as long as a file of it is open: it must not take what it meets after `key load` for
+/// that one.
 #[test]
 fn files_from_before_an_unload_are_not_those_of_after() {
     use std::os::unix::fs::FileExt;
@@ -435,7 +437,8 @@ fn what_a_crash_leaves_is_cleared() {
     assert_eq!(checked["problems"][0]["kind"], "dataset", "{checked}");
 }
 
-/// Whoever can write to the store puts the header of a vault of their own into a plain directory: all in it is out of reach of a check then.
+/// Whoever can write to the store puts the header of a vault of their own into a plain directory: all in it is out of
+/// reach of a check then.
 #[test]
 fn a_directory_that_is_made_to_look_like_a_dataset_is_not_passed_over() {
     let b = mounted("", "");

@@ -1,4 +1,5 @@
-//! Assured delete: `lamassu key destroy`, its receipt, what is left in the store, and what it does at servers and in tokens.
+//! Assured delete: `lamassu key destroy`, its receipt, what is left in the store, and what it does at servers and in
+//! tokens.
 
 use crate::support::{Bench, Ran};
 use crate::tokens::Hsm;
@@ -350,7 +351,8 @@ fn the_wrapping_key_at_a_kmip_server_goes_too_if_asked() {
     b.run(&format!("init -k {other} w2")).ok();
 }
 
-/// Killed around the servers' part: the same command finishes it, and the receipt knows of each key, whoever destroyed it.
+/// Killed around the servers' part: the same command finishes it, and the receipt knows of each key, whoever destroyed
+/// it.
 #[cfg(feature = "kmip")]
 #[test]
 fn a_kill_beside_a_server_is_finished_too() {
@@ -363,7 +365,8 @@ fn a_kill_beside_a_server_is_finished_too() {
         made.code == 0 && std::fs::remove_file(b.path("z")).is_ok()
     };
     let (mut after_one, mut after_both) = (0, 0);
-    // The note of a slot's use, the receipt's draft, the header, the receipt after each key, and when all is done; then what is taken away.
+    // The note of a slot's use, the receipt's draft, the header, the receipt after each key, and when all is done; then
+    // what is taken away.
     for (call, n) in (1..=6).map(|n| ("rename", n)).chain((1..=2).map(|n| ("unlink", n))).chain([("fallocate", 1)]) {
         let step = format!("{call} {n}");
         let [one, two] = ["one", "two"].map(|name| kms.uri(&format!("?name={call}-{n}-{name}")));
@@ -394,7 +397,8 @@ fn a_kill_beside_a_server_is_finished_too() {
     }
     assert!(after_one >= 1 && after_both >= 1, "{after_one} {after_both}");
 
-    // Finished without the option, the receipt tells what was begun; and without a receipt nothing is claimed that cannot be known.
+    // Finished without the option, the receipt tells what was begun; and without a receipt nothing is claimed that
+    // cannot be known.
     for with_receipt in [true, false] {
         let key = kms.uri(&format!("?name=last-{with_receipt}"));
         b.run(&format!("init --generate-key -k {key} v")).ok();
@@ -438,7 +442,8 @@ fn the_wrapping_key_in_a_token_goes_too_if_asked() {
     assert!(answers(1).contains("secret key") && answers(1).contains("left in the token: 0"), "{r}");
 }
 
-/// A name may be that of several keys, of which one private key alone can be meant: only its own public half goes with it.
+/// A name may be that of several keys, of which one private key alone can be meant: only its own public half goes with
+/// it.
 #[test]
 fn another_pairs_public_key_stays_in_the_token() {
     let h = Hsm::new();
@@ -522,7 +527,8 @@ fn a_dataset_of_another_vault_is_not_counted() {
     assert_eq!(b.run("cat w d/e/big").ok().out.len(), 300_000);
 }
 
-/// What an earlier change left of the header before it: `key destroy` overwrites it, also where the store may lose names, or another name leads to it.
+/// What an earlier change left of the header before it: `key destroy` overwrites it, also where the store may lose
+/// names, or another name leads to it.
 #[test]
 fn what_a_killed_change_left_is_overwritten_in_every_store() {
     let b = Bench::new();
@@ -592,7 +598,8 @@ fn wrapped_in(header: &Path) -> Option<Vec<String>> {
     Some(wrapped(header))
 }
 
-/// Who may not write a header may still be its owner: then it is overwritten all the same, and a destruction comes to its end.
+/// Who may not write a header may still be its owner: then it is overwritten all the same, and a destruction comes to
+/// its end.
 #[test]
 fn a_header_that_is_read_only_is_overwritten_too() {
     use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -625,7 +632,8 @@ fn as_a_user(b: &Bench, line: &str) -> Ran {
     bound.output().expect("setpriv").into()
 }
 
-/// A zone's key goes on being the zone's in the receipt, however young the vault is, whatever was rotated since, and when the vault has left it.
+/// A zone's key goes on being the zone's in the receipt, however young the vault is, whatever was rotated since, and
+/// when the vault has left it.
 #[test]
 fn a_receipt_knows_which_keys_a_zone_has() {
     let b = Bench::new();

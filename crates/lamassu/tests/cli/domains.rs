@@ -6,7 +6,8 @@ use std::fs;
 
 const B: usize = 4096;
 
-/// The data blocks of a vault's file as they are in the store. (With the default reserve a page stands before every 116.)
+/// The data blocks of a vault's file as they are in the store. (With the default reserve a page stands before every
+/// 116.)
 fn blocks(b: &Bench, vault: &str, name: &str) -> Vec<Vec<u8>> {
     let stored = fs::read(b.stored(vault, name)).unwrap();
     stored.chunks(B).enumerate().filter(|(n, _)| n % 117 != 0).map(|(_, block)| block.to_vec()).collect()
@@ -56,7 +57,8 @@ fn init_takes_what_fits_together() {
     b.run("ls v3").code(23);
 }
 
-/// Two equal files and one that is written over, copied, renamed and cloned: readable everywhere, and equal where the domain says so.
+/// Two equal files and one that is written over, copied, renamed and cloned: readable everywhere, and equal where the
+/// domain says so.
 #[test]
 fn what_the_store_sees() {
     for domain in ["zone", "family", "file", "none"] {
@@ -111,7 +113,8 @@ fn what_the_store_sees() {
     }
 }
 
-/// A file that is read at random has windows of it verified ahead, and one that is written in place at the same place has its old blocks again.
+/// A file that is read at random has windows of it verified ahead, and one that is written in place at the same place
+/// has its old blocks again.
 #[test]
 fn random_access_in_the_narrowest_domain() {
     use std::os::unix::fs::FileExt;

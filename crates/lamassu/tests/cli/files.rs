@@ -270,7 +270,8 @@ fn a_tree_too_deep_is_listed_as_far_as_it_goes() {
     let listed = b.run("ls -R v").code(1).says("2000 directories deep");
     let text = listed.text();
     let lines: Vec<&str> = text.lines().collect();
-    // The vault's root is the first directory: the one 2001 below it is named, but not gone into; what comes after it is listed.
+    // The vault's root is the first directory: the one 2001 below it is named, but not gone into; what comes after it
+    // is listed.
     assert_eq!(lines.len(), 2002);
     assert_eq!((lines[0], lines[1], lines[2001]), ("a", "a/a", "z"));
     // tempfile would hold a descriptor for every level.

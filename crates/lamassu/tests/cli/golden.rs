@@ -1,4 +1,5 @@
-//! The golden vaults of `testdata/vaults`: every version of the program opens them, with every key, and finds the same tree.
+//! The golden vaults of `testdata/vaults`: every version of the program opens them, with every key, and finds the same
+//! tree.
 
 use crate::support::Bench;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! What docs/threat-model.md says of the process that serves a mount, looked up in /proc; and mounts of an ordinary user.
+//! What docs/threat-model.md says of the process that serves a mount, looked up in /proc; and mounts of an ordinary
+//! user.
 
 use crate::mounts::{daemon_of, is_mounted, kill, wait_for};
 use crate::support::{Bench, noise};
@@ -35,7 +36,8 @@ fn no_core_dumps(pid: i32) {
     let core: Vec<_> =
         limits.lines().find(|l| l.starts_with("Max core file size")).unwrap().split_whitespace().collect();
     assert_eq!(core[4..6], ["0", "0"], "soft and hard");
-    // What is not dumpable belongs to root in /proc, whoever runs it; so no other process of the user can trace it or read its memory.
+    // What is not dumpable belongs to root in /proc, whoever runs it; so no other process of the user can trace it or
+    // read its memory.
     assert_eq!(fs::metadata(format!("/proc/{pid}/mem")).unwrap().uid(), 0);
 }
 
@@ -175,7 +177,8 @@ fn an_ordinary_user_mounts_and_unmounts() {
     user.run("check v").ok();
 }
 
-/// A daemon that is not root may not look into a directory that its owner has shut: whether it is a dataset it finds out all the same.
+/// A daemon that is not root may not look into a directory that its owner has shut: whether it is a dataset it finds
+/// out all the same.
 #[test]
 fn an_ordinary_users_shut_directories_stay_what_they_are() {
     let Some(user) = AsUser::new() else { return };

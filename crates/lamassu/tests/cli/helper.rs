@@ -1,4 +1,5 @@
-//! The mount helper, called by mount(8) itself, in a mount namespace whose /sbin holds what `make install` would put there.
+//! The mount helper, called by mount(8) itself, in a mount namespace whose /sbin holds what `make install` would put
+//! there.
 
 use crate::support::{Bench, Ran};
 use std::os::unix::fs::symlink;
@@ -19,8 +20,8 @@ fn bench() -> Bench {
     b
 }
 
-/// Runs a shell script where `sbin` is /sbin; `None`, with a line that says so, where namespaces or FUSE are not to be had. In it, `$D` is the
-/// bench's directory. What is mounted there is seen nowhere else, and goes with it.
+/// Runs a shell script where `sbin` is /sbin; `None`, with a line that says so, where namespaces or FUSE are not to be
+/// had. In it, `$D` is the bench's directory. What is mounted there is seen nowhere else, and goes with it.
 fn run(b: &Bench, script: &str) -> Option<Ran> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         eprintln!("SKIPPED: mount(8) takes root and /dev/fuse");

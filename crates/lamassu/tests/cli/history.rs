@@ -118,8 +118,8 @@ fn ends(history: &[u8]) -> Vec<usize> {
     ends
 }
 
-/// The store cuts the history off while the vault is mounted, and edits the header so that it counts no more than what is left. What is noted next must not be
-/// chained to the rest, as if nothing had been there.
+/// The store cuts the history off while the vault is mounted, and edits the header so that it counts no more than what
+/// is left. What is noted next must not be chained to the rest, as if nothing had been there.
 #[test]
 fn a_history_that_the_store_cuts_off_under_a_mount_is_not_gone_on_with() {
     let b = Bench::new();

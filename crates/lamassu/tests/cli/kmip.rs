@@ -78,7 +78,8 @@ fn each_fault_of_a_kmip_server_is_its_own() {
     ls(&key).code(40);
 }
 
-/// As in the paper: the server keeps K_in and K_out, and hosts that get them deduplicate with one another without a file between them.
+/// As in the paper: the server keeps K_in and K_out, and hosts that get them deduplicate with one another without a
+/// file between them.
 #[test]
 fn a_zone_whose_keys_the_server_keeps() {
     let b = Bench::new();

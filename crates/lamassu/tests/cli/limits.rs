@@ -151,7 +151,8 @@ fn a_mount_of_root_may_have_as_many_open_files_as_any_process() {
     b.unmount("m");
 }
 
-/// Reads a damaged block again and again: how many lines of the failed request the log then has, and how many were left out by its own account.
+/// Reads a damaged block again and again: how many lines of the failed request the log then has, and how many were left
+/// out by its own account.
 fn lines_of_reads_that_fail(b: &Bench, reads: usize, how: &str) -> (usize, usize) {
     let _ = fs::remove_file(b.path("log"));
     let line = format!("mount --cache none --log-file log {how} v m");

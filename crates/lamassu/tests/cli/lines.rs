@@ -1,4 +1,5 @@
-//! Names that hold escapes of terminals and ends of lines: whatever quotes one says it in one line, and moves no cursor.
+//! Names that hold escapes of terminals and ends of lines: whatever quotes one says it in one line, and moves no
+//! cursor.
 
 use crate::support::{Bench, flip};
 use std::fs;

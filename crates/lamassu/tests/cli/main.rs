@@ -1,4 +1,5 @@
-//! The program as users run it: every command, every exit code of docs/cli.md that can be provoked, JSON shapes, and real mounts.
+//! The program as users run it: every command, every exit code of docs/cli.md that can be provoked, JSON shapes, and
+//! real mounts.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;

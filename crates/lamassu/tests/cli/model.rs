@@ -1,8 +1,9 @@
-//! Random system calls on a mounted vault and on a plain directory: the same answers, the same errors, and the same tree in the end. Among the calls
-//! the vault is mounted anew, and its daemon is killed: what was synced must be there, the rest readable.
+//! Random system calls on a mounted vault and on a plain directory: the same answers, the same errors, and the same
+//! tree in the end. Among the calls the vault is mounted anew, and its daemon is killed: what was synced must be there,
+//! the rest readable.
 //!
-//! `LAMASSU_MODEL_SEQUENCES` sets how many sequences each test plays; `LAMASSU_MODEL_SEED` begins elsewhere. A failure prints the shortest
-//! sequence that fails.
+//! `LAMASSU_MODEL_SEQUENCES` sets how many sequences each test plays; `LAMASSU_MODEL_SEED` begins elsewhere. A failure
+//! prints the shortest sequence that fails.
 
 use crate::support::Bench;
 use proptest::prelude::*;

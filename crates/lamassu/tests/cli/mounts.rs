@@ -40,8 +40,8 @@ pub fn serving(dir: &Path) -> i32 {
         .unwrap_or_else(|| panic!("no process serves {}", dir.display()))
 }
 
-/// A mount as fusermount3 makes it for an ordinary user: the kernel is told who it was, and what the mount calls itself is the user's choice. Nobody serves it:
-/// it hangs until it is detached, or what this returns is dropped.
+/// A mount as fusermount3 makes it for an ordinary user: the kernel is told who it was, and what the mount calls itself
+/// is the user's choice. Nobody serves it: it hangs until it is detached, or what this returns is dropped.
 pub fn strangers_mount(source: &Path, mountpoint: &Path) -> fs::File {
     let device = fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&device);

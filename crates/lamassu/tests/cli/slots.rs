@@ -236,7 +236,8 @@ fn killed_changes_leave_one_key_or_the_other() {
     ran.ok();
 }
 
-/// Two rotations of one header give epochs of the same number and other keys. What was written with one of them cannot be read with the other.
+/// Two rotations of one header give epochs of the same number and other keys. What was written with one of them cannot
+/// be read with the other.
 #[test]
 fn a_restore_compares_keys_and_not_their_numbers() {
     use lamassu_format::header::VaultHeader;
@@ -276,7 +277,8 @@ fn with_slots(file: &std::path::Path, n: u64, memory_kib: u64, passes: u64) {
     std::fs::write(file, serde_json::to_vec(&header).unwrap()).unwrap();
 }
 
-/// What Argon2id is asked for by a header that nobody vouches for. Obeyed, each of these would take hours, or all memory.
+/// What Argon2id is asked for by a header that nobody vouches for. Obeyed, each of these would take hours, or all
+/// memory.
 #[test]
 fn a_hostile_header_does_not_keep_the_host_busy() {
     let b = Bench::new();
@@ -365,7 +367,8 @@ fn the_slot_that_opened_last_is_tried_first() {
     let last = || serde_json::from_slice::<Value>(&std::fs::read(noted()).unwrap()).unwrap()["last"].clone();
     run("ls -k passphrase:file:two v").ok();
     assert_eq!(last(), 2);
-    // The other slot asks for what cannot be had; nobody asks it. (Its cost is under the MAC, which then refuses: that the right slot opened is told by that.)
+    // The other slot asks for what cannot be had; nobody asks it. (Its cost is under the MAC, which then refuses: that
+    // the right slot opened is told by that.)
     let header = b.path("v/lamassu.vault");
     let good = std::fs::read(&header).unwrap();
     let mut edited: Value = serde_json::from_slice(&good).unwrap();
@@ -388,7 +391,8 @@ fn the_slot_that_opened_last_is_tried_first() {
     run("ls -k passphrase:file:two v").ok();
 }
 
-/// Characters that set the direction of what follows would have a table of slots show something else than what is there.
+/// Characters that set the direction of what follows would have a table of slots show something else than what is
+/// there.
 #[test]
 fn a_label_is_shown_as_it_is() {
     let b = Bench::new();

@@ -29,7 +29,8 @@ fn standard_input_gives_one_key() {
     b.run_with("ls -k passphrase:stdin w", b"two\nlines").ok();
 }
 
-/// Its first line is data, not a passphrase: nobody is asked there. `setsid` takes the terminal away where the tests have one.
+/// Its first line is data, not a passphrase: nobody is asked there. `setsid` takes the terminal away where the tests
+/// have one.
 #[test]
 fn copying_standard_input_leaves_it_to_the_data() {
     let b = Bench::new();

@@ -122,7 +122,8 @@ impl Bench {
         self.command(line.split_whitespace()).output().unwrap().into()
     }
 
-    /// Unmounts. A test beside this one that is just starting a program holds our open files for a moment, so busy is tried again.
+    /// Unmounts. A test beside this one that is just starting a program holds our open files for a moment, so busy is
+    /// tried again.
     #[track_caller]
     pub fn unmount(&self, mountpoint: &str) {
         for _ in 0..100 {

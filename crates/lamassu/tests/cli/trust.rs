@@ -1,5 +1,5 @@
-//! What whoever can write the store would have root make outside of a vault: set-id programs, device nodes, capabilities; and who owns the directory that is
-//! copied to.
+//! What whoever can write the store would have root make outside of a vault: set-id programs, device nodes,
+//! capabilities; and who owns the directory that is copied to.
 
 use crate::support::Bench;
 use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat};
@@ -20,8 +20,8 @@ pub fn is_root() -> bool {
     is_root
 }
 
-/// A vault `v` with a tree `t`, whose store was then changed: `suid` is set-user-id of root, `disk` a block device, `own` another user's, and `capable` has
-/// a capability that went in through a mount.
+/// A vault `v` with a tree `t`, whose store was then changed: `suid` is set-user-id of root, `disk` a block device,
+/// `own` another user's, and `capable` has a capability that went in through a mount.
 fn changed_store(b: &Bench) {
     b.run("init v").ok();
     b.dir("t/sub");

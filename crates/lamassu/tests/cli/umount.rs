@@ -1,4 +1,5 @@
-//! `umount` where a daemon or its store stands still, where the mount was changed since it was made, and where others hold it.
+//! `umount` where a daemon or its store stands still, where the mount was changed since it was made, and where others
+//! hold it.
 
 use crate::mounts::{bench, daemon_of, is_mounted, kill, strangers_mount, wait_for};
 use crate::support::Bench;
@@ -120,7 +121,8 @@ fn waiting_for_a_store_that_stands_still_ends_at_a_signal() {
     b.unmount("store");
 }
 
-/// A process whose mount namespace has a copy of every mount there is; `None`, with a line that says why, where there can be none.
+/// A process whose mount namespace has a copy of every mount there is; `None`, with a line that says why, where there
+/// can be none.
 fn copy_of_mounts() -> Option<Child> {
     let mut holder = Command::new("unshare")
         .args(["--mount", "sh", "-c", "echo held && exec sleep 60"])

@@ -1,7 +1,8 @@
 //! The address of a key on a web server, and its options.
 //!
-//! `//HOST[:PORT]/PATH[?QUERY][#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]`. Options stand in the fragment, which is never sent to a server; their values
-//! are percent-encoded where they hold `%`, `&` or `#`. A user name or password in the address is refused: arguments are seen by other users.
+//! `//HOST[:PORT]/PATH[?QUERY][#ca=FILE&cert=FILE&key=FILE&timeout=SECONDS]`. Options stand in the fragment, which is
+//! never sent to a server; their values are percent-encoded where they hold `%`, `&` or `#`. A user name or password in
+//! the address is refused: arguments are seen by other users.
 
 use crate::providers::tls::Options;
 

@@ -1,7 +1,8 @@
 //! `https:`: a key from a web server, by one GET over TLS 1.2 or 1.3.
 //!
-//! Guarantees: the server's certificate is verified against the CA named, or the system's; redirects are not followed and no proxy is used, so the key comes
-//! from the host that was named or not at all; the answer is bounded in size and in time. Never: sends a cookie, a key or the options.
+//! Guarantees: the server's certificate is verified against the CA named, or the system's; redirects are not followed
+//! and no proxy is used, so the key comes from the host that was named or not at all; the answer is bounded in size and
+//! in time. Never: sends a cookie, a key or the options.
 //!
 //! The answer passes through the TLS library's buffers, which are not wiped.
 

@@ -1,5 +1,5 @@
-//! What carries requests: TLS over TCP, no proxies. A request to a server that has turned away ([`tls::turned_away`]) "succeeds": the read that follows hears why, or
-//! that there is nothing more.
+//! What carries requests: TLS over TCP, no proxies. A request to a server that has turned away ([`tls::turned_away`])
+//! "succeeds": the read that follows hears why, or that there is nothing more.
 
 use crate::providers::tls;
 use ureq::config::Config;

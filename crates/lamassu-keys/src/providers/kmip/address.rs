@@ -1,7 +1,8 @@
 //! The address of a key on a KMIP server, and its options.
 //!
-//! `//HOST[:PORT]/ID`, `//HOST[:PORT]/?name=NAME` or `//HOST[:PORT]/?zone=ZONE`, each with options behind a `#` as of `https:`. What stands there is
-//! percent-encoded where it holds `%`, `&`, `#` or `?`. A user name or password in the address is refused: arguments are seen by other users.
+//! `//HOST[:PORT]/ID`, `//HOST[:PORT]/?name=NAME` or `//HOST[:PORT]/?zone=ZONE`, each with options behind a `#` as of
+//! `https:`. What stands there is percent-encoded where it holds `%`, `&`, `#` or `?`. A user name or password in the
+//! address is refused: arguments are seen by other users.
 
 use crate::providers::bytes::percent_decoded;
 use crate::providers::tls::Options;

@@ -1,7 +1,9 @@
-//! A session with a KMIP server: one TLS connection, one request and one answer after another (KMIP 1.2, which servers of later versions speak too).
+//! A session with a KMIP server: one TLS connection, one request and one answer after another (KMIP 1.2, which servers
+//! of later versions speak too).
 //!
-//! Guarantees: everything together ends at the deadline, also where the server sends a byte now and then; no answer longer than [`ANSWER_MAX`] is read; an answer is
-//! wiped when it was read. Never: sends a key; believes a text of the server's (what is shown of it is cut and escaped).
+//! Guarantees: everything together ends at the deadline, also where the server sends a byte now and then; no answer
+//! longer than [`ANSWER_MAX`] is read; an answer is wiped when it was read. Never: sends a key; believes a text of the
+//! server's (what is shown of it is cut and escaped).
 //!
 //! The answer passes through the TLS library's buffers, which are not wiped.
 
@@ -127,8 +129,8 @@ fn io_fault(error: io::Error, timeout: Duration) -> ServerFault {
     }
 }
 
-/// A connection whose every read and write ends at the deadline. Writing to a server that has [turned away](tls::turned_away) "succeeds": the read that
-/// follows hears why, or that there is nothing more.
+/// A connection whose every read and write ends at the deadline. Writing to a server that has [turned
+/// away](tls::turned_away) "succeeds": the read that follows hears why, or that there is nothing more.
 struct Timed {
     tcp: TcpStream,
     until: Instant,

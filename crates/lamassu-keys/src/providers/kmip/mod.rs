@@ -1,7 +1,8 @@
 //! `kmip:`: a key from a KMIP server, by TLS 1.2 or 1.3 and, as a rule, a client certificate.
 //!
-//! The server keeps an AES key of 256 bits, which is taken as the 32 bytes of a `raw` key; it is made, and destroyed, there on request. Only a key that the server calls active is
-//! used: one that was revoked or destroyed opens nothing any more. Every question has a deadline and every answer a limit; see [`client`].
+//! The server keeps an AES key of 256 bits, which is taken as the 32 bytes of a `raw` key; it is made, and destroyed,
+//! there on request. Only a key that the server calls active is used: one that was revoked or destroyed opens nothing
+//! any more. Every question has a deadline and every answer a limit; see [`client`].
 
 mod address;
 mod client;
@@ -107,8 +108,8 @@ fn usable(session: &mut Session, id: &str) -> Result<Secret<32>, ServerFault> {
     }
 }
 
-/// Revokes a key where that has not been done, destroys it, and asks what became of it. One that a server remembers as destroyed is gone: nothing is asked of
-/// it, since servers refuse to destroy a key again in many words.
+/// Revokes a key where that has not been done, destroys it, and asks what became of it. One that a server remembers as
+/// destroyed is gone: nothing is asked of it, since servers refuse to destroy a key again in many words.
 fn destroy(session: &mut Session, id: &str) -> Result<Vec<String>, ServerFault> {
     let mut said = Vec::new();
     match destroy_telling(session, id, &mut said) {
@@ -138,7 +139,8 @@ fn destroy_telling(session: &mut Session, id: &str, said: &mut Vec<String>) -> R
     Ok(())
 }
 
-/// What a server that has said yes says of the key afterwards, if that is that it is gone. A server can say yes and do nothing.
+/// What a server that has said yes says of the key afterwards, if that is that it is gone. A server can say yes and do
+/// nothing.
 fn gone(state: Result<KeyState, ServerFault>) -> Result<Option<KeyState>, ServerFault> {
     match state {
         Err(ServerFault::NoObject) => Ok(None),
@@ -161,7 +163,8 @@ fn make(session: &mut Session, usage: Usage, attributes: &[Attribute<'_>]) -> Re
     }
     let id = session.create(usage, attributes)?;
     session.activate(&id)?;
-    // Before anything is sealed with it: whether it can be used, and whether somebody else made one of that name meanwhile.
+    // Before anything is sealed with it: whether it can be used, and whether somebody else made one of that name
+    // meanwhile.
     if !found_by.is_empty() {
         session.locate(&found_by)?;
     }

@@ -1,4 +1,5 @@
-//! The operations of KMIP that a key takes: Locate, Get Attributes, Get, Create, Add Attribute, Activate, Revoke, Destroy (KMIP 1.2 §4).
+//! The operations of KMIP that a key takes: Locate, Get Attributes, Get, Create, Add Attribute, Activate, Revoke,
+//! Destroy (KMIP 1.2 §4).
 
 use super::client::{Answer, Operation, Session};
 use super::ttlv::{Item, Malformed, Writer, tag};

@@ -1,7 +1,8 @@
 //! TTLV, the encoding of KMIP (KMIP 1.2 §9.1): tag, type, length, value, each item padded to a multiple of eight bytes.
 //!
-//! Only what this client sends and reads. Guarantees: reading borrows from the answer and makes no copy, so a key in it is wiped with it; every length is checked
-//! against what is there before it is used; nothing recurses; an item that nobody asked for is skipped, whatever it is.
+//! Only what this client sends and reads. Guarantees: reading borrows from the answer and makes no copy, so a key in it
+//! is wiped with it; every length is checked against what is there before it is used; nothing recurses; an item that
+//! nobody asked for is skipped, whatever it is.
 
 /// Tags of §9.1.3.1 that are used here.
 pub(super) mod tag {

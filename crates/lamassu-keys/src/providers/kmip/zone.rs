@@ -1,7 +1,7 @@
 //! K_in and K_out of an isolation zone, kept by the server as in section 3 of the paper (docs/format.md, section 4).
 //!
-//! The zone stands in what every server knows: Name, Object Group and Application Specific Information; and, where the server takes custom attributes, in the
-//! paper's integer attribute. The keys are found by their names and their group.
+//! The zone stands in what every server knows: Name, Object Group and Application Specific Information; and, where the
+//! server takes custom attributes, in the paper's integer attribute. The keys are found by their names and their group.
 
 use super::client::Session;
 use super::operations::{Attribute, Usage};
@@ -59,7 +59,8 @@ pub(super) fn keys(session: &mut Session, zone: &str) -> Result<ZoneKeys, Server
     Ok(ZoneKeys::new(inner, outer))
 }
 
-/// Makes those of a zone's keys that are missing, after an attempt that was cut off, say; returns the identifiers of what was made.
+/// Makes those of a zone's keys that are missing, after an attempt that was cut off, say; returns the identifiers of
+/// what was made.
 pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<Vec<String>, ServerFault> {
     let mut made = Vec::new();
     for role in [Role::Inner, Role::Outer] {
@@ -74,7 +75,8 @@ pub(super) fn make_missing(session: &mut Session, zone: &str) -> Result<Vec<Stri
     }
     if let Ok(number) = zone.parse() {
         for id in &made {
-            // For people and other programs. A server that takes no such attribute has the zone in three others; one that went away is noticed below.
+            // For people and other programs. A server that takes no such attribute has the zone in three others; one
+            // that went away is noticed below.
             let _ = session.add(id, Attribute::Custom(CUSTOM, number));
         }
     }

@@ -1,7 +1,8 @@
 //! `pkcs11:`: a key inside a token, which unwraps a slot's secret there and never leaves it.
 //!
-//! A slot holds 32 random bytes sealed by the token's key (RSA-OAEP or AES-GCM); opening it takes the token, its PIN, and that key. Sealing is proven by
-//! unsealing before anything is kept. A PIN is tried once a run: tokens count wrong ones.
+//! A slot holds 32 random bytes sealed by the token's key (RSA-OAEP or AES-GCM); opening it takes the token, its PIN,
+//! and that key. Sealing is proven by unsealing before anything is kept. A PIN is tried once a run: tokens count wrong
+//! ones.
 //!
 //! A module is loaded once and stays loaded: tokens of one process share its sessions and its login.
 

@@ -79,7 +79,8 @@ impl TokenKey {
         Ok(said)
     }
 
-    /// What encrypts: the key itself, or its public half. A token that does not tell which that is may have one of the same name; what it seals is tried.
+    /// What encrypts: the key itself, or its public half. A token that does not tell which that is may have one of the
+    /// same name; what it seals is tried.
     fn sealing_key(&self) -> Result<ObjectHandle, TokenFault> {
         if self.kind == Kind::Aes {
             return Ok(self.key);
@@ -170,7 +171,8 @@ impl Token for TokenKey {
                     continue;
                 }
             };
-            // Public keys are often used in software, where more mechanisms work than in the token; and a public key may be another pair's.
+            // Public keys are often used in software, where more mechanisms work than in the token; and a public key
+            // may be another pair's.
             match self.unseal(&sealed) {
                 Ok(Some(opened)) if lamassu_crypto::wrap::equal(opened.expose(), secret.expose()) => return Ok(sealed),
                 Ok(_) => last = TokenFault::Unsuitable.into(),
@@ -204,7 +206,8 @@ fn oaep(mechanism: TokenMechanism) -> Mechanism<'static> {
     Mechanism::RsaPkcsOaep(PkcsOaepParams::new(hash, mgf, PkcsOaepSource::empty()))
 }
 
-/// Whether an error says that a ciphertext does not open, rather than that the token failed. Tokens do not agree on the code.
+/// Whether an error says that a ciphertext does not open, rather than that the token failed. Tokens do not agree on the
+/// code.
 fn is_anothers(e: &Error) -> bool {
     matches!(
         e,

@@ -1,6 +1,7 @@
 //! PKCS #11 URIs (RFC 7512): which token, which key, which module, and where the PIN is.
 //!
-//! `pin-value`, a PIN in the URI itself, is refused: process arguments are seen by other users. So is a `pin-source` that would run a program.
+//! `pin-value`, a PIN in the URI itself, is refused: process arguments are seen by other users. So is a `pin-source`
+//! that would run a program.
 
 use crate::providers::bytes::percent_decoded;
 use std::path::PathBuf;

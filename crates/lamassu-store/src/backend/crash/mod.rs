@@ -126,8 +126,8 @@ impl CrashLog {
         &self.records
     }
 
-    /// The log as it would be if the store had been used otherwise: for tests that prove that a simulation finds mistakes.
-    /// Names must stay in their order.
+    /// The log as it would be if the store had been used otherwise: for tests that prove that a simulation finds
+    /// mistakes. Names must stay in their order.
     pub fn edited(&self, edit: impl FnOnce(&mut [Record])) -> CrashLog {
         let mut records = self.records.to_vec();
         edit(&mut records);

@@ -358,9 +358,10 @@ proptest! {
         for seed in (0..20).map(|i| seed.wrapping_add(i)) {
             let state = seen(&sim.random_state(seed, end));
             prop_assert_eq!(&seen(&sim.random_state(seed, end)), &state, "not deterministic");
-            // Each byte of each file is one that was once written there. (Whole versions of pages would be too much to ask: a
-            // length change inside a page may be lost while a later write to the page is not. Nor is it enough to look at files
-            // that had a name: a removal may be lost, and writes after it through an open handle be kept.)
+            // Each byte of each file is one that was once written there. (Whole versions of pages would be too much to
+            // ask: a length change inside a page may be lost while a later write to the page is not. Nor is it enough
+            // to look at files that had a name: a removal may be lost, and writes after it through an open handle be
+            // kept.)
             for file in state.values() {
                 for (i, page) in file.bytes.chunks(4096).enumerate() {
                     let mut had: Vec<bool> = page.iter().map(|&b| b == 0).collect();

@@ -1,12 +1,13 @@
 //! Copying a directory of the store whole, as it is: ciphertext, names, links, attributes and times, without any key.
 //!
-//! Files share their blocks with the source where the store can do that (FICLONE), and are copied with their holes where it cannot. Nothing follows a
-//! symbolic link. What an unprivileged user may not set (owners, trusted attributes) is counted, not an error. What the store's word alone would give a
-//! program or a user on this host (set-id bits, device nodes) is left out and counted, unless [`Privileges::Kept`] says otherwise.
+//! Files share their blocks with the source where the store can do that (FICLONE), and are copied with their holes
+//! where it cannot. Nothing follows a symbolic link. What an unprivileged user may not set (owners, trusted attributes)
+//! is counted, not an error. What the store's word alone would give a program or a user on this host (set-id bits,
+//! device nodes) is left out and counted, unless [`Privileges::Kept`] says otherwise.
 //!
-//! The copy is changed by descriptor alone, of what this has just made and looked at: files by that which created them, directories opened and seen to be new,
-//! everything else held with `O_PATH` and seen to be what was made. Nobody else gets at names in it before it is done: the directory copied to is its maker's
-//! alone until the end.
+//! The copy is changed by descriptor alone, of what this has just made and looked at: files by that which created them,
+//! directories opened and seen to be new, everything else held with `O_PATH` and seen to be what was made. Nobody else
+//! gets at names in it before it is done: the directory copied to is its maker's alone until the end.
 //!
 //! Never: syncs, looks into files, writes into the source.
 
@@ -52,7 +53,8 @@ pub struct Copied {
 /// What becomes of modes and entries that give rights on this host, which the store chooses and nothing vouches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privileges {
-    /// Set-id bits and device nodes are left out, and the directory copied to keeps the owner and mode it was made with.
+    /// Set-id bits and device nodes are left out, and the directory copied to keeps the owner and mode it was made
+    /// with.
     Dropped,
     /// All is taken as the store has it.
     Kept,
@@ -93,8 +95,8 @@ pub trait Watch {
 }
 
 impl LocalBackend {
-    /// Copies everything below this directory into `to`, which must be an empty directory; attributes and times of the directory itself too, and its
-    /// owner and mode where privileges are kept.
+    /// Copies everything below this directory into `to`, which must be an empty directory; attributes and times of the
+    /// directory itself too, and its owner and mode where privileges are kept.
     ///
     /// # Errors
     /// [`CopyError`].
@@ -236,7 +238,8 @@ impl Copy<'_> {
         level(from, to, item.path.to_path_buf())
     }
 
-    /// A further name of a file that is there already. Its first name is walked to name by name: the path may be longer than a path can be.
+    /// A further name of a file that is there already. Its first name is walked to name by name: the path may be longer
+    /// than a path can be.
     fn link(&self, first: &Path, item: &Item<'_>) -> Result<(), CopyError> {
         let mut dir = retry(|| rustix::fs::openat(self.root, ".", DIR, Mode::empty())).map_err(item.failed("open"))?;
         for name in first.parent().into_iter().flatten() {
@@ -343,7 +346,8 @@ impl Copy<'_> {
             .map_err(item.failed("set the times of the copy of"))
     }
 
-    /// The mode that an entry gets in the copy. Set-group-id of a directory gives no rights: entries made in it inherit its group.
+    /// The mode that an entry gets in the copy. Set-group-id of a directory gives no rights: entries made in it inherit
+    /// its group.
     fn mode_kept(&mut self, st: &Stat) -> u32 {
         if self.privileges == Privileges::Kept || st.kind == Kind::Dir || st.mode & SET_ID == 0 {
             return st.mode;
@@ -363,7 +367,8 @@ impl Copy<'_> {
         rustix::fs::futimens(&level.to, &times(&level.st)).map_err(failed("set the times of the copy of", &level.path))
     }
 
-    /// Owner first, since it takes set-user-id bits and capabilities away; then mode and attributes, of which an access control list may change the mode.
+    /// Owner first, since it takes set-user-id bits and capabilities away; then mode and attributes, of which an access
+    /// control list may change the mode.
     fn attributes(
         &mut self,
         from: &Target<'_>,
@@ -384,7 +389,8 @@ impl Copy<'_> {
             let mode = self.mode_kept(st);
             mode::chmod_fd(copy, mode).map_err(failed_io("set the mode of the copy of", path))?;
         }
-        // A vault's own attributes alone: others, such as a file's capabilities, are what the store says, and nothing vouches for that.
+        // A vault's own attributes alone: others, such as a file's capabilities, are what the store says, and nothing
+        // vouches for that.
         let mut wanted = listed(from).map_err(failed_io("list the attributes of", path))?;
         wanted.retain(|name| name.as_encoded_bytes().starts_with(lamassu_format::name::XATTR_PREFIX.as_bytes()));
         for name in listed(to).map_err(failed_io("list the attributes of the copy of", path))? {
@@ -428,7 +434,8 @@ fn check_fresh(dir: &OwnedFd) -> rustix::io::Result<()> {
     }
 }
 
-/// The link or special file that was just made as the copy of an entry, by an `O_PATH` descriptor. `EAGAIN` if another one has its name by now.
+/// The link or special file that was just made as the copy of an entry, by an `O_PATH` descriptor. `EAGAIN` if another
+/// one has its name by now.
 fn hold(item: &Item<'_>) -> rustix::io::Result<OwnedFd> {
     let copy = super::hold(item.to, item.name)?;
     let st = stat_of(&stat_fd(copy.as_fd())?).map_err(|_| Errno::IO)?;

@@ -1,4 +1,5 @@
-//! An entry of a directory that is held by an `O_PATH` descriptor: neither opened, which could have effects of its own, nor named.
+//! An entry of a directory that is held by an `O_PATH` descriptor: neither opened, which could have effects of its own,
+//! nor named.
 
 use super::dir::local;
 use super::mode::{self, proc_path};
@@ -66,7 +67,8 @@ impl BackendEntry for LocalEntry {
         let (to, to_name) = (local(to)?.fd(), check_name(to_name)?);
         // By way of /proc: AT_EMPTY_PATH takes a capability.
         rustix::fs::linkat(CWD, proc_path(self.fd.as_fd()), to, to_name, AtFlags::SYMLINK_FOLLOW)?;
-        // A store that gives two names of one file two numbers (sshfs) would have it opened twice, and each would ruin the other's pages.
+        // A store that gives two names of one file two numbers (sshfs) would have it opened twice, and each would ruin
+        // the other's pages.
         if self.is_remote {
             let old = rustix::fs::fstat(&self.fd).map(|s| (s.st_dev, s.st_ino));
             let new = rustix::fs::statat(to, to_name, AtFlags::SYMLINK_NOFOLLOW).map(|s| (s.st_dev, s.st_ino));

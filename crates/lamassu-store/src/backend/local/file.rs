@@ -112,7 +112,8 @@ impl BackendFile for LocalFile {
         if getrlimit(Resource::Fsize).current.is_some_and(|limit| len > limit) {
             return Err(Errno::FBIG.into());
         }
-        // The kernel sets no file position that lies past what the file system can hold. Nothing here uses the position.
+        // The kernel sets no file position that lies past what the file system can hold. Nothing here uses the
+        // position.
         match self.handle.read(|fd| rustix::fs::seek(fd, SeekFrom::Start(len))) {
             Err(Errno::INVAL) => Err(Errno::FBIG.into()),
             other => Ok(other.map(drop)?),

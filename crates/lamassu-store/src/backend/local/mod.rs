@@ -4,11 +4,11 @@
 //! neither in the last component nor before it, so whoever swaps entries of the store for links cannot make Lamassu
 //! read or write outside of it. The path given to [`LocalBackend::open`] alone is followed: it is the user's.
 //!
-//! Modes given to `make_dir` pass through the process's umask, as everywhere; a daemon that serves other processes' modes sets its
-//! umask to 0 first.
+//! Modes given to `make_dir` pass through the process's umask, as everywhere; a daemon that serves other processes'
+//! modes sets its umask to 0 first.
 //!
-//! Only regular files and directories are ever opened, whoever exchanges entries meanwhile: a file is held with `O_PATH`, looked at, and then opened by
-//! that descriptor. A device node in its place is never opened.
+//! Only regular files and directories are ever opened, whoever exchanges entries meanwhile: a file is held with
+//! `O_PATH`, looked at, and then opened by that descriptor. A device node in its place is never opened.
 //!
 //! Files, extended attributes, links and `chmod` on kernels before 6.6 need `/proc`.
 
@@ -62,7 +62,8 @@ impl LocalBackend {
         Ok(LocalBackend { root: Arc::new(root), remote, quiet, inner })
     }
 
-    /// Reading files and directories leaves their access times alone, as far as the system lets us (`O_NOATIME`: one's own, or as root).
+    /// Reading files and directories leaves their access times alone, as far as the system lets us (`O_NOATIME`: one's
+    /// own, or as root).
     #[must_use]
     pub fn without_access_times(self) -> LocalBackend {
         LocalBackend { quiet: true, ..self }
@@ -115,9 +116,9 @@ impl Backend for LocalBackend {
     }
 }
 
-/// Takes an exclusive lock on the staging directory in a vault's, beside that on the lock file, which people delete. It is its owner's alone, so that nobody else
-/// can hold writers up with it, as they could with the vault's directory. `None` where it is missing, which it is while nobody writes only, or where the
-/// store locks no directories.
+/// Takes an exclusive lock on the staging directory in a vault's, beside that on the lock file, which people delete. It
+/// is its owner's alone, so that nobody else can hold writers up with it, as they could with the vault's directory.
+/// `None` where it is missing, which it is while nobody writes only, or where the store locks no directories.
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`]: somebody else holds it. Those of the store.
@@ -128,7 +129,8 @@ pub fn lock_staging(dir: impl AsFd) -> io::Result<Option<Lock>> {
     }
 }
 
-/// The staging directory, made where it is missing: copies that leave out empty directories lose it, and a writer without it would hold half a lock.
+/// The staging directory, made where it is missing: copies that leave out empty directories lose it, and a writer
+/// without it would hold half a lock.
 fn make_staging(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     match open_staging(dir) {
         Err(Errno::NOENT) => {}
@@ -164,10 +166,12 @@ fn hold(dir: impl AsFd, name: impl rustix::path::Arg + Copy) -> rustix::io::Resu
     retry(|| rustix::fs::openat(&dir, name, flags, Mode::empty()))
 }
 
-/// Opens a regular file of a store for reading, by its path below `dir`. Whatever else has that name is not opened, also if it is put there this moment.
+/// Opens a regular file of a store for reading, by its path below `dir`. Whatever else has that name is not opened,
+/// also if it is put there this moment.
 ///
 /// # Errors
-/// `EISDIR`, `ELOOP` for a link in the last component, `EINVAL` for what else is no regular file, and those of the store.
+/// `EISDIR`, `ELOOP` for a link in the last component, `EINVAL` for what else is no regular file, and those of the
+/// store.
 pub fn open_regular(dir: impl AsFd, path: &Path) -> io::Result<std::fs::File> {
     Ok(mode::open_regular_as_it_is(hold(dir, path)?.as_fd(), OFlags::RDONLY)?.into())
 }
@@ -187,7 +191,8 @@ fn lock_where_possible(dir: OwnedFd) -> io::Result<Option<Lock>> {
     }
 }
 
-/// A held flock(2). Given back by word and not by closing alone: a child process between fork and exec has the descriptor too.
+/// A held flock(2). Given back by word and not by closing alone: a child process between fork and exec has the
+/// descriptor too.
 #[must_use = "dropped, it is given back"]
 pub struct Lock(OwnedFd);
 
@@ -215,9 +220,9 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
     }
 }
 
-/// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len` twice where only a hole follows. A store
-/// that knows no holes has one stretch, up to `len`. What begins before `len` ends behind `at`, so that whoever goes on from there comes to an end. Moves the
-/// descriptor's own position.
+/// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len`
+/// twice where only a hole follows. A store that knows no holes has one stretch, up to `len`. What begins before `len`
+/// ends behind `at`, so that whoever goes on from there comes to an end. Moves the descriptor's own position.
 ///
 /// # Errors
 /// Those of lseek(2), and where a store answers with places that go backwards.

@@ -61,9 +61,9 @@ fn chmod_through_proc(fd: BorrowedFd<'_>, mode: u32) -> rustix::io::Result<()> {
     rustix::fs::chmod(proc_path(fd), Mode::from_raw_mode(mode))
 }
 
-/// Opens a regular file, and never anything else: what has the name is held with `O_PATH`, its stat has shown `kind`, and
-/// then that very inode is opened. A device or a fifo that is put in its place is not opened, which could have effects of
-/// its own.
+/// Opens a regular file, and never anything else: what has the name is held with `O_PATH`, its stat has shown `kind`,
+/// and then that very inode is opened. A device or a fifo that is put in its place is not opened, which could have
+/// effects of its own.
 ///
 /// A file of ours that refuses us with `EACCES` is lent the owner bits that the access takes.
 ///

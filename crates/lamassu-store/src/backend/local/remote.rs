@@ -1,8 +1,10 @@
 //! Stores behind FUSE and network protocols: what the kernel's calls do not do for them.
 //!
-//! * syncfs(2) reaches only as far as this host there: a barrier of the whole store is one fdatasync(2) for each file that was written.
-//! * A connection that was lost and made again (sshfs with `reconnect`) leaves open files behind that fail for ever: a call that fails so is
-//!   made again on the file opened anew. What was written before and not synced may never have arrived, so the next barrier of such a file fails.
+//! * syncfs(2) reaches only as far as this host there: a barrier of the whole store is one fdatasync(2) for each file
+//!   that was written.
+//! * A connection that was lost and made again (sshfs with `reconnect`) leaves open files behind that fail for ever: a
+//!   call that fails so is made again on the file opened anew. What was written before and not synced may never have
+//!   arrived, so the next barrier of such a file fails.
 //!
 //! Files of other stores pass through here untouched.
 
@@ -63,8 +65,9 @@ pub(super) struct Handle {
     /// Calls that wrote, and how many of them the last barrier covered.
     writes: AtomicU64,
     synced: AtomicU64,
-    /// What was written before the file was opened anew may be lost. Set before the new open file is in place, and taken back by the
-    /// file's own barrier alone: a barrier of the store must not hide it from an fsync that goes on beside it.
+    /// What was written before the file was opened anew may be lost. Set before the new open file is in place, and
+    /// taken back by the file's own barrier alone: a barrier of the store must not hide it from an fsync that goes on
+    /// beside it.
     gap: AtomicBool,
 }
 
@@ -149,8 +152,9 @@ impl Handle {
         if self.writes.load(Ordering::Acquire) - own > self.synced.load(Ordering::Acquire) {
             self.gap.store(true, Ordering::Release);
         }
-        // SAFETY: both descriptors are open, and ours. The old one stays a valid descriptor throughout: dup3(2) replaces what
-        // lies behind it in one step, so who uses it at this moment uses either the old open file or the new one.
+        // SAFETY: both descriptors are open, and ours. The old one stays a valid descriptor throughout: dup3(2)
+        // replaces what lies behind it in one step, so who uses it at this moment uses either the old open file or the
+        // new one.
         let done = unsafe { libc::dup3(fresh.as_raw_fd(), self.fd.as_raw_fd(), libc::O_CLOEXEC) };
         if done < 0 {
             return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));

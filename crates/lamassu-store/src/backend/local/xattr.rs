@@ -1,6 +1,7 @@
 //! Extended attributes of an open file or directory, or of an entry that is held.
 //!
-//! Linux before 6.13 has no calls for `O_PATH` descriptors; the magic link `/proc/self/fd/N` leads to what one holds, and no further.
+//! Linux before 6.13 has no calls for `O_PATH` descriptors; the magic link `/proc/self/fd/N` leads to what one holds,
+//! and no further.
 
 use super::mode::proc_path;
 use rustix::fd::BorrowedFd;

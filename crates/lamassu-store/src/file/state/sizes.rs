@@ -6,8 +6,8 @@
 //!   before.
 //! * In a file of several pages `floor` is a size known durable: what page 0 on disk says, or what it may say next
 //!   (I5).
-//! * Page 0 on disk says `sparse`, or is written so before a barrier raises the floor past an absent page. It says so no
-//!   longer only once every page was seen to be there, durably.
+//! * Page 0 on disk says `sparse`, or is written so before a barrier raises the floor past an absent page. It says so
+//!   no longer only once every page was seen to be there, durably.
 //! * All pages below `dense_until` were seen to be there, durably. A page that is there goes with the end of the file
 //!   alone, so this falls only with the last page.
 

@@ -1,4 +1,5 @@
-//! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that takes no key.
+//! Checking a vault and the datasets in it: those whose keys are at hand as the vault itself, others as far as that
+//! takes no key.
 
 use crate::fault::Result;
 use crate::open::{self, WriterLock};
@@ -133,7 +134,8 @@ impl Walk<'_> {
         datasets.iter().try_for_each(|inner| self.locked(None, &stored.join(&inner.stored)))
     }
 
-    /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so in a new one.
+    /// What is wrong with the history. No repair mends it: the next change of slots or keys sets it aside and says so
+    /// in a new one.
     fn history(&mut self, volume: Number, plain: &Path, stored: &Path) -> Result<()> {
         let (header, place) = (self.served.forest().header(volume)?, self.served.keeper().place(volume)?);
         let (_, history) = header.verified(|header| {

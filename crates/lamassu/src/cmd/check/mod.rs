@@ -1,4 +1,5 @@
-//! `lamassu check`: a line per problem, or run of them in one file, as it is found, a summary, and an exit code that says which of clean, mended, damaged.
+//! `lamassu check`: a line per problem, or run of them in one file, as it is found, a summary, and an exit code that
+//! says which of clean, mended, damaged.
 
 mod datasets;
 
@@ -61,7 +62,8 @@ struct Summary<'a> {
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let started = Instant::now();
     let unsealed = open::unlocked(ui, &args.dir, &args.key)?;
-    // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and still must not race a writer.
+    // A repair takes the writer's lock as a writer does; a mere check may not change even the lock's owner's data, and
+    // still must not race a writer.
     let lock = if args.repair { None } else { open::lock_out_writers(ui, &args.dir)? };
     let served = unsealed.open_forest(open::options(!args.repair))?;
     let shown = Shown { meter: Meter::bytes(ui, "verified"), json: args.json, last: Mutex::new(None) };

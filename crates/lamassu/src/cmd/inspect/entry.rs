@@ -100,7 +100,8 @@ fn directory_record(subject: &Subject<'_>, path: &Path) -> Result<Record> {
     })
 }
 
-/// A symbolic link's target, or a file's content where the store has no links (§6). Whatever else stands there is neither waited for nor read to its end.
+/// A symbolic link's target, or a file's content where the store has no links (§6). Whatever else stands there is
+/// neither waited for nor read to its end.
 fn read_text(path: &Path) -> io::Result<Vec<u8>> {
     match std::fs::read_link(path) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}

@@ -1,6 +1,7 @@
 //! A regular file: geometry, then every page (`docs/format.md` §8, §9).
 //!
-//! Pages are read one by one straight from the store, and one that does not open does not keep the others from being shown.
+//! Pages are read one by one straight from the store, and one that does not open does not keep the others from being
+//! shown.
 
 use super::{Shown, Subject};
 use crate::fault::Result;
@@ -141,7 +142,8 @@ fn is_one(n: &u64) -> bool {
 }
 
 impl Reader<'_> {
-    /// The first page after the absent page `g` that is not wholly in the same hole of the store; the end of the file ends one.
+    /// The first page after the absent page `g` that is not wholly in the same hole of the store; the end of the file
+    /// ends one.
     fn end_of_hole(&self, g: PageNo) -> Result<PageNo> {
         let geo = &self.geometry;
         let (data, _) = next_data(self.file, geo.page_offset(g), self.len)

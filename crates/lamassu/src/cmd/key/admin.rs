@@ -45,7 +45,8 @@ pub enum Admin {
     Rotate(Rotate),
     /// Print the administrator's public key, and verify the signature over the header; needs no key
     Show(Show),
-    /// Note the administrator's key of a vault in known-vaults: a header that somebody else has signed is refused from then on
+    /// Note the administrator's key of a vault in known-vaults: a header that somebody else has signed is refused from
+    /// then on
     Pin(Pin),
 }
 
@@ -239,7 +240,8 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     Ok(())
 }
 
-/// Says whose signature a new header carries, and pins it: who made it needs nobody to tell. A place that cannot be written to is no reason to fail.
+/// Says whose signature a new header carries, and pins it: who made it needs nobody to tell. A place that cannot be
+/// written to is no reason to fail.
 pub fn tell(ui: &Ui, header: &VaultHeader, dir: &Path) {
     let Some(found) = &header.keys().admin else { return };
     let key = text::hex(&found.public);

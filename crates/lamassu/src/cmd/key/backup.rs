@@ -1,7 +1,7 @@
 //! `lamassu key backup|restore`: copies of a header, which a vault cannot be read without.
 //!
-//! A restore puts nothing in place that has not been proven: the backup opens with the key, its MAC verifies, its keys open the vault's root directory, and
-//! no epoch is lost that the header in place is known to have.
+//! A restore puts nothing in place that has not been proven: the backup opens with the key, its MAC verifies, its keys
+//! open the vault's root directory, and no epoch is lost that the header in place is known to have.
 
 use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
@@ -84,7 +84,8 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
     Ok(())
 }
 
-/// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the copy no worse.
+/// Whoever destroys the keys one day wants to know which copies are left. A store that cannot be written to makes the
+/// copy no worse.
 fn put_on_record<H: Header>(ui: &Ui, args: &Backup, keys: &Unlocked, header: &H, bytes: &[u8]) {
     let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
     let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
@@ -128,7 +129,8 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
             Err(error) => Err(error).with_context(|| format!("cannot open the vault in {}", args.dir.display())),
         }
     };
-    // That there may be datasets is never taken back (§4c): without it their directories would be taken for damaged ones of the vault's own.
+    // That there may be datasets is never taken back (§4c): without it their directories would be taken for damaged
+    // ones of the vault's own.
     let carry = |keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>| {
         if header.has_datasets() {
             return Ok(());
@@ -230,7 +232,8 @@ fn put<H: Header + Clone>(
     Ok(())
 }
 
-/// The header in place and the one to be restored, where both can be read. Returns whether the former is that vault's, and opens.
+/// The header in place and the one to be restored, where both can be read. Returns whether the former is that vault's,
+/// and opens.
 fn compare<H: Header>(
     ui: &Ui,
     args: &Restore,
@@ -251,7 +254,8 @@ fn compare<H: Header>(
         Ok(present) if !args.force && has_more(&present, restored) => {
             return Err(Fault::NewerKeys { file: args.file.clone(), dir: args.dir.clone() }.into());
         }
-        // Slots that were removed would come back, and that is an administrator's to decide while the header in place is whole.
+        // Slots that were removed would come back, and that is an administrator's to decide while the header in place
+        // is whole.
         Ok(present) => present.may_change(now)?,
         Err(error) => ui.warn(format_args!(
             "the header in place does not open with this key ({error}), so keys it may have gained since the backup are not known"
@@ -271,8 +275,8 @@ fn compare<H: Header>(
     Ok(opens)
 }
 
-/// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of one backup give epochs of the same
-/// number and other keys, so keys are compared, not numbers.
+/// Whether `present` has a key that `restored` lacks: data written under it could not be read again. Two rotations of
+/// one backup give epochs of the same number and other keys, so keys are compared, not numbers.
 fn has_more(present: &Unlocked, restored: &Unlocked) -> bool {
     let same = |a: &lamassu_keys::Epoch, b: &lamassu_keys::Epoch| {
         lamassu_crypto::wrap::equal(a.key().expose(), b.key().expose())
@@ -289,7 +293,8 @@ fn beside(place: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Whether `file` has the name under which the new header is made, or one of those under which the old is kept, where an earlier one is overwritten.
+/// Whether `file` has the name under which the new header is made, or one of those under which the old is kept, where
+/// an earlier one is overwritten.
 fn is_working_copy(file: &Path, place: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let id = |path: &Path| path.metadata().map(|m| (m.dev(), m.ino())).ok();
@@ -297,16 +302,19 @@ fn is_working_copy(file: &Path, place: &Path) -> bool {
     suffixes.iter().any(|suffix| id(file).is_some() && id(file) == id(&beside(place, suffix)))
 }
 
-/// A second name for what is about to be replaced, damaged or not. No link is followed: the store below may put one in the way.
+/// A second name for what is about to be replaced, damaged or not. No link is followed: the store below may put one in
+/// the way.
 fn keep_replaced(place: &Path) -> Result<Option<PathBuf>> {
     if place.symlink_metadata().is_err() {
         return Ok(None);
     }
     let (making, kept) = (beside(place, ".replacing"), beside(place, ".replaced"));
-    // A run that was cut off has left it: another name of what is in place, or a header that was replaced, or destroyed.
+    // A run that was cut off has left it: another name of what is in place, or a header that was replaced, or
+    // destroyed.
     header_file::erase::replaced(&making)?;
     let failed = |source| FileError::Write { op: "copy", path: place.to_path_buf(), source };
-    // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is not copied.
+    // A copy, where the store has no links: the damaged one may be all there is of some slot. What cannot be read is
+    // not copied.
     match std::fs::hard_link(place, &making).or_else(|_| copy_anew(place, &making)) {
         Err(e) if e.raw_os_error() == Some(libc::EIO) => return Ok(None),
         done => done.map_err(failed)?,

@@ -1,7 +1,8 @@
 //! `lamassu key destroy`: assured delete of a vault by its keys.
 //!
-//! Nothing is destroyed before everything that can be refused was: the key opens an administrator's slot, each key to be destroyed elsewhere opens a slot too,
-//! and the receipt could be written. A run that is cut off is finished by the next.
+//! Nothing is destroyed before everything that can be refused was: the key opens an administrator's slot, each key to
+//! be destroyed elsewhere opens a slot too, and the receipt could be written. A run that is cut off is finished by the
+//! next.
 
 use crate::cmd::receipt;
 use crate::fault::{Context, Fault, Result};
@@ -32,13 +33,15 @@ const WORD: &str = "destroy";
 /// How keys are destroyed.
 #[derive(clap::Args, Clone, Debug)]
 pub struct How {
-    /// Write the signed receipt to FILE, which must not exist, unless it is that of a run that was cut off; without it, it goes to standard output
+    /// Write the signed receipt to FILE, which must not exist, unless it is that of a run that was cut off; without it,
+    /// it goes to standard output
     #[arg(long, value_name = "FILE", requires = "audit_key")]
     receipt: Option<PathBuf>,
     /// Sign a receipt with this key: 32 bytes, kept apart from the vault; `lamassu receipt key` prints its public half
     #[arg(long, value_name = "SOURCE")]
     audit_key: Option<SourceText>,
-    /// Also destroy the key that --key (or SOURCE) names, at its KMIP server or in its token. Other vaults may have slots for it: nobody can tell
+    /// Also destroy the key that --key (or SOURCE) names, at its KMIP server or in its token. Other vaults may have
+    /// slots for it: nobody can tell
     #[arg(long, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     with_server: Vec<SourceText>,
     /// Do not ask
@@ -123,7 +126,8 @@ fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
 
 /// What becomes of a region when the vault's keys go.
 enum Fate {
-    /// It goes on being opened: by slots of its own, by another vault that its parent slot is for, or by what it inherits from.
+    /// It goes on being opened: by slots of its own, by another vault that its parent slot is for, or by what it
+    /// inherits from.
     Opens,
     /// Its keys go too: those of the datasets in it, where they inherit.
     Goes(KeyRing),
@@ -263,7 +267,8 @@ impl Run<'_> {
 
     /// Another run got past the point of no return.
     fn go_on(&mut self, destruction: Destruction, destroyed: Destroyed) -> Result<()> {
-        // No key is asked for here, and what is left will be erased: a header that somebody has forged must not lead to that.
+        // No key is asked for here, and what is left will be erased: a header that somebody has forged must not lead to
+        // that.
         self.ui.policy.check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
         let earlier = match (&self.audit, &self.args.how.receipt) {
             (Some(audit), Some(file)) if file.symlink_metadata().is_ok() => Some(receipt::read(file, &audit.public())?),
@@ -298,8 +303,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Leaves those keys that are still to be destroyed elsewhere. One that an earlier run has proven, as its receipt says, is not proven again: it may be
-    /// revoked by now, or gone.
+    /// Leaves those keys that are still to be destroyed elsewhere. One that an earlier run has proven, as its receipt
+    /// says, is not proven again: it may be revoked by now, or gone.
     fn take_up(&mut self, header: Option<&VaultHeader>) -> Result<()> {
         for source in std::mem::take(&mut self.servers) {
             let name = source.to_string();

@@ -23,7 +23,8 @@ pub struct Generate {
     /// How the key is written; all hold 256 random bits but `passphrase`, which is ten words with 110
     #[arg(long, value_enum, default_value_t = Kind::Raw)]
     kind: Kind,
-    /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… makes the key at a KMIP server, which keeps it
+    /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… makes the key at a
+    /// KMIP server, which keeps it
     file: PathBuf,
 }
 

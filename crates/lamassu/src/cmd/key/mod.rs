@@ -1,4 +1,5 @@
-//! `lamassu key list|add|remove|change|admin|generate|backup|restore|unload|load|destroy`: the key slots of a vault, or of a zone where a file is given.
+//! `lamassu key list|add|remove|change|admin|generate|backup|restore|unload|load|destroy`: the key slots of a vault, or
+//! of a zone where a file is given.
 //!
 //! No data is touched. The header's update lock is held from before it is read until it is replaced.
 
@@ -68,7 +69,8 @@ pub enum Key {
     Generate(generate::Generate),
     /// Copy the header: without it no key opens the vault
     Backup(backup::Backup),
-    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key alone
+    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key
+    /// alone
     Renew(rotate::Renew),
     /// Start an epoch of the inner or the outer key, which new writes use
     Rotate(rotate::Rotate),

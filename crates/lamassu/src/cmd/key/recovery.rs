@@ -1,6 +1,7 @@
 //! `lamassu key add --recovery`: a key on paper, whole or in shares.
 //!
-//! The slot comes first: words that open nothing would be worse than a slot that nobody can open. Where the words cannot be shown, the slot goes again.
+//! The slot comes first: words that open nothing would be worse than a slot that nobody can open. Where the words
+//! cannot be shown, the slot goes again.
 
 use super::Add;
 use crate::fault::{Fault, Result};
@@ -74,7 +75,8 @@ pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
     }
 }
 
-/// Prints the words of slot `id`. If that fails nobody has seen them: the slot would open nothing and count as a key that is there, so it is removed again.
+/// Prints the words of slot `id`. If that fails nobody has seen them: the slot would open nothing and count as a key
+/// that is there, so it is removed again.
 pub(super) fn print(words: &[u8], id: u32, take_back: impl FnOnce() -> Result<()>) -> Result<()> {
     let Err(error) = output::print_bytes(words) else { return Ok(()) };
     let undone = match take_back() {
