@@ -78,7 +78,7 @@ impl Status {
     }
 }
 
-/// Who calls: root, the user who mounted, or one of the delegates named then. Others never get here.
+/// A caller: root, the user who mounted, or one of the delegates named then. Others never get here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// User.
@@ -87,7 +87,7 @@ pub struct Caller {
     pub gid: u32,
     /// Process; 0 where the daemon cannot see it.
     pub pid: u32,
-    /// Root or the user who mounted; a delegate may do what whoever answers lets it do.
+    /// Root or the user who mounted; a delegate may do what the server lets it do.
     pub is_owner: bool,
 }
 
@@ -168,8 +168,8 @@ pub enum ControlError {
     },
 }
 
-/// The root of a mount, opened once: what is asked of it goes there, whatever becomes of its name. Whoever mounted it
-/// may answer what they like.
+/// The root of a mount, opened once: what is asked of it goes there, whatever becomes of its name. The daemon of a
+/// stranger's mount may answer what it likes.
 pub struct Root {
     dir: File,
     path: PathBuf,

@@ -164,7 +164,7 @@ impl Served {
         own: Option<&Own>,
     ) -> Result<(VaultHeader, lamassu_keys::Unlocked)> {
         let vault = self.forest().vault(above).ok_or(VaultError::KeyNotLoaded)?;
-        // As the header is now: somebody else may have changed it.
+        // As the header is now: another process may have changed it.
         let parent = self.forest().header(above)?;
         let (parent, keys) = parent.verified(|parent| {
             let kept = self.keeper().kept();

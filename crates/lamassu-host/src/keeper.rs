@@ -156,7 +156,7 @@ impl Keeper {
         }
     }
 
-    /// The header of a volume says `cache` now: who has written it tells.
+    /// The header of a volume says `cache` now: its writer tells.
     pub fn set_cache(&self, volume: Number, cache: Option<Caching>) {
         if let Some(kept) = self.kept().get_mut(&volume) {
             kept.cache = cache;

@@ -253,7 +253,7 @@ impl Served {
         if let Some(job) = jobs.get(&volume).filter(|job| job.is_under_way_with(task.full)) {
             return Ok(job.progress());
         }
-        // It is written down: that waits for nobody.
+        // It is written down, without waiting.
         if self.forest.is_frozen() {
             return Err(Error::Frozen);
         }

@@ -1,7 +1,7 @@
 //! The administrator's signature over a header (§4), and what pins it.
 //!
-//! Who opens a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Each of
-//! three finds a header that such a person has changed: the signature itself, which has to verify under the key the
+//! The holder of a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Each
+//! of three finds a header that such a person has changed: the signature itself, which has to verify under the key the
 //! header names; an administrator's slot, which holds the seed of the right key; and whoever has pinned the right key,
 //! in case all of that was exchanged.
 //!
@@ -139,7 +139,7 @@ impl Unlocked {
 
     /// Gives the administrator a new key, signed by the old one. The slot that these keys opened is made anew, of the
     /// same material; other administrators' slots go, since their secrets are not known, that of a dataset's parent
-    /// too; use-only slots stay. Who knows the old seed signs no header that anybody takes who has seen the new key.
+    /// too; use-only slots stay. A reader that has seen the new key takes no header that is signed with the old seed.
     ///
     /// # Errors
     /// [`KeyError::NoAdministrator`], [`KeyError::NotAdministrator`], [`KeyError::NoSlot`], [`KeyError::ParentSlot`],
@@ -191,7 +191,7 @@ impl Unlocked {
     }
 }
 
-/// Whether somebody can still change the header, now that slot `id` is gone.
+/// Whether a slot is left that can change the header, now that slot `id` is gone.
 pub(crate) fn is_left<H: Header>(header: &H, id: u32) -> Result<(), KeyError> {
     let keys = header.keys();
     match keys.admin.is_some() && keys.slots.iter().all(|s| s.role == Role::Use) {

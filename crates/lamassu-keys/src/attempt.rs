@@ -70,7 +70,7 @@ impl<'a> Attempt<'a> {
     /// [`KeyError::KeychainInvalid`]; [`KeyError::Argon2`]; [`KeyError::Destroyed`].
     pub fn open<H: Header>(&mut self, header: &H, slots: Slots) -> Result<Unlocked, KeyError> {
         if let Some(destroyed) = header.destroyed() {
-            // Whoever can write there can say so; the administrator's signature tells whether it is true.
+            // Any writer of the store can say so; the administrator's signature tells whether it is true.
             admin::verify_signature(header)?;
             return Err(KeyError::Destroyed(destroyed));
         }
@@ -112,11 +112,11 @@ impl<'a> Attempt<'a> {
         }
         let mut slots: Vec<&Slot> = keys.slots.iter().filter(|s| opens(s.kind, self.material)).collect();
         // One key may open several: what an administrator's lets its holder do, a use-only one must not hide. A role
-        // that somebody changed shows in the MAC.
+        // that was changed shows in the MAC.
         slots.sort_by_key(|s| s.role == Role::Use);
         if let Slots::First(id) = which
             && let Some(at) = slots.iter().position(|s| s.id == id)
-            // Ids ascend: an administrator's slot that is newer was never tried by whoever opened this one.
+            // Ids ascend: an administrator's slot that is newer was never tried when this one was opened.
             && (slots[at].role != Role::Use || slots.iter().all(|s| s.role == Role::Use || s.id < id))
         {
             slots[..=at].rotate_right(1);

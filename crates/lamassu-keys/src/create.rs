@@ -128,7 +128,7 @@ fn member_keychain(new: &NewVault<'_>, file: &ZoneFile, keys: &Unlocked, outer: 
 pub struct NewClone {
     /// Starts an epoch of K_in and one of K_out that the original never has.
     pub new_keys: bool,
-    /// Nobody writes it.
+    /// It is never written.
     pub snapshot: bool,
     /// Unix seconds
     pub created: u64,

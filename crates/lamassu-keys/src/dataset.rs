@@ -1,7 +1,7 @@
 //! Datasets: vaults that lie in a directory of another vault, their parent (§4).
 //!
 //! A dataset has a keychain of its own, and always a K_out of its own. It *inherits* its wrapping key by a parent slot:
-//! the slot's secret is sealed as a record under a K_out of the parent, so whoever has opened the parent opens the
+//! the slot's secret is sealed as a record under a K_out of the parent, so opening the parent opens the
 //! dataset, whatever becomes of the parent's slots, passphrases and file key.
 //!
 //! Invariant: a header has one parent slot at most. Taking it away, or the parent's K_out, leaves the dataset to the
@@ -218,7 +218,7 @@ impl Unlocked {
         })
     }
 
-    /// An administrator's slot: who has opened the parent may change the dataset.
+    /// An administrator's slot: opening the parent permits changing the dataset.
     fn make_parent_slot(&self, id: u32, ring: &KeyRing, created: u64) -> Result<Slot, KeyError> {
         let mut salt = [0u8; 32];
         lamassu_crypto::random(&mut salt)?;

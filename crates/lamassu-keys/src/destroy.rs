@@ -22,8 +22,8 @@ use std::path::Path;
 
 pub use erase::Erased;
 
-/// The right to destroy the keys of one vault, held against everybody who would change its header. The caller holds the
-/// writers' lock as well, so that nobody has the vault open.
+/// The right to destroy the keys of one vault, held against all other changes of its header. The caller holds the
+/// writers' lock as well, so that no process has the vault open.
 #[derive(Debug)]
 pub struct Destruction {
     update: Update,

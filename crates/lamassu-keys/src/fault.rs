@@ -1,4 +1,4 @@
-//! Why a key server or a token gave no key. Compiled whatever providers the build has, so that those who map errors
+//! Why a key server or a token gave no key. Compiled whatever providers the build has, so that tables of errors
 //! need not know.
 
 use std::io;

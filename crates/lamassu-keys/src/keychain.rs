@@ -18,7 +18,7 @@ pub struct Epoch {
     whose: Whose,
 }
 
-/// Who else has an epoch's key, from the time it came into the keychain.
+/// Which others have an epoch's key, from the time it came into the keychain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Whose {
     /// made for this keychain

@@ -109,7 +109,7 @@ impl ZoneKeys {
         *id
     }
 
-    /// What a slot is opened with by whoever has both keys, and so could read everything anyway.
+    /// What opens a slot for a holder of both keys, which could read everything anyway.
     #[cfg(feature = "kmip")]
     pub(crate) fn secret(&self) -> Secret<32> {
         let mut both = zeroize::Zeroizing::new([0; 64]);

@@ -67,7 +67,7 @@ pub struct NewSlot<'a> {
 /// On what terms a slot is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// whether its holder may change the header; in a header without an administrator's key everybody may
+    /// whether its holder may change the header; in a header without an administrator's key every holder may
     pub role: Role,
     /// Unix seconds from which on it warns that it should be replaced
     pub expires: Option<u64>,
@@ -168,7 +168,7 @@ impl Unlocked {
         Err(KeyError::OlderHeader { lacks })
     }
 
-    /// The same keys for the header as it is now: somebody else may have changed it since it was opened.
+    /// The same keys for the header as it is now: another process may have changed it since it was opened.
     ///
     /// # Errors
     /// [`KeyError::OlderHeader`]; [`KeyError::OtherHeader`], [`KeyError::HeaderAltered`],
@@ -195,8 +195,8 @@ impl Unlocked {
     /// The same, on terms.
     ///
     /// # Errors
-    /// As [`Unlocked::add_slot`]; [`KeyError::NoAdministrator`] for a use-only slot where there is nobody it could be
-    /// told from.
+    /// As [`Unlocked::add_slot`]; [`KeyError::NoAdministrator`] for a use-only slot in a header without an
+    /// administrator.
     pub fn add_slot_on<H: Header + Clone>(
         &self,
         header: &mut H,
@@ -284,10 +284,10 @@ impl Unlocked {
         Ok(id)
     }
 
-    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. Who knows the old file key, as
-    /// everybody does who had a slot and a copy of the header, opens the headers made from now on no more. Slots cannot
-    /// be taken along: their secrets are not known. Nor can the history, which is sealed under the file key: the next
-    /// entry begins a new one, and the old is set aside.
+    /// Gives the header a fresh file key and one slot alone, for `new`; returns its id. A holder of the old
+    /// file key, such as anybody with an old slot and a copy of the header, does not open headers made from now on.
+    /// Slots cannot be taken along: their secrets are not known. Nor can the history, which is sealed under the file
+    /// key: the next entry begins a new one, and the old is set aside.
     ///
     /// # Errors
     /// As [`Unlocked::add_slot`]. Both are then unchanged.
@@ -384,8 +384,8 @@ impl Unlocked {
         Ok(done)
     }
 
-    /// Whether `header` is the one these keys opened, and authentic: with the administrator it had then, since who
-    /// opens a use-only slot can make one without, or with another.
+    /// Whether `header` is the one these keys opened, and authentic: with the administrator it had then, since the
+    /// holder of a use-only slot can make one without, or with another.
     pub(crate) fn owns<H: Header>(&self, header: &H) -> Result<(), KeyError> {
         if header.keys().id != self.id {
             return Err(KeyError::OtherHeader);

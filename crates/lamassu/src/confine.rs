@@ -1,4 +1,4 @@
-//! What a mounting process gives up, so that whoever takes it over by a flaw has less to use.
+//! What a mounting process gives up, so that an attacker who takes it over by a flaw has less to use.
 //!
 //! Every process of this program is without core dumps and tracers (`lamassu_crypto::secret::harden_process`). One that
 //! mounts as root keeps, beside that, only the capabilities a file system server needs, and, once the mount is up,
@@ -7,7 +7,7 @@
 //!
 //! A process of an ordinary user keeps what it has: it unmounts by `fusermount3`, which is set-uid, and "no new
 //! privileges", without which the kernel takes no filter from it, would take that away. Landlock is not used: it
-//! forbids umount(2) to whom it confines. Never: fails a mount; what the kernel does not grant is logged.
+//! forbids umount(2) to the process that it confines. Never: fails a mount; what the kernel does not grant is logged.
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use std::io;

@@ -23,7 +23,7 @@ const FAN_IN: usize = 16;
 type Item = (u128, u32);
 
 /// A hash that is begun, of bytes and of what they are: equal bytes of different `domain`s differ. Keyed at random in
-/// each run of the program: digests of what is nowhere else in the clear go to a disk, where nobody shall confirm
+/// each run of the program: digests of what is nowhere else in the clear go to a disk, where no reader shall confirm
 /// guesses by them.
 pub fn hasher(domain: u8) -> Result<blake3::Hasher> {
     static KEY: OnceLock<[u8; 32]> = OnceLock::new();

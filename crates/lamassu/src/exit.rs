@@ -156,7 +156,7 @@ pub fn hint(error: &Error) -> Option<&'static str> {
 const DEAD_MOUNT: &str = "the process that served a mount there is gone: `lamassu umount MOUNTPOINT` takes the dead mount away (of another file \
     system: `fusermount3 -u`)";
 
-/// `ENOTCONN`, as every call to a FUSE mount gives that nobody serves any more.
+/// `ENOTCONN`, as every call to a FUSE mount gives once its daemon has ended.
 fn is_of_dead_mount(error: &Error) -> bool {
     let says_it_itself = matches!(error.fault(), Fault::Mountpoint { .. });
     let mut sources = error.causes().filter_map(|cause| cause.downcast_ref::<std::io::Error>());

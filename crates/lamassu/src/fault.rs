@@ -242,7 +242,7 @@ pub enum Fault {
     /// SIGINT or SIGTERM.
     #[error("stopped before the work was done")]
     Interrupted,
-    /// Whoever read standard output has closed it, and wants no more.
+    /// The reader of standard output has closed it, and wants no more.
     #[error("standard output was closed")]
     ReaderGone,
     /// What a check found and could not mend.
@@ -274,7 +274,7 @@ pub enum Fault {
     Local { op: &'static str, path: PathBuf, source: std::io::Error },
     /// What was just made is not what has its name now.
     #[error(
-        "{path:?} was exchanged for something else while it was made: somebody moves entries about in that directory"
+        "{path:?} was exchanged for something else while it was made: entries are being moved about in that directory"
     )]
     Moved { path: PathBuf },
     /// The store's word: which device a node is of.
@@ -310,7 +310,7 @@ pub enum Fault {
     /// The tree was not gone through as a whole.
     #[error("files were renamed faster than the tree could be gone through: run it again")]
     RekeyIncomplete,
-    /// The user's: a proof needs a vault that nobody writes.
+    /// The user's: a proof needs a vault that is not being written.
     #[error("the vault is mounted on {mountpoint:?}: unmount it, and give its directory")]
     RetireMounted { mountpoint: PathBuf },
     /// The store's, or a daemon's that says what is not so: the keys that would go are not those of the dataset that

@@ -81,7 +81,7 @@ pub struct KeyArg {
     /// tried first, then the others
     #[arg(long, value_name = "N")]
     key_slot: Option<u32>,
-    /// Whether standard input is read as data, so that nobody is asked there.
+    /// Whether standard input is read as data, so that no question is asked there.
     #[arg(skip)]
     stdin_is_data: bool,
 }
@@ -213,7 +213,7 @@ fn is_wrong_key(error: &lamassu_host::Error) -> bool {
     matches!(error.innermost(), lamassu_host::Error::Key(KeyError::WrongKey { .. }))
 }
 
-/// Refuses a vault's header that somebody else has signed than who is pinned; a pin follows a key that the pinned one
+/// Refuses a vault's header that is not signed by the pinned administrator; a pin follows a key that the pinned one
 /// has signed. Zones have no administrator.
 pub fn check_pinned<H: Header>(ui: &Ui, header: &H) -> Result<()> {
     let succession = ui.policy.pins.check(header)?;

@@ -59,7 +59,7 @@ fn run(argv: Vec<OsString>) -> Code {
         }
     };
     if cli.global.fips() {
-        // The process's one choice of who computes, made here and nowhere else.
+        // The process's one choice of a provider of cryptography, made here and nowhere else.
         Provider::APPROVED.install().expect("nothing is computed before the command line is read");
     }
     let mut ui = cli.global.ui();

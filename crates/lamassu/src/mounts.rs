@@ -52,7 +52,7 @@ impl Mount {
         })
     }
 
-    /// What asking gives, in the time there is. Nobody asks the daemon of a stranger, which may say what it likes, or
+    /// What asking gives, in the time there is. The daemon of a stranger is not asked: it may say what it likes, or
     /// nothing for ever; and a mount that another covers is reached by no path.
     fn asked<T: Send + 'static>(&self, ask: impl FnOnce(&Mount) -> Option<T> + Send + 'static) -> Option<T> {
         if !self.is_trusted() || !self.is_on_top() {

@@ -1,7 +1,7 @@
 //! Whether a vault directory is its owner's alone, as a mount for other users wants it.
 //!
-//! Who can search the vault directory owns some of the entries below it, and can exchange them while the daemon works
-//! on them. The parents of the directory do not count: somebody may open them later.
+//! A user who can search the vault directory owns some of the entries below it, and can exchange them while the daemon
+//! works on them. The parents of the directory do not count: they may be opened later.
 
 use crate::fault::Fault;
 use crate::mounts;

@@ -70,7 +70,7 @@ fn on_signal(terminal: Option<&Termios>) {
     }
 }
 
-/// As commands say it that end in good order. Whoever reads standard error may have stopped, and the end must come all
+/// As commands say it that end in good order. The reader of standard error may have stopped, and the end must come all
 /// the same.
 fn say_stopped() {
     let (tell, told) = mpsc::channel();

@@ -52,7 +52,7 @@ impl<F: FileSystem> Shared<F> {
         }
     }
 
-    /// Who sends a request, as those who answer calls see them.
+    /// The sender of a request, as the answering program sees it.
     pub(super) fn caller(&self, req: &Request) -> Caller {
         let uid = req.uid();
         Caller { uid, gid: req.gid(), pid: req.pid(), is_owner: uid == 0 || uid == self.owner }

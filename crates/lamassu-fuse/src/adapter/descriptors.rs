@@ -56,14 +56,14 @@ impl Held {
 #[derive(Default)]
 struct State {
     held: HashMap<u32, Held>,
-    /// Who opened what through a handle.
+    /// Which user opened what through a handle.
     handles: HashMap<HandleId, (u32, Opened)>,
     /// Bytes of all listings.
     listed: u64,
     warned: Option<Instant>,
 }
 
-/// Who holds how many.
+/// How many each user holds.
 pub(super) struct Descriptors {
     /// The user who mounted.
     owner: u32,

@@ -1,7 +1,7 @@
 //! The directory that calls are about, held open: opened once, and looked up in the table of mounts by what was opened.
 //!
 //! Guarantees: it lies in a FUSE mount that root or the user of this process has mounted, and every call goes there,
-//! whatever becomes of its name. Whoever owns a directory on the way can exchange it for a link to a mount of their
+//! whatever becomes of its name. The owner of a directory on the way can exchange it for a link to a mount of their
 //! own, which answers what it likes, and learns what it is sent.
 //!
 //! Never: asks the file system anything while that is not known.

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Channels that wait for their parcel; the oldest go.
 const CHANNELS_MAX: usize = 8;
 
-/// Bytes of a channel's number, which nobody guesses.
+/// Bytes of a channel's number, too many to guess.
 const NUMBER_LEN: usize = 16;
 
 fn aad(channel: &str) -> Vec<u8> {
@@ -40,7 +40,7 @@ pub fn pack(channel: &str, key: &Secret<32>, material: &Material, cost: Argon2Pa
     })
 }
 
-/// The server's end: keys of channels, each for one parcel of whom it was made for.
+/// The server's end: keys of channels, each for one parcel of the user it was made for.
 #[derive(Default)]
 pub struct Channels {
     open: Mutex<VecDeque<Channel>>,
@@ -71,7 +71,7 @@ impl Channels {
         Ok((number, key))
     }
 
-    /// Opens a parcel that a user brings; its channel is closed then. What does not open, or is somebody else's, closes
+    /// Opens a parcel that a user brings; its channel is closed then. What does not open, or is another user's, closes
     /// none.
     ///
     /// # Errors

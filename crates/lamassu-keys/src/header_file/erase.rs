@@ -131,7 +131,7 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// The same regular file, for writing. Its owner may have taken that right from everybody: it is lent, to a file that
+/// The same regular file, for writing. Its owner may have taken that right away: it is lent, to a file that
 /// is erased anyway.
 pub(super) fn writable(file: &File) -> io::Result<File> {
     let again = || OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));

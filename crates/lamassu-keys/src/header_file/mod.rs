@@ -23,7 +23,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use steps::Steps;
 
-/// Permissions of a new header: it holds no key in the clear, yet lets whoever reads it guess at passphrases.
+/// Permissions of a new header: it holds no key in the clear, yet lets its readers guess at passphrases.
 const MODE_NEW: u32 = 0o600;
 
 /// A header file could not be read or written.
@@ -97,7 +97,7 @@ fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError
 const DESCRIPTORS: &str = "/proc/self/fd";
 
 /// A path as a person knows it. One that leads through a directory that this process holds open is named by where that
-/// directory is: the number of a descriptor says nothing, and may be another file's by the time somebody reads it.
+/// directory is: the number of a descriptor says nothing, and may be another file's by the time it is used.
 pub(crate) fn shown(path: &Path) -> PathBuf {
     let Ok(rest) = path.strip_prefix(DESCRIPTORS) else { return path.into() };
     let mut rest = rest.iter();
@@ -190,8 +190,8 @@ impl Update {
                 Err(std::fs::TryLockError::Error(e)) => return Err(writing("lock", &new_path)(e)),
             }
             match names_of(&new_file, &new_path).map_err(writing("stat", &new_path))? {
-                // Between open and lock, who held the lock may have renamed or removed the file: then this lock is on a
-                // file that is no longer there.
+                // Between open and lock, the holder of the lock may have renamed or removed the file: then this lock is
+                // on a file that is no longer there.
                 None => {}
                 // Not every file system counts names.
                 Some(0 | 1) => return Ok(Update { path, new_path, new_file, committed: false, id: [0; 16] }),
@@ -235,8 +235,8 @@ impl Update {
 
     /// Replaces the header, keeping its permissions and, where that is allowed, its owner. The old one is overwritten
     /// where it lies, if it has no other name. That of a vault has a name until then ([`Update::kept_path`]), so that a
-    /// program that is killed leaves none whole in blocks that nobody finds: the next change, or the next attempt to
-    /// destroy the keys, takes it away.
+    /// program that is killed leaves none whole in blocks that no name leads to: the next change, or the next attempt
+    /// to destroy the keys, takes it away.
     ///
     /// # Errors
     /// [`FileError::Missing`], [`FileError::Header`] for values out of bounds, [`FileError::Write`]. The old header is
@@ -437,7 +437,7 @@ fn open_new(path: &Path) -> Result<File, FileError> {
         .mode(MODE_NEW)
         .custom_flags(flags)
         .open(path)
-        // Of a header that nobody may write, a program that died may have left one.
+        // A program that died may have left one of a header without write permission.
         .or_else(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => erase::open(path).and_then(|file| {
                 let meta = file.metadata()?;

@@ -115,7 +115,7 @@ mod tests {
             }
         }
 
-        /// Whether the old content can lie somewhere without a name, where nobody can overwrite it.
+        /// Whether the old content can lie somewhere without a name, where it cannot be overwritten.
         fn can_lose_the_old(&self) -> bool {
             self.names.contains(&Name::New) && self.kept.contains(&false)
         }
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// The model is not too kind: without either sync it finds a header that nobody can open, or a change that was
+    /// The model is not too kind: without either sync it finds a header that does not open, or a change that was
     /// reported and is lost.
     #[test]
     fn the_model_finds_a_missing_sync() {

@@ -57,7 +57,7 @@ pub enum HistoryError {
 /// mounted: it opens nothing else.
 ///
 /// Invariant: the mark is that of a header that was verified, or of what was appended here since. Nothing else makes a
-/// history, so none is chained to where a header that somebody edited says it ends.
+/// history, so none is chained to where an edited header says it ends.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
@@ -99,7 +99,7 @@ impl History {
             report.fault = self.mark.map(|m| Fault::CutOff { seen: m.count, found: 0 });
             return Ok(report);
         };
-        // Who may read and not write still gets a lock: flock(2) asks for no right.
+        // A caller that may read and not write still gets a lock: flock(2) asks for no right.
         let scanned = self.scan(&file, |entry| report.entries.push(entry))?;
         report.fault = scanned.fault;
         if let End::Torn(bytes) = scanned.end {
@@ -206,7 +206,7 @@ impl History {
         Ok(link.mark)
     }
 
-    /// A new history belongs to whom the header belongs: root may have been first to write it down, and its owner has
+    /// A new history belongs to the owner of the header: root may have been first to write it down, and its owner has
     /// to go on.
     fn give_to_owner(&self, file: &File) {
         let Ok(header) = self.path.with_file_name(name::HEADER).symlink_metadata() else { return };

@@ -83,7 +83,7 @@ impl Update {
         if !H::IS_VAULT || events.is_empty() {
             return Ok(());
         }
-        // Before anything is written: who may not change the header leaves no entry that says so.
+        // Before anything is written: a caller that may not change the header leaves no entry.
         keys.may_change(header)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
         let mark: HistoryMark = keys.history(dir, header)?.append(events)?;

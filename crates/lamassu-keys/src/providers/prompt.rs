@@ -72,7 +72,7 @@ fn recovery_key(
         0 => read(&format!("Recovery key for {}: ", ask.subject)),
         _ => read(&more(found, recovery::WORDS)),
     })?;
-    // Too few words, or none: what is missing is said by who parses them.
+    // Too few words, or none: their parser says what is missing.
     Ok(text.unwrap_or_else(|| SecretBytes::new(Vec::new())))
 }
 
@@ -94,7 +94,7 @@ fn shares(
             0 => read(&text),
             _ => read(&more(found, shares::WORDS)),
         })?;
-        // No more come: what is missing is said by who joins them.
+        // No more come: what joins them says what is missing.
         let Some(share) = share else { return Ok(SecretBytes::new(std::mem::take(&mut *all))) };
         let before = collected.progress();
         collected.add(share.expose())?;

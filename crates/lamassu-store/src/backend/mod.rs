@@ -4,16 +4,16 @@
 //! that swaps directories for links cannot lead Lamassu out of the vault. Errors are [`std::io::Error`] with the
 //! operating system's errno.
 //!
-//! **Entries are held, not named.** Who may write to a directory of the store can exchange its entries at any moment:
-//! what a name leads to after it was looked at is somebody else's choice. So no owner, mode, time or attribute is ever
-//! changed by name. It is changed through the descriptor that made a file, through an open directory, or through an
-//! entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a name alone, when
-//! it is made (nodes, links, directories), is made in a directory that nobody else can write to, and then moved to its
-//! place.
+//! **Entries are held, not named.** Any user with write permission to a directory of the store can exchange its entries
+//! at any moment: what a name leads to after it was looked at is that user's choice. So no owner, mode, time or
+//! attribute is ever changed by name. It is changed through the descriptor that made a file, through an open directory,
+//! or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a
+//! name alone, when it is made (nodes, links, directories), is made in a directory that nobody else can write to, and
+//! then moved to its place.
 //!
 //! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory,
-//! which whoever exchanged it could have moved or removed himself. What was moved to be deleted is compared before it
-//! is.
+//! which the user who exchanged it could have moved or removed directly. What was moved to be deleted is compared
+//! before it is.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod crash;
@@ -117,7 +117,7 @@ pub struct Stat {
     pub mtime: Time,
     /// change time
     pub ctime: Time,
-    /// When it was made, in ns since 1970 (modulo 2^64); 0: the store does not tell. Nobody can set it: it tells an
+    /// When it was made, in ns since 1970 (modulo 2^64); 0: the store does not tell. It cannot be set: it tells an
     /// inode from an earlier one of the same number.
     pub born: u64,
 }
@@ -300,7 +300,7 @@ pub trait BackendEntry: Send + Sync {
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
 }
 
-/// Changes by name, for tests, which nobody races.
+/// Changes by name, for tests, which have no race to lose.
 #[cfg(any(test, feature = "testing"))]
 pub trait ByName {
     /// chmod.
@@ -426,7 +426,7 @@ pub trait BackendDir: Send + Sync {
     /// This directory for looking into it although its owner, who we are, may not: opening, reading links, stat and
     /// making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment of one
     /// system call, which no stat of this process shows and which undoes no chmod. What is opened so lends nothing.
-    /// `None` where the store denies nobody.
+    /// `None` where the store denies nothing.
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
         None
     }

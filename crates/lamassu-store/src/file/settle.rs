@@ -38,8 +38,8 @@ impl Core {
     }
 
     /// Whether pages on disk say what holds only until they settle. What nothing can settle does not count: a damaged
-    /// last page, say, records no size that the floor could be raised to. Otherwise who damages a page kept the session
-    /// open.
+    /// last page, say, records no size that the floor could be raised to. Otherwise a store that damages a page kept
+    /// the session open.
     fn is_under_way(&self, st: &State) -> bool {
         let is_known = st.inherited.unknown_from().is_none() && !self.is_mute(st);
         let has_floor = st.last_page(self.geo()) > PageNo::ZERO;

@@ -264,7 +264,7 @@ impl Original {
     }
 }
 
-/// The directory of a copy, held: whoever owns the one that it lies in can give its name to another.
+/// The directory of a copy, held: the owner of the one that it lies in can give its name to another.
 struct Top(OwnedFd);
 
 impl Top {
@@ -320,7 +320,7 @@ fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
     }
 }
 
-/// That nobody writes the vault or a dataset in it, for as long as this lives.
+/// That no process writes the vault or a dataset in it, for as long as this lives.
 enum Quiet {
     /// By the daemon, which has the datasets too.
     Frozen(Root, PathBuf),

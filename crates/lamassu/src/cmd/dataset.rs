@@ -177,7 +177,7 @@ pub fn run(ui: &Ui, command: DatasetCommand) -> Result<()> {
     }
 }
 
-/// Who does it, and where.
+/// The user and host that do it.
 enum Site {
     /// The daemon of a mount; a directory there, which every request is about.
     Mount(Asked),
@@ -263,7 +263,7 @@ fn at(served: &Served, path: &Path) -> Result<Ino> {
     Ok(served.forest().resolve(path.as_os_str())?.attr.ino)
 }
 
-/// Who works without a mount has the keys.
+/// Without a mount, the caller has the keys.
 fn me() -> Caller {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     Caller { uid, gid, groups: Vec::new(), is_owner: true }
@@ -423,7 +423,7 @@ fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
         return Err(Fault::Usage("--receipt, --audit-key, --with-server and --yes are for --shred-key").into());
     }
     let site = Site::of(ui, &args.key, &args.places, false, Links::Refused)?;
-    // Its vault is closed before its keys go, and nobody opens it again.
+    // Its vault is closed before its keys go, and is not opened again.
     let shred = |status: &Status, unload: &dyn Fn() -> Result<bool>| {
         if status.open_files > 0 && !args.force {
             return Err(VaultError::Refused("files in it are open: close them, or give --force").into());

@@ -54,7 +54,7 @@ pub struct Described {
     /// a snapshot
     read_only: bool,
     created: u64,
-    /// public key of who signs the header; null: nobody
+    /// public key of the administrator who signs the header; null: there is none
     administrator: Option<String>,
     /// entries of the history that the header has seen
     history: u64,

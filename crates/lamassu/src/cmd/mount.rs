@@ -212,7 +212,7 @@ impl Plan {
 fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
     let wrong = |source| Fault::Mountpoint { path: path.into(), source };
     let canonical = path.canonicalize().map_err(wrong)?;
-    // Of a mount that nobody serves any more, finding the path asks nothing and this does.
+    // Of a mount whose daemon has ended, finding the path asks nothing and this does.
     if !canonical.metadata().map_err(wrong)?.is_dir() {
         return Err(wrong(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }
@@ -253,7 +253,7 @@ fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
     };
     ready.tell()?;
     tracing::info!(dir = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
-    // Nobody reads our standard error any more.
+    // Standard error has no reader any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
     tracing::info!(dir = %plan.dir.display(), "unmounted");
     ended?;
@@ -291,7 +291,7 @@ impl Plan {
         if !lamassu_crypto::secret::memory_is_locked() {
             ui.warn(format_args!("keys may reach the swap space: their memory could not be locked; raise `ulimit -l`"));
         }
-        // A signal between here and the handler below must not leave a mount that nobody serves.
+        // A signal between here and the handler below must not leave a mount without a daemon.
         signals::flag_only();
         options.max_read = options.max_read.max(unsealed.found.header.geometry().block_size() as u32);
         take_modes_as_they_come();

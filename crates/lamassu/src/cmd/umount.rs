@@ -83,7 +83,7 @@ fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
     command.args(["umount", "--worker", "--"]).arg(mountpoint).stderr(Stdio::piped()).process_group(0);
     let mut worker = command.spawn().context("cannot start the process that unmounts")?;
     if let Some(mut said) = worker.stderr.take() {
-        // Where standard error is closed there is nobody to tell.
+        // Standard error may be closed.
         let _ = io::copy(&mut said, &mut io::stderr());
     }
     let status = worker.wait().context("cannot wait for the process that unmounts")?;
@@ -94,7 +94,7 @@ fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
 /// unless it says nothing.
 fn detach(given: &Path) -> Result<()> {
     let (path, mount) = mounts::fuse_at(given)?;
-    // Writers that wait for a thaw would keep a frozen mount from ending, and nobody finds it any more to thaw it.
+    // Writers that wait for a thaw would keep a frozen mount from ending, and no path leads to it any more to thaw it.
     let thawing = thaw(&path);
     if mount.fs_type != mounts::TYPE && thawing.is_some_and(has_failed) {
         return Err(Fault::NotAMount { path: given.into() }.into());
@@ -102,7 +102,7 @@ fn detach(given: &Path) -> Result<()> {
     Ok(unmount(&path, true)?)
 }
 
-/// Starts a process that thaws a mount when its daemon answers, also once it is detached. Nobody has to wait for it.
+/// Starts a process that thaws a mount when its daemon answers, also once it is detached. It need not be waited for.
 fn thaw(path: &Path) -> Option<Child> {
     let root = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     itself().args(["umount", "--lazy", "--worker", "--"]).arg(path).stdin(root).spawn().ok()
@@ -275,7 +275,7 @@ fn wait_until_closed(ui: &Ui, vault: &Path, mount: &Mount) -> Result<()> {
     let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
     while let Err(error) = lock::lock_out_writers(&ui.policy, vault) {
         let locked = matches!(error, HostError::Locked { .. });
-        // Not to be told, or somebody mounted it again: then there is nothing to wait for.
+        // Not to be told, or it was mounted again: then there is nothing to wait for.
         if !locked || mounts::of_vault(vault).is_some() {
             return Ok(());
         }

@@ -139,7 +139,7 @@ impl Write for Line {
     }
 }
 
-/// One datagram to /dev/log, in the form of syslog(3). Where nobody listens it is lost: a daemon has no other place to
+/// One datagram to /dev/log, in the form of syslog(3). Without a listener it is lost: a daemon has no other place to
 /// say it.
 fn to_syslog(level: Level, text: &str) {
     const FACILITY_DAEMON: u8 = 3 << 3;

@@ -17,7 +17,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// A directory deeper than this, below where a command begins, is not gone into. Whoever can write the store makes a
+/// A directory deeper than this, below where a command begins, is not gone into. A writer of the store makes a
 /// valid tree of any depth, and resolving every path in it anew takes time with the square of the depth; PATH_MAX
 /// leaves other programs room for 2048 names in a path.
 pub const DEPTH_MAX: usize = 2000;

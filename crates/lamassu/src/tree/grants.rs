@@ -26,7 +26,7 @@ pub struct LeftOut {
     owners: Cell<u64>,
 }
 
-/// Of users, and access control lists, which give nobody more than the mode's group bits: the mode is set after them.
+/// Of users, and access control lists, which give no more than the mode's group bits: the mode is set after them.
 /// Others belong to the system they are from, or give privilege.
 pub fn is_harmless(attribute: &[u8]) -> bool {
     attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_")
@@ -38,7 +38,7 @@ impl Grants {
         match self {
             Grants::Kept => meta.mode,
             Grants::LeftOut { mask } => {
-                // Of a directory they give nobody rights, and there is nothing to tell.
+                // Of a directory they give no rights, and there is nothing to tell.
                 if meta.kind != Kind::Dir && meta.mode & 0o6000 != 0 {
                     add(&left_out.set_id);
                 }

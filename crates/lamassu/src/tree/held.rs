@@ -1,6 +1,6 @@
 //! Local directories that are written to, and entries in them, by descriptor alone.
 //!
-//! Whoever owns a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved
+//! The owner of a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved
 //! once, for the directory that the user named; below it one name at a time is opened, no link is followed, and owner,
 //! mode, times and attributes go to a descriptor. A file is changed by the one that created it. Of directories, links
 //! and nodes no call returns one: they are opened after they were made, and nothing is done to what is not like it.
@@ -132,7 +132,7 @@ impl LocalDir {
 }
 
 /// Whether what was found in, or as, this directory has the owner that this process gives to what it makes there.
-/// Usually that is who it runs as; NFS gives root's to nobody, and others know no owners.
+/// Usually that is the user it runs as; NFS gives root's to the user `nobody`, and others know no owners.
 pub fn is_ours(dir: BorrowedFd<'_>, uid: u32) -> rustix::io::Result<bool> {
     if uid == rustix::process::geteuid().as_raw() {
         return Ok(true);

@@ -186,7 +186,7 @@ fn send_stdin(to: &SyncSender<io::Result<Vec<u8>>>) {
             read => read.map(|n| buf[..n].to_vec()),
         };
         let is_last = piece.as_ref().map_or(true, Vec::is_empty);
-        // Whoever takes no more has failed.
+        // A receiver that takes no more has failed.
         if to.send(piece).is_err() || is_last {
             return;
         }

@@ -1,6 +1,6 @@
 //! Making an entry whole or not at all. It is made under a temporary name beside its own, which it gets once it is
 //! complete: what has that name already stays until then, and nothing unfinished ever has it. An error leaves nothing
-//! behind; a kill leaves at most the temporary name, which nobody needs.
+//! behind; a kill leaves at most the temporary name, which is not needed.
 
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Fault, Result};

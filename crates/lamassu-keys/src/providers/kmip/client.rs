@@ -53,7 +53,7 @@ impl Operation {
     }
 }
 
-/// A connection to a server that has proven who it is.
+/// A connection to a server whose certificate is trusted.
 pub(super) struct Session {
     tls: StreamOwned<ClientConnection, Timed>,
     timeout: Duration,
@@ -189,7 +189,7 @@ fn resolve(address: &Address, until: Instant) -> io::Result<Vec<SocketAddr>> {
     let (sender, receiver) = mpsc::channel();
     let (host, port) = (address.host.clone(), address.port);
     std::thread::Builder::new().name("resolver".into()).spawn(move || {
-        // Nobody may be waiting any more.
+        // The receiver may be gone.
         let _ = sender.send((host.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
     })?;
     match receiver.recv_timeout(left(until)?) {

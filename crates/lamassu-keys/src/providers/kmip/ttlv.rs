@@ -2,7 +2,7 @@
 //!
 //! Only what this client sends and reads. Guarantees: reading borrows from the answer and makes no copy, so a key in it
 //! is wiped with it; every length is checked against what is there before it is used; nothing recurses; an item that
-//! nobody asked for is skipped, whatever it is.
+//! was not asked for is skipped, whatever it is.
 
 /// Tags of §9.1.3.1 that are used here.
 pub(super) mod tag {

@@ -73,9 +73,9 @@ pub enum CopyError {
         /// why
         source: io::Error,
     },
-    /// The store has another entry under this name than a moment ago, although nobody writes the vault.
+    /// The store has another entry under this name than a moment ago, although no process of Lamassu writes the vault.
     #[error(
-        "{path:?} was exchanged for another entry while it was copied: keep everybody else from changing the store, and copy again"
+        "{path:?} was exchanged for another entry while it was copied: keep other users from changing the store, and copy again"
     )]
     Exchanged {
         /// relative to the directory that is copied
@@ -86,7 +86,7 @@ pub enum CopyError {
     Stopped,
 }
 
-/// Who looks on while a tree is copied.
+/// What is told while a tree is copied.
 pub trait Watch {
     /// Whether `name` in the directory `dir` (relative to the source) is to be copied, and what is below it.
     fn wants(&mut self, dir: &Path, name: &OsStr) -> bool;

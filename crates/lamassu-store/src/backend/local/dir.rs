@@ -123,7 +123,7 @@ impl BackendDir for LocalDir {
     fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
         check_name(name)?;
         let mut flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // Nobody else's: it is being made.
+        // It is this process's alone: it is being made.
         flags.set(OFlags::NOATIME, self.quiet);
         let fd = retry(|| rustix::fs::openat(self.fd(), name, flags, Mode::RUSR | Mode::WUSR))?;
         Ok(Arc::new(LocalFile { handle: Handle::new(fd, OFlags::RDWR, self.remote.clone()) }))

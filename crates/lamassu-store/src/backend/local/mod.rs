@@ -1,13 +1,13 @@
 //! A backing store that is a directory of this host's file system.
 //!
 //! Every operation is relative to an open directory and names one component in it. Nothing follows a symbolic link,
-//! neither in the last component nor before it, so whoever swaps entries of the store for links cannot make Lamassu
+//! neither in the last component nor before it, so links put in place of entries of the store cannot make Lamassu
 //! read or write outside of it. The path given to [`LocalBackend::open`] alone is followed: it is the user's.
 //!
 //! Modes given to `make_dir` pass through the process's umask, as everywhere; a daemon that serves other processes'
 //! modes sets its umask to 0 first.
 //!
-//! Only regular files and directories are ever opened, whoever exchanges entries meanwhile: a file is held with
+//! Only regular files and directories are ever opened, even if entries are exchanged meanwhile: a file is held with
 //! `O_PATH`, looked at, and then opened by that descriptor. A device node in its place is never opened.
 //!
 //! Files, extended attributes, links and `chmod` on kernels before 6.6 need `/proc`.
@@ -111,17 +111,17 @@ impl Backend for LocalBackend {
             Err(Errno::ACCESS) if self.inner => mode::lend_dir(root, || make_staging(root))?,
             other => other?,
         };
-        // Dropped in this order: whoever gets the file's lock finds the directory's free.
+        // Dropped in this order: the next holder of the file's lock finds the directory's free.
         Ok(Box::new((lock_where_possible(staging)?, file)))
     }
 }
 
 /// Takes an exclusive lock on the staging directory in a vault's, beside that on the lock file, which people delete. It
-/// is its owner's alone, so that nobody else can hold writers up with it, as they could with the vault's directory.
-/// `None` where it is missing, which it is while nobody writes only, or where the store locks no directories.
+/// is its owner's alone, so that other users cannot hold writers up with it, as they could with the vault's directory.
+/// `None` where it is missing, which it is only without a writer, or where the store locks no directories.
 ///
 /// # Errors
-/// [`io::ErrorKind::WouldBlock`]: somebody else holds it. Those of the store.
+/// [`io::ErrorKind::WouldBlock`]: another process holds it. Those of the store.
 pub fn lock_staging(dir: impl AsFd) -> io::Result<Option<Lock>> {
     match open_staging(dir.as_fd()) {
         Err(Errno::NOENT) => Ok(None),
@@ -152,7 +152,7 @@ fn open_or_make(dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd
             held => return mode::open_regular_as_it_is(held?.as_fd(), OFlags::RDWR),
         }
         match retry(|| rustix::fs::openat(dir, name, made, Mode::RUSR | Mode::WUSR)) {
-            // Somebody made it meanwhile.
+            // It was made meanwhile.
             Err(Errno::EXIST) => {}
             made => return made,
         }
@@ -222,7 +222,7 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
 
 /// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len`
 /// twice where only a hole follows. A store that knows no holes has one stretch, up to `len`. What begins before `len`
-/// ends behind `at`, so that whoever goes on from there comes to an end. Moves the descriptor's own position.
+/// ends behind `at`, so that a caller which goes on from there comes to an end. Moves the descriptor's own position.
 ///
 /// # Errors
 /// Those of lseek(2), and where a store answers with places that go backwards.

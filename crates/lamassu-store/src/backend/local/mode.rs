@@ -17,7 +17,7 @@ use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Written while a mode is lent; read by whoever sets a mode, so that giving a lent mode back never undoes a chmod.
+/// Written while a mode is lent; read when a mode is set, so that giving a lent mode back never undoes a chmod.
 static LENDING: RwLock<()> = RwLock::new(());
 /// Odd while a mode is lent. A reader that sees it change may have seen the lent bits.
 static LENT: AtomicU64 = AtomicU64::new(0);
@@ -83,7 +83,7 @@ pub(super) fn open_regular(held: BorrowedFd<'_>, kind: Kind, access: OFlags) -> 
     }
 }
 
-/// The same without lending, for whoever lends the directory meanwhile.
+/// The same without lending, for a caller that lends the directory meanwhile.
 pub(super) fn open_regular_as_it_is(held: BorrowedFd<'_>, access: OFlags) -> rustix::io::Result<OwnedFd> {
     refuse_irregular(stat_of(&stat_fd(held)?).map_err(|_| Errno::IO)?.kind)?;
     open_held(held, access | OFlags::CLOEXEC | OFlags::NOCTTY)

@@ -153,8 +153,8 @@ impl Handle {
             self.gap.store(true, Ordering::Release);
         }
         // SAFETY: both descriptors are open, and ours. The old one stays a valid descriptor throughout: dup3(2)
-        // replaces what lies behind it in one step, so who uses it at this moment uses either the old open file or the
-        // new one.
+        // replaces what lies behind it in one step, so a thread that uses it at this moment uses either the old open
+        // file or the new one.
         let done = unsafe { libc::dup3(fresh.as_raw_fd(), self.fd.as_raw_fd(), libc::O_CLOEXEC) };
         if done < 0 {
             return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));

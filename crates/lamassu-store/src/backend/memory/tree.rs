@@ -74,7 +74,7 @@ pub(in crate::backend) struct Node {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Zero: gone from the tree, kept for whoever has it open.
+    /// Zero: gone from the tree, kept for its open handles.
     pub nlink: u64,
     pub atime: Time,
     pub mtime: Time,

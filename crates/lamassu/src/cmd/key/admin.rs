@@ -240,7 +240,7 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     Ok(())
 }
 
-/// Says whose signature a new header carries, and pins it: who made it needs nobody to tell. A place that cannot be
+/// Says whose signature a new header carries, and pins it: its maker knows it. A place that cannot be
 /// written to is no reason to fail.
 pub fn tell(ui: &Ui, header: &VaultHeader, dir: &Path) {
     let Some(found) = &header.keys().admin else { return };

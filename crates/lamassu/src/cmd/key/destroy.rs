@@ -41,7 +41,7 @@ pub struct How {
     #[arg(long, value_name = "SOURCE")]
     audit_key: Option<SourceText>,
     /// Also destroy the key that --key (or SOURCE) names, at its KMIP server or in its token. Other vaults may have
-    /// slots for it: nobody can tell
+    /// slots for it: that cannot be known
     #[arg(long, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     with_server: Vec<SourceText>,
     /// Do not ask
@@ -83,7 +83,8 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     if let Some(mountpoint) = at.or_else(|| mounts::any_of_vault(&args.dir).map(|m| m.mountpoint.clone())) {
         return Err(Fault::RetireMounted { mountpoint }.into());
     }
-    // Anybody who may mount FUSE can say so of any vault. Who does have it open for writing is kept out by the lock.
+    // Any user who may mount FUSE can say so of any vault. A process that has it open for writing is kept out by the
+    // lock.
     if let Some(claimed) = mounts::claimed_of_vault(&args.dir) {
         ui.warn(format_args!(
             "the mount on {:?}, of user {}, says that it is of this vault, and is passed over: it is neither root's, nor yours, nor that of the vault's owner",
@@ -97,7 +98,7 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     }
     let servers = servers(args)?;
     let audit = args.how.audit_key.as_ref().map(receipt::load).transpose()?;
-    // Nobody has it open from before it is looked at until it is done.
+    // No process has it open from before it is looked at until it is done.
     let _lock = open::lock_out_writers(ui, &args.dir)?;
     let destruction = Destruction::begin(&path)?;
     if args.id.as_ref().is_some_and(|id| *id != crate::text::hex(&destruction.header().id())) {
@@ -194,7 +195,7 @@ struct Run<'a> {
     servers: Vec<KeySource>,
     /// what was asked of them, by this run and earlier ones
     asked: Vec<AtServer>,
-    /// those whose key is not there any more, of which nobody wrote down that it was this vault's
+    /// those whose key is not there any more, of which no record says that it was this vault's
     gone: Vec<String>,
     /// where an audit key signs one
     receipt: Option<Receipt>,
@@ -210,7 +211,7 @@ impl Run<'_> {
             self.prove(source, Some(&header))?;
             self.asked.push(AtServer { source: source.to_string(), destroyed: false, answers: Vec::new() });
         }
-        // A draft is made in any case: it is what a person is shown. Where no audit key is given nobody keeps it.
+        // A draft is made in any case: it is what a person is shown. Without an audit key it is not kept.
         let throwaway;
         let audit = match &self.audit {
             Some(audit) => audit,
@@ -228,7 +229,7 @@ impl Run<'_> {
         }
         self.confirm(&draft)?;
         signals::check()?;
-        // From here on it is finished, whoever presses Ctrl-C.
+        // From here on it is finished, also after Ctrl-C.
         signals::flag_only();
         let destroyed = draft.mark().map_err(KeyError::from)?;
         if let Some(audit) = &self.audit {
@@ -267,7 +268,7 @@ impl Run<'_> {
 
     /// Another run got past the point of no return.
     fn go_on(&mut self, destruction: Destruction, destroyed: Destroyed) -> Result<()> {
-        // No key is asked for here, and what is left will be erased: a header that somebody has forged must not lead to
+        // No key is asked for here, and what is left will be erased: a forged header must not lead to
         // that.
         self.ui.policy.check_signed(destruction.header()).with_context(|| self.args.dir.display().to_string())?;
         let earlier = match (&self.audit, &self.args.how.receipt) {

@@ -47,7 +47,7 @@ fn add_recovery(ui: &Ui, at: &Asked, args: &Add) -> Result<()> {
     let secret = served::pack(at, &material, cost::FALLBACK)?;
     let id = ask_to_add(at, secret, words::label(args), args)?;
     words::say(ui, id, args.shares);
-    // Words that nobody has seen open nothing for anybody: the slot goes again.
+    // Words that were not shown open nothing: the slot goes again.
     words::print(paper.expose(), id, || served::ask::<String>(at, &Request::RemoveSlot { slot: id }).map(drop))
 }
 

@@ -1,6 +1,6 @@
 //! `lamassu key add --recovery`: a key on paper, whole or in shares.
 //!
-//! The slot comes first: words that open nothing would be worse than a slot that nobody can open. Where the words
+//! The slot comes first: words that open nothing would be worse than a slot that no key opens. Where the words
 //! cannot be shown, the slot goes again.
 
 use super::Add;
@@ -75,7 +75,7 @@ pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
     }
 }
 
-/// Prints the words of slot `id`. If that fails nobody has seen them: the slot would open nothing and count as a key
+/// Prints the words of slot `id`. If that fails they were not seen: the slot would open nothing and count as a key
 /// that is there, so it is removed again.
 pub(super) fn print(words: &[u8], id: u32, take_back: impl FnOnce() -> Result<()>) -> Result<()> {
     let Err(error) = output::print_bytes(words) else { return Ok(()) };
