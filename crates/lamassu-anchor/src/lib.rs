@@ -31,4 +31,6 @@ pub use error::{AnchorError, Part};
 pub use queue::Mark;
 pub use row::{Entry, Intent, Place, Row, VaultRow};
 pub use token::{Token, TokenKey};
-pub use types::{Digest, Digests, Kind, ObjectId, RecordNo, Revision, Window, Windows};
+pub use types::{Digests, Kind, ObjectId, Revision, Window, Windows};
+
+pub use lamassu_format::{Digest, RecordNo};

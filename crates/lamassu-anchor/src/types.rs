@@ -3,29 +3,8 @@
 use smallvec::SmallVec;
 use std::fmt;
 
-/// SHA-256 of something; all zero stands for nothing: an absent page, a hole of the tree.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Digest(pub [u8; 32]);
-
-impl Digest {
-    /// Of nothing.
-    pub const NONE: Digest = Digest([0; 32]);
-
-    /// Whether it is that of nothing.
-    pub fn is_none(self) -> bool {
-        self == Digest::NONE
-    }
-}
-
-/// The first eight bytes tell two apart.
-impl fmt::Debug for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[..8].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
 /// The child digests of one tree record.
-pub type Digests = Box<[Digest]>;
+pub type Digests = lamassu_format::tree::Children;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
@@ -49,11 +28,6 @@ number! {
 number! {
     /// How many commits the vault's anchor has seen, this one included.
     Revision
-}
-
-number! {
-    /// A record of a file's tree, numbered in pre-order (`docs/freshness-tree.md`).
-    RecordNo
 }
 
 impl ObjectId {

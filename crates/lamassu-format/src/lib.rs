@@ -13,6 +13,7 @@
 //! | [`root`] | 6b | the record of the root's permissions |
 //! | [`geometry`] | 8 | where pages and blocks are in a backing file |
 //! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
+//! | [`tree`] | | the Merkle tree over a file's pages: numbers of its records |
 //! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@ pub mod record;
 pub mod root;
 pub mod sessions;
 pub mod suite;
+pub mod tree;
 mod words;
 
 pub use domain::Domain;
@@ -39,6 +41,7 @@ pub use record::DirRecord;
 pub use root::RootRecord;
 pub use sessions::SessionRecord;
 pub use suite::Suite;
+pub use tree::{Digest, RecordNo};
 pub(crate) use words::words;
 
 /// Bytes of a metadata page, the smallest unit of a sealed file, whatever the block size (§9).

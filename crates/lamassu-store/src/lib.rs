@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod file;
+pub mod integrity;
 
 pub use backend::{Backend, BackendDir, BackendEntry, BackendFile};
 pub use file::{File, FileContext, StoreError};

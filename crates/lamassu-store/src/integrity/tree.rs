@@ -1,0 +1,418 @@
+//! The tree of an open file.
+//!
+//! * A record that is *in memory* was verified, or follows from what was set. A *changed* one, and every record above it,
+//!   stays in memory until it is committed; of clean ones as many as there is room for.
+//! * Digests of changed records are not computed before a root is asked for.
+//! * What a record of pages was when the tree was last sealed is kept as long as pages of it change: an anchor holds it
+//!   (rule A1 of `docs/freshness.md`), and a commit moves it on.
+
+use super::{Records, record_digest};
+use lamassu_format::tree::{Children, RecordPlace, Shape};
+use lamassu_format::{Digest, PageNo, RecordNo};
+use lru::LruCache;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+/// Digests of pages, for rebuilding records.
+pub trait Leaves {
+    /// The digest of a page as it lies in the store; none where it is absent.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn leaf(&self, page: PageNo) -> io::Result<Digest>;
+
+    /// The first page from one on that may be present; `None` past the last. What it passes by is absent.
+    ///
+    /// # Errors
+    /// Those of the store.
+    fn next_present(&self, from: PageNo) -> io::Result<Option<PageNo>>;
+}
+
+/// Pages that are not what the root says, all together or some of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stale {
+    /// the first
+    pub first: PageNo,
+    /// how many
+    pub pages: u64,
+    /// what the tree says of them
+    pub expected: Digest,
+    /// what they have
+    pub found: Digest,
+}
+
+/// Why a digest is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// The store's: pages are not those of the root, and no record tells which of them.
+    #[error("pages {} to {} are not the newest: their digest is {:?}, not {:?}", .0.first, .0.first.0 + .0.pages - 1, .0.found, .0.expected)]
+    Stale(Stale),
+    /// The store failed.
+    #[error("{op}: {source}")]
+    Io {
+        /// what was tried
+        op: &'static str,
+        /// of the store
+        source: io::Error,
+    },
+}
+
+fn failed(op: &'static str) -> impl Fn(io::Error) -> TreeError {
+    move |source| TreeError::Io { op, source }
+}
+
+/// The tree as of a mark, to be committed once a barrier of the store has covered it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// Its root.
+    pub root: Digest,
+    /// How many pages it spans: one more than the last page's number.
+    pub pages: u64,
+    /// The records of pages that have changed since the last commit, as they are now.
+    pub changed: BTreeMap<RecordNo, Children>,
+}
+
+struct Record {
+    children: Children,
+    /// Its digest is not in the record above it yet.
+    is_dirty: bool,
+}
+
+/// See the module's head.
+pub struct Tree {
+    shape: Shape,
+    file: Arc<dyn Records>,
+    pages: u64,
+    /// The digest of what covers all pages: of the page itself where there is one, else of the top record unless that is
+    /// dirty.
+    top: Digest,
+    changed: HashMap<RecordPlace, Record>,
+    clean: LruCache<RecordPlace, Record>,
+    /// How many pages of those that it had when it was last sealed, or made, were not cut off since.
+    sealed_pages: u64,
+    /// Records of pages that were changed since, as they were then. Those past its end then are not needed: nothing was
+    /// there.
+    before: BTreeMap<RecordNo, Children>,
+    /// Records of pages that were changed since.
+    touched: BTreeSet<RecordNo>,
+    /// Those that were changed before that seal, and since the last commit.
+    sealing: BTreeSet<RecordNo>,
+}
+
+impl Tree {
+    /// The tree of a file with a committed root over `pages` pages. Of clean records at most `bytes_max` bytes stay in
+    /// memory.
+    pub fn new(shape: Shape, root: Digest, pages: u64, file: Arc<dyn Records>, bytes_max: usize) -> Tree {
+        let most = NonZeroUsize::new(bytes_max / shape.record_len()).unwrap_or(NonZeroUsize::MIN);
+        Tree {
+            shape,
+            file,
+            pages,
+            top: root,
+            changed: HashMap::new(),
+            clean: LruCache::new(most),
+            sealed_pages: pages,
+            before: BTreeMap::new(),
+            touched: BTreeSet::new(),
+            sealing: BTreeSet::new(),
+        }
+    }
+
+    /// How many pages it spans.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    fn height(&self) -> u32 {
+        self.shape.height(self.pages)
+    }
+
+    /// The digest of a page: what was set last, or what the root says.
+    ///
+    /// # Errors
+    /// [`TreeError`]: where the page's own record cannot be had, it may have any digest.
+    pub fn leaf(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<Digest, TreeError> {
+        match self.height() {
+            _ if page.0 >= self.pages => Ok(Digest::NONE),
+            0 => Ok(self.top),
+            _ => {
+                let place = self.shape.record_of(page, 1);
+                self.load(place, leaves)?;
+                self.clean.promote(&place);
+                Ok(self.children(place).get(self.shape.child_of(page, 1)).copied().unwrap_or_default())
+            }
+        }
+    }
+
+    /// The records of the store that telling the digests of these pages takes: to be fetched beside the pages.
+    pub fn wanted(&self, pages: impl IntoIterator<Item = PageNo>) -> BTreeSet<u64> {
+        let mut offsets = BTreeSet::new();
+        for page in pages.into_iter().filter(|page| page.0 < self.pages) {
+            let places = (1..=self.height()).map(|level| self.shape.record_of(page, level));
+            let missing = places.take_while(|place| !self.is_known(place));
+            offsets.extend(missing.map(|place| self.shape.offset(self.shape.number(place))));
+        }
+        offsets
+    }
+
+    /// Notes the digest of a page that is about to be written; none: it goes.
+    ///
+    /// # Errors
+    /// [`TreeError`]: nothing was noted.
+    pub fn set(&mut self, page: PageNo, digest: Digest, leaves: &dyn Leaves) -> Result<(), TreeError> {
+        if page.0 >= self.pages {
+            if digest.is_none() {
+                return Ok(());
+            }
+            self.grow(page.0 + 1);
+        }
+        if self.height() == 0 {
+            self.top = digest;
+            return Ok(());
+        }
+        let place = self.pinned(page, leaves)?;
+        self.keep_before(place);
+        let child = self.shape.child_of(page, 1);
+        self.change(place, |children| children[child] = digest);
+        Ok(())
+    }
+
+    /// The record of pages in which a page lies, as of the last seal: what an anchor is to hold before the page is
+    /// changed. `None`: there was none, since one page is its own root, or since the record lies past the end.
+    ///
+    /// # Errors
+    /// [`TreeError`].
+    pub fn record_before(
+        &mut self,
+        page: PageNo,
+        leaves: &dyn Leaves,
+    ) -> Result<Option<(RecordNo, Children)>, TreeError> {
+        let place = self.shape.record_of(page, 1);
+        let number = self.shape.number(place);
+        if let Some(before) = self.before.get(&number) {
+            return Ok(Some((number, before.clone())));
+        }
+        if !self.was_there(place) {
+            return Ok(None);
+        }
+        self.load(place, leaves)?;
+        Ok(Some((number, self.children(place).into())))
+    }
+
+    /// Whether a record of pages was there when the tree was last sealed.
+    fn was_there(&self, place: RecordPlace) -> bool {
+        self.shape.height(self.sealed_pages) > 0 && self.shape.first_page(place).0 < self.sealed_pages
+    }
+
+    fn keep_before(&mut self, place: RecordPlace) {
+        let number = self.shape.number(place);
+        if self.touched.insert(number) && self.was_there(place) {
+            let children = self.children(place).into();
+            self.before.insert(number, children);
+        }
+    }
+
+    /// The tree becomes longer. What was the top is the first child of a new one.
+    fn grow(&mut self, pages: u64) {
+        let (old, new) = (self.height(), self.shape.height(pages));
+        for level in old + 1..=new {
+            let place = RecordPlace { level, index: 0 };
+            let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
+            if level == old + 1 {
+                // Of a changed top the digest is not known yet; it comes with the next root.
+                children[0] = self.top;
+            }
+            if level == 1 {
+                self.touched.insert(self.shape.number(place));
+            }
+            self.changed.insert(place, Record { children, is_dirty: true });
+        }
+        self.pages = pages;
+    }
+
+    /// The file becomes shorter: pages from one on are gone.
+    ///
+    /// # Errors
+    /// [`TreeError`]: nothing has changed.
+    pub fn truncate(&mut self, pages: u64, leaves: &dyn Leaves) -> Result<(), TreeError> {
+        if pages >= self.pages {
+            return Ok(());
+        }
+        let (old, new) = (self.height(), self.shape.height(pages));
+        // The way to the new last page, and the digest of what stays of the top.
+        let last = PageNo(pages.saturating_sub(1));
+        if old > 0 {
+            self.pinned(last, leaves)?;
+        }
+        let kept = match (pages, new) {
+            (0, _) => Digest::NONE,
+            (_, 0) if old > 0 => self.children(RecordPlace { level: 1, index: 0 }).first().copied().unwrap_or_default(),
+            _ => self.top,
+        };
+        for level in 1..=old {
+            let place = self.shape.record_of(last, level);
+            let child = self.shape.child_of(last, level);
+            // Above the page itself nothing is kept of a file without pages.
+            let kept = if pages == 0 { 0 } else { child + 1 };
+            if level == 1 {
+                self.keep_before(place);
+            }
+            self.change(place, |children| children[kept..].fill(Digest::NONE));
+        }
+        let shape = self.shape;
+        let stays = |place: &RecordPlace| place.level <= new && shape.first_page(*place).0 < pages;
+        self.changed.retain(|place, _| stays(place));
+        let gone: Vec<RecordPlace> = self.clean.iter().map(|(place, _)| *place).filter(|place| !stays(place)).collect();
+        gone.iter().for_each(|place| drop(self.clean.pop(place)));
+        (self.top, self.pages) = (kept, pages);
+        // What was behind a cut is void: nothing there is compared with what it was.
+        self.sealed_pages = self.sealed_pages.min(pages);
+        Ok(())
+    }
+
+    /// The working root.
+    pub fn root(&mut self) -> Digest {
+        let height = self.height();
+        for level in 1..=height {
+            let places: Vec<RecordPlace> = self.changed.keys().copied().filter(|place| place.level == level).collect();
+            for place in places {
+                let Some(record) = self.changed.get_mut(&place).filter(|record| record.is_dirty) else { continue };
+                record.is_dirty = false;
+                let digest = record_digest(level, &record.children);
+                if level == height {
+                    self.top = digest;
+                } else {
+                    let (above, child) = self.shape.parent(place);
+                    self.change(above, |children| children[child] = digest);
+                }
+            }
+        }
+        self.top
+    }
+
+    /// The tree as it is, to be committed after a barrier.
+    pub fn seal(&mut self) -> Sealed {
+        let root = self.root();
+        self.before.clear();
+        self.sealed_pages = self.pages;
+        self.sealing.append(&mut self.touched);
+        let places = self.sealing.iter().filter_map(|number| Some((*number, self.shape.place(*number)?)));
+        let there = places.filter(|(_, place)| self.was_there(*place));
+        let changed = there.map(|(number, place)| (number, self.children(place).into())).collect();
+        Sealed { root, pages: self.pages, changed }
+    }
+
+    /// The last seal was committed. Records go to their file, as far as it takes them.
+    pub fn committed(&mut self) {
+        self.sealing.clear();
+        self.root();
+        // What was changed since that seal stays.
+        let (shape, touched) = (self.shape, &self.touched);
+        let is_done = |place: &RecordPlace| !touched.contains(&shape.number(*place));
+        for (place, record) in self.changed.extract_if(|place, _| is_done(place)) {
+            let bytes: Vec<u8> = record.children.iter().flat_map(|child| child.0).collect();
+            // It is a cache: what it does not take is rebuilt.
+            let _ = self.file.write(shape.offset(shape.number(place)), &bytes);
+            self.clean.put(place, record);
+        }
+    }
+
+    fn is_known(&self, place: &RecordPlace) -> bool {
+        self.changed.contains_key(place) || self.clean.peek(place).is_some()
+    }
+
+    /// A record in memory.
+    fn children(&self, place: RecordPlace) -> &[Digest] {
+        let record = self.changed.get(&place).or_else(|| self.clean.peek(&place));
+        record.map_or(&[], |record| &record.children)
+    }
+
+    /// Changes a record that is pinned.
+    fn change(&mut self, place: RecordPlace, change: impl FnOnce(&mut [Digest])) {
+        if let Some(record) = self.changed.get_mut(&place) {
+            change(&mut record.children);
+            record.is_dirty = true;
+        }
+    }
+
+    /// The record of pages in which a page lies, which stays in memory with all above it until it is committed.
+    fn pinned(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<RecordPlace, TreeError> {
+        for level in (1..=self.height()).rev() {
+            let place = self.shape.record_of(page, level);
+            self.load(place, leaves)?;
+            if let Some(record) = self.clean.pop(&place) {
+                self.changed.insert(place, record);
+            }
+        }
+        Ok(self.shape.record_of(page, 1))
+    }
+
+    /// Brings a record into memory, verified by those above it.
+    fn load(&mut self, place: RecordPlace, leaves: &dyn Leaves) -> Result<(), TreeError> {
+        let page = self.shape.first_page(place);
+        let levels = place.level..=self.height();
+        let way: Vec<RecordPlace> = levels.map(|level| self.shape.record_of(page, level)).collect();
+        let known = way.iter().position(|place| self.is_known(place));
+        let below = |children: &[Digest], level| children.get(self.shape.child_of(page, level)).copied();
+        // Those below the lowest that is known, from above.
+        let mut expected = match known {
+            Some(at) => below(self.children(way[at]), way[at].level).unwrap_or_default(),
+            None => self.top,
+        };
+        let mut loaded = Vec::new();
+        for place in way[..known.unwrap_or(way.len())].iter().rev() {
+            let children = self.fetched(*place, expected, leaves)?;
+            expected = below(&children, place.level).unwrap_or_default();
+            loaded.push((*place, Record { children, is_dirty: false }));
+        }
+        // The one that was asked for comes last, and stays.
+        loaded.into_iter().for_each(|(place, record)| drop(self.clean.put(place, record)));
+        Ok(())
+    }
+
+    /// A record with this digest: from its file, or rebuilt from pages.
+    fn fetched(&self, place: RecordPlace, expected: Digest, leaves: &dyn Leaves) -> Result<Children, TreeError> {
+        if expected.is_none() {
+            return Ok(vec![Digest::NONE; self.shape.degree()].into());
+        }
+        let mut bytes = vec![0; self.shape.record_len()];
+        let offset = self.shape.offset(self.shape.number(place));
+        let is_read = self.file.read(offset, &mut bytes).is_ok();
+        let children = self.shape.children(&bytes).filter(|_| is_read);
+        if let Some(children) = children.filter(|children| record_digest(place.level, children) == expected) {
+            return Ok(children);
+        }
+        let children = self.rebuilt(place, leaves)?;
+        let found = record_digest(place.level, &children);
+        if found != expected {
+            let first = self.shape.first_page(place);
+            let pages = self.shape.span(place.level).min(self.pages - first.0);
+            return Err(TreeError::Stale(Stale { first, pages, expected, found }));
+        }
+        let bytes: Vec<u8> = children.iter().flat_map(|child| child.0).collect();
+        let _ = self.file.write(offset, &bytes);
+        Ok(children)
+    }
+
+    /// A record as the pages in the store say.
+    fn rebuilt(&self, place: RecordPlace, leaves: &dyn Leaves) -> Result<Children, TreeError> {
+        let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
+        let first = self.shape.first_page(place).0;
+        let end = (first + self.shape.span(place.level)).min(self.pages);
+        let mut at = PageNo(first);
+        while let Some(page) = leaves.next_present(at).map_err(failed("find a page"))?.filter(|page| page.0 < end) {
+            let child = self.shape.child_of(page, place.level);
+            if place.level == 1 {
+                children[child] = leaves.leaf(page).map_err(failed("read a page"))?;
+                at = page.next();
+            } else {
+                let below = self.shape.record_of(page, place.level - 1);
+                children[child] = record_digest(below.level, &self.rebuilt(below, leaves)?);
+                at = PageNo(self.shape.first_page(below).0 + self.shape.span(below.level));
+            }
+        }
+        Ok(children)
+    }
+}
