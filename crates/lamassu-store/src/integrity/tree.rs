@@ -1,7 +1,7 @@
 //! The tree of an open file.
 //!
-//! * A record that is *in memory* was verified, or follows from what was set. A *changed* one, and every record above it,
-//!   stays in memory until it is committed; of clean ones as many as there is room for.
+//! * A record that is *in memory* was verified, or follows from what was set. A *changed* one, and every record above
+//!   it, stays in memory until it is committed; of clean ones as many as there is room for.
 //! * Digests of changed records are not computed before a root is asked for.
 //! * What a record of pages was when the tree was last sealed is kept as long as pages of it change: an anchor holds it
 //!   (rule A1 of `docs/freshness.md`), and a commit moves it on.
@@ -85,8 +85,8 @@ pub struct Tree {
     shape: Shape,
     file: Arc<dyn Records>,
     pages: u64,
-    /// The digest of what covers all pages: of the page itself where there is one, else of the top record unless that is
-    /// dirty.
+    /// The digest of what covers all pages: of the page itself where there is one, else of the top record unless that
+    /// is dirty.
     top: Digest,
     changed: HashMap<RecordPlace, Record>,
     clean: LruCache<RecordPlace, Record>,
