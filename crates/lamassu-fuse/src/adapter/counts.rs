@@ -57,7 +57,7 @@ pub struct RequestCount {
     pub name: &'static str,
     /// How many came.
     pub count: u64,
-    /// How many were answered with an error. That a name is not there is no error of a look-up.
+    /// How many were answered with an error. That the name of a look-up, or an attribute, is not there is none.
     pub failed: u64,
     /// Microseconds, all of them added up.
     pub total_us: u64,

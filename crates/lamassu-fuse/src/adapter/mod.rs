@@ -235,8 +235,10 @@ fn guarded<T>(op: &'static str, body: impl FnOnce() -> T) -> Option<T> {
 
 /// The errno to reply with; what an administrator should see is logged.
 fn failed(op: &'static str, error: &VaultError) -> Errno {
-    counts::note_failure();
     let errno = errno_of(error);
+    if errno != libc::ENODATA {
+        counts::note_failure();
+    }
     if errno == libc::EIO {
         tracing::error!(op, %error, "input/output error");
     } else {

@@ -82,6 +82,8 @@ fn info_of_a_mount_counts_its_requests() {
     assert!(counted("fuse-mkdir")["total_us"].as_u64().unwrap() > 0);
     assert_eq!(of(&counted("fuse-rmdir")), (1, 1));
     assert_eq!(counted("fuse-lookup")["failed"], 0, "that a name is free is no error");
+    assert!(rustix::fs::getxattr(b.path("m"), "user.none", &mut [0; 8]).is_err());
+    assert_eq!(counted("fuse-getxattr")["failed"], 0, "that there is no such attribute is no error");
     let shown = b.run("info m").ok().text();
     assert!(shown.lines().any(|line| line.starts_with("fuse-mkdir") && line.contains(" 6 ")), "{shown}");
     b.unmount("m");
