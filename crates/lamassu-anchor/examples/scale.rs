@@ -4,7 +4,7 @@
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::DiskTable;
-use lamassu_anchor::{Anchor, Digest, ObjectId, Place, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Anchor, Digest, EntryPlace, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
 use lamassu_crypto::wrap::sha256;
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,12 +44,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if n % A_DIRECTORY == 0 {
             parent = anchor.vault().next_object;
             let name = anchor.token(ObjectId::ROOT, &n.to_le_bytes());
-            anchor.make(Place { dir: ObjectId::ROOT, name }, row(directory(ObjectId::ROOT, name)))?;
+            anchor.make(EntryPlace { dir: ObjectId::ROOT, name }, row(directory(ObjectId::ROOT, name)))?;
         }
         let root = Digest(sha256(&n.to_le_bytes()));
         let file = FileRow { root, size: n * 1000, twin: None, open: None };
         let name = anchor.token(parent, &n.to_le_bytes());
-        anchor.make(Place { dir: parent, name }, row(Content::File(file)))?;
+        anchor.make(EntryPlace { dir: parent, name }, row(Content::File(file)))?;
         if n % A_COMMIT == 0 {
             anchor.commit(anchor.mark())?;
         }

@@ -4,7 +4,7 @@
 //! gives a leaf that was verified under the row's root, or that the anchor holds.
 
 use crate::row::{Entry, FileRow, Row};
-use crate::{Digest, Kind, Window};
+use crate::{Digest, ObjectKind, Window};
 use lamassu_format::{FileId, PageNo};
 
 /// What a store shows as a page of a file.
@@ -101,7 +101,7 @@ pub enum EntryVerdict {
 }
 
 /// Judges what a store shows under a name: its kind, where there is something.
-pub fn entry(recorded: Option<&Entry>, shown: Option<Kind>) -> EntryVerdict {
+pub fn entry(recorded: Option<&Entry>, shown: Option<ObjectKind>) -> EntryVerdict {
     match (recorded, shown) {
         (None, None) => EntryVerdict::Nothing,
         (Some(_), None) => EntryVerdict::Missing,

@@ -29,8 +29,8 @@ mod types;
 pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed};
 pub use error::{AnchorError, Part};
 pub use queue::Mark;
-pub use row::{Entry, Intent, Place, Row, VaultRow};
+pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
 pub use token::{Token, TokenKey};
-pub use types::{Digests, Kind, ObjectId, Revision, Window, Windows};
+pub use types::{Digests, ObjectId, ObjectKind, Revision, Window, Windows};
 
 pub use lamassu_format::{Digest, RecordNo};

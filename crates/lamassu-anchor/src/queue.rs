@@ -8,7 +8,7 @@
 //!   barrier has covered the step.
 //! * Everything else may be committed at any time.
 
-use crate::row::{Entry, Intent, Place, Row};
+use crate::row::{Entry, EntryPlace, Intent, Row};
 use crate::table::{Change, Space};
 use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Token, VaultRow};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -36,7 +36,7 @@ pub(crate) struct Layer {
     pub objects: HashMap<ObjectId, Option<Row>>,
     pub held: BTreeMap<(ObjectId, RecordNo), Option<Digests>>,
     intents: BTreeMap<u64, QueuedIntent>,
-    entries: BTreeMap<Place, QueuedEntry>,
+    entries: BTreeMap<EntryPlace, QueuedEntry>,
 }
 
 /// A queued intent, or that one was carried out.
@@ -74,34 +74,34 @@ impl Layer {
     }
 
     /// The queued value of an entry: `None` if none is queued.
-    pub fn entry(&self, place: &Place) -> Option<Option<Entry>> {
+    pub fn entry(&self, place: &EntryPlace) -> Option<Option<Entry>> {
         self.entries.get(place).map(|queued| queued.value)
     }
 
     /// Queued entries of a directory.
     pub fn entries_of(&self, dir: ObjectId) -> impl Iterator<Item = (Token, Option<Entry>)> + '_ {
-        let (first, last) = (Place { dir, name: Token([0; 16]) }, Place { dir, name: Token([0xff; 16]) });
+        let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
         self.entries.range(first..=last).map(|(place, queued)| (place.name, queued.value))
     }
 
     /// Queues an entry that the store has since `number`.
-    pub fn make_entry(&mut self, place: Place, entry: Entry, number: u64) {
+    pub fn make_entry(&mut self, place: EntryPlace, entry: Entry, number: u64) {
         self.entries.insert(place, QueuedEntry { value: Some(entry), object: entry.object, number, intent: None });
     }
 
     /// Queues an entry that the store has had before, elsewhere.
-    pub fn move_entry(&mut self, place: Place, entry: Entry) {
+    pub fn move_entry(&mut self, place: EntryPlace, entry: Entry) {
         self.make_entry(place, entry, 0);
     }
 
     /// Queues that an entry goes, by an intent.
-    pub fn remove_entry(&mut self, place: Place, was: Entry, intent: u64) {
+    pub fn remove_entry(&mut self, place: EntryPlace, was: Entry, intent: u64) {
         let queued = QueuedEntry { value: None, object: was.object, number: 0, intent: Some(intent) };
         self.entries.insert(place, queued);
     }
 
     /// Forgets an entry that was never durable.
-    pub fn forget_entry(&mut self, place: &Place) {
+    pub fn forget_entry(&mut self, place: &EntryPlace) {
         self.entries.remove(place);
     }
 
@@ -221,7 +221,7 @@ pub(crate) fn object_key(object: ObjectId) -> Vec<u8> {
     object.0.to_be_bytes().to_vec()
 }
 
-pub(crate) fn entry_key(place: &Place) -> Vec<u8> {
+pub(crate) fn entry_key(place: &EntryPlace) -> Vec<u8> {
     let mut key = object_key(place.dir);
     key.extend(place.name.0);
     key

@@ -4,7 +4,7 @@
 
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
-use crate::{AnchorError, Digest, Kind, ObjectId, Part, Revision, Token, TokenKey, Window, Windows};
+use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
 use lamassu_format::{FileId, PageNo};
 
 /// Version of all of it, in the row of the vault.
@@ -125,14 +125,14 @@ impl Open {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// What the entry is.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Which object it names.
     pub object: ObjectId,
 }
 
 /// A place of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct EntryPlace {
     /// The directory.
     pub dir: ObjectId,
     /// The name in it.
@@ -146,16 +146,16 @@ pub enum Intent {
     /// An entry goes.
     Remove {
         /// where it was
-        at: Place,
+        at: EntryPlace,
         /// which one it was
         was: Entry,
     },
     /// An entry moves to another place, over what is there; or two change places.
     Move {
         /// from where
-        from: Place,
+        from: EntryPlace,
         /// to where
-        to: Place,
+        to: EntryPlace,
     },
 }
 
@@ -193,15 +193,15 @@ mod flag {
 
 impl Row {
     /// What it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         match self.content {
-            Content::File(_) => Kind::File,
-            Content::Dir { .. } => Kind::Dir,
-            Content::Link(_) => Kind::Link,
-            Content::Char(_) => Kind::Char,
-            Content::Block(_) => Kind::Block,
-            Content::Fifo => Kind::Fifo,
-            Content::Socket => Kind::Socket,
+            Content::File(_) => ObjectKind::File,
+            Content::Dir { .. } => ObjectKind::Dir,
+            Content::Link(_) => ObjectKind::Link,
+            Content::Char(_) => ObjectKind::Char,
+            Content::Block(_) => ObjectKind::Block,
+            Content::Fifo => ObjectKind::Fifo,
+            Content::Socket => ObjectKind::Socket,
         }
     }
 
@@ -251,10 +251,10 @@ impl Row {
 
 fn decode_row(bytes: &[u8]) -> Option<Row> {
     let (&first, rest) = bytes.split_first()?;
-    let kind = Kind::of_number(first & flag::KIND)?;
+    let kind = ObjectKind::of_number(first & flag::KIND)?;
     let has_unknown_flags = first & !(flag::KIND | flag::TWIN | flag::OPEN | flag::CUT) != 0;
     let has_lone_cut = first & flag::CUT != 0 && first & flag::OPEN == 0;
-    if has_unknown_flags || has_lone_cut || (kind != Kind::File && first != kind.number()) {
+    if has_unknown_flags || has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
         return None;
     }
     let mut from = Reader(rest);
@@ -262,15 +262,15 @@ fn decode_row(bytes: &[u8]) -> Option<Row> {
     let (uid, gid, links) = (from.number32()?, from.number32()?, from.number()?);
     let attributes = sealed(&mut from)?;
     let content = match kind {
-        Kind::File => Content::File(file(&mut from, first)?),
-        Kind::Dir => {
+        ObjectKind::File => Content::File(file(&mut from, first)?),
+        ObjectKind::Dir => {
             Content::Dir { record: sealed(&mut from)?, parent: ObjectId(from.number()?), name: Token(from.bytes()?) }
         }
-        Kind::Link => Content::Link(sealed(&mut from)?),
-        Kind::Char => Content::Char(from.number()?),
-        Kind::Block => Content::Block(from.number()?),
-        Kind::Fifo => Content::Fifo,
-        Kind::Socket => Content::Socket,
+        ObjectKind::Link => Content::Link(sealed(&mut from)?),
+        ObjectKind::Char => Content::Char(from.number()?),
+        ObjectKind::Block => Content::Block(from.number()?),
+        ObjectKind::Fifo => Content::Fifo,
+        ObjectKind::Socket => Content::Socket,
     };
     from.end()?;
     Some(Row { mode, uid, gid, links, content, attributes })
@@ -369,13 +369,13 @@ impl Entry {
 
 fn entry(from: &mut Reader<'_>) -> Option<Entry> {
     let [kind] = from.bytes()?;
-    Some(Entry { kind: Kind::of_number(kind)?, object: ObjectId(from.number()?) })
+    Some(Entry { kind: ObjectKind::of_number(kind)?, object: ObjectId(from.number()?) })
 }
 
 impl Intent {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let put_place = |out: &mut Vec<u8>, place: &Place| {
+        let put_place = |out: &mut Vec<u8>, place: &EntryPlace| {
             put(out, place.dir.0);
             out.extend(place.name.0);
         };
@@ -403,7 +403,7 @@ impl Intent {
 }
 
 fn intent(from: &mut Reader<'_>) -> Option<Intent> {
-    let place = |from: &mut Reader<'_>| Some(Place { dir: ObjectId(from.number()?), name: Token(from.bytes()?) });
+    let place = |from: &mut Reader<'_>| Some(EntryPlace { dir: ObjectId(from.number()?), name: Token(from.bytes()?) });
     match from.bytes()? {
         [0] => Some(Intent::Remove { at: place(from)?, was: entry(from)? }),
         [1] => Some(Intent::Move { from: place(from)?, to: place(from)? }),

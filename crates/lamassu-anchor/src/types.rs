@@ -37,7 +37,7 @@ impl ObjectId {
 
 /// What an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ObjectKind {
     /// Regular file.
     File,
     /// Directory.
@@ -54,16 +54,24 @@ pub enum Kind {
     Socket,
 }
 
-impl Kind {
-    const ALL: [Kind; 7] = [Kind::File, Kind::Dir, Kind::Link, Kind::Char, Kind::Block, Kind::Fifo, Kind::Socket];
+impl ObjectKind {
+    const ALL: [ObjectKind; 7] = [
+        ObjectKind::File,
+        ObjectKind::Dir,
+        ObjectKind::Link,
+        ObjectKind::Char,
+        ObjectKind::Block,
+        ObjectKind::Fifo,
+        ObjectKind::Socket,
+    ];
 
     /// Its number in a row, below 8.
     pub(crate) fn number(self) -> u8 {
-        Kind::ALL.iter().position(|kind| *kind == self).map_or(0, |at| at as u8)
+        ObjectKind::ALL.iter().position(|kind| *kind == self).map_or(0, |at| at as u8)
     }
 
-    pub(crate) fn of_number(number: u8) -> Option<Kind> {
-        Kind::ALL.get(usize::from(number)).copied()
+    pub(crate) fn of_number(number: u8) -> Option<ObjectKind> {
+        ObjectKind::ALL.get(usize::from(number)).copied()
     }
 }
 

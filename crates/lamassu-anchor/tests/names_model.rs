@@ -7,7 +7,7 @@
 //! anchor says: it is never what is served, so there is nothing to search for.
 #![allow(clippy::unwrap_used)]
 
-use lamassu_anchor::row::{Content, FileRow, Intent, Place, Row, Sealed};
+use lamassu_anchor::row::{Content, EntryPlace, FileRow, Intent, Row, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{Anchor, Digest, Made, Mark, ObjectId, Removal, Renamed, Revision, Token, TokenKey, VaultRow};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -77,8 +77,8 @@ struct World {
     lie: Option<String>,
 }
 
-fn place(name: u8) -> Place {
-    Place { dir: ObjectId::ROOT, name: Token([name; 16]) }
+fn place(name: u8) -> EntryPlace {
+    EntryPlace { dir: ObjectId::ROOT, name: Token([name; 16]) }
 }
 
 fn row(content: Content) -> Row {

@@ -10,7 +10,7 @@ use crate::serve::Served;
 use crate::slots::about;
 use crate::{Error, Result};
 use data_encoding::HEXLOWER;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Role, Terms};
 use lamassu_vault::{Ino, VaultError};
 use serde::Serialize;
@@ -67,7 +67,7 @@ impl Served {
                 done(&self.change_slot(caller, self.volume(dir)?, &secret, slot, label, (role, expires))?)
             }
             Request::RemoveSlot { slot } => done(&self.change(caller, self.volume(dir)?, |keys, header| {
-                let event = about(Kind::SlotRemoved, slot, header);
+                let event = about(EventKind::SlotRemoved, slot, header);
                 Ok((keys.remove_slot(header, slot)?.to_string(), event))
             })?),
             Request::Epochs {} => {
@@ -125,7 +125,7 @@ mod tests {
     use crate::control::protocol::{Parcel, Status};
     use crate::control::{AskError, Transport, client};
     use crate::testing::{key, served, vault};
-    use crate::{Kind as Fault, hex};
+    use crate::{FaultKind as Fault, hex};
     use lamassu_keys::cost;
     use lamassu_vault::forest::ROOT_VOLUME;
     use lamassu_vault::{FileSystem, ROOT};

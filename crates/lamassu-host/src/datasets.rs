@@ -8,7 +8,7 @@ use crate::{Error, Result, hex};
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
 use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::dataset::inherits;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
 use lamassu_vault::{FileSystem, Ino, Owner, Vault, VaultError};
@@ -128,13 +128,13 @@ impl Served {
             Vault::make_tree(backend, &header, &ring)?;
             let place = base.below(stored)?;
             let update = Update::begin(&place.file(name::HEADER))?;
-            let event = Event::new(Kind::Created).by(caller.uid).slot(keys.slot());
+            let event = Event::new(EventKind::Created).by(caller.uid).slot(keys.slot());
             let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());
             update.create_recorded(&mut header, &keys, &[event])?;
             Ok::<_, Error>(())
         });
         let volume = made.at(Path::new(name))?;
-        let event = Event::new(Kind::DatasetCreated).by(caller.uid).detail("dataset", hex(&id));
+        let event = Event::new(EventKind::DatasetCreated).by(caller.uid).detail("dataset", hex(&id));
         self.note(above, event.detail("name", Path::new(name).display()));
         // The key is here now, so the dataset opens at once. One that inherits opens when it is entered.
         if !spec.inherit {
@@ -358,7 +358,7 @@ impl Served {
             if integrity == Some(Some(Verified::Metadata)) && header.suite().is_malleable() {
                 return Err(Error::SuiteNeedsFull { suite: header.suite().name() });
             }
-            let mut event = Event::new(Kind::DatasetChanged);
+            let mut event = Event::new(EventKind::DatasetChanged);
             if integrity.is_some() || cache.is_some() {
                 let (integrity, cache) = (integrity.unwrap_or(header.integrity()), cache.unwrap_or(header.cache()));
                 keys.set_properties(header, integrity, cache)?;
@@ -401,7 +401,7 @@ impl Served {
         let id = self.forest().volume(volume)?.id;
         self.end_jobs(volume);
         self.forest().destroy(volume, forced)?;
-        self.note(above, Event::new(Kind::DatasetDestroyed).by(caller.uid).detail("dataset", hex(&id)));
+        self.note(above, Event::new(EventKind::DatasetDestroyed).by(caller.uid).detail("dataset", hex(&id)));
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use crate::control::protocol::{Ended, Failed, Progress};
 use crate::{Error, Place, Result};
 use lamassu_keys::Event;
-use lamassu_keys::history::{History, Kind};
+use lamassu_keys::history::{EventKind, History};
 use lamassu_vault::{Rekey, RekeyProgress, Rekeyed, Vault, VaultError};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -90,10 +90,10 @@ impl Job {
                 tracing::warn!(%error, "a re-keying is not written down");
             }
         };
-        note(Kind::RekeyBegun, None);
+        note(EventKind::RekeyBegun, None);
         let ended = match vault.rekey(work, self.task.bytes_per_second, self) {
             Ok(done) => {
-                note(Kind::RekeyEnded, Some(&done));
+                note(EventKind::RekeyEnded, Some(&done));
                 Ended::Done(done)
             }
             Err(error) => Ended::Failed(Failed::from(&Error::from(error))),

@@ -4,7 +4,7 @@
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result};
 use lamassu_format::header::{Caching, VaultHeader, Verified};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
@@ -203,14 +203,14 @@ impl Keeper {
             let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
             (keys.history(&place.path(), &header)?, keys.slot())
         };
-        let loaded = Event::new(Kind::Loaded).detail("mountpoint", mountpoint.display());
+        let loaded = Event::new(EventKind::Loaded).detail("mountpoint", mountpoint.display());
         history.note(loaded.slot(slot))?;
         let me = self.me.clone();
         vault.at_close(move || {
             // Where it lies by then: directories are renamed.
             let noted = me.upgrade().map(|keeper| {
                 let place = keeper.place(volume)?;
-                history.moved_to(&place.path()).note(Event::new(Kind::Unloaded).slot(slot))?;
+                history.moved_to(&place.path()).note(Event::new(EventKind::Unloaded).slot(slot))?;
                 Ok::<_, Error>(())
             });
             if let Some(Err(error)) = noted {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// A kind of failure. The names are those on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum FaultKind {
     /// The caller's: an argument that makes no sense.
     Usage,
     /// No such file or directory in the vault.
@@ -74,25 +74,25 @@ pub enum Kind {
     Other,
 }
 
-impl From<&Error> for Kind {
-    fn from(error: &Error) -> Kind {
+impl From<&Error> for FaultKind {
+    fn from(error: &Error) -> FaultKind {
         host(error)
     }
 }
 
-impl From<&ReceiptError> for Kind {
-    fn from(error: &ReceiptError) -> Kind {
+impl From<&ReceiptError> for FaultKind {
+    fn from(error: &ReceiptError) -> FaultKind {
         receipt(error)
     }
 }
 
-impl From<&VaultError> for Kind {
-    fn from(error: &VaultError) -> Kind {
+impl From<&VaultError> for FaultKind {
+    fn from(error: &VaultError) -> FaultKind {
         vault(error)
     }
 }
 
-fn host(error: &Error) -> Kind {
+fn host(error: &Error) -> FaultKind {
     match error {
         Error::At { path: _, source } | Error::MadeNotOpen { source } => host(source),
         Error::Key(e) => key(e),
@@ -100,11 +100,11 @@ fn host(error: &Error) -> Kind {
         Error::History(e) => history(e),
         Error::Vault(e) => vault(e),
         Error::CannotOpen { dir: _, source } | Error::CannotList { dir: _, source } => vault(source),
-        Error::SelfTest(_) => Kind::SelfTest,
-        Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => Kind::Directory,
-        Error::Locked { .. } => Kind::Locked,
-        Error::Interrupted => Kind::Interrupted,
-        Error::Usage(_) | Error::Member { .. } | Error::NotADataset => Kind::Usage,
+        Error::SelfTest(_) => FaultKind::SelfTest,
+        Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
+        Error::Locked { .. } => FaultKind::Locked,
+        Error::Interrupted => FaultKind::Interrupted,
+        Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
         | Error::NotPermitted
@@ -114,11 +114,11 @@ fn host(error: &Error) -> Kind {
         | Error::Snapshot
         | Error::ZoneNotAhead
         | Error::LostNotEmpty { .. }
-        | Error::EpochNeeded { .. } => Kind::Refused,
-        Error::Pins { .. } => Kind::KeySource,
-        Error::NoZonePin { .. } => Kind::AdministratorSignature,
-        Error::Backing { .. } => Kind::Store,
-        Error::UnknownRequest { .. } => Kind::UnknownRequest,
+        | Error::EpochNeeded { .. } => FaultKind::Refused,
+        Error::Pins { .. } => FaultKind::KeySource,
+        Error::NoZonePin { .. } => FaultKind::AdministratorSignature,
+        Error::Backing { .. } => FaultKind::Store,
+        Error::UnknownRequest { .. } => FaultKind::UnknownRequest,
         Error::NoRandom(_)
         | Error::StoreReadOnly { .. }
         | Error::Local { .. }
@@ -127,16 +127,18 @@ fn host(error: &Error) -> Kind {
         | Error::GarbledRequest
         | Error::Unanswerable { .. }
         | Error::NoRekey
-        | Error::RekeyPanicked => Kind::Other,
+        | Error::RekeyPanicked => FaultKind::Other,
     }
 }
 
-fn key(error: &KeyError) -> Kind {
+fn key(error: &KeyError) -> FaultKind {
     match error {
-        KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => Kind::WrongKey,
-        KeyError::HeaderAltered | KeyError::KeychainInvalid | KeyError::OlderHeader { .. } => Kind::HeaderUnreadable,
+        KeyError::WrongKey { .. } | KeyError::NoSlotOfKind { .. } => FaultKind::WrongKey,
+        KeyError::HeaderAltered | KeyError::KeychainInvalid | KeyError::OlderHeader { .. } => {
+            FaultKind::HeaderUnreadable
+        }
         KeyError::Header(e) => header(e),
-        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => Kind::Usage,
+        KeyError::NoSlot { .. } | KeyError::NoEpoch { .. } => FaultKind::Usage,
         KeyError::LastSlot { .. }
         | KeyError::SlotsFull { .. }
         | KeyError::SlotIdsUsedUp
@@ -155,50 +157,50 @@ fn key(error: &KeyError) -> Kind {
         | KeyError::SharedKey { .. }
         | KeyError::NoParentSlot
         | KeyError::ParentSlot { .. }
-        | KeyError::HasParentSlot => Kind::Refused,
-        KeyError::OtherParent => Kind::WrongKey,
-        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => Kind::AdministratorSignature,
-        KeyError::Destroyed(_) => Kind::KeysDestroyed,
-        KeyError::NothingToProve => Kind::Refused,
+        | KeyError::HasParentSlot => FaultKind::Refused,
+        KeyError::OtherParent => FaultKind::WrongKey,
+        KeyError::SignatureInvalid | KeyError::OtherAdministrator { .. } => FaultKind::AdministratorSignature,
+        KeyError::Destroyed(_) => FaultKind::KeysDestroyed,
+        KeyError::NothingToProve => FaultKind::Refused,
         KeyError::Receipt(e) => receipt(e),
         KeyError::History(e) => history(e),
-        KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => Kind::TooDear,
-        KeyError::SlotsTooDear { .. } => Kind::Refused,
-        KeyError::NoRandom(_) => Kind::Other,
-        KeyError::OtherHeader => Kind::Internal,
+        KeyError::Argon2 { .. } | KeyError::Argon2Memory { .. } | KeyError::Argon2Work { .. } => FaultKind::TooDear,
+        KeyError::SlotsTooDear { .. } => FaultKind::Refused,
+        KeyError::NoRandom(_) => FaultKind::Other,
+        KeyError::OtherHeader => FaultKind::Internal,
         KeyError::Source(e) => source(e),
         KeyError::File(e) => file(e),
     }
 }
 
-fn receipt(error: &ReceiptError) -> Kind {
+fn receipt(error: &ReceiptError) -> FaultKind {
     match error {
         ReceiptError::Json(_)
         | ReceiptError::Version
         | ReceiptError::Unsigned
         | ReceiptError::OtherKey { .. }
-        | ReceiptError::Signature => Kind::Damaged,
-        ReceiptError::Other => Kind::Usage,
+        | ReceiptError::Signature => FaultKind::Damaged,
+        ReceiptError::Other => FaultKind::Usage,
     }
 }
 
-fn history(error: &HistoryError) -> Kind {
+fn history(error: &HistoryError) -> FaultKind {
     match error {
-        HistoryError::Io { .. } => Kind::Store,
-        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => Kind::HeaderUnwritable,
-        HistoryError::Damaged { .. } => Kind::Damaged,
+        HistoryError::Io { .. } => FaultKind::Store,
+        HistoryError::NotAFile { .. } | HistoryError::Busy { .. } => FaultKind::HeaderUnwritable,
+        HistoryError::Damaged { .. } => FaultKind::Damaged,
     }
 }
 
-fn source(error: &SourceError) -> Kind {
+fn source(error: &SourceError) -> FaultKind {
     match error {
         SourceError::Syntax
         | SourceError::Combination { .. }
         | SourceError::Argument { .. }
         | SourceError::NotMade
         | SourceError::NotDestroyed
-        | SourceError::NotAZone => Kind::Usage,
-        SourceError::EmptyPassphrase => Kind::EmptyPassphrase,
+        | SourceError::NotAZone => FaultKind::Usage,
+        SourceError::EmptyPassphrase => FaultKind::EmptyPassphrase,
         SourceError::PassphraseTooLong { .. }
         | SourceError::PassphraseNotUtf8
         | SourceError::RawLength
@@ -215,24 +217,24 @@ fn source(error: &SourceError) -> Kind {
         | SourceError::NoCredentials
         | SourceError::Recovery(_)
         | SourceError::Shares(_)
-        | SourceError::Auxiliary { .. } => Kind::KeySource,
+        | SourceError::Auxiliary { .. } => FaultKind::KeySource,
         SourceError::Server { place: _, fault } => server(fault),
         SourceError::Token(fault) => token(fault),
-        SourceError::ZoneShared => Kind::Refused,
-        SourceError::NoRandom(_) => Kind::Other,
+        SourceError::ZoneShared => FaultKind::Refused,
+        SourceError::NoRandom(_) => FaultKind::Other,
     }
 }
 
-fn server(fault: &ServerFault) -> Kind {
+fn server(fault: &ServerFault) -> FaultKind {
     match fault {
-        ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => Kind::KeyServerDown,
-        ServerFault::Untrusted { .. } => Kind::KeyServerUntrusted,
+        ServerFault::Unreachable { .. } | ServerFault::Timeout { .. } => FaultKind::KeyServerDown,
+        ServerFault::Untrusted { .. } => FaultKind::KeyServerUntrusted,
         ServerFault::Unwelcome { .. } | ServerFault::Denied { .. } | ServerFault::NotPermitted { .. } => {
-            Kind::KeyDenied
+            FaultKind::KeyDenied
         }
-        ServerFault::Missing { .. } | ServerFault::NoObject => Kind::KeyMissing,
-        ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => Kind::KeySource,
-        ServerFault::NameTaken => Kind::Refused,
+        ServerFault::Missing { .. } | ServerFault::NoObject => FaultKind::KeyMissing,
+        ServerFault::ManyObjects | ServerFault::Unnamed | ServerFault::IdGiven => FaultKind::KeySource,
+        ServerFault::NameTaken => FaultKind::Refused,
         ServerFault::KeyState(state) => key_state(*state),
         ServerFault::Partly { done: _, fault } => server(fault),
         ServerFault::Redirect { .. }
@@ -244,44 +246,44 @@ fn server(fault: &ServerFault) -> Kind {
         | ServerFault::KeyLength { .. }
         | ServerFault::Failed { .. }
         | ServerFault::TooLong { .. }
-        | ServerFault::Protocol { .. } => Kind::KeyAnswer,
+        | ServerFault::Protocol { .. } => FaultKind::KeyAnswer,
     }
 }
 
-fn key_state(state: KeyState) -> Kind {
+fn key_state(state: KeyState) -> FaultKind {
     match state {
-        KeyState::PreActive => Kind::KeyDenied,
-        KeyState::Deactivated | KeyState::Compromised | KeyState::Destroyed => Kind::KeyRevoked,
-        KeyState::Active | KeyState::Unknown(_) => Kind::KeyAnswer,
+        KeyState::PreActive => FaultKind::KeyDenied,
+        KeyState::Deactivated | KeyState::Compromised | KeyState::Destroyed => FaultKind::KeyRevoked,
+        KeyState::Active | KeyState::Unknown(_) => FaultKind::KeyAnswer,
     }
 }
 
-fn token(fault: &TokenFault) -> Kind {
+fn token(fault: &TokenFault) -> FaultKind {
     match fault {
         TokenFault::NoModule
         | TokenFault::Module { .. }
         | TokenFault::ManyTokens { .. }
         | TokenFault::ManyObjects { .. }
         | TokenFault::Unsuitable
-        | TokenFault::NoPin => Kind::KeySource,
-        TokenFault::NoToken | TokenFault::NoObject { .. } => Kind::KeyMissing,
-        TokenFault::WrongPin { .. } => Kind::KeyDenied,
-        TokenFault::PinLocked => Kind::TokenLocked,
-        TokenFault::Failed { .. } => Kind::KeyAnswer,
+        | TokenFault::NoPin => FaultKind::KeySource,
+        TokenFault::NoToken | TokenFault::NoObject { .. } => FaultKind::KeyMissing,
+        TokenFault::WrongPin { .. } => FaultKind::KeyDenied,
+        TokenFault::PinLocked => FaultKind::TokenLocked,
+        TokenFault::Failed { .. } => FaultKind::KeyAnswer,
     }
 }
 
-fn file(error: &FileError) -> Kind {
+fn file(error: &FileError) -> FaultKind {
     match error {
-        FileError::Missing { .. } | FileError::NotAFile { .. } => Kind::HeaderUnreadable,
+        FileError::Missing { .. } | FileError::NotAFile { .. } => FaultKind::HeaderUnreadable,
         FileError::Header { path: _, source } => header(source),
-        FileError::Exists { .. } | FileError::Busy { .. } => Kind::HeaderUnwritable,
-        FileError::Read { .. } => Kind::HeaderUnreadable,
-        FileError::Write { .. } => Kind::HeaderUnwritable,
+        FileError::Exists { .. } | FileError::Busy { .. } => FaultKind::HeaderUnwritable,
+        FileError::Read { .. } => FaultKind::HeaderUnreadable,
+        FileError::Write { .. } => FaultKind::HeaderUnwritable,
     }
 }
 
-fn header(error: &HeaderError) -> Kind {
+fn header(error: &HeaderError) -> FaultKind {
     match error {
         HeaderError::TooLarge { .. }
         | HeaderError::Json(_)
@@ -290,14 +292,14 @@ fn header(error: &HeaderError) -> Kind {
         | HeaderError::Feature { .. }
         | HeaderError::Member { .. }
         | HeaderError::Argon2Work { .. }
-        | HeaderError::DuplicateSlot { .. } => Kind::HeaderUnreadable,
+        | HeaderError::DuplicateSlot { .. } => FaultKind::HeaderUnreadable,
     }
 }
 
-fn vault(error: &VaultError) -> Kind {
+fn vault(error: &VaultError) -> FaultKind {
     match error {
-        VaultError::NotFound | VaultError::NotDirectory => Kind::NotFound,
-        VaultError::Invalid | VaultError::InvalidName => Kind::Usage,
+        VaultError::NotFound | VaultError::NotDirectory => FaultKind::NotFound,
+        VaultError::Invalid | VaultError::InvalidName => FaultKind::Usage,
         VaultError::Exists
         | VaultError::IsDirectory
         | VaultError::NotEmpty
@@ -308,22 +310,22 @@ fn vault(error: &VaultError) -> Kind {
         | VaultError::NoAttribute
         | VaultError::NoData
         | VaultError::Unsupported
-        | VaultError::NoRandom(_) => Kind::Other,
-        VaultError::Locked => Kind::Locked,
-        VaultError::KeyNotLoaded => Kind::KeyNotLoaded,
-        VaultError::OtherDataset | VaultError::DatasetRoot | VaultError::Frozen => Kind::Refused,
-        VaultError::Damaged { .. } => Kind::Damaged,
-        VaultError::Refused(_) => Kind::Refused,
+        | VaultError::NoRandom(_) => FaultKind::Other,
+        VaultError::Locked => FaultKind::Locked,
+        VaultError::KeyNotLoaded => FaultKind::KeyNotLoaded,
+        VaultError::OtherDataset | VaultError::DatasetRoot | VaultError::Frozen => FaultKind::Refused,
+        VaultError::Damaged { .. } => FaultKind::Damaged,
+        VaultError::Refused(_) => FaultKind::Refused,
         VaultError::Store(e) => store(e),
-        VaultError::Io { .. } => Kind::Store,
+        VaultError::Io { .. } => FaultKind::Store,
     }
 }
 
-fn store(error: &StoreError) -> Kind {
+fn store(error: &StoreError) -> FaultKind {
     match error {
-        StoreError::Damaged(_) => Kind::Damaged,
-        StoreError::Io { .. } => Kind::Store,
-        StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => Kind::Other,
+        StoreError::Damaged(_) => FaultKind::Damaged,
+        StoreError::Io { .. } => FaultKind::Store,
+        StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => FaultKind::Other,
     }
 }
 
@@ -334,15 +336,15 @@ mod tests {
     #[test]
     fn what_a_kernel_says_of_the_store_is_not_damage() {
         let io = || std::io::Error::from_raw_os_error(libc::EIO);
-        assert_eq!(vault(&VaultError::Io { op: "x", source: io() }), Kind::Store);
-        assert_eq!(store(&StoreError::Io { op: "x", offset: 0, source: io() }), Kind::Store);
+        assert_eq!(vault(&VaultError::Io { op: "x", source: io() }), FaultKind::Store);
+        assert_eq!(store(&StoreError::Io { op: "x", offset: 0, source: io() }), FaultKind::Store);
     }
 
     #[test]
     fn a_kind_of_another_version_is_read_as_something_else() {
-        let read = |text: &str| serde_json::from_str::<Kind>(text).unwrap();
-        assert_eq!(read("\"wrong-key\""), Kind::WrongKey);
-        assert_eq!(read("\"a-new-kind\""), Kind::Other);
-        assert_eq!(serde_json::to_string(&Kind::UnknownRequest).unwrap(), "\"unknown-request\"");
+        let read = |text: &str| serde_json::from_str::<FaultKind>(text).unwrap();
+        assert_eq!(read("\"wrong-key\""), FaultKind::WrongKey);
+        assert_eq!(read("\"a-new-kind\""), FaultKind::Other);
+        assert_eq!(serde_json::to_string(&FaultKind::UnknownRequest).unwrap(), "\"unknown-request\"");
     }
 }

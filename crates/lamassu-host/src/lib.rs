@@ -48,7 +48,7 @@ pub mod unlock;
 
 pub use error::{Error, Result, message};
 pub use keeper::Keeper;
-pub use kind::Kind;
+pub use kind::FaultKind;
 pub use lock::WriterLock;
 pub use open::{Found, Opened, Unsealed, backend, options};
 pub use pins::Pins;

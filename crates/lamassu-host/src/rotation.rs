@@ -13,7 +13,7 @@ use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, Slot, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::dataset::parent_epoch;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Keychain, Material, NewSlot, Tier, Unlocked, Update, cost, header_file, unix_now};
 use lamassu_store::Backend;
 use lamassu_vault::check::{Progress, Tally};
@@ -31,11 +31,11 @@ pub fn rotate(
 ) -> Result<Event> {
     let Some((file, zone_keys)) = zone else {
         let number = keys.rotate_vault(header, tier, leave_zone, unix_now())?;
-        return Ok(Event::new(Kind::Rotated).epoch(tier, number));
+        return Ok(Event::new(EventKind::Rotated).epoch(tier, number));
     };
     let adopted = keys.adopt_zone(header, tier, file, zone_keys)?;
     let newest = adopted.last().ok_or(Error::ZoneNotAhead)?;
-    Ok(Event::new(Kind::Rotated).epoch(tier, *newest).detail("zone", hex(&file.id())))
+    Ok(Event::new(EventKind::Rotated).epoch(tier, *newest).detail("zone", hex(&file.id())))
 }
 
 /// What a keychain holds, without its keys.
@@ -126,7 +126,7 @@ impl Alone {
         let new = NewSlot { material, cost, label: &label, created: unix_now() };
         let slot = keys.renew(&mut self.header, &new)?;
         let event =
-            Event::new(Kind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
+            Event::new(EventKind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(Renewed { slot, gone })
     }
@@ -138,7 +138,7 @@ impl Alone {
     pub fn retire(mut self, keys: &mut Unlocked, tier: Tier, epoch: u32, shown: &dyn Proof) -> Result<VaultHeader> {
         self.prove(keys, tier, epoch, shown)?;
         keys.retire(&mut self.header, tier, epoch)?;
-        let event = Event::new(Kind::Retired).epoch(tier, epoch);
+        let event = Event::new(EventKind::Retired).epoch(tier, epoch);
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(self.header)
     }

@@ -13,7 +13,7 @@ use crate::slots::{about, check_label, reseal_parent_slot};
 use crate::{Error, Policy, Result, hex};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
 use lamassu_vault::{Forest, Options, VaultError};
@@ -186,7 +186,7 @@ impl Served {
         self.change(caller, volume, |keys, header| {
             let new = NewSlot { material: &material, cost, label, created: unix_now() };
             let id = keys.add_slot_on(header, &new, terms)?;
-            Ok((id, about(Kind::SlotAdded, id, header)))
+            Ok((id, about(EventKind::SlotAdded, id, header)))
         })
     }
 
@@ -208,7 +208,7 @@ impl Served {
             let kept = header.keys().slot(slot).map_or(Role::Administrator, |s| s.role);
             let role = role.unwrap_or(kept);
             let (id, removed) = keys.change_slot_on(header, slot, &new, Terms { role, expires })?;
-            let event = about(Kind::SlotChanged, id, header).detail("instead_of", slot);
+            let event = about(EventKind::SlotChanged, id, header).detail("instead_of", slot);
             Ok((Changed { id, removed: removed.to_string() }, event))
         })
     }

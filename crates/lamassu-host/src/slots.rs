@@ -6,7 +6,7 @@ use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, parent_epoch};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Role, Update, unlock_by_parent};
 
 /// A label that can be kept and printed.
@@ -30,7 +30,7 @@ pub fn is_unsafe(c: char) -> bool {
 }
 
 /// What the history says of a slot.
-pub fn about<H: Header>(kind: Kind, id: u32, header: &H) -> Event {
+pub fn about<H: Header>(kind: EventKind, id: u32, header: &H) -> Event {
     let event = Event::new(kind).slot(id);
     match header.keys().slot(id) {
         Some(slot) => {
@@ -54,7 +54,7 @@ pub fn reseal_parent_slot(place: &Place, ring: &KeyRing, uid: u32) -> Result<()>
     }
     let keys = unlock_by_parent(&header, ring).at(place.dir())?;
     if keys.reseal_parent_slot(&mut header, ring)? {
-        let event = Event::new(Kind::SlotChanged)
+        let event = Event::new(EventKind::SlotChanged)
             .by(uid)
             .slot(keys.slot())
             .detail("what", "sealed under the newest key of its parent");

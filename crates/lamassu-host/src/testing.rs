@@ -5,7 +5,7 @@ use crate::{Found, Keeper, Policy, Served, Unsealed, backend, options};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::NameMode;
 use lamassu_format::{Domain, Geometry, Suite, name};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Material, NewSlot, NewVault, SlotKind, Update, Zone, cost, create_vault, unlock};
 use lamassu_vault::Vault;
 use std::fs;
@@ -26,11 +26,11 @@ pub fn vault(dir: &Path) -> usize {
     let (mut header, keys) = create_vault(&new, &slot).unwrap();
     Vault::make_tree(&backend(dir).unwrap(), &header, &keys.key_ring(suite).unwrap()).unwrap();
     let place = dir.join(name::HEADER);
-    let begun = [Event::new(Kind::Created)];
+    let begun = [Event::new(EventKind::Created)];
     Update::begin(&place).unwrap().create_recorded(&mut header, &keys, &begun).unwrap();
     let first = fs::metadata(dir.join(name::HISTORY)).unwrap().len();
     keys.add_slot(&mut header, &slot).unwrap();
-    Update::begin(&place).unwrap().record(&mut header, &keys, &[Event::new(Kind::SlotAdded)]).unwrap();
+    Update::begin(&place).unwrap().record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).unwrap();
     usize::try_from(first).unwrap()
 }
 

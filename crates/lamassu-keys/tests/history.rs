@@ -4,7 +4,7 @@
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, HistoryMark, NameMode, Role, VaultHeader};
 use lamassu_format::{Domain, Geometry, Suite, name};
-use lamassu_keys::history::{Fault, History, Kind, Report};
+use lamassu_keys::history::{EventKind, Fault, History, Report};
 use lamassu_keys::{
     Argon2Params, Event, HistoryError, KeyError, Material, NewSlot, NewVault, SlotKind, Terms, Tier, Unlocked, Update,
     Zone, create_vault, header_file, unlock,
@@ -40,7 +40,7 @@ impl Lab {
         };
         let (mut header, keys) = create_vault(&new, &slot(&raw(1), "first")).unwrap();
         let update = Update::begin(&lab.header_path()).unwrap();
-        update.create_recorded(&mut header, &keys, &[Event::new(Kind::Created).slot(1)]).unwrap();
+        update.create_recorded(&mut header, &keys, &[Event::new(EventKind::Created).slot(1)]).unwrap();
         lab
     }
 
@@ -66,14 +66,14 @@ impl Lab {
         let mut header: VaultHeader = update.read().unwrap();
         let keys = unlock(&header, &raw(1)).unwrap();
         let id = keys.add_slot(&mut header, &slot(&raw(2), label)).unwrap();
-        update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded).slot(id).detail("label", label)]).unwrap();
+        update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded).slot(id).detail("label", label)]).unwrap();
     }
 
     fn history(&self) -> History {
         self.keys().history(self.dir.path(), &self.header()).unwrap()
     }
 
-    fn note(&self, kind: Kind) -> Result<(), KeyError> {
+    fn note(&self, kind: EventKind) -> Result<(), KeyError> {
         self.history().note(Event::new(kind))
     }
 
@@ -106,7 +106,7 @@ impl Lab {
 fn every_change_is_written_down_and_marked() {
     let lab = Lab::new();
     lab.add("second");
-    lab.note(Kind::Loaded).unwrap();
+    lab.note(EventKind::Loaded).unwrap();
     lab.add("third");
     let report = lab.read();
     assert_eq!((report.fault, report.torn_bytes), (None, 0));
@@ -130,7 +130,7 @@ fn every_change_is_written_down_and_marked() {
 #[test]
 fn epochs_actors_and_long_details() {
     let lab = Lab::new();
-    let event = Event::new(Kind::Rotated).epoch(Tier::Outer, 2).by(4_000_000_000).detail("much", "é".repeat(5000));
+    let event = Event::new(EventKind::Rotated).epoch(Tier::Outer, 2).by(4_000_000_000).detail("much", "é".repeat(5000));
     lab.history().note(event).unwrap();
     let entry = lab.read().entries.pop().unwrap();
     assert_eq!(
@@ -189,7 +189,7 @@ fn removed_inserted_and_reordered_entries_are_found() {
 fn an_end_that_the_header_has_seen_cannot_be_cut_off() {
     let lab = Lab::new();
     lab.add("second");
-    lab.note(Kind::Loaded).unwrap();
+    lab.note(EventKind::Loaded).unwrap();
     let (good, b) = (lab.bytes(), lab.borders());
     // Behind the mark it can, and nothing here can tell: that takes an anchor elsewhere.
     fs::write(lab.log(), &good[..b[2]]).unwrap();
@@ -232,10 +232,10 @@ fn an_end_that_was_appended_here_cannot_be_cut_off_either() {
     let lab = Lab::new();
     let mut history = lab.history();
     let before = lab.bytes();
-    history.note(Event::new(Kind::Loaded)).unwrap();
+    history.note(Event::new(EventKind::Loaded)).unwrap();
     fs::write(lab.log(), &before).unwrap();
     assert_eq!(lab.read().fault, None, "by the header alone it is not found");
-    let refused = history.note(Event::new(Kind::Unloaded)).unwrap_err();
+    let refused = history.note(Event::new(EventKind::Unloaded)).unwrap_err();
     let found = Fault::CutOff { seen: 2, found: 1 };
     assert!(matches!(&refused, KeyError::History(HistoryError::Damaged { fault, .. }) if *fault == found), "{refused}");
     assert_eq!(lab.bytes(), before);
@@ -262,7 +262,7 @@ fn an_interrupted_append_is_no_damage() {
     lab.add("again");
     assert_eq!(lab.events(), ["created", "slot-added"]);
     assert_eq!((lab.read().fault, lab.read().torn_bytes), (None, 0));
-    lab.note(Kind::Loaded).unwrap();
+    lab.note(EventKind::Loaded).unwrap();
     // More than one entry's worth behind the end is not what an append leaves.
     let bytes = [&lab.bytes()[..], &after].concat();
     fs::write(lab.log(), bytes).unwrap();
@@ -324,7 +324,7 @@ fn a_damaged_history_is_set_aside_by_the_next_change_and_noted() {
     bytes[60] ^= 1;
     fs::write(lab.log(), &bytes).unwrap();
     // Nothing is appended where it would say nothing.
-    let refused = lab.note(Kind::Loaded).unwrap_err();
+    let refused = lab.note(EventKind::Loaded).unwrap_err();
     assert!(matches!(refused, KeyError::History(HistoryError::Damaged { fault: Fault::Broken { sequence: 1 }, .. })));
     assert_eq!(lab.bytes(), bytes);
     // But keys can be changed.
@@ -357,11 +357,11 @@ fn a_header_without_a_history_gains_it_with_its_next_change() {
     let keys = unlock(&old, &raw(0x51)).unwrap();
     let mut history = keys.history(lab.dir.path(), &old).unwrap();
     assert!(history.read().unwrap().entries.is_empty());
-    history.note(Event::new(Kind::Loaded)).unwrap();
+    history.note(Event::new(EventKind::Loaded)).unwrap();
     let update = Update::begin(&lab.header_path()).unwrap();
     let mut header = old;
     keys.add_slot(&mut header, &slot(&raw(2), "x")).unwrap();
-    update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded)]).unwrap();
+    update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).unwrap();
     let header = lab.header();
     assert_eq!(header.keys().history.unwrap().count, 2);
     let report = keys.history(lab.dir.path(), &header).unwrap().read().unwrap();
@@ -375,15 +375,15 @@ fn odd_files_in_its_place_are_refused() {
     fs::write(&elsewhere, "precious").unwrap();
     fs::remove_file(lab.log()).unwrap();
     std::os::unix::fs::symlink(&elsewhere, lab.log()).unwrap();
-    let refused = lab.note(Kind::Loaded).unwrap_err();
+    let refused = lab.note(EventKind::Loaded).unwrap_err();
     assert!(matches!(refused, KeyError::History(HistoryError::NotAFile { .. })), "{refused}");
     assert_eq!(fs::read(&elsewhere).unwrap(), b"precious");
     fs::remove_file(lab.log()).unwrap();
     fs::create_dir(lab.log()).unwrap();
-    assert!(matches!(lab.note(Kind::Loaded), Err(KeyError::History(_))));
+    assert!(matches!(lab.note(EventKind::Loaded), Err(KeyError::History(_))));
     fs::remove_dir(lab.log()).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, lab.log(), rustix::fs::Mode::RWXU).unwrap();
-    assert!(matches!(lab.note(Kind::Loaded), Err(KeyError::History(HistoryError::NotAFile { .. }))));
+    assert!(matches!(lab.note(EventKind::Loaded), Err(KeyError::History(HistoryError::NotAFile { .. }))));
 }
 
 #[test]
@@ -412,11 +412,11 @@ fn a_damaged_last_entry_is_not_taken_for_an_interrupted_append() {
     let mut bytes = lab.bytes();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(lab.log(), &bytes).unwrap();
-    assert!(matches!(lab.note(Kind::Loaded), Err(KeyError::History(HistoryError::Damaged { .. }))));
+    assert!(matches!(lab.note(EventKind::Loaded), Err(KeyError::History(HistoryError::Damaged { .. }))));
     assert_eq!(lab.bytes(), bytes);
     // Nor does it begin a new one where there was one.
     fs::remove_file(lab.log()).unwrap();
-    assert!(matches!(lab.note(Kind::Loaded), Err(KeyError::History(HistoryError::Damaged { .. }))));
+    assert!(matches!(lab.note(EventKind::Loaded), Err(KeyError::History(HistoryError::Damaged { .. }))));
 }
 
 #[test]
@@ -433,7 +433,7 @@ fn a_history_that_cannot_be_written_keeps_the_header_as_it_is() {
     let mut header: VaultHeader = update.read().unwrap();
     let keys = lab.keys();
     keys.add_slot(&mut header, &slot(&raw(2), "x")).unwrap();
-    let failed = update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded)]).unwrap_err();
+    let failed = update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).unwrap_err();
     assert!(matches!(failed, KeyError::History(_)));
     assert_eq!(fs::read(lab.header_path()).unwrap(), before);
 }
@@ -444,7 +444,7 @@ fn appends_at_once_all_get_in() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             let mut history = lab.history();
-            scope.spawn(move || (0..10).for_each(|_| history.note(Event::new(Kind::Loaded)).unwrap()));
+            scope.spawn(move || (0..10).for_each(|_| history.note(Event::new(EventKind::Loaded)).unwrap()));
         }
     });
     assert_eq!((lab.read().fault, lab.events().len()), (None, 41));
@@ -458,14 +458,14 @@ fn a_use_only_slot_appends_and_marks_nothing() {
     let keys = lab.keys();
     let terms = Terms { role: Role::Use, expires: None };
     keys.add_slot_on(&mut header, &slot(&raw(2), "job"), terms).unwrap();
-    update.record(&mut header, &keys, &[Event::new(Kind::SlotAdded).slot(2)]).unwrap();
+    update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded).slot(2)]).unwrap();
     let user = unlock(&lab.header(), &raw(2)).unwrap();
-    user.history(lab.dir.path(), &lab.header()).unwrap().note(Event::new(Kind::Loaded)).unwrap();
+    user.history(lab.dir.path(), &lab.header()).unwrap().note(Event::new(EventKind::Loaded)).unwrap();
     assert_eq!(lab.events(), ["created", "slot-added", "loaded"]);
     let log = lab.bytes();
     let mut header = lab.header();
     let update = Update::begin(&lab.header_path()).unwrap();
-    let refused = update.record(&mut header, &user, &[Event::new(Kind::SlotRemoved)]).unwrap_err();
+    let refused = update.record(&mut header, &user, &[Event::new(EventKind::SlotRemoved)]).unwrap_err();
     assert!(matches!(refused, KeyError::NotAdministrator { slot: 2 }));
     assert_eq!(lab.bytes(), log, "and leaves no entry that says it had");
 }

@@ -12,7 +12,7 @@ use common::{Short, me, n, options};
 use lamassu_crypto::{Engine, Salts, SecretBytes, wrap};
 use lamassu_format::header::{Header, NameMode, VaultHeader};
 use lamassu_format::{Geometry, Suite, name};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{
     Argon2Params, Ask, Epoch, Event, KeySource, Material, NewSlot, NewVault, Purpose, SlotKind, Update, Zone,
     create_vault, header_file, unlock,
@@ -168,7 +168,7 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
     let (mut header, keys) = create_vault(&new, &slot).unwrap();
     Vault::make_tree(&LocalBackend::open(dir).unwrap(), &header, &keys.key_ring(suite).unwrap()).unwrap();
     let update = Update::begin(&dir.join(name::HEADER)).unwrap();
-    update.create_recorded(&mut header, &keys, &[Event::new(Kind::Created)]).unwrap();
+    update.create_recorded(&mut header, &keys, &[Event::new(EventKind::Created)]).unwrap();
     std::fs::write(dir.with_extension("passphrase"), &passphrase).unwrap();
 
     let slot = &header.keys().slots[0];
@@ -232,7 +232,7 @@ fn open_work_and_close(dir: &Path, work: bool, say: &mut dyn FnMut(&str)) {
     // An open file has its pages in memory, with the keys of its blocks.
     let held = vault.open_file(vault.ino("d/large"), common::RO).unwrap();
     assert_eq!(vault.read(held, 0, &mut [0; 4096]).unwrap(), 4096);
-    keys.history(dir, &header).unwrap().note(Event::new(Kind::Loaded)).unwrap();
+    keys.history(dir, &header).unwrap().note(Event::new(EventKind::Loaded)).unwrap();
     say("open");
     vault.close().unwrap();
     drop((vault, keys, material));

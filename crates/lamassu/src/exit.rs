@@ -6,7 +6,7 @@
 use crate::fault::{Error, Fault};
 use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
-use lamassu_host::{Error as HostError, Kind};
+use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_keys::FileError;
 use lamassu_store::backend::CopyError;
 
@@ -192,44 +192,44 @@ pub fn code_of(error: &Error) -> Code {
     code(error.fault())
 }
 
-impl From<Kind> for Code {
-    fn from(kind: Kind) -> Code {
+impl From<FaultKind> for Code {
+    fn from(kind: FaultKind) -> Code {
         match kind {
-            Kind::Usage => Code::Usage,
-            Kind::NotFound => Code::NotFound,
-            Kind::Store => Code::Store,
-            Kind::Directory => Code::Dir,
-            Kind::KeySource => Code::KeySource,
-            Kind::Locked => Code::Locked,
-            Kind::WrongKey => Code::WrongKey,
-            Kind::Interrupted => Code::Interrupted,
-            Kind::EmptyPassphrase => Code::EmptyPassphrase,
-            Kind::HeaderUnreadable => Code::HeaderUnreadable,
-            Kind::HeaderUnwritable => Code::HeaderUnwritable,
-            Kind::Damaged => Code::Damaged,
-            Kind::Refused => Code::Refused,
-            Kind::KeyServerDown => Code::KeyServerDown,
-            Kind::KeyServerUntrusted => Code::KeyServerUntrusted,
-            Kind::KeyDenied => Code::KeyDenied,
-            Kind::KeyMissing => Code::KeyMissing,
-            Kind::KeyAnswer => Code::KeyAnswer,
-            Kind::TokenLocked => Code::TokenLocked,
-            Kind::SelfTest => Code::SelfTest,
-            Kind::KeyRevoked => Code::KeyRevoked,
-            Kind::AdministratorSignature => Code::AdminSignature,
-            Kind::KeyNotLoaded => Code::KeyNotLoaded,
-            Kind::KeysDestroyed => Code::KeysDestroyed,
-            Kind::TooDear => Code::TooDear,
-            Kind::Internal => Code::Internal,
-            Kind::UnknownRequest | Kind::Other => Code::Other,
+            FaultKind::Usage => Code::Usage,
+            FaultKind::NotFound => Code::NotFound,
+            FaultKind::Store => Code::Store,
+            FaultKind::Directory => Code::Dir,
+            FaultKind::KeySource => Code::KeySource,
+            FaultKind::Locked => Code::Locked,
+            FaultKind::WrongKey => Code::WrongKey,
+            FaultKind::Interrupted => Code::Interrupted,
+            FaultKind::EmptyPassphrase => Code::EmptyPassphrase,
+            FaultKind::HeaderUnreadable => Code::HeaderUnreadable,
+            FaultKind::HeaderUnwritable => Code::HeaderUnwritable,
+            FaultKind::Damaged => Code::Damaged,
+            FaultKind::Refused => Code::Refused,
+            FaultKind::KeyServerDown => Code::KeyServerDown,
+            FaultKind::KeyServerUntrusted => Code::KeyServerUntrusted,
+            FaultKind::KeyDenied => Code::KeyDenied,
+            FaultKind::KeyMissing => Code::KeyMissing,
+            FaultKind::KeyAnswer => Code::KeyAnswer,
+            FaultKind::TokenLocked => Code::TokenLocked,
+            FaultKind::SelfTest => Code::SelfTest,
+            FaultKind::KeyRevoked => Code::KeyRevoked,
+            FaultKind::AdministratorSignature => Code::AdminSignature,
+            FaultKind::KeyNotLoaded => Code::KeyNotLoaded,
+            FaultKind::KeysDestroyed => Code::KeysDestroyed,
+            FaultKind::TooDear => Code::TooDear,
+            FaultKind::Internal => Code::Internal,
+            FaultKind::UnknownRequest | FaultKind::Other => Code::Other,
         }
     }
 }
 
 fn code(fault: &Fault) -> Code {
     match fault {
-        Fault::Host(e) => Kind::from(e).into(),
-        Fault::Receipt(e) => Kind::from(e).into(),
+        Fault::Host(e) => FaultKind::from(e).into(),
+        Fault::Receipt(e) => FaultKind::from(e).into(),
         Fault::Mount(e) => mount(e),
         Fault::MountOption(_) => Code::Usage,
         Fault::Control(e) => control(e),
@@ -258,7 +258,7 @@ fn code(fault: &Fault) -> Code {
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
         Fault::Unprinted { .. } => Code::Other,
-        Fault::LocalPath { path: _, source } => Kind::from(source).into(),
+        Fault::LocalPath { path: _, source } => FaultKind::from(source).into(),
         Fault::Local { .. } | Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,
         Fault::DeviceNode => Code::Refused,
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
@@ -284,7 +284,7 @@ fn mount(error: &MountError) -> Code {
         }
         MountError::KeepAwake(_) => Code::Usage,
         MountError::Session(_) => Code::Other,
-        MountError::Close(e) => Kind::from(e).into(),
+        MountError::Close(e) => FaultKind::from(e).into(),
     }
 }
 

@@ -18,7 +18,7 @@ pub use files::{FileCommit, Opening};
 pub use names::{Made, Removal, Renamed};
 
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
-use crate::row::{Entry, Intent, Place, Row, VaultRow};
+use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
 use crate::table::{Space, Table};
 use crate::{AnchorError, Digests, ObjectId, Part, RecordNo, Revision, Token, TokenKey};
 use parking_lot::Mutex;
@@ -168,17 +168,17 @@ impl Anchor {
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
-    pub fn entry(&self, place: &Place) -> Result<Option<Entry>> {
+    pub fn entry(&self, place: &EntryPlace) -> Result<Option<Entry>> {
         self.entry_in(&self.state.lock(), place)
     }
 
-    fn entry_in(&self, state: &State, place: &Place) -> Result<Option<Entry>> {
+    fn entry_in(&self, state: &State, place: &EntryPlace) -> Result<Option<Entry>> {
         let layers = state.layers();
         let queued = layers.into_iter().flatten().find_map(|layer| layer.entry(place));
         queued.map_or_else(|| self.durable_entry(place), Ok)
     }
 
-    fn durable_entry(&self, place: &Place) -> Result<Option<Entry>> {
+    fn durable_entry(&self, place: &EntryPlace) -> Result<Option<Entry>> {
         self.table.get(Space::Entries, &entry_key(place))?.map(|bytes| Entry::decode(&bytes)).transpose()
     }
 

@@ -6,7 +6,7 @@
 use super::{Anchor, Result, State};
 use crate::queue::{Layer, Mark, Scope};
 use crate::queue::{behind_object, object_key};
-use crate::row::{Content, Entry, Intent, Place, Row};
+use crate::row::{Content, Entry, EntryPlace, Intent, Row};
 use crate::table::{Space, Table};
 use crate::{AnchorError, ObjectId, RecordNo};
 use std::collections::{BTreeMap, HashSet};
@@ -52,7 +52,7 @@ impl Anchor {
     ///
     /// # Errors
     /// Those of the table.
-    pub fn make(&self, place: Place, row: Row) -> Result<Made> {
+    pub fn make(&self, place: EntryPlace, row: Row) -> Result<Made> {
         let state = &mut *self.state.lock();
         if state.is_going(&place) {
             return Ok(Made::NameIsGoing);
@@ -70,7 +70,7 @@ impl Anchor {
     ///
     /// # Errors
     /// [`AnchorError::Unknown`]; those of the table.
-    pub fn link(&self, place: Place, object: ObjectId) -> Result<Made> {
+    pub fn link(&self, place: EntryPlace, object: ObjectId) -> Result<Made> {
         let state = &mut *self.state.lock();
         if state.is_going(&place) {
             return Ok(Made::NameIsGoing);
@@ -85,7 +85,7 @@ impl Anchor {
     }
 
     /// Whether a name may be made in the store: no removal of it waits to be carried out.
-    pub fn may_make(&self, place: &Place) -> bool {
+    pub fn may_make(&self, place: &EntryPlace) -> bool {
         !self.state.lock().is_going(place)
     }
 
@@ -93,7 +93,7 @@ impl Anchor {
     ///
     /// # Errors
     /// Those of the table.
-    pub fn remove(&self, place: Place) -> Result<Removal> {
+    pub fn remove(&self, place: EntryPlace) -> Result<Removal> {
         let state = &mut *self.state.lock();
         let Some(was) = self.entry_in(state, &place)? else { return Ok(Removal::NoEntry) };
         let is_flying = state.flying.as_ref().is_some_and(|layer| layer.entry(&place).is_some());
@@ -139,7 +139,7 @@ impl Anchor {
     ///
     /// # Errors
     /// Those of the table: nothing has changed then.
-    pub fn rename(&self, from: Place, to: Place, is_exchange: bool, covered: Mark) -> Result<Renamed> {
+    pub fn rename(&self, from: EntryPlace, to: EntryPlace, is_exchange: bool, covered: Mark) -> Result<Renamed> {
         let _in_order = self.committing.lock();
         let (source, target) = {
             let state = &mut *self.state.lock();
@@ -184,8 +184,8 @@ impl Anchor {
     /// What a move changes. The caller holds `committing`, and nothing of it is queued.
     fn move_layer(
         &self,
-        (from, source): (Place, Entry),
-        (to, target): (Place, Option<Entry>),
+        (from, source): (EntryPlace, Entry),
+        (to, target): (EntryPlace, Option<Entry>),
         is_exchange: bool,
     ) -> Result<(Layer, u64)> {
         let state = &mut *self.state.lock();
@@ -214,14 +214,14 @@ impl Anchor {
     }
 
     /// The row of a directory that is somewhere else from now on.
-    fn moved_dir(&self, state: &State, to: Place, entry: Entry) -> Result<Option<(ObjectId, Option<Row>)>> {
+    fn moved_dir(&self, state: &State, to: EntryPlace, entry: Entry) -> Result<Option<(ObjectId, Option<Row>)>> {
         let mut row = self.known(state, entry.object)?;
         let Content::Dir { parent, name, .. } = &mut row.content else { return Ok(None) };
         (*parent, *name) = (to.dir, to.name);
         Ok(Some((entry.object, Some(row))))
     }
 
-    fn place(&self, state: &mut State, to: Place, entry: Entry) -> Result<()> {
+    fn place(&self, state: &mut State, to: EntryPlace, entry: Entry) -> Result<()> {
         if let Some((object, row)) = self.moved_dir(state, to, entry)? {
             state.queued.objects.insert(object, row);
         }
@@ -266,7 +266,7 @@ pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Res
 }
 
 impl State {
-    fn make_entry(&mut self, place: Place, entry: Entry) {
+    fn make_entry(&mut self, place: EntryPlace, entry: Entry) {
         self.made += 1;
         self.queued.make_entry(place, entry, self.made);
     }
@@ -279,7 +279,7 @@ impl State {
     }
 
     /// Whether a removal of this name is not carried out yet.
-    fn is_going(&self, place: &Place) -> bool {
+    fn is_going(&self, place: &EntryPlace) -> bool {
         let is_it = |intent: &Intent| matches!(intent, Intent::Remove { at, .. } if at == place);
         let queued = self.layers().into_iter().flatten().flat_map(|layer| layer.intents().map(|(_, intent)| intent));
         queued.chain(self.due.values().copied()).chain(self.handed_out.values().copied()).any(|intent| is_it(&intent))

@@ -51,13 +51,14 @@ fn row() -> impl Strategy<Value = Row> {
 }
 
 fn some_entry() -> impl Strategy<Value = Entry> {
-    let kind = (0_u8..7).prop_map(|number| Kind::of_number(number).expect("seven kinds"));
+    let kind = (0_u8..7).prop_map(|number| ObjectKind::of_number(number).expect("seven kinds"));
     (kind, any::<u64>()).prop_map(|(kind, object)| Entry { kind, object: ObjectId(object) })
 }
 
 fn some_intent() -> impl Strategy<Value = Intent> {
-    let place =
-        || (any::<u64>(), any::<[u8; 16]>()).prop_map(|(dir, name)| Place { dir: ObjectId(dir), name: Token(name) });
+    let place = || {
+        (any::<u64>(), any::<[u8; 16]>()).prop_map(|(dir, name)| EntryPlace { dir: ObjectId(dir), name: Token(name) })
+    };
     prop_oneof![
         (place(), some_entry()).prop_map(|(at, was)| Intent::Remove { at, was }),
         (place(), place()).prop_map(|(from, to)| Intent::Move { from, to }),
@@ -126,7 +127,7 @@ proptest! {
 fn the_row_of_a_plain_file_is_small() {
     let content = Content::File(FileRow { root: Digest([7; 32]), size: 100_000, twin: None, open: None });
     let row = Row { mode: 0o644, uid: 1000, gid: 1000, links: 1, content, attributes: Sealed::Nothing };
-    let entry = Entry { kind: Kind::File, object: ObjectId(1 << 20) };
+    let entry = Entry { kind: ObjectKind::File, object: ObjectId(1 << 20) };
     // Keys: 8 bytes of an object, 24 of an entry.
     assert!(8 + row.encode().len() + 24 + entry.encode().len() <= 90);
 }

@@ -6,8 +6,8 @@ use lamassu_anchor::judge::{self, Pages, Shown, Stamp, Verdict};
 use lamassu_anchor::row::{Content, FileRow, Open, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{
-    Anchor, Digest, FileCommit, Made, ObjectId, Opening, Place, RecordNo, Revision, Row, Token, TokenKey, VaultRow,
-    Window,
+    Anchor, Digest, EntryPlace, FileCommit, Made, ObjectId, Opening, RecordNo, Revision, Row, Token, TokenKey,
+    VaultRow, Window,
 };
 use lamassu_crypto::wrap::sha256;
 use lamassu_format::{FileId, PageNo};
@@ -198,7 +198,7 @@ impl World {
                 Open { file: id(left, file), windows: smallvec![Window { session: SESSION, covered: 0 }], cut: None };
             let row = FileRow { open: Some(open), ..FileRow::default() };
             let row = Row { content: Content::File(row), ..dir_row() };
-            let place = Place { dir: ObjectId::ROOT, name: Token([file as u8; 16]) };
+            let place = EntryPlace { dir: ObjectId::ROOT, name: Token([file as u8; 16]) };
             assert_eq!(anchor.make(place, row).unwrap(), Made::Queued(object(file)));
         }
         anchor.commit(anchor.mark()).unwrap();

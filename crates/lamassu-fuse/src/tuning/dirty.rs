@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// The kind of writes that write-back brings, judged by the size of its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum LimitKind {
     Unknown,
     Sequential,
     Random,
@@ -94,7 +94,7 @@ impl DirtyLimits {
         Ok([read(&self.min)?, read(&self.max)?])
     }
 
-    fn set(&self, kind: Kind) {
+    fn set(&self, kind: LimitKind) {
         let mut left = self.left.lock();
         let Some(ours) = left.take() else { return };
         match self.change(kind, &ours) {
@@ -107,24 +107,24 @@ impl DirtyLimits {
     }
 
     /// Sets the limits and returns what the files contain then; `None`: another program has changed them.
-    fn change(&self, kind: Kind, ours: &[String; 2]) -> io::Result<Option<[String; 2]>> {
+    fn change(&self, kind: LimitKind, ours: &[String; 2]) -> io::Result<Option<[String; 2]>> {
         if self.read()? != *ours {
             return Ok(None);
         }
         // Random writes get their whole share as a minimum: otherwise the kernel lets it grow from a small one with
         // what was written lately.
         let (sure, share) = match kind {
-            Kind::Unknown => (0, self.unknown),
-            Kind::Sequential => (0, KERNELS),
-            Kind::Random => (RANDOM / PERCENT, RANDOM),
+            LimitKind::Unknown => (0, self.unknown),
+            LimitKind::Sequential => (0, KERNELS),
+            LimitKind::Random => (RANDOM / PERCENT, RANDOM),
         };
         let set_min = || self.min.write_all_at(format!("{sure}\n").as_bytes(), 0);
         let set_max = || self.max.write_all_at(format!("{}\n", (share / self.unit).max(1)).as_bytes(), 0);
         // In this order the lower limit is never above the upper one, which the kernel refuses. It also refuses a
         // minimum where others have it all.
         match kind {
-            Kind::Random => set_max().and_then(|()| set_min()),
-            Kind::Unknown | Kind::Sequential => set_min().and_then(|()| set_max()),
+            LimitKind::Random => set_max().and_then(|()| set_min()),
+            LimitKind::Unknown | LimitKind::Sequential => set_min().and_then(|()| set_max()),
         }?;
         self.read().map(Some)
     }
@@ -138,7 +138,7 @@ fn dirty_threshold() -> Option<u64> {
 }
 
 struct State {
-    kind: Kind,
+    kind: LimitKind,
     /// Requests and bytes that are not judged yet.
     requests: u32,
     bytes: u64,
@@ -153,7 +153,7 @@ pub(super) struct DirtyShare {
 
 impl Default for DirtyShare {
     fn default() -> Self {
-        let state = State { kind: Kind::Unknown, requests: 0, bytes: 0, last: Instant::now() };
+        let state = State { kind: LimitKind::Unknown, requests: 0, bytes: 0, last: Instant::now() };
         DirtyShare { limits: OnceLock::new(), state: Mutex::new(state) }
     }
 }
@@ -161,7 +161,7 @@ impl Default for DirtyShare {
 impl DirtyShare {
     /// Without limits nothing is judged.
     pub(super) fn set_limits(&self, limits: DirtyLimits) {
-        limits.set(Kind::Unknown);
+        limits.set(LimitKind::Unknown);
         // Set once, by `mount`.
         let _ = self.limits.set(limits);
     }
@@ -189,22 +189,22 @@ impl DirtyShare {
         let Some(limits) = self.limits.get() else { return };
         let mut state = self.state.lock();
         let pause = match state.kind {
-            Kind::Unknown => return,
-            Kind::Sequential => sequential,
-            Kind::Random => random,
+            LimitKind::Unknown => return,
+            LimitKind::Sequential => sequential,
+            LimitKind::Random => random,
         };
         if state.last.elapsed() >= pause {
-            (state.kind, state.requests, state.bytes) = (Kind::Unknown, 0, 0);
-            limits.set(Kind::Unknown);
+            (state.kind, state.requests, state.bytes) = (LimitKind::Unknown, 0, 0);
+            limits.set(LimitKind::Unknown);
         }
     }
 }
 
 /// The kind that requests of `mean` bytes show, after those of kind `before`.
-fn judge(mean: u64, before: Kind) -> Kind {
+fn judge(mean: u64, before: LimitKind) -> LimitKind {
     match (mean, before) {
-        (..SMALL, _) => Kind::Random,
-        (LARGE.., _) | (_, Kind::Unknown) => Kind::Sequential,
+        (..SMALL, _) => LimitKind::Random,
+        (LARGE.., _) | (_, LimitKind::Unknown) => LimitKind::Sequential,
         (_, before) => before,
     }
 }

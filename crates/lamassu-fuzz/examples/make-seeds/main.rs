@@ -257,7 +257,7 @@ fn histories(seeds: &mut Seeds) {
 fn anchor_rows(seeds: &mut Seeds) {
     use lamassu_anchor::row::{Content, Cut, FileRow, Open, Sealed};
     use lamassu_anchor::{
-        Digest, Entry, Intent, Kind, ObjectId, Place, Revision, Row, Token, TokenKey, VaultRow, Window,
+        Digest, Entry, EntryPlace, Intent, ObjectId, ObjectKind, Revision, Row, Token, TokenKey, VaultRow, Window,
     };
     let digest = |byte| Digest([byte; 32]);
     let (name, window) = (Token([5; 16]), Window { session: 7, covered: 300 });
@@ -272,8 +272,8 @@ fn anchor_rows(seeds: &mut Seeds) {
         Content::Fifo,
     ];
     let row = |content| Row { mode: 0o644, uid: 1000, gid: 100, links: 1, content, attributes: Sealed::Is(digest(6)) };
-    let place = |dir| Place { dir: ObjectId(dir), name };
-    let was = Entry { kind: Kind::File, object: ObjectId(300) };
+    let place = |dir| EntryPlace { dir: ObjectId(dir), name };
+    let was = Entry { kind: ObjectKind::File, object: ObjectId(300) };
     let vault = VaultRow {
         vault: [1; 16],
         revision: Revision(9),

@@ -5,7 +5,7 @@
 //! into memory that is not wiped.
 
 use super::counters::Counted;
-use crate::{Error, Kind};
+use crate::{Error, FaultKind};
 use lamassu_keys::Tier;
 use lamassu_vault::Rekeyed;
 use serde::{Deserialize, Serialize};
@@ -219,7 +219,7 @@ pub enum Answer<T> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failed {
     /// for programs
-    pub kind: Kind,
+    pub kind: FaultKind,
     /// for people
     pub message: String,
 }

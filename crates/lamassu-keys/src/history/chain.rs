@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn entry(text: &str) -> Entry {
-        let event = Event::new(super::super::Kind::Loaded).detail("text", text);
+        let event = Event::new(super::super::EventKind::Loaded).detail("text", text);
         Entry { time: 1, host: "h".into(), user: None, ..Entry::of(&event) }
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EventKind {
     /// the vault was made
     Created,
     /// a slot more
@@ -48,29 +48,29 @@ pub enum Kind {
     Restarted,
 }
 
-impl Kind {
+impl EventKind {
     /// Its name in entries.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Created => "created",
-            Kind::SlotAdded => "slot-added",
-            Kind::SlotRemoved => "slot-removed",
-            Kind::SlotChanged => "slot-changed",
-            Kind::AdminSet => "admin-set",
-            Kind::Rotated => "rotated",
-            Kind::Retired => "retired",
-            Kind::RekeyBegun => "rekey-begun",
-            Kind::RekeyEnded => "rekey-ended",
-            Kind::BackedUp => "backed-up",
-            Kind::Restored => "restored",
-            Kind::Loaded => "loaded",
-            Kind::Unloaded => "unloaded",
-            Kind::DatasetCreated => "dataset-created",
-            Kind::DatasetChanged => "dataset-changed",
-            Kind::DatasetDestroyed => "dataset-destroyed",
-            Kind::Cloned => "cloned",
-            Kind::KeyDestroyed => "key-destroyed",
-            Kind::Restarted => "restarted",
+            EventKind::Created => "created",
+            EventKind::SlotAdded => "slot-added",
+            EventKind::SlotRemoved => "slot-removed",
+            EventKind::SlotChanged => "slot-changed",
+            EventKind::AdminSet => "admin-set",
+            EventKind::Rotated => "rotated",
+            EventKind::Retired => "retired",
+            EventKind::RekeyBegun => "rekey-begun",
+            EventKind::RekeyEnded => "rekey-ended",
+            EventKind::BackedUp => "backed-up",
+            EventKind::Restored => "restored",
+            EventKind::Loaded => "loaded",
+            EventKind::Unloaded => "unloaded",
+            EventKind::DatasetCreated => "dataset-created",
+            EventKind::DatasetChanged => "dataset-changed",
+            EventKind::DatasetDestroyed => "dataset-destroyed",
+            EventKind::Cloned => "cloned",
+            EventKind::KeyDestroyed => "key-destroyed",
+            EventKind::Restarted => "restarted",
         }
     }
 }
@@ -78,7 +78,7 @@ impl Kind {
 /// Something done to a vault's keys, to be written down. Holds no secret.
 #[derive(Clone, Debug)]
 pub struct Event {
-    pub(super) kind: Kind,
+    pub(super) kind: EventKind,
     pub(super) slot: Option<u32>,
     pub(super) epoch: Option<(Tier, u32)>,
     pub(super) uid: u32,
@@ -87,7 +87,7 @@ pub struct Event {
 
 impl Event {
     /// An event that this process's user caused.
-    pub fn new(kind: Kind) -> Event {
+    pub fn new(kind: EventKind) -> Event {
         let uid = rustix::process::getuid().as_raw();
         Event { kind, slot: None, epoch: None, uid, details: BTreeMap::new() }
     }

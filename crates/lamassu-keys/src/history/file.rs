@@ -1,7 +1,7 @@
 //! The file a history lives in: locked while it is read or appended to, never followed through a link.
 
 use super::chain::{self, End, Entry, Fault, Link, Report};
-use super::event::{Event, Kind};
+use super::event::{Event, EventKind};
 use crate::KeyError;
 use crate::header_file::shown;
 use lamassu_crypto::Secret;
@@ -156,7 +156,7 @@ impl History {
 
     /// The events, behind one that says why the history begins anew.
     fn restarted(&self, fault: &str, kept_as: Option<&str>, events: &[Event]) -> Vec<Event> {
-        let said = Event::new(Kind::Restarted).detail("fault", fault);
+        let said = Event::new(EventKind::Restarted).detail("fault", fault);
         let said = match kept_as {
             Some(name) => said.detail("kept_as", name),
             None => said,

@@ -17,7 +17,7 @@ mod file;
 pub use chain::{Entry, Fault, Report};
 #[cfg(feature = "testing")]
 pub(crate) use chain::{chain_of, read_chain};
-pub use event::{Event, Kind};
+pub use event::{Event, EventKind};
 pub(crate) use event::{host_name, user_name};
 pub use file::{History, HistoryError};
 

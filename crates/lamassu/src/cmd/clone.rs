@@ -17,7 +17,7 @@ use lamassu_format::name;
 use lamassu_fuse::control::Root;
 use lamassu_host::lock;
 use lamassu_host::slots::check_label;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
 use lamassu_store::Backend;
 use lamassu_store::backend::{Copied, LocalBackend, Privileges, Watch};
@@ -212,7 +212,7 @@ impl Original {
         let made = self.fill(ui, &top, privileges).and_then(|copied| {
             self.copy_sessions(keys, &top, (&header, &unlocked))?;
             drop(quiet);
-            let begun = Event::new(Kind::Created)
+            let begun = Event::new(EventKind::Created)
                 .slot(unlocked.slot())
                 .detail("kind", self.material.kind().name())
                 .detail(if new.snapshot { "snapshot-of" } else { "clone-of" }, text::hex(&self.header.id()));
@@ -221,7 +221,7 @@ impl Original {
         });
         let copied = made.inspect_err(|_| take_back(ui, place, &top)).with_context(|| place.display().to_string())?;
         let word = if new.snapshot { "snapshot" } else { "clone" };
-        let noted = Event::new(Kind::Cloned).detail(word, text::hex(&header.id()));
+        let noted = Event::new(EventKind::Cloned).detail(word, text::hex(&header.id()));
         if let Err(error) = history.note(noted) {
             ui.warn(format_args!("the history of {} does not say so: {error}", self.dir.display()));
         }

@@ -66,19 +66,19 @@ fn help() -> String {
 
 /// A path, and which tree it is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum Destination {
     Vault(PathBuf),
     Local(PathBuf),
     Stdin,
 }
 
-impl Place {
-    fn of(path: &Path) -> Place {
+impl Destination {
+    fn of(path: &Path) -> Destination {
         let bytes = path.as_os_str().as_bytes();
         match bytes.strip_prefix(b"vault:") {
-            Some(rest) => Place::Vault(PathBuf::from(OsStr::from_bytes(rest))),
-            None if bytes == b"-" => Place::Stdin,
-            None => Place::Local(path.into()),
+            Some(rest) => Destination::Vault(PathBuf::from(OsStr::from_bytes(rest))),
+            None if bytes == b"-" => Destination::Stdin,
+            None => Destination::Local(path.into()),
         }
     }
 }
@@ -98,11 +98,11 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let (target, sources) = split(rest)?;
     let job = Job::of(sources, target)?;
     let store = store_of(dir);
-    if let Place::Local(target) = &job.target {
+    if let Destination::Local(target) = &job.target {
         refuse_in_store(target, store)?;
     }
     let mut key = args.key.clone();
-    if job.sources.contains(&Place::Stdin) {
+    if job.sources.contains(&Destination::Stdin) {
         if key.source()?.takes_stdin() {
             let words = "standard input is copied, so the key must come from elsewhere, e.g. raw:fd:3";
             return Err(Fault::Usage(words).into());
@@ -110,7 +110,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         // A passphrase or PIN is asked for on the terminal, or not at all: the first line of the data is none.
         key = key.leaving_stdin();
     }
-    let read_only = matches!(job.target, Place::Local(_));
+    let read_only = matches!(job.target, Destination::Local(_));
     let vault = open::forest(ui, dir, &key, read_only)?;
     let mask = begin();
     let grants = if read_only { out_of_store(&args, mask) } else { Grants::Kept };
@@ -160,22 +160,24 @@ fn refuse_in_store(target: &Path, store: Option<(u64, u64)>) -> Result<()> {
 
 /// What to copy, and where to.
 struct Job {
-    sources: Vec<Place>,
-    target: Place,
+    sources: Vec<Destination>,
+    target: Destination,
 }
 
 impl Job {
     fn of(sources: &[PathBuf], target: &Path) -> Result<Job, Fault> {
-        let sources: Vec<Place> = sources.iter().map(|s| Place::of(s)).collect();
-        let target = Place::of(target);
-        let vault_sources = sources.iter().filter(|s| matches!(s, Place::Vault(_))).count();
+        let sources: Vec<Destination> = sources.iter().map(|s| Destination::of(s)).collect();
+        let target = Destination::of(target);
+        let vault_sources = sources.iter().filter(|s| matches!(s, Destination::Vault(_))).count();
         if vault_sources != 0 && vault_sources != sources.len() {
             return Err(Fault::Usage("copy from the vault or from outside, not from both at once"));
         }
         match (&target, vault_sources) {
-            (Place::Stdin, _) => Err(Fault::Usage("to standard output: use `lamassu cat`")),
-            (Place::Local(_), 0) => Err(Fault::Usage("neither side is in the vault: write its paths as vault:PATH")),
-            _ if sources.len() > 1 && sources.contains(&Place::Stdin) => {
+            (Destination::Stdin, _) => Err(Fault::Usage("to standard output: use `lamassu cat`")),
+            (Destination::Local(_), 0) => {
+                Err(Fault::Usage("neither side is in the vault: write its paths as vault:PATH"))
+            }
+            _ if sources.len() > 1 && sources.contains(&Destination::Stdin) => {
                 Err(Fault::Usage("standard input can only be copied alone"))
             }
             _ => Ok(Job { sources, target }),
@@ -189,17 +191,17 @@ impl Job {
         (store, grants): (Option<(u64, u64)>, Grants),
         recursive: bool,
     ) -> Result<()> {
-        if let ([Place::Stdin], Place::Vault(target)) = (self.sources.as_slice(), &self.target) {
+        if let ([Destination::Stdin], Destination::Vault(target)) = (self.sources.as_slice(), &self.target) {
             return copy_stdin(vault, target);
         }
-        let path = |p: &Place| match p {
-            Place::Vault(path) | Place::Local(path) => path.clone(),
-            Place::Stdin => PathBuf::from("-"),
+        let path = |p: &Destination| match p {
+            Destination::Vault(path) | Destination::Local(path) => path.clone(),
+            Destination::Stdin => PathBuf::from("-"),
         };
-        let tree = |p: &Place| -> &dyn Tree { if matches!(p, Place::Vault(_)) { vault } else { &Local } };
+        let tree = |p: &Destination| -> &dyn Tree { if matches!(p, Destination::Vault(_)) { vault } else { &Local } };
         let sources: Vec<PathBuf> = self.sources.iter().map(path).collect();
         let from = self.sources.first().map_or(&Local as &dyn Tree, tree);
-        let same = matches!((self.sources.first(), &self.target), (Some(Place::Vault(_)), Place::Vault(_)));
+        let same = matches!((self.sources.first(), &self.target), (Some(Destination::Vault(_)), Destination::Vault(_)));
         let sides = Sides { from, to: tree(&self.target), same, store, grants };
         copy_all(ui, sides, &sources, &path(&self.target), recursive)
     }
@@ -259,7 +261,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
         copy_into(&mut copier, to, sources, target)
     } else {
         let (dir, name) = place_of(to, target)?;
-        sources.iter().try_for_each(|source| copier.copy(source, copy::Place::Named(&*dir, name)))
+        sources.iter().try_for_each(|source| copier.copy(source, copy::CopyPlace::Named(&*dir, name)))
     };
     copier.meter.suspend(|| copier.left_out.tell(ui));
     copied?;
@@ -274,8 +276,8 @@ fn copy_into(copier: &mut Copier<'_>, to: &dyn Tree, sources: &[PathBuf], target
     let dir = to.dir(target)?;
     for source in sources {
         let place = match own_name(source) {
-            Some(name) => copy::Place::Named(&*dir, name),
-            None => copy::Place::Itself(to, target),
+            Some(name) => copy::CopyPlace::Named(&*dir, name),
+            None => copy::CopyPlace::Itself(to, target),
         };
         copier.copy(source, place)?;
     }
@@ -320,10 +322,10 @@ mod tests {
 
     #[test]
     fn sides_are_told_apart() {
-        assert_eq!(Place::of(Path::new("vault:a/b")), Place::Vault("a/b".into()));
-        assert_eq!(Place::of(Path::new("vault:")), Place::Vault("".into()));
-        assert_eq!(Place::of(Path::new("./vault:a")), Place::Local("./vault:a".into()));
-        assert_eq!(Place::of(Path::new("-")), Place::Stdin);
+        assert_eq!(Destination::of(Path::new("vault:a/b")), Destination::Vault("a/b".into()));
+        assert_eq!(Destination::of(Path::new("vault:")), Destination::Vault("".into()));
+        assert_eq!(Destination::of(Path::new("./vault:a")), Destination::Local("./vault:a".into()));
+        assert_eq!(Destination::of(Path::new("-")), Destination::Stdin);
     }
 
     #[test]

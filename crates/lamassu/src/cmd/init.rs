@@ -13,7 +13,7 @@ use lamassu_format::header::{NameMode, ZoneFile};
 use lamassu_format::root::MODE_BITS;
 use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
 use lamassu_host::slots::check_label;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{
     Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
     header_file, unix_now,
@@ -158,7 +158,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     let zone = load_zone(ui, &args)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
-    let place = Place::prepare(ui, &args.dir)?;
+    let place = VaultPlace::prepare(ui, &args.dir)?;
     let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
     report(ui, &args, made)
 }
@@ -216,7 +216,7 @@ fn check_empty(dir: &Path) -> Result<(), Fault> {
 }
 
 /// The directory, and what is to be undone if init fails.
-struct Place {
+struct VaultPlace {
     dir: PathBuf,
     held: File,
     made_dir: bool,
@@ -224,10 +224,10 @@ struct Place {
     root: RootRecord,
 }
 
-impl Place {
+impl VaultPlace {
     /// Makes the directory, or takes one that is empty. It is its owner's alone from here on: what lies in it is no
     /// matter of other users.
-    fn prepare(ui: &Ui, dir: &Path) -> Result<Place> {
+    fn prepare(ui: &Ui, dir: &Path) -> Result<VaultPlace> {
         let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
         let made_dir = match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
             Ok(()) => true,
@@ -246,7 +246,7 @@ impl Place {
                 dir.display()
             ));
         }
-        Ok(Place { dir: dir.into(), held, made_dir, root })
+        Ok(VaultPlace { dir: dir.into(), held, made_dir, root })
     }
 
     /// Only what this program puts there; the directory was empty.
@@ -290,7 +290,7 @@ impl Place {
             .and_then(|()| Vault::make_tree(&backend, &header, &ring))
             .context("cannot make the root directory of the vault")?;
         let update = Update::begin(&self.dir.join(name::HEADER))?;
-        let made = Event::new(Kind::Created)
+        let made = Event::new(EventKind::Created)
             .slot(unlocked.slot())
             .detail("kind", material.kind().name())
             .detail("suite", header.suite().name())

@@ -11,7 +11,7 @@ use crate::output::Ui;
 use lamassu_fuse::control::{self, ControlError, Root};
 use lamassu_host::control::AskError;
 use lamassu_host::control::protocol::{Failed, Status};
-use lamassu_host::{Error as HostError, Kind, lock};
+use lamassu_host::{Error as HostError, FaultKind, lock};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -225,7 +225,7 @@ fn written(mountpoint: &Path, is_open: bool) -> Written {
     match crate::control::sync(mountpoint) {
         Ok(()) => refused.map_or(Written::All, Written::Refused),
         // A daemon of an earlier version.
-        Err(AskError::Told(Failed { kind: Kind::UnknownRequest, .. })) => Written::All,
+        Err(AskError::Told(Failed { kind: FaultKind::UnknownRequest, .. })) => Written::All,
         Err(AskError::Told(failed)) => {
             Written::Kept(Failed { message: crate::text::printable(&failed.message), ..failed })
         }

@@ -31,7 +31,7 @@ const LIKE_MAX: usize = 400;
 static LIMIT: LazyLock<Limit> = LazyLock::new(Limit::default);
 
 /// The lines of one place in the program.
-struct Kind {
+struct LineKind {
     /// Lines that may be written now, and when the last of them was added.
     left: u32,
     added: Instant,
@@ -57,16 +57,16 @@ struct LeftOut {
 #[derive(Default)]
 struct Limit {
     /// By the address of what describes the place: it is static.
-    kinds: Mutex<HashMap<usize, Kind>>,
+    kinds: Mutex<HashMap<usize, LineKind>>,
     hash: RandomState,
     /// Something was left out.
     begun: Condvar,
 }
 
-impl Kind {
+impl LineKind {
     fn new(level: Level, now: Instant) -> Self {
         let (written, like) = (HashMap::new(), String::new());
-        Kind { left: BURST, added: now, written, since: now, level, repeated: 0, others: 0, like }
+        LineKind { left: BURST, added: now, written, since: now, level, repeated: 0, others: 0, like }
     }
 
     /// Whether a line is written.
@@ -96,13 +96,13 @@ impl Kind {
 }
 
 impl Limit {
-    fn kinds(&self) -> MutexGuard<'_, HashMap<usize, Kind>> {
+    fn kinds(&self) -> MutexGuard<'_, HashMap<usize, LineKind>> {
         self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn admits(&self, kind: usize, level: Level, line: &str, now: Instant) -> bool {
         let mut kinds = self.kinds();
-        let kind = kinds.entry(kind).or_insert_with(|| Kind::new(level, now));
+        let kind = kinds.entry(kind).or_insert_with(|| LineKind::new(level, now));
         let admitted = kind.admits(self.hash.hash_one(line), now);
         if !admitted && kind.repeated + kind.others == 1 {
             kind.like = line[..line.floor_char_boundary(LIKE_MAX)].to_owned();
@@ -112,7 +112,7 @@ impl Limit {
     }
 
     /// What was left out since this was asked last.
-    fn take(kinds: &mut HashMap<usize, Kind>) -> Vec<LeftOut> {
+    fn take(kinds: &mut HashMap<usize, LineKind>) -> Vec<LeftOut> {
         let some = kinds.values_mut().filter(|kind| kind.repeated + kind.others > 0);
         some.map(|kind| LeftOut {
             level: kind.level,
@@ -125,7 +125,8 @@ impl Limit {
 
     /// Waits until something was left out.
     fn wait(&self) {
-        let nothing = |kinds: &mut HashMap<usize, Kind>| kinds.values().all(|kind| kind.repeated + kind.others == 0);
+        let nothing =
+            |kinds: &mut HashMap<usize, LineKind>| kinds.values().all(|kind| kind.repeated + kind.others == 0);
         drop(self.begun.wait_while(self.kinds(), nothing).unwrap_or_else(PoisonError::into_inner));
     }
 }

@@ -92,7 +92,7 @@ struct Level {
 
 /// Where an entry is copied to.
 #[derive(Clone, Copy)]
-pub enum Place<'d> {
+pub enum CopyPlace<'d> {
     /// To this name in a directory.
     Named(&'d dyn Dir, &'d OsStr),
     /// To the tree's own directory at this path, which is there: what is in the source goes into it.
@@ -104,7 +104,7 @@ impl Copier<'_> {
     /// what concerns them all.
     ///
     /// Without recursion: the depth of a tree is its maker's choice.
-    pub fn copy(&mut self, source: &Path, target: Place<'_>) -> Result<()> {
+    pub fn copy(&mut self, source: &Path, target: CopyPlace<'_>) -> Result<()> {
         let mut levels = Vec::new();
         levels.extend(self.entry(source, target, &[], target.dir())?);
         while let Some(level) = levels.last_mut() {
@@ -118,7 +118,7 @@ impl Copier<'_> {
             let source = level.source.join(&name);
             let Some((first, level)) = levels.first().zip(levels.last()) else { break };
             let top = target.dir().unwrap_or(&*first.target);
-            let begun = self.entry(&source, Place::Named(&*level.target, &name), &levels, Some(top))?;
+            let begun = self.entry(&source, CopyPlace::Named(&*level.target, &name), &levels, Some(top))?;
             levels.extend(begun);
         }
         Ok(())
@@ -129,7 +129,7 @@ impl Copier<'_> {
     fn entry(
         &mut self,
         source: &Path,
-        target: Place<'_>,
+        target: CopyPlace<'_>,
         above: &[Level],
         top: Option<&dyn Dir>,
     ) -> Result<Option<Level>> {
@@ -157,7 +157,7 @@ impl Copier<'_> {
     fn try_copy(
         &mut self,
         source: &Path,
-        target: Place<'_>,
+        target: CopyPlace<'_>,
         above: &[Level],
         top: Option<&dyn Dir>,
     ) -> Result<Option<Level>> {
@@ -176,8 +176,8 @@ impl Copier<'_> {
         self.meter.set_message(self.from.name(source));
         let (dir, name) = match (meta.kind, target) {
             (Kind::Dir, _) => return self.begin_dir(source, target, meta, above).map(Some),
-            (_, Place::Named(dir, name)) => (dir, name),
-            (_, Place::Itself(tree, path)) => return Err(tree.fault(path, VaultError::IsDirectory)),
+            (_, CopyPlace::Named(dir, name)) => (dir, name),
+            (_, CopyPlace::Itself(tree, path)) => return Err(tree.fault(path, VaultError::IsDirectory)),
         };
         match meta.kind {
             Kind::Dir | Kind::File => {
@@ -210,7 +210,7 @@ impl Copier<'_> {
         Ok(true)
     }
 
-    fn begin_dir(&self, source: &Path, target: Place<'_>, meta: Meta, above: &[Level]) -> Result<Level> {
+    fn begin_dir(&self, source: &Path, target: CopyPlace<'_>, meta: Meta, above: &[Level]) -> Result<Level> {
         if !self.recursive {
             let name = self.from.name(source);
             return Err(crate::fault::Error::from(Fault::Usage("is a directory; use -r to copy it")).context(name));
@@ -224,8 +224,8 @@ impl Copier<'_> {
         // Listed before anything is made: a directory copied into itself then has an end.
         let names = self.from.list(source)?;
         let trail = match target {
-            Place::Itself(..) => None,
-            Place::Named(_, name) => {
+            CopyPlace::Itself(..) => None,
+            CopyPlace::Named(_, name) => {
                 let above = above.last().and_then(|level| level.trail.clone());
                 Some(Rc::new(Trail { above, name: name.into() }))
             }
@@ -341,35 +341,35 @@ impl Linked {
     }
 }
 
-impl<'d> Place<'d> {
+impl<'d> CopyPlace<'d> {
     /// The directory that it lies in, where it is one that is held.
     fn dir(&self) -> Option<&'d dyn Dir> {
         match self {
-            Place::Named(dir, _) => Some(*dir),
-            Place::Itself(..) => None,
+            CopyPlace::Named(dir, _) => Some(*dir),
+            CopyPlace::Itself(..) => None,
         }
     }
 
     fn name(&self) -> String {
         match self {
-            Place::Named(dir, name) => dir.name(name),
-            Place::Itself(tree, path) => tree.name(path),
+            CopyPlace::Named(dir, name) => dir.name(name),
+            CopyPlace::Itself(tree, path) => tree.name(path),
         }
     }
 
     /// [`Meta::ino`] of what is there.
     fn ino(&self) -> Result<Option<(u64, u64)>> {
         match self {
-            Place::Named(dir, name) => Ok(dir.stat(name)?.map(|meta| meta.ino)),
-            Place::Itself(tree, path) => Ok(Some(tree.dir(path)?.ino()?)),
+            CopyPlace::Named(dir, name) => Ok(dir.stat(name)?.map(|meta| meta.ino)),
+            CopyPlace::Itself(tree, path) => Ok(Some(tree.dir(path)?.ino()?)),
         }
     }
 
     /// Opens it as a directory, made where nothing is there, with its name, and whether it was made.
     fn open(&self) -> Result<(Box<dyn Dir>, String, bool)> {
         let (dir, is_new) = match self {
-            Place::Itself(tree, path) => (tree.dir(path)?, false),
-            Place::Named(dir, name) => match dir.stat(name)? {
+            CopyPlace::Itself(tree, path) => (tree.dir(path)?, false),
+            CopyPlace::Named(dir, name) => match dir.stat(name)? {
                 Some(Meta { kind: Kind::Dir, .. }) => (dir.open(name)?, false),
                 Some(_) => return Err(dir.fault(name, VaultError::NotDirectory)),
                 None => (dir.make_dir(name)?, true),
@@ -424,7 +424,7 @@ mod tests {
         // A descriptor is held for every level.
         crate::open::raise_descriptor_limit();
         let held = Local.dir(dir.path()).unwrap();
-        copier.copy(&source, Place::Named(&*held, "t".as_ref())).unwrap();
+        copier.copy(&source, CopyPlace::Named(&*held, "t".as_ref())).unwrap();
         assert_eq!((copier.failed, copier.all), (1, DEPTH_MAX + 3));
         assert!(copier.first.unwrap().to_string().contains("directories deep"));
         assert_eq!(std::fs::read(target.join("z")).unwrap(), b"after it");

@@ -22,13 +22,13 @@ pub(super) struct TokenKey {
     session: Session,
     /// what unseals
     key: ObjectHandle,
-    kind: Kind,
+    kind: KeyKind,
     /// label and id, to find the public half by
     named: Vec<Attribute>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum KeyKind {
     Rsa,
     Aes,
 }
@@ -62,11 +62,11 @@ impl TokenKey {
 
     /// Destroys the key, and its public half; tells what was done. The session has to be one that may write.
     pub(super) fn destroy(&self) -> Result<Vec<String>, TokenFault> {
-        let public = if self.kind == Kind::Rsa { self.public_half(&self.public_keys()?) } else { None };
+        let public = if self.kind == KeyKind::Rsa { self.public_half(&self.public_keys()?) } else { None };
         self.session.destroy_object(self.key).map_err(failed("destroy the key"))?;
         let mut said = vec![match self.kind {
-            Kind::Rsa => "destroyed the private key".to_string(),
-            Kind::Aes => "destroyed the secret key".to_string(),
+            KeyKind::Rsa => "destroyed the private key".to_string(),
+            KeyKind::Aes => "destroyed the secret key".to_string(),
         }];
         // Without the private half it opens nothing.
         match public.map(|public| self.session.destroy_object(public)) {
@@ -82,7 +82,7 @@ impl TokenKey {
     /// What encrypts: the key itself, or its public half. A token that does not tell which that is may have one of the
     /// same name; what it seals is tried.
     fn sealing_key(&self) -> Result<ObjectHandle, TokenFault> {
-        if self.kind == Kind::Aes {
+        if self.kind == KeyKind::Aes {
             return Ok(self.key);
         }
         let found = self.public_keys()?;
@@ -136,17 +136,17 @@ impl TokenKey {
     /// The plaintext, or `None` where the ciphertext is another key's.
     fn decrypt(&self, sealed: &TokenSealed) -> Result<Option<Zeroizing<Vec<u8>>>, TokenFault> {
         let plain = match (sealed.mechanism, self.kind) {
-            (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, Kind::Rsa) => {
+            (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, KeyKind::Rsa) => {
                 self.session.decrypt(&oaep(sealed.mechanism), self.key, &sealed.sealed)
             }
-            (TokenMechanism::AesGcm, Kind::Aes) => {
+            (TokenMechanism::AesGcm, KeyKind::Aes) => {
                 let Some((nonce, ciphertext)) = sealed.sealed.split_first_chunk::<GCM_NONCE>() else { return Ok(None) };
                 let mut nonce = *nonce;
                 let params = GcmParams::new(&mut nonce, &[], GCM_TAG_BITS.into()).map_err(failed("decrypt"))?;
                 self.session.decrypt(&Mechanism::AesGcm(params), self.key, ciphertext)
             }
-            (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, Kind::Aes)
-            | (TokenMechanism::AesGcm, Kind::Rsa) => return Ok(None),
+            (TokenMechanism::RsaOaepSha256 | TokenMechanism::RsaOaepSha1, KeyKind::Aes)
+            | (TokenMechanism::AesGcm, KeyKind::Rsa) => return Ok(None),
         };
         match plain {
             Ok(plain) => Ok(Some(Zeroizing::new(plain))),
@@ -159,8 +159,8 @@ impl TokenKey {
 impl Token for TokenKey {
     fn seal(&self, secret: &Secret<32>) -> Result<TokenSealed, SourceError> {
         let mechanisms: &[TokenMechanism] = match self.kind {
-            Kind::Rsa => &[TokenMechanism::RsaOaepSha256, TokenMechanism::RsaOaepSha1],
-            Kind::Aes => &[TokenMechanism::AesGcm],
+            KeyKind::Rsa => &[TokenMechanism::RsaOaepSha256, TokenMechanism::RsaOaepSha1],
+            KeyKind::Aes => &[TokenMechanism::AesGcm],
         };
         let mut last = SourceError::Token(TokenFault::Unsuitable);
         for &mechanism in mechanisms {
@@ -188,12 +188,12 @@ impl Token for TokenKey {
 }
 
 /// RSA or AES, where the key may decrypt.
-fn kind_of(session: &Session, key: ObjectHandle) -> Option<Kind> {
+fn kind_of(session: &Session, key: ObjectHandle) -> Option<KeyKind> {
     let attributes = session.get_attributes(key, &[AttributeType::KeyType, AttributeType::Decrypt]).ok()?;
     attributes.contains(&Attribute::Decrypt(true)).then_some(())?;
     attributes.into_iter().find_map(|a| match a {
-        Attribute::KeyType(KeyType::RSA) => Some(Kind::Rsa),
-        Attribute::KeyType(KeyType::AES) => Some(Kind::Aes),
+        Attribute::KeyType(KeyType::RSA) => Some(KeyKind::Rsa),
+        Attribute::KeyType(KeyType::AES) => Some(KeyKind::Aes),
         _ => None,
     })
 }

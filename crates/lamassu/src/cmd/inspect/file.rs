@@ -65,11 +65,11 @@ struct Content {
     replaced: Vec<u64>,
     holes: Vec<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    slots: Vec<Slot>,
+    slots: Vec<ShownSlot>,
 }
 
 #[derive(Serialize)]
-struct Slot {
+struct ShownSlot {
     block: u64,
     offset: u64,
     /// `data`, `hole`, and `+pending`, `+replaced`
@@ -208,7 +208,7 @@ impl Reader<'_> {
         }
     }
 
-    fn slots(&self, first: BlockNo, page: &Page) -> Vec<Slot> {
+    fn slots(&self, first: BlockNo, page: &Page) -> Vec<ShownSlot> {
         let of = |i: usize| {
             let block = first + i as u64;
             let mut state = String::from(if page.keys.is_hole(i) { "hole" } else { "data" });
@@ -218,7 +218,7 @@ impl Reader<'_> {
             if page.replaced >> i & 1 == 1 {
                 state.push_str("+replaced");
             }
-            Slot { block: block.0, offset: self.geometry.block_offset(block), state }
+            ShownSlot { block: block.0, offset: self.geometry.block_offset(block), state }
         };
         (0..page.keys.len()).map(of).collect()
     }

@@ -7,7 +7,7 @@ use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_format::header::{AdminPin, Header, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, KeyError, Purpose, SlotKind, Update, admin};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ fn init(ui: &Ui, args: &Init) -> Result<()> {
     // Where a key is pinned there was an administrator: this header is an older or a forged one.
     keys::check_pinned(ui, &header)?;
     let public = unlocked.make_administrator(&mut header, &material)?;
-    let event = Event::new(Kind::AdminSet).slot(unlocked.slot()).detail("key", text::hex(&public));
+    let event = Event::new(EventKind::AdminSet).slot(unlocked.slot()).detail("key", text::hex(&public));
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("slot {} is the administrator's now", unlocked.slot()));
     let others = header.keys().slots.iter().filter(|s| s.role == Role::Use).count();
@@ -143,7 +143,7 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     let mut header: VaultHeader = update.read()?;
     let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, args.key.with(&source), &args.dir)?;
     let done = unlocked.exchange_administrator(&mut header, &material)?;
-    let event = Event::new(Kind::AdminSet)
+    let event = Event::new(EventKind::AdminSet)
         .slot(unlocked.slot())
         .detail("key", text::hex(&done.public))
         .detail("instead_of", text::hex(&done.before));

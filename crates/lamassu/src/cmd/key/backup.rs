@@ -9,7 +9,7 @@ use crate::open;
 use crate::output::Ui;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, FileError, KeyError, Material, Purpose, Unlocked, Update, header_file};
 use lamassu_vault::{ROOT, Vault, VaultError};
 use std::path::{Path, PathBuf};
@@ -89,7 +89,8 @@ pub fn backup<H: Header>(file: &Path, ui: &Ui, args: &Backup) -> Result<()> {
 fn put_on_record<H: Header>(ui: &Ui, args: &Backup, keys: &Unlocked, header: &H, bytes: &[u8]) {
     let file = std::path::absolute(&args.file).unwrap_or_else(|_| args.file.clone());
     let digest = crate::text::hex(&lamassu_crypto::wrap::sha256(bytes));
-    let event = Event::new(Kind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
+    let event =
+        Event::new(EventKind::BackedUp).slot(keys.slot()).detail("file", file.display()).detail("sha256", digest);
     let slots = header.keys().slots.iter().map(|s| s.id.to_string()).collect::<Vec<_>>().join(", ");
     let event = event.detail("slots", slots);
     if let Err(error) = keys.history(&args.dir, header).and_then(|mut history| history.note(event)) {
@@ -206,7 +207,7 @@ fn put<H: Header + Clone>(
     let mut header = header.clone();
     carry(&unlocked, &mut header, now.as_ref())?;
     let replaced = keep_replaced(place)?;
-    let event = Event::new(Kind::Restored).detail("from", args.file.display());
+    let event = Event::new(EventKind::Restored).detail("from", args.file.display());
     let there = place.symlink_metadata().is_ok();
     match unlocked.may_change(&header) {
         Ok(()) if there => update.record(&mut header, &unlocked, &[event])?,

@@ -15,7 +15,7 @@ use lamassu_format::name;
 use lamassu_host::Error as HostError;
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::destroy::{self, Destruction};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::receipt::{AtServer, AuditKey, LeftDataset, Receipt, ReceiptError};
 use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file, unlock_by_parent};
 use std::io::IsTerminal;
@@ -262,7 +262,7 @@ impl Run<'_> {
 
     fn commit(&self, destruction: Destruction, keys: &Unlocked, destroyed: Destroyed) -> Result<Destruction> {
         let id = crate::text::hex(&destroyed.receipt);
-        let event = Event::new(Kind::KeyDestroyed).slot(keys.slot()).detail("receipt", id);
+        let event = Event::new(EventKind::KeyDestroyed).slot(keys.slot()).detail("receipt", id);
         Ok(destruction.commit(keys, destroyed, &event)?)
     }
 

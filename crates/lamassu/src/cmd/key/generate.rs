@@ -21,15 +21,15 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Generate {
     /// How the key is written; all hold 256 random bits but `passphrase`, which is ten words with 110
-    #[arg(long, value_enum, default_value_t = Kind::Raw)]
-    kind: Kind,
+    #[arg(long, value_enum, default_value_t = KeyKind::Raw)]
+    kind: KeyKind,
     /// The file to make, readable by its owner alone; must not exist. `-` is standard output; kmip:… makes the key at a
     /// KMIP server, which keeps it
     file: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Kind {
+enum KeyKind {
     Raw,
     Hex,
     Passphrase,
@@ -38,13 +38,13 @@ enum Kind {
 
 pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
     if let Some(source) = args.file.to_str().filter(|text| text.starts_with("kmip:")) {
-        if args.kind != Kind::Raw {
+        if args.kind != KeyKind::Raw {
             return Err(Fault::Usage("a key server makes keys of one kind; leave --kind out").into());
         }
         return at_server(ui, &source.parse()?);
     }
     let to_stdout = args.file == Path::new("-");
-    if to_stdout && args.kind == Kind::Raw && std::io::stdout().is_terminal() {
+    if to_stdout && args.kind == KeyKind::Raw && std::io::stdout().is_terminal() {
         return Err(
             Fault::Usage("32 raw bytes on a terminal help nobody: redirect standard output, or use --kind").into()
         );
@@ -68,24 +68,24 @@ pub fn at_server(ui: &Ui, source: &KeySource) -> Result<()> {
     Ok(())
 }
 
-fn slot_kind(kind: Kind) -> SlotKind {
+fn slot_kind(kind: KeyKind) -> SlotKind {
     match kind {
-        Kind::Raw => SlotKind::Raw,
-        Kind::Hex => SlotKind::Hex,
-        Kind::Passphrase => SlotKind::Passphrase,
-        Kind::Recovery => SlotKind::Recovery,
+        KeyKind::Raw => SlotKind::Raw,
+        KeyKind::Hex => SlotKind::Hex,
+        KeyKind::Passphrase => SlotKind::Passphrase,
+        KeyKind::Recovery => SlotKind::Recovery,
     }
 }
 
-fn text(kind: Kind) -> Result<SecretBytes> {
+fn text(kind: KeyKind) -> Result<SecretBytes> {
     let key = Secret::<32>::random()?;
     Ok(match kind {
-        Kind::Raw => SecretBytes::new(key.expose().to_vec()),
-        Kind::Hex => SecretBytes::filled_by(65, |line| {
+        KeyKind::Raw => SecretBytes::new(key.expose().to_vec()),
+        KeyKind::Hex => SecretBytes::filled_by(65, |line| {
             data_encoding::HEXLOWER.encode_mut(key.expose(), &mut line[..64]);
             line[64] = b'\n';
         }),
-        Kind::Passphrase => recovery::passphrase_of(&key),
-        Kind::Recovery => recovery::sheet(&key),
+        KeyKind::Passphrase => recovery::passphrase_of(&key),
+        KeyKind::Recovery => recovery::sheet(&key),
     })
 }

@@ -5,7 +5,7 @@ use crate::keys::{self, KeyArg};
 use crate::output::Ui;
 use crate::served;
 use lamassu_fuse::control::Links;
-use lamassu_host::Kind;
+use lamassu_host::FaultKind;
 use lamassu_host::control::protocol::{Failed, Request};
 use lamassu_keys::{Purpose, cost};
 use std::path::PathBuf;
@@ -66,5 +66,5 @@ pub fn load(ui: &Ui, args: &Load) -> Result<()> {
 }
 
 fn is_not_loaded(error: &crate::fault::Error) -> bool {
-    matches!(error.fault(), Fault::Told(Failed { kind: Kind::KeyNotLoaded, .. }))
+    matches!(error.fault(), Fault::Told(Failed { kind: FaultKind::KeyNotLoaded, .. }))
 }

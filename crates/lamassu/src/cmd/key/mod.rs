@@ -22,7 +22,7 @@ use backup::backup as back_up;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_host::slots::{about, check_label};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::shares::Scheme;
 use lamassu_keys::{KeyError, NewSlot, Purpose, Role, Terms, Update, header_file, unix_now};
 use serde::Serialize;
@@ -281,7 +281,7 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created: unix_now() };
     let id = unlocked.add_slot_on(&mut header, &slot, args.terms.terms(Role::Administrator))?;
-    let event = about(Kind::SlotAdded, id, &header);
+    let event = about(EventKind::SlotAdded, id, &header);
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("added slot {id}"));
     Ok(())
@@ -292,7 +292,7 @@ fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> 
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
-    let event = about(Kind::SlotRemoved, args.slot, &header);
+    let event = about(EventKind::SlotRemoved, args.slot, &header);
     let removed = unlocked.remove_slot(&mut header, args.slot)?;
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(removed);
@@ -318,7 +318,7 @@ fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> 
     let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
     let role = header.keys().slot(id).map_or(Role::Administrator, |s| s.role);
     let (new_id, removed) = unlocked.change_slot_on(&mut header, id, &slot, args.terms.terms(role))?;
-    let event = about(Kind::SlotChanged, new_id, &header).detail("instead_of", id);
+    let event = about(EventKind::SlotChanged, new_id, &header).detail("instead_of", id);
     update.record(&mut header, &unlocked, &[event])?;
     ui.note(format_args!("slot {new_id} takes the place of slot {id}"));
     ui.note(removed);

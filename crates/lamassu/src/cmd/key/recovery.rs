@@ -10,7 +10,7 @@ use crate::output::{self, Ui};
 use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::Header;
 use lamassu_host::slots::about;
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::shares::{self, Scheme};
 use lamassu_keys::{Event, KeySource, Material, NewSlot, Role, SlotKind, Unlocked, Update, recovery, unix_now};
 use std::path::Path;
@@ -30,7 +30,7 @@ pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource)
     let cost = lamassu_keys::cost::FALLBACK;
     let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
     let id = unlocked.add_slot_on(&mut header, &slot, args.terms.terms(Role::Administrator))?;
-    let event = about(Kind::SlotAdded, id, &header);
+    let event = about(EventKind::SlotAdded, id, &header);
     update.record(&mut header, &unlocked, &[event])?;
     say(ui, id, args.shares);
     print(paper.expose(), id, || take_back::<H>(file, &unlocked, id))
@@ -92,6 +92,6 @@ fn take_back<H: Header + Clone>(file: &Path, unlocked: &Unlocked, id: u32) -> Re
     let update = Update::begin(file)?;
     let mut header: H = update.read()?;
     let _nobody_has_it = unlocked.remove_slot(&mut header, id)?;
-    let event = Event::new(Kind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
+    let event = Event::new(EventKind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
     Ok(update.record(&mut header, unlocked, &[event])?)
 }

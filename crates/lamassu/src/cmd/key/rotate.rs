@@ -12,7 +12,7 @@ use lamassu_format::header::{VaultHeader, ZoneFile};
 use lamassu_fuse::control::Asked;
 use lamassu_host::control::protocol::{Epoch, Epochs, Request, ZoneParcel};
 use lamassu_host::rotation::{self, Alone, Proof, Renewed};
-use lamassu_keys::history::Kind;
+use lamassu_keys::history::EventKind;
 use lamassu_keys::{FileError, Purpose, Tier, Unlocked, header_file};
 use lamassu_vault::check::{Problem, Progress};
 use std::path::{Path, PathBuf};
@@ -252,7 +252,7 @@ pub fn retire(ui: &Ui, args: &Retire) -> Result<()> {
 /// Header backups on record that hold the retired epoch.
 fn say_backups(ui: &Ui, args: &Retire, header: &VaultHeader, unlocked: &Unlocked) {
     let Ok(report) = unlocked.history(&args.dir, header).and_then(|history| Ok(history.read()?)) else { return };
-    for entry in report.entries.iter().filter(|e| e.event == Kind::BackedUp.name()) {
+    for entry in report.entries.iter().filter(|e| e.event == EventKind::BackedUp.name()) {
         let place = entry.details.get("file").map_or("somewhere", String::as_str);
         ui.warn(format_args!("a copy of the header made at {} holds it: {place}", text::time(entry.time as i64)));
     }
