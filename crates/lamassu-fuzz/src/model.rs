@@ -42,6 +42,7 @@ impl Story {
             domain: Domain::Zone,
             read_only,
             sessions: Arc::new(Sessions::all_interrupted()),
+            anchored: None,
             report: Arc::new(|_, _| {}),
         })
     }

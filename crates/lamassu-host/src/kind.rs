@@ -4,10 +4,12 @@
 //! Every `match` here is exhaustive on purpose: a new error must choose its kind.
 
 use crate::Error;
+use lamassu_anchor::AnchorError;
 use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
+use lamassu_store::file::DamageKind;
 use lamassu_vault::VaultError;
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +67,18 @@ pub enum FaultKind {
     KeysDestroyed,
     /// A passphrase slot asks for more memory or work than it gets.
     TooDear,
+    /// What the store shows is not the newest: the anchor knows better.
+    Stale,
+    /// The vault is anchored, and its anchor is not where it should be.
+    AnchorMissing,
+    /// The anchor is not of this vault, or not of this state of it, or of a newer program.
+    AnchorForeign,
+    /// The anchor does not verify.
+    AnchorDamaged,
+    /// Another process has the anchor open.
+    AnchorLocked,
+    /// The disk of the anchor fails, is full or cannot be written.
+    AnchorDisk,
     /// A bug.
     Internal,
     /// The server does not know the request: it is of another version.
@@ -316,13 +330,30 @@ fn vault(error: &VaultError) -> FaultKind {
         VaultError::OtherDataset | VaultError::DatasetRoot | VaultError::Frozen => FaultKind::Refused,
         VaultError::Damaged { .. } => FaultKind::Damaged,
         VaultError::Refused(_) => FaultKind::Refused,
+        VaultError::Outdated { .. } => FaultKind::Stale,
+        VaultError::Anchor(e) => anchor(e),
         VaultError::Store(e) => store(e),
         VaultError::Io { .. } => FaultKind::Store,
     }
 }
 
+/// What a program does about an error of an anchor.
+pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
+    match error {
+        AnchorError::Missing { .. } => FaultKind::AnchorMissing,
+        AnchorError::Foreign | AnchorError::Version { .. } => FaultKind::AnchorForeign,
+        AnchorError::Locked { .. } => FaultKind::AnchorLocked,
+        AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => FaultKind::AnchorDamaged,
+        AnchorError::Io { .. } => FaultKind::AnchorDisk,
+        AnchorError::Exists { .. } | AnchorError::NotPrivate { .. } => FaultKind::Refused,
+        AnchorError::Unknown { .. } | AnchorError::Order { .. } => FaultKind::Internal,
+    }
+}
+
 fn store(error: &StoreError) -> FaultKind {
     match error {
+        StoreError::Damaged(damage) if damage.kind == DamageKind::Stale => FaultKind::Stale,
+        StoreError::Anchor(e) => anchor(e),
         StoreError::Damaged(_) => FaultKind::Damaged,
         StoreError::Io { .. } => FaultKind::Store,
         StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => FaultKind::Other,

@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             domain: Domain::Zone,
             read_only: false,
             sessions: Arc::new(Sessions::all_interrupted()),
+            anchored: None,
             report: Arc::new(|_, _| {}),
         });
         let name = std::ffi::OsStr::new("lamassu-throughput.tmp");

@@ -415,6 +415,7 @@ fn contexts(
             convergent_small_files: header.convergent_small_files(),
             read_only,
             sessions: sessions.clone(),
+            anchored: None,
             report: Arc::new(report),
         })
     };

@@ -225,6 +225,17 @@ pub enum VaultError {
         /// path or name in the store
         stored: String,
     },
+    /// What the store shows there is not the newest: the anchor knows better.
+    #[error("stale {what}: {stored}: the store shows another state than the newest")]
+    Outdated {
+        /// entry, directory record, link target, attributes, permissions
+        what: &'static str,
+        /// path in the store
+        stored: String,
+    },
+    /// The anchor failed.
+    #[error(transparent)]
+    Anchor(#[from] lamassu_anchor::AnchorError),
     /// Mode, suite or feature do not go together.
     #[error("{0}")]
     Refused(&'static str),

@@ -33,6 +33,7 @@ pub enum Code {
     Repaired = 27,
     Refused = 28,
     Undone = 29,
+    Stale = 30,
     KeyServerDown = 40,
     KeyServerUntrusted = 41,
     KeyDenied = 42,
@@ -45,12 +46,17 @@ pub enum Code {
     KeyNotLoaded = 51,
     KeysDestroyed = 52,
     TooDear = 53,
+    AnchorMissing = 60,
+    AnchorForeign = 61,
+    AnchorDamaged = 62,
+    AnchorLocked = 63,
+    AnchorDisk = 64,
     Internal = 70,
 }
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 32] = [
+    pub const ALL: [Code; 38] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -70,6 +76,7 @@ impl Code {
         Code::Repaired,
         Code::Refused,
         Code::Undone,
+        Code::Stale,
         Code::KeyServerDown,
         Code::KeyServerUntrusted,
         Code::KeyDenied,
@@ -82,6 +89,11 @@ impl Code {
         Code::KeyNotLoaded,
         Code::KeysDestroyed,
         Code::TooDear,
+        Code::AnchorMissing,
+        Code::AnchorForeign,
+        Code::AnchorDamaged,
+        Code::AnchorLocked,
+        Code::AnchorDisk,
         Code::Internal,
     ];
 
@@ -116,6 +128,21 @@ impl Code {
                 "`lamassu info DIR` lists the slots: --key-slot N tries one alone, another --key may cost less; --argon2-any-memory gives a slot what it asks for: only if you know who made it",
             ),
             Code::Damaged => Some("`lamassu check DIR` names every damaged file; restore those from a backup"),
+            Code::Stale => Some(
+                "the store shows something older, or other, than what was written last; if you restored it from a backup: \
+                 `lamassu anchor accept DIR PATH…`",
+            ),
+            Code::AnchorMissing => Some(
+                "name its place with --anchor FILE; on another machine: `lamassu anchor import`; if it is lost: `lamassu \
+                 anchor rebuild DIR` accepts what the store shows now",
+            ),
+            Code::AnchorForeign => Some("`lamassu anchor status DIR` tells which vault and which state an anchor is of"),
+            Code::AnchorDamaged => Some(
+                "put an export of it back (`lamassu anchor import`), or `lamassu anchor rebuild DIR`, which accepts what \
+                 the store shows now",
+            ),
+            Code::AnchorLocked => Some("another process has the vault open for writing, or works on its anchor"),
+            Code::AnchorDisk => Some("free or mend the disk that the anchor lies on, then try again: nothing is lost"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
             | Code::Other
@@ -220,6 +247,12 @@ impl From<FaultKind> for Code {
             FaultKind::KeyNotLoaded => Code::KeyNotLoaded,
             FaultKind::KeysDestroyed => Code::KeysDestroyed,
             FaultKind::TooDear => Code::TooDear,
+            FaultKind::Stale => Code::Stale,
+            FaultKind::AnchorMissing => Code::AnchorMissing,
+            FaultKind::AnchorForeign => Code::AnchorForeign,
+            FaultKind::AnchorDamaged => Code::AnchorDamaged,
+            FaultKind::AnchorLocked => Code::AnchorLocked,
+            FaultKind::AnchorDisk => Code::AnchorDisk,
             FaultKind::Internal => Code::Internal,
             FaultKind::UnknownRequest | FaultKind::Other => Code::Other,
         }

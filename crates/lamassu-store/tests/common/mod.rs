@@ -70,6 +70,7 @@ impl Setup {
             convergent_small_files: self.convergent && !self.domain.is_salted(),
             read_only: self.read_only,
             sessions: Arc::new(Sessions::all_interrupted()),
+            anchored: None,
             report: Arc::new(|_, _| {}),
         })
     }
