@@ -227,8 +227,12 @@ fn crash() -> impl Strategy<Value = Crash> {
     let near = || prop_oneof![0_u64..40, 0_u64..2000];
     let before = prop::collection::btree_map(near(), any::<u64>(), 1..60);
     let changes = prop::collection::btree_map(near(), prop::option::of(any::<u64>()), 0..20);
-    (before, changes, prop::option::of(1_u64..2000), any::<u8>())
-        .prop_map(|(before, changes, cut, how)| Crash { before, changes, cut, how })
+    (before, changes, prop::option::of(1_u64..2000), any::<u8>()).prop_map(|(before, changes, cut, how)| Crash {
+        before,
+        changes,
+        cut,
+        how,
+    })
 }
 
 proptest! {

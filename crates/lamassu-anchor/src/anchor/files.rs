@@ -8,7 +8,7 @@ use crate::table::Space;
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Window, Windows};
 use lamassu_format::{FileId, PageNo};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// A file whose recorded pages are about to change (A1).
 pub struct Opening {
@@ -37,7 +37,7 @@ pub struct FileCommit {
     /// The session that wrote its pages last, and the highest sequence that the barrier covered. `None`: no page with a
     /// stamp was written since its row was read, so that it is clean.
     pub window: Option<Window>,
-    /// Tree records in `held` that have changed, under the new root.
+    /// Tree records that are to be held from now on, under the new root: those that have changed, and may again.
     pub held: Vec<(RecordNo, Digests)>,
     /// Whether no page was written after that sequence: the file is clean then (A7).
     pub is_clean: bool,
@@ -133,15 +133,16 @@ impl Anchor {
         let file = row.file_mut().ok_or(AnchorError::Unknown { object })?;
         refuse_disorder(file, &commit)?;
         (file.root, file.size, file.twin) = (commit.root, commit.size, commit.twin);
-        let held: Vec<_> = if commit.is_clean {
+        // What is held besides is of an earlier root.
+        let held = held_of(&*self.table, state, object)?;
+        let mut held: BTreeMap<_, _> = held.into_iter().map(|record| (record, None)).collect();
+        if commit.is_clean {
             file.open = None;
-            let held = held_of(&*self.table, state, object)?;
-            held.into_iter().map(|record| (record, None)).collect()
         } else {
             let windows = Windows::from_iter(commit.window);
             file.open.iter_mut().for_each(|open| (open.windows, open.cut) = (windows.clone(), None));
-            commit.held.into_iter().map(|(record, digests)| (record, Some(digests))).collect()
-        };
+            held.extend(commit.held.into_iter().map(|(record, digests)| (record, Some(digests))));
+        }
         if !state.nameless.contains_key(&object) {
             state.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), digests)));
         }

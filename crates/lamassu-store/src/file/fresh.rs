@@ -342,13 +342,7 @@ impl Fresh {
     /// All pages are gone, also those that were not what the tree says.
     pub fn clear(&self) {
         let known = &mut *self.known.lock();
-        known.tree = Tree::new(
-            self.files.shape(),
-            Digest::NONE,
-            0,
-            self.files.records(self.object),
-            CLEAN_RECORDS_LEN,
-        );
+        known.tree = Tree::new(self.files.shape(), Digest::NONE, 0, self.files.records(self.object), CLEAN_RECORDS_LEN);
         known.is_ahead = true;
         known.doubtful.clear();
         known.in_flight.clear();
@@ -385,8 +379,7 @@ impl Fresh {
         let window = known.last;
         let held: Vec<_> = if is_clean { Vec::new() } else { sealed.changed.into_iter().collect() };
         let records: Vec<RecordNo> = held.iter().map(|(record, _)| *record).collect();
-        let commit =
-            FileCommit { object: self.object, root: sealed.root, size, twin, window, held, is_clean };
+        let commit = FileCommit { object: self.object, root: sealed.root, size, twin, window, held, is_clean };
         match self.files.anchor().commit_file(commit) {
             Err(AnchorError::Unknown { .. }) => return Ok(()), // it is removed
             done => done?,
@@ -401,7 +394,7 @@ impl Fresh {
             known.held.clear();
             known.last = None;
         } else {
-            known.held.extend(records);
+            known.held = records.into_iter().collect();
         }
         Ok(())
     }

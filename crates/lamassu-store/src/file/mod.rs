@@ -460,7 +460,9 @@ impl Drop for File {
             self.core.ctx.sessions.note_left_behind();
         }
         // What is left unsettled is recovered when it is opened again, as after a crash.
-        if let Some(fresh) = self.core.fresh.as_ref().filter(|fresh| is_settled && fresh.is_ahead() && fresh.is_certain()) {
+        if let Some(fresh) =
+            self.core.fresh.as_ref().filter(|fresh| is_settled && fresh.is_ahead() && fresh.is_certain())
+        {
             fresh.remember(st.sizes.stored());
         }
     }

@@ -15,8 +15,8 @@ use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
 use super::state::{Dirty, Held, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
-use lamassu_format::{Page, PageNo};
 use lamassu_format::page::TAG_AT;
+use lamassu_format::{Page, PageNo};
 
 /// Pages that one settling reads to see whether they are there.
 const DENSE_LOOKS_MAX: u32 = 1024;

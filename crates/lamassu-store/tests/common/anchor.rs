@@ -2,7 +2,9 @@
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{Anchor, AnchorError, Digest, EntryPlace, Made, Mark, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{
+    Anchor, AnchorError, Digest, EntryPlace, Made, Mark, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
+};
 use lamassu_store::file::{AnchoredFiles, Trees};
 use lamassu_store::integrity::{MemoryRecords, Records};
 use std::collections::{BTreeMap, HashSet};
@@ -103,12 +105,50 @@ impl AnchorSide {
         self.files.anchor().commit_objects(&HashSet::from([self.object]), mark).expect("commits");
     }
 
+    /// Has every commit fail with this errno from now on, or none.
+    pub fn refuse(&self, errno: Option<i32>) {
+        self.table.inner.refuse(errno);
+    }
+
+    /// What is durable.
+    pub fn table(&self) -> Arc<MemoryTable> {
+        Arc::new(self.table.inner.clone())
+    }
+
     pub fn log(&self) -> AnchorLog {
         AnchorLog { copies: self.table.copies.lock().expect("no panic").clone(), trees: self.trees.clone() }
     }
 }
 
+/// How the order of store and anchor could be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disorder {
+    /// A4: the anchor is told before the barrier.
+    TooEarly,
+    /// A1: pages are written before the anchor knows.
+    TooLate,
+    /// A1: the neighbours of changed pages are not held.
+    NothingHeld,
+    /// A1: a shrink is not noted.
+    NoCut,
+    /// A6: a convergent page is written that the anchor does not know.
+    NoTwin,
+}
+
 impl AnchorLog {
+    /// The log as it would be if a rule were not kept: for tests that prove that they find that.
+    pub fn disordered(&self, how: Disorder) -> AnchorLog {
+        let changed = |at: usize, table: &MemoryTable| match how {
+            Disorder::TooEarly => (at.saturating_sub(2), table.clone()),
+            Disorder::TooLate => (at + 2, table.clone()),
+            Disorder::NothingHeld => (at, without(table, Space::Held, |_| None)),
+            Disorder::NoCut => (at, rewritten(table, |file| file.open.iter_mut().for_each(|open| open.cut = None))),
+            Disorder::NoTwin => (at, rewritten(table, |file| file.twin = None)),
+        };
+        let copies = self.copies.iter().map(|(at, table)| changed(*at, table)).collect();
+        AnchorLog { copies, trees: self.trees.clone() }
+    }
+
     /// What a crash after that many records of the store leaves. `None`: the file's entry is not durable. `loses`: the
     /// tree records, which are never synced.
     pub fn at(&self, position: usize, loses: bool) -> Option<(Arc<AnchoredFiles>, Arc<MemoryTable>)> {
@@ -128,3 +168,26 @@ pub fn open(table: Arc<MemoryTable>, trees: MemoryTrees) -> Arc<AnchoredFiles> {
 
 /// The object of the test's file.
 pub const OBJECT: ObjectId = ObjectId(2);
+
+/// A copy of tables, with other values in one of them.
+fn without(table: &MemoryTable, space: Space, value: impl Fn(&[u8]) -> Option<Vec<u8>>) -> MemoryTable {
+    let copy = table.clone();
+    let mut changes = Vec::new();
+    let visit = &mut |key: &[u8], old: &[u8]| {
+        changes.push(Change { space, key: key.to_vec(), value: value(old) });
+        std::ops::ControlFlow::Continue(())
+    };
+    table.scan(space, &[], visit).expect("reads");
+    copy.commit(&changes).expect("commits");
+    copy
+}
+
+fn rewritten(table: &MemoryTable, change: impl Fn(&mut FileRow)) -> MemoryTable {
+    without(table, Space::Objects, |bytes| {
+        let mut row = Row::decode(bytes).expect("a row");
+        if let Content::File(file) = &mut row.content {
+            change(file);
+        }
+        Some(row.encode())
+    })
+}

@@ -2,9 +2,9 @@
 
 use super::anchor::{self, AnchorLog, AnchorSide, MemoryTrees};
 use super::{Rng, Setup, create_in, epochs, fill, meanwhile, raw};
+use lamassu_anchor::Mark;
 use lamassu_format::PageNo;
 use lamassu_store::Backend;
-use lamassu_anchor::Mark;
 use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::memory::MemoryBackend;
@@ -77,7 +77,18 @@ impl<'a> Recording<'a> {
             ends: vec![start],
             synced: vec![true],
         };
-        Recording { ctx, anchor, store, hooked, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
+        Recording {
+            ctx,
+            anchor,
+            store,
+            hooked,
+            file: Some(file),
+            model: Vec::new(),
+            trace,
+            rng: Rng(seed),
+            setup,
+            epoch: 1,
+        }
     }
 
     /// The block size, bytes.
@@ -533,12 +544,7 @@ fn tamper(store: &MemoryBackend, before: &[Vec<u8>], rng: &mut Rng) -> String {
 }
 
 /// Reads a file that was tampered with.
-fn tampered(
-    crash: &Crash<'_>,
-    versions: &[Vec<u8>],
-    store: &MemoryBackend,
-    done: &mut Attacks,
-) -> Result<(), String> {
+fn tampered(crash: &Crash<'_>, versions: &[Vec<u8>], store: &MemoryBackend, done: &mut Attacks) -> Result<(), String> {
     use lamassu_store::StoreError;
     let file = match crash.open(&crash.ctx, store) {
         Ok(file) => file,
