@@ -85,6 +85,14 @@ impl Vault {
     /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if
     /// the directory's record does not open.
     pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
+        let found = self.look_up(parent, name);
+        if matches!(found, Err(VaultError::NotFound)) {
+            self.meet_unrecorded_name(parent, name);
+        }
+        found
+    }
+
+    fn look_up(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
         let dir = self.dir(parent)?;

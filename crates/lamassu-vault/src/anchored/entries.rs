@@ -10,7 +10,9 @@ use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{ObjectId, Row};
 use lamassu_store::backend::Stat;
+use lamassu_store::BackendDir;
 use std::ffi::OsStr;
+use std::path::Path;
 
 /// Of how many unrecorded entries, or entries whose mode the store does not take, it is remembered that they were told.
 const TOLD_MAX: usize = 65_536;
@@ -48,6 +50,32 @@ impl Vault {
                     );
                 }
                 Ok(None)
+            }
+        }
+    }
+
+    /// What lies under a name of a directory that need be no node.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`]; those of [`Vault::judged`] and of the store.
+    pub(crate) fn recorded_in(
+        &self,
+        handle: &dyn BackendDir,
+        dir: ObjectId,
+        name: &OsStr,
+        path: &Path,
+    ) -> Result<ObjectId> {
+        let shown = match handle.stat_entry(name) {
+            Err(e) if is_not_found(&e) => None,
+            shown => Some(shown.map_err(io("stat"))?.kind),
+        };
+        let Some(anchored) = &self.anchored else { return shown.map(|_| dir).ok_or(VaultError::NotFound) };
+        let recorded = anchored.anchor.entry(&anchored.place(dir, name))?;
+        match judge::entry(recorded.as_ref(), shown.map(object_kind)) {
+            EntryVerdict::Current => Ok(recorded.map(|entry| entry.object).unwrap_or_default()),
+            EntryVerdict::Nothing | EntryVerdict::Unrecorded => Err(VaultError::NotFound),
+            EntryVerdict::Missing | EntryVerdict::OtherKind => {
+                Err(VaultError::Outdated { what: "entry", stored: path.display().to_string() })
             }
         }
     }

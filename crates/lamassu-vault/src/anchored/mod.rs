@@ -26,7 +26,6 @@ pub(crate) use digest::digest_of_text;
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
 
-use crate::dirs::Dir;
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
@@ -37,7 +36,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use trees::TreeFiles;
 
 /// What an anchored vault keeps.
@@ -52,6 +51,8 @@ pub(crate) struct Anchored {
     departures: depart::Departures,
     /// One pass of carrying out at a time.
     carrying: Mutex<()>,
+    /// An earlier writer ended without closing the vault: what nobody recorded is likely what it made last.
+    after_crash: AtomicBool,
     /// Unrecorded entries that people were told of.
     told: Mutex<HashSet<EntryPlace>>,
     /// Nodes whose mode or owner the store does not take.
@@ -72,6 +73,7 @@ impl Anchored {
             queued_since: AtomicU64::new(0),
             departures: depart::Departures::default(),
             carrying: Mutex::new(()),
+            after_crash: AtomicBool::new(false),
             told: Mutex::default(),
             unmendable: Mutex::default(),
         }
@@ -101,6 +103,19 @@ pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
     }
 }
 
+/// What users call it.
+pub(crate) fn kind(kind: ObjectKind) -> Kind {
+    match kind {
+        ObjectKind::File => Kind::File,
+        ObjectKind::Dir => Kind::Dir,
+        ObjectKind::Link => Kind::Symlink,
+        ObjectKind::Fifo => Kind::Fifo,
+        ObjectKind::Socket => Kind::Socket,
+        ObjectKind::Char => Kind::CharDevice,
+        ObjectKind::Block => Kind::BlockDevice,
+    }
+}
+
 impl Vault {
     /// The row of a node's object; `None` in an un-anchored vault.
     ///
@@ -119,8 +134,4 @@ impl Vault {
         VaultError::Outdated { what, stored }
     }
 
-    /// Where an entry is in the anchor, if there is one.
-    pub(crate) fn entry_place(&self, dir: &Dir, stored: &OsStr) -> Option<EntryPlace> {
-        self.anchored.as_ref().map(|anchored| anchored.place(dir.object, stored))
-    }
 }
