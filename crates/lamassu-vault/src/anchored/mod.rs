@@ -4,24 +4,49 @@
 //! | module | what it does |
 //! |---|---|
 //! | this one | what an anchored vault keeps; rows of nodes; what is stale |
+//! | `entries` | what names lead to; modes and owners |
+//! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
+//! | `lost` | what nobody recorded |
+//! | `recover`, `locate` | what a crash left |
+//! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `digest` | digests of records and link targets |
 //! | `trees` | where tree records of files lie |
 
+mod commit;
+mod depart;
 mod digest;
+mod entries;
+mod locate;
+mod lost;
+mod make;
+mod moves;
+mod recover;
 mod trees;
 
+pub(crate) use depart::Departing;
 pub(crate) use digest::digest_of_text;
+pub(crate) use make::{Fresh, TRIES_MAX};
+pub(crate) use moves::Moving;
 
-use crate::dirs::Dir;
+use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use trees::TreeFiles;
+
+/// Files that earlier writers left open: as objects, and once one is needed by where they lie.
+#[derive(Default)]
+struct ToRecover {
+    objects: HashSet<ObjectId>,
+    places: Vec<EntryPlace>,
+}
 
 /// What an anchored vault keeps.
 pub(crate) struct Anchored {
@@ -30,6 +55,19 @@ pub(crate) struct Anchored {
     trees: Arc<TreeFiles>,
     /// Up to where a barrier of the whole store has covered names.
     covered: Mutex<Mark>,
+    /// When the first change was queued that is not committed; 0: there is none.
+    queued_since: AtomicU64,
+    departures: depart::Departures,
+    /// One pass of carrying out at a time.
+    carrying: Mutex<()>,
+    /// An earlier writer ended without closing the vault: what nobody recorded is likely what it made last.
+    after_crash: AtomicBool,
+    /// Files that earlier writers left open.
+    to_recover: Mutex<ToRecover>,
+    /// Unrecorded entries that people were told of.
+    told: Mutex<HashSet<EntryPlace>>,
+    /// Nodes whose mode or owner the store does not take.
+    unmendable: Mutex<HashSet<Ino>>,
 }
 
 impl Anchored {
@@ -38,7 +76,39 @@ impl Anchored {
         let files = AnchoredFiles::new(anchor.clone(), trees.clone());
         // Nothing is queued yet.
         let covered = Mutex::new(anchor.mark());
-        Anchored { anchor, files, trees, covered }
+        Anchored {
+            anchor,
+            files,
+            trees,
+            covered,
+            queued_since: AtomicU64::new(0),
+            departures: depart::Departures::default(),
+            carrying: Mutex::new(()),
+            after_crash: AtomicBool::new(false),
+            to_recover: Mutex::default(),
+            told: Mutex::default(),
+            unmendable: Mutex::default(),
+        }
+    }
+
+    /// Keeps a file that has lost its last name until the store knows.
+    pub fn keep(&self, open: Arc<OpenFile>) {
+        self.departures.keep(open);
+    }
+
+    fn note_open(&self, objects: Vec<ObjectId>) {
+        self.to_recover.lock().objects.extend(objects);
+    }
+
+    /// The next of these files, by where they lie.
+    fn next_open(&self, most: usize) -> Result<Vec<EntryPlace>> {
+        let to_recover = &mut *self.to_recover.lock();
+        if !to_recover.objects.is_empty() {
+            to_recover.places = self.anchor.places_of(&to_recover.objects)?.into_values().collect();
+            to_recover.objects.clear();
+        }
+        let left = to_recover.places.len().saturating_sub(most);
+        Ok(to_recover.places.split_off(left))
     }
 
     /// Where an entry of the store is in the anchor.
@@ -60,6 +130,19 @@ pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
     }
 }
 
+/// What users call it.
+pub(crate) fn kind(kind: ObjectKind) -> Kind {
+    match kind {
+        ObjectKind::File => Kind::File,
+        ObjectKind::Dir => Kind::Dir,
+        ObjectKind::Link => Kind::Symlink,
+        ObjectKind::Fifo => Kind::Fifo,
+        ObjectKind::Socket => Kind::Socket,
+        ObjectKind::Char => Kind::CharDevice,
+        ObjectKind::Block => Kind::BlockDevice,
+    }
+}
+
 impl Vault {
     /// The row of a node's object; `None` in an un-anchored vault.
     ///
@@ -76,10 +159,5 @@ impl Vault {
         let stored = self.path_in(parent, stored).display().to_string();
         tracing::error!(entry = stored, "stale {what}: the store shows another state than the newest");
         VaultError::Outdated { what, stored }
-    }
-
-    /// Where an entry is in the anchor, if there is one.
-    pub(crate) fn entry_place(&self, dir: &Dir, stored: &OsStr) -> Option<EntryPlace> {
-        self.anchored.as_ref().map(|anchored| anchored.place(dir.object, stored))
     }
 }
