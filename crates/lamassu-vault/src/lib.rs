@@ -31,7 +31,7 @@
 //! 5. `Vault::open_locks`: opening an inode, by number
 //! 6. `Vault::tree`: shared to go from a name or number to an entry, exclusive to change where others find theirs
 //! 7. `Vault::names_locks`: changes within one directory
-//! 8. `Vault::workshop`
+//! 8. `Vault::workshop`, or `Anchored::attrs_locks`: the attributes of one node
 //! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
 //! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
 //! 11. `Vault::nodes`, then the cache in `dirs`
