@@ -191,12 +191,14 @@ impl Vault {
 
     /// chmod of a target, which the anchor hears of.
     pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
+        self.refuse_stale_root(target)?;
         target.set_mode(mode).map_err(io("set the mode"))?;
         self.record_change(ino, |row| row.mode = mode)
     }
 
     /// The same of chown; `None` leaves. As in every store, no file keeps a set-id bit for another owner.
     fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
+        self.refuse_stale_root(target)?;
         target.set_owner(uid, gid).map_err(io("set the owner"))?;
         self.record_change(ino, |row| {
             (row.uid, row.gid) = (uid.unwrap_or(row.uid), gid.unwrap_or(row.gid));
@@ -205,6 +207,11 @@ impl Vault {
                 row.mode &= !(libc::S_ISUID | if is_locking { 0 } else { libc::S_ISGID });
             }
         })
+    }
+
+    /// What is not the newest is not changed, which would pass it off as such.
+    fn refuse_stale_root(&self, target: &Target) -> Result<()> {
+        if matches!(target, Target::Root(..)) { self.verify_root_permissions() } else { Ok(()) }
     }
 
     fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64) -> Result<()> {

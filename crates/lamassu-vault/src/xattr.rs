@@ -257,9 +257,11 @@ impl Vault {
             SetXattr::Replace if !is_there => return Err(VaultError::NoAttribute),
             SetXattr::Create | SetXattr::Replace | SetXattr::Any => {}
         }
-        self.change_attr(ino, &mut attrs, (newest, Some(sealed)), || target.set_xattr(newest, sealed, 0))?;
+        self.change_attr(ino, &mut attrs, (newest, Some(sealed)), || {
+            target.set_xattr(newest, sealed, 0).map_err(io("set an attribute"))
+        })?;
         for attr in older {
-            self.change_attr(ino, &mut attrs, (attr, None), || target.remove_xattr(attr))?;
+            self.change_attr(ino, &mut attrs, (attr, None), || remove(target, attr))?;
         }
         Ok(())
     }
@@ -316,7 +318,7 @@ impl Vault {
         if let Some(mut attrs) = self.verified_attrs(target, ino)? {
             for attr in &stored {
                 if attrs.contains_key(attr) {
-                    self.change_attr(ino, &mut attrs, (attr, None), || target.remove_xattr(attr))?;
+                    self.change_attr(ino, &mut attrs, (attr, None), || remove(target, attr))?;
                     found = true;
                 }
             }
@@ -331,6 +333,10 @@ impl Vault {
 
 fn is_listed(target: &Target, attr: &OsStr) -> bool {
     target.list_xattr().map_or(true, |all| all.iter().any(|a| a == attr))
+}
+
+fn remove(target: &Target, attr: &OsStr) -> Result<()> {
+    target.remove_xattr(attr).map_err(io("remove an attribute"))
 }
 
 fn remove_if_there(target: &Target, attr: &OsStr) -> Result<bool> {

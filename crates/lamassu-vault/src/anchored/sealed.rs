@@ -13,7 +13,6 @@ use lamassu_anchor::{Digest, ObjectId, Replacing, SealedPart, Seen};
 use lamassu_format::name::XATTR_PREFIX;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::ffi::OsStr;
-use std::io as stdio;
 use std::os::unix::ffi::OsStrExt;
 
 /// How often a barrier is tried while names of the object are made.
@@ -149,7 +148,7 @@ impl Vault {
         ino: Ino,
         attrs: &mut StoredAttrs,
         (attr, value): (&OsStr, Option<&[u8]>),
-        step: impl FnOnce() -> stdio::Result<()>,
+        step: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let mut changed = attrs.clone();
         match value {
@@ -158,7 +157,6 @@ impl Vault {
         };
         let digests = (digest_of_attributes(attrs), digest_of_attributes(&changed));
         let object = self.nodes.lock().object(ino);
-        let step = || step().map_err(io("change an attribute"));
         self.replacing(object, SealedPart::Attributes, digests, &|| self.tag(ino), step)?;
         *attrs = changed;
         Ok(())
