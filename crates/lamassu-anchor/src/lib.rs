@@ -26,7 +26,7 @@ pub mod table;
 mod token;
 mod types;
 
-pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed};
+pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
 pub use error::{AnchorError, Part};
 pub use queue::Mark;
 pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
