@@ -125,5 +125,5 @@ fn a_header_is_replaced_on_top_of_the_newest_alone() {
     anchor.header_replaced(digest(2)).unwrap();
     assert!(!replaces(digest(1), digest(3)), "an older header is no basis");
     assert!(anchor.replacing_header(HeaderBasis::Decided, digest(1), None).unwrap(), "a person may decide");
-    assert_eq!(anchor.vault().history, (0, Digest::NONE));
+    assert_eq!(anchor.vault().history, (2, digest(9)));
 }

@@ -25,7 +25,7 @@ impl Anchor {
         self.commit_objects(&HashSet::new(), Mark(0))
     }
 
-    /// Notes durably that the header is about to be replaced, and how far the history goes. False: the header that the
+    /// Notes durably that the header is about to be replaced, and how far the history goes if that has changed. False: the header that the
     /// change was made to is not the newest, and nothing is noted.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Anchor {
         };
         self.commit_vault(|vault| {
             vault.header = if old == new { Sealed::Is(new) } else { Sealed::Becomes { old, new } };
-            vault.history = history.unwrap_or_default();
+            vault.history = history.unwrap_or(vault.history);
         })?;
         Ok(true)
     }

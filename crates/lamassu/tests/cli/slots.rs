@@ -247,7 +247,7 @@ fn a_restore_compares_keys_and_not_their_numbers() {
     let path = b.path("v/lamassu.vault");
     let first = std::fs::read(&path).unwrap();
     let rotate = || {
-        let update = Update::begin(&path).unwrap();
+        let update = Update::begin(&path, &lamassu_keys::nobody()).unwrap();
         let mut header: VaultHeader = update.read().unwrap();
         let key = lamassu_crypto::SecretBytes::new(std::fs::read(b.path("key")).unwrap());
         let mut keys = unlock(&header, &Material::new(SlotKind::Raw, key).unwrap()).unwrap();
