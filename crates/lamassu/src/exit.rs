@@ -202,6 +202,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::LocalPath { .. }
         | Fault::MissingInMount { .. }
         | Fault::RetireMounted { .. }
+        | Fault::OtherDigest { .. }
         | Fault::Umount { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
@@ -299,6 +300,7 @@ fn code(fault: &Fault) -> Code {
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
         Fault::Told(failed) => failed.kind.into(),
         Fault::GarbledAnswer { .. } | Fault::RekeyIncomplete => Code::Other,
+        Fault::OtherDigest { .. } => Code::AnchorForeign,
         Fault::NoSuchUser { .. } => Code::Usage,
         Fault::NotInAMount { .. } => Code::Mountpoint,
         Fault::AboveNotLoaded { .. } | Fault::NotVerified { .. } => Code::KeyNotLoaded,

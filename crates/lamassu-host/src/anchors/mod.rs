@@ -21,9 +21,9 @@ mod proof;
 pub use made::{DEGREE_LOG2, Made, NewAnchor};
 pub use moved::{ImportError, Imported};
 pub use place::{Choice, refuse_within, settled};
-pub use proof::{accept, check};
+pub use proof::check;
 
-use crate::{Error, Policy, Result, WriterLock, lock};
+use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::table::{DiskTable, Readers};
 use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
 use lamassu_format::header::VaultHeader;
@@ -212,14 +212,6 @@ impl Policy {
             },
             done => done,
         }
-    }
-
-    /// The same for a command that keeps writers out while it holds what is returned.
-    ///
-    /// # Errors
-    /// [`Error::Locked`]; as [`Anchors::of_header`].
-    pub fn alone_with_anchor(&self, dir: &Path) -> Result<Option<WriterLock>> {
-        lock::once_closed(self, dir, || lock::lock_out_writers(self, dir))
     }
 }
 

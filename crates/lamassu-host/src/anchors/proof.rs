@@ -51,17 +51,3 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
     }
     Ok(())
 }
-
-/// Takes a header and a history as they are for the newest.
-///
-/// # Errors
-/// Those of the anchor, and of the history's file.
-pub fn accept(anchor: &Anchor, header: &VaultHeader, keys: &Unlocked, dir: &Path) -> Result<()> {
-    let seen = Digest(witness::digest(header)?);
-    let found = keys.history(dir, header)?.end()?;
-    anchor.commit_vault(|vault| {
-        vault.header = Sealed::Is(seen);
-        vault.history = found.map_or((0, Digest::NONE), |mark| (mark.count, Digest(mark.head)));
-    })?;
-    Ok(())
-}

@@ -100,19 +100,6 @@ impl History {
         }
     }
 
-    /// How far it goes, verified from its beginning; `None`: there are no entries.
-    ///
-    /// # Errors
-    /// As [`History::read`]; [`HistoryError::Damaged`].
-    pub fn end(&self) -> Result<Option<HistoryMark>, HistoryError> {
-        let Some(file) = self.open(false)? else { return Ok(None) };
-        let scanned = self.scan_to(&file, None, drop)?;
-        match scanned.fault {
-            Some(fault) => Err(HistoryError::Damaged { path: shown(&self.path), fault }),
-            None => Ok(Some(scanned.link.mark).filter(|mark| mark.count > 0)),
-        }
-    }
-
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
