@@ -1,7 +1,7 @@
 //! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when
 //! they are unloaded.
 
-use crate::anchors::{Access, check};
+use crate::anchors::{self, Access, check};
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result};
 use lamassu_anchor::{Anchor, Digest};
@@ -268,6 +268,8 @@ impl Keeper {
         admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
         self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
+            // Opened by itself, by its own directory.
+            error if anchors::is_locked(&error) => VaultError::Locked,
             // Of the anchor, or by its word.
             Error::Vault(error) => error,
             error => refused(&error),

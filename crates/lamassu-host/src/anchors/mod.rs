@@ -19,7 +19,7 @@ mod place;
 mod proof;
 
 pub use made::{DEGREE_LOG2, Made, NewAnchor};
-pub use moved::{ImportError, Imported};
+pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, refuse_within, settled};
 pub use proof::check;
 

@@ -7,6 +7,8 @@ use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, DiskTable, Table};
 use lamassu_anchor::{Anchor, AnchorError, Revision};
 use lamassu_crypto::Secret;
+use lamassu_vault::VaultError;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -110,6 +112,56 @@ impl Anchors {
             source,
         })?;
         Ok((from, to))
+    }
+}
+
+/// Anchors of datasets that were copied with their vault. Dropped before they are kept, they are taken back.
+#[derive(Debug, Default)]
+#[must_use = "they are taken back when this is dropped"]
+pub struct CopiedDatasets {
+    files: Vec<PathBuf>,
+    /// those that have no anchor on this host
+    pub missing: Vec<[u8; 16]>,
+}
+
+impl CopiedDatasets {
+    /// What they are for is done.
+    pub fn keep(mut self) {
+        self.files.clear();
+    }
+}
+
+impl Drop for CopiedDatasets {
+    fn drop(&mut self) {
+        for file in &self.files {
+            // Nothing leads to it: what cannot be removed does no harm.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+impl Anchors {
+    /// Copies the anchors of datasets for the copy `root` of the vault that they lie in.
+    ///
+    /// # Errors
+    /// [`AnchorError`]; [`crate::Error::Local`], [`crate::Error::NoAnchorPlace`].
+    pub fn copy_datasets(&self, datasets: &BTreeSet<[u8; 16]>, root: &[u8; 16]) -> Result<CopiedDatasets> {
+        let mut done = CopiedDatasets::default();
+        for dataset in datasets {
+            let to = self.of_copied(root, dataset).ok_or(crate::Error::NoAnchorPlace)?;
+            let from = match self.look(dataset) {
+                Err(crate::Error::Vault(VaultError::Anchor(AnchorError::Missing { .. }))) => {
+                    done.missing.push(*dataset);
+                    continue;
+                }
+                found => found?.1,
+            };
+            make_dir_of(&to)?;
+            let table = DiskTable::create(&to)?;
+            done.files.push(to);
+            copy(&from, &table)?;
+        }
+        Ok(done)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Which file is the anchor of a vault: the one that a person named, the one that is remembered, or the one in this
 //! host's directory of anchors.
 //!
+//! A dataset that is copied with the vault it lies in keeps its id. So the copy's anchor has the ids of both, and is
+//! found where that vault is what a command is about; by itself, the copy is taken for the original.
+//!
 //! A place other than the usual is remembered in a file of one line beside the usual one. That a store does not own the
 //! place is the front-end's to find out; what lies in the vault itself is refused here.
 
@@ -43,6 +46,11 @@ impl Anchors {
         self.dir.as_ref().map(|dir| dir.join(format!("{}.place", hex(vault))))
     }
 
+    /// Where the anchor of a dataset lies that was copied with the vault `root`: the copy has the id of the original.
+    pub(super) fn of_copied(&self, root: &[u8; 16], dataset: &[u8; 16]) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{}-{}.redb", hex(root), hex(dataset))))
+    }
+
     /// Whether a chosen file is that of this vault.
     pub(super) fn is_chosen_for(&self, vault: &[u8; 16]) -> bool {
         self.shared.chosen_for.get_or_init(|| *vault) == vault
@@ -59,6 +67,11 @@ impl Anchors {
             && is_chosen_for
         {
             return Ok(Some(file.clone()));
+        }
+        let root = self.shared.chosen_for.get().filter(|_| !is_chosen_for);
+        let copied = root.and_then(|root| self.of_copied(root, vault));
+        if let Some(copied) = copied.filter(|file| file.symlink_metadata().is_ok()) {
+            return Ok(Some(copied));
         }
         match self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten() {
             Some(remembered) => Ok(Some(remembered)),
@@ -165,7 +178,7 @@ fn read_note(note: &Path) -> Result<Option<PathBuf>> {
     let failed = |source| Error::Local { op: "read", path: note.into(), source };
     let line = match std::fs::read(note) {
         Ok(bytes) => bytes,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
         Err(source) => return Err(failed(source)),
     };
     let path = PathBuf::from(std::ffi::OsString::from_vec(line.strip_suffix(b"\n").unwrap_or(&line).to_vec()));

@@ -17,16 +17,17 @@ use lamassu_anchor::table::DiskTable;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_fuse::control::Root;
-use lamassu_host::anchors::{self, Access, Choice, Made};
+use lamassu_host::anchors::{self, Access, Choice, CopiedDatasets, Made};
 use lamassu_host::lock;
 use lamassu_host::slots::check_label;
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
+use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, header_file, unix_now};
 use lamassu_store::Backend;
 use lamassu_store::backend::{Copied, LocalBackend, Privileges, Watch};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
@@ -217,6 +218,7 @@ impl Original {
         let made = self.fill(ui, &top, privileges).and_then(|copied| {
             self.copy_sessions(keys, &top, (&header, &unlocked))?;
             let anchor = of.map(|table| self.copy_anchor(ui, &table, &header, &top)).transpose()?;
+            let below = self.copy_anchors_below(ui, &header)?;
             drop(quiet);
             let begun = Event::new(EventKind::Created)
                 .slot(unlocked.slot())
@@ -225,6 +227,7 @@ impl Original {
             let update = Update::begin(&top.path().join(name::HEADER), &ui.policy.witness())?;
             update.create_recorded(&mut header, &unlocked, &[begun])?;
             anchor.map(Made::keep);
+            below.keep();
             Ok(copied)
         });
         let copied = made.inspect_err(|_| take_back(ui, place, &top)).with_context(|| place.display().to_string())?;
@@ -264,6 +267,23 @@ impl Original {
         let file = anchors.file_for_new(&copy.id(), Some(&self.header.id()))?;
         anchor_place::check(&file, &top.path())?;
         Ok(anchors.make_copy(of, copy.id(), &file, &top.path())?)
+    }
+
+    /// Those of the datasets in it, which keep their ids. Their headers are not authenticated: one that names another
+    /// vault gets a copy that nothing leads to.
+    fn copy_anchors_below(&self, ui: &Ui, copy: &VaultHeader) -> Result<CopiedDatasets> {
+        let mut ids = BTreeSet::new();
+        if copy.is_anchored() && copy.has_datasets() {
+            for stored in lamassu_vault::datasets_below(&self.dir)? {
+                let header = header_file::read::<VaultHeader>(&self.dir.join(stored).join(name::HEADER));
+                ids.extend(header.ok().filter(VaultHeader::is_anchored).map(|header| header.id()));
+            }
+        }
+        let copied = ui.policy.anchors.copy_datasets(&ids, &copy.id())?;
+        for id in &copied.missing {
+            ui.warn(format_args!("the dataset {} has no anchor on this host, and its copy gets none", text::hex(id)));
+        }
+        Ok(copied)
     }
 
     /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the
