@@ -22,7 +22,7 @@ pub const HISTORY_BROKEN: &str = "lamassu.history.broken";
 /// The writer's lock, in the root.
 pub const LOCK: &str = "lamassu.lock";
 /// The names that only the root may have.
-const ROOT_NAMES: [&str; 12] = [
+const ROOT_NAMES: [&str; 13] = [
     HEADER,
     HEADER_NEW,
     HEADER_REPLACED,
@@ -35,6 +35,7 @@ const ROOT_NAMES: [&str; 12] = [
     SESSIONS,
     STAGING,
     LOST,
+    TREE,
 ];
 /// Directory record, in every directory of a vault with encrypted names.
 pub const DIR_RECORD: &str = "lamassu.dir";
@@ -52,6 +53,8 @@ pub const SESSIONS_NEW: &str = "record.new";
 pub const STAGING: &str = "lamassu.staging";
 /// Where `check --repair` moves what it cannot repair, in the root.
 pub const LOST: &str = "lamassu.lost";
+/// Tree records of the files of an anchored vault, in the root: a cache.
+pub const TREE: &str = "lamassu.tree";
 /// The prefix of an entry with a long name; b64 of the hash follows.
 pub const LONG_PREFIX: &str = "lamassu.long.";
 /// The prefix of the companion that holds a long name; b64 of the hash follows.

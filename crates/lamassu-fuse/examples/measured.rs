@@ -14,7 +14,7 @@ use lamassu_format::name;
 use lamassu_fuse::{MountOptions, mount};
 use lamassu_keys::{Material, SlotKind, header_file, unlock};
 use lamassu_store::backend::LocalBackend;
-use lamassu_vault::{Durability, Integrity, Options, Vault};
+use lamassu_vault::{Durability, Freshness, Integrity, Options, Vault};
 use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,7 +48,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let header: VaultHeader = header_file::read(&Path::new(dir).join(name::HEADER))?;
     let material = Material::new(SlotKind::Raw, SecretBytes::new(std::fs::read(key)?))?;
     let ring = unlock(&header, &material)?.key_ring(header.suite())?;
-    let options = Options { integrity, durability: Durability::Ordered, read_only: false, threads: 1, device };
+    let options = Options {
+        integrity,
+        durability: Durability::Ordered,
+        read_only: false,
+        threads: 1,
+        device,
+        anchor: None,
+        freshness: Freshness::default(),
+    };
     let vault = Vault::open(Arc::new(LocalBackend::open(Path::new(dir))?), &header, ring, options)?;
     mount(Arc::new(vault), Path::new(point), &mount_options)?.wait()?;
     if let Some(times) = stages::times() {

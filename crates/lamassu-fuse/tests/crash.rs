@@ -12,7 +12,7 @@ use lamassu_keys::header_file::Update;
 use lamassu_keys::{Argon2Params, Material, NewSlot, NewZone, SlotKind, create_zone, unlock};
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
-use lamassu_vault::{Access, Durability, Integrity, Options, Vault, VaultError};
+use lamassu_vault::{Access, Durability, Freshness, Integrity, Options, Vault, VaultError};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::Path;
@@ -47,6 +47,8 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         read_only: false,
         threads: 1,
         device: None,
+        anchor: None,
+        freshness: Freshness::default(),
     };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }

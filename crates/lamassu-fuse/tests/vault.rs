@@ -14,7 +14,7 @@ use lamassu_fuse::{CacheMode, MountOptions, Mounted};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State};
-use lamassu_vault::{Durability, Forest, Integrity, Options, Vault};
+use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, Vault};
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -102,6 +102,8 @@ impl Fixture {
             read_only,
             threads: 2,
             device: None,
+            anchor: None,
+            freshness: Freshness::default(),
         };
         Vault::open(backend, &r.header(), r.ring(), options).unwrap()
     }
@@ -253,6 +255,8 @@ fn a_mount_that_nobody_uses_is_unloaded() {
         read_only: false,
         threads: 2,
         device: None,
+        anchor: None,
+        freshness: Freshness::default(),
     };
     let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
     let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
@@ -449,6 +453,8 @@ fn a_second_writer_is_refused_while_mounted() {
             read_only: false,
             threads: 1,
             device: None,
+            anchor: None,
+            freshness: Freshness::default(),
         };
         Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
     };

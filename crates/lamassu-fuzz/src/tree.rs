@@ -13,7 +13,7 @@ use lamassu_format::{DirRecord, Domain, Geometry, RootRecord, SessionRecord, Sui
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::{
-    Access, Durability, Ino, Integrity, Kind, Options, Owner, ROOT, SetXattr, Vault, VaultError, check,
+    Access, Durability, Freshness, Ino, Integrity, Kind, Options, Owner, ROOT, SetXattr, Vault, VaultError, check,
 };
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -244,6 +244,8 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
         read_only: false,
         threads: 1,
         device: None,
+        anchor: None,
+        freshness: Freshness::default(),
     };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }

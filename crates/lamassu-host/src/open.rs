@@ -11,7 +11,7 @@ use lamassu_format::name;
 use lamassu_keys::{Material, Unlocked, header_file};
 use lamassu_store::Backend;
 use lamassu_store::backend::LocalBackend;
-use lamassu_vault::{Durability, Integrity, Options, Vault, VaultError};
+use lamassu_vault::{Durability, Freshness, Integrity, Options, Vault, VaultError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,7 +47,15 @@ pub struct Opened {
 
 /// How a vault is opened when nothing else is said: fully verified, every barrier.
 pub fn options(read_only: bool) -> Options {
-    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 0, device: None }
+    Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only,
+        threads: 0,
+        device: None,
+        anchor: None,
+        freshness: Freshness::default(),
+    }
 }
 
 /// The store below a vault.

@@ -6,6 +6,7 @@ use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, DirFault, Names, StoredName};
 use crate::staging::lending;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::DIR_RECORD;
 use lamassu_store::BackendDir;
@@ -21,13 +22,15 @@ use std::sync::{Arc, OnceLock};
 pub(crate) struct Dir {
     pub ino: Ino,
     pub dev: u64,
+    /// Its number in the anchor; 0: un-anchored.
+    pub object: ObjectId,
     pub handle: Arc<dyn BackendDir>,
     names: OnceLock<Names>,
 }
 
 impl Dir {
-    pub fn new(ino: Ino, dev: u64, handle: Arc<dyn BackendDir>) -> Arc<Self> {
-        Arc::new(Dir { ino, dev, handle, names: OnceLock::new() })
+    pub fn new(ino: Ino, dev: u64, object: ObjectId, handle: Arc<dyn BackendDir>) -> Arc<Self> {
+        Arc::new(Dir { ino, dev, object, handle, names: OnceLock::new() })
     }
 }
 
@@ -101,7 +104,8 @@ impl Vault {
             if !id.is_of(&st) {
                 return Err(VaultError::Stale);
             }
-            dir = Dir::new(ino, st.dev, handle);
+            let object = self.nodes.lock().object(ino);
+            dir = Dir::new(ino, st.dev, object, handle);
             self.dirs.put(&dir);
         }
         Ok(dir)

@@ -13,8 +13,11 @@
 //!
 //! The kernel remembers as many inodes as its memory allows, millions of them, and each is a node here: they are kept
 //! small.
+//!
+//! In an anchored vault a node has the number that its object has in the anchor, and an object has one node at a time.
 
 use crate::{Ino, Kind, ROOT};
+use lamassu_anchor::ObjectId;
 use lamassu_store::backend::{Stat, may_be_one};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -126,10 +129,21 @@ struct Node {
     pins: u64,
     generation: u32,
     size: Option<CachedSize>,
+    /// Its number in the anchor; 0: there is none.
+    object: ObjectId,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
     /// Of a zombie whose removal we saw: what stat said last, without links.
     last: Option<Box<Stat>>,
+}
+
+/// Why something is not the node that it looked like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    /// Its number is known as that of another inode, which has this node.
+    OtherInode(Ino),
+    /// The anchor calls it another object than it was called before, or another inode, which is open, is that object.
+    OtherObject,
 }
 
 /// See the module's head.
@@ -138,6 +152,10 @@ pub(crate) struct NodeTable {
     nodes: HashMap<Ino, Box<Node>>,
     /// Living nodes that have another number than the store's own.
     by_store: HashMap<StoreNumber, Ino>,
+    /// Living nodes of objects of the anchor.
+    by_object: HashMap<ObjectId, Ino>,
+    /// Objects of zombies that nobody refers to any more.
+    unused: Vec<ObjectId>,
     root_dev: u64,
     /// That of nodes made now.
     generation: u32,
@@ -154,12 +172,15 @@ impl NodeTable {
             pins: 0,
             generation: 0,
             size: None,
+            object: ObjectId::ROOT,
             live: true,
             last: None,
         };
         NodeTable {
             nodes: HashMap::from([(ROOT, Box::new(node))]),
             by_store: HashMap::from([(id.number(), ROOT)]),
+            by_object: HashMap::from([(ObjectId::ROOT, ROOT)]),
+            unused: Vec::new(),
             root_dev: root.dev,
             generation: new_generation(),
         }
@@ -196,6 +217,16 @@ impl NodeTable {
         self.nodes.get(&ino).map(|n| n.id)
     }
 
+    /// Its number in the anchor; 0: there is none, or the node is not known.
+    pub fn object(&self, ino: Ino) -> ObjectId {
+        self.nodes.get(&ino).map(|n| n.object).unwrap_or_default()
+    }
+
+    /// Objects that have lost their last name and that nobody refers to any more, since the last call.
+    pub fn take_unused(&mut self) -> Vec<ObjectId> {
+        std::mem::take(&mut self.unused)
+    }
+
     pub fn is_live(&self, ino: Ino) -> bool {
         self.nodes.get(&ino).is_some_and(|n| n.live)
     }
@@ -228,38 +259,57 @@ impl NodeTable {
         }
     }
 
-    /// Finds or makes the node of what lies at (parent, name) and counts one lookup of it.
+    /// Finds or makes the node of what lies at (parent, name), which is this object of the anchor, and counts one lookup
+    /// of it.
     ///
     /// # Errors
-    /// The node of another inode of this number. The stat may be older than that node. A caller that looks again, and
-    /// finds the same, knows that the other is `gone`.
+    /// [`Met::OtherInode`]: the stat may be older than that node. A caller that looks again, and finds the same, knows
+    /// that the other is `gone`. [`Met::OtherObject`].
     pub fn reference(
         &mut self,
         parent: Ino,
         name: &OsStr,
         st: &Stat,
+        object: ObjectId,
         gone: Option<Ino>,
-    ) -> std::result::Result<Referenced, Ino> {
+    ) -> std::result::Result<Referenced, Met> {
         let known = self.at((st.dev, st.ino));
-        match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
+        let known = match known.filter(|&ino| !self.is_met_again(ino, parent, name, st)) {
             Some(other) if gone == Some(other) => {
                 self.bury(other);
-                Ok(self.count(None, parent, name, st))
+                None
             }
-            Some(other) => Err(other),
-            None => Ok(self.count(known, parent, name, st)),
+            Some(other) => return Err(Met::OtherInode(other)),
+            None => known,
+        };
+        match known {
+            Some(ino) if self.object(ino) != object => return Err(Met::OtherObject),
+            Some(_) => {}
+            None => self.make_way_for(object)?,
         }
+        Ok(self.count(known, parent, name, st, object))
+    }
+
+    /// An object has one node. Another inode that was it before is not, unless it is open.
+    fn make_way_for(&mut self, object: ObjectId) -> std::result::Result<(), Met> {
+        let Some(before) = self.by_object.get(&object).copied() else { return Ok(()) };
+        let is_open = self.nodes.get(&before).is_some_and(|n| n.kind == Kind::File && n.pins > 0);
+        if is_open || before == ROOT {
+            return Err(Met::OtherObject);
+        }
+        self.bury(before);
+        Ok(())
     }
 
     /// The same of what was just made there: whatever is known by its number was removed behind the vault's back.
-    pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
+    pub fn reference_new(&mut self, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Referenced {
         let known = self.at((st.dev, st.ino)).filter(|&ino| {
             if ino != ROOT {
                 self.bury(ino);
             }
             ino == ROOT
         });
-        self.count(known, parent, name, st)
+        self.count(known, parent, name, st, object)
     }
 
     /// Whether what lies at (parent, name) is the inode of a node, whose number it has.
@@ -276,8 +326,8 @@ impl NodeTable {
         is_told || is_open || !has_one_name || is_named_so
     }
 
-    fn count(&mut self, known: Option<Ino>, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
-        let ino = known.unwrap_or_else(|| self.insert(StoreId::from(st), st.kind));
+    fn count(&mut self, known: Option<Ino>, parent: Ino, name: &OsStr, st: &Stat, object: ObjectId) -> Referenced {
+        let ino = known.unwrap_or_else(|| self.insert(StoreId::from(st), st.kind, object));
         self.add_link(ino, parent, name);
         let node = self.nodes.get_mut(&ino);
         let generation = node.map(|n| {
@@ -287,15 +337,19 @@ impl NodeTable {
         Referenced { ino, generation: generation.unwrap_or_default().into(), is_new: known.is_none() }
     }
 
-    fn insert(&mut self, id: StoreId, kind: Kind) -> Ino {
+    fn insert(&mut self, id: StoreId, kind: Kind, object: ObjectId) -> Ino {
         let own = id.dev == self.root_dev && id.ino > ROOT && id.ino < OWN_MAX && !self.nodes.contains_key(&id.ino);
         let ino = if own { id.ino } else { alternative() };
         let generation = self.generation;
         let links = Links::new();
-        let node = Node { id, kind, links, lookups: 0, pins: 0, generation, size: None, live: true, last: None };
+        let node =
+            Node { id, kind, links, lookups: 0, pins: 0, generation, size: None, object, live: true, last: None };
         self.nodes.insert(ino, Box::new(node));
         if ino != id.ino {
             self.by_store.insert(id.number(), ino);
+        }
+        if object != ObjectId::default() {
+            self.by_object.insert(object, ino);
         }
         ino
     }
@@ -348,13 +402,20 @@ impl NodeTable {
         let Some(node) = self.nodes.get_mut(&ino) else { return };
         node.live = false;
         node.size = None;
-        let (id, links) = (node.id, std::mem::take(&mut node.links));
+        let (id, object, links) = (node.id, node.object, std::mem::take(&mut node.links));
         self.generation = new_generation();
         self.by_store.remove(&id.number());
+        self.forget_object(object, ino);
         for l in links {
             self.unpin(l.parent);
         }
         self.drop_if_unused(ino);
+    }
+
+    fn forget_object(&mut self, object: ObjectId, ino: Ino) {
+        if self.by_object.get(&object) == Some(&ino) {
+            self.by_object.remove(&object);
+        }
     }
 
     /// Moves the name of a backing inode.
@@ -431,6 +492,9 @@ impl NodeTable {
             let Some(node) = self.nodes.remove(&ino) else { continue };
             if node.live {
                 self.by_store.remove(&node.id.number());
+                self.forget_object(node.object, ino);
+            } else if node.object != ObjectId::default() {
+                self.unused.push(node.object);
             }
             for l in node.links {
                 if let Some(p) = self.nodes.get_mut(&l.parent) {

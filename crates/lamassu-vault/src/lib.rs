@@ -15,6 +15,7 @@
 //! | `names`, `dirs`, `record` | stored names and companions; open directories; sealed records |
 //! | `root`, `session` | the records of the root's permissions and of sessions |
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
+//! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
 //! | `gate` | `freeze` and `close` against changes under way |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
 //! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
@@ -39,6 +40,7 @@
 //! other lock is taken under them.
 
 mod acl;
+mod anchored;
 mod attr;
 pub mod check;
 mod dataset;
@@ -80,11 +82,13 @@ pub use session::{copy_sessions, has_interrupted_sessions, shown_ranges};
 pub use types::*;
 pub use xattr::is_listed_for;
 
+use crate::anchored::Anchored;
 use crate::error::io;
+use lamassu_anchor::ObjectId;
 use lamassu_crypto::{Engine, KeyRing};
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::LOCK;
-use lamassu_store::file::Sessions;
+use lamassu_store::file::{AnchoredFiles, Sessions};
 use lamassu_store::{Backend, BackendFile, File, FileContext};
 use parking_lot::{Mutex, RwLock};
 use std::any::Any;
@@ -133,6 +137,8 @@ pub struct Vault {
     /// When everything was found settled, and has been since; 0: it is not.
     quiet_since: AtomicU64,
     book: Arc<session::Book>,
+    /// `None`: an un-anchored vault.
+    anchored: Option<anchored::Anchored>,
     root_permissions: Arc<root::RootPermissions>,
     /// One re-keying at a time.
     rekeying: Mutex<()>,
@@ -204,7 +210,9 @@ impl Vault {
         let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id()));
         let sessions = Arc::new(Sessions::new(book.clone()));
         let root_permissions = Arc::new(root::RootPermissions::open(root.clone(), ring.clone(), top));
-        let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions)?;
+        let anchored = options.anchor.clone().map(|anchor| Anchored::new(anchor, root.clone(), options.read_only));
+        let files = anchored.as_ref().map(|anchored| anchored.files.clone());
+        let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
         let st = root.stat().map_err(io("stat the root"))?;
         let limit = descriptors() / 8;
         let dirs_max = NonZeroUsize::new(limit.clamp(HELD_MIN, DIRS_MAX)).unwrap_or(NonZeroUsize::MIN);
@@ -218,7 +226,7 @@ impl Vault {
             datasets: AtomicBool::new(header.has_datasets()),
             shut: dataset::Shut::default(),
             nodes: Mutex::new(inode::NodeTable::new(&st)),
-            dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, root), dirs_max),
+            dirs: dirs::Dirs::new(dirs::Dir::new(ROOT, st.dev, ObjectId::ROOT, root), dirs_max),
             files: open::OpenFiles::default(),
             handles: open::Handles::default(),
             nameless: nameless::Nameless::default(),
@@ -233,6 +241,7 @@ impl Vault {
             closing: Mutex::new(()),
             quiet_since: AtomicU64::new(0),
             book,
+            anchored,
             root_permissions,
             rekeying: Mutex::new(()),
             moves: AtomicU64::new(0),
@@ -366,7 +375,7 @@ pub fn open_orphan(
     tag: &str,
 ) -> Result<File> {
     let sessions = Arc::new(Sessions::of_stray_file());
-    let (ctx, ctx_read) = contexts(header, ring, options, engine(options), sessions)?;
+    let (ctx, ctx_read) = contexts(header, ring, options, engine(options), sessions, None)?;
     Ok(File::open(if options.read_only { ctx_read } else { ctx }, backing, tag)?)
 }
 
@@ -398,6 +407,7 @@ fn contexts(
     options: &Options,
     engine: Arc<Engine>,
     sessions: Arc<Sessions>,
+    anchored: Option<Arc<AnchoredFiles>>,
 ) -> Result<(Arc<FileContext>, Arc<FileContext>)> {
     if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
         return Err(VaultError::Refused(
@@ -415,7 +425,7 @@ fn contexts(
             convergent_small_files: header.convergent_small_files(),
             read_only,
             sessions: sessions.clone(),
-            anchored: None,
+            anchored: anchored.clone(),
             report: Arc::new(report),
         })
     };

@@ -7,7 +7,7 @@
 use crate::attr::{New, Wanted};
 use crate::dirs::Dir;
 use crate::error::io;
-use crate::inode::{Referenced, StoreId};
+use crate::inode::{Met, Referenced, StoreId};
 use crate::names::StoredName;
 use crate::open::Handle;
 use crate::record::remove_companion;
@@ -15,6 +15,7 @@ use crate::staging;
 use crate::symlink;
 use crate::target::hold;
 use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile, File};
 use std::ffi::OsStr;
@@ -35,7 +36,7 @@ impl Vault {
 
     /// The same of what was just made.
     pub(crate) fn new_entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Entry {
-        let found = self.nodes.lock().reference_new(dir.ino, stored, st);
+        let found = self.nodes.lock().reference_new(dir.ino, stored, st, ObjectId::default());
         if st.kind == Kind::Dir {
             self.dirs.drop_dir(found.ino);
         }
@@ -49,7 +50,7 @@ impl Vault {
     pub(crate) fn referenced(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<(Referenced, Stat)> {
         let (mut st, mut gone) = (*st, None);
         for _ in 0..LOOKS_MAX {
-            let found = self.nodes.lock().reference(dir.ino, stored, &st, gone);
+            let found = self.nodes.lock().reference(dir.ino, stored, &st, ObjectId::default(), gone);
             match found {
                 Ok(found) => {
                     if found.is_new && st.kind == Kind::Dir {
@@ -59,7 +60,8 @@ impl Vault {
                 }
                 // The stat may be the older one. After this one the node cannot be newer, so if it still is another's,
                 // that one is gone.
-                Err(other) => {
+                Err(Met::OtherObject) => return Err(self.outdated("entry", dir.ino, stored)),
+                Err(Met::OtherInode(other)) => {
                     gone = Some(other);
                     st = dir.handle.stat_entry(stored).map_err(io("stat"))?;
                 }
@@ -202,7 +204,8 @@ impl Vault {
         let dir = self.dir(parent)?;
         let stored = self.stored(&dir, name)?;
         let (backing, st) = self.create_backing(&dir, &stored, mode, owner)?;
-        let Referenced { ino, generation, .. } = self.nodes.lock().reference_new(dir.ino, &stored.name, &st);
+        let Referenced { ino, generation, .. } =
+            self.nodes.lock().reference_new(dir.ino, &stored.name, &st, ObjectId::default());
         self.unsynced.add(StoreId::from(&st));
         let file = File::create(self.ctx.clone(), backing, &self.tag(ino)).inspect_err(|_| self.forget(ino, 1))?;
         let open = self.insert_held(ino, file, true);

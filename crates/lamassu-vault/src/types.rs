@@ -1,5 +1,6 @@
 //! Types of the vault API.
 
+use lamassu_anchor::Anchor;
 use lamassu_crypto::engine::device::Device;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -155,6 +156,20 @@ pub struct Options {
     pub threads: usize,
     /// ciphers in place of those threads
     pub device: Option<Arc<dyn Device>>,
+    /// what outside of the store remembers the newest state; `None`: an un-anchored vault
+    pub anchor: Option<Arc<Anchor>>,
+    /// when the anchor knows what an fsync covers
+    pub freshness: Freshness,
+}
+
+/// When the anchor of a vault comes to know of changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Freshness {
+    /// An fsync waits for a commit of the anchor.
+    #[default]
+    Fsync,
+    /// An fsync waits for the store alone: the anchor follows within an interval.
+    Interval,
 }
 
 /// Errors of the vault; each front-end has one exhaustive table from these to its own.

@@ -26,6 +26,7 @@ use crate::table::{Space, Table};
 use crate::{AnchorError, Digests, ObjectId, Part, RecordNo, Revision, Token, TokenKey};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -39,6 +40,14 @@ pub struct Anchor {
     state: Mutex<State>,
     /// Held by who commits: commits take effect in order (A8).
     committing: Mutex<()>,
+}
+
+/// Says which vault it is of, and nothing of what it keeps.
+impl fmt::Debug for Anchor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("Anchor").field("vault", &state.vault.vault).field("queued", &state.queued.len()).finish()
+    }
 }
 
 struct State {

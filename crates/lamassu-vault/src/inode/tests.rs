@@ -3,6 +3,9 @@
 use super::*;
 use crate::Time;
 
+/// Of nodes of an un-anchored vault.
+const NONE: ObjectId = ObjectId(0);
+
 fn stat(ino: u64, kind: Kind) -> Stat {
     Stat {
         dev: 5,
@@ -38,7 +41,12 @@ fn name(s: &str) -> &OsStr {
 
 /// A lookup, and what a second look does where the number is known as another inode's.
 fn met(t: &mut NodeTable, parent: Ino, name: &OsStr, st: &Stat) -> Referenced {
-    t.reference(parent, name, st, None).or_else(|other| t.reference(parent, name, st, Some(other))).unwrap()
+    t.reference(parent, name, st, NONE, None)
+        .or_else(|met| match met {
+            Met::OtherInode(other) => t.reference(parent, name, st, NONE, Some(other)),
+            Met::OtherObject => Err(met),
+        })
+        .unwrap()
 }
 
 #[test]
@@ -109,14 +117,14 @@ fn what_was_just_made_is_new_whatever_its_number() {
         let old = met(&mut t, ROOT, name("a"), &st);
         // Also under the old name, and of an open file, whose number no sane store gives again.
         t.pin(old.ino);
-        let new = t.reference_new(ROOT, name("a"), &st);
+        let new = t.reference_new(ROOT, name("a"), &st, NONE);
         assert!(new.is_new && new.ino != old.ino);
         assert_eq!((t.is_live(old.ino), t.stored_path(old.ino)), (false, None));
         assert_eq!(met(&mut t, ROOT, name("a"), &st), Referenced { is_new: false, ..new });
         // The old one is not referred to: the number is free again, with another generation.
         t.unpin(old.ino);
         t.forget(old.ino, 1);
-        let third = t.reference_new(ROOT, name("b"), &st);
+        let third = t.reference_new(ROOT, name("b"), &st, NONE);
         assert!(third.ino == 40 && third.generation != old.generation);
     }
 }
@@ -128,12 +136,12 @@ fn a_number_with_another_birth_is_another_inode() {
     let old = met(&mut t, ROOT, name("a"), &first);
     assert_eq!(t.find(StoreId::from(&second)), None);
     // The stat may be the older one: the node stays until a second look.
-    assert_eq!(t.reference(ROOT, name("a"), &second, None), Err(old.ino));
+    assert_eq!(t.reference(ROOT, name("a"), &second, NONE, None), Err(Met::OtherInode(old.ino)));
     assert!(t.is_live(old.ino));
-    let new = t.reference(ROOT, name("a"), &second, Some(old.ino)).unwrap();
+    let new = t.reference(ROOT, name("a"), &second, NONE, Some(old.ino)).unwrap();
     assert!(new.is_new && new.ino != old.ino && !t.is_live(old.ino));
     // Another is gone than the one that is known by now.
-    assert_eq!(t.reference(ROOT, name("a"), &first, Some(old.ino)), Err(new.ino));
+    assert_eq!(t.reference(ROOT, name("a"), &first, NONE, Some(old.ino)), Err(Met::OtherInode(new.ino)));
     // What does not say is not another.
     assert!(!met(&mut t, ROOT, name("a"), &Stat { born: 0, ..second }).is_new);
 }
@@ -247,4 +255,24 @@ fn a_loop_made_below_us_ends() {
     met(&mut t, b, name("a"), &stat(10, Kind::Dir));
     assert_eq!(t.ancestry(a), None);
     assert_eq!(t.stored_path(b), None);
+}
+
+#[test]
+fn an_object_has_one_node_and_a_node_one_object() {
+    let mut t = table();
+    let first = stat(40, Kind::File);
+    let met = t.reference(ROOT, name("a"), &first, ObjectId(7), None).unwrap();
+    assert_eq!(t.object(met.ino), ObjectId(7));
+    let seen = t.reference(ROOT, name("a"), &first, ObjectId(8), None);
+    assert_eq!(seen, Err(Met::OtherObject), "another file was put in its place");
+    t.pin(met.ino);
+    let other = stat(41, Kind::File);
+    assert_eq!(t.reference(ROOT, name("a"), &other, ObjectId(7), None), Err(Met::OtherObject), "the object is open");
+    t.unpin(met.ino);
+    let new = t.reference(ROOT, name("a"), &other, ObjectId(7), None).unwrap();
+    assert!(!t.is_live(met.ino) && t.object(new.ino) == ObjectId(7));
+    t.unlinked(&other, ROOT, name("a"), true);
+    assert_eq!(t.take_unused(), []);
+    t.forget(new.ino, 1);
+    assert_eq!(t.take_unused(), [ObjectId(7)]);
 }

@@ -9,7 +9,9 @@ use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, Vau
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::Backend;
 use lamassu_store::backend::{LocalBackend, MemoryBackend};
-use lamassu_vault::{Access, Durability, Entry, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check};
+use lamassu_vault::{
+    Access, Durability, Entry, Freshness, HandleId, Ino, Integrity, Kind, Options, Owner, Result, Vault, check,
+};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -114,7 +116,15 @@ pub fn epochs(numbers: &[u8], salt: u8) -> Vec<(u32, Secret<32>)> {
 }
 
 pub fn options(read_only: bool) -> Options {
-    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 1, device: None }
+    Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only,
+        threads: 1,
+        device: None,
+        anchor: None,
+        freshness: Freshness::default(),
+    }
 }
 
 pub fn memory() -> Arc<dyn Backend> {

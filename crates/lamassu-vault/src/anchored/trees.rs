@@ -1,0 +1,158 @@
+//! Where the tree records of files lie in the store: `lamassu.tree/xx/<object>`, in hexadecimal, `xx` its last two
+//! digits (`docs/format.md`). A cache: never synced, believed in nothing. What cannot be read there reads as zeros,
+//! which costs a rebuild from the pages; so does what cannot be written.
+
+use crate::staging::PRIVATE;
+use lamassu_anchor::ObjectId;
+use lamassu_format::name::TREE;
+use lamassu_store::file::Trees;
+use lamassu_store::integrity::Records;
+use lamassu_store::{BackendDir, BackendFile};
+use parking_lot::Mutex;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::sync::Arc;
+
+/// The directory of all tree records of a vault.
+#[derive(Clone)]
+pub(crate) struct TreeFiles {
+    root: Arc<dyn BackendDir>,
+    read_only: bool,
+}
+
+impl TreeFiles {
+    pub fn new(root: Arc<dyn BackendDir>, read_only: bool) -> TreeFiles {
+        TreeFiles { root, read_only }
+    }
+
+    /// Removes the records of an object that is gone. One that stays does no harm: no object gets its number.
+    pub fn remove(&self, object: ObjectId) {
+        let (dir, name) = place(object);
+        let removed = self.root.open_dir(OsStr::new(TREE)).and_then(|tree| tree.open_dir(&dir)?.unlink(&name));
+        if let Err(error) = removed
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::debug!(object = object.0, %error, "stays in {TREE}");
+        }
+    }
+
+    fn open(&self, object: ObjectId, write: bool) -> io::Result<Arc<dyn BackendFile>> {
+        let (dir, name) = place(object);
+        self.root.open_dir(OsStr::new(TREE))?.open_dir(&dir)?.open_file(&name, write)
+    }
+
+    fn create(&self, object: ObjectId) -> io::Result<Arc<dyn BackendFile>> {
+        let (dir, name) = place(object);
+        let tree = made_dir(&*self.root, OsStr::new(TREE))?;
+        let dir = made_dir(&*tree, &dir)?;
+        match dir.create_file(&name) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => dir.open_file(&name, true),
+            made => made,
+        }
+    }
+}
+
+/// The directory and the name of an object's records.
+fn place(object: ObjectId) -> (OsString, OsString) {
+    (format!("{:02x}", object.0 & 0xff).into(), format!("{:016x}", object.0).into())
+}
+
+fn made_dir(parent: &dyn BackendDir, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
+    match parent.open_dir(name) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match parent.make_dir(name, PRIVATE) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        Ok(()) | Err(_) => {}
+    }
+    parent.open_dir(name)
+}
+
+impl Trees for TreeFiles {
+    fn records(&self, object: ObjectId) -> Arc<dyn Records> {
+        Arc::new(TreeRecords { files: self.clone(), object, open: Mutex::new(Open::Unknown) })
+    }
+}
+
+/// The file of one object, opened when it is first needed.
+struct TreeRecords {
+    files: TreeFiles,
+    object: ObjectId,
+    open: Mutex<Open>,
+}
+
+enum Open {
+    Unknown,
+    /// Nothing readable is there.
+    Absent,
+    File(Arc<dyn BackendFile>),
+}
+
+impl Records for TreeRecords {
+    fn read(&self, offset: u64, record: &mut [u8]) -> io::Result<()> {
+        let file = {
+            let open = &mut *self.open.lock();
+            if matches!(open, Open::Unknown) {
+                let write = !self.files.read_only;
+                *open = self.files.open(self.object, write).map_or(Open::Absent, Open::File);
+            }
+            if let Open::File(file) = open { Some(file.clone()) } else { None }
+        };
+        let got = file.and_then(|file| file.read_at(offset, record).ok()).unwrap_or_default();
+        record[got..].fill(0);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, record: &[u8]) -> io::Result<()> {
+        if self.files.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
+        let file = {
+            let open = &mut *self.open.lock();
+            match open {
+                Open::File(file) => file.clone(),
+                Open::Unknown | Open::Absent => {
+                    let file = self.files.create(self.object)?;
+                    *open = Open::File(file.clone());
+                    file
+                }
+            }
+        };
+        file.write_at(offset, record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_store::Backend;
+    use lamassu_store::backend::MemoryBackend;
+
+    fn read(trees: &TreeFiles, object: u64) -> [u8; 4] {
+        let mut record = [9; 4];
+        trees.records(ObjectId(object)).read(8, &mut record).unwrap();
+        record
+    }
+
+    #[test]
+    fn what_was_not_written_reads_as_zeros_and_goes_with_its_object() {
+        let trees = TreeFiles::new(MemoryBackend::new().root(), false);
+        assert_eq!(read(&trees, 0x1ab), [0; 4]);
+        trees.records(ObjectId(0x1ab)).write(8, &[1, 2, 3, 4]).unwrap();
+        assert_eq!(read(&trees, 0x1ab), [1, 2, 3, 4]);
+        assert_eq!(read(&trees, 0xab), [0; 4]);
+        trees.remove(ObjectId(0x1ab));
+        trees.remove(ObjectId(0x1ab));
+        assert_eq!(read(&trees, 0x1ab), [0; 4]);
+    }
+
+    #[test]
+    fn what_somebody_put_in_its_place_is_no_error_of_a_read() {
+        let root = MemoryBackend::new().root();
+        root.make_symlink(OsStr::new(TREE), OsStr::new("/etc")).unwrap();
+        let trees = TreeFiles::new(root, false);
+        assert_eq!(read(&trees, 1), [0; 4]);
+        assert!(trees.records(ObjectId(1)).write(0, &[1]).is_err());
+    }
+}
