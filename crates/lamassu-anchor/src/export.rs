@@ -189,28 +189,30 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Reads an export and verifies it. `each` is given every row before that is done.
+/// Reads an export of a vault and verifies it. `each` is given every row before that is done.
 ///
 /// # Errors
-/// [`ExportError`]; what `each` was given is worth nothing then.
+/// [`ExportError`], [`AnchorError::Foreign`] for that of another vault; what `each` was given is worth nothing then.
 pub fn read(
     from: &mut dyn Read,
+    vault: &[u8; 16],
     key: &Secret<32>,
     each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
 ) -> Result<Exported, ExportError> {
-    let (exported, mac) = parse(from, each)?;
+    let (exported, mac) = parse(from, Some(vault), each)?;
     match wrap::equal(&wrap::hmac(key, &exported.digest), &mac) {
         true => Ok(exported),
         false => Err(ExportError::Unauthentic),
     }
 }
 
-/// The same without the key: nothing is verified but the form.
+/// The same without the key, of one vault or of any: nothing is verified but the form.
 ///
 /// # Errors
 /// As [`read`], but for [`ExportError::Unauthentic`].
 pub fn parse(
     from: &mut dyn Read,
+    of: Option<&[u8; 16]>,
     each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
 ) -> Result<(Exported, [u8; MAC_LEN]), ExportError> {
     let mut head = [0; HEAD_LEN];
@@ -227,6 +229,9 @@ pub fn parse(
     let (mut vault, mut revision) = ([0; 16], [0; 8]);
     vault.copy_from_slice(&head[16..32]);
     revision.copy_from_slice(&head[32..]);
+    if of.is_some_and(|of| *of != vault) {
+        return Err(AnchorError::Foreign.into());
+    }
     let revision = Revision(u64::from_le_bytes(revision));
     let mut rows = Rows { vault, revision, degree: 0, last: None, count: 0 };
     let mut digest = wrap::sha256(&head);

@@ -48,7 +48,7 @@ fn anchor(path: &Path, files: u64) -> Arc<Anchor> {
 
 fn read(bytes: &[u8], key: &Secret<32>) -> Result<(Exported, Vec<Change>), ExportError> {
     let mut rows = Vec::new();
-    let exported = export::read(&mut &bytes[..], key, &mut |change| {
+    let exported = export::read(&mut &bytes[..], &VAULT, key, &mut |change| {
         rows.push(change);
         Ok(())
     })?;

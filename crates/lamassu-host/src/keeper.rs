@@ -149,8 +149,8 @@ impl Keeper {
         };
         let cache = header.cache();
         let cached = self.caches(cache, cached);
-        kept.insert(volume, Kept { keys, integrity, cached, cache, anchor });
-        Ok(Opening { header, ring, options: Options { integrity, read_only, ..self.options.clone() }, cached })
+        kept.insert(volume, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
+        Ok(Opening { header, ring, options: Options { integrity, read_only, anchor, ..self.options.clone() }, cached })
     }
 
     /// The anchor of a volume's vault, open, and that header and history are the newest it knows.

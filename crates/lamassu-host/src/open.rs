@@ -161,7 +161,8 @@ impl Unsealed {
             let ring = self.keys.key_ring(header.suite())?;
             let anchor = self.anchor(Access::of(options.read_only))?;
             let backend: Arc<dyn Backend> = Arc::new(backend(dir)?);
-            match Vault::open(backend.clone(), header, ring, options.clone()) {
+            let anchored = Options { anchor: anchor.clone(), ..options.clone() };
+            match Vault::open(backend.clone(), header, ring, anchored) {
                 Ok(vault) => Ok(Opened { vault: Arc::new(vault), backend, read_only: options.read_only, anchor }),
                 Err(VaultError::Locked) => Err(self.policy.locked(dir)),
                 Err(VaultError::ReadOnly) => Err(Error::StoreReadOnly { dir: dir.clone() }),

@@ -18,7 +18,7 @@ use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Keychain, Material, NewSlot, Tier, Unlocked, Update, cost, header_file, unix_now};
 use lamassu_store::Backend;
 use lamassu_vault::check::{Progress, Tally};
-use lamassu_vault::{Dataset, Vault};
+use lamassu_vault::{Dataset, Options, Vault};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -156,7 +156,7 @@ impl Alone {
         self.refuse_lost()?;
         let backend = backend(&self.dir)?;
         backend.sync().map_err(|source| Error::CannotSync { source })?;
-        let vault = Vault::open(Arc::new(backend), &self.header, ring.clone(), options(true))
+        let vault = Vault::open(Arc::new(backend), &self.header, ring.clone(), Options { anchor, ..options(true) })
             .map_err(|source| Error::CannotOpen { dir: self.dir.clone(), source })?;
         let report = vault.check(&[], false, shown)?;
         vault.close()?;

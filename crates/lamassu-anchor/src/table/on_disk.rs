@@ -282,7 +282,8 @@ fn sync_parent(path: &Path) -> Result<(), AnchorError> {
 /// What redb says: the system's errors are told from damage.
 fn failed(op: &'static str, error: redb::Error) -> AnchorError {
     match error {
-        redb::Error::Io(source) => AnchorError::Io { op, source },
+        // A file that was cut short ends too early.
+        redb::Error::Io(source) if source.kind() != io::ErrorKind::UnexpectedEof => AnchorError::Io { op, source },
         redb::Error::PreviousIo => AnchorError::Io { op, source: io::Error::from_raw_os_error(libc::EIO) },
         detail => AnchorError::Unreadable { detail: Box::new(detail) },
     }

@@ -1,6 +1,6 @@
 //! A new anchor, for a vault that is being made.
 
-use super::place::{make_dir_of, refuse_within};
+use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
 use crate::Result;
 use lamassu_anchor::row::{Content, Sealed};
@@ -148,10 +148,14 @@ impl Anchors {
         dir: &Path,
         fill: impl FnOnce(Arc<DiskTable>) -> Result<Anchor, AnchorError>,
     ) -> Result<Made> {
-        make_dir_of(file)?;
+        // A directory that a person names is a person's to make.
+        if file.parent() == self.dir() {
+            make_dir_of(file)?;
+        }
         refuse_within(file, dir)?;
+        let file = &settled(file)?;
         let table = DiskTable::create(file)?;
-        let mut made = Made { anchors: self.clone(), vault, path: file.into(), anchor: None, is_kept: false };
+        let mut made = Made { anchors: self.clone(), vault, path: file.clone(), anchor: None, is_kept: false };
         let anchor = Arc::new(fill(Arc::new(table))?);
         self.remember(&vault, file)?;
         self.opened().insert(vault, Open { anchor: Arc::downgrade(&anchor), access: Access::Write });

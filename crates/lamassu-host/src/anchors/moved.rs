@@ -63,7 +63,9 @@ impl Anchors {
             true => self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?,
             false => self.file_for_new(vault, None)?,
         };
-        make_dir_of(&path)?;
+        if path.parent() == self.dir() {
+            make_dir_of(&path)?;
+        }
         refuse_within(&path, dir)?;
         // Held open, so that nobody writes what is about to be replaced. One that does not open is what an import is
         // for.
@@ -203,10 +205,7 @@ fn fill(
 ) -> Result<Exported> {
     let table = DiskTable::create(new)?;
     let mut rows = Batch { to: &table, rows: Vec::new() };
-    let exported = export::read(from, key, &mut |row| rows.take(row)).map_err(ImportError::from)?;
-    if exported.vault != *vault {
-        return Err(AnchorError::Foreign.into());
-    }
+    let exported = export::read(from, vault, key, &mut |row| rows.take(row)).map_err(ImportError::from)?;
     if let Some(present) = at_least.filter(|present| exported.revision < *present) {
         return Err(ImportError::Older { found: exported.revision, present }.into());
     }
