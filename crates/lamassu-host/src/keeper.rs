@@ -269,6 +269,7 @@ impl Keeper {
         self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
             // Opened by itself, by its own directory.
+            Error::Locked { .. } => VaultError::Locked,
             error if anchors::is_locked(&error) => VaultError::Locked,
             // Of the anchor, or by its word.
             Error::Vault(error) => error,

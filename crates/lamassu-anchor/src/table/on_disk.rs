@@ -279,11 +279,15 @@ fn sync_parent(path: &Path) -> Result<(), AnchorError> {
     File::open(parent).and_then(|dir| dir.sync_all()).map_err(AnchorError::io("sync the directory of"))
 }
 
+/// Whether it says that the file is cut short, or no database: not that the system could not read it.
+fn is_of_content(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
+}
+
 /// What redb says: the system's errors are told from damage.
 fn failed(op: &'static str, error: redb::Error) -> AnchorError {
     match error {
-        // A file that was cut short ends too early.
-        redb::Error::Io(source) if source.kind() != io::ErrorKind::UnexpectedEof => AnchorError::Io { op, source },
+        redb::Error::Io(source) if !is_of_content(&source) => AnchorError::Io { op, source },
         redb::Error::PreviousIo => AnchorError::Io { op, source: io::Error::from_raw_os_error(libc::EIO) },
         detail => AnchorError::Unreadable { detail: Box::new(detail) },
     }

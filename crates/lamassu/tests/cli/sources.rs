@@ -40,6 +40,7 @@ fn copying_standard_input_leaves_it_to_the_data() {
         let mut child = Command::new("setsid")
             .args(["--wait", env!("CARGO_BIN_EXE_lamassu"), "cp", "-k", source, "v", "-", "vault:x"])
             .current_dir(b.path(""))
+            .env("XDG_STATE_HOME", b.path("state"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
