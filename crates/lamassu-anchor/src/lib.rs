@@ -33,6 +33,6 @@ pub use error::{AnchorError, Part};
 pub use queue::Mark;
 pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
 pub use token::{Token, TokenKey};
-pub use types::{Digests, ObjectId, ObjectKind, Revision, Window, Windows};
+pub use types::{Digests, ObjectId, ObjectKind, Revision, WINDOWS_MAX, Window, Windows};
 
 pub use lamassu_format::{Digest, RecordNo};

@@ -17,6 +17,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(pub(crate) u64);
 
+impl Mark {
+    /// Before everything: covers no entry.
+    pub const NOTHING: Mark = Mark(0);
+}
+
 /// A queued entry.
 #[derive(Clone, Copy, Debug)]
 struct QueuedEntry {

@@ -88,4 +88,4 @@ pub struct Window {
 pub type Windows = SmallVec<[Window; 1]>;
 
 /// Most windows of a file: before another is added the file is recovered and committed.
-pub const WINDOWS_MAX: usize = 8;
+pub const WINDOWS_MAX: usize = 32;

@@ -170,7 +170,10 @@ fn hand_made_in(name: &str, epochs: u8, workload: impl Fn(&mut Recording<'_>)) {
         (Setup::default(), 100),
         (Setup { reserved: 1, ..Setup::default() }, 100),
         (Setup { reserved: 8, convergent: false, ..Setup::default() }, 100),
+        (Setup { anchored: true, ..Setup::default() }, 20),
+        (Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() }, 20),
         (Setup { block_size: 65536, ..Setup::default() }, 8),
+        (Setup { anchored: true, block_size: 65536, ..Setup::default() }, 4),
         (Setup { block_size: 1 << 20, reserved: 8, ..Setup::default() }, 2),
     ];
     let mut states = 0;
@@ -379,8 +382,8 @@ fn copied_blocks() {
 fn page_border() {
     // A page of these geometries covers 62 blocks, or 116; so only with blocks of 4096 bytes.
     let mut states = 0;
-    for (reserved, border) in [(62, 62 * 4096), (8, 116 * 4096)] {
-        let setup = Setup { reserved, ..Setup::default() };
+    for (reserved, border, anchored) in [(62, 62 * 4096, false), (8, 116 * 4096, false), (8, 116 * 4096, true)] {
+        let setup = Setup { reserved, anchored, ..Setup::default() };
         let mut r = Recording::new(&setup, 1);
         r.write(border - 2 * 4096, 2 * 4096);
         r.settle();
@@ -411,8 +414,8 @@ fn page_border() {
 fn grown_by_holes() {
     let mut states = 0;
     for (reserved, pages) in [(62, 62 * 4096), (8, 116 * 4096)] {
-        for convergent in [true, false] {
-            let setup = Setup { reserved, convergent, ..Setup::default() };
+        for (convergent, anchored) in [(true, false), (false, false), (true, true), (false, true)] {
+            let setup = Setup { reserved, convergent, anchored, ..Setup::default() };
             let mut r = Recording::new(&setup, 1);
             r.write(0, 3 * 4096 + 100);
             r.settle();

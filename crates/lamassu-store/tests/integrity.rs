@@ -156,6 +156,8 @@ proptest! {
                 }
                 Op::Commit => if sealed.take().is_some() { tree.committed() },
                 Op::Look(page) => {
+                    let next = pages.range(page..).next().map(|(page, _)| PageNo(*page));
+                    prop_assert_eq!(tree.next_leaf(PageNo(page), &store).unwrap(), next);
                     let expected = pages.get(&page).copied().unwrap_or_default();
                     prop_assert_eq!(tree.leaf(PageNo(page), &store).unwrap(), expected);
                 }
@@ -207,6 +209,73 @@ proptest! {
                 prop_assert!(lost && (stale.first.0..stale.first.0 + stale.pages).contains(&changed), "{stale:?}");
             }
             Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A crash behind changes that no commit covers: with what an anchor holds, every page is told as it was under the root,
+/// whatever became of the records and of the pages that were changed or cut off.
+#[derive(Clone, Debug)]
+struct Crash {
+    before: BTreeMap<u64, u64>,
+    changes: BTreeMap<u64, Option<u64>>,
+    cut: Option<u64>,
+    how: u8,
+}
+
+fn crash() -> impl Strategy<Value = Crash> {
+    let near = || prop_oneof![0_u64..40, 0_u64..2000];
+    let before = prop::collection::btree_map(near(), any::<u64>(), 1..60);
+    let changes = prop::collection::btree_map(near(), prop::option::of(any::<u64>()), 0..20);
+    (before, changes, prop::option::of(1_u64..2000), any::<u8>()).prop_map(|(before, changes, cut, how)| Crash {
+        before,
+        changes,
+        cut,
+        how,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn what_was_committed_is_told_after_a_crash(degree in prop::sample::select(&DEGREES[..]), crash in crash()) {
+        let shape = Shape::new(degree).unwrap();
+        let committed: Pages = crash.before.iter().map(|(page, n)| (*page, digest(*n))).collect();
+        let count = committed.keys().last().unwrap() + 1;
+        let records = Arc::new(MemoryRecords::default());
+        let mut tree = Tree::new(shape, Digest::NONE, 0, records.clone(), MEMORY);
+        for (page, digest) in &committed {
+            tree.set(PageNo(*page), *digest, &Store::of(&Pages::new())).unwrap();
+        }
+        let root = tree.seal().root;
+        tree.committed();
+        let (mut pages, mut held) = (committed.clone(), BTreeMap::new());
+        let cut = crash.cut.filter(|cut| *cut < count).unwrap_or(count);
+        if cut < count {
+            let store = Store::of(&pages);
+            held.extend(tree.way_to(PageNo(cut - 1), &store).unwrap());
+            tree.truncate(cut, &store).unwrap();
+            pages.split_off(&cut);
+        }
+        for (page, n) in &crash.changes {
+            let store = Store::of(&pages);
+            if let Some((number, children)) = tree.record_before(PageNo(*page), &store).unwrap() {
+                held.entry(number).or_insert(children);
+            }
+            tree.set(PageNo(*page), n.map_or(Digest::NONE, digest), &store).unwrap();
+            match n {
+                Some(n) => drop(pages.insert(*page, digest(*n))),
+                None => drop(pages.remove(page)),
+            }
+        }
+        damage(&records, crash.how);
+        let store = Store::of(&pages);
+        let mut tree = Tree::new(shape, root, count, records, MEMORY);
+        tree.hold(held, &store).unwrap();
+        for page in (0..cut).filter(|page| page % 7 == 0 || *page < 40 || committed.contains_key(page)) {
+            let expected = committed.get(&page).copied().unwrap_or_default();
+            prop_assert_eq!(tree.leaf(PageNo(page), &store).unwrap(), expected, "page {}", page);
         }
     }
 }

@@ -3,12 +3,12 @@
 use super::names::held_of;
 use super::{Anchor, Result, State};
 use crate::queue::{Mark, held_key};
-use crate::row::{Cut, FileRow, Open};
+use crate::row::{Cut, FileRow, Open, Row};
 use crate::table::Space;
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Window, Windows};
 use lamassu_format::{FileId, PageNo};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// A file whose recorded pages are about to change (A1).
 pub struct Opening {
@@ -34,9 +34,10 @@ pub struct FileCommit {
     pub size: u64,
     /// A second page 0 that is as good.
     pub twin: Option<Digest>,
-    /// This session, and the highest sequence that the barrier covered.
-    pub window: Window,
-    /// Tree records in `held` that have changed, under the new root.
+    /// The session that wrote its pages last, and the highest sequence that the barrier covered. `None`: no page with a
+    /// stamp was written since its row was read, so that it is clean.
+    pub window: Option<Window>,
+    /// Tree records that are to be held from now on, under the new root: those that have changed, and may again.
     pub held: Vec<(RecordNo, Digests)>,
     /// Whether no page was written after that sequence: the file is clean then (A7).
     pub is_clean: bool,
@@ -69,10 +70,10 @@ impl Anchor {
         if open_window(file, opening)? {
             state.queue_row(object, row);
         }
-        let durable = self.durable_row(object)?;
-        let durable = durable.as_ref().and_then(|row| row.file()?.open.as_ref());
-        let durable = durable.filter(|open| open.window(opening.window.session).is_some());
-        let mut needs_commit = durable.is_none_or(|open| !holds_cut(open, opening.cut));
+        let Some(recorded) = self.recorded_row(state, object)? else { return Ok(false) }; // A2
+        let noted = recorded.file().and_then(|file| file.open.as_ref());
+        let noted = noted.filter(|open| open.window(opening.window.session).is_some());
+        let mut needs_commit = noted.is_none_or(|open| !holds_cut(open, opening.cut));
         for (record, digests) in &opening.held {
             let queued = state.layers().into_iter().flatten().find_map(|layer| layer.held.get(&(object, *record)));
             let is_durable = self.table.get(Space::Held, &held_key(object, *record))?.is_some();
@@ -85,6 +86,42 @@ impl Anchor {
         Ok(needs_commit && !state.nameless.contains_key(&object))
     }
 
+    /// The row of an object that is durable, or is becoming so: its opening has to be waited for.
+    fn recorded_row(&self, state: &State, object: ObjectId) -> Result<Option<Row>> {
+        let flying = state.flying.as_ref().and_then(|layer| layer.objects.get(&object));
+        match flying {
+            Some(row) => Ok(row.clone()),
+            None => self.durable_row(object),
+        }
+    }
+
+    /// Queues the digest of the first page of a file, which is convergent and about to be written (A6). False: its row
+    /// is durable, or becoming so, and the page has to carry a stamp.
+    ///
+    /// # Errors
+    /// [`AnchorError::Unknown`]; those of the table.
+    pub fn note_first_page(&self, object: ObjectId, twin: Digest, size: u64) -> Result<bool> {
+        let state = &mut *self.state.lock();
+        let mut row = self.known(state, object)?;
+        let is_recorded = self.recorded_row(state, object)?.is_some();
+        let Some(file) = row.file_mut() else { return Err(AnchorError::Unknown { object }) };
+        if is_recorded || !file.root.is_none() || file.twin.is_some() || file.open.is_some() {
+            return Ok(false);
+        }
+        (file.twin, file.size) = (Some(twin), size);
+        state.queue_row(object, row);
+        Ok(true)
+    }
+
+    /// Whether a digest is durably that of a second page 0 of a file, which may be written without a stamp (A6).
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn has_twin(&self, object: ObjectId, twin: Digest) -> Result<bool> {
+        let row = self.durable_row(object)?;
+        Ok(row.as_ref().and_then(Row::file).is_some_and(|file| file.twin == Some(twin)))
+    }
+
     /// Queues what a file is as of a barrier that has returned (A4): durable with the next commit that takes it.
     ///
     /// # Errors
@@ -94,32 +131,40 @@ impl Anchor {
         let state = &mut *self.state.lock();
         let mut row = self.known(state, object)?;
         let file = row.file_mut().ok_or(AnchorError::Unknown { object })?;
-        let window = file.open.as_ref().and_then(|open| open.window(commit.window.session));
-        let Some(window) = window else {
-            return Err(AnchorError::Order { object, rule: "A1: committed without having been opened" });
-        };
-        if window.covered > commit.window.covered {
-            return Err(AnchorError::Order { object, rule: "A8: a commit would lower a sequence" });
-        }
-        let cut = file.open.as_ref().and_then(|open| open.cut);
-        if cut.is_some_and(|cut| cut.after >= commit.window) {
-            return Err(AnchorError::Order { object, rule: "A9: a shrink voids a mark that came before it" });
-        }
+        refuse_disorder(file, &commit)?;
         (file.root, file.size, file.twin) = (commit.root, commit.size, commit.twin);
-        let held: Vec<_> = if commit.is_clean {
+        // What is held besides is of an earlier root.
+        let held = held_of(&*self.table, state, object)?;
+        let mut held: BTreeMap<_, _> = held.into_iter().map(|record| (record, None)).collect();
+        if commit.is_clean {
             file.open = None;
-            let held = held_of(&*self.table, state, object)?;
-            held.into_iter().map(|record| (record, None)).collect()
         } else {
-            let windows = Windows::from_iter([commit.window]);
+            let windows = Windows::from_iter(commit.window);
             file.open.iter_mut().for_each(|open| (open.windows, open.cut) = (windows.clone(), None));
-            commit.held.into_iter().map(|(record, digests)| (record, Some(digests))).collect()
-        };
+            held.extend(commit.held.into_iter().map(|(record, digests)| (record, Some(digests))));
+        }
         if !state.nameless.contains_key(&object) {
             state.queued.held.extend(held.into_iter().map(|(record, digests)| ((object, record), digests)));
         }
         state.queue_row(object, row);
         Ok(())
+    }
+}
+
+/// Refuses a commit that the rules do not allow.
+fn refuse_disorder(file: &FileRow, commit: &FileCommit) -> Result<()> {
+    let order = |rule| Err(AnchorError::Order { object: commit.object, rule });
+    let Some(window) = commit.window else {
+        return if commit.is_clean { Ok(()) } else { order("A7: pages without a stamp alone, and not clean") };
+    };
+    let Some(open) = &file.open else { return order("A1: committed without having been opened") };
+    match open.window(window.session) {
+        None => order("A1: committed without having been opened"),
+        Some(noted) if noted.covered > window.covered => order("A8: a commit would lower a sequence"),
+        Some(_) if open.cut.is_some_and(|cut| cut.after >= window) => {
+            order("A9: a shrink voids a mark that came before it")
+        }
+        Some(_) => Ok(()),
     }
 }
 

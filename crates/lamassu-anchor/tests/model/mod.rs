@@ -424,7 +424,7 @@ impl World {
             root: root_of(&marked.leaves),
             size: if marked.leaves[1].is_none() { 1 } else { 2 },
             twin: marked.twin.filter(|_| left != Some(Left::Twin)),
-            window: Window { session: self.session, covered: marked.covered },
+            window: Some(Window { session: self.session, covered: marked.covered }),
             held: vec![(RECORD, Box::from(marked.leaves))],
             is_clean: left == Some(Left::NothingAfter)
                 || (!is_after && (self.sequence.is_multiple_of(2) || is_settled)),

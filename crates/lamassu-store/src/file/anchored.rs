@@ -1,7 +1,15 @@
-//! Files of an anchored vault (`docs/freshness.md`, section 3): what they share.
+//! What the files of an anchored vault share (`docs/freshness.md`, section 3): the anchor, where tree records lie, and
+//! the files that were closed before the anchor could know what they are.
+//!
+//! A file is closed as soon as its pages are as they stay. Its last pages may not be durable then, so that no commit of
+//! the anchor may say what they are (A4). Until a barrier of the whole store has covered them it is remembered here:
+//! the process knows every page that it wrote, also after it has closed the file.
 
 use crate::integrity::Records;
-use lamassu_anchor::{Anchor, AnchorError, ObjectId};
+use lamassu_anchor::{Anchor, AnchorError, Digest, FileCommit, ObjectId, Window};
+use lamassu_format::tree::Shape;
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Where the tree records of files lie: a cache, believed in nothing.
@@ -10,20 +18,49 @@ pub trait Trees: Send + Sync {
     fn records(&self, object: ObjectId) -> Arc<dyn Records>;
 }
 
+/// What a file is whose last pages no commit of the anchor covers.
+#[derive(Clone, Debug)]
+pub(super) struct ClosedFile {
+    pub root: Digest,
+    pub pages: u64,
+    pub size: u64,
+    /// The session that wrote its pages last, and the highest sequence. `None`: no page with a stamp.
+    pub last: Option<Window>,
+    /// Tells it from the same file, closed again.
+    number: u64,
+}
+
+#[derive(Default)]
+struct Closed {
+    files: HashMap<ObjectId, ClosedFile>,
+    numbers: u64,
+}
+
 /// What the files of an anchored vault share.
 pub struct AnchoredFiles {
     anchor: Arc<Anchor>,
     trees: Arc<dyn Trees>,
+    shape: Shape,
+    closed: Mutex<Closed>,
 }
 
 /// Which files were closed before a barrier of the whole store began.
-#[derive(Default)]
-pub struct ClosedFiles {}
+#[derive(Clone, Debug, Default)]
+pub struct ClosedFiles(Vec<(ObjectId, u64)>);
+
+impl ClosedFiles {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
 
 impl AnchoredFiles {
     /// Over an open anchor.
     pub fn new(anchor: Arc<Anchor>, trees: Arc<dyn Trees>) -> Arc<AnchoredFiles> {
-        Arc::new(AnchoredFiles { anchor, trees })
+        // A degree that no tree has is refused with the row of the vault.
+        let shape = Shape::new(anchor.degree()).unwrap_or_default();
+        Arc::new(AnchoredFiles { anchor, trees, shape, closed: Mutex::default() })
     }
 
     /// The anchor.
@@ -31,23 +68,55 @@ impl AnchoredFiles {
         &self.anchor
     }
 
-    /// Where tree records lie.
-    pub fn trees(&self) -> &Arc<dyn Trees> {
-        &self.trees
+    pub(super) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    pub(super) fn records(&self, object: ObjectId) -> Arc<dyn Records> {
+        self.trees.records(object)
     }
 
     /// To be called before a barrier of the whole store: the files that were closed until now, with pages that no
     /// commit of the anchor covers.
     pub fn closed(&self) -> ClosedFiles {
-        ClosedFiles {}
+        ClosedFiles(self.closed.lock().files.iter().map(|(object, file)| (*object, file.number)).collect())
     }
 
-    /// To be called after that barrier has succeeded: what those files are is queued for the anchor's next commit.
+    /// To be called after that barrier has succeeded: what those files are is queued for the anchor's next commit. A
+    /// file that was opened again meanwhile is not among them.
     ///
     /// # Errors
-    /// Those of the anchor.
+    /// Those of the anchor; the files stay remembered.
     pub fn covered(&self, closed: ClosedFiles) -> Result<(), AnchorError> {
-        let ClosedFiles {} = closed;
+        for (object, number) in closed.0 {
+            let closed = &mut *self.closed.lock();
+            let Some(file) = closed.files.get(&object).filter(|file| file.number == number) else { continue };
+            let ClosedFile { root, size, last, .. } = *file;
+            let commit = FileCommit { object, root, size, twin: None, window: last, held: Vec::new(), is_clean: true };
+            match self.anchor.commit_file(commit) {
+                // It is removed.
+                Ok(()) | Err(AnchorError::Unknown { .. }) => drop(closed.files.remove(&object)),
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
+    }
+
+    /// Remembers a file that is closed.
+    pub(super) fn remember(&self, object: ObjectId, root: Digest, pages: u64, size: u64, last: Option<Window>) {
+        let closed = &mut *self.closed.lock();
+        closed.numbers += 1;
+        closed.files.insert(object, ClosedFile { root, pages, size, last, number: closed.numbers });
+    }
+
+    /// What is remembered of a file that is opened; a writer takes it over.
+    pub(super) fn remembered(&self, object: ObjectId, takes_over: bool) -> Option<ClosedFile> {
+        let files = &mut self.closed.lock().files;
+        if takes_over { files.remove(&object) } else { files.get(&object).cloned() }
+    }
+
+    /// Forgets an object that is removed.
+    pub fn forget(&self, object: ObjectId) {
+        self.closed.lock().files.remove(&object);
     }
 }

@@ -150,6 +150,7 @@ impl Core {
     /// written again says nothing about the rest.
     pub fn sync(&self, st: &mut State) -> Result<(), StoreError> {
         let done = self.commit(st).and_then(|()| self.sync_data(st));
+        let done = done.and_then(|()| self.covered(st, st.marks.written()));
         let unreported = st.failures.take_unreported();
         done?;
         match unreported {

@@ -18,11 +18,13 @@
 //! | `read`, `write`, `seek`, `copy` | the operations of a file's users |
 //! | `check`, `rekey` | verifying a whole file; bringing it to the newest keys |
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
+//! | `anchored`, `fresh`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
 //! The invariants I1 to I13 that comments name are those of `docs/format.md` section 13. The order of locks is in
 //! `concurrent`.
 
+mod anchor_commit;
 mod anchored;
 mod barrier;
 mod block;
@@ -31,6 +33,8 @@ mod ciphertext;
 mod commit;
 mod concurrent;
 mod copy;
+mod fresh;
+mod judge;
 mod open;
 mod plan;
 mod presealed;
@@ -58,6 +62,7 @@ pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag,
 use self::primitives::Core;
 use crate::backend::{BackendFile, SetTime, Stat, Time};
 use concurrent::{Exclusive, PATIENCE};
+use fresh::Fresh;
 use lamassu_anchor::ObjectId;
 use lamassu_format::{FileId, PageNo};
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -92,7 +97,10 @@ impl File {
         len: u64,
         tag: &str,
     ) -> Result<File, StoreError> {
-        let core = Core::new(ctx, backing, tag);
+        Self::open_core(Core::new(ctx, backing, tag, None), len)
+    }
+
+    fn open_core(core: Core, len: u64) -> Result<File, StoreError> {
         let state = core.open_state(len)?;
         core.publish(&state);
         let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
@@ -111,8 +119,15 @@ impl File {
         tag: &str,
         object: ObjectId,
     ) -> Result<File, StoreError> {
-        let _ = object;
-        Self::open_with_len(ctx, backing, len, tag)
+        let Some(files) = ctx.anchored.clone() else { return Self::open_with_len(ctx, backing, len, tag) };
+        let fresh = Fresh::open(files, object, ctx.geometry, !ctx.read_only)?;
+        let is_read_only = ctx.read_only;
+        let file = Self::open_core(Core::new(ctx, backing, tag, Some(fresh)), len)?;
+        if !is_read_only {
+            let st = &mut *file.exclusive();
+            file.core.recover(st)?;
+        }
+        Ok(file)
     }
 
     /// Takes a backing file just created, which is empty, and which its caller has just made an object of the anchor
@@ -126,8 +141,9 @@ impl File {
         tag: &str,
         object: ObjectId,
     ) -> Result<File, StoreError> {
-        let _ = object;
-        Self::create(ctx, backing, tag)
+        let file = Self::open_object(ctx, backing, 0, tag, object)?;
+        file.note_created();
+        Ok(file)
     }
 
     /// After a barrier that covered this file up to `mark`: what it is now is queued for the anchor (A4), unless it was
@@ -137,19 +153,26 @@ impl File {
     /// # Errors
     /// Those of the anchor.
     pub fn covered(&self, mark: Mark) -> Result<(), StoreError> {
-        let _ = mark;
-        Ok(())
+        let mut st = self.exclusive();
+        self.core.covered(&mut st, mark)
+    }
+
+    /// Whether the anchor knows the file as it is; true in an un-anchored vault.
+    pub fn is_anchored(&self) -> bool {
+        self.core.fresh.as_ref().is_none_or(|fresh| !fresh.is_ahead())
     }
 
     /// Takes a backing file just created, which is empty: it gets its page even if it stays so.
     pub fn create(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Result<File, StoreError> {
         let file = File::open_with_len(ctx, backing, 0, tag)?;
-        {
-            let st = &mut *file.exclusive();
-            st.identity.want_page();
-            st.identity.note_made(st.marks.written());
-        }
+        file.note_created();
         Ok(file)
+    }
+
+    fn note_created(&self) {
+        let st = &mut *self.exclusive();
+        st.identity.want_page();
+        st.identity.note_made(st.marks.written());
     }
 
     /// The backing file.
@@ -428,8 +451,19 @@ impl File {
 impl Drop for File {
     fn drop(&mut self) {
         let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
-        if !self.core.ctx.read_only && !self.core.is_settled(self.state.get_mut()) && has_name() {
+        if self.core.ctx.read_only {
+            return;
+        }
+        let st = self.state.get_mut();
+        let is_settled = self.core.is_settled(st);
+        if !is_settled && has_name() {
             self.core.ctx.sessions.note_left_behind();
+        }
+        // What is left unsettled is recovered when it is opened again, as after a crash.
+        if let Some(fresh) =
+            self.core.fresh.as_ref().filter(|fresh| is_settled && fresh.is_ahead() && fresh.is_certain())
+        {
+            fresh.remember(st.sizes.stored());
         }
     }
 }

@@ -28,6 +28,10 @@ impl Core {
     /// Reads page 0 and the last page, and decides what the size is. Damage is kept for the reads that meet it.
     pub fn open_state(&self, len: u64) -> Result<State, StoreError> {
         let mut st = State { space: Space::new(len), ..State::default() };
+        if let Some(fresh) = &self.fresh {
+            self.open_anchored(fresh, &mut st)?;
+            return Ok(st);
+        }
         if len == 0 {
             st.identity.found_unsealed();
             return Ok(st);

@@ -6,9 +6,12 @@
 //! order of steps keeps which invariant is up to its callers.
 
 use super::concurrent::Concurrent;
+use super::fresh::{Fresh, digest_of};
+use super::session::Stamp;
 use super::state::{Held, PageState, SizeFields, State};
 use super::types::{Damage, DamageKind, FileContext, StoreError};
 use crate::backend::BackendFile;
+use lamassu_anchor::Window;
 use lamassu_crypto::Salts;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::{BlockNo, FileId, Geometry, PAGE_LEN, Page, PageNo};
@@ -44,10 +47,15 @@ pub(super) struct Core {
     reported: Mutex<HashSet<Damage>>,
     /// What other threads see and do during a commit.
     pub concurrent: Concurrent,
+    /// What the anchor knows of the file; `None`: nothing does.
+    pub fresh: Option<Fresh>,
 }
 
+/// The bytes of a sealed page.
+type SealedPage = Box<[u8; PAGE_LEN]>;
+
 impl Core {
-    pub fn new(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str) -> Core {
+    pub fn new(ctx: Arc<FileContext>, backing: Arc<dyn BackendFile>, tag: &str, fresh: Option<Fresh>) -> Core {
         Core {
             ctx,
             backing,
@@ -56,6 +64,7 @@ impl Core {
             id_hint: Mutex::default(),
             reported: Mutex::default(),
             concurrent: Concurrent::default(),
+            fresh,
         }
     }
 
@@ -125,32 +134,42 @@ impl Core {
 
     /// Reads, opens and parses page `g`, without looking at the rest of the file.
     pub fn read_page(&self, g: PageNo) -> Result<PageState, StoreError> {
-        let offset = self.geo().page_offset(g);
         let mut bytes = [0u8; PAGE_LEN];
-        let got = self.read_padded(offset, &mut bytes)?;
+        self.read_padded(self.geo().page_offset(g), &mut bytes)?;
+        let seen = self.fresh.as_ref().map(|fresh| (fresh, digest_of(g, &bytes)));
+        let opened = self.opened_page(g, &mut bytes);
+        let Some((fresh, digest)) = seen else {
+            return Ok(match opened.good().map(Held::page) {
+                Some(page) if page.cut && !self.ctx.sessions.may_be_interrupted(page.session) => {
+                    PageState::Bad(DamageKind::PageStale)
+                }
+                Some(_) | None => opened,
+            });
+        };
+        // Also what is absent; of what does not open its own fault is told.
+        let is_stale = !matches!(opened, PageState::Bad(_)) && !fresh.is_current(&*self.backing, g, digest)?;
+        Ok(if is_stale { PageState::Bad(DamageKind::Stale) } else { opened })
+    }
+
+    /// Opens and parses the bytes of page `g`, whatever its freshness.
+    pub fn opened_page(&self, g: PageNo, bytes: &mut [u8; PAGE_LEN]) -> PageState {
         if bytes.iter().all(|&b| b == 0) {
-            return Ok(PageState::Absent);
-        }
-        if got < PAGE_LEN {
-            return Ok(PageState::Bad(DamageKind::PageSeal));
+            return PageState::Absent;
         }
         let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
-        let entry = match self.ctx.ring.open_page(&aad, &mut bytes) {
+        let entry = match self.ctx.ring.open_page(&aad, bytes) {
             Err(OpenError::NoKey | OpenError::Truncated) => PageState::Bad(DamageKind::PageKey),
             Err(OpenError::Unauthentic) => PageState::Bad(DamageKind::PageSeal),
-            Ok(_) => match Page::parse(&bytes, self.geo(), g) {
+            Ok(_) => match Page::parse(bytes, self.geo(), g) {
                 Ok(page) if self.ctx.domain.is_salted() && page.file_id.is_none() => {
                     PageState::Bad(DamageKind::PageFormat)
-                }
-                Ok(page) if page.cut && !self.ctx.sessions.may_be_interrupted(page.session) => {
-                    PageState::Bad(DamageKind::PageStale)
                 }
                 Ok(page) => PageState::Good(Arc::new(Held::new(page, 0))),
                 Err(_) => PageState::Bad(DamageKind::PageFormat),
             },
         };
         bytes.zeroize(); // the keys of blocks
-        Ok(entry)
+        entry
     }
 
     /// Seals and writes page `g`, and keeps it as the one on disk. Its size, id, session and sequence are set here,
@@ -168,25 +187,31 @@ impl Core {
         page.size = self.size_field(g, &page, fields);
         page.sparse = g == PageNo::ZERO && last > PageNo::ZERO && fields.sparse;
         let is_clean_single = g == PageNo::ZERO && last == PageNo::ZERO && !page.cut && page.pending == 0;
-        let convergent = is_clean_single && self.ctx.convergent_small_files && id == PageId::AsFits;
+        let fits = is_clean_single && self.ctx.convergent_small_files && id == PageId::AsFits;
         // I12: the session is durably open, and stays so while the stamp is held. A convergent page carries no session,
         // but is not written outside of one either.
         let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
-        if convergent {
-            (page.file_id, page.session, page.sequence) = (FileId::NONE, 0, 0);
-        } else {
-            page.file_id = st.identity.ensure_id()?;
-            (page.session, page.sequence) = (stamp.session(), stamp.next_sequence());
-        }
-        let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
-        let mut bytes = page.build(self.geo(), g);
-        match convergent {
-            true => self.ctx.ring.outer().seal_page_convergent(&aad, &mut bytes),
-            false => self.ctx.ring.outer().seal_page(&aad, &mut bytes)?,
-        }
+        let convergent = if fits { self.convergent_page(&page)? } else { None };
+        let bytes = match convergent {
+            Some(bytes) => {
+                (page.file_id, page.session, page.sequence) = (FileId::NONE, 0, 0);
+                bytes
+            }
+            None => self.stamped_page(st, g, &mut page, &stamp)?,
+        };
+        let window = (page.session != 0).then_some(Window { session: page.session, covered: page.sequence });
+        let note = |fresh: &Fresh| fresh.note_write(&*self.backing, g, digest_of(g, &bytes), window);
+        let noted = self.fresh.as_ref().map(note).transpose()?;
         let offset = self.geo().page_offset(g);
         // I13: one aligned write of 4096 bytes.
-        if let Err(source) = self.backing.write_at(offset, &bytes[..]) {
+        let written = self.backing.write_at(offset, &bytes[..]);
+        if let (Some(fresh), Some(noted)) = (&self.fresh, noted) {
+            match &written {
+                Ok(()) => fresh.note_written(&noted),
+                Err(_) => fresh.note_failed(&*self.backing, noted),
+            }
+        }
+        if let Err(source) = written {
             st.pages.forget_absent(g);
             st.failures.note_page(g);
             if g == PageNo::ZERO {
@@ -199,6 +224,77 @@ impl Core {
         st.note_page_write(offset);
         self.keep_written_page(st, g, page, lost, last > PageNo::ZERO);
         Ok(())
+    }
+
+    /// Page 0 sealed so that its ciphertext follows from its content, where it may be written so: in an anchored vault
+    /// only if the anchor knows it (A6).
+    fn convergent_page(&self, page: &Page) -> Result<Option<SealedPage>, StoreError> {
+        let Some(fresh) = &self.fresh else { return Ok(Some(self.seal_convergent(page))) };
+        if !fresh.may_be_convergent() {
+            return Ok(None);
+        }
+        let bytes = self.seal_convergent(page);
+        let may_be = fresh.may_write_convergent(digest_of(PageNo::ZERO, &bytes), page.size)?;
+        Ok(may_be.then_some(bytes))
+    }
+
+    /// Page 0 sealed so, whether or not it may be written.
+    pub fn seal_convergent(&self, page: &Page) -> SealedPage {
+        let mut page = page.clone();
+        (page.file_id, page.session, page.sequence) = (FileId::NONE, 0, 0);
+        let mut bytes = page.build(self.geo(), PageNo::ZERO);
+        let aad = self.geo().page_aad(self.ctx.ring.suite(), PageNo::ZERO);
+        self.ctx.ring.outer().seal_page_convergent(&aad, &mut bytes);
+        bytes
+    }
+
+    /// A page with the file's id and the stamp of this session, sealed under a random nonce. A1: in an anchored vault
+    /// the anchor knows of it first.
+    fn stamped_page(
+        &self,
+        st: &mut State,
+        g: PageNo,
+        page: &mut Page,
+        stamp: &Stamp<'_>,
+    ) -> Result<SealedPage, StoreError> {
+        self.open_in_anchor(st, stamp, [g], None)?;
+        page.file_id = st.identity.ensure_id()?;
+        (page.session, page.sequence) = (stamp.session(), stamp.next_sequence());
+        let mut bytes = page.build(self.geo(), g);
+        let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
+        self.ctx.ring.outer().seal_page(&aad, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A1: what [`Fresh::open_pages`] does, under a stamp.
+    fn open_in_anchor(
+        &self,
+        st: &mut State,
+        stamp: &Stamp<'_>,
+        pages: impl IntoIterator<Item = PageNo>,
+        cut: Option<PageNo>,
+    ) -> Result<(), StoreError> {
+        let Some(fresh) = &self.fresh else { return Ok(()) };
+        if let Some(id) = fresh.file_id().filter(|_| st.identity.id().is_none()) {
+            st.identity.found_id(id); // a file that is open keeps its id
+        }
+        let window = Window { session: stamp.session(), covered: stamp.last_sequence() };
+        fresh.open_pages(&*self.backing, pages, (st.identity.ensure_id()?, window), cut)
+    }
+
+    /// A1 for pages that are about to be written one after another: the anchor is waited for once. `cut`: so is a
+    /// shrink, and page 0 is the next page that is written. Does nothing in an un-anchored vault.
+    pub fn open_pages(
+        &self,
+        st: &mut State,
+        pages: impl IntoIterator<Item = PageNo>,
+        cut: Option<PageNo>,
+    ) -> Result<(), StoreError> {
+        if self.fresh.is_none() {
+            return Ok(());
+        }
+        let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
+        self.open_in_anchor(st, &stamp, pages, cut)
     }
 
     /// The size field of page `g`: a floor in page 0 of a longer file, otherwise the size as far as the page reaches.

@@ -66,7 +66,10 @@ impl Core {
                     self.note_undone(st, self.damage(DamageKind::Unwritten, g, Some(block)));
                 }
                 match held.page().pending {
-                    0 => Ok(PageState::Good(held)),
+                    0 => {
+                        self.note_resolved(g);
+                        Ok(PageState::Good(held))
+                    }
                     _ => self.resolve(st, g, Arc::unwrap_or_clone(held).into_page()),
                 }
             }
@@ -153,7 +156,9 @@ impl Core {
                 PageState::Bad(DamageKind::PageOfOtherFile)
             }
             PageState::Good(held)
-                if self.is_followed(st, g) && self.lacks_blocks(held.page(), g, self.told_size(st, g)) =>
+                if self.fresh.is_none()
+                    && self.is_followed(st, g)
+                    && self.lacks_blocks(held.page(), g, self.told_size(st, g)) =>
             {
                 PageState::Bad(DamageKind::PageStale)
             }
@@ -175,10 +180,24 @@ impl Core {
     /// keys of this page then hold for its blocks, without a choice; where blocks are not hashed on each read, these
     /// are hashed once all the same.
     fn is_believed(&self, st: &State, g: PageNo, page: &Page) -> bool {
-        st.failures.uncertain_pages().contains(&g) || self.ctx.sessions.may_be_interrupted(page.session)
+        let is_interrupted = || match &self.fresh {
+            Some(fresh) => fresh.is_in_flight(g),
+            None => self.ctx.sessions.may_be_interrupted(page.session),
+        };
+        st.failures.uncertain_pages().contains(&g) || is_interrupted()
+    }
+
+    /// The pending bits of a page were looked at: there were none.
+    fn note_resolved(&self, g: PageNo) {
+        if let Some(fresh) = &self.fresh {
+            fresh.note_resolved(g);
+        }
     }
 
     fn absent_page(&self, st: &State, g: PageNo) -> PageState {
+        if self.fresh.is_some() {
+            return PageState::Absent; // it was judged
+        }
         let (start, end) = (self.geo().page_start(g), self.geo().page_start(g.next()));
         let is_inside = start < st.sizes.stored();
         if is_inside && st.inherited.lost_from().is_some_and(|from| end > from) {

@@ -119,6 +119,7 @@ impl Core {
             self.settle_now(st)?;
         }
         self.keeping_mtime(st, |core, st| {
+            core.open_pages(st, old.iter().copied(), None)?;
             for g in old {
                 if !matches!(core.page(st, g)?, PageState::Good(_)) || !core.is_of_older_seal(g, step)? {
                     continue;

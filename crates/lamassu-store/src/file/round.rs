@@ -150,7 +150,7 @@ impl Core {
         }
         let session = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?.session();
         if !st.identity.is_page_zero_of(session, &st.marks) {
-            let held = self.good_page(st, PageNo::ZERO)?.map(|held| (held.page().clone(), held.lost()));
+            let held = self.page_as_covered(st, PageNo::ZERO)?;
             let (mut page, lost) = held.unwrap_or((Page::empty(FileId::NONE), 0));
             page.cut = false;
             self.write_page(st, PageNo::ZERO, page, lost, st.sizes.fields(), PageId::OfFile)?;
@@ -199,6 +199,10 @@ impl Core {
         let new_pages = last > geo.last_page(old);
         let (below, at_end) = (round.pages.range(..last), round.pages.range(last..));
         let order = if new_pages { at_end.chain(below) } else { below.chain(at_end) };
+        let written: Vec<PageNo> = round.pages.iter().filter(|(_, p)| p.must_write).map(|(g, _)| *g).collect();
+        if last > PageNo::ZERO {
+            self.open_pages(st, written, None)?;
+        }
         for (g, planned) in order.filter(|(_, p)| p.must_write) {
             let fields = SizeFields { size, ..st.sizes.fields() };
             if let Err(error) = self.write_page(st, *g, planned.page.clone(), planned.lost, fields, PageId::AsFits) {

@@ -74,6 +74,11 @@ impl Stamp<'_> {
         *self.session
     }
 
+    /// The highest sequence given so far.
+    pub fn last_sequence(&self) -> u32 {
+        self.written.load(Ordering::Acquire)
+    }
+
     /// How many pages the session has written with the one that gets this number: of two pages of a file it says which
     /// is the later. The highest number is that of all that come after it.
     pub fn next_sequence(&self) -> u32 {

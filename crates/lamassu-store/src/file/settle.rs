@@ -15,8 +15,8 @@ use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
 use super::state::{Dirty, Held, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
-use lamassu_format::PageNo;
 use lamassu_format::page::TAG_AT;
+use lamassu_format::{Page, PageNo};
 
 /// Pages that one settling reads to see whether they are there.
 const DENSE_LOOKS_MAX: u32 = 1024;
@@ -65,6 +65,7 @@ impl Core {
     pub fn settle_now(&self, st: &mut State) -> Result<(), StoreError> {
         let mark = self.mark(st);
         self.sync_data(st)?;
+        self.anchor_covered(st)?;
         self.settle(st, mark)
     }
 
@@ -87,7 +88,11 @@ impl Core {
             core.cut_excess(st)?; // step 2
             core.settle_page_zero(st)?; // step 3
             let marks = &st.marks;
-            for g in st.pages.numbers_of(|held| held.is_open() && held.is_data_durable(marks)) {
+            let open = st.pages.numbers_of(|held| held.is_open() && held.is_data_durable(marks));
+            if st.last_page(core.geo()) > PageNo::ZERO {
+                core.open_pages(st, open.iter().copied(), None)?;
+            }
+            for g in open {
                 core.settle_page(st, g)?; // step 4
             }
             Ok(())
@@ -102,13 +107,24 @@ impl Core {
 
     /// The same; page 0 gets this `cut` and this floor.
     fn settle_page_as(&self, st: &mut State, g: PageNo, cut: bool, fields: SizeFields) -> Result<(), StoreError> {
-        let Some(held) = st.pages.good(g) else { return Ok(()) };
+        if st.pages.good(g).is_none() {
+            return Ok(());
+        }
+        let Some((mut page, lost)) = self.page_as_covered(st, g)? else { return Ok(()) };
+        page.cut = g == PageNo::ZERO && cut;
+        self.write_page(st, g, page, lost, fields, PageId::AsFits)
+    }
+
+    /// A good page, to be written again with a change: without the pending bits of what a barrier has covered (A9), and
+    /// with its lost blocks.
+    pub fn page_as_covered(&self, st: &mut State, g: PageNo) -> Result<Option<(Page, u128)>, StoreError> {
+        self.good_page(st, g)?;
+        let Some(held) = st.pages.good(g) else { return Ok(None) };
         let (mut page, lost) = (held.page().clone(), held.lost());
         if held.is_data_durable(&st.marks) {
             keep_bits(&mut page, lost); // I3
         }
-        page.cut = g == PageNo::ZERO && cut;
-        self.write_page(st, g, page, lost, fields, PageId::AsFits)
+        Ok(Some((page, lost)))
     }
 
     /// Step 3.
@@ -133,6 +149,7 @@ impl Core {
         let is_cut_done = is_cut_done && !st.marks.holds_data_back() && is_last_durable;
         let Some(zero) = self.good_page(st, PageNo::ZERO)? else { return Ok(()) };
         let convergent = last == PageNo::ZERO && !zero.is_open() && self.wants_convergent(zero);
+        let convergent = convergent && self.may_settle_convergent();
         let fills = st.sizes.is_sparse() && last > PageNo::ZERO && self.is_dense(st)?;
         if !is_cut_done && raised.is_none() && !convergent && !fills {
             return Ok(());
@@ -219,7 +236,7 @@ impl Core {
         if !self.lacks_blocks(held.page(), g, u64::MAX) && held.page().tail.is_empty() {
             return Ok(false);
         }
-        let (mut page, lost) = (held.page().clone(), held.lost());
+        let Some((mut page, lost)) = self.page_as_covered(st, g)? else { return Ok(false) };
         if !page.tail.is_empty() {
             let block = geo.first_block(g) + page.keys.len() as u64;
             let mut bytes = Block::zeroed(self.ctx.block_len());

@@ -15,7 +15,7 @@
 
 use super::primitives::{Core, PageId};
 use super::recover::clip;
-use super::state::{Dirty, SizeFields, State};
+use super::state::{Dirty, PageState, SizeFields, State};
 use super::types::StoreError;
 use lamassu_format::{BlockNo, PAGE_LEN, Page, PageNo};
 
@@ -91,6 +91,9 @@ impl Core {
         if self.ctx.read_only {
             return Err(StoreError::ReadOnly);
         }
+        if self.fresh.is_some() && self.shrink_to_nothing(st)? {
+            return Ok(());
+        }
         let was_one_page = st.space.len() <= PAGE_LEN as u64;
         if st.sizes.stored() > 0 || !was_one_page || !st.failures.uncertain_pages().is_empty() {
             self.set_backing_len(st, 0)?;
@@ -112,6 +115,30 @@ impl Core {
         Ok(())
     }
 
+    /// In an anchored vault a file is emptied by a shrink like any other: its page 0 stays, and says so. False: there is
+    /// no page 0, or it cannot be told what it is. Then the file is emptied whole, and what a crash leaves of that is no
+    /// worse than it was.
+    fn shrink_to_nothing(&self, st: &mut State) -> Result<bool, StoreError> {
+        let is_there = !st.identity.is_unsealed_empty() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_));
+        let is_good = is_there && self.prepare_write(st).is_ok();
+        if is_good && (st.sizes.stored() == 0 || self.shrink_on_disk(st, 0).is_ok()) {
+            st.buffer.clear();
+            st.sizes.set_logical(0);
+            st.inherited.note_shrunk(0);
+            st.identity.want_page();
+            self.note_change();
+            return Ok(true);
+        }
+        if is_there && st.sizes.stored() == 0 {
+            return Ok(false);
+        }
+        if let Some(fresh) = &self.fresh {
+            fresh.clear();
+            self.open_pages(st, [], None)?;
+        }
+        Ok(false)
+    }
+
     fn shrink_on_disk(&self, st: &mut State, size: u64) -> Result<(), StoreError> {
         let geo = *self.geo();
         let (old_last, last) = (st.last_page(&geo), geo.last_page(size));
@@ -126,14 +153,18 @@ impl Core {
         if st.marks.has_uncovered() {
             self.barrier(st)?; // step 1, I10: what page 0 says with `cut` is a floor, too
         }
+        self.make_room_in_anchor(st, Some(last.next()))?;
         // Step 2, I5: the floor is lowered before anything below the old one is given up.
         if last == PageNo::ZERO {
+            self.good_page(st, PageNo::ZERO)?;
+            self.open_pages(st, [PageNo::ZERO], Some(last.next()))?;
             self.write_last_page(st, size, true)?;
         } else {
             self.mend_above_floor(st, size)?;
-            let zero = self.good_page(st, PageNo::ZERO)?.map(|held| (held.page().clone(), held.lost()));
+            let zero = self.page_as_covered(st, PageNo::ZERO)?;
             let (mut page, lost) = zero.unwrap_or((Page::empty(st.identity.id()), 0));
             page.cut = true;
+            self.open_pages(st, [PageNo::ZERO, last], Some(last.next()))?;
             self.write_page(
                 st,
                 PageNo::ZERO,
@@ -146,6 +177,7 @@ impl Core {
         }
         st.shrink.begin_steps();
         st.pages.drop_after(last);
+        self.forget_pages_from(last.next())?;
         self.barrier(st)?; // step 3, I5: the lower floor is durable before the file shrinks
         self.finish_cut(st)
     }
@@ -206,6 +238,7 @@ impl Core {
     fn void_pages_after(&self, st: &mut State, last: PageNo) -> Result<(), StoreError> {
         let geo = *self.geo();
         st.sizes.forget_dense_from(last);
+        self.forget_pages_from(last.next())?;
         let from = geo.page_offset(last) + PAGE_LEN as u64;
         let until = (geo.segment_of(last) * geo.segment_len() + geo.block_size()).min(st.space.len());
         if from < until {
@@ -231,10 +264,8 @@ impl Core {
     fn write_last_page(&self, st: &mut State, size: u64, cut: bool) -> Result<(), StoreError> {
         let geo = *self.geo();
         let g = geo.last_page(size);
-        let (mut page, mut lost) = match self.good_page(st, g)? {
-            Some(held) => (held.page().clone(), held.lost()),
-            None => (Page::empty(st.identity.id()), 0),
-        };
+        let held = self.page_as_covered(st, g)?;
+        let (mut page, mut lost) = held.unwrap_or((Page::empty(st.identity.id()), 0));
         let blocks = (geo.end_block(size) - geo.first_block(g)) as usize;
         clip(&mut page, blocks, size, &geo, g);
         if page.tail.is_empty() {

@@ -36,6 +36,7 @@ impl Core {
             // I10: an interrupted shrink is completed before anything else is written.
             self.keeping_mtime(st, |core, st| core.redo_cut(st))?;
         }
+        self.make_room_in_anchor(st, None)?;
         if st.inherited.is_prepared() {
             return Ok(());
         }
@@ -301,6 +302,11 @@ impl Core {
     /// The first page at or after `g`, within the size on disk, that is not known to be absent.
     pub fn next_page(&self, st: &mut State, mut g: PageNo) -> Result<Option<PageNo>, StoreError> {
         let geo = *self.geo();
+        if let Some(fresh) = &self.fresh {
+            // Which pages there are is not the store's to say.
+            let next = fresh.next_page(&*self.backing, g)?.filter(|next| *next <= st.last_page(&geo));
+            return next.map(|next| self.page(st, next).map(|_| next)).transpose();
+        }
         loop {
             if g > st.last_page(&geo) {
                 return Ok(None);

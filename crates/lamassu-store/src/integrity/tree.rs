@@ -12,7 +12,6 @@ use lamassu_format::{Digest, PageNo, RecordNo};
 use lru::LruCache;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 /// Digests of pages, for rebuilding records.
@@ -90,6 +89,7 @@ pub struct Tree {
     top: Digest,
     changed: HashMap<RecordPlace, Record>,
     clean: LruCache<RecordPlace, Record>,
+    clean_max: usize,
     /// How many pages of those that it had when it was last sealed, or made, were not cut off since.
     sealed_pages: u64,
     /// Records of pages that were changed since, as they were then. Those past its end then are not needed: nothing was
@@ -105,14 +105,14 @@ impl Tree {
     /// The tree of a file with a committed root over `pages` pages. Of clean records at most `bytes_max` bytes stay in
     /// memory.
     pub fn new(shape: Shape, root: Digest, pages: u64, file: Arc<dyn Records>, bytes_max: usize) -> Tree {
-        let most = NonZeroUsize::new(bytes_max / shape.record_len()).unwrap_or(NonZeroUsize::MIN);
         Tree {
             shape,
             file,
             pages,
             top: root,
             changed: HashMap::new(),
-            clean: LruCache::new(most),
+            clean: LruCache::unbounded(),
+            clean_max: (bytes_max / shape.record_len()).max(1),
             sealed_pages: pages,
             before: BTreeMap::new(),
             touched: BTreeSet::new(),
@@ -199,6 +199,80 @@ impl Tree {
         }
         self.load(place, leaves)?;
         Ok(Some((number, self.children(place).into())))
+    }
+
+    /// The records of every level on the way to a page, as of the last commit: what an anchor is to hold before pages
+    /// behind that one are cut off, since what they told of those above cannot be told again. Nothing was changed since
+    /// that commit.
+    ///
+    /// # Errors
+    /// [`TreeError`].
+    pub fn way_to(&mut self, page: PageNo, leaves: &dyn Leaves) -> Result<Vec<(RecordNo, Children)>, TreeError> {
+        let mut way = Vec::new();
+        for level in 1..=self.height() {
+            let place = self.shape.record_of(page, level);
+            self.load(place, leaves)?;
+            way.push((self.shape.number(place), self.children(place).into()));
+        }
+        Ok(way)
+    }
+
+    /// Takes over the records of pages that an anchor holds, as they were under the root: since then their pages may
+    /// have changed. To be called before anything else, by recovery.
+    ///
+    /// # Errors
+    /// [`TreeError`].
+    pub fn hold(&mut self, held: BTreeMap<RecordNo, Children>, leaves: &dyn Leaves) -> Result<(), TreeError> {
+        let places: Vec<_> = held.keys().filter_map(|number| self.shape.place(*number)).collect();
+        self.touched.extend(held.keys());
+        self.before.extend(held);
+        for place in places {
+            if self.was_there(place) {
+                self.pinned(self.shape.first_page(place), leaves)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The first page from one on that has a digest.
+    ///
+    /// # Errors
+    /// [`TreeError`]: which pages are there cannot be told for the range that it names.
+    pub fn next_leaf(&mut self, from: PageNo, leaves: &dyn Leaves) -> Result<Option<PageNo>, TreeError> {
+        self.root(); // what was changed is in the records above it, too
+        let mut at = from;
+        while at.0 < self.pages {
+            let height = self.height();
+            if height == 0 {
+                return Ok((!self.top.is_none()).then_some(at));
+            }
+            // Up, for as long as nothing more lies below a record; then on with the next one.
+            let mut skipped = 1;
+            for level in 1..=height {
+                let place = self.shape.record_of(at, level);
+                self.load(place, leaves)?;
+                let child = self.shape.child_of(at, level);
+                // Above the first level: nothing more lies below the child that it comes from.
+                let first = if level == 1 { child } else { child + 1 };
+                let passed = self.children(place).iter().skip(first).position(|digest| !digest.is_none());
+                match passed {
+                    Some(0) if level == 1 => return Ok(Some(at)),
+                    Some(passed) => {
+                        skipped = self.to_child(at, level, first + passed);
+                        break;
+                    }
+                    None => skipped = self.to_child(at, level, self.shape.degree()),
+                }
+            }
+            at = PageNo(at.0 + skipped.max(1));
+        }
+        Ok(None)
+    }
+
+    /// How many pages lie between a page and the first page below a child of its record of a level.
+    fn to_child(&self, page: PageNo, level: u32, child: usize) -> u64 {
+        let start = self.shape.first_page(self.shape.record_of(page, level)).0;
+        (start + child as u64 * self.shape.span(level - 1)).saturating_sub(page.0)
     }
 
     /// Whether a record of pages was there when the tree was last sealed.
@@ -315,7 +389,7 @@ impl Tree {
             let bytes: Vec<u8> = record.children.iter().flat_map(|child| child.0).collect();
             // It is a cache: what it does not take is rebuilt.
             let _ = self.file.write(shape.offset(shape.number(place)), &bytes);
-            self.clean.put(place, record);
+            keep(&mut self.clean, self.clean_max, place, record);
         }
     }
 
@@ -368,7 +442,7 @@ impl Tree {
             loaded.push((*place, Record { children, is_dirty: false }));
         }
         // The one that was asked for comes last, and stays.
-        loaded.into_iter().for_each(|(place, record)| drop(self.clean.put(place, record)));
+        loaded.into_iter().for_each(|(place, record)| keep(&mut self.clean, self.clean_max, place, record));
         Ok(())
     }
 
@@ -377,11 +451,15 @@ impl Tree {
         if expected.is_none() {
             return Ok(vec![Digest::NONE; self.shape.degree()].into());
         }
+        let is_expected = |children: &Children| record_digest(place.level, children) == expected;
+        if let Some(held) = self.before.get(&self.shape.number(place)).filter(|held| is_expected(held)) {
+            return Ok(held.clone());
+        }
         let mut bytes = vec![0; self.shape.record_len()];
         let offset = self.shape.offset(self.shape.number(place));
         let is_read = self.file.read(offset, &mut bytes).is_ok();
         let children = self.shape.children(&bytes).filter(|_| is_read);
-        if let Some(children) = children.filter(|children| record_digest(place.level, children) == expected) {
+        if let Some(children) = children.filter(is_expected) {
             return Ok(children);
         }
         let children = self.rebuilt(place, leaves)?;
@@ -396,13 +474,27 @@ impl Tree {
         Ok(children)
     }
 
-    /// A record as the pages in the store say.
+    /// The first page from one on that may have had a digest when the tree was last sealed.
+    fn next_rebuilt(&self, from: PageNo, leaves: &dyn Leaves) -> Result<Option<PageNo>, TreeError> {
+        let present = leaves.next_present(from).map_err(failed("find a page"))?;
+        let number = self.shape.number(self.shape.record_of(from, 1));
+        let of_pages = |number: &RecordNo| self.shape.place(*number).filter(|place| place.level == 1);
+        let held = self.before.range(number..).find_map(|(number, _)| of_pages(number));
+        let held = held.map(|place| self.shape.first_page(place).max(from));
+        Ok(present.into_iter().chain(held).min())
+    }
+
+    /// A record as the pages in the store say, or as it is held.
     fn rebuilt(&self, place: RecordPlace, leaves: &dyn Leaves) -> Result<Children, TreeError> {
         let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
         let first = self.shape.first_page(place).0;
         let end = (first + self.shape.span(place.level)).min(self.pages);
+        // Of the levels above, what is held may be of an earlier root.
+        if let Some(held) = self.before.get(&self.shape.number(place)).filter(|_| place.level == 1) {
+            return Ok(held.clone());
+        }
         let mut at = PageNo(first);
-        while let Some(page) = leaves.next_present(at).map_err(failed("find a page"))?.filter(|page| page.0 < end) {
+        while let Some(page) = self.next_rebuilt(at, leaves)?.filter(|page| page.0 < end) {
             let child = self.shape.child_of(page, place.level);
             if place.level == 1 {
                 children[child] = leaves.leaf(page).map_err(failed("read a page"))?;
@@ -414,5 +506,14 @@ impl Tree {
             }
         }
         Ok(children)
+    }
+}
+
+/// Keeps a clean record, and as many others as there is room for. The table is not made larger than it has to be: most
+/// files have no record at all.
+fn keep(clean: &mut LruCache<RecordPlace, Record>, most: usize, place: RecordPlace, record: Record) {
+    clean.put(place, record);
+    while clean.len() > most {
+        clean.pop_lru();
     }
 }

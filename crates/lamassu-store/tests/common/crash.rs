@@ -1,12 +1,14 @@
 //! Recording a workload on one file, and judging what crashes leave of it.
 
+use super::anchor::{self, AnchorLog, AnchorSide, MemoryTrees};
 use super::{Rng, Setup, create_in, epochs, fill, meanwhile, raw};
+use lamassu_anchor::Mark;
 use lamassu_format::PageNo;
 use lamassu_store::Backend;
 use lamassu_store::backend::crash::{CrashBackend, CrashLog, CrashSim};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::memory::MemoryBackend;
-use lamassu_store::file::{DamageKind, File, FileContext, Rekey};
+use lamassu_store::file::{AnchoredFiles, DamageKind, File, FileContext, Rekey};
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -21,6 +23,8 @@ pub struct Trace {
     pub log: CrashLog,
     /// Length of the log before the first step.
     pub start: usize,
+    /// The commits of the file's anchor, if it has one.
+    pub anchor: Option<AnchorLog>,
     /// Writes that went beside a commit.
     pub meanwhile: u64,
     /// Content after step i; step 0 is the empty file.
@@ -34,6 +38,7 @@ pub struct Trace {
 /// Does what a workload asks for, to a file and to a vector of bytes, and notes when.
 pub struct Recording<'a> {
     ctx: Arc<FileContext>,
+    anchor: Option<AnchorSide>,
     store: Arc<CrashBackend>,
     /// The same, as the file sees it.
     hooked: FaultBackend,
@@ -49,21 +54,41 @@ pub struct Recording<'a> {
 
 impl<'a> Recording<'a> {
     pub fn new(setup: &'a Setup, seed: u64) -> Recording<'a> {
-        let ctx = setup.context();
-        ctx.ring.replace(&epochs(1..=1, 1), &epochs(1..=1, 2));
         let store = Arc::new(CrashBackend::with_granularity(u64::from(setup.block_size)));
+        let position = store.clone();
+        let side = || AnchorSide::new(Arc::new(move || position.position()), 1 + (seed % 4) as u8, seed % 3 != 0);
         let hooked = FaultBackend::new(store.clone());
-        let file = File::create(ctx.clone(), create_in(&hooked), "test").expect("creates");
+        let backing = create_in(&hooked);
+        let anchor = setup.anchored.then(side);
+        let ctx = setup.context_with(anchor.as_ref().map(|side| side.files.clone()));
+        ctx.ring.replace(&epochs(1..=1, 1), &epochs(1..=1, 2));
+        let file = match &anchor {
+            Some(side) => File::create_object(ctx.clone(), backing, "test", side.object),
+            None => File::create(ctx.clone(), backing, "test"),
+        };
+        let file = file.expect("creates");
         let start = store.position();
         let trace = Trace {
             log: store.log(),
             start,
+            anchor: None,
             meanwhile: 0,
             contents: vec![vec![]],
             ends: vec![start],
             synced: vec![true],
         };
-        Recording { ctx, store, hooked, file: Some(file), model: Vec::new(), trace, rng: Rng(seed), setup, epoch: 1 }
+        Recording {
+            ctx,
+            anchor,
+            store,
+            hooked,
+            file: Some(file),
+            model: Vec::new(),
+            trace,
+            rng: Rng(seed),
+            setup,
+            epoch: 1,
+        }
     }
 
     /// The block size, bytes.
@@ -142,6 +167,7 @@ impl<'a> Recording<'a> {
 
     pub fn sync(&mut self) {
         self.file().sync().expect("syncs");
+        self.commit_anchor();
         self.done(true);
     }
 
@@ -156,6 +182,7 @@ impl<'a> Recording<'a> {
         let settle = || file.settle_now().expect("settles");
         let went = meanwhile(&self.hooked, nth, patience, settle, || file.write_at(first * b, &data).expect("writes"));
         self.trace.meanwhile += u64::from(went && blocks > 0);
+        self.commit_anchor();
         self.done(true);
         let (from, until) = ((first * b) as usize, (first * b) as usize + data.len());
         self.model.resize(self.model.len().max(until), 0);
@@ -163,8 +190,25 @@ impl<'a> Recording<'a> {
         self.done(false);
     }
 
+    /// The anchor learns what barriers have covered, as the file's entry was from the beginning.
+    fn commit_anchor(&self) {
+        if let Some(side) = &self.anchor {
+            side.commit(side.files.anchor().mark());
+        }
+    }
+
+    /// A barrier of the whole store, and a commit of the anchor behind it.
+    fn sync_store(&self) {
+        let closed = self.anchor.as_ref().map(|side| side.files.closed());
+        self.store.sync().expect("syncs");
+        if let (Some(side), Some(closed)) = (&self.anchor, closed) {
+            side.files.covered(closed).expect("queues");
+        }
+    }
+
     pub fn settle(&mut self) {
         self.file().settle_now().expect("settles");
+        self.commit_anchor();
         self.done(true);
     }
 
@@ -172,7 +216,9 @@ impl<'a> Recording<'a> {
     pub fn settle_with_the_store(&mut self) {
         self.file().flush().expect("flushes");
         let mark = self.file().covered_mark();
-        self.store.sync().expect("syncs");
+        self.sync_store();
+        self.file().covered(mark).expect("queues");
+        self.commit_anchor();
         self.file().settle(mark).expect("settles");
         self.done(false);
     }
@@ -203,14 +249,24 @@ impl<'a> Recording<'a> {
     /// A clean end and a new start: what mounting does first is a barrier.
     pub fn reopen(&mut self) {
         self.file().flush().expect("flushes");
+        if self.anchor.is_some() {
+            self.settle_with_the_store();
+        }
         self.file = None;
-        self.store.sync().expect("syncs");
-        self.file = Some(File::open(self.ctx.clone(), raw(&self.hooked), "test").expect("opens"));
+        self.sync_store();
+        self.commit_anchor();
+        let backing = raw(&self.hooked);
+        let len = backing.stat().expect("stats").len;
+        self.file = Some(match &self.anchor {
+            Some(side) => File::open_object(self.ctx.clone(), backing, len, "test", side.object).expect("opens"),
+            None => File::open(self.ctx.clone(), backing, "test").expect("opens"),
+        });
         self.done(true);
     }
 
     pub fn finish(mut self) -> Trace {
         self.trace.log = self.store.log();
+        self.trace.anchor = self.anchor.as_ref().map(AnchorSide::log);
         self.trace
     }
 }
@@ -261,16 +317,75 @@ fn is_version(block: &[u8], offset: usize, version: &[u8]) -> bool {
     (there == 0 || had == &version[offset..offset + there]) && beyond.iter().all(|b| *b == 0)
 }
 
-/// What is wrong with a crashed file, if anything.
-fn judge(ctx: &Arc<FileContext>, trace: &Trace, at: usize, store: &MemoryBackend) -> Result<(), String> {
+/// Whether a block, at `offset`, may be read after a crash, where the file had these versions since the last fsync.
+fn is_allowed(versions: &[Vec<u8>], offset: usize, block: &[u8]) -> bool {
+    // A block of a partly committed growth may not have been written yet.
+    let fresh = versions.iter().any(|v| v.len() <= offset) && block.iter().all(|x| *x == 0);
+    // A shrink goes to disk at once, and what was buffered before it may be lost: then what was there is cut, and
+    // zeros come after it where the file grew again.
+    let is_cut = |i: usize, v: &[u8]| {
+        versions[i..].iter().any(|later| is_version(block, offset, &v[..v.len().min(later.len())]))
+    };
+    let is_known = || versions.iter().any(|v| is_version(block, offset, v));
+    fresh || is_known() || versions.iter().enumerate().any(|(i, v)| is_cut(i, v))
+}
+
+/// The versions that a crash after `at` records may leave.
+fn versions_at(trace: &Trace, at: usize) -> &[Vec<u8>] {
     // The step in progress, and the last fsync that was complete.
     let step = trace.ends.iter().position(|end| *end >= at).unwrap_or(trace.ends.len() - 1);
     let from = (0..=step).rev().find(|i| trace.synced[*i] && trace.ends[*i] <= at).unwrap_or(0);
-    let versions = &trace.contents[from..=step];
+    &trace.contents[from..=step]
+}
+
+/// A process after a crash.
+struct Crash<'a> {
+    setup: &'a Setup,
+    ctx: Arc<FileContext>,
+    table: Option<Arc<lamassu_anchor::table::MemoryTable>>,
+}
+
+impl Crash<'_> {
+    /// `None`: the anchor never had the file.
+    fn new<'a>(setup: &'a Setup, trace: &Trace, at: usize, loses: bool) -> Option<Crash<'a>> {
+        let Some(anchor) = &trace.anchor else { return Some(Crash { setup, ctx: setup.context(), table: None }) };
+        let (files, table) = anchor.at(at, loses)?;
+        Some(Crash { setup, ctx: setup.context_with(Some(files)), table: Some(table) })
+    }
+
+    fn open(&self, ctx: &Arc<FileContext>, store: &MemoryBackend) -> Result<File, lamassu_store::StoreError> {
+        let backing = raw(store);
+        if ctx.anchored.is_none() {
+            return File::open(ctx.clone(), backing, "crashed");
+        }
+        let len = backing.stat().expect("stats").len;
+        File::open_object(ctx.clone(), backing, len, "crashed", anchor::OBJECT)
+    }
+
+    /// The file was closed: an end without anything left open, and the next process.
+    fn next_process(&self, store: &MemoryBackend) -> Result<Option<Arc<FileContext>>, String> {
+        let (Some(files), Some(table)) = (&self.ctx.anchored, &self.table) else { return Ok(None) };
+        let closed = files.closed();
+        store.sync().expect("syncs");
+        files.covered(closed).map_err(|e| format!("cover: {e}"))?;
+        files.anchor().commit(Mark::NOTHING).map_err(|e| format!("commit: {e}"))?;
+        let next: Arc<AnchoredFiles> = anchor::open(table.clone(), MemoryTrees::default());
+        let row = next.anchor().row(anchor::OBJECT).map_err(|e| format!("row: {e}"))?;
+        if row.file().is_none_or(|file| file.open.is_some()) {
+            return Err(format!("the row stays open: {row:?}"));
+        }
+        Ok(Some(self.setup.context_with(Some(next))))
+    }
+}
+
+/// What is wrong with a crashed file, if anything.
+fn judge(crash: &Crash<'_>, trace: &Trace, at: usize, store: &MemoryBackend) -> Result<(), String> {
+    let ctx = &crash.ctx;
+    let versions = versions_at(trace, at);
     // Without its first page a file says nothing. Only one that no fsync has covered since it was created or emptied
     // may be so.
     let may_be_void = versions.iter().any(|v| v.is_empty());
-    let file = File::open(ctx.clone(), raw(store), "crashed").map_err(|e| format!("open: {e}"))?;
+    let file = crash.open(ctx, store).map_err(|e| format!("open: {e}"))?;
     let first_page_is_lost = || {
         let found = file.check(false, &mut |_| {});
         found.is_ok_and(|c| c.damage.iter().any(|d| d.kind == DamageKind::PageMissing && d.page == PageNo::ZERO))
@@ -288,15 +403,7 @@ fn judge(ctx: &Arc<FileContext>, trace: &Trace, at: usize, store: &MemoryBackend
     file.read_at(0, &mut back).map_err(|e| format!("read: {e}"))?;
     let b = ctx.geometry.block_size() as usize;
     for (n, block) in back.chunks(b).enumerate() {
-        // A block of a partly committed growth may not have been written yet.
-        let fresh = versions.iter().any(|v| v.len() <= n * b) && block.iter().all(|x| *x == 0);
-        // A shrink goes to disk at once, and what was buffered before it may be lost: then what was there is cut, and
-        // zeros come after it where the file grew again.
-        let is_cut = |i: usize, v: &[u8]| {
-            versions[i..].iter().any(|later| is_version(block, n * b, &v[..v.len().min(later.len())]))
-        };
-        let is_known = || versions.iter().any(|v| is_version(block, n * b, v));
-        if !fresh && !is_known() && !versions.iter().enumerate().any(|(i, v)| is_cut(i, v)) {
+        if !is_allowed(versions, n * b, block) {
             return Err(format!("block {n} of {size} bytes is neither old nor new"));
         }
     }
@@ -308,7 +415,9 @@ fn judge(ctx: &Arc<FileContext>, trace: &Trace, at: usize, store: &MemoryBackend
     file.write_at(0, b"afterwards").map_err(|e| format!("write: {e}"))?;
     file.settle_now().map_err(|e| format!("settle: {e}"))?;
     drop(file);
-    let file = File::open(ctx.clone(), raw(store), "again").map_err(|e| format!("reopen: {e}"))?;
+    let again = crash.next_process(store)?;
+    let ctx = again.as_ref().unwrap_or(ctx);
+    let file = crash.open(ctx, store).map_err(|e| format!("reopen: {e}"))?;
     let found = file.check(false, &mut |_| {}).map_err(|e| format!("second check: {e}"))?;
     if !found.damage.is_empty() || found.recovered != 0 {
         return Err(format!("after recovery: {found:?}"));
@@ -333,7 +442,6 @@ pub struct Depth {
 /// Crashes after the records of a trace: killed there, everything lost that may be, and `losses` random power cuts.
 /// Returns how many *different* states each point had, summed up, or the first that fails.
 pub fn explore(setup: &Setup, trace: &Trace, seed: u64, depth: Depth) -> Result<u64, String> {
-    let ctx = setup.context();
     let (start, end) = (trace.start, trace.log.records().len());
     let sim = CrashSim::new(trace.log.clone());
     let hasher = RandomState::new();
@@ -348,7 +456,9 @@ pub fn explore(setup: &Setup, trace: &Trace, seed: u64, depth: Depth) -> Result<
         let mut seen = HashSet::new();
         for (what, store) in killed.chain(cut) {
             if seen.insert(hasher.hash_one(content_of(&store))) {
-                judge(&ctx, trace, at, &store)
+                let loses = states % 2 == 1;
+                let Some(crash) = Crash::new(setup, trace, at, loses) else { continue };
+                judge(&crash, trace, at, &store)
                     .map_err(|e| format!("seed {seed}, after {at} of {end} changes, {what}: {e}"))?;
                 states += 1;
             }
@@ -356,6 +466,114 @@ pub fn explore(setup: &Setup, trace: &Trace, seed: u64, depth: Depth) -> Result<
     }
     TOTAL.fetch_add(states, Ordering::Relaxed);
     Ok(states)
+}
+
+/// What a hostile store did to a file, and what came of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attacks {
+    /// States tried.
+    pub states: u64,
+    /// Those in which something was found stale.
+    pub found: u64,
+    /// Blocks that could be read.
+    pub read: u64,
+}
+
+/// After crashes, and after none, the store puts together what it ever had: whole files, pages and blocks from before,
+/// absent ones, shorter files. Whatever is read must be what an honest crash could have left.
+///
+/// # Errors
+/// The first lie that was believed.
+pub fn attack(setup: &Setup, trace: &Trace, seed: u64, stride: usize) -> Result<Attacks, String> {
+    let (start, end) = (trace.start, trace.log.records().len());
+    let sim = CrashSim::new(trace.log.clone());
+    let mut rng = Rng(seed);
+    let mut done = Attacks::default();
+    let mut before: Vec<Vec<u8>> = Vec::new();
+    for at in (start..=end).filter(|at| (at - start).is_multiple_of(stride) || *at == end) {
+        let killed = sim.prefix(at);
+        before.push(content_of(&killed));
+        for n in 0..6 {
+            let store = if n % 2 == 0 { sim.prefix(at) } else { sim.at(at).random_state(rng.next()) };
+            let how = tamper(&store, &before, &mut rng);
+            let Some(crash) = Crash::new(setup, trace, at, rng.below(2) == 0) else { continue };
+            done.states += 1;
+            let of = |e: String| format!("seed {seed}, after {at} of {end} records, attack {n} ({how}): {e}");
+            tampered(&crash, versions_at(trace, at), &store, &mut done).map_err(of)?;
+        }
+    }
+    Ok(done)
+}
+
+/// Puts something from before into a file.
+fn tamper(store: &MemoryBackend, before: &[Vec<u8>], rng: &mut Rng) -> String {
+    const PIECE: usize = 4096;
+    let mut now = content_of(store);
+    let mut any = || &before[rng.below(before.len() as u64) as usize];
+    let older = any().clone();
+    let how = rng.below(6);
+    let pieces = now.len().max(older.len()).div_ceil(PIECE);
+    let at = rng.below(pieces.max(1) as u64) as usize;
+    let put = |now: &mut Vec<u8>, from: &[u8], n: usize| {
+        let (start, end) = (n * PIECE, (n + 1) * PIECE);
+        now.resize(now.len().max(end), 0);
+        now[start..end].fill(0);
+        if start < from.len() {
+            let until = end.min(from.len());
+            now[start..until].copy_from_slice(&from[start..until]);
+        }
+    };
+    match how {
+        0 => now = older.clone(),
+        1 => put(&mut now, &older, at),
+        2 => (0..pieces).filter(|_| rng.below(3) == 0).for_each(|n| put(&mut now, &older, n)),
+        3 => {
+            for n in 0..pieces {
+                let from = &before[rng.below(before.len() as u64) as usize];
+                put(&mut now, from, n);
+            }
+        }
+        4 => put(&mut now, &[], at),
+        _ => now.truncate(rng.below(now.len() as u64 + 1) as usize),
+    }
+    let file = raw(store);
+    file.set_len(0).expect("cuts");
+    file.write_at(0, &now).expect("writes");
+    // Zeros at the end are a hole, or are not there.
+    format!("{how} at piece {at}, {} bytes", now.len())
+}
+
+/// Reads a file that was tampered with.
+fn tampered(crash: &Crash<'_>, versions: &[Vec<u8>], store: &MemoryBackend, done: &mut Attacks) -> Result<(), String> {
+    use lamassu_store::StoreError;
+    let file = match crash.open(&crash.ctx, store) {
+        Ok(file) => file,
+        Err(StoreError::Damaged(_)) => {
+            done.found += 1;
+            return Ok(());
+        }
+        Err(error) => return Err(format!("open: {error}")),
+    };
+    let found = file.check(false, &mut |_| {});
+    let is_found = found.is_err() || found.is_ok_and(|found| !found.damage.is_empty());
+    let size = file.size() as usize;
+    let sizes = versions.iter().map(|v| v.len());
+    let (min, max) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
+    if size < min || size > max {
+        return Err(format!("size {size} is none of {min}..={max}"));
+    }
+    done.found += u64::from(is_found);
+    let b = crash.ctx.geometry.block_size() as usize;
+    for offset in (0..size).step_by(b) {
+        let mut block = vec![0; b.min(size - offset)];
+        match file.read_at(offset as u64, &mut block) {
+            Ok(_) if is_allowed(versions, offset, &block) => done.read += 1,
+            Ok(_) => return Err(format!("block {} of {size} bytes is a lie", offset / b)),
+            Err(StoreError::Damaged(_)) => {}
+            Err(error) => return Err(format!("read: {error}")),
+        }
+    }
+    Ok(())
 }
 
 fn content_of(store: &MemoryBackend) -> Vec<u8> {

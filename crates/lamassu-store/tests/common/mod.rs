@@ -1,13 +1,14 @@
 //! What the tests of encrypted files share: a context, a seeded generator, a file in a store.
 #![allow(dead_code)]
 
+pub mod anchor;
 pub mod crash;
 
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::{Backend, BackendFile};
-use lamassu_store::file::{Durability, FileContext, Integrity, Sessions};
+use lamassu_store::file::{AnchoredFiles, Durability, FileContext, Integrity, Sessions};
 use std::ffi::OsStr;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -39,6 +40,8 @@ pub struct Setup {
     pub domain: Domain,
     /// Epochs of K_in and K_out whose keys are loaded.
     pub epochs: u8,
+    /// Whether an anchor remembers the file.
+    pub anchored: bool,
 }
 
 impl Default for Setup {
@@ -53,12 +56,17 @@ impl Default for Setup {
             convergent: true,
             domain: Domain::Zone,
             epochs: 1,
+            anchored: false,
         }
     }
 }
 
 impl Setup {
     pub fn context(&self) -> Arc<FileContext> {
+        self.context_with(None)
+    }
+
+    pub fn context_with(&self, anchored: Option<Arc<AnchoredFiles>>) -> Arc<FileContext> {
         let ring = KeyRing::of_epochs(self.suite, &epochs(1..=self.epochs, 1), &epochs(1..=self.epochs, 2));
         Arc::new(FileContext {
             ring,
@@ -70,7 +78,7 @@ impl Setup {
             convergent_small_files: self.convergent && !self.domain.is_salted(),
             read_only: self.read_only,
             sessions: Arc::new(Sessions::all_interrupted()),
-            anchored: None,
+            anchored,
             report: Arc::new(|_, _| {}),
         })
     }

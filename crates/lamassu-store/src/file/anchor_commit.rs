@@ -1,0 +1,102 @@
+//! What the anchor learns of a file, and when (`docs/freshness.md`, A4 to A7, A9). In an un-anchored vault nothing here
+//! does anything.
+
+use super::primitives::Core;
+use super::recover::keep_bits;
+use super::state::{Mark, State};
+use super::types::StoreError;
+use lamassu_anchor::Digest;
+use lamassu_format::PageNo;
+use std::collections::HashSet;
+
+impl Core {
+    /// A4: queues what the file is. To be called after a barrier that covered it up to `mark`. A9: a write since that
+    /// mark voids it, and nothing is queued; neither is it while anything is uncertain.
+    pub fn covered(&self, st: &mut State, mark: Mark) -> Result<(), StoreError> {
+        let Some(fresh) = &self.fresh else { return Ok(()) };
+        if self.ctx.read_only || !fresh.is_ahead() {
+            return Ok(());
+        }
+        if st.marks.written() != mark || !st.failures.is_clear() || !fresh.is_certain() {
+            return Ok(());
+        }
+        st.marks.cover(mark);
+        let twin = self.next_convergent(st);
+        let is_done = twin.is_some() || !self.needs_settle(st);
+        let pages = match st.identity.is_unsealed_empty() {
+            true => 0,
+            false => st.last_page(self.geo()).0 + 1,
+        };
+        fresh.commit(&*self.backing, pages, st.sizes.stored(), twin, is_done)
+    }
+
+    /// A6: the digest of the convergent page that settling will write.
+    fn next_convergent(&self, st: &State) -> Option<Digest> {
+        let is_single = st.last_page(self.geo()) == PageNo::ZERO && !st.shrink.is_cut();
+        let held = st.pages.good(PageNo::ZERO).filter(|_| is_single && self.ctx.convergent_small_files)?;
+        if held.page().file_id.is_none() || held.lost() != 0 {
+            return None;
+        }
+        let mut page = held.page().clone();
+        keep_bits(&mut page, 0);
+        page.sparse = false;
+        Some(super::fresh::digest_of(PageNo::ZERO, &self.seal_convergent(&page)))
+    }
+
+    /// Whether a convergent page may be written now: an un-anchored vault asks nobody.
+    pub fn may_settle_convergent(&self) -> bool {
+        self.fresh.as_ref().is_none_or(|fresh| fresh.may_be_convergent())
+    }
+
+    /// A barrier, and then what the file is, durably in the anchor.
+    pub fn anchor_now(&self, st: &mut State) -> Result<(), StoreError> {
+        let Some(fresh) = &self.fresh else { return Ok(()) };
+        self.sync_data(st)?;
+        self.covered(st, st.marks.written())?;
+        self.wait_for_anchor(fresh)
+    }
+
+    fn wait_for_anchor(&self, fresh: &super::fresh::Fresh) -> Result<(), StoreError> {
+        let object = HashSet::from([fresh.object()]);
+        Ok(fresh.files().anchor().commit_objects(&object, lamassu_anchor::Mark::NOTHING)?)
+    }
+
+    /// After a barrier of this file's own that covered everything: what it is, durably in the anchor, so that settling
+    /// may follow.
+    pub fn anchor_covered(&self, st: &mut State) -> Result<(), StoreError> {
+        let Some(fresh) = &self.fresh else { return Ok(()) };
+        self.covered(st, st.marks.written())?;
+        self.wait_for_anchor(fresh)
+    }
+
+    /// Commits first where the anchor takes no further window, or no second shrink, or cannot hold what a shrink of a
+    /// high tree leaves behind.
+    pub fn make_room_in_anchor(&self, st: &mut State, cut: Option<PageNo>) -> Result<(), StoreError> {
+        let Some(fresh) = &self.fresh else { return Ok(()) };
+        let session = self.ctx.sessions.under_way().unwrap_or(0);
+        let is_high = cut.is_some() && fresh.is_high() && fresh.is_ahead();
+        if fresh.must_commit_first(session, cut) || is_high { self.anchor_now(st) } else { Ok(()) }
+    }
+
+    /// Pages from `pages` on are gone.
+    pub fn forget_pages_from(&self, pages: PageNo) -> Result<(), StoreError> {
+        match &self.fresh {
+            Some(fresh) => fresh.truncate(&*self.backing, pages.0),
+            None => Ok(()),
+        }
+    }
+
+    /// Resolves what a crash has left in a file that is opened for writing, before anything of it is served.
+    pub fn recover(&self, st: &mut State) -> Result<(), StoreError> {
+        let Some(fresh) = self.fresh.as_ref().filter(|fresh| fresh.is_interrupted()) else { return Ok(()) };
+        let pages: Vec<PageNo> = fresh.known().in_flight.iter().copied().collect();
+        for g in pages {
+            // Damage of one page hinders no other. It is told when the page is read.
+            match self.page(st, g) {
+                Ok(_) | Err(StoreError::Damaged(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,409 @@
+//! The freshness of one open file (`docs/freshness.md`, section 3): its tree, what the anchor knows of it, and which of
+//! its pages are accepted.
+//!
+//! Invariants:
+//! * The tree has the digest of every page as this process wrote it last, or as it is under the committed root. A page
+//!   is accepted if it has that digest, and only so.
+//! * A page that was accepted because a crash may have left it is `in flight` until its pending bits are resolved. No
+//!   root is committed before that: from then on pending bits give no choice (A5).
+//! * Of a page whose write failed the store may have the old bytes or the new ones: both are accepted until one was
+//!   seen, and no root is committed meanwhile.
+//!
+//! The lock here is taken with or without that of the file's state, and never held while the anchor is waited for.
+
+use super::anchored::AnchoredFiles;
+use super::types::{Damage, DamageKind, StoreError};
+use crate::backend::BackendFile;
+use crate::integrity::{Leaves, Tree, TreeError, leaf_digest};
+use lamassu_anchor::row::FileRow;
+use lamassu_anchor::{AnchorError, Digest, FileCommit, ObjectId, Opening, Window};
+use lamassu_format::{FileId, Geometry, PAGE_LEN, PageNo, RecordNo};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+/// Bytes of clean tree records that an open file keeps.
+const CLEAN_RECORDS_LEN: usize = 64 << 10;
+
+/// The pages of a backing file, for its tree.
+pub(super) struct StorePages<'a> {
+    pub backing: &'a dyn BackendFile,
+    pub geometry: &'a Geometry,
+}
+
+impl StorePages<'_> {
+    /// The bytes of a page; zeros where there are none.
+    pub fn read(&self, page: PageNo) -> io::Result<[u8; PAGE_LEN]> {
+        let mut bytes = [0; PAGE_LEN];
+        let got = self.backing.read_at(self.geometry.page_offset(page), &mut bytes)?;
+        bytes[got..].fill(0);
+        Ok(bytes)
+    }
+}
+
+/// The digest of a page as it lies in the store; none where it is absent.
+pub(super) fn digest_of(page: PageNo, bytes: &[u8; PAGE_LEN]) -> Digest {
+    if bytes.iter().all(|byte| *byte == 0) { Digest::NONE } else { leaf_digest(page, bytes) }
+}
+
+impl Leaves for StorePages<'_> {
+    fn leaf(&self, page: PageNo) -> io::Result<Digest> {
+        Ok(digest_of(page, &self.read(page)?))
+    }
+
+    fn next_present(&self, from: PageNo) -> io::Result<Option<PageNo>> {
+        let geo = self.geometry;
+        let data = self.backing.seek_data(geo.page_offset(from))?;
+        Ok(data.map(|data| PageNo(data / geo.segment_len() * geo.pages_per_segment()).max(from)))
+    }
+}
+
+/// See the module's head.
+pub(super) struct Fresh {
+    files: Arc<AnchoredFiles>,
+    object: ObjectId,
+    geometry: Geometry,
+    known: Mutex<Known>,
+}
+
+/// What is known of the file.
+pub(super) struct Known {
+    pub tree: Tree,
+    /// As the anchor has it, queued changes included.
+    pub row: FileRow,
+    /// The size, where that is not for the pages to say.
+    pub size: Option<u64>,
+    /// A crash may have changed it since its root was committed.
+    pub is_interrupted: bool,
+    /// Pages that are accepted because of that, and whose pending bits were not looked at.
+    pub in_flight: BTreeSet<PageNo>,
+    /// Pages whose last write failed, as they would be.
+    doubtful: BTreeMap<PageNo, Digest>,
+    /// The session that has its window in the row.
+    opened: Option<u32>,
+    /// Tree records that the anchor holds.
+    held: BTreeSet<RecordNo>,
+    /// The session that wrote pages since the last commit, and the highest sequence; `None`: none with a stamp.
+    last: Option<Window>,
+    /// Pages were written, or taken over, since the last commit.
+    is_ahead: bool,
+}
+
+impl Known {
+    /// Whether pages were written, or taken over, since the last commit.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
+    }
+
+    /// The file has a page that its root does not tell of.
+    pub fn note_taken_over(&mut self) {
+        self.is_ahead = true;
+    }
+}
+
+/// A page write that the tree knows of.
+pub(super) struct NotedWrite {
+    page: PageNo,
+    before: Digest,
+    digest: Digest,
+}
+
+impl Fresh {
+    /// What the anchor knows of an object, and what this process remembers. A writer takes that over.
+    pub fn open(
+        files: Arc<AnchoredFiles>,
+        object: ObjectId,
+        geometry: Geometry,
+        writes: bool,
+    ) -> Result<Fresh, StoreError> {
+        let row = files.anchor().row(object)?;
+        let row = row.file().ok_or(AnchorError::Unknown { object })?.clone();
+        let remembered = files.remembered(object, writes);
+        let pages = if row.root.is_none() { 0 } else { geometry.last_page(row.size).0 + 1 };
+        let (root, pages) = remembered.as_ref().map_or((row.root, pages), |closed| (closed.root, closed.pages));
+        let known = Known {
+            tree: Tree::new(files.shape(), root, pages, files.records(object), CLEAN_RECORDS_LEN),
+            size: match (&remembered, &row.open) {
+                (Some(closed), _) => Some(closed.size),
+                (None, None) => Some(row.size),
+                (None, Some(_)) => None,
+            },
+            is_interrupted: remembered.is_none() && row.open.is_some(),
+            in_flight: BTreeSet::new(),
+            doubtful: BTreeMap::new(),
+            opened: None,
+            held: BTreeSet::new(),
+            last: remembered.as_ref().and_then(|closed| closed.last),
+            is_ahead: remembered.is_some(),
+            row,
+        };
+        Ok(Fresh { files, object, geometry, known: Mutex::new(known) })
+    }
+
+    pub fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock()
+    }
+
+    pub fn files(&self) -> &AnchoredFiles {
+        &self.files
+    }
+
+    pub fn object(&self) -> ObjectId {
+        self.object
+    }
+
+    pub fn pages<'a>(&'a self, backing: &'a dyn BackendFile) -> StorePages<'a> {
+        StorePages { backing, geometry: &self.geometry }
+    }
+
+    /// The error of a tree.
+    pub fn failed(&self, error: TreeError) -> StoreError {
+        match error {
+            TreeError::Stale(stale) => StoreError::Damaged(Damage {
+                kind: DamageKind::Stale,
+                segment: self.geometry.segment_of(stale.first),
+                page: stale.first,
+                pages: stale.pages,
+                block: None,
+            }),
+            TreeError::Io { op, source } => StoreError::Io { op, offset: 0, source },
+        }
+    }
+
+    /// Whether a page as the store shows it is the newest.
+    pub fn is_current(&self, backing: &dyn BackendFile, page: PageNo, seen: Digest) -> Result<bool, StoreError> {
+        let known = &mut *self.known.lock();
+        let leaf = match known.tree.leaf(page, &self.pages(backing)) {
+            Ok(leaf) => leaf,
+            Err(TreeError::Stale(_)) => return Ok(false),
+            Err(error) => return Err(self.failed(error)),
+        };
+        if seen == leaf {
+            return Ok(true);
+        }
+        if known.doubtful.get(&page) != Some(&seen) {
+            return Ok(false);
+        }
+        known.doubtful.remove(&page);
+        known.tree.set(page, seen, &self.pages(backing)).map_err(|error| self.failed(error))?;
+        Ok(true)
+    }
+
+    /// The first page from one on that has a digest. A range of which that cannot be told begins with one that has.
+    pub fn next_page(&self, backing: &dyn BackendFile, from: PageNo) -> Result<Option<PageNo>, StoreError> {
+        match self.known.lock().tree.next_leaf(from, &self.pages(backing)) {
+            Ok(next) => Ok(next),
+            Err(TreeError::Stale(stale)) => Ok(Some(stale.first.max(from))),
+            Err(error) => Err(self.failed(error)),
+        }
+    }
+
+    /// Whether what an interruption leaves in a page is believed.
+    pub fn is_in_flight(&self, page: PageNo) -> bool {
+        self.known.lock().in_flight.contains(&page)
+    }
+
+    /// The pending bits of a page were looked at: there were none.
+    pub fn note_resolved(&self, page: PageNo) {
+        self.known.lock().in_flight.remove(&page);
+    }
+
+    /// Whether a crash may have changed the file since its root was committed.
+    pub fn is_interrupted(&self) -> bool {
+        self.known.lock().is_interrupted
+    }
+
+    /// The id that pages have to carry, where the row names one.
+    pub fn file_id(&self) -> Option<FileId> {
+        self.known.lock().row.open.as_ref().map(|open| open.file)
+    }
+
+    /// A1: waits until the anchor durably knows that these pages are about to be written by a session, and what their
+    /// neighbours are. `cut`: so is a shrink, and pages from there on go. What is known already costs nothing.
+    pub fn open_pages(
+        &self,
+        backing: &dyn BackendFile,
+        pages: impl IntoIterator<Item = PageNo>,
+        (file, window): (FileId, Window),
+        cut: Option<PageNo>,
+    ) -> Result<(), StoreError> {
+        let mut held = BTreeMap::new();
+        {
+            let known = &mut *self.known.lock();
+            let leaves = self.pages(backing);
+            for page in pages {
+                let before = known.tree.record_before(page, &leaves).map_err(|error| self.failed(error))?;
+                held.extend(before.filter(|(record, _)| !known.held.contains(record)));
+            }
+            if let Some(last) = cut.and_then(|cut| cut.0.checked_sub(1)) {
+                let way = known.tree.way_to(PageNo(last), &leaves).map_err(|error| self.failed(error))?;
+                for (record, children) in way {
+                    held.entry(record).or_insert(children);
+                }
+            }
+            if known.opened == Some(window.session) && held.is_empty() && cut.is_none() {
+                return Ok(());
+            }
+        }
+        let records: Vec<RecordNo> = held.keys().copied().collect();
+        let opening = Opening { object: self.object, file, window, held: held.into_iter().collect(), cut };
+        self.files.anchor().open_files(&[opening])?;
+        let row = self.files.anchor().row(self.object)?;
+        let known = &mut *self.known.lock();
+        known.row = row.file().cloned().unwrap_or_default();
+        known.opened = Some(window.session);
+        known.held.extend(records);
+        Ok(())
+    }
+
+    /// Whether a commit has to come before another window, or another shrink, is noted.
+    pub fn must_commit_first(&self, session: u32, cut: Option<PageNo>) -> bool {
+        let known = self.known.lock();
+        let Some(open) = &known.row.open else { return false };
+        let is_full = open.window(session).is_none() && open.windows.len() >= lamassu_anchor::WINDOWS_MAX;
+        let is_second = cut.is_some() && open.cut.is_some();
+        is_full || is_second
+    }
+
+    /// Whether the tree is so high that a shrink leaves records above those of pages.
+    pub fn is_high(&self) -> bool {
+        self.files.shape().height(self.known.lock().tree.pages()) > 1
+    }
+
+    /// Whether a convergent page, which carries no stamp, may be one that the anchor knows (A6): not worth sealing
+    /// otherwise.
+    pub fn may_be_convergent(&self) -> bool {
+        let known = self.known.lock();
+        let is_first = known.tree.pages() == 0 && !known.is_ahead && known.row.open.is_none();
+        is_first || known.row.twin.is_some()
+    }
+
+    /// A6: whether this convergent page may be written. The first page of a new file is made known for that.
+    pub fn may_write_convergent(&self, digest: Digest, size: u64) -> Result<bool, StoreError> {
+        let (is_first, is_twin) = {
+            let known = self.known.lock();
+            let is_first = known.tree.pages() == 0 && !known.is_ahead;
+            (is_first, known.row.twin == Some(digest))
+        };
+        if is_twin {
+            return Ok(self.files.anchor().has_twin(self.object, digest)?);
+        }
+        let is_noted = is_first && self.files.anchor().note_first_page(self.object, digest, size)?;
+        if is_noted {
+            self.known.lock().row.twin = Some(digest);
+        }
+        Ok(is_noted)
+    }
+
+    /// Notes the digest of a page that is about to be written; `window`: its stamp, if it carries one.
+    pub fn note_write(
+        &self,
+        backing: &dyn BackendFile,
+        page: PageNo,
+        digest: Digest,
+        window: Option<Window>,
+    ) -> Result<NotedWrite, StoreError> {
+        let known = &mut *self.known.lock();
+        let leaves = self.pages(backing);
+        let before = known.tree.leaf(page, &leaves).map_err(|error| self.failed(error))?;
+        known.tree.set(page, digest, &leaves).map_err(|error| self.failed(error))?;
+        known.last = window.or(known.last);
+        known.is_ahead = true;
+        Ok(NotedWrite { page, before, digest })
+    }
+
+    /// The write has succeeded.
+    pub fn note_written(&self, noted: &NotedWrite) {
+        let known = &mut *self.known.lock();
+        known.in_flight.remove(&noted.page);
+        known.doubtful.remove(&noted.page);
+    }
+
+    /// The write has failed: the store may have the page all the same.
+    pub fn note_failed(&self, backing: &dyn BackendFile, noted: NotedWrite) {
+        let known = &mut *self.known.lock();
+        known.doubtful.insert(noted.page, noted.digest);
+        // The record was set a moment ago, so that it is in memory.
+        let _ = known.tree.set(noted.page, noted.before, &self.pages(backing));
+    }
+
+    /// Pages from one on are gone.
+    pub fn truncate(&self, backing: &dyn BackendFile, pages: u64) -> Result<(), StoreError> {
+        let known = &mut *self.known.lock();
+        if known.tree.pages() > pages {
+            known.is_ahead = true;
+        }
+        known.doubtful.retain(|page, _| page.0 < pages);
+        known.in_flight.retain(|page| page.0 < pages);
+        known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))
+    }
+
+    /// All pages are gone, also those that were not what the tree says.
+    pub fn clear(&self) {
+        let known = &mut *self.known.lock();
+        known.tree = Tree::new(self.files.shape(), Digest::NONE, 0, self.files.records(self.object), CLEAN_RECORDS_LEN);
+        known.is_ahead = true;
+        known.doubtful.clear();
+        known.in_flight.clear();
+    }
+
+    /// Whether the anchor does not know the file as it is.
+    pub fn is_ahead(&self) -> bool {
+        let known = self.known.lock();
+        known.is_ahead || known.row.open.is_some()
+    }
+
+    /// Whether nothing forbids to commit a root.
+    pub fn is_certain(&self) -> bool {
+        let known = self.known.lock();
+        known.in_flight.is_empty() && known.doubtful.is_empty()
+    }
+
+    /// A4: queues what the file is, as of a barrier that has covered every page of it. `pages`: how many it has;
+    /// `twin`: the digest of the convergent page that comes next; `is_done`: no other page is about to be written.
+    pub fn commit(
+        &self,
+        backing: &dyn BackendFile,
+        pages: u64,
+        size: u64,
+        twin: Option<Digest>,
+        is_done: bool,
+    ) -> Result<(), StoreError> {
+        let known = &mut *self.known.lock();
+        if known.tree.pages() > pages {
+            known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))?;
+        }
+        let sealed = known.tree.seal();
+        let is_clean = is_done || known.last.is_none();
+        let window = known.last;
+        let held: Vec<_> = if is_clean { Vec::new() } else { sealed.changed.into_iter().collect() };
+        let records: Vec<RecordNo> = held.iter().map(|(record, _)| *record).collect();
+        let commit = FileCommit { object: self.object, root: sealed.root, size, twin, window, held, is_clean };
+        match self.files.anchor().commit_file(commit) {
+            Err(AnchorError::Unknown { .. }) => return Ok(()), // it is removed
+            done => done?,
+        }
+        known.tree.committed();
+        known.is_ahead = false;
+        known.is_interrupted = false;
+        let row = self.files.anchor().row(self.object)?;
+        known.row = row.file().cloned().unwrap_or_default();
+        if is_clean {
+            known.opened = None;
+            known.held.clear();
+            known.last = None;
+        } else {
+            known.held = records.into_iter().collect();
+        }
+        Ok(())
+    }
+
+    /// The file is closed as it is: what no commit covers is remembered, records go to their file.
+    pub fn remember(&self, size: u64) {
+        let known = &mut *self.known.lock();
+        let sealed = known.tree.seal();
+        known.tree.committed();
+        self.files.remember(self.object, sealed.root, sealed.pages, size, known.last);
+    }
+}

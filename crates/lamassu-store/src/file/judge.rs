@@ -1,0 +1,225 @@
+//! Opening a file of an anchored vault: which of its pages are accepted, and what its size is.
+//!
+//! Of a clean file both are the row's to say. Of a file that a crash may have changed each page is judged
+//! (`docs/freshness.md`, sections 3 and 4): those under the tree records that the anchor holds, and those behind the
+//! end that it knows. No other page can have changed, so the cost does not grow with the file.
+
+use super::fresh::{Fresh, Known, digest_of};
+use super::primitives::Core;
+use super::state::{Held, Inherited, PageState, Shrink, Sizes, State};
+use super::types::{DamageKind, StoreError};
+use lamassu_anchor::judge::{self, Pages, Shown, Stamp, Verdict};
+use lamassu_anchor::row::FileRow;
+use lamassu_anchor::{Digest, Window};
+use lamassu_format::{Page, PageNo};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Core {
+    /// What pages and row say of a file whose freshness is known.
+    pub fn open_anchored(&self, fresh: &Fresh, st: &mut State) -> Result<(), StoreError> {
+        self.take_first_page(fresh)?;
+        let reached = if fresh.is_interrupted() { self.judge_pages(fresh)? } else { None };
+        let zero = self.read_page(PageNo::ZERO)?;
+        if let PageState::Absent = zero
+            && fresh.known().tree.pages() == 0
+        {
+            st.identity.found_unsealed();
+            return Ok(());
+        }
+        let geo = *self.geo();
+        let size = fresh.known().size;
+        let cut = zero.good().is_some_and(|held| held.page().cut);
+        let last = match (size, &zero) {
+            (Some(size), _) => geo.last_page(size),
+            (None, PageState::Good(held)) if held.page().cut => geo.last_page(held.page().size),
+            (None, _) => reached.unwrap_or(PageNo::ZERO),
+        };
+        let page = zero.good().map(Held::page);
+        let stored = match size {
+            Some(size) => size,
+            None => self.size_after_crash(fresh, st, page, last, cut)?,
+        };
+        let stored = stored.min(geo.size_max());
+        let floor = match (page, geo.last_page(stored)) {
+            (_, PageNo::ZERO) => 0,
+            (Some(page), _) => page.size.min(stored),
+            (None, _) => stored,
+        };
+        st.sizes = Sizes::opened(stored, floor, page.is_some_and(|page| page.sparse));
+        st.shrink = Shrink::opened(cut);
+        st.inherited = Inherited::opened(stored, fresh.is_interrupted(), None, None);
+        self.keep_page_zero(st, zero);
+        if cut && fresh.is_interrupted() {
+            let last = st.last_page(&geo);
+            self.note_undone(st, self.damage(DamageKind::Shortened, last, None));
+        }
+        Ok(())
+    }
+
+    fn keep_page_zero(&self, st: &mut State, zero: PageState) {
+        match zero {
+            PageState::Good(held) => {
+                let page = Arc::unwrap_or_clone(held).into_page();
+                if !page.file_id.is_none() {
+                    st.identity.found_id(page.file_id);
+                }
+                st.pages.put_unresolved(PageNo::ZERO, page);
+            }
+            PageState::Bad(kind) => st.pages.put(PageNo::ZERO, PageState::Bad(kind)),
+            // The tree says that there is a page 0.
+            PageState::Absent => st.pages.put(PageNo::ZERO, PageState::Bad(DamageKind::Stale)),
+        }
+    }
+
+    /// The size that accepted pages give a file after a crash, of which `last` is the last. Where that one is not
+    /// accepted it was committed, and the row has the size.
+    fn size_after_crash(
+        &self,
+        fresh: &Fresh,
+        st: &mut State,
+        zero: Option<&Page>,
+        last: PageNo,
+        cut: bool,
+    ) -> Result<u64, StoreError> {
+        let committed = fresh.known().row.size;
+        if last == PageNo::ZERO || cut {
+            return Ok(zero.map_or(committed, |page| page.size));
+        }
+        match self.read_page(last)? {
+            PageState::Good(held) => {
+                let page = Arc::unwrap_or_clone(held).into_page();
+                let size = page.size;
+                st.identity.found_id(page.file_id);
+                st.pages.put_unresolved(last, page);
+                Ok(size.max(zero.map_or(0, |page| page.size)))
+            }
+            PageState::Bad(kind) => {
+                st.pages.put(last, PageState::Bad(kind));
+                Ok(committed.max(self.geo().page_start(last) + 1))
+            }
+            PageState::Absent => Ok(committed),
+        }
+    }
+
+    /// J2: takes the second page 0 of a file of one page for the first, where the store shows that one.
+    fn take_first_page(&self, fresh: &Fresh) -> Result<(), StoreError> {
+        let known = &mut *fresh.known();
+        let Some(twin) = known.row.twin.filter(|_| known.tree.pages() <= 1 && !known.is_ahead()) else { return Ok(()) };
+        let leaves = fresh.pages(&*self.backing);
+        let bytes = leaves.read(PageNo::ZERO).map_err(StoreError::io("read", 0))?;
+        if digest_of(PageNo::ZERO, &bytes) == twin {
+            known.tree.set(PageNo::ZERO, twin, &leaves).map_err(|error| fresh.failed(error))?;
+            if known.row.root.is_none() {
+                known.note_taken_over();
+            }
+        } else if known.row.root.is_none() && known.size.is_some() {
+            known.size = Some(0); // its first page was never there
+        }
+        Ok(())
+    }
+
+    /// Judges the pages that a crash may have changed; returns the last page of the file as it is accepted.
+    fn judge_pages(&self, fresh: &Fresh) -> Result<Option<PageNo>, StoreError> {
+        let held = fresh.files().anchor().held(fresh.object())?;
+        let known = &mut *fresh.known();
+        let leaves = fresh.pages(&*self.backing);
+        let row = known.row.clone();
+        let committed = known.tree.pages();
+        let shape = fresh.files().shape();
+        let of_pages = |number| shape.place(number).filter(|place| place.level == 1);
+        let mut pages: BTreeSet<PageNo> = BTreeSet::new();
+        for place in held.keys().filter_map(|number| of_pages(*number)) {
+            let first = shape.first_page(place);
+            pages.extend(first.until(PageNo((first.0 + shape.span(1)).min(committed))));
+        }
+        if let Err(error) = known.tree.hold(held, &leaves) {
+            // What the anchor holds is not what its root says, or the store has none of it: those pages are not
+            // accepted, and told of when they are read.
+            let _ = fresh.failed(error);
+        }
+        let zero = self.judge_page(fresh, known, &row, PageNo::ZERO, None)?;
+        let past = past_cut(&row, zero);
+        if let Some(from) = past {
+            known.tree.truncate(from.0, &leaves).map_err(|error| fresh.failed(error))?;
+        }
+        let committed = past.map_or(committed, |from| from.0.min(committed));
+        pages.remove(&PageNo::ZERO);
+        for page in pages.into_iter().filter(|page| page.0 < committed) {
+            self.judge_page(fresh, known, &row, page, zero)?;
+        }
+        let mut last = committed.checked_sub(1).map(PageNo);
+        let mut next = PageNo(committed.max(1));
+        let failed = |source| StoreError::Io { op: "seek data", offset: 0, source };
+        while let Some(page) = next_shown(&leaves, next).map_err(failed)? {
+            if self.judge_page(fresh, known, &row, page, zero)?.is_some() {
+                last = last.max(Some(page));
+            }
+            next = page.next();
+        }
+        Ok(last.or(zero.map(|_| PageNo::ZERO)))
+    }
+
+    /// Judges one page, and notes it in the tree where it is in flight; returns its stamp then.
+    fn judge_page(
+        &self,
+        fresh: &Fresh,
+        known: &mut Known,
+        row: &FileRow,
+        page: PageNo,
+        zero: Option<Stamp>,
+    ) -> Result<Option<Stamp>, StoreError> {
+        let leaves = fresh.pages(&*self.backing);
+        // A page whose leaf cannot be told may still be in flight: no digest is that of what cannot be told.
+        let leaf = known.tree.leaf(page, &leaves).unwrap_or(UNKNOWN);
+        let shown = self.shown(fresh, page)?;
+        let pages = if row.size <= self.geo().page_span() { Pages::One } else { Pages::Several };
+        match judge::page(row, pages, leaf, zero, &shown) {
+            Verdict::InFlight => {
+                if known.tree.set(page, shown.digest, &leaves).is_err() {
+                    return Ok(None); // its neighbours cannot be told, so it cannot be kept beside them
+                }
+                known.in_flight.insert(page);
+                Ok(shown.stamp)
+            }
+            // The tree knows them, or they stay what they are: not accepted.
+            Verdict::Acknowledged | Verdict::Hole | Verdict::Stale => Ok(None),
+        }
+    }
+
+    /// What the store shows of a page.
+    fn shown(&self, fresh: &Fresh, page: PageNo) -> Result<Shown, StoreError> {
+        let offset = self.geo().page_offset(page);
+        let mut bytes = fresh.pages(&*self.backing).read(page).map_err(StoreError::io("read", offset))?;
+        let digest = digest_of(page, &bytes);
+        let opened = self.opened_page(page, &mut bytes);
+        let stamp = |held: &Held| Stamp {
+            session: held.page().session,
+            sequence: held.page().sequence,
+            file: held.page().file_id,
+        };
+        Ok(Shown { page, digest, stamp: opened.good().map(stamp) })
+    }
+}
+
+/// Stands for a leaf that cannot be told. Nothing hashes to it.
+const UNKNOWN: Digest = Digest([0xff; 32]);
+
+/// From where on nothing is left of a file, where an accepted page 0 was written after the shrink that its row notes.
+fn past_cut(row: &FileRow, zero: Option<Stamp>) -> Option<PageNo> {
+    let cut = row.open.as_ref()?.cut?;
+    let after = |stamp: Stamp| Window { session: stamp.session, covered: stamp.sequence } > cut.after;
+    zero.is_some_and(after).then_some(cut.from)
+}
+
+/// The first page from one on that the store shows.
+fn next_shown(leaves: &dyn crate::integrity::Leaves, from: PageNo) -> std::io::Result<Option<PageNo>> {
+    let mut at = from;
+    while let Some(page) = leaves.next_present(at)? {
+        if !leaves.leaf(page)?.is_none() {
+            return Ok(Some(page));
+        }
+        at = page.next();
+    }
+    Ok(None)
+}

@@ -1,0 +1,199 @@
+//! Files of an anchored vault, through crashes, and against a store that puts back what it ever had
+//! (`docs/freshness.md`).
+
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+mod common;
+use common::anchor::Disorder;
+use common::anchor::{self, AnchorSide, MemoryTrees};
+use common::crash::{Attacks, Depth, attack, chosen_seed, explore, must_survive, random_workload, scale, tell};
+use common::{Setup, create_in, raw};
+use lamassu_format::Domain;
+use lamassu_store::backend::memory::MemoryBackend;
+use lamassu_store::file::DamageKind;
+use lamassu_store::{File, StoreError};
+use std::sync::Arc;
+
+fn random(name: &str, setup: &Setup, seeds: std::ops::Range<u64>, steps: usize, size_max: u64, depth: Depth) -> u64 {
+    let seeds = match chosen_seed() {
+        Some(seed) => seed..seed + 1,
+        None => seeds.start..seeds.start + (seeds.end - seeds.start) * scale(),
+    };
+    let run = |seed| {
+        let trace = random_workload(setup, seed, steps, size_max);
+        must_survive(name, setup, &trace, seed, depth)
+    };
+    seeds.map(run).sum()
+}
+
+#[test]
+fn small_files() {
+    let setup = Setup { anchored: true, ..Setup::default() };
+    let states = random("small_files", &setup, 0..200, 30, 20_000, Depth { losses: 8, stride: 1 });
+    tell("small_files", states, 60_000);
+}
+
+#[test]
+fn several_pages() {
+    let setup = Setup { anchored: true, ..Setup::default() };
+    let states = random("several_pages", &setup, 10_000..10_020, 16, 700_000, Depth { losses: 6, stride: 16 });
+    tell("several_pages", states, 300);
+}
+
+/// Trees of more than one level: blocks of 4096 bytes, few of them a page, and degrees from 2 on.
+#[test]
+fn high_trees() {
+    let setup = Setup { anchored: true, ..Setup::default() };
+    let states = random("high_trees", &setup, 20_000..20_010, 16, 6_000_000, Depth { losses: 4, stride: 64 });
+    tell("high_trees", states, 100);
+}
+
+#[test]
+fn random_small_files() {
+    let setup = Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() };
+    let states = random("random_small_files", &setup, 30_000..30_090, 25, 30_000, Depth { losses: 8, stride: 1 });
+    tell("random_small_files", states, 20_000);
+}
+
+#[test]
+fn salted_keys_rekeyed() {
+    let setup = Setup { anchored: true, domain: Domain::File, reserved: 8, epochs: 3, ..Setup::default() };
+    let states = random("salted_keys_rekeyed", &setup, 80_000..80_015, 20, 60_000, Depth { losses: 6, stride: 2 });
+    tell("salted_keys_rekeyed", states, 500);
+}
+
+/// A store that puts back what it ever had, also across a crash.
+fn attacked(setup: &Setup, seeds: std::ops::Range<u64>, size_max: u64, stride: usize) -> Result<Attacks, String> {
+    let mut all = Attacks::default();
+    for seed in seeds {
+        let trace = random_workload(setup, seed, 25, size_max);
+        let Attacks { states, found, read } = attack(setup, &trace, seed, stride)?;
+        (all.states, all.found, all.read) = (all.states + states, all.found + found, all.read + read);
+    }
+    Ok(all)
+}
+
+#[test]
+fn nothing_older_is_believed() {
+    let anchored = Setup { anchored: true, ..Setup::default() };
+    let done = attacked(&anchored, 0..60, 20_000, 3).unwrap_or_else(|lie| panic!("{lie}"));
+    println!("{done:?}");
+    assert!(done.found > 1000 && done.read > 1000, "{done:?}");
+    let lie = attacked(&Setup::default(), 0..60, 20_000, 3).expect_err("an un-anchored vault believes some of it");
+    println!("un-anchored: {lie}");
+}
+
+#[test]
+fn nothing_older_is_believed_of_several_pages() {
+    let anchored = Setup { anchored: true, ..Setup::default() };
+    let done = attacked(&anchored, 100..112, 700_000, 24).unwrap_or_else(|lie| panic!("{lie}"));
+    println!("{done:?}");
+    let done = attacked(&anchored, 200..206, 5_000_000, 96).unwrap_or_else(|lie| panic!("{lie}"));
+    println!("{done:?}");
+}
+
+#[test]
+fn nothing_older_is_believed_where_nothing_is_convergent() {
+    let anchored = Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() };
+    let done = attacked(&anchored, 300..330, 60_000, 4).unwrap_or_else(|lie| panic!("{lie}"));
+    println!("{done:?}");
+}
+
+/// The teeth: with each rule of the order left out, some honest crash is called stale.
+#[test]
+fn disorder_is_found() {
+    let small = Setup { anchored: true, ..Setup::default() };
+    let cases = [
+        (Disorder::TooEarly, 20_000, 0..30),
+        (Disorder::TooLate, 20_000, 0..30),
+        (Disorder::NothingHeld, 3_000_000, 20_000..20_012),
+        (Disorder::NoCut, 700_000, 10_000..10_020),
+        (Disorder::NoTwin, 20_000, 0..30),
+    ];
+    for (how, size_max, seeds) in cases {
+        let (count, stride) = (seeds.clone().count(), if size_max > 100_000 { 4 } else { 1 });
+        let is_found = |seed: &u64| {
+            let mut trace = random_workload(&small, *seed, 25, size_max);
+            trace.anchor = trace.anchor.map(|anchor| anchor.disordered(how));
+            explore(&small, &trace, *seed, Depth { losses: 4, stride }).is_err()
+        };
+        let found = seeds.filter(is_found).count();
+        println!("{how:?}: found in {found} of {count} workloads");
+        assert!(found >= 2, "{how:?} was found in {found} of {count} workloads");
+    }
+}
+
+/// An anchor that fails for a while: what it would have to know is not written, nothing is lost, and it goes on.
+#[test]
+fn an_anchor_that_fails_loses_nothing() {
+    let store = MemoryBackend::new();
+    let side = AnchorSide::new(Arc::new(|| 0), 4, true);
+    let setup = Setup { anchored: true, ..Setup::default() };
+    let ctx = setup.context_with(Some(side.files.clone()));
+    let file = File::create_object(ctx.clone(), create_in(&store), "test", side.object).unwrap();
+    let mut model = vec![1; 600_000];
+    side.refuse(Some(libc::ENOSPC));
+    file.write_at(0, &model).unwrap();
+    let refused = |done: Result<(), StoreError>| assert!(matches!(done, Err(StoreError::Anchor(_))), "{done:?}");
+    refused(file.sync()); // the row is durable, so the first page waits for the anchor
+    file.write_at(5000, &[2; 300_000]).unwrap();
+    model[5000..305_000].fill(2);
+    refused(file.settle_now());
+    let read = |file: &File| {
+        let mut back = vec![0; model.len()];
+        assert_eq!(file.read_at(0, &mut back).unwrap(), back.len());
+        assert!(back == model);
+    };
+    read(&file);
+    side.refuse(None);
+    file.sync().unwrap();
+    side.commit(side.files.anchor().mark());
+    read(&file);
+    drop(file);
+    let next = anchor::open(side.table(), MemoryTrees::default());
+    let ctx = setup.context_with(Some(next));
+    let backing = raw(&store);
+    let len = backing.stat().unwrap().len;
+    read(&File::open_object(ctx, backing, len, "again", side.object).unwrap());
+}
+
+/// A file that is not the newest can be emptied, and be written again: that is how its user gets rid of it.
+#[test]
+fn what_is_stale_can_be_emptied() {
+    for len in [100_usize, 5000, 900_000] {
+        let (store, side) = (MemoryBackend::new(), AnchorSide::new(Arc::new(|| 0), 1, true));
+        let setup = Setup { anchored: true, ..Setup::default() };
+        let ctx = setup.context_with(Some(side.files.clone()));
+        let file = File::create_object(ctx.clone(), create_in(&store), "test", side.object).unwrap();
+        let sync = |file: &File| {
+            file.settle_now().unwrap();
+            side.commit(side.files.anchor().mark());
+        };
+        file.write_at(0, &vec![1; len]).unwrap();
+        sync(&file);
+        let backing = raw(&store);
+        let mut old = vec![0; backing.stat().unwrap().len as usize];
+        backing.read_at(0, &mut old).unwrap();
+        file.write_at(0, &vec![2; len]).unwrap();
+        sync(&file);
+        drop(file);
+        backing.set_len(0).unwrap();
+        backing.write_at(0, &old).unwrap();
+        let open = || File::open_object(ctx.clone(), raw(&store), old.len() as u64, "stale", side.object).unwrap();
+        let file = open();
+        assert_eq!(file.size(), len as u64, "the row says so");
+        let read = file.read_at(0, &mut vec![0; len]);
+        assert!(matches!(read, Err(StoreError::Damaged(damage)) if damage.kind == DamageKind::Stale), "{read:?}");
+        file.truncate(0).unwrap();
+        assert_eq!(file.size(), 0);
+        file.write_at(0, b"anew").unwrap();
+        sync(&file);
+        drop(file);
+        let closed = side.files.closed();
+        side.files.covered(closed).unwrap();
+        let file = File::open_object(ctx.clone(), raw(&store), 4096, "anew", side.object).unwrap();
+        let mut back = [0; 5];
+        assert_eq!((file.read_at(0, &mut back).unwrap(), &back[..4]), (4, &b"anew"[..]));
+        assert!(file.check(false, &mut |_| {}).unwrap().damage.is_empty());
+    }
+}
