@@ -51,6 +51,14 @@ impl<'a> Reader<'a> {
         Some(*bytes)
     }
 
+    /// The next text: its length, then its bytes.
+    pub fn text(&mut self, len_max: usize) -> Option<Box<[u8]>> {
+        let len = self.number()?.try_into().ok().filter(|len| *len <= len_max)?;
+        let (text, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(text.into())
+    }
+
     /// The next digest.
     pub fn digest(&mut self) -> Option<Digest> {
         self.bytes().map(Digest)

@@ -45,7 +45,7 @@ pub(crate) struct Layer {
 }
 
 /// A queued intent, or that one was carried out.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum QueuedIntent {
     Noted(Intent),
     CarriedOut {
@@ -123,7 +123,7 @@ impl Layer {
     /// Intents that are noted here.
     pub fn intents(&self) -> impl Iterator<Item = (u64, Intent)> + '_ {
         self.intents.iter().filter_map(|(number, queued)| match queued {
-            QueuedIntent::Noted(intent) => Some((*number, *intent)),
+            QueuedIntent::Noted(intent) => Some((*number, intent.clone())),
             QueuedIntent::CarriedOut { .. } => None,
         })
     }
@@ -132,6 +132,17 @@ impl Layer {
     pub fn is_late(&self, object: ObjectId, mark: Mark) -> bool {
         let late = self.held_back(mark);
         self.with_ways_to([object]).iter().any(|object| late.contains(object))
+    }
+
+    /// Objects of queued entries of a directory.
+    pub fn objects_in(&self, dir: ObjectId) -> impl Iterator<Item = ObjectId> + '_ {
+        let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
+        self.entries.range(first..=last).map(|(_, queued)| queued.object)
+    }
+
+    /// How many queued entries name an object.
+    pub fn names_of(&self, object: ObjectId) -> usize {
+        self.entries.values().filter(|queued| queued.object == object && queued.value.is_some()).count()
     }
 
     /// Takes out what a commit may make durable, as a layer of its own.
@@ -150,7 +161,8 @@ impl Layer {
         let left: HashSet<u64> = self.entries.values().filter_map(|queued| queued.intent).collect();
         let intents = self.intents.extract_if(.., |intent, queued| match queued {
             QueuedIntent::Noted(_) => !left.contains(intent),
-            QueuedIntent::CarriedOut { number } => *number <= mark.0,
+            // A barrier for some objects does not cover steps elsewhere (N5).
+            QueuedIntent::CarriedOut { number } => wanted.is_none() && *number <= mark.0,
         });
         let intents = intents.collect();
         Layer { vault: self.vault.take(), objects, held, intents, entries }

@@ -9,6 +9,8 @@ use lamassu_format::{FileId, PageNo};
 
 /// Version of all of it, in the row of the vault.
 const VERSION: u8 = 1;
+/// Longest stored name, bytes.
+const NAME_LEN_MAX: usize = 255;
 
 /// What is known of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,7 +143,7 @@ pub struct EntryPlace {
 
 /// A change of names that the anchor has, and the store perhaps not yet, or not durably. Recovery puts the places of
 /// all intents right together: what is recorded there lies in one of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// An entry goes.
     Remove {
@@ -156,6 +158,8 @@ pub enum Intent {
         from: EntryPlace,
         /// to where
         to: EntryPlace,
+        /// The stored name there: a token does not give it, and nothing may lie there that shows it.
+        to_name: Box<[u8]>,
     },
 }
 
@@ -381,12 +385,16 @@ impl Intent {
         };
         let (kind, places) = match self {
             Intent::Remove { at, .. } => (0, vec![at]),
-            Intent::Move { from, to } => (1, vec![from, to]),
+            Intent::Move { from, to, .. } => (1, vec![from, to]),
         };
         let mut out = vec![kind];
         places.into_iter().for_each(|place| put_place(&mut out, place));
         if let Intent::Remove { was, .. } = self {
             out.extend(was.encode());
+        }
+        if let Intent::Move { to_name, .. } = self {
+            put(&mut out, to_name.len() as u64);
+            out.extend(to_name);
         }
         out
     }
@@ -406,7 +414,7 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
     let place = |from: &mut Reader<'_>| Some(EntryPlace { dir: ObjectId(from.number()?), name: Token(from.bytes()?) });
     match from.bytes()? {
         [0] => Some(Intent::Remove { at: place(from)?, was: entry(from)? }),
-        [1] => Some(Intent::Move { from: place(from)?, to: place(from)? }),
+        [1] => Some(Intent::Move { from: place(from)?, to: place(from)?, to_name: from.text(NAME_LEN_MAX)? }),
         [_] => None,
     }
 }

@@ -235,7 +235,8 @@ impl World {
         if left == Some(Left::RenameFirst) {
             self.change_store(|store| move_name(store, from, to, is_exchange));
         }
-        let ask = |world: &World| world.anchor.rename(place(from), place(to), is_exchange, world.covered).unwrap();
+        let ask =
+            |world: &World| world.anchor.rename(place(from), (place(to), &[to]), is_exchange, world.covered).unwrap();
         let mut answer = ask(self);
         if answer == Renamed::NeedsBarrier {
             self.barrier();
@@ -279,7 +280,7 @@ impl World {
         let intents = self.anchor.intents().unwrap();
         let places = intents.values().flat_map(|intent| match intent {
             Intent::Remove { at, .. } => vec![at.name.0[0]],
-            Intent::Move { from, to } => vec![from.name.0[0], to.name.0[0]],
+            Intent::Move { from, to, .. } => vec![from.name.0[0], to.name.0[0]],
         });
         let places: BTreeSet<u8> = places.collect();
         if left == Some(Left::Together) {
@@ -319,7 +320,7 @@ impl World {
         for intent in intents {
             match intent {
                 Intent::Remove { at, .. } => _ = self.store.remove(&at.name.0[0]),
-                Intent::Move { from, to } => {
+                Intent::Move { from, to, .. } => {
                     let (from, to) = (from.name.0[0], to.name.0[0]);
                     if self.store.contains_key(&from) {
                         move_name(&mut self.store, from, to, false);

@@ -317,7 +317,7 @@ impl Vault {
                 Some(value) => self.store_attr(target, ino, name, value, SetXattr::Any),
                 None => self.drop_list(ino, target, Which::Access),
             };
-            if let Err(error) = undone.and_then(|()| target.set_mode(old).map_err(io("set the mode"))) {
+            if let Err(error) = undone.and_then(|()| self.set_mode(ino, target, old)) {
                 let text =
                     "an access control list could not be set, nor its mode put back: it may give less than before";
                 tracing::warn!(entry = self.tag(ino), %error, "{text}");
@@ -327,7 +327,7 @@ impl Vault {
 
     /// In between, and so after a crash, no user has more rights than the old or the new list and mode grant.
     fn replace_access(&self, ino: Ino, target: &Target, old: u32, acl: &Acl, flags: SetXattr) -> Result<()> {
-        let set_mode = |mode| target.set_mode(mode).map_err(io("set the mode"));
+        let set_mode = |mode| self.set_mode(ino, target, mode);
         let new = old & !0o777 | acl.mode();
         let both = new & (old | !0o777);
         if both != old {

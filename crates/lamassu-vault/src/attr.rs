@@ -1,6 +1,7 @@
 //! stat and its changes. Everything is the backing entry's own but the size, which is the plain one.
 
 use crate::acl::Inherited;
+use crate::anchored::Fresh;
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::CachedSize;
@@ -44,7 +45,7 @@ impl Vault {
         Attr::new(ino, st, size, self.ctx.geometry.block_size() as u32)
     }
 
-    fn attr_of_open(&self, ino: Ino, file: &File, st: &Stat) -> Attr {
+    fn attr_of_open(&self, ino: Ino, file: &File, st: &Stat) -> Result<Attr> {
         let mut attr = self.attr(ino, st, file.size());
         if let Some(mtime) = file.mtime() {
             attr.mtime = mtime;
@@ -53,59 +54,64 @@ impl Vault {
         if file.is_dirty() && attr.size > 0 {
             attr.blocks = attr.blocks.max(DIRTY_BLOCKS_MIN);
         }
-        attr
+        self.attr_over_row(attr)
     }
 
     /// Attributes of node `ino`, which is the entry `stored` and whose stat is `st`.
-    pub(crate) fn attr_of_entry(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Attr {
+    ///
+    /// # Errors
+    /// In an anchored vault [`VaultError::Anchor`], and why the size of a closed file is not known.
+    pub(crate) fn attr_of_entry(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Attr> {
         if let Some(open) = self.files.get(ino) {
             return self.attr_of_open(ino, &open.file(), st);
         }
         let size = match st.kind {
-            Kind::File => self.size_of_closed(ino, dir, stored, st),
+            Kind::File => self.size_of_closed(ino, dir, stored, st)?,
             Kind::Symlink => self.link_size(dir, stored, st),
             Kind::Dir | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => st.len,
         };
-        self.attr(ino, st, size)
+        self.attr_over_row(self.attr(ino, st, size))
     }
 
-    fn size_of_closed(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> u64 {
-        if st.len == 0 {
-            return 0;
+    /// A guess where it cannot be known; an error in an anchored vault, which guesses nothing.
+    fn size_of_closed(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
+        if st.len == 0 && self.anchored.is_none() {
+            return Ok(0);
         }
         if let Some(size) = self.nodes.lock().cached_size(ino, st) {
-            return size;
+            return Ok(size);
         }
-        match self.peek_size(dir, stored, st) {
+        match self.peek_size(ino, dir, stored, st) {
             Ok(size) => {
                 self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
-                size
+                Ok(size)
             }
+            Err(e) if self.anchored.is_some() => Err(e),
             Err(e) => {
                 let path = self.path_in(dir.ino, stored);
                 let text = "its size is not known; a guess from its length is shown";
                 tracing::warn!(file = %path.display(), error = %e, "{text}");
-                self.size_guess(st.len)
+                Ok(self.size_guess(st.len))
             }
         }
     }
 
-    fn peek_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
+    fn peek_size(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         let opened = dir.handle.open_same(stored, st, false).map_err(io("open"))?;
-        self.size_in(opened.ok_or(VaultError::Stale)?, stored, st)
+        self.size_in(ino, opened.ok_or(VaultError::Stale)?, stored, st)
     }
 
     /// The size that a backing file records. `st`: its stat.
-    fn size_in(&self, backing: Arc<dyn BackendFile>, stored: &OsStr, st: &Stat) -> Result<u64> {
+    fn size_in(&self, ino: Ino, backing: Arc<dyn BackendFile>, stored: &OsStr, st: &Stat) -> Result<u64> {
         // Opening has next to nothing to report, so the whole path is not worth its while.
         let tag = stored.to_string_lossy();
-        Ok(File::open_with_len(self.ctx_read.clone(), backing, st.len, &tag)?.size())
+        Ok(self.file_of_node(ino, &self.ctx_read, backing, st.len, &tag)?.size())
     }
 
     /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is
     /// asked for.
     pub(crate) fn remember_size(&self, ino: Ino, stored: &OsStr, st: &Stat, backing: Arc<dyn BackendFile>) {
-        if let Ok(size) = self.size_in(backing, stored, st) {
+        if let Ok(size) = self.size_in(ino, backing, stored, st) {
             self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
         }
     }
@@ -128,7 +134,7 @@ impl Vault {
             && let Ok((open, _)) = self.handles.file(handle)
         {
             let st = open.file().stat().map_err(io("stat"))?;
-            return Ok(self.attr_of_open(open.ino, &open.file(), &st));
+            return self.attr_of_open(open.ino, &open.file(), &st);
         }
         let _tree = self.tree.read();
         self.getattr_locked(ino)
@@ -140,11 +146,11 @@ impl Vault {
             Err(VaultError::Stale) => return self.attr_of_removed(ino).ok_or(VaultError::Stale),
             found => found?,
         };
-        Ok(match target {
+        match target {
             Target::Open(open) => self.attr_of_open(ino, &open.file(), &st),
             Target::Entry { dir, name, .. } => self.attr_of_entry(ino, &dir, &name, &st),
-            Target::Root(..) | Target::Dir(_) => self.attr(ino, &st, st.len),
-        })
+            Target::Root(..) | Target::Dir(_) => Ok(self.attr(ino, &st, st.len)),
+        }
     }
 
     fn attr_of_removed(&self, ino: Ino) -> Option<Attr> {
@@ -166,19 +172,37 @@ impl Vault {
         let _tree = self.tree.read();
         let (target, st) = self.target(ino)?;
         if set.uid.is_some() || set.gid.is_some() {
-            target.set_owner(set.uid, set.gid).map_err(io("set the owner"))?;
+            self.set_owner(ino, &target, st.kind, (set.uid, set.gid))?;
         }
         if let Some(mode) = set.mode {
             if st.kind == Kind::Symlink {
                 return Err(VaultError::Unsupported);
             }
-            target.set_mode(mode & 0o7777).map_err(io("set the mode"))?;
+            self.set_mode(ino, &target, mode & 0o7777)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             let keep = SetTime::Keep;
             target.set_times(set.atime.unwrap_or(keep), set.mtime.unwrap_or(keep))?;
         }
         self.getattr_locked(ino)
+    }
+
+    /// chmod of a target, which the anchor hears of.
+    pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
+        target.set_mode(mode).map_err(io("set the mode"))?;
+        self.record_change(ino, |row| row.mode = mode)
+    }
+
+    /// The same of chown; `None` leaves. As in every store, no file keeps a set-id bit for another owner.
+    fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
+        target.set_owner(uid, gid).map_err(io("set the owner"))?;
+        self.record_change(ino, |row| {
+            (row.uid, row.gid) = (uid.unwrap_or(row.uid), gid.unwrap_or(row.gid));
+            if kind != Kind::Dir {
+                let is_locking = row.mode & libc::S_IXGRP == 0;
+                row.mode &= !(libc::S_ISUID | if is_locking { 0 } else { libc::S_ISGID });
+            }
+        })
     }
 
     fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64) -> Result<()> {
@@ -230,21 +254,23 @@ impl Vault {
     }
 
     /// Gives a new entry that is no directory its owner, the lists it inherits, and its mode, in this order: until the
-    /// mode is set, no other user can use it, and a set-id bit is never combined with another owner. Returns its stat.
-    pub(crate) fn own_new(&self, new: New<'_>, wanted: &Wanted) -> Result<Stat> {
+    /// mode is set, no other user can use it, and a set-id bit is never combined with another owner.
+    pub(crate) fn own_new(&self, new: New<'_>, wanted: &Wanted) -> Result<Fresh> {
         let st = new.stat().map_err(io("stat"))?;
         let mut changed = false;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             new.set_owner(uid, gid).map_err(io("set the owner"))?;
             changed = true;
         }
-        if let Some(mode) = self.store_inherited(wanted, Holder::File, |attr, value| new.set_xattr(attr, value))?
+        let mode = self.store_inherited(wanted, Holder::File, |attr, value| new.set_xattr(attr, value))?;
+        if let Some(mode) = mode
             && (changed || st.mode != mode)
         {
             new.set_mode(mode).map_err(io("set the mode"))?;
             changed = true;
         }
-        if changed { new.stat().map_err(io("stat")) } else { Ok(st) }
+        let st = if changed { new.stat().map_err(io("stat"))? } else { st };
+        Ok(Fresh::new(st, mode))
     }
 
     /// Gives a new entry the lists it inherits, by `set`. Returns its mode.

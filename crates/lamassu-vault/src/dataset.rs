@@ -1,8 +1,9 @@
 //! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is
 //! their own vault's (`forest`).
 
+use crate::anchored::{Departing, Fresh};
 use crate::attr::Wanted;
-use crate::error::{io, is_not_found};
+use crate::error::{errno, io, is_not_found};
 use crate::inode::StoreId;
 use crate::names::Names;
 use crate::record::{RecordFault, remove_companion};
@@ -10,7 +11,7 @@ use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_repl
 use crate::walk::{Failed, Met, Visit, has_header, walk};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
 use lamassu_format::name::STAGING;
-use lamassu_store::backend::{Listed, Time};
+use lamassu_store::backend::{Listed, Stat, Time};
 use lamassu_store::{Backend, BackendDir};
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -170,10 +171,14 @@ impl Vault {
             return Err(VaultError::Refused("the header of this vault does not say that it has datasets").into());
         }
         let _pass = self.change()?;
+        self.commit_removals()?;
         let _tree = self.tree.read();
         let _names = self.names_of(parent).write();
         let dir = self.dir(parent)?;
         let stored = self.stored(&dir, name)?;
+        if !self.may_make(&dir, &stored)? {
+            return Err(errno("create a dataset", libc::EBUSY).into());
+        }
         match dir.handle.stat_entry(&stored.name) {
             Err(e) if is_not_found(&e) => {}
             Err(e) => return Err(io("stat")(e).into()),
@@ -210,7 +215,8 @@ impl Vault {
         self.unsynced.add(StoreId::from(&st));
         // The number may have been another directory's, and the store's clock be coarse.
         self.shut.0.lock().pop(&StoreId::from(&st));
-        Ok(self.new_entry(&dir, &stored.name, &st))
+        let object = self.record_made(&dir, &stored, &Fresh::new(st, wanted.mode), &wanted)?;
+        Ok(self.new_entry(&dir, &stored.name, &st, object)?)
     }
 
     fn fill_dataset<E: From<VaultError>>(
@@ -241,7 +247,7 @@ impl Vault {
         let _pass = self.change()?;
         let (staging, temp) = (self.staging()?, dataset_name()?);
         {
-            let _tree = self.tree.write();
+            let tree = self.tree.write();
             let dir = self.dir(parent)?;
             let stored = self.stored(&dir, name)?;
             let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
@@ -255,15 +261,37 @@ impl Vault {
             if st.kind != Kind::Dir || !is_dataset().map_err(io("look for a dataset's header"))? {
                 return Err(VaultError::Invalid);
             }
+            let (_, object) = self.found(&dir, &stored.name)?;
+            if self.anchored.is_some() {
+                let name = stored.name.clone();
+                let departing =
+                    Departing { dir: dir.clone(), stored, st, rest: None, is_last: false, is_dataset: true };
+                let is_last = self.depart(departing)?;
+                self.entry_gone(&dir, &name, &st, is_last, object);
+                self.shut.0.lock().pop(&id);
+                drop(tree);
+                return self.commit_anchor();
+            }
             staging.take_out(&*dir.handle, &stored.name, &st, &temp).map_err(io("remove a dataset"))?;
             if let Some(companion) = &stored.companion {
                 remove_companion(&*dir.handle, &companion.name);
             }
-            self.entry_gone(&dir, &stored.name, &st, None);
+            self.entry_gone(&dir, &stored.name, &st, true, object);
             // Its number may become another directory's.
             self.shut.0.lock().pop(&id);
             dir.handle.sync().map_err(io("sync a directory"))?;
         }
+        if let Err(error) = delete_tree(&*staging.dir, &temp) {
+            let text = "a destroyed dataset stays in lamassu.staging until the next open";
+            tracing::warn!(entry = %temp.to_string_lossy(), %error, "{text}");
+        }
+        Ok(())
+    }
+
+    /// Takes a dataset that is going out of the tree, and deletes it.
+    pub(crate) fn unstage_dataset(&self, parent: &dyn BackendDir, stored: &OsStr, st: &Stat) -> Result<()> {
+        let (staging, temp) = (self.staging()?, dataset_name()?);
+        staging.take_out(parent, stored, st, &temp).map_err(io("remove a dataset"))?;
         if let Err(error) = delete_tree(&*staging.dir, &temp) {
             let text = "a destroyed dataset stays in lamassu.staging until the next open";
             tracing::warn!(entry = %temp.to_string_lossy(), %error, "{text}");

@@ -7,6 +7,7 @@
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::open::Handle;
+use crate::{anchored, walk};
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_store::backend;
 use parking_lot::Mutex;
@@ -30,6 +31,8 @@ pub(crate) struct OpenDir {
 struct Snapshot {
     names: Box<[u8]>,
     rows: Box<[Row]>,
+    /// The anchor has entries that the store did not show.
+    is_incomplete: bool,
 }
 
 /// An entry without its name, which ends at `end` and begins where the one before ends.
@@ -54,7 +57,7 @@ impl Snapshot {
             Row { end: names.len(), ino: entry.ino, kind: entry.kind }
         };
         let rows: Vec<_> = entries.into_iter().map(&mut row).collect();
-        Snapshot { names: names.into(), rows: rows.into() }
+        Snapshot { names: names.into(), rows: rows.into(), is_incomplete: false }
     }
 
     fn bytes(&self) -> usize {
@@ -72,14 +75,14 @@ impl Snapshot {
 }
 
 impl OpenDir {
-    /// The snapshot, taken anew at the start and at a rewind.
-    fn entries(&self, cookie: u64) -> Result<Arc<Snapshot>> {
+    /// The snapshot, taken anew by `take` at the start and at a rewind.
+    fn entries(&self, cookie: u64, take: impl FnOnce() -> Result<Snapshot>) -> Result<Arc<Snapshot>> {
         if cookie > 0
             && let Some(entries) = &*self.entries.lock()
         {
             return Ok(entries.clone());
         }
-        let entries = Arc::new(Snapshot::of(self.dir.handle.read_dir().map_err(io("list a directory"))?));
+        let entries = Arc::new(take()?);
         *self.entries.lock() = Some(entries.clone());
         Ok(entries)
     }
@@ -113,7 +116,8 @@ impl Vault {
     /// them.
     ///
     /// # Errors
-    /// [`VaultError::BadHandle`], those of the store.
+    /// [`VaultError::BadHandle`], those of the store. [`VaultError::Outdated`] at the end, when all that is there was
+    /// handed out, if the store lacks entries.
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.handles.dir(handle)?;
         self.list(&open, cookie, &mut |item, at| match item {
@@ -142,7 +146,16 @@ impl Vault {
         self.list(&open, cookie, &mut |item, at| match item {
             Item::Dot(entry) => fill(&entry, None, at),
             Item::Named(listed, name) => {
-                let Ok(entry) = self.entry_stored(&open.dir, listed.name, listed.ino) else { return true };
+                let entry = match self.entry_stored(&open.dir, listed.name, listed.ino) {
+                    Ok(entry) => entry,
+                    // Its name is there; who looks at it gets the error.
+                    Err(VaultError::Outdated { .. }) => {
+                        let kind = listed.kind.unwrap_or(Kind::File);
+                        let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
+                        return fill(&DirEntry { ino, kind, name }, None, at);
+                    }
+                    Err(_) => return true,
+                };
                 fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at)
             }
         })
@@ -150,7 +163,7 @@ impl Vault {
 
     /// Goes through the entries from `cookie` on, with the cookie that comes after each, until `each` returns false.
     fn list(&self, open: &OpenDir, cookie: u64, each: &mut dyn FnMut(Item<'_>, u64) -> bool) -> Result<()> {
-        let entries = open.entries(cookie)?;
+        let entries = open.entries(cookie, || self.snapshot(&open.dir))?;
         let dots = [(".", open.dir.ino), ("..", open.parent)];
         for (at, (name, ino)) in (1..).zip(dots) {
             if cookie < at && !each(Item::Dot(DirEntry { ino, kind: Kind::Dir, name: name.into() }), at) {
@@ -176,7 +189,33 @@ impl Vault {
                 }
             }
         }
-        Ok(())
+        match entries.is_incomplete {
+            true => Err(self.outdated("listing", open.dir.ino, OsStr::new(""))),
+            false => Ok(()),
+        }
+    }
+
+    /// What users are shown of a directory: of an anchored vault what the anchor has, as far as the store shows it.
+    fn snapshot(&self, dir: &Dir) -> Result<Snapshot> {
+        let Some(anchored) = &self.anchored else {
+            return Ok(Snapshot::of(dir.handle.read_dir().map_err(io("list a directory"))?));
+        };
+        let (entries, mut recorded) = {
+            let _tree = self.tree.read();
+            let _names = self.names_of(dir.ino).read();
+            let entries = dir.handle.read_dir().map_err(io("list a directory"))?;
+            (entries, anchored.anchor.entries(dir.object)?)
+        };
+        let (mut shown, mut unrecorded) = (Vec::with_capacity(recorded.len()), Vec::new());
+        for entry in entries {
+            match recorded.remove(&anchored.place(dir.object, &entry.name).name) {
+                Some(of) => shown.push(backend::Listed { kind: Some(anchored::kind(of.kind)), ..entry }),
+                None if walk::is_entry(self.name_mode, &entry.name) => unrecorded.push(entry.name),
+                None => {}
+            }
+        }
+        self.meet_unrecorded(dir, &unrecorded);
+        Ok(Snapshot { is_incomplete: !recorded.is_empty(), ..Snapshot::of(shown) })
     }
 
     /// The memory that the listing of an open directory takes until it is closed, bytes.

@@ -96,15 +96,15 @@ impl Vault {
     pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Dir>> {
         let (mut dir, mut chain) = chain_to_open(&self.nodes.lock(), &self.dirs, ino)?;
         while let Some((ino, link, id)) = chain.pop() {
+            let object = self.nodes.lock().object(ino);
             let handle = dir.handle.open_dir(&link.name).map_err(|e| match is_not_found(&e) {
-                true => VaultError::Stale,
+                true => self.gone(&link, object),
                 false => io("open a directory")(e),
             })?;
             let st = handle.stat().map_err(io("stat a directory"))?;
             if !id.is_of(&st) {
-                return Err(VaultError::Stale);
+                return Err(self.gone(&link, object));
             }
-            let object = self.nodes.lock().object(ino);
             dir = Dir::new(ino, st.dev, object, handle);
             self.dirs.put(&dir);
         }

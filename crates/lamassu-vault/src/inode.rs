@@ -124,9 +124,10 @@ struct Node {
     id: StoreId,
     kind: Kind,
     links: Links,
-    lookups: u64,
+    /// At its highest it stays: then the node does, too.
+    lookups: u32,
     /// Nodes below, open files.
-    pins: u64,
+    pins: u32,
     generation: u32,
     size: Option<CachedSize>,
     /// Its number in the anchor; 0: there is none.
@@ -283,7 +284,7 @@ impl NodeTable {
             None => known,
         };
         match known {
-            Some(ino) if self.object(ino) != object => return Err(Met::OtherObject),
+            Some(ino) if object != ObjectId::default() && self.object(ino) != object => return Err(Met::OtherObject),
             Some(_) => {}
             None => self.make_way_for(object)?,
         }
@@ -331,7 +332,7 @@ impl NodeTable {
         self.add_link(ino, parent, name);
         let node = self.nodes.get_mut(&ino);
         let generation = node.map(|n| {
-            n.lookups += 1;
+            n.lookups = n.lookups.saturating_add(1);
             n.generation
         });
         Referenced { ino, generation: generation.unwrap_or_default().into(), is_new: known.is_none() }
@@ -445,7 +446,7 @@ impl NodeTable {
 
     /// Every number in use, with the references to it.
     pub fn references(&self) -> Vec<(Ino, u64)> {
-        self.nodes.iter().map(|(ino, node)| (*ino, node.lookups)).collect()
+        self.nodes.iter().map(|(ino, node)| (*ino, node.lookups.into())).collect()
     }
 
     /// Stored names of what lies in a directory, as far as it is in the table.
@@ -470,14 +471,16 @@ impl NodeTable {
     /// Counts one more reference to a known node.
     pub fn add_reference(&mut self, ino: Ino) {
         if let Some(n) = self.nodes.get_mut(&ino) {
-            n.lookups += 1;
+            n.lookups = n.lookups.saturating_add(1);
         }
     }
 
     /// Gives back lookup references.
     pub fn forget(&mut self, ino: Ino, count: u64) {
         if let Some(n) = self.nodes.get_mut(&ino) {
-            n.lookups = n.lookups.saturating_sub(count);
+            if n.lookups < u32::MAX {
+                n.lookups = n.lookups.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
+            }
         }
         self.drop_if_unused(ino);
     }

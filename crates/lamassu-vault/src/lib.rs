@@ -207,7 +207,7 @@ impl Vault {
         }
         let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };
         let root = backend.root();
-        let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id()));
+        let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id(), options.anchor.clone()));
         let sessions = Arc::new(Sessions::new(book.clone()));
         let root_permissions = Arc::new(root::RootPermissions::open(root.clone(), ring.clone(), top));
         let anchored = options.anchor.clone().map(|anchor| Anchored::new(anchor, root.clone(), options.read_only));
@@ -258,6 +258,7 @@ impl Vault {
             // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
             vault.backend.sync().map_err(io("sync the store"))?;
             vault.clear_staging()?;
+            vault.recover_names()?;
             vault.tell_interrupted();
         }
         Ok(vault)

@@ -11,7 +11,7 @@ use crate::inode::StoreId;
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Vault};
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendDir, BackendFile, File};
+use lamassu_store::{BackendDir, BackendFile};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -77,7 +77,7 @@ impl Vault {
     /// Such a file as something to stat, for a caller that will not write.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
-        let file = File::open(self.ctx_read.clone(), backing, &self.tag(ino)).ok()?;
+        let file = self.new_file(ino, backing, false).ok()?;
         Some(OpenFile::new(ino, file, false))
     }
 }

@@ -147,8 +147,16 @@ impl Companion {
     }
 }
 
-/// Makes the record of a new directory. Returns the directory's id.
-pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<[u8; 16]> {
+/// The record of a new directory.
+pub(crate) struct NewRecord {
+    /// The directory's id.
+    pub id: [u8; 16],
+    /// As it is stored.
+    pub text: String,
+}
+
+/// Makes the record of a new directory.
+pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<NewRecord> {
     let mut id = [0; 16];
     lamassu_crypto::random(&mut id)?;
     let secret = Secret::<32>::random()?;
@@ -157,7 +165,7 @@ pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<[u8;
     let content = Secret::new(&mut content);
     let text = DIRECTORY.seal(ring, &[], content.expose())?;
     write_text(dir, OsStr::new(DIRECTORY.name), &text).map_err(io("create a directory record"))?;
-    Ok(id)
+    Ok(NewRecord { id, text })
 }
 
 /// Reads the record of a directory.

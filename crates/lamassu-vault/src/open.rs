@@ -4,7 +4,7 @@
 use crate::error::{errno, io, is_not_found};
 use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
-use lamassu_store::{BackendFile, File, StoreError};
+use lamassu_store::{BackendFile, File, FileContext, StoreError};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -233,7 +233,24 @@ impl Vault {
 
     pub(crate) fn new_file(&self, ino: Ino, backing: Arc<dyn BackendFile>, write: bool) -> Result<File> {
         let ctx = if write { &self.ctx } else { &self.ctx_read };
-        Ok(File::open(ctx.clone(), backing, &self.tag(ino))?)
+        let len = backing.stat().map_err(io("stat"))?.len;
+        self.file_of_node(ino, ctx, backing, len, &self.tag(ino))
+    }
+
+    /// The file of a node: in an anchored vault as an object of the anchor.
+    pub(crate) fn file_of_node(
+        &self,
+        ino: Ino,
+        ctx: &Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+    ) -> Result<File> {
+        if self.anchored.is_none() {
+            return Ok(File::open_with_len(ctx.clone(), backing, len, tag)?);
+        }
+        let object = self.nodes.lock().object(ino);
+        Ok(File::open_object(ctx.clone(), backing, len, tag, object)?)
     }
 
     /// Opens a backing file, and says whether for writing. A writer's vault opens for writing also what is only read,
@@ -313,6 +330,10 @@ impl Vault {
             nodes.unpin(open.ino);
         }
         self.forget_nameless(open.ino);
+        if let Some(anchored) = &self.anchored {
+            anchored.keep(open);
+            self.forget_objects();
+        }
     }
 
     // --- the public calls

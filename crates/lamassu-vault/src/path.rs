@@ -3,6 +3,7 @@
 use crate::error::io;
 use crate::names::NameFault;
 use crate::{Entry, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
@@ -70,6 +71,7 @@ impl Vault {
     /// files, [`VaultError::NotFound`] if nothing is there, [`VaultError::Damaged`] if a record or name does not open.
     pub fn plain_path(&self, stored: &Path) -> Result<PathBuf> {
         let mut dir = self.dirs.root().handle.clone();
+        let mut object = ObjectId::ROOT;
         let mut plain = PathBuf::new();
         let mut walked = PathBuf::new();
         let mut parts = stored.components().filter(|c| *c != Component::CurDir).peekable();
@@ -78,7 +80,7 @@ impl Vault {
             let damaged = |what, at: &Path| VaultError::Damaged { what, stored: at.display().to_string() };
             let names = self.read_names(&*dir).map_err(|_| damaged("directory record", &walked))?;
             walked.push(name);
-            dir.stat_entry(name).map_err(io("stat"))?;
+            object = self.recorded_in(&*dir, object, name, &walked)?;
             match names.open(&*dir, name) {
                 Ok(Some(name)) => plain.push(name),
                 Ok(None) => return Err(VaultError::InvalidName),

@@ -1,14 +1,16 @@
 //! Renames: names sealed anew under the new parent's key, companions first on arrival and last on departure,
 //! directories over empty ones.
 
+use crate::anchored::{Moving, TRIES_MAX};
 use crate::dirs::Dir;
-use crate::error::{io, is_not_found};
+use crate::error::{errno, io};
 use crate::inode::StoreId;
 use crate::names::StoredName;
 use crate::record::remove_companion;
 use crate::staging::rename_no_replace;
 use crate::symlink;
 use crate::{Ino, Kind, RenameMode, Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_store::backend::Stat;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -18,13 +20,30 @@ struct End {
     dir: Arc<Dir>,
     stored: StoredName,
     st: Option<Stat>,
+    /// What lies there in the anchor; 0: nothing, or an un-anchored vault.
+    object: ObjectId,
+    /// Something that nobody recorded lies there.
+    is_in_the_way: bool,
     /// Name of the rest of a long link target.
     rest: Option<OsString>,
+}
+
+/// What has to come before a rename.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blocked {
+    /// What was removed from there must leave the store.
+    Going,
+    /// A barrier of the whole store.
+    Barrier,
 }
 
 impl End {
     fn id(&self) -> Option<StoreId> {
         self.st.as_ref().map(StoreId::from)
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.object != ObjectId::default()
     }
 
     fn is_dir(&self) -> bool {
@@ -50,8 +69,26 @@ impl Vault {
     /// itself, [`VaultError::Unsupported`] for an exchange the store cannot do.
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
-        let _tree = self.tree.write();
         self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
+        for _ in 0..TRIES_MAX {
+            match self.try_rename(parent, name, to_parent, to_name, mode)? {
+                None => return Ok(()),
+                Some(Blocked::Going) => self.commit_removals()?,
+                Some(Blocked::Barrier) => self.sync_store()?,
+            }
+        }
+        Err(errno("rename", libc::EBUSY))
+    }
+
+    fn try_rename(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        to_parent: Ino,
+        to_name: &OsStr,
+        mode: RenameMode,
+    ) -> Result<Option<Blocked>> {
+        let _tree = self.tree.write();
         let from = self.end(parent, name)?;
         let to = self.end(to_parent, to_name)?;
         if from.st.is_none() || (mode == RenameMode::Exchange && to.st.is_none()) {
@@ -61,9 +98,15 @@ impl Vault {
             return Err(VaultError::Exists);
         }
         self.refuse_loops(&from, &to, mode)?;
-        if from.st.zip(to.st).is_some_and(|(a, b)| a.is_same(&b)) {
+        if from.st.zip(to.st).is_some_and(|(a, b)| a.is_same(&b)) || (from.is_recorded() && from.object == to.object) {
             // The same name, or two names of one file: POSIX says that nothing happens.
-            return Ok(());
+            return Ok(None);
+        }
+        if self.is_going(&to.dir, &to.stored.name) || to.id().is_some_and(|id| self.has_going_in(id)) {
+            return Ok(Some(Blocked::Going));
+        }
+        if to.is_in_the_way {
+            self.move_to_lost(&to.dir, &to.stored.name)?;
         }
         match mode {
             RenameMode::Exchange => self.exchange(&from, &to),
@@ -74,12 +117,14 @@ impl Vault {
     fn end(&self, parent: Ino, name: &OsStr) -> Result<End> {
         let dir = self.dir(parent)?;
         let stored = self.stored(&dir, name)?;
-        let st = match dir.handle.stat_entry(&stored.name) {
-            Err(e) if is_not_found(&e) => None,
-            other => Some(other.map_err(io("stat"))?),
+        let shown = self.shown(&dir, &stored.name)?;
+        let (st, object) = match self.found_as(&dir, &stored.name, shown)? {
+            Some((st, object)) => (Some(st), object),
+            None => (None, ObjectId::default()),
         };
+        let is_in_the_way = shown.is_some() && st.is_none();
         let rest = st.and_then(|st| symlink::rest_of(&self.ctx.ring, &*dir.handle, &stored.name, &st));
-        Ok(End { dir, stored, st, rest })
+        Ok(End { dir, stored, st, object, is_in_the_way, rest })
     }
 
     /// A directory must not go below itself, at either end.
@@ -118,11 +163,13 @@ impl Vault {
         }
     }
 
-    fn exchange(&self, from: &End, to: &End) -> Result<()> {
+    fn exchange(&self, from: &End, to: &End) -> Result<Option<Blocked>> {
         self.prepare_arrival(from, to)?;
         self.prepare_arrival(to, from)?;
+        let Some(asked) = self.ask(from, to, true)? else { return Ok(Some(Blocked::Barrier)) };
         let (a, b) = (&from.stored.name, &to.stored.name);
-        from.dir.handle.rename(a, &*to.dir.handle, b, RenameMode::Exchange).map_err(exchange_error)?;
+        let done = from.dir.handle.rename(a, &*to.dir.handle, b, RenameMode::Exchange).map_err(exchange_error);
+        self.answer(from, to, true, asked, done)?;
         self.finish_departure(from, to);
         self.finish_departure(to, from);
         let mut nodes = self.nodes.lock();
@@ -132,13 +179,13 @@ impl Vault {
                 nodes.moved(id, end.place(), other.place());
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    fn replace(&self, from: &End, to: &End) -> Result<()> {
+    fn replace(&self, from: &End, to: &End) -> Result<Option<Blocked>> {
         match (from.is_dir(), to.st) {
             (true, Some(st)) if st.kind != Kind::Dir => return Err(VaultError::NotDirectory),
-            (true, Some(_)) => self.require_empty(&to.dir, &to.stored.name)?,
+            (true, Some(_)) => self.require_empty(&to.dir, &to.stored.name, to.object)?,
             (false, Some(st)) if st.kind == Kind::Dir => return Err(VaultError::IsDirectory),
             _ => {}
         }
@@ -147,22 +194,34 @@ impl Vault {
             None => false,
         };
         let kept = to.st.and_then(|st| self.keep_nameless(&*to.dir.handle, &to.stored.name, &st));
-        let moved = self.prepare_arrival(from, to).and_then(|()| self.move_entry(from, to));
-        if let Err(e) = moved {
+        let moved = self.prepare_arrival(from, to).and_then(|()| {
+            if companion_made || from.rest.is_some() {
+                self.sync_beside(to)?;
+            }
+            let Some(asked) = self.ask(from, to, false)? else { return Ok(false) };
+            self.answer(from, to, false, asked, self.move_entry(from, to)).map(|()| true)
+        });
+        if !matches!(moved, Ok(true)) {
             kept.inspect(|ino| self.nameless.remove(*ino));
             // An entry that is there needs it, and lacked it.
-            let is_needed = to.st.is_some() || matches!(e, VaultError::Exists);
+            let is_needed = to.st.is_some() || matches!(moved, Err(VaultError::Exists));
             if let (true, Some(companion)) = (companion_made && !is_needed, &to.stored.companion) {
                 remove_companion(&*to.dir.handle, &companion.name);
             }
-            return Err(e);
+            return moved.map(|_| Some(Blocked::Barrier));
         }
         self.finish_departure(from, to);
         if let Some(companion) = &from.stored.companion {
             remove_companion(&*from.dir.handle, &companion.name);
         }
         if let Some(st) = &to.st {
-            self.entry_gone(&to.dir, &to.stored.name, st, to.rest.as_deref());
+            let is_last = self.is_last(st, to.object)?;
+            if let Some(rest) = &to.rest
+                && (is_last || !symlink::is_named_in(&*to.dir.handle, st))
+            {
+                remove_companion(&*to.dir.handle, rest);
+            }
+            self.entry_gone(&to.dir, &to.stored.name, st, is_last, to.object);
         }
         if let Some(ino) = kept {
             self.forget_nameless(ino); // the kernel may have forgotten it meanwhile
@@ -171,7 +230,33 @@ impl Vault {
             self.unsynced.add(id);
             self.nodes.lock().moved(id, from.place(), to.place());
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// What has to be durable before the anchor knows that an entry is to arrive: recovery needs it.
+    fn sync_beside(&self, to: &End) -> Result<()> {
+        match self.anchored {
+            Some(_) => to.dir.handle.sync().map_err(io("sync a directory")),
+            None => Ok(()),
+        }
+    }
+
+    /// Has the anchor record a move, before the store's step. `None`: a barrier has to come first, and nothing was done.
+    fn ask(&self, from: &End, to: &End, is_exchange: bool) -> Result<Option<Moving>> {
+        self.record_move((&from.dir, &from.stored.name), (&to.dir, &to.stored.name), is_exchange)
+    }
+
+    /// Tells the anchor what became of the store's step; where that failed, everything is where it was.
+    fn answer(&self, from: &End, to: &End, is_exchange: bool, asked: Moving, done: Result<()>) -> Result<()> {
+        match &done {
+            Ok(()) => self.has_moved(&asked),
+            Err(_) => {
+                let target = to.st.is_some().then_some(to.object);
+                let (from, to) = ((&*from.dir, &*from.stored.name), (&*to.dir, &*to.stored.name));
+                self.take_move_back(from, to, is_exchange, asked, target);
+            }
+        }
+        done
     }
 
     fn move_entry(&self, from: &End, to: &End) -> Result<()> {

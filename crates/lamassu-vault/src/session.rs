@@ -8,6 +8,7 @@
 use crate::error::{io, is_not_found};
 use crate::record::{self, RecordFault, write_text};
 use crate::{Result, Vault, VaultError, staging};
+use lamassu_anchor::Anchor;
 use lamassu_crypto::KeyRing;
 use lamassu_format::name::{SESSIONS, SESSIONS_NEW, SESSIONS_RECORD};
 use lamassu_format::sessions::{SessionRecord, SessionsError};
@@ -33,6 +34,8 @@ pub(crate) struct Book {
     root: Arc<dyn BackendDir>,
     ring: KeyRing,
     vault: [u8; 16],
+    /// Where the vault is anchored.
+    anchor: Option<Arc<Anchor>>,
     kept: Mutex<Kept>,
 }
 
@@ -43,9 +46,9 @@ struct Kept {
 
 impl Book {
     /// Of the vault with this id below `root`. A record that does not open is told when it is needed.
-    pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16]) -> Book {
+    pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16], anchor: Option<Arc<Anchor>>) -> Book {
         let record = read(&*root, &ring, &vault);
-        Book { root, ring, vault, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
+        Book { root, ring, vault, anchor, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
     }
 
     /// Why it does not open, where it does not; and whether another may take its place, should the keys be the vault's:
@@ -58,6 +61,12 @@ impl Book {
             SessionsFault::Unreadable(_) | SessionsFault::Content(_) => false,
         };
         Some((fault.to_string(), may_go))
+    }
+
+    /// Whether it is an older one, by the anchor: sessions began that it does not know.
+    pub fn is_outdated(&self) -> bool {
+        let last = self.kept.lock().record.as_ref().ok().map(|record| record.last());
+        self.anchor.as_ref().zip(last).is_some_and(|(anchor, last)| last < anchor.vault().session)
     }
 
     /// How many sessions were interrupted, and not completed since: first and last of each range.
@@ -112,7 +121,13 @@ impl Book {
 
 impl SessionKeeper for Book {
     fn begin(&self) -> stdio::Result<u32> {
-        self.change(|record| record.begin(now()))
+        let session = self.change(|record| record.begin(now()))?;
+        let Some(anchor) = &self.anchor else { return Ok(session) };
+        match anchor.begin_session(session) {
+            Ok(true) => Ok(session),
+            Ok(false) => Err(stdio::Error::other(outdated())),
+            Err(error) => Err(stdio::Error::other(error)),
+        }
     }
 
     fn close(&self, session: u32) -> stdio::Result<()> {
@@ -252,6 +267,10 @@ pub fn shown_ranges(ranges: &[(u32, u32)]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
+fn outdated() -> VaultError {
+    VaultError::Outdated { what: "record of sessions", stored: SESSIONS.to_owned() }
+}
+
 fn damaged() -> VaultError {
     VaultError::Damaged {
         what: "record of sessions (`lamassu check --repair` makes a new one)",
@@ -262,7 +281,11 @@ fn damaged() -> VaultError {
 impl Vault {
     /// Asks for the record of sessions, without which nothing is written.
     pub(crate) fn verify_sessions(&self) -> Result<()> {
-        if self.book.fault().is_some() { Err(damaged()) } else { Ok(()) }
+        match self.book.fault() {
+            Some(_) => Err(damaged()),
+            None if self.book.is_outdated() => Err(outdated()),
+            None => Ok(()),
+        }
     }
 
     /// Tells people of sessions that were interrupted.

@@ -119,6 +119,7 @@ impl Vault {
     /// A barrier for the whole store. On success every name made before it is durable. On failure every open file hears
     /// of it: the store tells once only.
     pub(crate) fn sync_store(&self) -> Result<()> {
+        let begun = self.anchored.as_ref().map(|anchored| (anchored, anchored.before_barrier()));
         let last = self.unsynced.last();
         let done = self.backend.sync().map_err(io("sync the store"));
         match &done {
@@ -131,7 +132,8 @@ impl Vault {
                 }
             }
         }
-        done
+        done?;
+        begun.map_or(Ok(()), |(anchored, begun)| anchored.after_barrier(begun))
     }
 
     /// Everything durable, by `settle`, tried a second time where the store failed: it tells of a lost barrier once,
@@ -153,6 +155,12 @@ impl Vault {
     /// Commits and settles `files`, and lets go of those without handles. Files that fail stay as they are, to be tried
     /// again.
     fn settle(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
+        let done = self.settle_marked(files);
+        // A removal may be due now.
+        done.and(self.carry_out().map(drop))
+    }
+
+    fn settle_marked(&self, files: Vec<Arc<OpenFile>>) -> Result<()> {
         let _one_at_a_time = self.settling.lock();
         let mut first = First(Ok(()));
         let mut marked = Vec::with_capacity(files.len());
@@ -175,7 +183,13 @@ impl Vault {
             return first.0;
         }
         // Also where another pass has settled all of them: its barrier may have begun before what was written last.
-        first.note(self.sync_store());
+        let synced = self.sync_store();
+        let is_synced = synced.is_ok();
+        first.note(synced);
+        let (marked, failed) = self.commit_covered(marked, is_synced);
+        for (open, e) in failed {
+            self.failed(&open, e, &mut first);
+        }
         for (mark, open) in marked {
             match settle_file(&open, mark) {
                 // What still is unsettled, and was not written since, holds a damaged block, which settles never.
@@ -277,6 +291,9 @@ impl Vault {
         } else {
             first.note(self.settle(files));
         }
+        if first.0.is_ok() {
+            first.note(self.anchor_all());
+        }
         first.0
     }
 
@@ -305,6 +322,8 @@ impl Vault {
         } else if self.unsynced.len() > UNSYNCED_MAX {
             first.note(self.sync_store());
         }
+        first.note(self.commit_anchor_at(now));
+        first.note(self.recover_some());
         first.0
     }
 
@@ -414,7 +433,7 @@ impl Vault {
                 return Err(e.into());
             }
         }
-        self.sync_way_to(open.ino)
+        self.anchor_object(open.ino, || self.sync_way_to(open.ino))
     }
 
     /// fsync(2) of a directory.
@@ -424,8 +443,11 @@ impl Vault {
     pub fn fsync_dir(&self, handle: HandleId) -> Result<()> {
         let dir = self.handles.dir(handle)?;
         let Some(_pass) = self.sync_pass() else { return Ok(()) };
-        dir.dir.handle.sync().map_err(io("sync a directory"))?;
-        self.sync_way_to(dir.dir.ino)
+        let ino = dir.dir.ino;
+        self.anchor_dir(ino, || {
+            dir.dir.handle.sync().map_err(io("sync a directory"))?;
+            self.sync_way_to(ino)
+        })
     }
 
     /// `None` where nothing can be left to sync: read-only, or frozen.
@@ -433,21 +455,24 @@ impl Vault {
         if self.options.read_only { None } else { self.gate.enter_unless_still() }
     }
 
-    fn sync_way_to(&self, ino: Ino) -> Result<()> {
+    /// Syncs the directories on the way to an inode whose entries on it may not be. False: one of them is not where it
+    /// was, and not synced.
+    fn sync_way_to(&self, ino: Ino) -> Result<bool> {
         let _tree = self.tree.read();
+        let mut is_synced = true;
         // Removed meanwhile: it has no name that would have to last.
-        let Some(chain) = self.nodes.lock().ancestry(ino) else { return Ok(()) };
+        let Some(chain) = self.nodes.lock().ancestry(ino) else { return Ok(true) };
         for pair in chain.windows(2) {
             let [below, parent] = pair else { continue };
             let Some(id) = self.nodes.lock().id(*below) else { continue };
             let Some(number) = self.unsynced.number(id).filter(|_| *below != ROOT) else { continue };
             match self.dir(*parent).and_then(|d| d.handle.sync().map_err(io("sync a directory"))) {
                 Ok(()) => self.unsynced.synced(id, number),
-                Err(VaultError::Stale | VaultError::NotFound) => {}
+                Err(VaultError::Stale | VaultError::NotFound) => is_synced = false,
                 Err(e) => return Err(e),
             }
         }
-        Ok(())
+        Ok(is_synced)
     }
 }
 

@@ -9,12 +9,14 @@
 //! So it is compared with what was looked up, and its owner is changed. What is deleted below it is compared with what
 //! was listed.
 
+use crate::anchored::{Fresh, digest_of_text};
 use crate::attr::Wanted;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found, is_unsupported};
 use crate::names;
 use crate::xattr::Holder;
 use crate::{Kind, RenameMode, Result, Vault, VaultError};
+use lamassu_anchor::Digest;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
 use lamassu_store::BackendDir;
@@ -130,7 +132,7 @@ fn make_fresh(staging: &Staging, name: &OsStr) -> Result<Arc<dyn BackendDir>> {
 }
 
 /// Whether an entry may go with its directory: a record, or a companion whose entry is not there.
-fn goes_along(name: &OsStr) -> bool {
+pub(crate) fn goes_along(name: &OsStr) -> bool {
     let name = name.as_bytes();
     name == DIR_RECORD.as_bytes()
         || [COMPANION_PREFIX, LINK_PREFIX].iter().any(|prefix| name.starts_with(prefix.as_bytes()))
@@ -311,19 +313,20 @@ impl Vault {
     }
 
     /// Makes a directory with its record and puts it at (parent, stored).
-    pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Stat> {
+    pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Fresh> {
         let (dir, name) = self.staged_dir()?;
         let staging = &*self.staging()?.dir;
-        let placed = self.fill_staged(&*dir, wanted).and_then(|()| {
-            rename_no_replace(staging, &name, &*parent.handle, stored).map_err(io("create a directory"))
+        let placed = self.fill_staged(&*dir, wanted).and_then(|filled| {
+            rename_no_replace(staging, &name, &*parent.handle, stored).map_err(io("create a directory"))?;
+            Ok(filled)
         });
         match placed {
             // Moving a directory takes write permission on it, so a mode without that comes last.
-            Ok(()) => {
+            Ok((mode, content)) => {
                 if let Some(mode) = wanted.mode.filter(|mode| mode & PRIVATE != PRIVATE) {
                     dir.set_mode(mode).map_err(io("set the mode"))?;
                 }
-                dir.stat().map_err(io("stat"))
+                Ok(Fresh { content, ..Fresh::new(dir.stat().map_err(io("stat"))?, mode) })
             }
             Err(e) => {
                 if let Err(error) = delete(staging, &name) {
@@ -334,20 +337,25 @@ impl Vault {
         }
     }
 
-    fn fill_staged(&self, dir: &dyn BackendDir, wanted: &Wanted) -> Result<()> {
-        let id = match self.name_mode {
-            NameMode::Encrypted => Some(names::create_record(&self.ctx.ring, dir)?),
-            NameMode::Plain => None,
+    /// Returns its mode, and the digest of its record.
+    fn fill_staged(&self, dir: &dyn BackendDir, wanted: &Wanted) -> Result<(Option<u32>, Digest)> {
+        let (id, record) = match self.name_mode {
+            NameMode::Encrypted => {
+                let made = names::create_record(&self.ctx.ring, dir)?;
+                (Some(made.id), digest_of_text(made.text.as_bytes()))
+            }
+            NameMode::Plain => (None, Digest::NONE),
         };
         let st = dir.stat().map_err(io("stat"))?;
         if let Some((uid, gid)) = wanted.owner_change(&st) {
             dir.set_owner(uid, gid).map_err(io("set the owner"))?;
         }
         let set = |attr: &OsStr, value: &[u8]| dir.set_xattr(attr, value, 0);
-        if let Some(mode) = self.store_inherited(wanted, Holder::Dir(id), set)? {
+        let mode = self.store_inherited(wanted, Holder::Dir(id), set)?;
+        if let Some(mode) = mode {
             dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
         }
-        Ok(())
+        Ok((mode, record))
     }
 
     /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error

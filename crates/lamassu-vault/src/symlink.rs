@@ -1,10 +1,12 @@
 //! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same
 //! directory.
 
+use crate::anchored::digest_of_text;
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::record::{self, read_text};
 use crate::{Ino, Kind, Result, Vault, VaultError};
+use lamassu_anchor::Digest;
 use lamassu_crypto::KeyRing;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
@@ -75,6 +77,12 @@ impl StoredTarget {
     /// What the link itself says.
     pub fn text(&self) -> &OsStr {
         OsStr::new(&self.text)
+    }
+
+    /// The digest of all of it.
+    pub fn digest(&self) -> Digest {
+        let rest = self.rest.as_ref().map_or("", |(_, text)| text);
+        digest_of_text([&self.text, rest].concat().as_bytes())
     }
 
     /// Makes the rest of a long target, unless it is there.

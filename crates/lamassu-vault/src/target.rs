@@ -45,20 +45,33 @@ impl Vault {
                 Err(e) => return Err(io("stat")(e)),
             }
         }
+        self.refuse_missing(ino)?;
         Err(VaultError::Stale)
+    }
+
+    /// Whether a node that is nowhere should be somewhere.
+    fn refuse_missing(&self, ino: Ino) -> Result<()> {
+        let (links, object) = {
+            let nodes = self.nodes.lock();
+            (nodes.links(ino), nodes.object(ino))
+        };
+        match links.iter().map(|link| self.gone(link, object)).find(|error| !matches!(error, VaultError::Stale)) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 
     /// The stat of an open directory, with the permissions that the root shows if it is the root.
     pub(crate) fn dir_stat(&self, dir: &Dir) -> Result<Stat> {
         let st = dir.handle.stat().map_err(io("stat"))?;
-        Ok(if dir.ino == ROOT { self.root_permissions.shown().over(st) } else { st })
+        if dir.ino == ROOT { Ok(self.root_permissions.shown().over(st)) } else { self.over_row(dir.ino, st) }
     }
 
     /// The target of `ino`, and its stat as the tree shows it.
     pub(crate) fn target(&self, ino: Ino) -> Result<(Target, Stat)> {
         if let Some(open) = self.files.get(ino) {
             let st = open.file().stat().map_err(io("stat"))?;
-            return Ok((Target::Open(open), st));
+            return Ok((Target::Open(open), self.over_row(ino, st)?));
         }
         if ino == ROOT {
             let dir = self.dirs.root().clone();
@@ -69,9 +82,12 @@ impl Vault {
             Err(VaultError::Stale) => {
                 let open = self.open_nameless(ino).ok_or(VaultError::Stale)?;
                 let st = open.file().stat().map_err(io("stat"))?;
-                Ok((Target::Open(open), st))
+                Ok((Target::Open(open), self.over_row(ino, st)?))
             }
-            other => other.map(|(dir, name, st)| (Target::Entry { dir, name, st }, st)),
+            other => {
+                let (dir, name, st) = other?;
+                Ok((Target::Entry { dir, name, st }, self.over_row(ino, st)?))
+            }
         }
     }
 }

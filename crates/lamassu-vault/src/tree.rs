@@ -4,9 +4,10 @@
 //! rmdir, which change what lies where for others. Below it, one lock of `names_of(parent)` orders changes within one
 //! directory.
 
+use crate::anchored::{Departing, Fresh, TRIES_MAX};
 use crate::attr::{New, Wanted};
 use crate::dirs::Dir;
-use crate::error::io;
+use crate::error::{errno, io};
 use crate::inode::{Met, Referenced, StoreId};
 use crate::names::StoredName;
 use crate::open::Handle;
@@ -18,7 +19,7 @@ use crate::{Access, Entry, HandleId, Ino, Kind, Owner, Result, Vault, VaultError
 use lamassu_anchor::ObjectId;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendDir, BackendFile, File};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 /// How often an entry is looked at if its number is known as that of another inode.
@@ -31,26 +32,34 @@ impl Vault {
     /// As [`Vault::referenced`].
     pub(crate) fn entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Entry> {
         let (found, st) = self.referenced(dir, stored, st)?;
-        Ok(Entry { attr: self.attr_of_entry(found.ino, dir, stored, &st), generation: found.generation })
+        self.entry_of(&found, dir, stored, &st)
     }
 
-    /// The same of what was just made.
-    pub(crate) fn new_entry(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Entry {
-        let found = self.nodes.lock().reference_new(dir.ino, stored, st, ObjectId::default());
+    /// What is told of a node to which a reference was counted; it is given back where that fails.
+    fn entry_of(&self, found: &Referenced, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<Entry> {
+        let attr = self.mend(found.ino, dir, stored, st).and_then(|()| self.attr_of_entry(found.ino, dir, stored, st));
+        let attr = attr.inspect_err(|_| self.forget(found.ino, 1))?;
+        Ok(Entry { attr, generation: found.generation })
+    }
+
+    /// The same of what was just made, and is this object of the anchor.
+    pub(crate) fn new_entry(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<Entry> {
+        let found = self.nodes.lock().reference_new(dir.ino, stored, st, object);
         if st.kind == Kind::Dir {
             self.dirs.drop_dir(found.ino);
         }
-        Entry { attr: self.attr_of_entry(found.ino, dir, stored, st), generation: found.generation }
+        self.entry_of(&found, dir, stored, st)
     }
 
     /// Counts one reference to the entry `stored`. Returns its node, and its stat where that is another by now.
     ///
     /// # Errors
-    /// Those of the store; [`VaultError::Stale`] for an entry that keeps being exchanged.
+    /// Those of the store; [`VaultError::Stale`] for an entry that keeps being exchanged; those of [`Vault::judged`].
     pub(crate) fn referenced(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<(Referenced, Stat)> {
         let (mut st, mut gone) = (*st, None);
         for _ in 0..LOOKS_MAX {
-            let found = self.nodes.lock().reference(dir.ino, stored, &st, ObjectId::default(), gone);
+            let object = self.judged(dir, stored, Some(st.kind))?.ok_or(VaultError::NotFound)?;
+            let found = self.nodes.lock().reference(dir.ino, stored, &st, object, gone);
             match found {
                 Ok(found) => {
                     if found.is_new && st.kind == Kind::Dir {
@@ -76,6 +85,14 @@ impl Vault {
     /// [`VaultError::NotFound`], [`VaultError::NotDirectory`], [`VaultError::NameTooLong`], [`VaultError::Damaged`] if
     /// the directory's record does not open.
     pub fn lookup(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
+        let found = self.look_up(parent, name);
+        if matches!(found, Err(VaultError::NotFound)) {
+            self.meet_unrecorded_name(parent, name);
+        }
+        found
+    }
+
+    fn look_up(&self, parent: Ino, name: &OsStr) -> Result<Entry> {
         let _tree = self.tree.read();
         let _names = self.names_of(parent).read();
         let dir = self.dir(parent)?;
@@ -84,8 +101,12 @@ impl Vault {
             Err(VaultError::InvalidName) => return Err(VaultError::NotFound),
             other => other?,
         };
-        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-        self.entry(&dir, &stored.name, &st)
+        let shown = self.shown(&dir, &stored.name)?;
+        if shown.is_none() {
+            // It may be missing.
+            self.judged(&dir, &stored.name, None)?;
+        }
+        self.entry(&dir, &stored.name, &shown.ok_or(VaultError::NotFound)?)
     }
 
     /// The same of what a listing shows by its stored name and the store's number. A file that nothing is known of yet
@@ -103,7 +124,7 @@ impl Vault {
         if let Some(backing) = opened.filter(|_| now.is_same(&st)) {
             self.remember_size(found.ino, stored, &st, backing);
         }
-        Ok(Entry { attr: self.attr_of_entry(found.ino, dir, stored, &now), generation: found.generation })
+        self.entry_of(&found, dir, stored, &now)
     }
 
     /// Gives back `count` references of `ino`.
@@ -118,6 +139,7 @@ impl Vault {
             self.dirs.drop_dir(ino);
         }
         self.forget_nameless(ino);
+        self.forget_objects();
     }
 
     /// What every creation has in common: the companion of a long name first, `make`, and the companion away again if
@@ -146,15 +168,15 @@ impl Vault {
         stored: &OsStr,
         wanted: &Wanted,
         make: impl FnOnce(&dyn BackendDir, &OsStr) -> std::io::Result<()>,
-    ) -> Result<Stat> {
+    ) -> Result<Fresh> {
         let (shop, temp) = self.workshop()?;
         make(&*shop, &temp).map_err(io("create"))?;
         let placed = || {
             let held = shop.hold(&temp).map_err(io("hold"))?;
-            self.own_new(New::Entry(&*held), wanted)?;
+            let fresh = self.own_new(New::Entry(&*held), wanted)?;
             staging::rename_no_replace(&*shop, &temp, &*dir.handle, stored).map_err(io("create"))?;
             // Moved, it may have another change time.
-            held.stat().map_err(io("stat"))
+            Ok(Fresh { st: held.stat().map_err(io("stat"))?, ..fresh })
         };
         placed().inspect_err(|_| {
             if let Err(error) = shop.unlink(&temp)
@@ -169,19 +191,17 @@ impl Vault {
         &self,
         dir: &Arc<Dir>,
         stored: &StoredName,
-        mode: u32,
-        owner: Owner,
-    ) -> Result<(Arc<dyn BackendFile>, Stat)> {
-        let wanted = self.wanted(dir, Kind::File, mode, owner)?;
+        wanted: &Wanted,
+    ) -> Result<(Arc<dyn BackendFile>, Fresh)> {
         self.create_with(dir, stored, || {
             let file = dir.handle.create_file(&stored.name).map_err(io("create"))?;
-            let st = self.own_new(New::File(&*file), &wanted).inspect_err(|_| {
+            let fresh = self.own_new(New::File(&*file), wanted).inspect_err(|_| {
                 if let Err(error) = dir.handle.unlink(&stored.name) {
                     let path = self.path_in(dir.ino, &stored.name);
                     tracing::warn!(entry = %path.display(), %error, "a half-made entry could not be removed");
                 }
             })?;
-            Ok((file, st))
+            Ok((file, fresh))
         })
     }
 
@@ -198,20 +218,24 @@ impl Vault {
         access: Access,
         owner: Owner,
     ) -> Result<(Entry, HandleId)> {
-        let _pass = self.change()?;
-        let _tree = self.tree.read();
-        let _names = self.names_of(parent).write();
-        let dir = self.dir(parent)?;
-        let stored = self.stored(&dir, name)?;
-        let (backing, st) = self.create_backing(&dir, &stored, mode, owner)?;
-        let Referenced { ino, generation, .. } =
-            self.nodes.lock().reference_new(dir.ino, &stored.name, &st, ObjectId::default());
-        self.unsynced.add(StoreId::from(&st));
-        let file = File::create(self.ctx.clone(), backing, &self.tag(ino)).inspect_err(|_| self.forget(ino, 1))?;
-        let open = self.insert_held(ino, file, true);
-        open.touched(self.now());
-        let entry = Entry { attr: self.attr_of_entry(ino, &dir, &stored.name, &st), generation };
-        Ok((entry, self.handles.add(Handle::File { file: open, access })))
+        self.make(parent, name, |dir, stored| {
+            let wanted = self.wanted(dir, Kind::File, mode, owner)?;
+            let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
+            let object = self.record_made(dir, stored, &fresh, &wanted)?;
+            let st = fresh.st;
+            let found = self.nodes.lock().reference_new(dir.ino, &stored.name, &st, object);
+            let ino = found.ino;
+            self.unsynced.add(StoreId::from(&st));
+            let created = match &self.anchored {
+                Some(_) => File::create_object(self.ctx.clone(), backing, &self.tag(ino), object),
+                None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
+            };
+            let file = created.inspect_err(|_| self.forget(ino, 1))?;
+            let open = self.insert_held(ino, file, true);
+            open.touched(self.now());
+            let entry = self.entry_of(&found, dir, &stored.name, &st).inspect_err(|_| self.unhold(&open))?;
+            Ok((entry, self.handles.add(Handle::File { file: open, access })))
+        })
     }
 
     /// Creates a regular file, fifo, socket or device node.
@@ -231,7 +255,8 @@ impl Vault {
         }
         self.make_new(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, kind, mode, owner)?;
-            self.make_and_place(dir, &stored.name, &wanted, |shop, temp| shop.make_node(temp, kind, rdev))
+            let made = self.make_and_place(dir, &stored.name, &wanted, |shop, temp| shop.make_node(temp, kind, rdev));
+            Ok((Fresh { rdev, ..made? }, wanted))
         })
     }
 
@@ -242,7 +267,7 @@ impl Vault {
     pub fn mkdir(&self, parent: Ino, name: &OsStr, mode: u32, owner: Owner) -> Result<Entry> {
         self.make_new(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::Dir, mode, owner)?;
-            self.stage_dir(dir, &stored.name, &wanted)
+            Ok((self.stage_dir(dir, &stored.name, &wanted)?, wanted))
         })
     }
 
@@ -259,37 +284,42 @@ impl Vault {
             let made = self.make_and_place(dir, &stored.name, &wanted, |shop, temp| {
                 shop.make_symlink(temp, sealed.text()) //
             });
-            made.inspect_err(|_| sealed.remove_rest(&*dir.handle))
+            let made = made.inspect_err(|_| sealed.remove_rest(&*dir.handle))?;
+            Ok((Fresh { content: sealed.digest(), ..made }, wanted))
         })
     }
 
-    /// The common frame of creations that open nothing. `make` returns the stat of what it made.
+    /// The common frame of creations that open nothing. `make` returns what it made.
     fn make_new(
         &self,
         parent: Ino,
         name: &OsStr,
-        make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<Stat>,
+        make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<(Fresh, Wanted)>,
     ) -> Result<Entry> {
         self.make(parent, name, |dir, stored| {
-            let st = self.create_with(dir, stored, || make(dir, stored))?;
-            self.unsynced.add(StoreId::from(&st));
-            Ok(self.new_entry(dir, &stored.name, &st))
+            let (fresh, wanted) = self.create_with(dir, stored, || make(dir, stored))?;
+            let object = self.record_made(dir, stored, &fresh, &wanted)?;
+            self.unsynced.add(StoreId::from(&fresh.st));
+            self.new_entry(dir, &stored.name, &fresh.st, object)
         })
     }
 
     /// Admission, locks and stored name of a new entry of a directory.
-    fn make(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<Entry>,
-    ) -> Result<Entry> {
+    fn make<T>(&self, parent: Ino, name: &OsStr, make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change()?;
-        let _tree = self.tree.read();
-        let _names = self.names_of(parent).write();
-        let dir = self.dir(parent)?;
-        let stored = self.stored(&dir, name)?;
-        make(&dir, &stored)
+        for _ in 0..TRIES_MAX {
+            {
+                let _tree = self.tree.read();
+                let _names = self.names_of(parent).write();
+                let dir = self.dir(parent)?;
+                let stored = self.stored(&dir, name)?;
+                if self.may_make(&dir, &stored)? {
+                    return make(&dir, &stored);
+                }
+            }
+            self.commit_removals()?;
+        }
+        Err(errno("create", libc::EBUSY))
     }
 
     /// Gives an inode, not a directory, another name.
@@ -307,7 +337,9 @@ impl Vault {
                 symlink::copy_rest(&rest, &*from.handle, &*dir.handle)?;
             }
             let held = hold(&from, &from_name, &st).map_err(io("link"))?;
+            let object = self.nodes.lock().object(ino);
             self.create_with(dir, stored, || held.link(&*dir.handle, &stored.name).map_err(io("link")))?;
+            self.record_link(dir, stored, object)?;
             // Known by this name before a lookup can find it there.
             self.nodes.lock().add_link(ino, dir.ino, &stored.name);
             let st = held.stat().map_err(io("stat"))?;
@@ -322,43 +354,54 @@ impl Vault {
     /// [`VaultError::NotFound`], [`VaultError::IsDirectory`], those of the store.
     pub fn unlink(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
-        let _tree = self.tree.read();
-        let _names = self.names_of(parent).write();
-        let dir = self.dir(parent)?;
-        let stored = self.stored(&dir, name)?;
-        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-        if st.kind == Kind::Dir {
-            return Err(VaultError::IsDirectory);
+        {
+            let _tree = self.tree.read();
+            let _names = self.names_of(parent).write();
+            let dir = self.dir(parent)?;
+            let stored = self.stored(&dir, name)?;
+            let (st, object) = self.found(&dir, &stored.name)?;
+            if st.kind == Kind::Dir {
+                return Err(VaultError::IsDirectory);
+            }
+            let rest = symlink::rest_of(&self.ctx.ring, &*dir.handle, &stored.name, &st);
+            self.take_away(&dir, stored, st, rest, object)?;
         }
-        let rest = symlink::rest_of(&self.ctx.ring, &*dir.handle, &stored.name, &st);
-        dir.handle.unlink(&stored.name).map_err(io("unlink"))?;
-        if let Some(companion) = &stored.companion {
-            remove_companion(&*dir.handle, &companion.name);
-        }
-        self.entry_gone(&dir, &stored.name, &st, rest.as_deref());
+        self.bound_departures();
         Ok(())
     }
 
-    /// The entry `stored` with stat `st` (before) is gone from `dir`: its link companion goes if no other name may need
-    /// it, and the node table hears of it.
-    pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, rest: Option<&OsStr>) {
-        let last = st.kind == Kind::Dir || st.nlink <= 1;
-        if let Some(rest) = rest
-            && (last || !symlink::is_named_in(&*dir.handle, st))
-        {
-            remove_companion(&*dir.handle, rest);
-        }
+    /// The entry `stored` with stat `st` (before), which is this object of the anchor, leaves `dir`.
+    fn take_away(
+        &self,
+        dir: &Arc<Dir>,
+        stored: StoredName,
+        st: Stat,
+        rest: Option<OsString>,
+        object: ObjectId,
+    ) -> Result<()> {
+        let name = stored.name.clone();
+        let is_last =
+            self.depart(Departing { dir: dir.clone(), stored, st, rest, is_last: false, is_dataset: false })?;
+        self.entry_gone(dir, &name, &st, is_last, object);
+        Ok(())
+    }
+
+    /// The entry `stored` with stat `st` (before) is gone from `dir`, and was the last one of its inode or not: the node
+    /// table hears of it.
+    pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, last: bool, object: ObjectId) {
         let id = StoreId::from(st);
         if last {
             self.unsynced.remove(id);
         }
         let ino = self.nodes.lock().unlinked(st, dir.ino, stored, last);
-        let Some(ino) = ino.filter(|_| last) else { return };
-        match st.kind {
-            Kind::Dir => self.dirs.drop_dir(ino),
+        match (ino.filter(|_| last), st.kind) {
+            (None, _) if last => self.forget_object(object),
+            (None, _) => {}
+            (Some(ino), Kind::Dir) => self.dirs.drop_dir(ino),
             // It has no handles: what waits to be committed need not be.
-            _ => self.let_go(ino, true),
+            (Some(ino), _) => self.let_go(ino, true),
         }
+        self.forget_objects();
     }
 
     /// Removes an empty directory.
@@ -367,23 +410,26 @@ impl Vault {
     /// [`VaultError::NotEmpty`], [`VaultError::NotDirectory`], [`VaultError::NotFound`], those of the store.
     pub fn rmdir(&self, parent: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
-        let _tree = self.tree.write();
-        let dir = self.dir(parent)?;
-        let stored = self.stored(&dir, name)?;
-        let st = dir.handle.stat_entry(&stored.name).map_err(io("stat"))?;
-        if st.kind != Kind::Dir {
-            return Err(VaultError::NotDirectory);
+        {
+            let _tree = self.tree.write();
+            let dir = self.dir(parent)?;
+            let stored = self.stored(&dir, name)?;
+            let (st, object) = self.found(&dir, &stored.name)?;
+            if st.kind != Kind::Dir {
+                return Err(VaultError::NotDirectory);
+            }
+            self.require_empty(&dir, &stored.name, object)?;
+            self.take_away(&dir, stored, st, None, object)?;
         }
-        self.require_empty(&dir, &stored.name)?;
-        self.unstage_dir(&*dir.handle, &stored.name, &st)?;
-        if let Some(companion) = &stored.companion {
-            remove_companion(&*dir.handle, &companion.name);
-        }
-        self.entry_gone(&dir, &stored.name, &st, None);
+        self.bound_departures();
         Ok(())
     }
 
-    pub(crate) fn require_empty(&self, parent: &Dir, stored: &OsStr) -> Result<()> {
+    /// Whether a directory, which is this object of the anchor, is empty: by the anchor where there is one.
+    pub(crate) fn require_empty(&self, parent: &Dir, stored: &OsStr, object: ObjectId) -> Result<()> {
+        if let Some(anchored) = &self.anchored {
+            return if anchored.anchor.entries(object)?.is_empty() { Ok(()) } else { Err(VaultError::NotEmpty) };
+        }
         match staging::is_entry_empty(&*parent.handle, stored).map_err(io("list a directory"))? {
             true => Ok(()),
             false => Err(VaultError::NotEmpty),

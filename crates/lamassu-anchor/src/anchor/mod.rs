@@ -307,6 +307,53 @@ impl Anchor {
         self.commit_taken(Scope::Objects(objects), covered)
     }
 
+    /// The same, unless an entry of them, or of a directory on the way, is made since that mark: false, and nothing is
+    /// committed. For an fsync whose barriers were for these objects alone.
+    ///
+    /// # Errors
+    /// As for [`Anchor::commit`].
+    pub fn commit_unless_late(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<bool> {
+        let _in_order = self.committing.lock();
+        let layer = {
+            let state = &mut *self.state.lock();
+            if objects.iter().any(|object| state.queued.is_late(*object, covered)) {
+                return Ok(false);
+            }
+            if state.queued.is_empty() {
+                return Ok(true);
+            }
+            state.queued.take(Scope::Objects(objects), covered)
+        };
+        self.commit_or_put_back(layer).map(|()| true)
+    }
+
+    /// Objects of queued changes of a directory's entries.
+    pub fn queued_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
+        self.state.lock().queued.objects_in(dir).collect()
+    }
+
+    /// How many queued entries name an object.
+    pub fn queued_names(&self, object: ObjectId) -> usize {
+        self.state.lock().queued.names_of(object)
+    }
+
+    /// Where objects lie, by one scan of all entries: of each one place, as of the last commit.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn places_of(&self, objects: &HashSet<ObjectId>) -> Result<HashMap<ObjectId, EntryPlace>> {
+        let mut places = HashMap::new();
+        self.scan(Space::Entries, &[], Part::Entry, |key, value| {
+            let Some((dir, name)) = number_of(key).zip(behind_object(key)) else { return Ok(None) };
+            let entry = Entry::decode(value)?;
+            if objects.contains(&entry.object) {
+                places.insert(entry.object, EntryPlace { dir: ObjectId(dir), name: Token(name) });
+            }
+            Ok(Some(()))
+        })?;
+        Ok(places)
+    }
+
     /// The caller holds `committing`.
     fn commit_taken(&self, scope: Scope<'_>, covered: Mark) -> Result<()> {
         let layer = {
@@ -316,6 +363,11 @@ impl Anchor {
             }
             state.queued.take(scope, covered)
         };
+        self.commit_or_put_back(layer)
+    }
+
+    /// The caller holds `committing`.
+    fn commit_or_put_back(&self, layer: Layer) -> Result<()> {
         self.commit_layer(layer).map_err(|failed| {
             let (error, layer) = *failed;
             self.state.lock().queued.put_back(layer);

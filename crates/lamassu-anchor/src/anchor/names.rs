@@ -134,12 +134,18 @@ impl Anchor {
         self.state.lock().nameless.remove(&object);
     }
 
-    /// Moves an entry, over what is there, or exchanges two. `covered` is a mark that a barrier of the store has
-    /// covered.
+    /// Moves an entry, over what is there, or exchanges two. `to_name` is the stored name that it will have. `covered`
+    /// is a mark that a barrier of the store has covered.
     ///
     /// # Errors
     /// Those of the table: nothing has changed then.
-    pub fn rename(&self, from: EntryPlace, to: EntryPlace, is_exchange: bool, covered: Mark) -> Result<Renamed> {
+    pub fn rename(
+        &self,
+        from: EntryPlace,
+        (to, to_name): (EntryPlace, &[u8]),
+        is_exchange: bool,
+        covered: Mark,
+    ) -> Result<Renamed> {
         let _in_order = self.committing.lock();
         let (source, target) = {
             let state = &mut *self.state.lock();
@@ -169,7 +175,7 @@ impl Anchor {
         // What the move builds on becomes durable first, so that the move is a commit of its own.
         let ends: HashSet<_> = [source.object, from.dir, to.dir].into_iter().chain(target.map(|t| t.object)).collect();
         self.commit_taken(Scope::Objects(&ends), covered)?;
-        let (layer, number) = self.move_layer((from, source), (to, target), is_exchange)?;
+        let (layer, number) = self.move_layer((from, source), (to, target, to_name), is_exchange)?;
         let nameless = target.filter(|_| !is_exchange).map(|target| target.object);
         let nameless = nameless.filter(|object| matches!(layer.objects.get(object), Some(None)));
         let row = nameless.map(|object| self.row(object).map(|row| (object, row))).transpose()?;
@@ -185,13 +191,13 @@ impl Anchor {
     fn move_layer(
         &self,
         (from, source): (EntryPlace, Entry),
-        (to, target): (EntryPlace, Option<Entry>),
+        (to, target, to_name): (EntryPlace, Option<Entry>, &[u8]),
         is_exchange: bool,
     ) -> Result<(Layer, u64)> {
         let state = &mut *self.state.lock();
         let number = state.next_intent();
         let mut layer = Layer::default();
-        layer.intend(number, Intent::Move { from, to });
+        layer.intend(number, Intent::Move { from, to, to_name: to_name.into() });
         layer.move_entry(to, source);
         layer.objects.extend(self.moved_dir(state, to, source)?);
         match target {
@@ -232,7 +238,7 @@ impl Anchor {
     pub fn due(&self) -> BTreeMap<u64, Intent> {
         let state = &mut *self.state.lock();
         let due = std::mem::take(&mut state.due);
-        state.handed_out.extend(due.iter().map(|(number, intent)| (*number, *intent)));
+        state.handed_out.extend(due.iter().map(|(number, intent)| (*number, intent.clone())));
         due
     }
 
@@ -282,6 +288,7 @@ impl State {
     fn is_going(&self, place: &EntryPlace) -> bool {
         let is_it = |intent: &Intent| matches!(intent, Intent::Remove { at, .. } if at == place);
         let queued = self.layers().into_iter().flatten().flat_map(|layer| layer.intents().map(|(_, intent)| intent));
-        queued.chain(self.due.values().copied()).chain(self.handed_out.values().copied()).any(|intent| is_it(&intent))
+        let mut queued = queued.filter(is_it);
+        queued.next().is_some() || self.due.values().chain(self.handed_out.values()).any(is_it)
     }
 }

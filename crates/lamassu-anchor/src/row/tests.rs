@@ -61,7 +61,11 @@ fn some_intent() -> impl Strategy<Value = Intent> {
     };
     prop_oneof![
         (place(), some_entry()).prop_map(|(at, was)| Intent::Remove { at, was }),
-        (place(), place()).prop_map(|(from, to)| Intent::Move { from, to }),
+        (place(), place(), proptest::collection::vec(any::<u8>(), 0..=255)).prop_map(|(from, to, name)| Intent::Move {
+            from,
+            to,
+            to_name: name.into()
+        }),
     ]
 }
 

@@ -371,12 +371,16 @@ impl<F: FileSystem> Filesystem for Adapter<F> {
 
     fn readdir(&self, _req: &Request, _ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         self.0.answer("readdir", || {
+            let mut is_empty = true;
             let listed = self.0.read_dir(HandleId(fh.0), offset, &mut |entry, next| {
-                !reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name)
+                let full = reply.add(INodeNo(entry.ino), next, file_type(entry.kind), &entry.name);
+                is_empty &= full;
+                !full
             });
             match listed {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(failed("readdir", &error)),
+                Err(error) if is_empty => reply.error(failed("readdir", &error)),
+                // What was listed before is not held back; the next request gets the error.
+                Ok(()) | Err(_) => reply.ok(),
             }
         });
     }

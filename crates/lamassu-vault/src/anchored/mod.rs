@@ -4,23 +4,39 @@
 //! | module | what it does |
 //! |---|---|
 //! | this one | what an anchored vault keeps; rows of nodes; what is stale |
+//! | `entries` | what names lead to; modes and owners |
+//! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
+//! | `lost` | what nobody recorded |
+//! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `digest` | digests of records and link targets |
 //! | `trees` | where tree records of files lie |
 
+mod commit;
+mod depart;
 mod digest;
+mod entries;
+mod lost;
+mod make;
+mod moves;
+mod recover;
 mod trees;
 
+pub(crate) use depart::Departing;
 pub(crate) use digest::digest_of_text;
+pub(crate) use make::{Fresh, TRIES_MAX};
+pub(crate) use moves::Moving;
 
-use crate::dirs::Dir;
+use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use trees::TreeFiles;
 
 /// What an anchored vault keeps.
@@ -30,6 +46,17 @@ pub(crate) struct Anchored {
     trees: Arc<TreeFiles>,
     /// Up to where a barrier of the whole store has covered names.
     covered: Mutex<Mark>,
+    /// When the first change was queued that is not committed; 0: there is none.
+    queued_since: AtomicU64,
+    departures: depart::Departures,
+    /// One pass of carrying out at a time.
+    carrying: Mutex<()>,
+    /// An earlier writer ended without closing the vault: what nobody recorded is likely what it made last.
+    after_crash: AtomicBool,
+    /// Unrecorded entries that people were told of.
+    told: Mutex<HashSet<EntryPlace>>,
+    /// Nodes whose mode or owner the store does not take.
+    unmendable: Mutex<HashSet<Ino>>,
 }
 
 impl Anchored {
@@ -38,7 +65,23 @@ impl Anchored {
         let files = AnchoredFiles::new(anchor.clone(), trees.clone());
         // Nothing is queued yet.
         let covered = Mutex::new(anchor.mark());
-        Anchored { anchor, files, trees, covered }
+        Anchored {
+            anchor,
+            files,
+            trees,
+            covered,
+            queued_since: AtomicU64::new(0),
+            departures: depart::Departures::default(),
+            carrying: Mutex::new(()),
+            after_crash: AtomicBool::new(false),
+            told: Mutex::default(),
+            unmendable: Mutex::default(),
+        }
+    }
+
+    /// Keeps a file that has lost its last name until the store knows.
+    pub fn keep(&self, open: Arc<OpenFile>) {
+        self.departures.keep(open);
     }
 
     /// Where an entry of the store is in the anchor.
@@ -60,6 +103,19 @@ pub(crate) fn object_kind(kind: Kind) -> ObjectKind {
     }
 }
 
+/// What users call it.
+pub(crate) fn kind(kind: ObjectKind) -> Kind {
+    match kind {
+        ObjectKind::File => Kind::File,
+        ObjectKind::Dir => Kind::Dir,
+        ObjectKind::Link => Kind::Symlink,
+        ObjectKind::Fifo => Kind::Fifo,
+        ObjectKind::Socket => Kind::Socket,
+        ObjectKind::Char => Kind::CharDevice,
+        ObjectKind::Block => Kind::BlockDevice,
+    }
+}
+
 impl Vault {
     /// The row of a node's object; `None` in an un-anchored vault.
     ///
@@ -78,8 +134,4 @@ impl Vault {
         VaultError::Outdated { what, stored }
     }
 
-    /// Where an entry is in the anchor, if there is one.
-    pub(crate) fn entry_place(&self, dir: &Dir, stored: &OsStr) -> Option<EntryPlace> {
-        self.anchored.as_ref().map(|anchored| anchored.place(dir.object, stored))
-    }
 }

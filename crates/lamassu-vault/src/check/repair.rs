@@ -77,9 +77,9 @@ impl Checker<'_> {
     /// Moves an entry to `lamassu.lost`, with what its name or target has beside it, and notes that. False: it stays,
     /// which is noted too.
     pub(super) fn move_to_lost(&mut self, at: &Located, kind: &str, text: String) -> bool {
-        let moved = self.lost().and_then(|lost| {
+        let moved = lost_dir(&*self.vault.dirs.root().handle).and_then(|lost| {
             self.copy_link_rest(at, &*lost)?;
-            let name = place_in(&*lost, at).map_err(io("move to lamassu.lost"))?;
+            let name = place_in_lost(&*lost, &*at.dir, &at.name).map_err(io("move to lamassu.lost"))?;
             self.move_companion(at, &*lost);
             Ok(name)
         });
@@ -114,8 +114,7 @@ impl Checker<'_> {
     fn move_companion(&self, at: &Located, lost: &dyn BackendDir) {
         if let Stored::Long(hash) = classify(self.vault.name_mode, at.name.as_bytes()) {
             let name = OsString::from(companion_name(&hash));
-            let companion = Located { name, ..at.clone() };
-            match place_in(lost, &companion) {
+            match place_in_lost(lost, &*at.dir, &name) {
                 Err(error) if !is_not_found(&error) => {
                     tracing::warn!(%error, "the companion of what was moved to {LOST} stays behind");
                 }
@@ -123,25 +122,25 @@ impl Checker<'_> {
             }
         }
     }
-
-    fn lost(&self) -> Result<Arc<dyn BackendDir>> {
-        let root = &self.vault.dirs.root().handle;
-        match root.make_dir(OsStr::new(LOST), 0o700) {
-            Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
-            _ => {}
-        }
-        root.open_dir(OsStr::new(LOST)).map_err(io("open lamassu.lost"))
-    }
 }
 
-fn place_in(lost: &dyn BackendDir, at: &Located) -> stdio::Result<OsString> {
-    let mut name = at.name.clone();
+/// Opens `lamassu.lost` of a vault's directory, which is made if it is not there.
+pub(crate) fn lost_dir(root: &dyn BackendDir) -> Result<Arc<dyn BackendDir>> {
+    match root.make_dir(OsStr::new(LOST), 0o700) {
+        Err(e) if e.kind() != stdio::ErrorKind::AlreadyExists => return Err(io("create lamassu.lost")(e)),
+        _ => {}
+    }
+    root.open_dir(OsStr::new(LOST)).map_err(io("open lamassu.lost"))
+}
+
+/// Moves an entry of a directory there, by its name as far as that is free. Returns its name there.
+pub(crate) fn place_in_lost(lost: &dyn BackendDir, dir: &dyn BackendDir, entry: &OsStr) -> stdio::Result<OsString> {
+    let mut name = entry.to_owned();
     for i in 1..TRIES_MAX {
-        match rename_no_replace(&*at.dir, &at.name, lost, &name) {
+        match rename_no_replace(dir, entry, lost, &name) {
             Err(e) if e.kind() == stdio::ErrorKind::AlreadyExists => {
-                name = at.name.clone();
                 // Short enough for every store: the end of a long name is of no use here.
-                let base = name.to_string_lossy().chars().take(200).collect::<String>();
+                let base = entry.to_string_lossy().chars().take(200).collect::<String>();
                 name = format!("{base}.{i}").into();
             }
             other => return other.map(|()| name),

@@ -1,0 +1,242 @@
+//! Commits of the anchor: what a barrier of the store has covered becomes durable there (N4, N5, A4).
+
+use super::Anchored;
+use crate::open::{Millis, OpenFile};
+use crate::{Freshness, Ino, Result, Vault};
+use lamassu_anchor::{Mark, ObjectId};
+use lamassu_store::StoreError;
+use lamassu_store::file::{self, ClosedFiles};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Changes that are queued for the anchor are committed at the latest so long after the first of them.
+pub(crate) const ANCHOR_AFTER: Millis = 5_000;
+/// Passes until nothing is queued and nothing is due: a removal takes a commit, its step in the store a barrier, and the
+/// end of its intent another commit.
+const PASSES_MAX: usize = 6;
+/// Barriers for an fsync beside which names are made all the time.
+const FSYNC_TRIES_MAX: usize = 4;
+
+/// A file, and up to where a pass's barrier covers it.
+type Marked = (file::Mark, Arc<OpenFile>);
+/// One that is not covered, and why.
+type Failed = (Arc<OpenFile>, StoreError);
+
+fn not_covered() -> StoreError {
+    let source = std::io::Error::other("the anchor does not know yet what the store has");
+    StoreError::Io { op: "settle", offset: 0, source }
+}
+
+/// What a barrier of the whole store will have covered.
+pub(crate) struct Begun {
+    mark: Mark,
+    closed: ClosedFiles,
+}
+
+impl Anchored {
+    /// Up to where a barrier of the whole store has covered names.
+    pub fn covered(&self) -> Mark {
+        *self.covered.lock()
+    }
+
+    /// To be called when something was queued.
+    pub fn touched(&self, now: Millis) {
+        // Only the first counts; a race between two firsts is between equals.
+        if self.queued_since.load(Ordering::Relaxed) == 0 {
+            self.queued_since.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// To be called before a barrier of the whole store.
+    pub fn before_barrier(&self) -> Begun {
+        Begun { mark: self.anchor.mark(), closed: self.files.closed() }
+    }
+
+    /// After it has succeeded.
+    ///
+    /// # Errors
+    /// Those of the anchor.
+    pub fn after_barrier(&self, begun: Begun) -> Result<()> {
+        {
+            let mut covered = self.covered.lock();
+            *covered = begun.mark.max(*covered);
+        }
+        Ok(self.files.covered(begun.closed)?)
+    }
+
+    /// Commits what barriers of the whole store have covered.
+    ///
+    /// # Errors
+    /// Those of the anchor: everything stays queued.
+    pub fn commit(&self) -> Result<()> {
+        // Before: what is queued meanwhile sets it again.
+        let since = self.queued_since.swap(0, Ordering::Relaxed);
+        let done = self.anchor.commit(self.covered());
+        if done.is_err() || self.anchor.queued() > 0 {
+            self.touched(since.max(1));
+        }
+        Ok(done?)
+    }
+
+    fn is_late(&self, now: Millis) -> bool {
+        if self.anchor.queued() == 0 && self.departures.len() == 0 {
+            return false;
+        }
+        self.touched(now);
+        now.saturating_sub(self.queued_since.load(Ordering::Relaxed)) >= ANCHOR_AFTER
+    }
+}
+
+impl Vault {
+    /// A barrier of the whole store, and a commit of what it has covered; what is due is carried out. The caller holds no
+    /// lock of the tree. Does nothing in an un-anchored vault.
+    ///
+    /// # Errors
+    /// [`crate::VaultError::Anchor`]; those of the store. Nothing is lost: it is tried again.
+    pub(crate) fn commit_anchor(&self) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        {
+            let _one_at_a_time = self.settling.lock();
+            self.sync_store()?;
+            anchored.commit()?;
+        }
+        self.carry_out().map(drop)
+    }
+
+    /// The same if something has been queued for long enough.
+    pub(crate) fn commit_anchor_at(&self, now: Millis) -> Result<()> {
+        match &self.anchored {
+            Some(anchored) if anchored.is_late(now) => self.commit_anchor(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Until the anchor knows all that there is, and the store has carried out what it was told. The caller has settled
+    /// all files; nobody changes anything, or what is changed meanwhile may be left.
+    ///
+    /// # Errors
+    /// As [`Vault::commit_anchor`].
+    pub(crate) fn anchor_all(&self) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        for _ in 0..PASSES_MAX {
+            {
+                let _one_at_a_time = self.settling.lock();
+                let open = self.files.all().into_iter().filter(|open| open.is_writable());
+                let marked: Vec<_> = open.map(|open| (open.file().covered_mark(), open)).collect();
+                self.sync_store()?;
+                for (mark, open) in marked {
+                    open.file().covered(mark)?;
+                }
+                anchored.commit()?;
+            }
+            let has_more = self.carry_out()?;
+            if !has_more && anchored.anchor.queued() == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Part of a settling pass: commits what the pass's barrier has covered of these files. Those that come back first may
+    /// be settled; the others may not be until they are covered.
+    pub(crate) fn commit_covered(&self, marked: Vec<Marked>, is_synced: bool) -> (Vec<Marked>, Vec<Failed>) {
+        let Some(anchored) = &self.anchored else { return (marked, Vec::new()) };
+        let not_now = |(_, open): Marked| (open, not_covered());
+        if !is_synced {
+            return (Vec::new(), marked.into_iter().map(not_now).collect());
+        }
+        let (mut good, mut bad) = (Vec::with_capacity(marked.len()), Vec::new());
+        for (mark, open) in marked {
+            match open.file().covered(mark) {
+                Ok(()) => good.push((mark, open)),
+                Err(error) => bad.push((open, error)),
+            }
+        }
+        if let Err(error) = anchored.commit() {
+            tracing::error!(%error, "the anchor could not be written; it will be tried again");
+            bad.extend(good.drain(..).map(not_now));
+        }
+        (good, bad)
+    }
+
+    /// What an fsync waits for beside the store: the anchor has the object, and the way to it, durably. `sync_way` has
+    /// the store sync that way, and tells whether all of it was. Called when the object itself is synced.
+    ///
+    /// # Errors
+    /// [`crate::VaultError::Anchor`]; those of the store.
+    pub(crate) fn anchor_object(&self, ino: Ino, sync_way: impl Fn() -> Result<bool>) -> Result<()> {
+        let object = self.nodes.lock().object(ino);
+        let only = move |_: &Anchored| HashSet::from([object]);
+        self.anchor_objects(&only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
+    }
+
+    /// The same of a directory that is synced: all that was changed in it.
+    ///
+    /// # Errors
+    /// As [`Vault::anchor_object`].
+    pub(crate) fn anchor_dir(&self, ino: Ino, sync_way: impl Fn() -> Result<bool>) -> Result<()> {
+        let dir = self.nodes.lock().object(ino);
+        let in_it = move |anchored: &Anchored| {
+            let mut objects = anchored.anchor.queued_in(dir);
+            objects.insert(dir);
+            objects
+        };
+        // Another name of what lies in it may be in a directory that is not synced.
+        let is_way_enough = |anchored: &Anchored| {
+            in_it(anchored).into_iter().filter(|object| *object != dir).all(|o| anchored.anchor.queued_names(o) <= 1)
+        };
+        self.anchor_objects(&in_it, &is_way_enough, &sync_way)
+    }
+
+    fn anchor_objects(
+        &self,
+        objects: &dyn Fn(&Anchored) -> HashSet<ObjectId>,
+        is_way_enough: &dyn Fn(&Anchored) -> bool,
+        sync_way: &dyn Fn() -> Result<bool>,
+    ) -> Result<()> {
+        let waits = self.options.freshness == Freshness::Fsync;
+        let Some(anchored) = self.anchored.as_ref().filter(|_| waits) else { return sync_way().map(drop) };
+        let mark = anchored.anchor.mark();
+        let is_synced = sync_way()? && is_way_enough(anchored);
+        if is_synced && anchored.anchor.commit_unless_late(&objects(anchored), mark)? {
+            return Ok(());
+        }
+        for _ in 0..FSYNC_TRIES_MAX {
+            self.sync_store()?;
+            if anchored.anchor.commit_unless_late(&objects(anchored), anchored.covered())? {
+                return Ok(());
+            }
+        }
+        // Names of it are made faster than the store syncs: with the tree still, this barrier covers all.
+        let _still = self.tree.write();
+        self.sync_store()?;
+        anchored.commit()
+    }
+
+    /// Tells the anchor of objects that nobody has in use any more.
+    pub(crate) fn forget_objects(&self) {
+        let Some(anchored) = &self.anchored else { return };
+        let unused = self.nodes.lock().take_unused();
+        for object in unused.into_iter().filter(|object| *object != ObjectId::ROOT) {
+            anchored.forget(object);
+        }
+    }
+
+    /// The same of what lost its last name and was no node.
+    pub(crate) fn forget_object(&self, object: ObjectId) {
+        if let Some(anchored) = &self.anchored {
+            anchored.forget(object);
+        }
+    }
+}
+
+impl Anchored {
+    fn forget(&self, object: ObjectId) {
+        // Another node may be the object by now, under the same name.
+        if self.anchor.row(object).is_ok_and(|row| row.links == 0) {
+            self.anchor.forget(object);
+            self.trees.remove(object);
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Entries that go: gone for users at once, and from the store once the anchor has that durably.
+
+use super::Anchored;
+use crate::dirs::Dir;
+use crate::error::{errno, io, is_not_found};
+use crate::inode::StoreId;
+use crate::names::StoredName;
+use crate::open::OpenFile;
+use crate::record::remove_companion;
+use crate::staging::lending;
+use crate::{Ino, Kind, Result, Vault, symlink};
+use lamassu_anchor::Removal;
+use lamassu_store::backend::Stat;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::sync::Arc;
+
+/// An entry that is gone for users, and not from the store.
+pub(crate) struct Departing {
+    pub dir: Arc<Dir>,
+    pub stored: StoredName,
+    /// What was found there: nothing else is removed.
+    pub st: Stat,
+    /// The rest of a long link target.
+    pub rest: Option<OsString>,
+    /// Whether its object has no other name.
+    pub is_last: bool,
+    /// The root of a dataset, which goes with all that is in it.
+    pub is_dataset: bool,
+}
+
+/// All of them, by the number of their intent.
+#[derive(Default)]
+pub(crate) struct Departures {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: BTreeMap<u64, Arc<Departing>>,
+    /// Files that are open no more, and that keep what a writer left in them until they have no name: a file that is
+    /// dropped before counts as one that was left unsettled.
+    kept: HashMap<Ino, Vec<Arc<OpenFile>>>,
+    /// By the nodes that lost their last name.
+    nodes: HashMap<Ino, u64>,
+    /// Intents that the anchor has handed out.
+    due: BTreeSet<u64>,
+}
+
+impl Departures {
+    pub fn len(&self) -> usize {
+        self.state.lock().waiting.len()
+    }
+
+    fn add(&self, number: u64, departing: Departing, node: Option<Ino>) {
+        let state = &mut *self.state.lock();
+        state.waiting.insert(number, Arc::new(departing));
+        state.nodes.extend(node.map(|node| (node, number)));
+    }
+
+    /// Keeps a file whose node is among them.
+    pub fn keep(&self, open: Arc<OpenFile>) {
+        let state = &mut *self.state.lock();
+        if state.nodes.contains_key(&open.ino) {
+            state.kept.entry(open.ino).or_default().push(open);
+        }
+    }
+
+    /// What is due, of what was just handed out and before.
+    fn due(&self, new: impl IntoIterator<Item = u64>) -> Vec<(u64, Arc<Departing>)> {
+        let state = &mut *self.state.lock();
+        state.due.extend(new);
+        let found = |number: &u64| state.waiting.get(number).map(|departing| (*number, departing.clone()));
+        state.due.iter().filter_map(found).collect()
+    }
+
+    fn has_left(&self, number: u64) {
+        let kept = {
+            let state = &mut *self.state.lock();
+            state.due.remove(&number);
+            state.waiting.remove(&number);
+            let gone: Vec<Ino> = state.nodes.iter().filter(|(_, of)| **of == number).map(|(ino, _)| *ino).collect();
+            gone.iter().for_each(|ino| drop(state.nodes.remove(ino)));
+            gone.iter().filter_map(|ino| state.kept.remove(ino)).collect::<Vec<_>>()
+        };
+        drop(kept);
+    }
+
+    pub fn is_waiting_in(&self, dir: Ino) -> bool {
+        self.state.lock().waiting.values().any(|departing| departing.dir.ino == dir)
+    }
+}
+
+impl Vault {
+    /// Takes an entry away: from the store at once, or when the anchor's commit is durable. `departing.is_last` is found
+    /// here. Returns whether its object has no other name.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`]; those of the store, where its step is done at once. The entry is there then.
+    pub(crate) fn depart(&self, departing: Departing) -> Result<bool> {
+        let Some(anchored) = &self.anchored else {
+            let is_last = departing.st.kind == Kind::Dir || departing.st.nlink <= 1;
+            let departing = Departing { is_last, ..departing };
+            self.remove_from_store(&departing)?;
+            self.remove_rest(&departing);
+            return Ok(is_last);
+        };
+        let place = anchored.place(departing.dir.object, &departing.stored.name);
+        let object = anchored.anchor.entry(&place)?.map(|entry| entry.object).ok_or(crate::VaultError::NotFound)?;
+        let removal = anchored.anchor.remove(place)?;
+        anchored.touched(self.now());
+        let is_last = anchored.anchor.row(object)?.links == 0;
+        let departing = Departing { is_last, ..departing };
+        match removal {
+            Removal::NoEntry => return Err(crate::VaultError::NotFound),
+            Removal::WhenDue(number) => {
+                let node = self.nodes.lock().find(StoreId::from(&departing.st)).filter(|_| is_last);
+                anchored.departures.add(number, departing, node);
+            }
+            Removal::Now => {
+                if let Err(error) = self.remove_from_store(&departing) {
+                    anchored.anchor.link(place, object)?;
+                    return Err(error);
+                }
+                self.remove_rest(&departing);
+            }
+        }
+        Ok(is_last)
+    }
+
+    fn remove_from_store(&self, departing: &Departing) -> Result<()> {
+        let Departing { dir, stored, st, .. } = departing;
+        if departing.is_dataset {
+            self.unstage_dataset(&*dir.handle, &stored.name, st)?;
+        } else if st.kind == Kind::Dir {
+            self.clear_unrecorded(departing)?;
+            self.unstage_dir(&*dir.handle, &stored.name, st)?;
+        } else {
+            dir.handle.unlink(&stored.name).map_err(io("unlink"))?;
+        }
+        if let Some(companion) = &stored.companion {
+            remove_companion(&*dir.handle, &companion.name);
+        }
+        Ok(())
+    }
+
+    fn remove_rest(&self, departing: &Departing) {
+        let Departing { dir, rest, st, is_last, .. } = departing;
+        if let Some(rest) = rest
+            && (*is_last || !symlink::is_named_in(&*dir.handle, st))
+        {
+            remove_companion(&*dir.handle, rest);
+        }
+    }
+
+    /// What is left in a directory that is empty for users was recorded by nobody.
+    fn clear_unrecorded(&self, departing: &Departing) -> Result<()> {
+        let Departing { dir, stored, st, .. } = departing;
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        let handle = lending(&dir.handle.open_dir(&stored.name).map_err(io("open a directory"))?);
+        if !handle.stat().map_err(io("stat"))?.is_same(st) {
+            return Ok(());
+        }
+        let node = self.nodes.lock().find(StoreId::from(st));
+        for entry in handle.read_dir().map_err(io("list a directory"))? {
+            if crate::staging::goes_along(&entry.name) {
+                continue;
+            }
+            // It could not be removed when it was due, and is tried again.
+            if node.is_some_and(|node| anchored.departures.is_waiting_in(node)) {
+                return Err(errno("remove a directory", libc::ENOTEMPTY));
+            }
+            let path = self.path_in(dir.ino, &stored.name).join(&entry.name).display().to_string();
+            self.move_handle_to_lost(&*handle, &entry.name, &path)?;
+        }
+        Ok(())
+    }
+
+    /// Makes removals durable, with all else that a barrier has covered, and carries them out. The caller holds no lock
+    /// of the tree.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`]; those of the store.
+    pub(crate) fn commit_removals(&self) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        anchored.anchor.commit(anchored.covered())?;
+        self.carry_out().map(drop)
+    }
+
+    /// The same if many wait. A failure is logged: it is tried again.
+    pub(crate) fn bound_departures(&self) {
+        let is_many = |anchored: &Anchored| anchored.departures.len() >= self.idle_max;
+        if self.anchored.as_ref().is_some_and(is_many)
+            && let Err(error) = self.commit_removals()
+        {
+            tracing::error!(%error, "removals could not be carried out; they will be tried again");
+        }
+    }
+
+    /// Has the store carry out what the anchor has durably. Returns whether anything was. The caller holds no lock of
+    /// the tree.
+    ///
+    /// # Errors
+    /// The first of those of the store: what failed is tried again.
+    pub(crate) fn carry_out(&self) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(false) };
+        let _one_at_a_time = anchored.carrying.lock();
+        let due = anchored.departures.due(anchored.anchor.due().into_keys());
+        let mut first = Ok(());
+        let mut done = Vec::new();
+        for (number, departing) in due {
+            match self.carry_out_one(&departing) {
+                Ok(()) => {
+                    anchored.departures.has_left(number);
+                    done.push(number);
+                }
+                Err(error) => {
+                    let entry = self.path_in(departing.dir.ino, &departing.stored.name).display().to_string();
+                    tracing::error!(entry, %error, "removed, and still in the store: it will be tried again");
+                    first = first.and(Err(error));
+                }
+            }
+        }
+        let is_any = !done.is_empty();
+        anchored.anchor.carried_out(done);
+        if is_any {
+            anchored.touched(self.now());
+        }
+        first.map(|()| is_any)
+    }
+
+    fn carry_out_one(&self, departing: &Departing) -> Result<()> {
+        let _tree = self.tree.read();
+        let Departing { dir, stored, st, .. } = departing;
+        let _names = self.names_of(dir.ino).write();
+        match self.shown(dir, &stored.name)? {
+            Some(now) if now.is_same(st) => {}
+            Some(_) => {
+                let entry = self.path_in(dir.ino, &stored.name).display().to_string();
+                tracing::warn!(entry, "another has come to be where an entry was removed: it stays, and is not shown");
+                return Ok(());
+            }
+            None => return Ok(()),
+        }
+        let Err(error) = self.remove_from_store(departing) else {
+            self.remove_rest(departing);
+            return Ok(());
+        };
+        // Since it was removed for users, its directory may have lost the permission: we lend it.
+        let lent = dir.handle.lending().filter(|_| st.kind != Kind::Dir).map(|lent| lent.unlink(&stored.name));
+        match lent {
+            Some(Ok(())) => Ok(()),
+            Some(Err(again)) if is_not_found(&again) => Ok(()),
+            Some(Err(_)) | None => Err(error),
+        }
+    }
+}

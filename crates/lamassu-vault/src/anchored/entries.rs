@@ -1,0 +1,220 @@
+//! What a name leads to, and what is served of it: by the anchor (N1, N2).
+
+use super::object_kind;
+use crate::dirs::Dir;
+use crate::error::{io, is_not_found};
+use crate::inode::{Link, StoreId};
+use crate::target::hold;
+use crate::{Attr, Ino, Kind, ROOT, Result, Vault, VaultError};
+use lamassu_anchor::judge::{self, EntryVerdict};
+use lamassu_anchor::row::Content;
+use lamassu_anchor::{ObjectId, Row};
+use lamassu_store::backend::Stat;
+use lamassu_store::BackendDir;
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Of how many unrecorded entries, or entries whose mode the store does not take, it is remembered that they were told.
+const TOLD_MAX: usize = 65_536;
+
+impl Vault {
+    /// What the store has under a name.
+    pub(crate) fn shown(&self, dir: &Dir, stored: &OsStr) -> Result<Option<Stat>> {
+        match dir.handle.stat_entry(stored) {
+            Err(e) if is_not_found(&e) => Ok(None),
+            shown => shown.map(Some).map_err(io("stat")),
+        }
+    }
+
+    /// Which object a name leads to, where the store shows a thing of this kind there; 0 in an un-anchored vault.
+    /// `None`: nothing is there for users.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`].
+    pub(crate) fn judged(&self, dir: &Dir, stored: &OsStr, shown: Option<Kind>) -> Result<Option<ObjectId>> {
+        let Some(anchored) = &self.anchored else { return Ok(shown.map(|_| ObjectId::default())) };
+        let place = anchored.place(dir.object, stored);
+        let recorded = anchored.anchor.entry(&place)?;
+        match judge::entry(recorded.as_ref(), shown.map(object_kind)) {
+            EntryVerdict::Current => Ok(recorded.map(|entry| entry.object)),
+            EntryVerdict::Nothing => Ok(None),
+            EntryVerdict::Missing | EntryVerdict::OtherKind => Err(self.outdated("entry", dir.ino, stored)),
+            EntryVerdict::Unrecorded => {
+                // What is going is still there for a moment.
+                let is_new = anchored.anchor.may_make(&place) && anchored.tell(place);
+                if is_new {
+                    let entry = self.path_in(dir.ino, stored).display().to_string();
+                    tracing::warn!(
+                        entry,
+                        "an entry that nobody recorded is not shown: the store made it up, or put it back"
+                    );
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// What lies under a name of a directory that need be no node.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`]; those of [`Vault::judged`] and of the store.
+    pub(crate) fn recorded_in(
+        &self,
+        handle: &dyn BackendDir,
+        dir: ObjectId,
+        name: &OsStr,
+        path: &Path,
+    ) -> Result<ObjectId> {
+        let shown = match handle.stat_entry(name) {
+            Err(e) if is_not_found(&e) => None,
+            shown => Some(shown.map_err(io("stat"))?.kind),
+        };
+        let Some(anchored) = &self.anchored else { return shown.map(|_| dir).ok_or(VaultError::NotFound) };
+        let recorded = anchored.anchor.entry(&anchored.place(dir, name))?;
+        match judge::entry(recorded.as_ref(), shown.map(object_kind)) {
+            EntryVerdict::Current => Ok(recorded.map(|entry| entry.object).unwrap_or_default()),
+            EntryVerdict::Nothing | EntryVerdict::Unrecorded => Err(VaultError::NotFound),
+            EntryVerdict::Missing | EntryVerdict::OtherKind => {
+                Err(VaultError::Outdated { what: "entry", stored: path.display().to_string() })
+            }
+        }
+    }
+
+    /// The entry under a stored name: its stat, and its object.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`]; those of [`Vault::judged`] and of the store.
+    pub(crate) fn found(&self, dir: &Dir, stored: &OsStr) -> Result<(Stat, ObjectId)> {
+        let shown = self.shown(dir, stored)?;
+        self.found_as(dir, stored, shown)?.ok_or(VaultError::NotFound)
+    }
+
+    /// The same of what the store has just shown. `None`: nothing is there for users.
+    ///
+    /// # Errors
+    /// Those of [`Vault::judged`].
+    pub(crate) fn found_as(&self, dir: &Dir, stored: &OsStr, shown: Option<Stat>) -> Result<Option<(Stat, ObjectId)>> {
+        let object = self.judged(dir, stored, shown.map(|st| st.kind))?;
+        let Some((st, object)) = shown.zip(object) else { return Ok(None) };
+        self.refuse_other_object(dir, stored, &st, object)?;
+        Ok(Some((st, object)))
+    }
+
+    /// A backing inode that is known as one object is no other.
+    fn refuse_other_object(&self, dir: &Dir, stored: &OsStr, st: &Stat, object: ObjectId) -> Result<()> {
+        let known = {
+            let nodes = self.nodes.lock();
+            nodes.find(StoreId::from(st)).map(|ino| nodes.object(ino))
+        };
+        match known {
+            Some(known) if self.anchored.is_some() && known != object => Err(self.outdated("entry", dir.ino, stored)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for a node that is not under its name: where the anchor has it there, it is missing.
+    pub(crate) fn gone(&self, link: &Link, object: ObjectId) -> VaultError {
+        let Some(anchored) = &self.anchored else { return VaultError::Stale };
+        let dir = self.nodes.lock().object(link.parent);
+        match anchored.anchor.entry(&anchored.place(dir, &link.name)) {
+            Ok(Some(entry)) if entry.object == object => self.outdated("entry", link.parent, &link.name),
+            Ok(_) => VaultError::Stale,
+            Err(error) => error.into(),
+        }
+    }
+
+    /// A stat with what the row of the node's object says instead of the store. The root's permissions are a record's.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn over_row(&self, ino: Ino, st: Stat) -> Result<Stat> {
+        if ino == ROOT {
+            return Ok(st);
+        }
+        Ok(self.row_of(ino)?.map_or(st, |row| as_recorded(&row, st)))
+    }
+
+    /// Gives an entry of the store the mode and the owner that its row says, where it has others.
+    pub(crate) fn mend(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<()> {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| !self.options.read_only && ino != ROOT) else {
+            return Ok(());
+        };
+        let Some(row) = self.row_of(ino)? else { return Ok(()) };
+        let wanted = as_recorded(&row, *st);
+        let is_as_wanted = |st: &Stat| {
+            let has_mode = st.kind == Kind::Symlink || st.mode == wanted.mode;
+            has_mode && (st.uid, st.gid) == (wanted.uid, wanted.gid)
+        };
+        if is_as_wanted(st) || anchored.is_unmendable(ino) {
+            return Ok(());
+        }
+        let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(std::sync::atomic::Ordering::Acquire))
+        else {
+            return Ok(());
+        };
+        let entry = self.path_in(dir.ino, stored).display().to_string();
+        tracing::warn!(entry, "the store shows another mode or owner than the newest: mended");
+        let mended = hold(dir, stored, st).and_then(|held| {
+            if (st.uid, st.gid) != (wanted.uid, wanted.gid) {
+                held.set_owner(Some(wanted.uid), Some(wanted.gid))?;
+            }
+            if st.kind != Kind::Symlink {
+                held.set_mode(wanted.mode)?;
+            }
+            held.stat()
+        });
+        if !mended.as_ref().is_ok_and(is_as_wanted) {
+            tracing::warn!(entry, error = ?mended.err(), "the store does not take the mode or owner; the newest is shown");
+            anchored.note_unmendable(ino);
+        }
+        Ok(())
+    }
+
+    /// Notes a new mode or owner of a node, which the store has already.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn record_change(&self, ino: Ino, change: impl FnOnce(&mut Row)) -> Result<()> {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| ino != ROOT) else { return Ok(()) };
+        let object = self.nodes.lock().object(ino);
+        anchored.anchor.change(object, change)?;
+        anchored.touched(self.now());
+        Ok(())
+    }
+
+    pub(crate) fn attr_over_row(&self, attr: Attr) -> Result<Attr> {
+        let Some(row) = self.row_of(attr.ino)?.filter(|_| attr.ino != ROOT) else { return Ok(attr) };
+        Ok(Attr { mode: row.mode, uid: row.uid, gid: row.gid, nlink: row.links, rdev: device(&row), ..attr })
+    }
+}
+
+impl super::Anchored {
+    /// Whether an unrecorded entry is told of for the first time.
+    fn tell(&self, place: lamassu_anchor::EntryPlace) -> bool {
+        let mut told = self.told.lock();
+        told.len() < TOLD_MAX && told.insert(place)
+    }
+
+    fn is_unmendable(&self, ino: Ino) -> bool {
+        self.unmendable.lock().contains(&ino)
+    }
+
+    fn note_unmendable(&self, ino: Ino) {
+        let mut unmendable = self.unmendable.lock();
+        if unmendable.len() >= TOLD_MAX {
+            unmendable.clear();
+        }
+        unmendable.insert(ino);
+    }
+}
+
+fn as_recorded(row: &Row, st: Stat) -> Stat {
+    Stat { mode: row.mode, uid: row.uid, gid: row.gid, nlink: row.links, rdev: device(row), ..st }
+}
+
+fn device(row: &Row) -> u64 {
+    match row.content {
+        Content::Char(device) | Content::Block(device) => device,
+        Content::File(_) | Content::Dir { .. } | Content::Link(_) | Content::Fifo | Content::Socket => 0,
+    }
+}

@@ -1,0 +1,86 @@
+//! What nobody recorded (N2) goes to `lamassu.lost`, by its stored name, with its companion.
+
+use crate::check::{lost_dir, place_in_lost};
+use crate::dirs::Dir;
+use crate::error::{io, is_not_found};
+use crate::staging::PRIVATE;
+use crate::{Ino, Kind, Result, Vault};
+use lamassu_format::name::{LOST, Stored, classify, companion_name};
+use lamassu_store::BackendDir;
+use std::ffi::{OsStr, OsString};
+use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::Ordering;
+
+impl Vault {
+    /// Moves an unrecorded entry of a directory to `lamassu.lost`. The caller holds the directory's lock.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) fn move_to_lost(&self, dir: &Dir, stored: &OsStr) -> Result<()> {
+        let entry = self.path_in(dir.ino, stored).display().to_string();
+        self.move_handle_to_lost(&*dir.handle, stored, &entry)
+    }
+
+    /// Unrecorded entries of a directory were met: told, and moved away where an earlier writer may have made them. The
+    /// caller holds no lock of the tree.
+    pub(crate) fn meet_unrecorded(&self, dir: &Dir, names: &[OsString]) {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| !names.is_empty()) else { return };
+        let may_move = !self.options.read_only && anchored.after_crash.load(Ordering::Relaxed);
+        let pass = if may_move { self.gate.try_enter() } else { None };
+        let _tree = self.tree.read();
+        let _names = self.names_of(dir.ino).write();
+        for name in names {
+            // It may be recorded, gone or on its way out by now; and this tells of it.
+            let is_left = self.shown(dir, name).and_then(|shown| {
+                let is_judged = self.judged(dir, name, shown.map(|st| st.kind))?.is_none();
+                Ok(shown.is_some() && is_judged && !self.is_going(dir, name))
+            });
+            if !is_left.unwrap_or(false) || pass.is_none() {
+                continue;
+            }
+            if let Err(error) = self.move_to_lost(dir, name) {
+                tracing::warn!(entry = %self.path_in(dir.ino, name).display(), %error, "it stays, and is not shown");
+            }
+        }
+    }
+
+    /// The same of a name that led to nothing.
+    pub(crate) fn meet_unrecorded_name(&self, parent: Ino, name: &OsStr) {
+        if !self.anchored.as_ref().is_some_and(|anchored| anchored.after_crash.load(Ordering::Relaxed)) {
+            return;
+        }
+        let met = self.dir(parent).and_then(|dir| Ok((self.stored(&dir, name)?.name, dir)));
+        if let Ok((name, dir)) = met {
+            self.meet_unrecorded(&dir, &[name]);
+        }
+    }
+
+    /// The same of an entry of a directory that is no node. `entry` names it in the log.
+    pub(crate) fn move_handle_to_lost(&self, dir: &dyn BackendDir, stored: &OsStr, entry: &str) -> Result<()> {
+        let lost = lost_dir(&*self.dirs.root().handle)?;
+        let place = || place_in_lost(&*lost, dir, stored);
+        let name = match place() {
+            Err(e) if e.raw_os_error() == Some(libc::EACCES) => make_movable(dir, stored).and_then(|()| place()),
+            placed => placed,
+        };
+        let name = name.map_err(io("move to lamassu.lost"))?;
+        if let Stored::Long(hash) = classify(self.name_mode, stored.as_bytes()) {
+            let companion = OsString::from(companion_name(&hash));
+            if let Err(error) = place_in_lost(&*lost, dir, &companion)
+                && !is_not_found(&error)
+            {
+                tracing::warn!(%error, "the companion of what was moved to {LOST} stays behind");
+            }
+        }
+        tracing::warn!(entry, lost = %name.to_string_lossy(), "an entry that nobody recorded was moved to {LOST}");
+        Ok(())
+    }
+}
+
+/// Moving a directory takes write permission on it.
+fn make_movable(dir: &dyn BackendDir, stored: &OsStr) -> stdio::Result<()> {
+    let held = dir.hold(stored)?;
+    let st = held.stat()?;
+    if st.kind == Kind::Dir && st.mode & PRIVATE != PRIVATE { held.set_mode(PRIVATE) } else { Ok(()) }
+}

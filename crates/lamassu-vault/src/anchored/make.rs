@@ -1,0 +1,108 @@
+//! Entries that are made: the store's step first, then a queued entry and row.
+
+use crate::attr::Wanted;
+use crate::dirs::Dir;
+use crate::error::errno;
+use crate::names::StoredName;
+use crate::{Kind, Result, Vault, VaultError};
+use lamassu_anchor::row::{Content, FileRow, Sealed};
+use lamassu_anchor::{Digest, EntryPlace, Made, ObjectId, Row};
+use lamassu_store::backend::Stat;
+
+/// How often a name is tried whose removal is under way.
+pub(crate) const TRIES_MAX: usize = 16;
+
+/// What was just made in the store.
+pub(crate) struct Fresh {
+    pub st: Stat,
+    /// The mode that it was given; a symbolic link has none.
+    pub mode: Option<u32>,
+    /// Of a directory its record, of a link its stored target; none of anything else.
+    pub content: Digest,
+    /// All its sealed attributes.
+    pub attributes: Sealed,
+    /// The device number that was asked for.
+    pub rdev: u64,
+}
+
+impl Fresh {
+    /// Something without a content and without attributes.
+    pub fn new(st: Stat, mode: Option<u32>) -> Fresh {
+        Fresh { st, mode, content: Digest::NONE, attributes: Sealed::Nothing, rdev: 0 }
+    }
+
+    /// Its row. Nothing of it is what the store says, but the kind.
+    fn row(&self, place: &EntryPlace, wanted: &Wanted) -> Row {
+        let sealed = if self.content.is_none() { Sealed::Nothing } else { Sealed::Is(self.content) };
+        let content = match self.st.kind {
+            Kind::File => Content::File(FileRow::default()),
+            Kind::Dir => Content::Dir { record: sealed, parent: place.dir, name: place.name },
+            Kind::Symlink => Content::Link(sealed),
+            Kind::Fifo => Content::Fifo,
+            Kind::Socket => Content::Socket,
+            Kind::CharDevice => Content::Char(self.rdev),
+            Kind::BlockDevice => Content::Block(self.rdev),
+        };
+        let mode = self.mode.unwrap_or(0o777) & 0o7777;
+        Row { mode, uid: wanted.uid, gid: wanted.gid, links: 1, content, attributes: self.attributes }
+    }
+}
+
+impl Vault {
+    /// Whether a name may be made in the store now; false: what is going must be carried out first, which a caller does
+    /// who holds no lock ([`Vault::commit_removals`]). What nobody recorded is moved out of the way.
+    ///
+    /// # Errors
+    /// [`VaultError::Exists`]; [`VaultError::Outdated`] for an entry that is missing; those of the store.
+    pub(crate) fn may_make(&self, dir: &Dir, stored: &StoredName) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(true) };
+        if !anchored.anchor.may_make(&anchored.place(dir.object, &stored.name)) {
+            return Ok(false);
+        }
+        let shown = self.shown(dir, &stored.name)?;
+        match self.judged(dir, &stored.name, shown.map(|st| st.kind))? {
+            Some(_) => Err(VaultError::Exists),
+            None if shown.is_some() => self.move_to_lost(dir, &stored.name).map(|()| true),
+            None => Ok(true),
+        }
+    }
+
+    /// Records what was just made under a name, which [`Vault::may_make`] has allowed. Its object; 0 in an un-anchored
+    /// vault.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn record_made(
+        &self,
+        dir: &Dir,
+        stored: &StoredName,
+        fresh: &Fresh,
+        wanted: &Wanted,
+    ) -> Result<ObjectId> {
+        let Some(anchored) = &self.anchored else { return Ok(ObjectId::default()) };
+        let place = anchored.place(dir.object, &stored.name);
+        let made = anchored.anchor.make(place, fresh.row(&place, wanted))?;
+        anchored.queued(made, self.now())
+    }
+
+    /// Records another name of an object.
+    ///
+    /// # Errors
+    /// As [`Vault::record_made`].
+    pub(crate) fn record_link(&self, dir: &Dir, stored: &StoredName, object: ObjectId) -> Result<()> {
+        let Some(anchored) = &self.anchored else { return Ok(()) };
+        let made = anchored.anchor.link(anchored.place(dir.object, &stored.name), object)?;
+        anchored.queued(made, self.now()).map(drop)
+    }
+}
+
+impl super::Anchored {
+    fn queued(&self, made: Made, now: crate::open::Millis) -> Result<ObjectId> {
+        self.touched(now);
+        match made {
+            Made::Queued(object) => Ok(object),
+            // No removal of it began since it was asked: the caller holds the directory's lock.
+            Made::NameIsGoing => Err(errno("record an entry", libc::EBUSY)),
+        }
+    }
+}

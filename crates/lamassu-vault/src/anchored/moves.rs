@@ -1,0 +1,105 @@
+//! Entries that move: the anchor has it durably, and then the store moves them (N4, N5).
+
+use crate::dirs::Dir;
+use crate::inode::StoreId;
+use crate::{Kind, Result, Vault, VaultError};
+use lamassu_anchor::{ObjectId, Renamed};
+use lamassu_store::backend::Stat;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+/// A move that the store may carry out now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moving {
+    /// Its intent, where the anchor has it durably.
+    intent: Option<u64>,
+}
+
+/// A stored name in a directory.
+type Place<'a> = (&'a Dir, &'a OsStr);
+
+impl Vault {
+    /// Whether what was removed from a name has not left the store yet.
+    pub(crate) fn is_going(&self, dir: &Dir, stored: &OsStr) -> bool {
+        let going = |anchored: &super::Anchored| !anchored.anchor.may_make(&anchored.place(dir.object, stored));
+        self.anchored.as_ref().is_some_and(going)
+    }
+
+    /// The same of what lay in a directory that is known.
+    pub(crate) fn has_going_in(&self, dir: StoreId) -> bool {
+        let Some(anchored) = self.anchored.as_ref().filter(|anchored| anchored.departures.len() > 0) else {
+            return false;
+        };
+        let node = self.nodes.lock().find(dir);
+        node.is_some_and(|node| anchored.departures.is_waiting_in(node))
+    }
+
+    /// Whether an inode has lost its last name; asked after it has lost one.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn is_last(&self, st: &Stat, object: ObjectId) -> Result<bool> {
+        match &self.anchored {
+            Some(anchored) => Ok(anchored.anchor.row(object)?.links == 0),
+            None => Ok(st.kind == Kind::Dir || st.nlink <= 1),
+        }
+    }
+
+    /// Has the anchor record a move, before the store's step. `None`: a barrier of the whole store has to come first, and
+    /// nothing was recorded.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`]; [`VaultError::NotFound`].
+    pub(crate) fn record_move(&self, from: Place<'_>, to: Place<'_>, is_exchange: bool) -> Result<Option<Moving>> {
+        let Some(anchored) = &self.anchored else { return Ok(Some(Moving { intent: None })) };
+        let (source, target) = (anchored.place(from.0.object, from.1), anchored.place(to.0.object, to.1));
+        let renamed = anchored.anchor.rename(source, (target, to.1.as_bytes()), is_exchange, anchored.covered())?;
+        anchored.touched(self.now());
+        match renamed {
+            Renamed::NoEntry => Err(VaultError::NotFound),
+            Renamed::NeedsBarrier => Ok(None),
+            Renamed::Now => Ok(Some(Moving { intent: None })),
+            Renamed::Intended(number) => Ok(Some(Moving { intent: Some(number) })),
+        }
+    }
+
+    /// The store has moved what was to move.
+    pub(crate) fn has_moved(&self, moving: &Moving) {
+        if let Some(anchored) = &self.anchored {
+            anchored.anchor.carried_out(moving.intent);
+        }
+    }
+
+    /// The store has not moved anything: the anchor takes it back. Where that fails, recovery moves what is there to
+    /// where the anchor has it.
+    pub(crate) fn take_move_back(
+        &self,
+        from: Place<'_>,
+        to: Place<'_>,
+        is_exchange: bool,
+        moving: Moving,
+        target: Option<ObjectId>,
+    ) {
+        let Some(anchored) = &self.anchored else { return };
+        let back = || -> Result<Moving> {
+            if let Some(back) = self.record_move(to, from, is_exchange)? {
+                return Ok(back);
+            }
+            self.sync_store()?;
+            self.record_move(to, from, is_exchange)?.ok_or(VaultError::Stale)
+        };
+        let taken_back = back().and_then(|back| {
+            if let Some(target) = target.filter(|_| !is_exchange) {
+                anchored.anchor.link(anchored.place(to.0.object, to.1), target)?;
+            }
+            anchored.anchor.carried_out(moving.intent.into_iter().chain(back.intent));
+            Ok(())
+        });
+        if let Err(error) = taken_back {
+            let entry = self.path_in(from.0.ino, from.1).display().to_string();
+            let text = "a rename failed in the store, and the anchor could not take it back: its names are put right when \
+                        the vault is opened again";
+            tracing::error!(entry, %error, "{text}");
+        }
+    }
+}
