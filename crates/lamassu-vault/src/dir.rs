@@ -7,8 +7,8 @@
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::open::Handle;
-use crate::{anchored, walk};
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
+use crate::{anchored, walk};
 use lamassu_store::backend;
 use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};

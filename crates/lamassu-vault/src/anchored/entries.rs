@@ -9,8 +9,8 @@ use crate::{Attr, Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{ObjectId, Row};
-use lamassu_store::backend::Stat;
 use lamassu_store::BackendDir;
+use lamassu_store::backend::Stat;
 use std::ffi::OsStr;
 use std::path::Path;
 

@@ -133,5 +133,4 @@ impl Vault {
         tracing::error!(entry = stored, "stale {what}: the store shows another state than the newest");
         VaultError::Outdated { what, stored }
     }
-
 }
