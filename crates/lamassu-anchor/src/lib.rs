@@ -8,6 +8,7 @@
 //! | `token` | names of the store as the anchor keeps them |
 //! | `judge` | the rules: whether what a store shows is current. Pure |
 //! | `anchor/`, `queue` | one vault's rows: what is durable, what is queued, commits |
+//! | `export` | all of it as one stream, to be kept elsewhere |
 //! | `table/` | where rows lie: memory, memory that crashes, a redb file |
 //!
 //! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here
@@ -19,6 +20,7 @@
 mod anchor;
 mod codec;
 mod error;
+pub mod export;
 pub mod judge;
 mod queue;
 pub mod row;
@@ -26,7 +28,7 @@ pub mod table;
 mod token;
 mod types;
 
-pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
+pub use anchor::{Anchor, FileCommit, HeaderBasis, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
 pub use error::{AnchorError, Part};
 pub use queue::Mark;
 pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};

@@ -5,6 +5,7 @@
 //! key, panics where it can say what is wrong.
 #![allow(missing_docs)]
 
+mod anchor_place;
 mod args;
 mod cmd;
 mod confine;

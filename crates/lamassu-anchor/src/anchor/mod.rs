@@ -6,6 +6,7 @@
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
 //! | `replace` | records, targets, attributes: replaced whole |
+//! | `vault` | the vault's header and history |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
@@ -15,10 +16,12 @@
 mod files;
 mod names;
 mod replace;
+mod vault;
 
 pub use files::{FileCommit, Opening};
 pub use names::{Made, Removal, Renamed};
 pub use replace::{Replacing, SealedPart, Seen};
+pub use vault::HeaderBasis;
 
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};

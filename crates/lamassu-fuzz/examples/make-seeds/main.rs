@@ -298,5 +298,27 @@ fn anchor_rows(seeds: &mut Seeds) {
     rows.push((2, Intent::Remove { at: place(1), was }.encode()));
     rows.push((2, Intent::Move { from: place(1), to: place(2) }.encode()));
     rows.push((3, vault.encode()));
+    anchor_exports(seeds, &vault, &rows);
     seeds.entry("anchor_row").or_default().extend(rows.into_iter().map(|(kind, bytes)| [&[kind][..], &bytes].concat()));
+}
+
+/// An export of these rows, and one that begins like an export and goes on like a row of the vault.
+fn anchor_exports(seeds: &mut Seeds, vault: &lamassu_anchor::VaultRow, rows: &[(u8, Vec<u8>)]) {
+    use lamassu_anchor::export::Writer;
+    use lamassu_anchor::table::Space;
+    let of = |kind| rows.iter().filter(move |(of, _)| *of == kind).map(|(_, bytes)| bytes.as_slice()).zip(1_u64..);
+    let key = |number: u64, more: &[u8]| [&number.to_be_bytes()[..], more].concat();
+    let digests = [9; 16 * 32];
+    let mut all = vec![(Space::Vault, b"vault".to_vec(), vault.encode())];
+    all.extend(of(0).map(|(row, number)| (Space::Objects, key(number, &[]), row.to_vec())));
+    all.push((Space::Open, key(2, &[]), Vec::new()));
+    all.extend(of(1).map(|(entry, number)| (Space::Entries, key(number, &[5; 16]), entry.to_vec())));
+    all.push((Space::Held, key(2, &key(0, &[])), digests.to_vec()));
+    all.extend(of(2).map(|(intent, number)| (Space::Intents, key(number, &[]), intent.to_vec())));
+    let mut export = Vec::new();
+    let mut writer = Writer::begin(&mut export, vault).unwrap();
+    all.iter().for_each(|(space, key, value)| writer.row(*space, key, value).unwrap());
+    writer.end(&lamassu_crypto::Secret::new(&mut [3; 32])).unwrap();
+    let made_up = [&export[..40], &vault.encode()].concat();
+    seeds.entry("anchor_export").or_default().extend([export, made_up]);
 }

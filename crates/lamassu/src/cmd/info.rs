@@ -51,6 +51,10 @@ pub struct Described {
     integrity: Option<&'static str>,
     /// what may stay in the page cache; null: likewise
     cache: Option<&'static str>,
+    /// whether something outside the store knows its newest state
+    anchored: bool,
+    /// where that is looked for on this host; null: nowhere
+    anchor: Option<PathBuf>,
     /// a snapshot
     read_only: bool,
     created: u64,
@@ -118,6 +122,8 @@ impl Described {
             datasets: header.has_datasets(),
             integrity: header.integrity().map(Verified::name),
             cache: header.cache().map(Caching::name),
+            anchored: header.is_anchored(),
+            anchor: anchor_of(ui, header),
             read_only: header.is_snapshot(),
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
@@ -146,6 +152,24 @@ fn operation_table(mount: &DescribedMount) -> String {
         let _ = write!(out, "\n{:<20}  {count:>10}  {failed:>8}  {mean:>9}", text::printable(operation));
     }
     out
+}
+
+/// Where the anchor of an anchored vault is looked for. A note of its place that cannot be read tells nothing.
+fn anchor_of(ui: &Ui, header: &VaultHeader) -> Option<PathBuf> {
+    let looked_for = || ui.policy.anchors.file_of(&header.id()).ok().flatten();
+    if header.is_anchored() { looked_for() } else { None }
+}
+
+/// The anchor, for people.
+fn anchor_line(described: &Described) -> String {
+    match (&described.anchor, described.anchored) {
+        (_, false) => "none".into(),
+        (None, true) => "no place for it here".into(),
+        (Some(file), true) => {
+            let missing = if file.symlink_metadata().is_ok() { "" } else { ", which is missing" };
+            format!("{}{missing}", text::printable(&file.display().to_string()))
+        }
+    }
 }
 
 /// The slots of a header.
@@ -224,6 +248,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         ("cache", d.cache.unwrap_or("inherit").into()),
         ("created", created),
         ("kind", if d.read_only { "snapshot, read-only" } else { "vault" }.into()),
+        ("anchor", anchor_line(&d)),
         ("administrator", d.administrator.clone().unwrap_or_else(|| "none".into())),
     ];
     let mut out = String::new();

@@ -10,13 +10,15 @@ use crate::keys::{self, KeyArg, SourceText};
 use crate::mounts;
 use crate::open;
 use crate::output::Ui;
+use crate::policy;
 use crate::private::{self, Access};
 use crate::signals;
 use crate::users;
 use clap::ValueEnum;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_host::anchors::Choice;
 use lamassu_host::{Keeper, Served};
-use lamassu_vault::{Durability, Forest, Integrity, Options, ROOT, Vault};
+use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vault};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,6 +52,10 @@ pub struct Args {
     /// cut [default: ordered]
     #[arg(long, value_enum)]
     durability: Option<DurabilityArg>,
+    /// When the anchor knows what an fsync covers: before it returns, so that nothing older passes for it (`fsync`), or
+    /// within a second (`interval`, faster) [default: fsync]
+    #[arg(long, value_enum)]
+    freshness: Option<FreshnessArg>,
     /// Change nothing in the store; several hosts may mount so
     #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
@@ -73,7 +79,7 @@ pub struct Args {
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec,
     /// fsname=…, keep_awake=never|always (all of them: docs/cli.md), allow_dev and allow_suid (which TRUST THE STORE:
     /// its device numbers, set-uid bits, owners and file capabilities then count); and key=, integrity=, cache=,
-    /// durability=, which count where the option of that name is not given
+    /// durability=, freshness=, anchor=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
     /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s
@@ -107,6 +113,12 @@ enum CacheArg {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum FreshnessArg {
+    Fsync,
+    Interval,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum DurabilityArg {
     Ordered,
     Relaxed,
@@ -121,6 +133,8 @@ struct Plan {
     mount: MountOptions,
     /// without a request for so long, everything is unloaded
     idle: Option<Duration>,
+    /// where the anchor lies, by `-o`
+    anchor: Option<Choice>,
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
@@ -131,6 +145,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     }
     let (foreground, fake) = (args.foreground, args.fake);
     let plan = Plan::of(ui, args)?;
+    let ui = &plan.with_anchor(ui);
     if fake {
         open::found(ui, &plan.dir)?;
         return Ok(Code::Done);
@@ -160,12 +175,14 @@ impl Plan {
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
         let mut mount = MountOptions::default();
-        let mut key = None;
+        let (mut key, mut anchor) = (None, None);
         for words in &args.options {
             for word in split_options(words) {
                 match word.split_once('=') {
                     Some(("key", source)) => key = Some(SourceText::from(source)),
                     Some(("integrity", value)) => vault.integrity = parse::<IntegrityArg>("integrity", value)?.into(),
+                    Some(("anchor", file)) => anchor = Some(policy::anchor_choice(file.into())),
+                    Some(("freshness", value)) => vault.freshness = parse::<FreshnessArg>("freshness", value)?.into(),
                     Some(("durability", value)) => {
                         vault.durability = parse::<DurabilityArg>("durability", value)?.into()
                     }
@@ -187,6 +204,9 @@ impl Plan {
         if let Some(durability) = args.durability {
             vault.durability = durability.into();
         }
+        if let Some(freshness) = args.freshness {
+            vault.freshness = freshness.into();
+        }
         if let Some(cache) = args.cache {
             mount.cache = cache.into();
         }
@@ -203,7 +223,7 @@ impl Plan {
         }
         let key = args.key.or(key);
         let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
-        Ok(Plan { dir, mountpoint, key, vault, mount, idle })
+        Ok(Plan { dir, mountpoint, key, vault, mount, idle, anchor })
     }
 }
 
@@ -266,6 +286,18 @@ impl Plan {
     fn forget_key(&self) {
         if let Ok(source) = self.key.source() {
             source.forget();
+        }
+    }
+
+    /// An `anchor=` of `-o` counts where `--anchor` is not given.
+    fn with_anchor(&self, ui: &Ui) -> Ui {
+        let anchors = &ui.policy.anchors;
+        match (&self.anchor, anchors.choice()) {
+            (Some(choice), Choice::Remembered) => {
+                let policy = ui.policy.clone().anchored_by(anchors.clone().chosen(choice.clone()));
+                Ui { policy, ..ui.clone() }
+            }
+            _ => ui.clone(),
         }
     }
 
@@ -350,6 +382,15 @@ fn unmount_on_signal(mounted: &Mounted, forest: Arc<Forest>) {
         unmount();
     }
     signals::call(unmount);
+}
+
+impl From<FreshnessArg> for Freshness {
+    fn from(arg: FreshnessArg) -> Self {
+        match arg {
+            FreshnessArg::Fsync => Freshness::Fsync,
+            FreshnessArg::Interval => Freshness::Interval,
+        }
+    }
 }
 
 impl From<IntegrityArg> for Integrity {
