@@ -36,6 +36,7 @@ fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
         next_intent: 0,
         session: 0,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

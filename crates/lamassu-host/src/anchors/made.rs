@@ -27,6 +27,8 @@ pub struct NewAnchor {
     pub vault: [u8; 16],
     /// log2 of the trees' degree, 1 to 8
     pub degree_log2: u8,
+    /// whether files have a root over their blocks, too
+    pub blocks: bool,
     /// what the root of its tree says of itself
     pub root: RootRecord,
     /// the digest of the root's directory record
@@ -44,7 +46,7 @@ impl NewAnchor {
             // There is no record.
             NameMode::Plain => Digest::NONE,
         };
-        Ok(NewAnchor { vault: header.id(), degree_log2: DEGREE_LOG2, root, record })
+        Ok(NewAnchor { vault: header.id(), degree_log2: DEGREE_LOG2, blocks: false, root, record })
     }
 }
 
@@ -118,6 +120,7 @@ impl Anchors {
             next_intent: 1,
             session: 0,
             degree_log2: new.degree_log2,
+            blocks: new.blocks,
             tokens,
             header: Sealed::Nothing,
             history: (0, Digest::NONE),
