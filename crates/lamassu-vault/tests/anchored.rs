@@ -24,7 +24,7 @@ struct Lab {
 }
 
 /// The anchor of a vault, made if there is none.
-fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
+fn anchor(recipe: &Recipe, backend: &dyn Backend, table: &Arc<dyn Table>) -> Arc<Anchor> {
     let vault = recipe.header().id();
     if table.get(Space::Vault, b"vault").unwrap().is_some() {
         return Arc::new(Anchor::open(table.clone(), &vault).unwrap());
@@ -42,13 +42,17 @@ fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
         history: (0, Digest::NONE),
         root_permissions: Sealed::Nothing,
     };
-    let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
+    let digest = |text: OsString| Digest(lamassu_crypto::wrap::sha256(&[b"\x02", text.as_encoded_bytes()].concat()));
+    // With plain names there is no record.
+    let text = backend.root().read_link(OsStr::new("lamassu.dir")).ok();
+    let record = text.map_or(Sealed::Nothing, |text| Sealed::Is(digest(text)));
+    let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
     Arc::new(Anchor::create(table.clone(), row, root).unwrap())
 }
 
 fn try_open(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>, read_only: bool) -> Result<Vault> {
-    let options = Options { anchor: Some(anchor(recipe, table)), ..options(read_only) };
+    let options = Options { anchor: Some(anchor(recipe, &**backend, table)), ..options(read_only) };
     Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
 }
 
@@ -616,7 +620,7 @@ impl Run {
         let _before = Told(format!("before: {before}"));
         let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (Arc::new(store), Arc::new(table));
         let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
-        let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
+        let intents = anchor(&self.lab.recipe, &*self.lab.backend, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
         let now = seen(&v);
         for path in now.keys().chain(allowed.keys()) {
