@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let header: VaultHeader = header_file::read(&Path::new(dir).join(name::HEADER))?;
     let material = Material::new(SlotKind::Raw, SecretBytes::new(std::fs::read(key)?))?;
     let ring = unlock(&header, &material)?.key_ring(header.suite())?;
-    let options = Options { integrity, durability: Durability::Ordered, read_only: false, threads: 1, device };
+    let (durability, events) = (Durability::Ordered, Default::default());
+    let options = Options { integrity, durability, read_only: false, threads: 1, device, events };
     let vault = Vault::open(Arc::new(LocalBackend::open(Path::new(dir))?), &header, ring, options)?;
     mount(Arc::new(vault), Path::new(point), &mount_options)?.wait()?;
     if let Some(times) = stages::times() {

@@ -47,6 +47,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         read_only: false,
         threads: 1,
         device: None,
+        events: Default::default(),
     };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }

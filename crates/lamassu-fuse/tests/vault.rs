@@ -102,6 +102,7 @@ impl Fixture {
             read_only,
             threads: 2,
             device: None,
+            events: Default::default(),
         };
         Vault::open(backend, &r.header(), r.ring(), options).unwrap()
     }
@@ -253,6 +254,7 @@ fn a_mount_that_nobody_uses_is_unloaded() {
         read_only: false,
         threads: 2,
         device: None,
+        events: Default::default(),
     };
     let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
     let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
@@ -449,6 +451,7 @@ fn a_second_writer_is_refused_while_mounted() {
             read_only: false,
             threads: 1,
             device: None,
+            events: Default::default(),
         };
         Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
     };

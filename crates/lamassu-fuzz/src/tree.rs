@@ -244,6 +244,7 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
         read_only: false,
         threads: 1,
         device: None,
+        events: Default::default(),
     };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }

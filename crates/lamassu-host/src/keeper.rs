@@ -6,6 +6,7 @@ use crate::{Error, Place, Policy, Result};
 use lamassu_format::header::{Caching, VaultHeader, Verified};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
@@ -65,6 +66,11 @@ impl Keeper {
     /// What vaults are opened with.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Where it goes that something is not as it was written.
+    pub fn events(&self) -> &Events {
+        &self.options.events
     }
 
     /// What is counted in this process.

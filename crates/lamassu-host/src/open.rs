@@ -43,7 +43,14 @@ pub struct Opened {
 
 /// How a vault is opened when nothing else is said: fully verified, every barrier.
 pub fn options(read_only: bool) -> Options {
-    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 0, device: None }
+    Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only,
+        threads: 0,
+        device: None,
+        events: Default::default(),
+    }
 }
 
 /// The store below a vault.

@@ -2,6 +2,7 @@
 //! parents.
 
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, DirFault, Names, StoredName};
 use crate::staging::lending;
@@ -121,9 +122,10 @@ impl Vault {
             other => other,
         };
         let names = read.map_err(|fault| {
-            let stored = self.path_in(dir.ino, OsStr::new(DIR_RECORD));
-            tracing::error!(record = %stored.display(), "a directory record does not open: {fault}");
-            VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
+            let stored = self.path_in(dir.ino, OsStr::new(DIR_RECORD)).display().to_string();
+            let text = format!("a directory record does not open: {fault}");
+            self.found(IntegrityKind::DirectoryRecord.at(&*stored, text).of_inode(dir.ino));
+            VaultError::Damaged { what: "directory record", stored }
         })?;
         Ok(dir.names.get_or_init(|| names))
     }

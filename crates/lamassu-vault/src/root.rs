@@ -9,6 +9,7 @@
 
 use crate::Result;
 use crate::error::{io, is_not_found};
+use crate::event::{Events, IntegrityKind};
 use crate::record::{ROOT, RecordFault, write_text};
 use lamassu_crypto::KeyRing;
 use lamassu_format::name::{ROOT_RECORD, ROOT_RECORD_NEW};
@@ -63,8 +64,8 @@ pub(crate) enum Top {
 }
 
 impl RootPermissions {
-    /// Those of the vault below `dir`. A record that does not open is logged.
-    pub fn open(dir: Arc<dyn BackendDir>, ring: KeyRing, top: Top) -> RootPermissions {
+    /// Those of the vault below `dir`. A record that does not open is an event.
+    pub fn open(dir: Arc<dyn BackendDir>, ring: KeyRing, top: Top, events: &Events) -> RootPermissions {
         let source = match ROOT.read(&*dir, &ring, &[], RootRecord::parse) {
             Ok(record) => Source::Record(record),
             Err(RootFault::Missing) => Source::Directory,
@@ -73,11 +74,13 @@ impl RootPermissions {
                 Source::Directory
             }
             Err(fault) => {
-                tracing::error!(
-                    record = ROOT_RECORD,
-                    "the record of the root's permissions does not open: {fault}; the vault directory's own are shown, \
-                     and chmod of the mount's root makes a new record"
-                );
+                events.found(IntegrityKind::RootPermissions.at(
+                    ROOT_RECORD,
+                    format!(
+                        "the record of the root's permissions does not open: {fault}; the vault directory's own are \
+                         shown, and chmod of the mount's root makes a new record"
+                    ),
+                ));
                 Source::Damaged(fault)
             }
         };

@@ -1,5 +1,6 @@
 //! Types of the vault API.
 
+use crate::event::Events;
 use lamassu_crypto::engine::device::Device;
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -155,6 +156,8 @@ pub struct Options {
     pub threads: usize,
     /// ciphers in place of those threads
     pub device: Option<Arc<dyn Device>>,
+    /// where it goes that something is not as it was written; by default to the log alone
+    pub events: Events,
 }
 
 /// Errors of the vault; each front-end has one exhaustive table from these to its own.

@@ -6,6 +6,7 @@ use super::RekeyRun;
 use super::records::replace;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
@@ -69,6 +70,8 @@ impl RekeyRun<'_> {
         }
         let plain = symlink::open(ring, &*dir.handle, text).map_err(|_| {
             let stored = vault.path_in(dir.ino, name).display().to_string();
+            let text = "the target of a symbolic link does not open, and is not re-keyed";
+            vault.found(IntegrityKind::LinkTarget.at(&*stored, text));
             VaultError::Damaged { what: "link target", stored }
         })?;
         symlink::seal(ring, &plain).map(Some)

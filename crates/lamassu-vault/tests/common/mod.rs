@@ -114,7 +114,14 @@ pub fn epochs(numbers: &[u8], salt: u8) -> Vec<(u32, Secret<32>)> {
 }
 
 pub fn options(read_only: bool) -> Options {
-    Options { integrity: Integrity::Full, durability: Durability::Ordered, read_only, threads: 1, device: None }
+    Options {
+        integrity: Integrity::Full,
+        durability: Durability::Ordered,
+        read_only,
+        threads: 1,
+        device: None,
+        events: Default::default(),
+    }
 }
 
 pub fn memory() -> Arc<dyn Backend> {
