@@ -3,6 +3,7 @@
 use crate::acl::Inherited;
 use crate::dirs::Dir;
 use crate::error::io;
+use crate::event::IntegrityEvent;
 use crate::inode::CachedSize;
 use crate::target::Target;
 use crate::xattr::Holder;
@@ -11,7 +12,7 @@ use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::NAME_LEN_MAX;
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendEntry, BackendFile, File};
+use lamassu_store::{BackendEntry, BackendFile, File, StoreError};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -82,6 +83,9 @@ impl Vault {
                 size
             }
             Err(e) => {
+                if let VaultError::Store(StoreError::Damaged(damage)) = &e {
+                    self.found(IntegrityEvent::of_file(&self.tag(ino), damage));
+                }
                 let path = self.path_in(dir.ino, stored);
                 let text = "its size is not known; a guess from its length is shown";
                 tracing::warn!(file = %path.display(), error = %e, "{text}");
@@ -92,20 +96,19 @@ impl Vault {
 
     fn peek_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         let opened = dir.handle.open_same(stored, st, false).map_err(io("open"))?;
-        self.size_in(opened.ok_or(VaultError::Stale)?, stored, st)
+        self.size_in(opened.ok_or(VaultError::Stale)?, st)
     }
 
     /// The size that a backing file records. `st`: its stat.
-    fn size_in(&self, backing: Arc<dyn BackendFile>, stored: &OsStr, st: &Stat) -> Result<u64> {
-        // Opening has next to nothing to report, so the whole path is not worth its while.
-        let tag = stored.to_string_lossy();
-        Ok(File::open_with_len(self.ctx_read.clone(), backing, st.len, &tag)?.size())
+    fn size_in(&self, backing: Arc<dyn BackendFile>, st: &Stat) -> Result<u64> {
+        // Without a path, which is not worth its while here, nothing is reported: the caller has the error.
+        Ok(File::open_with_len(self.ctx_read.clone(), backing, st.len, "")?.size())
     }
 
     /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is
     /// asked for.
-    pub(crate) fn remember_size(&self, ino: Ino, stored: &OsStr, st: &Stat, backing: Arc<dyn BackendFile>) {
-        if let Ok(size) = self.size_in(backing, stored, st) {
+    pub(crate) fn remember_size(&self, ino: Ino, st: &Stat, backing: Arc<dyn BackendFile>) {
+        if let Ok(size) = self.size_in(backing, st) {
             self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
         }
     }

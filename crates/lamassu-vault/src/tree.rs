@@ -99,7 +99,7 @@ impl Vault {
         .map_err(io("stat"))?;
         let (found, now) = self.referenced(dir, stored, &st)?;
         if let Some(backing) = opened.filter(|_| now.is_same(&st)) {
-            self.remember_size(found.ino, stored, &st, backing);
+            self.remember_size(found.ino, &st, backing);
         }
         Ok(Entry { attr: self.attr_of_entry(found.ino, dir, stored, &now), generation: found.generation })
     }

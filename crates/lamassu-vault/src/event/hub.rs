@@ -144,10 +144,14 @@ impl Events {
         }
     }
 
-    /// What files report to.
+    /// What files report to. What was opened without a tag is looked at by a caller that tells by itself.
     pub(crate) fn reporter(&self) -> Reporter {
         let events = self.clone();
-        Arc::new(move |tag, damage| events.found(IntegrityEvent::of_file(tag, damage)))
+        Arc::new(move |tag, damage| {
+            if !tag.is_empty() {
+                events.found(IntegrityEvent::of_file(tag, damage));
+            }
+        })
     }
 
     /// What there was.
