@@ -162,7 +162,7 @@ impl Events {
         Counts {
             found: state.found.iter().map(named).collect(),
             not_logged: state.suppressed + state.limit.suppressed(),
-            not_delivered: queue.map_or(0, |queue| queue.lost()),
+            not_delivered: queue.map_or(0, |queue| queue.not_delivered()),
             failed_alerts: queue.map_or(0, |queue| queue.failures()),
         }
     }

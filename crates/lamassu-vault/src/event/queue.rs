@@ -94,7 +94,7 @@ impl Queue {
         waiting.has_ended
     }
 
-    pub fn lost(&self) -> u64 {
+    pub fn not_delivered(&self) -> u64 {
         self.waiting.lock().lost_in_all
     }
 
@@ -147,13 +147,13 @@ mod tests {
         let queue = Queue::start(sink.clone()).unwrap();
         const FOUND: u64 = 30_000;
         (0..FOUND).for_each(|i| queue.put(IntegrityKind::Name.at(format!("{i}"), "")));
-        assert!(queue.lost() >= FOUND - EVENTS_MAX as u64 - BATCH_MAX as u64);
+        assert!(queue.not_delivered() >= FOUND - EVENTS_MAX as u64 - BATCH_MAX as u64);
         assert!(queue.waiting.lock().bytes <= BYTES_MAX);
         assert!(!queue.end(Duration::from_millis(10)), "it hangs, and is not waited for");
         sink.hangs.store(false, Ordering::Relaxed);
         assert!(queue.end(Duration::from_secs(60)));
-        assert_eq!(sink.seen.load(Ordering::Relaxed) + queue.lost(), FOUND);
-        assert_eq!(sink.lost.load(Ordering::Relaxed), queue.lost(), "the sink is told");
+        assert_eq!(sink.seen.load(Ordering::Relaxed) + queue.not_delivered(), FOUND);
+        assert_eq!(sink.lost.load(Ordering::Relaxed), queue.not_delivered(), "the sink is told");
         assert_eq!(queue.waiting.lock().bytes, 0);
     }
 }
