@@ -2,6 +2,7 @@
 
 use crate::mounts::{bench, daemon_of, is_mounted, wait_for};
 use crate::support::{Bench, flip, noise};
+use rustix::fs::{XattrFlags, getxattr, listxattr, setxattr};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
@@ -72,8 +73,8 @@ fn damaged(b: &Bench) -> Vec<(&'static str, String)> {
     fs::write(plain("block"), noise(100_000, 1)).unwrap();
     fs::write(plain("page"), noise(100_000, 2)).unwrap();
     fs::write(plain("attribute"), b"").unwrap();
-    let set = ["-n", "user.plainname", "-v", "plainvalue"];
-    let has_attributes = Command::new("setfattr").args(set).arg(plain("attribute")).status().is_ok_and(|s| s.success());
+    let flags = XattrFlags::empty();
+    let has_attributes = setxattr(plain("attribute"), "user.plainname", b"plainvalue", flags).is_ok();
     std::os::unix::fs::symlink(format!("{SECRET}-target"), plain("link")).unwrap();
     fs::create_dir(plain("record")).unwrap();
     fs::write(plain("record").join(SECRET), b"").unwrap();
@@ -103,13 +104,13 @@ fn damaged(b: &Bench) -> Vec<(&'static str, String)> {
     all.push(("name", shown(&moved)));
     if has_attributes {
         let of = stored("attribute");
-        let list = Command::new("getfattr").args(["--absolute-names", "-d", "-e", "hex"]).arg(&of).output().unwrap();
-        let list = String::from_utf8(list.stdout).unwrap();
-        let (attr, value) = list.lines().find(|l| l.contains("lamassu")).unwrap().split_once('=').unwrap();
-        let last = if value.ends_with('0') { "1" } else { "0" };
-        let value = format!("{}{last}", &value[..value.len() - 1]);
-        let set = Command::new("setfattr").args(["-n", attr, "-v", &value]).arg(&of).status().unwrap();
-        assert!(set.success());
+        let mut names = [0; 4096];
+        let len = listxattr(&of, &mut names[..]).unwrap();
+        let attr = names[..len].split(|b| *b == 0).find(|name| name.starts_with(b"user.lamassu")).unwrap().to_vec();
+        let mut value = [0; 4096];
+        let len = getxattr(&of, &attr[..], &mut value[..]).unwrap();
+        value[len - 1] ^= 1;
+        setxattr(&of, &attr[..], &value[..len], flags).unwrap();
         all.push(("xattr", shown(&of)));
     }
     all
@@ -123,7 +124,7 @@ fn meet(b: &Bench) {
     fs::read_link(plain("link")).unwrap_err();
     let _ = fs::read_dir(plain("record")).map(|entries| entries.for_each(drop));
     fs::read_dir(b.path("m")).unwrap().for_each(drop);
-    let _ = Command::new("getfattr").args(["-n", "user.plainname"]).arg(plain("attribute")).output();
+    let _ = getxattr(plain("attribute"), "user.plainname", &mut [0; 64][..]);
 }
 
 fn has_no_secret(text: &str) {
@@ -330,4 +331,36 @@ fn the_broker_has_nothing_and_ends_with_the_daemon() {
         stat.is_empty() || stat.contains(") Z ")
     });
     let _ = Command::new("umount").arg("-l").arg(b.path("m")).output();
+}
+
+/// As a service of systemd that stays in the foreground.
+#[test]
+fn a_service_whose_standard_error_is_the_journal_writes_fields() {
+    use std::os::unix::fs::MetadataExt;
+    if !can_mount() {
+        return;
+    }
+    let b = bench("");
+    b.file("f", &noise(100_000, 1));
+    b.run("cp v f vault:").ok();
+    flip(&b.stored("v", "f"), 3 * 4096);
+    let socket = UnixDatagram::bind(b.path("journal")).unwrap();
+    for is_journal in [true, false] {
+        let stderr = fs::File::create(b.path("stderr")).unwrap();
+        let st = stderr.metadata().unwrap();
+        let stream = format!("{}:{}", st.dev(), st.ino() + u64::from(!is_journal));
+        let mut mount = b.command(["mount", "--foreground", "v", "m"]);
+        let env = [("JOURNAL_STREAM", stream.into()), ("LAMASSU_JOURNAL", b.path("journal").into_os_string())];
+        let mut mounted = mount.envs(env).stderr(stderr).spawn().unwrap();
+        wait_for("a mount", || is_mounted(&b.path("m")));
+        fails(&b.path("m/f"));
+        b.unmount("m");
+        assert!(mounted.wait().unwrap().success());
+        let said = fs::read_to_string(b.path("stderr")).unwrap();
+        assert!(said.contains("input/output error") && said.contains("damaged block") != is_journal, "{said}");
+        socket.set_nonblocking(true).unwrap();
+        let mut buf = [0; 8192];
+        let heard = socket.recv(&mut buf).map_or(String::new(), |n| String::from_utf8_lossy(&buf[..n]).into_owned());
+        assert_eq!(heard.contains("LAMASSU_KIND=block-hash\n"), is_journal, "{heard}");
+    }
 }
