@@ -46,7 +46,10 @@ impl Queue {
         if waiting.is_ending || waiting.events.len() >= EVENTS_MAX || bytes > BYTES_MAX {
             waiting.lost += 1;
             waiting.lost_in_all += 1;
-            if waiting.lost == 1 {
+            let is_first = waiting.lost == 1;
+            // Nobody waits here for who writes the log.
+            drop(waiting);
+            if is_first {
                 let text = "events are found faster than they are delivered: some are counted, and not delivered";
                 tracing::warn!(target: super::TARGET, "{text}");
             }
@@ -87,11 +90,12 @@ impl Queue {
                 break;
             }
         }
-        let left = waiting.events.len();
+        let (left, has_ended) = (waiting.events.len(), waiting.has_ended);
+        drop(waiting);
         if left > 0 {
             tracing::warn!(target: super::TARGET, left, "events could not be delivered before the end");
         }
-        waiting.has_ended
+        has_ended
     }
 
     pub fn not_delivered(&self) -> u64 {

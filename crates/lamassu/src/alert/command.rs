@@ -12,6 +12,7 @@ use std::time::Duration;
 /// For so long a frame may take to be written. A broker that is busy reads nothing, and the socket holds some frames.
 const SEND_MAX: Duration = Duration::from_secs(15);
 const SEND_MAX_AT_THE_END: Duration = Duration::from_secs(1);
+const BETWEEN_FAILURES: Duration = Duration::from_secs(1);
 /// How often it is looked whether the process ends.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -27,7 +28,8 @@ impl CommandSink {
         CommandSink { broker: Mutex::new(broker), is_ending: AtomicBool::new(false), failures: AtomicU64::new(0) }
     }
 
-    fn run(&self, call: &Call) -> io::Result<()> {
+    /// What the broker says of it.
+    fn run(&self, call: &Call) -> io::Result<Answer> {
         let mut broker = self.broker.lock().unwrap_or_else(PoisonError::into_inner);
         let is_ending = || self.is_ending.load(Ordering::Acquire);
         broker.set_write_timeout(Some(if is_ending() { SEND_MAX_AT_THE_END } else { SEND_MAX }))?;
@@ -37,14 +39,18 @@ impl CommandSink {
             match poll(&mut fds, Some(&LOOK)) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => {}
                 Ok(_) => {
-                    let answer: Answer = receive(&mut *broker)?;
-                    return answer.failure.map_or(Ok(()), |failure| Err(io::Error::other(failure)));
+                    return receive(&mut *broker);
                 }
                 Err(error) => return Err(error.into()),
             }
         }
         // The broker runs it, and nobody is left to hear how that goes.
-        Ok(())
+        Ok(Answer { failure: None })
+    }
+
+    fn tell_failure(&self, events: usize, error: &dyn std::fmt::Display) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(target: TARGET, events, %error, "the command of --on-integrity-failure failed");
     }
 }
 
@@ -61,10 +67,16 @@ impl IntegritySink for CommandSink {
             events => serde_json::to_string(events),
         };
         let call = |input| Call { kinds: kinds.join(","), lost, input };
-        if let Err(error) = input.map_err(io::Error::from).and_then(|input| self.run(&call(input))) {
-            self.failures.fetch_add(1, Ordering::Relaxed);
-            let events = events.len();
-            tracing::error!(target: TARGET, events, %error, "the command of --on-integrity-failure failed");
+        match input.map_err(io::Error::from).and_then(|input| self.run(&call(input))) {
+            Ok(Answer { failure: None }) => {}
+            Ok(Answer { failure: Some(failure) }) => self.tell_failure(events.len(), &failure),
+            Err(error) => {
+                self.tell_failure(events.len(), &format!("its process does not answer: {error}"));
+                // One that is gone takes no time, and fails each time.
+                if !self.is_ending.load(Ordering::Acquire) {
+                    std::thread::sleep(BETWEEN_FAILURES);
+                }
+            }
         }
     }
 
