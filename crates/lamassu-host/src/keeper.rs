@@ -8,6 +8,7 @@ use lamassu_anchor::{Anchor, Digest};
 use lamassu_format::header::{Caching, VaultHeader, Verified};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, History, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
@@ -69,6 +70,11 @@ impl Keeper {
     /// What vaults are opened with.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Where it goes that something is not as it was written.
+    pub fn events(&self) -> &Events {
+        &self.options.events
     }
 
     /// What is counted in this process.

@@ -620,7 +620,8 @@ impl Run {
         let _before = Told(format!("before: {before}"));
         let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (Arc::new(store), Arc::new(table));
         let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
-        let intents = anchor(&self.lab.recipe, &*self.lab.backend, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
+        let intents =
+            anchor(&self.lab.recipe, &*self.lab.backend, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
         let now = seen(&v);
         for path in now.keys().chain(allowed.keys()) {
