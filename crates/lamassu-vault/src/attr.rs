@@ -92,7 +92,7 @@ impl Vault {
             Err(e) if self.anchored.is_some() => Err(e),
             Err(e) => {
                 if let VaultError::Store(StoreError::Damaged(damage)) = &e {
-                    self.found(IntegrityEvent::of_file(&self.tag(ino), damage));
+                    self.tell(IntegrityEvent::of_file(&self.tag(ino), damage));
                 }
                 let path = self.path_in(dir.ino, stored);
                 let text = "its size is not known; a guess from its length is shown";

@@ -446,6 +446,6 @@ impl Visit for Search<'_> {
 
 fn damaged(vault: &Vault, stored: &Path) -> VaultError {
     let record = stored.join(DIR_RECORD).display().to_string();
-    vault.found(IntegrityKind::DirectoryRecord.at(record, "a directory record does not open"));
+    vault.tell(IntegrityKind::DirectoryRecord.at(record, "a directory record does not open"));
     VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
 }

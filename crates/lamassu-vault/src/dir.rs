@@ -187,7 +187,7 @@ impl Vault {
                 Err(fault) => {
                     let path = self.path_in(open.dir.ino, listed.name).display().to_string();
                     let text = format!("left out of a listing, its name does not open: {fault}");
-                    self.found(IntegrityKind::from(&fault).at(path, text).of_inode(listed.ino));
+                    self.tell(IntegrityKind::from(&fault).at(path, text).of_inode(listed.ino));
                 }
             }
         }

@@ -135,7 +135,7 @@ impl Vault {
         let names = read.and_then(|text| self.names_of_text(text)).map_err(|fault| {
             let stored = path().display().to_string();
             let text = format!("a directory record does not open: {fault}");
-            self.found(IntegrityKind::DirectoryRecord.at(&*stored, text).of_inode(dir.ino));
+            self.tell(IntegrityKind::DirectoryRecord.at(&*stored, text).of_inode(dir.ino));
             VaultError::Damaged { what: "directory record", stored }
         })?;
         Ok(dir.names.get_or_init(|| names))

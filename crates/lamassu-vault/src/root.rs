@@ -93,11 +93,10 @@ impl RootPermissions {
         });
         let source = match opened {
             _ if !is_newest => {
-                tracing::error!(
-                    record = ROOT_RECORD,
-                    "stale root permissions: the store shows another state than the newest; the vault directory's own \
-                     are shown"
-                );
+                events.found(IntegrityKind::Stale.at(
+                    ROOT_RECORD,
+                    "root permissions: the store shows another state than the newest; the vault directory's own are shown",
+                ));
                 Source::Stale
             }
             Ok(record) => Source::Record(record),

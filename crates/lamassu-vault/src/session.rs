@@ -283,10 +283,14 @@ impl Vault {
     /// Asks for the record of sessions, without which nothing is written.
     pub(crate) fn verify_sessions(&self) -> Result<()> {
         let Some((fault, _)) = self.book.fault() else {
-            return if self.book.is_outdated() { Err(outdated()) } else { Ok(()) };
+            if !self.book.is_outdated() {
+                return Ok(());
+            }
+            self.tell(IntegrityKind::Stale.at(SESSIONS, outdated().to_string()));
+            return Err(outdated());
         };
         let text = format!("the record of sessions does not open: {fault}");
-        self.found(IntegrityKind::Sessions.at(SESSIONS, text));
+        self.tell(IntegrityKind::Sessions.at(SESSIONS, text));
         Err(damaged())
     }
 

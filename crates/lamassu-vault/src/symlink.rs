@@ -265,7 +265,7 @@ impl Vault {
             fault => {
                 let stored = self.path_in(dir.ino, &name).display().to_string();
                 let text = format!("the target of a symbolic link does not open: {fault}");
-                self.found(IntegrityKind::LinkTarget.at(&*stored, text).of_inode(ino));
+                self.tell(IntegrityKind::LinkTarget.at(&*stored, text).of_inode(ino));
                 VaultError::Damaged { what: "link target", stored }
             }
         })

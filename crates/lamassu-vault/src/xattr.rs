@@ -178,7 +178,7 @@ impl Vault {
     fn damaged_attr(&self, ino: Ino, attr: &OsStr, e: OpenError) -> VaultError {
         let stored = format!("{}: {}", self.tag(ino), attr.to_string_lossy());
         let text = format!("the extended attribute {} does not open: {e}", attr.to_string_lossy());
-        self.found_at(ino, IntegrityKind::Attribute, text);
+        self.tell_at(ino, IntegrityKind::Attribute, text);
         VaultError::Damaged { what: "attribute", stored }
     }
 

@@ -33,6 +33,8 @@ pub struct NewAnchor {
     pub root: RootRecord,
     /// the digest of the root's directory record
     pub record: Digest,
+    /// the digest of the record of the root's permissions
+    pub permissions: Digest,
 }
 
 impl NewAnchor {
@@ -42,19 +44,23 @@ impl NewAnchor {
     /// Those of the store.
     pub fn of(header: &VaultHeader, backend: &dyn Backend, root: RootRecord) -> Result<NewAnchor> {
         let record = match header.names() {
-            NameMode::Encrypted => record_of_root(backend)?,
+            NameMode::Encrypted => digest_in_root(backend, name::DIR_RECORD)?,
             // There is no record.
             NameMode::Plain => Digest::NONE,
         };
-        Ok(NewAnchor { vault: header.id(), degree_log2: DEGREE_LOG2, blocks: false, root, record })
+        let permissions = digest_in_root(backend, name::ROOT_RECORD)?;
+        Ok(NewAnchor { vault: header.id(), degree_log2: DEGREE_LOG2, blocks: false, root, record, permissions })
     }
 }
 
-/// The digest of the root's directory record: a sealed link target, or a file where the store has no links.
-fn record_of_root(backend: &dyn Backend) -> Result<Digest> {
-    let failed = |source| crate::Error::Backing { op: "read", path: name::DIR_RECORD.into(), source };
-    let text = text_of(&*backend.root(), OsStr::new(name::DIR_RECORD)).map_err(failed)?;
-    Ok(Digest(wrap::sha256(&[&[0x02], &text[..]].concat())))
+/// The digest of a record in the root, a sealed link target, or a file where the store has no links; of one that is not
+/// there none.
+fn digest_in_root(backend: &dyn Backend, record: &str) -> Result<Digest> {
+    match text_of(&*backend.root(), OsStr::new(record)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Digest::NONE),
+        Err(source) => Err(crate::Error::Backing { op: "read", path: record.into(), source }),
+        Ok(text) => Ok(Digest(wrap::sha256(&[&[0x02], &text[..]].concat()))),
+    }
 }
 
 /// The text of a record, whichever way the store keeps it.
@@ -112,6 +118,7 @@ impl Anchors {
     /// # Errors
     /// [`AnchorError`]; [`crate::Error::AnchorInStore`], [`crate::Error::Local`], [`crate::Error::NoRandom`].
     pub fn make(&self, new: &NewAnchor, file: &Path, dir: &Path) -> Result<Made> {
+        let is = |digest: Digest| if digest.is_none() { Sealed::Nothing } else { Sealed::Is(digest) };
         let tokens = TokenKey::random()?;
         let vault = VaultRow {
             vault: new.vault,
@@ -124,10 +131,9 @@ impl Anchors {
             tokens,
             header: Sealed::Nothing,
             history: (0, Digest::NONE),
-            root_permissions: Sealed::Nothing,
+            root_permissions: is(new.permissions),
         };
-        let record = if new.record.is_none() { Sealed::Nothing } else { Sealed::Is(new.record) };
-        let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
+        let content = Content::Dir { record: is(new.record), parent: ObjectId::ROOT, name: Token([0; 16]) };
         let RootRecord { mode, uid, gid } = new.root;
         let root = Row { mode, uid, gid, links: 1, content, attributes: Sealed::Nothing };
         self.made(new.vault, file, dir, |table| Anchor::create(table, vault, root))

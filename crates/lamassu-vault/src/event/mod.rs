@@ -237,14 +237,14 @@ impl EventRange {
 
 impl Vault {
     /// Takes what was found not to be as it was written.
-    pub(crate) fn found(&self, event: IntegrityEvent) {
+    pub(crate) fn tell(&self, event: IntegrityEvent) {
         self.options.events.found(event);
     }
 
     /// The same of a node.
-    pub(crate) fn found_at(&self, ino: Ino, what: IntegrityKind, text: impl Into<String>) {
+    pub(crate) fn tell_at(&self, ino: Ino, what: IntegrityKind, text: impl Into<String>) {
         let path = self.nodes.lock().stored_path(ino).unwrap_or_default();
-        self.found(what.at(path.display().to_string(), text).of_inode(ino));
+        self.tell(what.at(path.display().to_string(), text).of_inode(ino));
     }
 }
 

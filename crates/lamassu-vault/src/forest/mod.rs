@@ -446,7 +446,7 @@ impl<H> Unverified<H> {
 fn tell_damage(vault: &Vault, ino: Ino, error: &VaultError) {
     if let VaultError::Damaged { what, stored } = error {
         let kind = if *what == DATASET_HEADER { IntegrityKind::Header } else { IntegrityKind::Dataset };
-        vault.found_at(ino, kind, format!("{what}: {stored}"));
+        vault.tell_at(ino, kind, format!("{what}: {stored}"));
     }
 }
 

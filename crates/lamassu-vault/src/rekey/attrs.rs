@@ -87,7 +87,7 @@ impl RekeyRun<'_> {
     fn todo(&self, target: &Target, ino: Ino, attr: &OsStr) -> Result<Todo> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
         let damaged = || {
-            vault.found_at(ino, IntegrityKind::Attribute, "an extended attribute does not open, and is not re-keyed");
+            vault.tell_at(ino, IntegrityKind::Attribute, "an extended attribute does not open, and is not re-keyed");
             let stored = format!("{}: {}", vault.tag(ino), attr.to_string_lossy());
             VaultError::Damaged { what: "attribute", stored }
         };

@@ -73,7 +73,7 @@ impl RekeyRun<'_> {
         let plain = symlink::open_shown(ring, &link).map_err(|_| {
             let stored = vault.path_in(dir.ino, name).display().to_string();
             let text = "the target of a symbolic link does not open, and is not re-keyed";
-            vault.found(IntegrityKind::LinkTarget.at(&*stored, text));
+            vault.tell(IntegrityKind::LinkTarget.at(&*stored, text));
             VaultError::Damaged { what: "link target", stored }
         })?;
         Ok(Some((symlink::seal(ring, &plain)?, link.digest())))

@@ -146,7 +146,7 @@ impl RekeyRun<'_> {
 }
 
 fn damaged(vault: &Vault, ino: Ino) -> VaultError {
-    vault.found_at(ino, IntegrityKind::DirectoryRecord, "a directory record does not open, and is not re-keyed");
+    vault.tell_at(ino, IntegrityKind::DirectoryRecord, "a directory record does not open, and is not re-keyed");
     VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
 }
 
