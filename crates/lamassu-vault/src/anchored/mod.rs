@@ -25,25 +25,23 @@ mod recover;
 mod sealed;
 mod trees;
 
-pub(crate) use depart::Departing;
-pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
-pub(crate) use make::{Fresh, TRIES_MAX};
-pub(crate) use moves::Moving;
-pub(crate) use sealed::{ShownLink, shown_attrs};
-
-use crate::event::IntegrityKind;
+pub(crate) use crate::event::IntegrityKind;
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
+pub(crate) use depart::Departing;
+pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
+pub(crate) use make::{Fresh, TRIES_MAX};
+pub(crate) use moves::Moving;
 use parking_lot::{Mutex, RwLock};
+pub(crate) use sealed::{ShownLink, shown_attrs};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use trees::TreeFiles;
 
 /// Files that earlier writers left open: as objects, and once one is needed by where they lie.
 #[derive(Default)]
