@@ -103,7 +103,7 @@ impl Anchors {
         let table = Arc::new(DiskTable::open(&from)?);
         Anchor::open(table.clone(), vault)?;
         let new = DiskTable::create(&to)?;
-        let copied = copy(&table, &new).and_then(|()| Ok(self.remember(vault, &to)?));
+        let copied = copy(&table, &new).and_then(|()| self.remember(vault, &to));
         copied.inspect_err(|_| {
             let _ = std::fs::remove_file(&to);
         })?;
