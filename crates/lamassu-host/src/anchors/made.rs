@@ -2,7 +2,7 @@
 
 use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
-use crate::Result;
+use crate::{Place, Result};
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::table::DiskTable;
 use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow, export};
@@ -10,6 +10,7 @@ use lamassu_crypto::wrap;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name;
 use lamassu_format::root::RootRecord;
+use lamassu_keys::Unlocked;
 use lamassu_store::{Backend, BackendDir};
 use std::ffi::OsStr;
 use std::io;
@@ -128,6 +129,24 @@ impl Anchors {
         let RootRecord { mode, uid, gid } = new.root;
         let root = Row { mode, uid, gid, links: 1, content, attributes: Sealed::Nothing };
         self.made(new.vault, file, dir, |table| Anchor::create(table, vault, root))
+    }
+
+    /// Makes the anchor of a dataset, empty so far, beside that of the vault it lies in, and has its header say so.
+    ///
+    /// # Errors
+    /// As [`Anchors::make`]; those of keys.
+    pub(crate) fn make_below(
+        &self,
+        parent: &[u8; 16],
+        header: &mut VaultHeader,
+        keys: &Unlocked,
+        backend: &dyn Backend,
+        root: RootRecord,
+        place: &Place,
+    ) -> Result<Made> {
+        keys.set_anchored(header)?;
+        let file = self.file_for_new(&header.id(), Some(parent))?;
+        self.make(&NewAnchor::of(header, backend, root)?, &file, &place.path())
     }
 
     /// Makes the anchor of a copy of a vault: the same objects, the same names.
