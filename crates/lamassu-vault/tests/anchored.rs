@@ -681,6 +681,7 @@ fn names_steps() -> Vec<Step<'static>> {
         ("unlink in it", &|v| rm(v, "f/far").unwrap()),
         ("unlink in it", &|v| rm(v, "f/x").unwrap()),
         ("rmdir", &|v| rmdir(v, "f").unwrap()),
+        ("not covered", &|v| link_to(v, "fresh", "F")),
         ("again", &|v| link_to(v, "b", "again")),
         ("dir again", &|v| _ = v.dir("f")),
         ("link there", &|v| link_to(v, "f/x", "there")),
@@ -784,6 +785,14 @@ fn what_an_fsync_covered_is_there_after_a_crash() {
         ("", &|v| mv(v, "d", "moved", RenameMode::Replace).unwrap()),
         ("", &|v| _ = v.new_file("moved/last")),
         ("ack moved/last", &|v| fsync(v, "moved/last")),
+        ("", &|v| mv(v, "moved/last", "moved/final", RenameMode::Replace).unwrap()),
+        ("", &|v| {
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            v.setattr(v.ino("moved/other"), None, &set).unwrap();
+        }),
+        ("ack moved/other", &|v| fsync(v, "moved/other")),
+        ("ack moved/final", &|_| {}),
+        ("", &|v| link_to(v, "end", "E")),
     ];
     for recipe in [Recipe::default(), Recipe::plain()] {
         let states = run(recipe, &steps).survive(true);
