@@ -81,7 +81,7 @@ impl Departures {
             state.due.remove(&number);
             state.waiting.remove(&number);
             let gone: Vec<Ino> = state.nodes.iter().filter(|(_, of)| **of == number).map(|(ino, _)| *ino).collect();
-            gone.iter().for_each(|ino| drop(state.nodes.remove(ino)));
+            gone.iter().for_each(|ino| _ = state.nodes.remove(ino));
             gone.iter().filter_map(|ino| state.kept.remove(ino)).collect::<Vec<_>>()
         };
         drop(kept);

@@ -7,6 +7,7 @@
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
 //! | `lost` | what nobody recorded |
+//! | `recover`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `digest` | digests of records and link targets |
 //! | `trees` | where tree records of files lie |
@@ -15,6 +16,7 @@ mod commit;
 mod depart;
 mod digest;
 mod entries;
+mod locate;
 mod lost;
 mod make;
 mod moves;
@@ -39,6 +41,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use trees::TreeFiles;
 
+/// Files that earlier writers left open: as objects, and once one is needed by where they lie.
+#[derive(Default)]
+struct ToRecover {
+    objects: HashSet<ObjectId>,
+    places: Vec<EntryPlace>,
+}
+
 /// What an anchored vault keeps.
 pub(crate) struct Anchored {
     pub anchor: Arc<Anchor>,
@@ -53,6 +62,8 @@ pub(crate) struct Anchored {
     carrying: Mutex<()>,
     /// An earlier writer ended without closing the vault: what nobody recorded is likely what it made last.
     after_crash: AtomicBool,
+    /// Files that earlier writers left open.
+    to_recover: Mutex<ToRecover>,
     /// Unrecorded entries that people were told of.
     told: Mutex<HashSet<EntryPlace>>,
     /// Nodes whose mode or owner the store does not take.
@@ -74,6 +85,7 @@ impl Anchored {
             departures: depart::Departures::default(),
             carrying: Mutex::new(()),
             after_crash: AtomicBool::new(false),
+            to_recover: Mutex::default(),
             told: Mutex::default(),
             unmendable: Mutex::default(),
         }
@@ -82,6 +94,21 @@ impl Anchored {
     /// Keeps a file that has lost its last name until the store knows.
     pub fn keep(&self, open: Arc<OpenFile>) {
         self.departures.keep(open);
+    }
+
+    fn note_open(&self, objects: Vec<ObjectId>) {
+        self.to_recover.lock().objects.extend(objects);
+    }
+
+    /// The next of these files, by where they lie.
+    fn next_open(&self, most: usize) -> Result<Vec<EntryPlace>> {
+        let to_recover = &mut *self.to_recover.lock();
+        if !to_recover.objects.is_empty() {
+            to_recover.places = self.anchor.places_of(&to_recover.objects)?.into_values().collect();
+            to_recover.objects.clear();
+        }
+        let left = to_recover.places.len().saturating_sub(most);
+        Ok(to_recover.places.split_off(left))
     }
 
     /// Where an entry of the store is in the anchor.
