@@ -8,6 +8,7 @@
 //! | `token` | names of the store as the anchor keeps them |
 //! | `judge` | the rules: whether what a store shows is current. Pure |
 //! | `anchor/`, `queue` | one vault's rows: what is durable, what is queued, commits |
+//! | `build` | the anchor of a vault that is there already |
 //! | `table/` | where rows lie: memory, memory that crashes, a redb file |
 //!
 //! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod anchor;
+mod build;
 mod codec;
 mod error;
 pub mod judge;
@@ -27,6 +29,7 @@ mod token;
 mod types;
 
 pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
+pub use build::Builder;
 pub use error::{AnchorError, Part};
 pub use queue::Mark;
 pub use row::{Entry, EntryPlace, Intent, Row, VaultRow};
