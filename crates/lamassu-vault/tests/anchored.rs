@@ -502,8 +502,8 @@ struct Run {
 
 type Step<'a> = (&'a str, &'a dyn Fn(&Vault));
 
-/// Takes steps. After each, what is seen may be seen after a crash, too; with a step whose name ends with `!` all that
-/// was before is acknowledged.
+/// Takes steps. After each, what is seen may be seen after a crash, too; a step whose name ends with `!` acknowledges
+/// all of it, and one that is called `ack` and a path that path.
 fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
     let crash = Arc::new(CrashBackend::new());
     let watched = Arc::new(Watched { table: MemoryTable::default(), store: crash.clone(), states: Mutex::default() });
@@ -525,9 +525,15 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
         if let Some(last) = states.last_mut() {
             last.1 = during.clone();
         }
-        allowed = match name.ends_with('!') {
-            true => now.iter().map(|(path, what)| (path.clone(), BTreeSet::from([Some(what.clone())]))).collect(),
-            false => during,
+        allowed = match name.strip_prefix("ack ") {
+            Some(path) => {
+                during.insert(path.to_owned(), BTreeSet::from([now.get(path).cloned()]));
+                during
+            }
+            None if name.ends_with('!') => {
+                now.iter().map(|(path, what)| (path.clone(), BTreeSet::from([Some(what.clone())]))).collect()
+            }
+            None => during,
         };
         states.push((crash.position(), allowed.clone()));
         before = now;
@@ -554,23 +560,12 @@ impl Run {
         let mut count = 0;
         let begin = self.states[0].0;
         for (at, left) in sim.prefixes().filter(|(at, _)| *at >= begin) {
-            let after = self.states.iter().rposition(|(end, _)| *end <= at).unwrap();
-            let mut allowed = self.states[after].1.clone();
-            // At a border what comes next may have begun.
-            for (path, of) in self
-                .states
-                .get(after.saturating_sub(1))
-                .filter(|_| self.states[after].0 == at)
-                .into_iter()
-                .flat_map(|s| s.1.clone())
-            {
-                allowed.entry(path).or_default().extend(of);
-            }
+            let allowed = self.allowed(at);
             for table in self.anchors(at) {
                 let mut stores = vec![left.snapshot()];
                 if lost {
                     stores.push(sim.at(at).least_state());
-                    stores.extend((0..3).map(|seed| sim.at(at).random_state(seed)));
+                    stores.extend((0..8).map(|seed| sim.at(at).random_state(seed)));
                 }
                 for store in stores {
                     self.check(store, table.clone(), &allowed, at);
@@ -581,9 +576,47 @@ impl Run {
         count
     }
 
+    /// The same, with another crash at every step of the recovery.
+    fn survive_twice(&self) -> usize {
+        let sim = CrashSim::new(self.crash.log());
+        let mut count = 0;
+        for (at, left) in sim.prefixes().filter(|(at, _)| *at >= self.states[0].0) {
+            for table in self.anchors(at) {
+                let crash = Arc::new(CrashBackend::over(&left, 4096));
+                let watched = Watched { table, store: crash.clone(), states: Mutex::default() };
+                watched.states.lock().push((0, watched.table.clone()));
+                let watched = Arc::new(watched);
+                let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
+                std::mem::forget(try_open(&self.lab.recipe, &backend, &table, false).unwrap());
+                let lab = Lab { recipe: self.lab.recipe, backend, table };
+                let second = Run { crash, watched, lab, states: vec![(0, self.allowed(at))] };
+                count += second.survive(false);
+            }
+        }
+        count
+    }
+
+    /// What is allowed after so many changes of the store.
+    fn allowed(&self, at: usize) -> Allowed {
+        let after = self.states.iter().rposition(|(end, _)| *end <= at).unwrap();
+        let mut allowed = self.states[after].1.clone();
+        // At a border what comes next may have begun, and what came last may not be over.
+        for (_, before) in self.states[..after].iter().rev().take_while(|_| self.states[after].0 == at).take(1) {
+            for (path, of) in before {
+                allowed.entry(path.clone()).or_default().extend(of.clone());
+            }
+        }
+        allowed
+    }
+
     fn check(&self, store: MemoryBackend, table: MemoryTable, allowed: &Allowed, at: usize) {
+        let shadow = table.clone();
+        let before = tree_of(&*store.root(), 0);
+        let _before = Told(format!("before: {before}"));
         let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (Arc::new(store), Arc::new(table));
         let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
+        let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
+        let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
         let now = seen(&v);
         for path in now.keys().chain(allowed.keys()) {
             let of = allowed.get(path).cloned().unwrap_or_default();
@@ -596,6 +629,29 @@ impl Run {
         assert_eq!(seen(&v), now, "record {at}: opened again");
         v.close().unwrap();
     }
+}
+
+/// Says where it was when a test fails.
+struct Told(String);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0);
+        }
+    }
+}
+
+/// What the store has.
+fn tree_of(dir: &dyn BackendDir, depth: usize) -> String {
+    let mut lines = String::new();
+    for entry in dir.read_dir().unwrap() {
+        lines += &format!("\n{:depth$}{}", "", entry.name.to_string_lossy());
+        if let Ok(below) = dir.open_dir(&entry.name) {
+            lines += &tree_of(&*below, depth + 2);
+        }
+    }
+    lines
 }
 
 fn sync(v: &Vault) {
@@ -625,6 +681,7 @@ fn names_steps() -> Vec<Step<'static>> {
         ("unlink in it", &|v| rm(v, "f/far").unwrap()),
         ("unlink in it", &|v| rm(v, "f/x").unwrap()),
         ("rmdir", &|v| rmdir(v, "f").unwrap()),
+        ("not covered", &|v| link_to(v, "fresh", "F")),
         ("again", &|v| link_to(v, "b", "again")),
         ("dir again", &|v| _ = v.dir("f")),
         ("link there", &|v| link_to(v, "f/x", "there")),
@@ -638,7 +695,7 @@ fn after_a_crash_at_any_step_every_name_is_old_or_new_and_nothing_is_missing() {
     for recipe in [Recipe::default(), Recipe::plain()] {
         let run = run(recipe, &names_steps());
         let states = run.survive(true);
-        assert!(states > 500, "{states} states");
+        assert!(states > 400, "{states} states");
     }
 }
 
@@ -666,8 +723,11 @@ fn chains_of_renames_are_put_right_together() {
         ("sync!", &sync),
     ];
     for recipe in [Recipe::default(), Recipe::plain()] {
-        let states = run(recipe, &steps).survive(true);
+        let run = run(recipe, &steps);
+        let states = run.survive(true);
         assert!(states > 200, "{states} states");
+        let states = run.survive_twice();
+        assert!(states > 150, "{states} states");
     }
 }
 
@@ -687,5 +747,55 @@ fn modes_are_old_or_new_after_a_crash() {
     ];
     for recipe in [Recipe::default(), Recipe::plain()] {
         run(recipe, &steps).survive(true);
+    }
+}
+
+fn fsync(v: &Vault, path: &str) {
+    let handle = v.open_file(v.ino(path), RW).unwrap();
+    v.fsync(handle, false).unwrap();
+    v.release(handle).unwrap();
+}
+
+fn fsync_dir(v: &Vault, path: &str) {
+    let handle = v.open_dir(v.ino(path)).unwrap();
+    v.fsync_dir(handle).unwrap();
+    v.release_dir(handle).unwrap();
+}
+
+#[test]
+fn what_an_fsync_covered_is_there_after_a_crash() {
+    let steps: Vec<Step<'_>> = vec![
+        ("", &|v| _ = v.dir("d")),
+        ("", &|v| _ = v.dir("d/e")),
+        ("", &|v| _ = v.new_file("d/e/f")),
+        ("", &|v| _ = v.new_file("d/other")),
+        ("ack d/e/f", &|v| fsync(v, "d/e/f")),
+        ("", &|v| _ = v.link(v.ino("d/other"), ROOT, n("second")).unwrap()),
+        ("ack d/other", &|v| fsync(v, "d/other")),
+        ("ack second", &|_| {}),
+        ("", &|v| _ = v.new_file("d/g")),
+        ("", &|v| mv(v, "d/g", "d/e/h", RenameMode::NoReplace).unwrap()),
+        ("ack d/e/h", &|v| fsync(v, "d/e/h")),
+        ("", &|v| link_to(v, "d/e/link", "L")),
+        ("", &|v| rm(v, "d/e/f").unwrap()),
+        ("ack d/e/link", &|v| fsync_dir(v, "d/e")),
+        ("ack d/e/f", &|_| {}),
+        ("", &|v| rm(v, "second").unwrap()),
+        ("ack second", &|v| fsync_dir(v, "")),
+        ("", &|v| mv(v, "d", "moved", RenameMode::Replace).unwrap()),
+        ("", &|v| _ = v.new_file("moved/last")),
+        ("ack moved/last", &|v| fsync(v, "moved/last")),
+        ("", &|v| mv(v, "moved/last", "moved/final", RenameMode::Replace).unwrap()),
+        ("", &|v| {
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            v.setattr(v.ino("moved/other"), None, &set).unwrap();
+        }),
+        ("ack moved/other", &|v| fsync(v, "moved/other")),
+        ("ack moved/final", &|_| {}),
+        ("", &|v| link_to(v, "end", "E")),
+    ];
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let states = run(recipe, &steps).survive(true);
+        assert!(states > 200, "{states} states");
     }
 }

@@ -26,6 +26,12 @@ pub(super) struct Item {
     pub st: Stat,
 }
 
+impl Item {
+    pub fn is_dir(&self) -> bool {
+        self.st.kind == Kind::Dir
+    }
+}
+
 /// The places that intents name.
 pub(super) struct Places<'a> {
     vault: &'a Vault,
@@ -129,7 +135,7 @@ impl<'a> Places<'a> {
         };
         let entry = Entry { kind: row.kind(), object };
         for place in [home].into_iter().chain(others) {
-            let Some(item) = self.item(place).filter(|item| item.st.kind == Kind::Dir) else { continue };
+            let Some(item) = self.item(place).filter(|item| item.is_dir()) else { continue };
             if self.fits(&entry, &item) {
                 return opened(&item);
             }
@@ -142,7 +148,7 @@ impl<'a> Places<'a> {
         let mut at = self.removed.get(&object).copied();
         let mut seen = HashSet::new();
         while let Some(place) = at.filter(|place| seen.insert(*place)) {
-            if let Some(item) = self.item(place).filter(|item| item.st.kind == Kind::Dir) {
+            if let Some(item) = self.item(place).filter(|item| item.is_dir()) {
                 return opened(&item);
             }
             at = self.sources.get(&place).copied();

@@ -14,7 +14,7 @@ use crate::error::io;
 use crate::record::remove_companion;
 use crate::staging::{is_entry_empty, rename_no_replace};
 use crate::symlink;
-use crate::{Kind, RenameMode, Result, Vault, VaultError};
+use crate::{RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::row::Intent;
 use lamassu_anchor::{Entry, EntryPlace};
 use lamassu_format::name::{Stored, classify, companion_name};
@@ -110,7 +110,7 @@ impl Work<'_> {
         };
         let left: Vec<EntryPlace> = self.lies.keys().filter(|p| is_left(p, &self.belongs)).copied().collect();
         let (dirs, others): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|place| self.lies.get(place).is_some_and(|item| item.st.kind == Kind::Dir));
+            left.into_iter().partition(|place| self.lies.get(place).is_some_and(Item::is_dir));
         for place in others {
             if let Some(item) = self.lies.remove(&place) {
                 item.dir.unlink(&item.name).map_err(io("unlink"))?;
@@ -146,57 +146,63 @@ impl Work<'_> {
         }
     }
 
-    /// Moves everything to where it belongs.
+    /// Moves everything to where it belongs. A directory that would come to lie in itself waits until another has moved.
     fn move_all(&mut self, places: &mut Places<'_>) -> Result<()> {
-        // First what goes to a free name: that needs no exchange.
-        let displaced = |work: &Self| {
-            let displaced = || work.belongs.iter().filter(|(from, to)| from != to).map(|(from, to)| (*from, *to));
-            displaced().find(|(_, to)| !work.lies.contains_key(to)).or_else(|| displaced().next())
-        };
-        // Each step puts one entry where it belongs for good.
-        for _ in 0..=self.belongs.len() {
-            let Some((from, to)) = displaced(self) else { return Ok(()) };
-            self.move_one(from, to, places)?;
+        loop {
+            let mut displaced: Vec<_> = self.belongs.iter().map(|(from, to)| (*from, *to)).collect();
+            displaced.retain(|(from, to)| from != to);
+            // First what goes to a free name: that needs no exchange.
+            displaced.sort_by_key(|(_, to)| self.lies.contains_key(to));
+            let Some(first) = displaced.first().copied() else { return Ok(()) };
+            let mut has_moved = false;
+            for (from, to) in displaced {
+                has_moved = self.move_one(from, to, places)?;
+                if has_moved {
+                    break;
+                }
+            }
+            if !has_moved {
+                // Its directory is not there, or the store cannot exchange names.
+                tracing::error!(dir = first.1.dir.0, "an entry cannot be moved to where it is recorded");
+                return Err(VaultError::Unsupported);
+            }
         }
-        Ok(())
     }
 
-    fn move_one(&mut self, from: EntryPlace, to: EntryPlace, places: &mut Places<'_>) -> Result<()> {
-        let Some(item) = self.lies.remove(&from) else {
-            self.belongs.remove(&from);
-            return Ok(());
-        };
-        let there = self.lies.remove(&to);
-        let name = there.as_ref().map(|there| there.name.clone()).or_else(|| places.name(&to));
-        let target = there.as_ref().map(|there| there.dir.clone()).or_else(|| places.dir(to.dir));
-        let (Some(name), Some(target)) = (name, target) else {
-            tracing::error!(entry = %item.name.to_string_lossy(), "the place where it is recorded is not there");
-            self.belongs.remove(&from);
-            self.lies.extend(there.map(|there| (to, there)));
-            return Ok(());
-        };
+    /// False: not now, and nothing has changed.
+    fn move_one(&mut self, from: EntryPlace, to: EntryPlace, places: &mut Places<'_>) -> Result<bool> {
+        let (Some(item), there) = (self.lies.get(&from), self.lies.get(&to)) else { return Ok(false) };
+        let name = there.map(|there| there.name.clone()).or_else(|| places.name(&to));
+        let target = there.map(|there| there.dir.clone()).or_else(|| places.dir(to.dir));
+        let Some((name, target)) = name.zip(target) else { return Ok(false) };
         if let Some(rest) = symlink::rest_of(&self.vault.ctx.ring, &*item.dir, &item.name, &item.st) {
             symlink::copy_rest(&rest, &*item.dir, &*target)?;
         }
-        let there_belongs = self.belongs.remove(&to);
-        match &there {
+        // What was replaced goes; anything else changes places.
+        let is_replaced = |there: &Item| !self.belongs.contains_key(&to) && !there.is_dir() && !item.is_dir();
+        let moved = match there {
             None => rename_no_replace(&*item.dir, &item.name, &*target, &name),
-            Some(there) if there_belongs.is_none() && there.st.kind != Kind::Dir && item.st.kind != Kind::Dir => {
-                // What was replaced.
-                item.dir.rename(&item.name, &*target, &name, RenameMode::Replace)
-            }
+            Some(there) if is_replaced(there) => item.dir.rename(&item.name, &*target, &name, RenameMode::Replace),
             Some(_) => item.dir.rename(&item.name, &*target, &name, RenameMode::Exchange),
+        };
+        match moved {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
+            moved => moved.map_err(io("put a name right"))?,
         }
-        .map_err(io("put a name right"))?;
-        let is_exchanged = there_belongs.is_some() || item.st.kind == Kind::Dir;
+        let left = there.filter(|there| !is_replaced(there)).map(|there| Item {
+            place: from,
+            dir: item.dir.clone(),
+            name: item.name.clone(),
+            st: there.st,
+        });
+        let arrived = Item { place: to, dir: target, name, st: item.st };
+        let belongs = self.belongs.insert(to, to);
         self.belongs.remove(&from);
-        self.belongs.insert(to, to);
-        if let Some(there) = there.filter(|there| is_exchanged || there.st.kind == Kind::Dir) {
-            self.belongs.extend(there_belongs.map(|belongs| (from, belongs)));
-            self.lies.insert(from, Item { place: from, dir: item.dir.clone(), name: item.name.clone(), st: there.st });
-        }
-        self.lies.insert(to, Item { place: to, dir: target, name, st: item.st });
-        Ok(())
+        self.belongs.extend(belongs.filter(|_| left.is_some()).map(|belongs| (from, belongs)));
+        self.lies.remove(&from);
+        self.lies.extend(left.map(|left| (from, left)));
+        self.lies.insert(to, arrived);
+        Ok(true)
     }
 
     /// What belongs nowhere was recorded by nobody: an empty directory holds nothing, the rest goes to `lamassu.lost`.
@@ -205,7 +211,7 @@ impl Work<'_> {
             self.lies.keys().filter(|place| !self.belongs.contains_key(place)).copied().collect();
         for place in left {
             let Some(item) = self.lies.remove(&place) else { continue };
-            let is_empty = item.st.kind == Kind::Dir && is_entry_empty(&*item.dir, &item.name).unwrap_or(false);
+            let is_empty = item.is_dir() && is_entry_empty(&*item.dir, &item.name).unwrap_or(false);
             match is_empty {
                 true => self.vault.unstage_dir(&*item.dir, &item.name, &item.st)?,
                 false => {
