@@ -28,7 +28,7 @@ pub mod table;
 mod token;
 mod types;
 
-pub use anchor::{Anchor, FileCommit, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
+pub use anchor::{Anchor, Decided, FileCommit, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
 pub use build::Builder;
 pub use error::{AnchorError, Part};
 pub use queue::Mark;

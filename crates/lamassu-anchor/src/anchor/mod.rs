@@ -5,6 +5,7 @@
 //! | this one | opening, reading, commits |
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
+//! | `accept` | what a person decides |
 //! | `replace` | records, targets, attributes: replaced whole |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
@@ -12,10 +13,12 @@
 //!
 //! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
 
+mod accept;
 mod files;
 mod names;
 mod replace;
 
+pub use accept::Decided;
 pub use files::{FileCommit, Opening};
 pub use names::{Made, Removal, Renamed};
 pub use replace::{Replacing, SealedPart, Seen};

@@ -10,9 +10,11 @@
 //! | `recover`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: read by their digests, replaced in order |
+//! | `rebuild`, `accept`, `take` | anchors of what is there already; what a person accepts |
 //! | `digest` | those digests |
 //! | `trees` | where tree records of files lie |
 
+pub(crate) mod accept;
 mod commit;
 mod depart;
 mod digest;
@@ -21,15 +23,17 @@ mod locate;
 mod lost;
 mod make;
 mod moves;
+pub(crate) mod rebuild;
 mod recover;
 mod sealed;
+mod take;
 mod trees;
 
 pub(crate) use depart::Departing;
 pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
-pub(crate) use sealed::{ShownLink, shown_attrs};
+pub(crate) use sealed::ShownLink;
 
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
