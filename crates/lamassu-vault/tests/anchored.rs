@@ -5,9 +5,8 @@
 mod common;
 
 use common::*;
-use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
 use lamassu_store::backend::{ByName, CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::*;
@@ -23,34 +22,6 @@ struct Lab {
     table: Arc<dyn Table>,
 }
 
-/// The anchor of a vault, made if there is none.
-fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
-    let vault = recipe.header().id();
-    if table.get(Space::Vault, b"vault").unwrap().is_some() {
-        return Arc::new(Anchor::open(table.clone(), &vault).unwrap());
-    }
-    let row = VaultRow {
-        vault,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2: 4,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
-    let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
-    let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
-    Arc::new(Anchor::create(table.clone(), row, root).unwrap())
-}
-
-fn try_open(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>, read_only: bool) -> Result<Vault> {
-    let options = Options { anchor: Some(anchor(recipe, table)), ..options(read_only) };
-    Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
-}
-
 impl Lab {
     fn over(recipe: Recipe, backend: Arc<dyn Backend>, table: Arc<dyn Table>) -> (Lab, Vault) {
         Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
@@ -64,11 +35,11 @@ impl Lab {
     }
 
     fn open(&self) -> Vault {
-        try_open(&self.recipe, &self.backend, &self.table, false).unwrap()
+        open_anchored(&self.recipe, &self.backend, &self.table, false).unwrap()
     }
 
     fn read_only(&self) -> Vault {
-        try_open(&self.recipe, &self.backend, &self.table, true).unwrap()
+        open_anchored(&self.recipe, &self.backend, &self.table, true).unwrap()
     }
 
     /// The store's directory and the stored name of a path.
@@ -587,7 +558,7 @@ impl Run {
                 watched.states.lock().push((0, watched.table.clone()));
                 let watched = Arc::new(watched);
                 let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
-                std::mem::forget(try_open(&self.lab.recipe, &backend, &table, false).unwrap());
+                std::mem::forget(open_anchored(&self.lab.recipe, &backend, &table, false).unwrap());
                 let lab = Lab { recipe: self.lab.recipe, backend, table };
                 let second = Run { crash, watched, lab, states: vec![(0, self.allowed(at))] };
                 count += second.survive(false);
@@ -614,7 +585,7 @@ impl Run {
         let before = tree_of(&*store.root(), 0);
         let _before = Told(format!("before: {before}"));
         let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (Arc::new(store), Arc::new(table));
-        let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
+        let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
         let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
         let now = seen(&v);
@@ -625,7 +596,7 @@ impl Run {
             assert!(is_allowed, "record {at}: {path} is {what:?}, not one of {of:?}");
         }
         v.close().unwrap();
-        let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
+        let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
         assert_eq!(seen(&v), now, "record {at}: opened again");
         v.close().unwrap();
     }
