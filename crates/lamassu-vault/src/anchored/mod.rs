@@ -34,6 +34,7 @@ pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, diges
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
 pub(crate) use sealed::ShownLink;
+pub(crate) use take::shown as shown_attrs;
 
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};

@@ -92,12 +92,16 @@ impl Vault {
 
     /// Has nobody change the attributes of a node. Taken by the calls that look at them, not by what those are made of.
     pub(crate) fn attrs_still(&self, ino: Ino) -> Option<RwLockReadGuard<'_, ()>> {
-        self.anchored.as_ref().map(|anchored| anchored.attrs_of(ino).read())
+        let anchored = self.anchored.as_ref()?;
+        let object = self.nodes.lock().object(ino);
+        Some(anchored.attrs_of(object).read())
     }
 
     /// Has nobody look at the attributes of a node.
     pub(crate) fn attrs_alone(&self, ino: Ino) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.anchored.as_ref().map(|anchored| anchored.attrs_of(ino).write())
+        let anchored = self.anchored.as_ref()?;
+        let object = self.nodes.lock().object(ino);
+        Some(anchored.attrs_of(object).write())
     }
 
     /// All sealed attributes of a node, which are the newest; `None` in an un-anchored vault. The caller has them held
@@ -181,7 +185,8 @@ impl Vault {
 }
 
 impl super::Anchored {
-    fn attrs_of(&self, ino: Ino) -> &parking_lot::RwLock<()> {
-        &self.attrs_locks[(ino % crate::STRIPES as u64) as usize]
+    /// The lock of an object's attributes.
+    pub fn attrs_of(&self, object: ObjectId) -> &parking_lot::RwLock<()> {
+        &self.attrs_locks[(object.0 % crate::STRIPES as u64) as usize]
     }
 }
