@@ -99,10 +99,22 @@ impl Layer {
         self.make_entry(place, entry, 0);
     }
 
+    /// Holds back what names an object until a barrier that begins after a number was given: the store's step was for
+    /// the object itself.
+    pub fn hold_back(&mut self, object: ObjectId, number: u64) {
+        let names = self.entries.values_mut().filter(|queued| queued.object == object && queued.value.is_some());
+        names.for_each(|queued| queued.number = number);
+    }
+
     /// Queues that an entry goes, by an intent.
     pub fn remove_entry(&mut self, place: EntryPlace, was: Entry, intent: u64) {
         let queued = QueuedEntry { value: None, object: was.object, number: 0, intent: Some(intent) };
         self.entries.insert(place, queued);
+    }
+
+    /// Queues that an entry goes which the store does not have.
+    pub fn drop_entry(&mut self, place: EntryPlace, object: ObjectId) {
+        self.entries.insert(place, QueuedEntry { value: None, object, number: 0, intent: None });
     }
 
     /// Forgets an entry that was never durable.

@@ -7,7 +7,6 @@ use crate::error::At;
 use crate::serve::Served;
 use crate::{Error, Result, hex};
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
-use lamassu_format::root::RootRecord;
 use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::history::EventKind;
@@ -129,10 +128,9 @@ impl Served {
             let ring = keys.key_ring(header.suite())?;
             Vault::make_tree(backend, &header, &ring)?;
             let place = base.below(stored)?;
-            let root = RootRecord { mode: spec.mode, uid: owner.uid, gid: owner.gid };
             let parent = self.forest().volume(above)?.id;
             let anchor = match self.keeper().is_anchored(above) {
-                true => Some(self.policy().anchors.make_below(&parent, &mut header, &keys, backend, root, &place)?),
+                true => Some(self.policy().anchors.make_below(&parent, &mut header, &keys, &place)?),
                 false => None,
             };
             let update = Update::begin(&place.file(name::HEADER), &self.policy().witness())?;

@@ -278,6 +278,7 @@ impl Vault {
     }
 
     fn may(&self, wanted: u32, dir: Ino, uid: u32, is_in_group: &dyn Fn(u32) -> bool) -> Result<bool> {
+        let _still = self.attrs_still(dir);
         let (target, st) = self.target(dir)?;
         let listed = match self.sealed_attr(&target, dir, Which::Access.name()) {
             Ok(value) => self.parse_stored(dir, Which::Access, &value)?,
@@ -348,7 +349,7 @@ impl Vault {
     }
 
     fn drop_list(&self, ino: Ino, target: &Target, which: Which) -> Result<()> {
-        self.drop_attr(target, which.name()).map(drop).or_else(|error| {
+        self.drop_attr(target, ino, which.name()).map(drop).or_else(|error| {
             match self.sealed_attr(target, ino, which.name()) {
                 // Fifos and devices have no attributes below, and neither has anything on some stores: any change is
                 // refused, also where nothing is to be done.
@@ -360,6 +361,7 @@ impl Vault {
 
     /// What entries made in `dir` inherit.
     pub(crate) fn inherited(&self, dir: &Arc<Dir>, kind: Kind) -> Result<Option<Inherited>> {
+        let _still = self.attrs_still(dir.ino);
         let value = match self.sealed_attr(&Target::Dir(dir.clone()), dir.ino, Which::Default.name()) {
             Err(VaultError::NoAttribute) => return Ok(None),
             other => other?,

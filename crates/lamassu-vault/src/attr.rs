@@ -1,18 +1,20 @@
 //! stat and its changes. Everything is the backing entry's own but the size, which is the plain one.
 
 use crate::acl::Inherited;
-use crate::anchored::Fresh;
+use crate::anchored::{Fresh, StoredAttrs, digest_of_attributes};
 use crate::dirs::Dir;
 use crate::error::io;
 use crate::inode::CachedSize;
 use crate::target::Target;
 use crate::xattr::Holder;
 use crate::{Attr, HandleId, Ino, Kind, Result, SetAttr, SetTime, StatFs, Vault, VaultError};
+use lamassu_anchor::row::Sealed;
 use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::NAME_LEN_MAX;
 use lamassu_store::backend::Stat;
 use lamassu_store::{BackendEntry, BackendFile, File};
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::sync::Arc;
 
@@ -67,7 +69,7 @@ impl Vault {
         }
         let size = match st.kind {
             Kind::File => self.size_of_closed(ino, dir, stored, st)?,
-            Kind::Symlink => self.link_size(dir, stored, st),
+            Kind::Symlink => self.link_size(ino, dir, stored, st)?,
             Kind::Dir | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => st.len,
         };
         self.attr_over_row(self.attr(ino, st, size))
@@ -189,12 +191,14 @@ impl Vault {
 
     /// chmod of a target, which the anchor hears of.
     pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
+        self.refuse_stale_root(target)?;
         target.set_mode(mode).map_err(io("set the mode"))?;
         self.record_change(ino, |row| row.mode = mode)
     }
 
     /// The same of chown; `None` leaves. As in every store, no file keeps a set-id bit for another owner.
     fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
+        self.refuse_stale_root(target)?;
         target.set_owner(uid, gid).map_err(io("set the owner"))?;
         self.record_change(ino, |row| {
             (row.uid, row.gid) = (uid.unwrap_or(row.uid), gid.unwrap_or(row.gid));
@@ -203,6 +207,11 @@ impl Vault {
                 row.mode &= !(libc::S_ISUID | if is_locking { 0 } else { libc::S_ISGID });
             }
         })
+    }
+
+    /// What is not the newest is not changed, which would pass it off as such.
+    fn refuse_stale_root(&self, target: &Target) -> Result<()> {
+        if matches!(target, Target::Root(..)) { self.verify_root_permissions() } else { Ok(()) }
     }
 
     fn set_size(&self, ino: Ino, handle: Option<HandleId>, size: u64) -> Result<()> {
@@ -262,7 +271,8 @@ impl Vault {
             new.set_owner(uid, gid).map_err(io("set the owner"))?;
             changed = true;
         }
-        let mode = self.store_inherited(wanted, Holder::File, |attr, value| new.set_xattr(attr, value))?;
+        let (mode, attributes) =
+            self.store_inherited(wanted, Holder::File, |attr, value| new.set_xattr(attr, value))?;
         if let Some(mode) = mode
             && (changed || st.mode != mode)
         {
@@ -270,20 +280,27 @@ impl Vault {
             changed = true;
         }
         let st = if changed { new.stat().map_err(io("stat"))? } else { st };
-        Ok(Fresh::new(st, mode))
+        Ok(Fresh { attributes, ..Fresh::new(st, mode) })
     }
 
-    /// Gives a new entry the lists it inherits, by `set`. Returns its mode.
+    /// Gives a new entry the lists it inherits, by `set`. Returns its mode, and the digest of these attributes.
     pub(crate) fn store_inherited(
         &self,
         wanted: &Wanted,
         holder: Holder,
         set: impl Fn(&OsStr, &[u8]) -> std::io::Result<()>,
-    ) -> Result<Option<u32>> {
-        match (wanted.mode, &wanted.inherited) {
-            (Some(mode), Some(inherited)) => inherited.store(self, holder, mode, set).map(Some),
-            (mode, _) => Ok(mode),
-        }
+    ) -> Result<(Option<u32>, Sealed)> {
+        let (Some(mode), Some(inherited)) = (wanted.mode, &wanted.inherited) else {
+            return Ok((wanted.mode, Sealed::Nothing));
+        };
+        let attrs = RefCell::new(StoredAttrs::new());
+        let mode = inherited.store(self, holder, mode, |attr, value| {
+            set(attr, value)?;
+            attrs.borrow_mut().insert(attr.to_owned(), value.to_vec());
+            Ok(())
+        })?;
+        let digest = digest_of_attributes(&attrs.into_inner());
+        Ok((Some(mode), if digest.is_none() { Sealed::Nothing } else { Sealed::Is(digest) }))
     }
 
     /// What a new entry of `kind` in `dir` gets: group and, for directories, the setgid bit pass on from a setgid

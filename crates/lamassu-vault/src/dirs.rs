@@ -4,6 +4,7 @@
 use crate::error::{io, is_not_found};
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, DirFault, Names, StoredName};
+use crate::record;
 use crate::staging::lending;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
@@ -116,16 +117,22 @@ impl Vault {
         if let Some(names) = dir.names.get() {
             return Ok(names);
         }
-        let read = match self.read_names(&*dir.handle) {
+        let read = match self.record_text(&*dir.handle) {
             // The owner of a directory without search permission may still list it and use its attributes, whose seal
             // names its id.
             Err(DirFault::Unreadable(e)) if e.kind() == ErrorKind::PermissionDenied && !self.is_read_only() => {
-                self.read_names(&*lending(&dir.handle))
+                self.record_text(&*lending(&dir.handle))
             }
             other => other,
         };
-        let names = read.map_err(|fault| {
-            let stored = self.path_in(dir.ino, OsStr::new(DIR_RECORD));
+        let path = || self.path_in(dir.ino, OsStr::new(DIR_RECORD));
+        if let Ok(Some(_)) | Err(DirFault::Missing | DirFault::NotARecord) = read {
+            self.verify_record(dir.object, read.as_ref().ok().and_then(|t| t.as_deref()), &|| {
+                path().display().to_string()
+            })?;
+        }
+        let names = read.and_then(|text| self.names_of_text(text)).map_err(|fault| {
+            let stored = path();
             tracing::error!(record = %stored.display(), "a directory record does not open: {fault}");
             VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
         })?;
@@ -134,11 +141,22 @@ impl Vault {
 
     /// The same for a directory outside of the node table.
     pub(crate) fn read_names(&self, handle: &dyn BackendDir) -> std::result::Result<Names, DirFault> {
-        Ok(match self.name_mode {
-            NameMode::Plain => Names::Plain { name_max: self.name_max },
-            NameMode::Encrypted => {
-                Names::Sealed { key: names::read_record(&self.ctx.ring, handle)?, name_max: self.name_max }
-            }
+        self.record_text(handle).and_then(|text| self.names_of_text(text))
+    }
+
+    /// The text of a directory's record; none where names are plain.
+    pub(crate) fn record_text(&self, handle: &dyn BackendDir) -> std::result::Result<Option<Vec<u8>>, DirFault> {
+        match self.name_mode {
+            NameMode::Plain => Ok(None),
+            NameMode::Encrypted => Ok(Some(record::read_text(handle, OsStr::new(DIR_RECORD))?)),
+        }
+    }
+
+    pub(crate) fn names_of_text(&self, text: Option<Vec<u8>>) -> std::result::Result<Names, DirFault> {
+        let name_max = self.name_max;
+        Ok(match text {
+            None => Names::Plain { name_max },
+            Some(text) => Names::Sealed { key: names::open_record(&self.ctx.ring, &text)?, name_max },
         })
     }
 

@@ -31,7 +31,7 @@
 //! 5. `Vault::open_locks`: opening an inode, by number
 //! 6. `Vault::tree`: shared to go from a name or number to an entry, exclusive to change where others find theirs
 //! 7. `Vault::names_locks`: changes within one directory
-//! 8. `Vault::workshop`
+//! 8. `Vault::workshop`, or `Anchored::attrs_locks`: the attributes of one node
 //! 9. `Vault::settling`: one pass of commits and barriers. Never taken by a thread that holds `tree`
 //! 10. the lock of a `lamassu_store::File`, and of the records in `root` and `session`
 //! 11. `Vault::nodes`, then the cache in `dirs`
@@ -40,6 +40,7 @@
 //! other lock is taken under them.
 
 mod acl;
+pub mod anchor;
 mod anchored;
 mod attr;
 pub mod check;
@@ -209,7 +210,8 @@ impl Vault {
         let root = backend.root();
         let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id(), options.anchor.clone()));
         let sessions = Arc::new(Sessions::new(book.clone()));
-        let root_permissions = Arc::new(root::RootPermissions::open(root.clone(), ring.clone(), top));
+        let root_permissions =
+            Arc::new(root::RootPermissions::open(root.clone(), ring.clone(), top, options.anchor.clone()));
         let anchored = options.anchor.clone().map(|anchor| Anchored::new(anchor, root.clone(), options.read_only));
         let files = anchored.as_ref().map(|anchored| anchored.files.clone());
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
@@ -257,6 +259,7 @@ impl Vault {
         if !vault.options.read_only {
             // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
             vault.backend.sync().map_err(io("sync the store"))?;
+            vault.root_permissions.settle()?;
             vault.clear_staging()?;
             vault.recover_names()?;
             vault.tell_interrupted();
@@ -272,6 +275,18 @@ impl Vault {
     pub fn verify_root(&self) -> Result<()> {
         self.names(self.dirs.root())?;
         if self.options.read_only { Ok(()) } else { self.verify_sessions() }
+    }
+
+    /// Asks for the record of the root's permissions. One that is not the newest locks nobody out: until it is accepted
+    /// the permissions of the vault's directory are shown, which are the stricter ones.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`] in an anchored vault.
+    pub fn verify_root_permissions(&self) -> Result<()> {
+        match self.root_permissions.is_stale() {
+            true => Err(self.outdated_at("root permissions", lamassu_format::name::ROOT_RECORD.to_owned())),
+            false => Ok(()),
+        }
     }
 
     /// Has `parting` called once by [`Vault::close`], when everything is in the store and the writer's lock is still

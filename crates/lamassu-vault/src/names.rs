@@ -168,9 +168,9 @@ pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<NewR
     Ok(NewRecord { id, text })
 }
 
-/// Reads the record of a directory.
-pub(crate) fn read_record(ring: &KeyRing, dir: &dyn BackendDir) -> std::result::Result<NameKey, DirFault> {
-    DIRECTORY.read(dir, ring, &[], |content| {
+/// Opens the text of a directory's record.
+pub(crate) fn open_record(ring: &KeyRing, text: &[u8]) -> std::result::Result<NameKey, DirFault> {
+    DIRECTORY.open(text, ring, &[], |content| {
         let record = DirRecord::parse(content)?;
         Ok(NameKey::new(&Secret::new(&mut record.secret.clone()), record.id))
     })

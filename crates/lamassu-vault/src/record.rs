@@ -67,8 +67,18 @@ impl RecordType {
         context: &[u8],
         parse: impl FnOnce(&[u8]) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, RecordFault<E>> {
-        let text = read_text(dir, OsStr::new(self.name))?;
-        let sealed = name::decode(&text).ok_or(RecordFault::Text)?;
+        self.open(&read_text(dir, OsStr::new(self.name))?, ring, context, parse)
+    }
+
+    /// Opens the text of a record.
+    pub fn open<T, E>(
+        &self,
+        text: &[u8],
+        ring: &KeyRing,
+        context: &[u8],
+        parse: impl FnOnce(&[u8]) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, RecordFault<E>> {
+        let sealed = name::decode(text).ok_or(RecordFault::Text)?;
         let content = ring.open_record(self.kind, context, &sealed).map_err(RecordFault::Seal)?;
         parse(SecretBytes::new(content).expose()).map_err(RecordFault::Content)
     }

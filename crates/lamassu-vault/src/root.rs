@@ -6,16 +6,23 @@
 //! directories lie below a private one, and chmod changes them as it changes any directory. A record that does not open
 //! shows the directory's permissions too, which are the stricter ones, until chmod or `check --repair` makes a new
 //! record.
+//!
+//! In an anchored vault the record is the newest, or it is stale: then it shows the directory's permissions, too, and
+//! chmod is refused, until it is accepted. It is replaced between the anchor's commit of {old, new} and a barrier.
 
 use crate::Result;
+use crate::anchored::digest_of_text;
 use crate::error::{io, is_not_found};
-use crate::record::{ROOT, RecordFault, write_text};
+use crate::record::{ROOT, RecordFault, read_text, write_text};
+use lamassu_anchor::row::Sealed;
+use lamassu_anchor::{Anchor, Digest, Mark};
 use lamassu_crypto::KeyRing;
 use lamassu_format::name::{ROOT_RECORD, ROOT_RECORD_NEW};
 use lamassu_format::root::{MODE_BITS, RootRecord, RootRecordError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{RenameMode, SetTime, Stat};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io as stdio;
 use std::sync::Arc;
@@ -29,6 +36,8 @@ enum Source {
     /// The record does not open, and why. Shown are those of the directory.
     Damaged(RootFault),
     Record(RootRecord),
+    /// It is not the newest, or it is gone. Shown are those of the directory.
+    Stale,
 }
 
 /// The permissions that a root shows. They outlive the vault's keys: an unloaded vault still has a root.
@@ -40,7 +49,7 @@ impl ShownPermissions {
     pub fn over(&self, st: Stat) -> Stat {
         match *self.0.lock() {
             Source::Record(RootRecord { mode, uid, gid }) => Stat { mode, uid, gid, ..st },
-            Source::Directory | Source::Damaged(_) => st,
+            Source::Directory | Source::Damaged(_) | Source::Stale => st,
         }
     }
 }
@@ -50,6 +59,7 @@ pub(crate) struct RootPermissions {
     dir: Arc<dyn BackendDir>,
     ring: KeyRing,
     top: Top,
+    anchor: Option<Arc<Anchor>>,
     shown: ShownPermissions,
 }
 
@@ -63,9 +73,26 @@ pub(crate) enum Top {
 }
 
 impl RootPermissions {
-    /// Those of the vault below `dir`. A record that does not open is logged.
-    pub fn open(dir: Arc<dyn BackendDir>, ring: KeyRing, top: Top) -> RootPermissions {
-        let source = match ROOT.read(&*dir, &ring, &[], RootRecord::parse) {
+    /// Those of the vault below `dir`. A record that does not open, or is not the newest, is logged.
+    pub fn open(dir: Arc<dyn BackendDir>, ring: KeyRing, top: Top, anchor: Option<Arc<Anchor>>) -> RootPermissions {
+        let text = shown_text(&*dir);
+        let is_newest = anchor.as_ref().is_none_or(|anchor| match &text {
+            // It is not known: it shows the directory's.
+            Err(_) => true,
+            Ok(text) => anchor.vault().root_permissions.is_current(digest(text.as_deref())),
+        });
+        let opened = text.map_err(RootFault::from).and_then(|text| {
+            ROOT.open(&text.ok_or(RootFault::Missing)?, &ring, &[], RootRecord::parse) //
+        });
+        let source = match opened {
+            _ if !is_newest => {
+                tracing::error!(
+                    record = ROOT_RECORD,
+                    "stale root permissions: the store shows another state than the newest; the vault directory's own \
+                     are shown"
+                );
+                Source::Stale
+            }
             Ok(record) => Source::Record(record),
             Err(RootFault::Missing) => Source::Directory,
             // The mode of a dataset's directory may deny it to its owner, which is this process.
@@ -81,7 +108,7 @@ impl RootPermissions {
                 Source::Damaged(fault)
             }
         };
-        RootPermissions { dir, ring, top, shown: ShownPermissions(Arc::new(Mutex::new(source))) }
+        RootPermissions { dir, ring, top, anchor, shown: ShownPermissions(Arc::new(Mutex::new(source))) }
     }
 
     pub fn shown(&self) -> &ShownPermissions {
@@ -92,8 +119,44 @@ impl RootPermissions {
     pub fn fault(&self) -> Option<String> {
         match &*self.shown.0.lock() {
             Source::Damaged(fault) => Some(fault.to_string()),
-            Source::Directory | Source::Record(_) => None,
+            Source::Directory | Source::Record(_) | Source::Stale => None,
         }
+    }
+
+    /// An earlier process ended while it replaced the record: what the store shows, which a barrier has covered, it is.
+    pub fn settle(&self) -> Result<()> {
+        let Some(anchor) = &self.anchor else { return Ok(()) };
+        let _shown = self.shown.0.lock();
+        if let Sealed::Becomes { .. } = anchor.vault().root_permissions {
+            let shown = shown_digest(&*self.dir)?;
+            if anchor.vault().root_permissions.is_current(shown) {
+                anchor.root_permissions_replaced(shown);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the store shows another record than the newest.
+    pub fn is_stale(&self) -> bool {
+        matches!(&*self.shown.0.lock(), Source::Stale)
+    }
+
+    /// Takes what the store shows for the newest, durably. Whether that is something else than before.
+    pub fn accept(&self) -> Result<bool> {
+        let Some(anchor) = &self.anchor else { return Ok(false) };
+        let mut source = self.shown.0.lock();
+        self.dir.sync().map_err(io("sync the root"))?;
+        let text = shown_text(&*self.dir).map_err(io("read the record of the root's permissions"))?;
+        let shown = digest(text.as_deref());
+        let is_other = !anchor.vault().root_permissions.is_current(shown);
+        anchor.root_permissions_replaced(shown);
+        anchor.commit_objects(&HashSet::new(), Mark::NOTHING)?;
+        *source = match text.map(|text| ROOT.open(&text, &self.ring, &[], RootRecord::parse)) {
+            None => Source::Directory,
+            Some(Ok(record)) => Source::Record(record),
+            Some(Err(fault)) => Source::Damaged(fault),
+        };
+        Ok(is_other)
     }
 
     /// chmod of the root.
@@ -121,7 +184,7 @@ impl RootPermissions {
         let Source::Record(record) = *shown else { return Ok(()) };
         let resealed = ROOT.is_newest(&*self.dir, &self.ring, &[]).and_then(|is_newest| match is_newest {
             true => Ok(()),
-            false => write(&*self.dir, &self.ring, record),
+            false => self.write(record),
         });
         resealed.map_err(io("seal the record of the root's permissions"))
     }
@@ -134,14 +197,54 @@ impl RootPermissions {
         let mut source = self.shown.0.lock();
         let mut record = match &*source {
             Source::Directory if self.top == Top::Dataset => return of_directory(&*self.dir),
+            Source::Stale => return Err(stdio::Error::other("the root's permissions in the store are not the newest")),
             Source::Directory | Source::Damaged(_) => record_of(&self.dir.stat()?),
             Source::Record(record) => *record,
         };
         set(&mut record);
-        write(&*self.dir, &self.ring, record)?;
+        self.write(record)?;
         *source = Source::Record(record);
         Ok(())
     }
+
+    /// Replaces the record. The caller holds what is shown.
+    fn write(&self, record: RootRecord) -> stdio::Result<()> {
+        let Some(anchor) = &self.anchor else { return write(&*self.dir, &self.ring, record) };
+        let text = ROOT.seal(&self.ring, &[], &record.encode()).map_err(stdio::Error::other)?;
+        let (old, new) = (digest(shown_text(&*self.dir)?.as_deref()), digest(Some(text.as_bytes())));
+        if matches!(anchor.vault().root_permissions, Sealed::Becomes { .. }) {
+            // What an earlier replacement left is durable before it counts as the old one.
+            self.dir.sync()?;
+        }
+        if !anchor.replacing_root_permissions(old, new).map_err(stdio::Error::other)? {
+            return Err(stdio::Error::other("the root's permissions in the store are not the newest"));
+        }
+        write_sealed(&*self.dir, &text)?;
+        self.dir.sync()?;
+        anchor.root_permissions_replaced(new);
+        Ok(())
+    }
+}
+
+/// The text of the record; none where it is missing.
+fn shown_text(dir: &dyn BackendDir) -> stdio::Result<Option<Vec<u8>>> {
+    match read_text(dir, OsStr::new(ROOT_RECORD)) {
+        Err(e) if is_not_found(&e) => Ok(None),
+        text => text.map(Some),
+    }
+}
+
+fn digest(text: Option<&[u8]>) -> Digest {
+    text.map_or(Digest::NONE, digest_of_text)
+}
+
+/// The digest of the record of a vault's root, as the store shows it; none where it is missing.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) fn shown_digest(root: &dyn BackendDir) -> Result<Digest> {
+    let text = shown_text(root).map_err(io("read the record of the root's permissions"))?;
+    Ok(digest(text.as_deref()))
 }
 
 fn record_of(st: &Stat) -> RootRecord {
@@ -158,13 +261,16 @@ pub fn create_root_record(root: &dyn BackendDir, ring: &KeyRing, record: RootRec
 
 /// Replaces the record whole, by a rename. The root's times stay, but for the change time: chmod(2) changes no other.
 fn write(dir: &dyn BackendDir, ring: &KeyRing, record: RootRecord) -> stdio::Result<()> {
-    let text = ROOT.seal(ring, &[], &record.encode()).map_err(stdio::Error::other)?;
+    write_sealed(dir, &ROOT.seal(ring, &[], &record.encode()).map_err(stdio::Error::other)?)
+}
+
+fn write_sealed(dir: &dyn BackendDir, text: &str) -> stdio::Result<()> {
     let (st, new) = (dir.stat()?, OsStr::new(ROOT_RECORD_NEW));
     match dir.unlink(new) {
         Err(e) if !is_not_found(&e) => return Err(e),
         Ok(()) | Err(_) => {}
     }
-    write_text(dir, new, &text)?;
+    write_text(dir, new, text)?;
     dir.rename(new, dir, OsStr::new(ROOT_RECORD), RenameMode::Replace)?;
     dir.set_times(SetTime::At(st.atime), SetTime::At(st.mtime))
 }

@@ -17,6 +17,7 @@ use crate::names;
 use crate::xattr::Holder;
 use crate::{Kind, RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::Digest;
+use lamassu_anchor::row::Sealed;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
 use lamassu_store::BackendDir;
@@ -322,11 +323,11 @@ impl Vault {
         });
         match placed {
             // Moving a directory takes write permission on it, so a mode without that comes last.
-            Ok((mode, content)) => {
+            Ok((mode, content, attributes)) => {
                 if let Some(mode) = wanted.mode.filter(|mode| mode & PRIVATE != PRIVATE) {
                     dir.set_mode(mode).map_err(io("set the mode"))?;
                 }
-                Ok(Fresh { content, ..Fresh::new(dir.stat().map_err(io("stat"))?, mode) })
+                Ok(Fresh { content, attributes, ..Fresh::new(dir.stat().map_err(io("stat"))?, mode) })
             }
             Err(e) => {
                 if let Err(error) = delete(staging, &name) {
@@ -337,8 +338,8 @@ impl Vault {
         }
     }
 
-    /// Returns its mode, and the digest of its record.
-    fn fill_staged(&self, dir: &dyn BackendDir, wanted: &Wanted) -> Result<(Option<u32>, Digest)> {
+    /// Returns its mode, the digest of its record, and that of its attributes.
+    fn fill_staged(&self, dir: &dyn BackendDir, wanted: &Wanted) -> Result<(Option<u32>, Digest, Sealed)> {
         let (id, record) = match self.name_mode {
             NameMode::Encrypted => {
                 let made = names::create_record(&self.ctx.ring, dir)?;
@@ -351,11 +352,11 @@ impl Vault {
             dir.set_owner(uid, gid).map_err(io("set the owner"))?;
         }
         let set = |attr: &OsStr, value: &[u8]| dir.set_xattr(attr, value, 0);
-        let mode = self.store_inherited(wanted, Holder::Dir(id), set)?;
+        let (mode, attributes) = self.store_inherited(wanted, Holder::Dir(id), set)?;
         if let Some(mode) = mode {
             dir.set_mode(mode | PRIVATE).map_err(io("set the mode"))?;
         }
-        Ok((mode, record))
+        Ok((mode, record, attributes))
     }
 
     /// Takes an empty directory out of the tree and deletes it. What fails after it has left the tree is not an error

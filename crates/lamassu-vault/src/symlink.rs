@@ -1,7 +1,7 @@
 //! Targets of symbolic links (`docs/format.md` §7): sealed, the long ones with their rest in a companion of the same
 //! directory.
 
-use crate::anchored::digest_of_text;
+use crate::anchored::{ShownLink, digest_of_link};
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
 use crate::record::{self, read_text};
@@ -81,8 +81,7 @@ impl StoredTarget {
 
     /// The digest of all of it.
     pub fn digest(&self) -> Digest {
-        let rest = self.rest.as_ref().map_or("", |(_, text)| text);
-        digest_of_text([&self.text, rest].concat().as_bytes())
+        digest_of_link(self.text.as_bytes(), self.rest.as_ref().map(|(_, text)| text.as_bytes()))
     }
 
     /// Makes the rest of a long target, unless it is there.
@@ -140,17 +139,33 @@ pub(crate) fn is_newest(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> bo
     }
 }
 
+/// The target that a directory shows under a name, as it is stored: with its rest, where its head opens and that is
+/// there.
+pub(crate) fn shown(ring: &KeyRing, dir: &dyn BackendDir, name: &OsStr) -> stdio::Result<ShownLink> {
+    let text = dir.read_link(name)?.into_encoded_bytes();
+    Ok(ShownLink { rest: rest_text(ring, dir, &text), text })
+}
+
+fn rest_text(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> Option<Vec<u8>> {
+    let head = open_head(ring, text.strip_prefix(&[LONG_MARK])?).ok()?;
+    read_text(dir, OsStr::new(&link_rest_name(&head.id))).ok()
+}
+
 /// Opens the target stored as `text` in `dir`.
 pub(crate) fn open(ring: &KeyRing, dir: &dyn BackendDir, text: &[u8]) -> std::result::Result<Vec<u8>, LinkFault> {
-    let target = match text.strip_prefix(&[LONG_MARK]) {
+    open_shown(ring, &ShownLink { text: text.to_vec(), rest: rest_text(ring, dir, text) })
+}
+
+/// Opens a stored target.
+pub(crate) fn open_shown(ring: &KeyRing, link: &ShownLink) -> std::result::Result<Vec<u8>, LinkFault> {
+    let target = match link.text.strip_prefix(&[LONG_MARK]) {
         None => {
-            let sealed = decode(text).ok_or(LinkFault::Text)?;
+            let sealed = decode(&link.text).ok_or(LinkFault::Text)?;
             ring.open_record(RecordKind::Symlink, &[], &sealed).map_err(LinkFault::Seal)?
         }
         Some(head) => {
             let mut head = open_head(ring, head)?;
-            let rest = read_text(dir, OsStr::new(&link_rest_name(&head.id))).map_err(|_| LinkFault::Rest)?;
-            let rest = decode(&rest).ok_or(LinkFault::Rest)?;
+            let rest = link.rest.as_deref().and_then(decode).ok_or(LinkFault::Rest)?;
             let rest = ring.open_record(RecordKind::SymlinkRest, &head.id, &rest).map_err(|_| LinkFault::Rest)?;
             head.first.extend_from_slice(&rest);
             if head.first.len() != head.total {
@@ -206,30 +221,45 @@ pub(crate) fn is_named_in(dir: &dyn BackendDir, link: &Stat) -> bool {
 
 impl Vault {
     /// Length of a link's plain target: from the stored length alone, but for the one length that two kinds of target
-    /// share.
-    pub(crate) fn link_size(&self, dir: &Dir, stored: &OsStr, st: &Stat) -> u64 {
-        if st.len == HEAD_TEXT_LEN
+    /// share. In an anchored vault from the target, which is the newest.
+    ///
+    /// # Errors
+    /// Those of [`Vault::stored_link`], in an anchored vault.
+    pub(crate) fn link_size(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
+        let stored_len = if self.anchored.is_some() {
+            let object = self.nodes.lock().object(ino);
+            let link = self.stored_link(object, dir, stored)?;
+            if let Ok(target) = open_shown(&self.ctx.ring, &link) {
+                return Ok(target.len() as u64);
+            }
+            link.text.len() as u64
+        } else {
+            st.len
+        };
+        if stored_len == HEAD_TEXT_LEN
             && let Ok(text) = dir.handle.read_link(stored)
             && let Some(head) = text.as_bytes().strip_prefix(&[LONG_MARK])
             && let Ok(head) = open_head(&self.ctx.ring, head)
         {
-            return head.total as u64;
+            return Ok(head.total as u64);
         }
-        (st.len * 3 / 4).saturating_sub(RECORD_OVERHEAD as u64)
+        Ok((stored_len * 3 / 4).saturating_sub(RECORD_OVERHEAD as u64))
     }
 
     /// The plain target of a symbolic link.
     ///
     /// # Errors
-    /// [`VaultError::Invalid`] if it is none, [`VaultError::Damaged`] if it does not open, those of the store.
+    /// [`VaultError::Invalid`] if it is none, [`VaultError::Damaged`] if it does not open, [`VaultError::Outdated`] if
+    /// it is not the newest, those of the store.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
         if self.nodes.lock().kind(ino).ok_or(VaultError::Stale)? != Kind::Symlink {
             return Err(VaultError::Invalid);
         }
         let (dir, name, _) = self.place(ino)?;
-        let text = dir.handle.read_link(&name).map_err(io("read a link"))?;
-        open(&self.ctx.ring, &*dir.handle, text.as_bytes()).map_err(|fault| match fault {
+        let object = self.nodes.lock().object(ino);
+        let link = self.stored_link(object, &dir, &name)?;
+        open_shown(&self.ctx.ring, &link).map_err(|fault| match fault {
             LinkFault::Io(e) => io("read a link")(e),
             fault => {
                 let stored = self.path_in(dir.ino, &name).display().to_string();

@@ -2,6 +2,7 @@
 //! keeps is not shown. Access control lists go through `acl`, which keeps them in step with the mode.
 
 use crate::acl::Which;
+use crate::anchored::StoredAttrs;
 use crate::error::{errno, io};
 use crate::target::Target;
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
@@ -130,6 +131,7 @@ impl Vault {
     /// [`VaultError::Damaged`], those of the store.
     pub fn get_xattr(&self, ino: Ino, name: &OsStr) -> Result<Vec<u8>> {
         let _tree = self.tree.read();
+        let _still = self.attrs_still(ino);
         if let Some(which) = Which::of(name) {
             return self.get_acl(ino, which);
         }
@@ -147,6 +149,12 @@ impl Vault {
             Err(VaultError::NameTooLong) if name.len() <= NAME_MAX => return Err(VaultError::NoAttribute),
             other => other?,
         };
+        if let Some(attrs) = self.verified_attrs(target, ino)? {
+            let found = stored.iter().find_map(|attr| attrs.get(attr).map(|value| (attr, value)));
+            let (attr, value) = found.ok_or(VaultError::NoAttribute)?;
+            let holder = self.holder(target, ino)?;
+            return open_value(&self.ctx.ring, attr, holder, value).map_err(|e| self.damaged_attr(ino, attr, e));
+        }
         for attr in &stored {
             match target.get_xattr(attr) {
                 Ok(value) => {
@@ -182,6 +190,7 @@ impl Vault {
     pub fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
+        let _alone = self.attrs_alone(ino);
         if let Some(which) = Which::of(name) {
             return self.set_acl(ino, which, value, mode);
         }
@@ -210,6 +219,10 @@ impl Vault {
             return Err(errno("set an attribute", libc::E2BIG));
         }
         let Some((newest, older)) = stored.split_first() else { return Err(VaultError::NoAttribute) };
+        if let Some(attrs) = self.verified_attrs(target, ino)? {
+            let sealed = seal_value(&self.ctx.ring, newest, self.holder(target, ino)?, value)?;
+            return self.store_anchored(target, ino, attrs, (newest, older), &sealed, mode);
+        }
         let is_older = older.iter().any(|attr| target.get_xattr(attr).is_ok());
         let flags = match (mode, is_older) {
             (SetXattr::Create, true) => return Err(VaultError::Exists),
@@ -227,6 +240,32 @@ impl Vault {
         Ok(())
     }
 
+    /// The same in an anchored vault: each call of the store is a step of its own.
+    fn store_anchored(
+        &self,
+        target: &Target,
+        ino: Ino,
+        mut attrs: StoredAttrs,
+        (newest, older): (&OsString, &[OsString]),
+        sealed: &[u8],
+        mode: SetXattr,
+    ) -> Result<()> {
+        let older: Vec<&OsString> = older.iter().filter(|attr| attrs.contains_key(*attr)).collect();
+        let is_there = attrs.contains_key(newest) || !older.is_empty();
+        match mode {
+            SetXattr::Create if is_there => return Err(VaultError::Exists),
+            SetXattr::Replace if !is_there => return Err(VaultError::NoAttribute),
+            SetXattr::Create | SetXattr::Replace | SetXattr::Any => {}
+        }
+        self.change_attr(ino, &mut attrs, (newest, Some(sealed)), || {
+            target.set_xattr(newest, sealed, 0).map_err(io("set an attribute"))
+        })?;
+        for attr in older {
+            self.change_attr(ino, &mut attrs, (attr, None), || remove(target, attr))?;
+        }
+        Ok(())
+    }
+
     /// Plain names of all attributes, of which some are shown to privileged callers alone ([`is_listed_for`]). One
     /// whose name does not open is left out and logged; `check` lists it.
     ///
@@ -234,10 +273,14 @@ impl Vault {
     /// Those of the store.
     pub fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
         let _tree = self.tree.read();
+        let _still = self.attrs_still(ino);
         let (target, _) = self.target(ino)?;
-        let raw = match target.list_xattr() {
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => Vec::new(),
-            other => other.map_err(io("list attributes"))?,
+        let raw = match self.verified_attrs(&target, ino)? {
+            Some(attrs) => attrs.into_keys().collect(),
+            None => match target.list_xattr() {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => Vec::new(),
+                other => other.map_err(io("list attributes"))?,
+            },
         };
         let mut names = Vec::new();
         for attr in raw {
@@ -260,17 +303,28 @@ impl Vault {
     pub fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
         let _pass = self.change()?;
         let _tree = self.tree.read();
+        let _alone = self.attrs_alone(ino);
         if let Some(which) = Which::of(name) {
             return self.remove_acl(ino, which);
         }
         let (target, _) = self.target(ino)?;
-        if self.drop_attr(&target, name)? { Ok(()) } else { Err(absent(name)) }
+        if self.drop_attr(&target, ino, name)? { Ok(()) } else { Err(absent(name)) }
     }
 
     /// Whether there was one.
-    pub(crate) fn drop_attr(&self, target: &Target, name: &OsStr) -> Result<bool> {
+    pub(crate) fn drop_attr(&self, target: &Target, ino: Ino, name: &OsStr) -> Result<bool> {
+        let stored = self.stored_attrs(name)?;
         let mut found = false;
-        for attr in &self.stored_attrs(name)? {
+        if let Some(mut attrs) = self.verified_attrs(target, ino)? {
+            for attr in &stored {
+                if attrs.contains_key(attr) {
+                    self.change_attr(ino, &mut attrs, (attr, None), || remove(target, attr))?;
+                    found = true;
+                }
+            }
+            return Ok(found);
+        }
+        for attr in &stored {
             found |= remove_if_there(target, attr)?;
         }
         Ok(found)
@@ -279,6 +333,10 @@ impl Vault {
 
 fn is_listed(target: &Target, attr: &OsStr) -> bool {
     target.list_xattr().map_or(true, |all| all.iter().any(|a| a == attr))
+}
+
+fn remove(target: &Target, attr: &OsStr) -> Result<()> {
+    target.remove_xattr(attr).map_err(io("remove an attribute"))
 }
 
 fn remove_if_there(target: &Target, attr: &OsStr) -> Result<bool> {

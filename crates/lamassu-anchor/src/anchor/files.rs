@@ -87,7 +87,7 @@ impl Anchor {
     }
 
     /// The row of an object that is durable, or is becoming so: its opening has to be waited for.
-    fn recorded_row(&self, state: &State, object: ObjectId) -> Result<Option<Row>> {
+    pub(super) fn recorded_row(&self, state: &State, object: ObjectId) -> Result<Option<Row>> {
         let flying = state.flying.as_ref().and_then(|layer| layer.objects.get(&object));
         match flying {
             Some(row) => Ok(row.clone()),

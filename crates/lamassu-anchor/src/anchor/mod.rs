@@ -6,18 +6,24 @@
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
 //! | `vault` | the vault's header and history |
+//! | `accept` | what a person decides |
+//! | `replace` | records, targets, attributes: replaced whole |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
 //!
 //! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
 
+mod accept;
 mod files;
 mod names;
+mod replace;
 mod vault;
 
+pub use accept::Decided;
 pub use files::{FileCommit, Opening};
 pub use names::{Made, Removal, Renamed};
+pub use replace::{Replacing, SealedPart, Seen};
 pub use vault::HeaderBasis;
 
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
@@ -63,6 +69,8 @@ struct State {
     due: BTreeMap<u64, Intent>,
     /// The same, handed out and not carried out yet.
     handed_out: BTreeMap<u64, Intent>,
+    /// What the store has replaced, and no barrier has covered yet.
+    replaced: replace::Replaced,
 }
 
 impl Anchor {
@@ -103,6 +111,7 @@ impl Anchor {
             nameless: HashMap::new(),
             due: BTreeMap::new(),
             handed_out: BTreeMap::new(),
+            replaced: replace::Replaced::default(),
         };
         Anchor { table, tokens, degree, state: Mutex::new(state), committing: Mutex::new(()) }
     }
@@ -285,7 +294,8 @@ impl Anchor {
 
     /// How many changes are queued.
     pub fn queued(&self) -> usize {
-        self.state.lock().queued.len()
+        let state = self.state.lock();
+        state.queued.len() + state.replaced.len()
     }
 
     /// Makes durable what is queued; of entries that were made, those up to a mark that was taken before a barrier of
@@ -295,6 +305,7 @@ impl Anchor {
     /// Those of the table; everything stays queued.
     pub fn commit(&self, covered: Mark) -> Result<()> {
         let _in_order = self.committing.lock();
+        self.state.lock().settle_replaced(self, covered)?;
         self.commit_taken(Scope::All, covered)
     }
 

@@ -1,9 +1,8 @@
 #![allow(clippy::unwrap_used)] // a panic is a failed test
 
 use super::*;
-use lamassu_anchor::row::Sealed;
-use lamassu_anchor::{Digest, ObjectId};
-use lamassu_format::root::RootRecord;
+use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::{Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::witness::Witness;
 use std::fs;
 
@@ -28,9 +27,21 @@ impl Host {
     }
 
     fn make(&self, vault: [u8; 16], file: &Path) -> Result<Made> {
-        let root = RootRecord { mode: 0o700, uid: 1, gid: 2 };
-        let new = NewAnchor { vault, degree_log2: DEGREE_LOG2, root, record: Digest([1; 32]) };
-        self.anchors.make(&new, file, &self.path("vault"))
+        let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
+        let root = Row { mode: 0o700, uid: 1, gid: 2, links: 1, content, attributes: Sealed::Nothing };
+        let row = VaultRow {
+            vault,
+            revision: Revision(1),
+            next_object: ObjectId(2),
+            next_intent: 1,
+            session: 0,
+            degree_log2: DEGREE_LOG2,
+            tokens: TokenKey::random()?,
+            header: Sealed::Nothing,
+            history: (0, Digest::NONE),
+            root_permissions: Sealed::Nothing,
+        };
+        self.anchors.made(vault, file, &self.path("vault"), |table| Ok(Anchor::create(table, row, root)?))
     }
 
     /// The same host, in another process.

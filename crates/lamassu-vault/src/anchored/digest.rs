@@ -1,10 +1,19 @@
-//! Digests of what is kept as one sealed text: directory records, link targets (`docs/freshness.md`, section 2).
+//! Digests of what is sealed and kept whole: directory records, link targets, attributes (`docs/freshness.md`,
+//! section 2).
 
 use lamassu_anchor::Digest;
 use lamassu_crypto::wrap;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 
 /// Before a text, so that its digest is never that of a page or of a tree record.
 const TEXT: u8 = 2;
+/// Before attributes.
+const ATTRIBUTES: u8 = 3;
+
+/// Sealed attributes of one object: names and values as they are stored.
+pub(crate) type StoredAttrs = BTreeMap<OsString, Vec<u8>>;
 
 /// The digest of a text as it lies in the store: SHA-256(0x02 ‖ text). Of a long link target: its head, then its rest.
 pub(crate) fn digest_of_text(text: &[u8]) -> Digest {
@@ -12,4 +21,43 @@ pub(crate) fn digest_of_text(text: &[u8]) -> Digest {
     bytes.push(TEXT);
     bytes.extend(text);
     Digest(wrap::sha256(&bytes))
+}
+
+/// The digest of a stored link target: that of its text, and behind it the rest of a long one.
+pub(crate) fn digest_of_link(text: &[u8], rest: Option<&[u8]>) -> Digest {
+    digest_of_text(&[text, rest.unwrap_or_default()].concat())
+}
+
+/// The digest of all sealed attributes of an object: SHA-256 over 0x03 and, for each, ascending by stored name, name
+/// and value, each after its length as u32. Without any: none.
+pub(crate) fn digest_of_attributes(attrs: &StoredAttrs) -> Digest {
+    if attrs.is_empty() {
+        return Digest::NONE;
+    }
+    let mut bytes = vec![ATTRIBUTES];
+    for part in attrs.iter().flat_map(|(name, value)| [name.as_bytes(), value]) {
+        // No store takes a name or value that long.
+        bytes.extend((part.len() as u32).to_le_bytes());
+        bytes.extend(part);
+    }
+    Digest(wrap::sha256(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attrs(all: &[(&str, &str)]) -> Digest {
+        digest_of_attributes(&all.iter().map(|(name, value)| (name.into(), value.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn attributes_of_two_objects_are_told_apart() {
+        assert!(attrs(&[]).is_none());
+        assert_eq!(attrs(&[("a", "1"), ("b", "2")]), attrs(&[("b", "2"), ("a", "1")]));
+        let all =
+            [attrs(&[("a", "1b2")]), attrs(&[("a", "1"), ("b", "2")]), attrs(&[("a1", "b2")]), attrs(&[("a", "")])];
+        all.iter().enumerate().for_each(|(at, one)| assert!(!all[at + 1..].contains(one)));
+        assert_eq!(attrs(&[("a", "1")]).0[..4], wrap::sha256(b"\x03\x01\0\0\0a\x01\0\0\x001")[..4]);
+    }
 }

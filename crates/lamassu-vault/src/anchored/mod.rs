@@ -9,9 +9,12 @@
 //! | `lost` | what nobody recorded |
 //! | `recover`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
-//! | `digest` | digests of records and link targets |
+//! | `sealed` | records, link targets, attributes: read by their digests, replaced in order |
+//! | `rebuild`, `accept`, `take` | anchors of what is there already; what a person accepts |
+//! | `digest` | those digests |
 //! | `trees` | where tree records of files lie |
 
+pub(crate) mod accept;
 mod commit;
 mod depart;
 mod digest;
@@ -20,20 +23,25 @@ mod locate;
 mod lost;
 mod make;
 mod moves;
+pub(crate) mod rebuild;
 mod recover;
+mod sealed;
+mod take;
 mod trees;
 
 pub(crate) use depart::Departing;
-pub(crate) use digest::digest_of_text;
+pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
 pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
+pub(crate) use sealed::ShownLink;
+pub(crate) use take::shown as shown_attrs;
 
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -68,6 +76,8 @@ pub(crate) struct Anchored {
     told: Mutex<HashSet<EntryPlace>>,
     /// Nodes whose mode or owner the store does not take.
     unmendable: Mutex<HashSet<Ino>>,
+    /// Attributes of a node are looked at together, and change alone.
+    attrs_locks: [RwLock<()>; crate::STRIPES],
 }
 
 impl Anchored {
@@ -88,6 +98,7 @@ impl Anchored {
             to_recover: Mutex::default(),
             told: Mutex::default(),
             unmendable: Mutex::default(),
+            attrs_locks: std::array::from_fn(|_| RwLock::new(())),
         }
     }
 

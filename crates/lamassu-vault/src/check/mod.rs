@@ -5,6 +5,7 @@
 //! It never deletes or changes content: damaged files stay where they are, readable but for the damage.
 
 mod entry;
+mod fresh;
 mod locked;
 mod repair;
 mod report;
@@ -17,6 +18,7 @@ pub use report::{Problem, Progress, Report, Tally};
 
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_store::BackendDir;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -49,6 +51,13 @@ pub mod kind {
     pub const SESSIONS: &str = "sessions";
     /// The record of the root's permissions does not open.
     pub const ROOT: &str = "root-permissions";
+    /// In an anchored vault: not the newest. A content, a record, a target, attributes of an older state or another
+    /// object's, or something of another kind in its place.
+    pub const STALE: &str = "stale";
+    /// In an anchored vault: recorded in this directory, and not there.
+    pub const MISSING: &str = "missing";
+    /// In an anchored vault: there, and recorded by nobody. It is not shown.
+    pub const UNRECORDED: &str = "unrecorded";
     /// The store failed.
     pub const IO: &str = "io";
 }
@@ -62,6 +71,15 @@ struct Located {
     stored: PathBuf,
     /// `None` where a name on the way does not open.
     plain: Option<PathBuf>,
+    /// What it is in the anchor; `None`: in an un-anchored vault, or it is not recorded.
+    object: Option<ObjectId>,
+}
+
+/// What is handed on about a directory to be gone through.
+#[derive(Clone, Default)]
+struct Known {
+    plain: Option<PathBuf>,
+    object: Option<ObjectId>,
 }
 
 /// A check under way.
@@ -133,7 +151,10 @@ impl Vault {
             checker.root_permissions()?;
             checker.whole()?;
         } else {
-            let places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
+            let mut places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
+            for place in places.iter_mut().flatten() {
+                place.object = checker.object_of(&place.stored)?;
+            }
             checker.parts(places)?;
         }
         let mut report = checker.report;
@@ -157,18 +178,22 @@ impl Vault {
             dir = dir.open_dir(part).map_err(crate::error::io("open a directory"))?;
         }
         let plain = Path::new(path).components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect();
-        Ok(Some(Located { dir, name: name.to_owned(), stored, plain: Some(plain) }))
+        Ok(Some(Located { dir, name: name.to_owned(), stored, plain: Some(plain), object: None }))
     }
 }
 
 impl Located {
-    fn of(met: &Met<Option<PathBuf>>) -> Located {
+    fn of(met: &Met<Known>) -> Located {
         let (dir, name) = (met.above.clone(), met.name.clone());
-        Located { dir, name, stored: met.stored.clone(), plain: met.passed.clone() }
+        Located { dir, name, stored: met.stored.clone(), plain: met.passed.plain.clone(), object: met.passed.object }
     }
 
     fn met<P>(&self, passed: P) -> Met<P> {
         Met { above: self.dir.clone(), name: self.name.clone(), stored: self.stored.clone(), passed }
+    }
+
+    fn known(&self) -> Known {
+        Known { plain: self.plain.clone(), object: self.object }
     }
 
     fn is_root(&self) -> bool {
@@ -182,6 +207,7 @@ impl Located {
             name: name.to_owned(),
             stored: self.stored.join(name),
             plain: self.plain.as_ref().zip(plain).map(|(base, name)| base.join(name)),
+            object: None,
         }
     }
 }

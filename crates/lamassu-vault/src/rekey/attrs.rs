@@ -2,6 +2,7 @@
 //! leaves one or both, of equal value.
 
 use super::RekeyRun;
+use crate::anchored::StoredAttrs;
 use crate::error::io;
 use crate::target::Target;
 use crate::xattr::{open_name, open_value, value_epoch};
@@ -39,24 +40,47 @@ impl RekeyRun<'_> {
         // Setting an attribute takes the tree lock shared. So none is set between the read here and the write.
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
+        let _alone = vault.attrs_alone(ino);
         let (target, st) = vault.target(ino)?;
+        let mut attrs = vault.verified_attrs(&target, ino)?.unwrap_or_default();
         let mut first = Ok(());
         for attr in stored(&target)? {
             let done = self.todo(&target, ino, &attr).and_then(|todo| match todo {
                 Todo::Nothing => Ok(()),
-                Todo::Remove => permitted(&target, st.mode, || target.remove_xattr(&attr)),
+                Todo::Remove => self.change(ino, &target, st.mode, &mut attrs, (&attr, None)),
                 Todo::Reseal { newest, sealed } => {
-                    permitted(&target, st.mode, || target.set_xattr(&newest, &sealed, 0))?;
+                    self.change(ino, &target, st.mode, &mut attrs, (&newest, Some(&sealed)))?;
                     self.done.attributes += 1;
                     match newest == attr {
                         true => Ok(()),
-                        false => permitted(&target, st.mode, || target.remove_xattr(&attr)),
+                        false => self.change(ino, &target, st.mode, &mut attrs, (&attr, None)),
                     }
                 }
             });
             first = first.and(done);
         }
         first
+    }
+
+    /// One step: sets or removes an attribute.
+    fn change(
+        &self,
+        ino: Ino,
+        target: &Target,
+        mode: u32,
+        attrs: &mut StoredAttrs,
+        (attr, value): (&OsStr, Option<&[u8]>),
+    ) -> Result<()> {
+        let step = || {
+            permitted(target, mode, || match value {
+                Some(value) => target.set_xattr(attr, value, 0),
+                None => target.remove_xattr(attr),
+            })
+        };
+        match self.vault.anchored {
+            Some(_) => self.vault.change_attr(ino, attrs, (attr, value), step),
+            None => step(),
+        }
     }
 
     fn todo(&self, target: &Target, ino: Ino, attr: &OsStr) -> Result<Todo> {

@@ -9,6 +9,7 @@ use crate::error::{io, is_not_found};
 use crate::inode::StoreId;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
+use lamassu_anchor::{Digest, SealedPart};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{SetTime, Stat};
 use std::collections::{HashMap, HashSet};
@@ -21,6 +22,8 @@ pub(super) struct StagedLink {
     id: StoreId,
     temp: OsString,
     target: StoredTarget,
+    /// Of the target that it replaces.
+    old: Digest,
 }
 
 /// Links with several names, as the walk finds them. Holds a reference to each parent.
@@ -52,26 +55,25 @@ impl RekeyRun<'_> {
             let _tree = vault.tree.read();
             vault.place(ino)?
         };
-        let Some(target) = self.fresh_target(&dir, &name)? else { return Ok(()) };
+        let Some((target, old)) = self.fresh_target(&dir, &name)? else { return Ok(()) };
         let temp = self.make_link(&target, &st)?;
         vault.nodes.lock().add_reference(ino);
-        self.batch.add_link(StagedLink { ino, id: StoreId::from(&st), temp, target });
+        self.batch.add_link(StagedLink { ino, id: StoreId::from(&st), temp, target, old });
         Ok(())
     }
 
-    /// The target sealed anew; `None` if it is under the newest key already.
-    fn fresh_target(&self, dir: &Dir, name: &OsStr) -> Result<Option<StoredTarget>> {
+    /// The target sealed anew, and the digest of the old one; `None` if it is under the newest key already.
+    fn fresh_target(&self, dir: &Dir, name: &OsStr) -> Result<Option<(StoredTarget, Digest)>> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
-        let text = dir.handle.read_link(name).map_err(io("read a link"))?;
-        let text = text.as_encoded_bytes();
-        if symlink::is_newest(ring, &*dir.handle, text) {
+        let link = vault.stored_link(vault.object_at(dir, name)?, dir, name)?;
+        if symlink::is_newest(ring, &*dir.handle, &link.text) {
             return Ok(None);
         }
-        let plain = symlink::open(ring, &*dir.handle, text).map_err(|_| {
+        let plain = symlink::open_shown(ring, &link).map_err(|_| {
             let stored = vault.path_in(dir.ino, name).display().to_string();
             VaultError::Damaged { what: "link target", stored }
         })?;
-        symlink::seal(ring, &plain).map(Some)
+        Ok(Some((symlink::seal(ring, &plain)?, link.digest())))
     }
 
     /// The new link, in the staging directory, like the old one in all but its target.
@@ -97,7 +99,11 @@ impl RekeyRun<'_> {
         if !link.id.is_of(&st) || st.nlink > 1 {
             return Ok(()); // it got another name meanwhile: the next walk sees that
         }
-        let (new, old) = self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name))?;
+        let object = vault.object_at(&dir, &name)?;
+        let digests = (link.old, link.target.digest());
+        let step = || self.put(&dir, &name, &link.target, |dir, name| replace(staged, &link.temp, dir, name));
+        let stored = || vault.path_in(dir.ino, &name).display().to_string();
+        let (new, old) = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
         self.exchanged(link.id, &new);
         if let Some(rest) = old {
             remove_rest(&dir, &rest);
@@ -148,12 +154,12 @@ impl RekeyRun<'_> {
     fn relink(&mut self, id: StoreId, names: &[(Ino, OsString)]) -> Result<()> {
         let vault = self.vault;
         let Some((first, name)) = names.first() else { return Ok(()) };
-        let (target, st) = {
+        let (target, old, object, st) = {
             let _tree = vault.tree.read();
             let dir = vault.dir(*first)?;
             let st = dir.handle.stat_entry(name).map_err(io("stat"))?;
             match self.fresh_target(&dir, name)? {
-                Some(target) if id.is_of(&st) => (target, st),
+                Some((target, old)) if id.is_of(&st) => (target, old, vault.object_at(&dir, name)?, st),
                 Some(_) | None => return Ok(()),
             }
         };
@@ -175,19 +181,11 @@ impl RekeyRun<'_> {
                 Err(e) => return Err(io("stat")(e)),
             }
         }
-        let mut olds = Vec::new();
-        for (dir, name) in &places {
-            // Never a link that was put there by now: its rest is the one that is needed.
-            if !id.is_of(&dir.handle.stat_entry(name).map_err(io("stat"))?) {
-                continue;
-            }
-            let (_, old) = self.put(dir, name, &target, |to, name| {
-                let held = staged.hold(&temp).map_err(io("hold"))?;
-                held.link(&*staged, &spare).map_err(io("link"))?;
-                replace(&*staged, &spare, to, name)
-            })?;
-            olds.extend(old.map(|rest| (dir.clone(), rest)));
-        }
+        let digests = (old, target.digest());
+        let stored = || vault.path_in(*first, name).display().to_string();
+        // All names at once: each shows the old target or the new one.
+        let step = || self.put_all(id, &places, &target, (&*staged, &temp, &spare));
+        let olds = vault.replacing(object, SealedPart::Content, digests, &stored, step)?;
         let new = staged.stat_entry(&temp).map_err(io("stat"))?;
         staged.unlink(&temp).map_err(io("unlink"))?;
         if places.is_empty() {
@@ -197,6 +195,32 @@ impl RekeyRun<'_> {
         olds.iter().for_each(|(dir, rest)| remove_rest(dir, rest));
         self.done.links += 1;
         Ok(())
+    }
+}
+
+impl RekeyRun<'_> {
+    /// Puts a new link, staged under a name, in the places of an old one. Rests of the old one, by their directories.
+    fn put_all(
+        &self,
+        old: StoreId,
+        places: &[(Arc<Dir>, &OsString)],
+        target: &StoredTarget,
+        (staged, temp, spare): (&dyn BackendDir, &OsStr, &OsStr),
+    ) -> Result<Vec<(Arc<Dir>, OsString)>> {
+        let mut olds = Vec::new();
+        for (dir, name) in places {
+            // Never a link that was put there by now: its rest is the one that is needed.
+            if !old.is_of(&dir.handle.stat_entry(name).map_err(io("stat"))?) {
+                continue;
+            }
+            let (_, rest) = self.put(dir, name, target, |to, name| {
+                let held = staged.hold(temp).map_err(io("hold"))?;
+                held.link(staged, spare).map_err(io("link"))?;
+                replace(staged, spare, to, name)
+            })?;
+            olds.extend(rest.map(|rest| (dir.clone(), rest)));
+        }
+        Ok(olds)
     }
 }
 

@@ -4,9 +4,11 @@
 
 use super::RekeyRun;
 use super::links::StagedLink;
+use crate::anchored::digest_of_text;
 use crate::error::io;
 use crate::record;
 use crate::{Ino, RenameMode, Result, Vault, VaultError};
+use lamassu_anchor::{Digest, SealedPart};
 use lamassu_crypto::SecretBytes;
 use lamassu_crypto::outer::RecordKind;
 use lamassu_format::name::{self, COMPANION_PREFIX, DIR_RECORD};
@@ -18,6 +20,14 @@ use std::sync::Arc;
 /// Replacements that share a barrier.
 const BATCH_MAX: usize = 256;
 
+/// A record that is made and waits to be put into place. Holds a reference to its node.
+pub(super) struct StagedRecord {
+    ino: Ino,
+    temp: OsString,
+    /// Of the record that it replaces, and of it.
+    digests: (Digest, Digest),
+}
+
 /// What waits for the barrier.
 #[derive(Default)]
 pub(super) struct Batch {
@@ -25,7 +35,7 @@ pub(super) struct Batch {
     /// there is.
     dir: Option<(Arc<dyn BackendDir>, OsString)>,
     next: u64,
-    records: Vec<(Ino, OsString)>,
+    records: Vec<StagedRecord>,
     links: Vec<StagedLink>,
 }
 
@@ -55,7 +65,7 @@ impl Batch {
 
     /// Gives up what waits, and the directory.
     pub fn clear(&mut self, vault: &Vault) {
-        for ino in self.records.drain(..).map(|(ino, _)| ino).chain(self.links.drain(..).map(|l| l.ino)) {
+        for ino in self.records.drain(..).map(|record| record.ino).chain(self.links.drain(..).map(|l| l.ino)) {
             vault.forget(ino, 1);
         }
         if let Some((dir, name)) = self.dir.take() {
@@ -69,11 +79,12 @@ impl RekeyRun<'_> {
     /// Seals the record of a directory anew if it is under an older key.
     pub(super) fn stage_record(&mut self, ino: Ino) -> Result<()> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
-        let sealed = {
+        let (sealed, old) = {
             let _tree = vault.tree.read();
             let dir = vault.dir(ino)?;
             let text = record::read_text(&*dir.handle, OsStr::new(DIR_RECORD)).map_err(io("read a record"))?;
-            name::decode(&text).ok_or_else(|| damaged(vault, ino))?
+            vault.verify_record(dir.object, Some(&text), &|| vault.tag(ino))?;
+            (name::decode(&text).ok_or_else(|| damaged(vault, ino))?, digest_of_text(&text))
         };
         if ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1) {
             return Ok(());
@@ -83,9 +94,10 @@ impl RekeyRun<'_> {
         let fresh = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
         let _pass = vault.change()?;
         let (dir, temp) = self.batch.place(vault)?;
-        record::write_text(&*dir, &temp, &name::encode(&fresh)).map_err(io("create a directory record"))?;
+        let text = name::encode(&fresh);
+        record::write_text(&*dir, &temp, &text).map_err(io("create a directory record"))?;
         vault.nodes.lock().add_reference(ino);
-        self.batch.records.push((ino, temp));
+        self.batch.records.push(StagedRecord { ino, temp, digests: (old, digest_of_text(text.as_bytes())) });
         Ok(())
     }
 
@@ -97,9 +109,10 @@ impl RekeyRun<'_> {
         }
         let Some((staged, _)) = self.batch.dir.clone() else { return Ok(()) };
         let synced = self.vault.change().and_then(|_pass| self.vault.sync_store());
-        for (ino, temp) in records {
+        for record in records {
+            let ino = record.ino;
             let placed = match &synced {
-                Ok(()) => self.place_record(ino, &*staged, &temp),
+                Ok(()) => self.place_record(&*staged, &record),
                 Err(_) => Ok(()),
             };
             let noted = self.note(ino, placed);
@@ -119,12 +132,13 @@ impl RekeyRun<'_> {
         synced
     }
 
-    fn place_record(&mut self, ino: Ino, staged: &dyn BackendDir, temp: &OsStr) -> Result<()> {
+    fn place_record(&mut self, staged: &dyn BackendDir, record: &StagedRecord) -> Result<()> {
         let vault = self.vault;
         let _pass = vault.change()?;
         let _tree = vault.tree.write();
-        let dir = vault.dir(ino)?;
-        replace(staged, temp, &*dir.handle, OsStr::new(DIR_RECORD))?;
+        let dir = vault.dir(record.ino)?;
+        let step = || replace(staged, &record.temp, &*dir.handle, OsStr::new(DIR_RECORD));
+        vault.replacing(dir.object, SealedPart::Content, record.digests, &|| vault.tag(record.ino), step)?;
         self.done.records += 1;
         Ok(())
     }

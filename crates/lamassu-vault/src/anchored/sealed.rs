@@ -1,0 +1,192 @@
+//! What is sealed and replaced whole: directory records, link targets, attributes, access lists among them.
+//!
+//! It is read by its digest: what the store shows is the newest, or an error. It is changed step by step, and each step
+//! of the store stands between the anchor's commit of {old, new} and the note that it was done: [`Vault::replacing`] is
+//! the only way to write one. A change that takes several calls of the store is several such steps.
+
+use super::take::shown;
+use super::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
+use crate::dirs::Dir;
+use crate::error::{errno, io};
+use crate::target::Target;
+use crate::{Ino, Result, Vault, VaultError, symlink};
+use lamassu_anchor::{Digest, ObjectId, Replacing, SealedPart, Seen};
+use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
+use std::ffi::OsStr;
+
+/// How often a barrier is tried while names of the object are made.
+const TRIES_MAX: usize = 8;
+
+/// A stored link target.
+pub(crate) struct ShownLink {
+    pub text: Vec<u8>,
+    /// That of a long one, where it is there.
+    pub rest: Option<Vec<u8>>,
+}
+
+impl ShownLink {
+    pub fn digest(&self) -> Digest {
+        digest_of_link(&self.text, self.rest.as_deref())
+    }
+}
+
+impl Vault {
+    /// The error, and the line of the log, for what is not the newest of an object.
+    pub(crate) fn outdated_at(&self, what: &'static str, stored: String) -> VaultError {
+        tracing::error!(entry = stored, "stale {what}: the store shows another state than the newest");
+        VaultError::Outdated { what, stored }
+    }
+
+    /// Whether what the store shows of an object is the newest; yes in an un-anchored vault.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn is_newest(&self, object: ObjectId, part: SealedPart, shown: Digest) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(true) };
+        let queued = anchored.anchor.queued();
+        let is_newest = anchored.anchor.seen(object, part, shown, !self.options.read_only)?;
+        if anchored.anchor.queued() != queued {
+            anchored.touched(self.now());
+        }
+        Ok(is_newest)
+    }
+
+    /// Refuses a directory record that is not the newest; `text` is none where it is missing.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`].
+    pub(crate) fn verify_record(
+        &self,
+        object: ObjectId,
+        text: Option<&[u8]>,
+        stored: &dyn Fn() -> String,
+    ) -> Result<()> {
+        let shown = text.map_or(Digest::NONE, digest_of_text);
+        match self.is_newest(object, SealedPart::Content, shown)? {
+            true => Ok(()),
+            false => Err(self.outdated_at("directory record", stored())),
+        }
+    }
+
+    /// The target that the store shows of a link, which is the newest.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the store.
+    pub(crate) fn stored_link(&self, object: ObjectId, dir: &Dir, name: &OsStr) -> Result<ShownLink> {
+        let link = symlink::shown(&self.ctx.ring, &*dir.handle, name).map_err(io("read a link"))?;
+        match self.anchored.is_none() || self.is_newest(object, SealedPart::Content, link.digest())? {
+            true => Ok(link),
+            false => Err(self.outdated("link target", dir.ino, name)),
+        }
+    }
+
+    /// Which link lies somewhere; 0 in an un-anchored vault.
+    ///
+    /// # Errors
+    /// [`VaultError::NotFound`], [`VaultError::Anchor`].
+    pub(crate) fn object_at(&self, dir: &Dir, name: &OsStr) -> Result<ObjectId> {
+        let Some(anchored) = &self.anchored else { return Ok(ObjectId::default()) };
+        let entry = anchored.anchor.entry(&anchored.place(dir.object, name))?;
+        entry.map(|entry| entry.object).ok_or(VaultError::NotFound)
+    }
+
+    /// Has nobody change the attributes of a node. Taken by the calls that look at them, not by what those are made of.
+    pub(crate) fn attrs_still(&self, ino: Ino) -> Option<RwLockReadGuard<'_, ()>> {
+        let anchored = self.anchored.as_ref()?;
+        let object = self.nodes.lock().object(ino);
+        Some(anchored.attrs_of(object).read())
+    }
+
+    /// Has nobody look at the attributes of a node.
+    pub(crate) fn attrs_alone(&self, ino: Ino) -> Option<RwLockWriteGuard<'_, ()>> {
+        let anchored = self.anchored.as_ref()?;
+        let object = self.nodes.lock().object(ino);
+        Some(anchored.attrs_of(object).write())
+    }
+
+    /// All sealed attributes of a node, which are the newest; `None` in an un-anchored vault. The caller has them held
+    /// still.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the store.
+    pub(crate) fn verified_attrs(&self, target: &Target, ino: Ino) -> Result<Option<StoredAttrs>> {
+        if self.anchored.is_none() {
+            return Ok(None);
+        }
+        let object = self.nodes.lock().object(ino);
+        let attrs = shown(|| target.list_xattr(), |attr| target.get_xattr(attr))?;
+        match self.is_newest(object, SealedPart::Attributes, digest_of_attributes(&attrs))? {
+            true => Ok(Some(attrs)),
+            false => Err(self.outdated_at("attributes", self.tag(ino))),
+        }
+    }
+
+    /// One step of a change of attributes: sets or removes one by `step`. `attrs` are those that were verified, and
+    /// after it those that there are.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the step.
+    pub(crate) fn change_attr(
+        &self,
+        ino: Ino,
+        attrs: &mut StoredAttrs,
+        (attr, value): (&OsStr, Option<&[u8]>),
+        step: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let mut changed = attrs.clone();
+        match value {
+            Some(value) => changed.insert(attr.to_owned(), value.to_vec()),
+            None => changed.remove(attr),
+        };
+        let digests = (digest_of_attributes(attrs), digest_of_attributes(&changed));
+        let object = self.nodes.lock().object(ino);
+        self.replacing(object, SealedPart::Attributes, digests, &|| self.tag(ino), step)?;
+        *attrs = changed;
+        Ok(())
+    }
+
+    /// Replaces what is sealed of an object by one step of the store: the anchor durably has both states first. In an
+    /// un-anchored vault the step alone. Nobody else replaces the same.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the step and of the store. Where the step fails, both
+    /// states stay current.
+    pub(crate) fn replacing<T>(
+        &self,
+        object: ObjectId,
+        part: SealedPart,
+        (old, new): (Digest, Digest),
+        stored: &dyn Fn() -> String,
+        step: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(anchored) = &self.anchored else { return step() };
+        let mut seen = Seen::AtSomeTime;
+        for _ in 0..TRIES_MAX {
+            match anchored.anchor.replacing(object, part, (old, new), seen, anchored.covered())? {
+                Replacing::Noted => {
+                    anchored.touched(self.now());
+                    let done = step()?;
+                    anchored.anchor.replaced(object, part, new)?;
+                    return Ok(done);
+                }
+                Replacing::Stale => {
+                    let what = if part == SealedPart::Attributes { "attributes" } else { "record or target" };
+                    return Err(self.outdated_at(what, stored()));
+                }
+                Replacing::NeedsBarrier => {
+                    self.sync_store()?;
+                    anchored.anchor.commit(anchored.covered())?;
+                    seen = Seen::BeforeBarrier;
+                }
+            }
+        }
+        Err(errno("replace what is sealed", libc::EBUSY))
+    }
+}
+
+impl super::Anchored {
+    /// The lock of an object's attributes.
+    pub fn attrs_of(&self, object: ObjectId) -> &parking_lot::RwLock<()> {
+        &self.attrs_locks[(object.0 % crate::STRIPES as u64) as usize]
+    }
+}
