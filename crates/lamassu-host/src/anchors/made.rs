@@ -4,8 +4,9 @@ use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
 use crate::open::{backend, options};
 use crate::{Error, Place, Result};
+use lamassu_anchor::Anchor;
+use lamassu_anchor::export::{self, Rights};
 use lamassu_anchor::table::DiskTable;
-use lamassu_anchor::{Anchor, export};
 use lamassu_format::header::VaultHeader;
 use lamassu_keys::Unlocked;
 use lamassu_vault::anchor::{RebuildProgress, Rebuilt, rebuild};
@@ -138,9 +139,9 @@ impl Anchors {
     ///
     /// # Errors
     /// As [`Anchors::make`].
-    pub fn make_copy(&self, of: &DiskTable, vault: [u8; 16], file: &Path, dir: &Path) -> Result<Made> {
+    pub fn make_copy(&self, of: &DiskTable, vault: [u8; 16], rights: Rights, file: &Path, dir: &Path) -> Result<Made> {
         self.made(vault, file, dir, |table| {
-            export::copy_to(of, &*table, vault)?;
+            export::copy_to(of, &*table, vault, rights)?;
             Ok(Anchor::open(table, &vault)?)
         })
     }

@@ -215,7 +215,7 @@ impl Original {
         let privileges = if common.trust_store { Privileges::Kept } else { Privileges::Dropped };
         let made = self.fill(ui, &top, privileges).and_then(|copied| {
             self.copy_sessions(keys, &top, (&header, &unlocked))?;
-            let anchor = of.map(|table| self.copy_anchor(ui, &table, &header, &top)).transpose()?;
+            let anchor = of.map(|table| self.copy_anchor(ui, &table, &header, &top, privileges)).transpose()?;
             let below = self.copy_anchors_below(ui, &header)?;
             drop(quiet);
             let begun = Event::new(EventKind::Created)

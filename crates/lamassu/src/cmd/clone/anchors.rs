@@ -5,11 +5,13 @@ use crate::fault::Result;
 use crate::output::Ui;
 use crate::{anchor_place, text};
 use lamassu_anchor::Anchor;
+use lamassu_anchor::export::Rights;
 use lamassu_anchor::table::DiskTable;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_host::anchors::{self, Access, Choice, CopiedDatasets, Made};
 use lamassu_keys::{Unlocked, header_file};
+use lamassu_store::backend::Privileges;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -32,11 +34,22 @@ impl Original {
     }
 
     /// The copy's own: the same objects, and names, as its ciphertext is the same.
-    pub(super) fn copy_anchor(&self, ui: &Ui, of: &DiskTable, copy: &VaultHeader, top: &Top) -> Result<Made> {
+    pub(super) fn copy_anchor(
+        &self,
+        ui: &Ui,
+        of: &DiskTable,
+        copy: &VaultHeader,
+        top: &Top,
+        privileges: Privileges,
+    ) -> Result<Made> {
+        let rights = match privileges {
+            Privileges::Kept => Rights::Kept,
+            Privileges::Dropped => Rights::Dropped,
+        };
         let anchors = &ui.policy.anchors;
         let file = anchors.file_for_new(&copy.id(), Some(&self.header.id()))?;
         anchor_place::check(&file, &top.path())?;
-        Ok(anchors.make_copy(of, copy.id(), &file, &top.path())?)
+        Ok(anchors.make_copy(of, copy.id(), rights, &file, &top.path())?)
     }
 
     /// Those of the datasets in it, which keep their ids. Their headers are not authenticated: one that names another
