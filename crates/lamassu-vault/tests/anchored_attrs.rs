@@ -527,20 +527,18 @@ fn a_crash_at_any_moment_of_a_change_is_no_alarm() {
             set(v, "f", "user.a", b"0");
             set(v, "d", DEFAULT, &acl(1, 7));
         };
-        let steps: [&dyn Fn(&Vault); 9] = [
+        let steps: [&dyn Fn(&Vault); 13] = [
             &|v| set(v, "f", "user.a", b"1"),
             &|v| set(v, "f", "user.a", b"2"),
             &|v| set(v, "f", ACCESS, &acl(1000, 6)),
             &|v| v.remove_xattr(v.ino("f"), n("user.a")).unwrap(),
             &|v| set(v, "d", DEFAULT, &acl(1, 5)),
             &|v| v.put("d/f", b"inherits"),
-            &|v| {
-                v.put("new", b"");
-                set(v, "new", "user.a", b"1");
-                set(v, "new", "user.a", b"2");
-                v.sync_all().unwrap();
-                set(v, "new", "user.a", b"3");
-            },
+            &|v| v.put("new", b""),
+            &|v| set(v, "new", "user.a", b"1"),
+            &|v| set(v, "new", "user.a", b"2"),
+            &|v| v.sync_all().unwrap(),
+            &|v| set(v, "new", "user.a", b"3"),
             &|v| {
                 let _ = v.setattr(ROOT, None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }).unwrap();
             },
