@@ -436,6 +436,7 @@ impl Table for Watched {
 
 /// What is seen of everything: an error is an alarm.
 fn seen(v: &Vault) -> BTreeMap<String, String> {
+    v.verify_root_permissions().unwrap();
     let mut all = BTreeMap::new();
     for path in ["", "f", "d", "new", "l", "long", "d/f"] {
         let Ok(entry) = v.find(path).inspect_err(|e| assert!(matches!(e, VaultError::NotFound), "{path}: {e}")) else {
@@ -540,13 +541,39 @@ fn a_crash_at_any_moment_of_a_change_is_no_alarm() {
             &|v| v.sync_all().unwrap(),
             &|v| set(v, "new", "user.a", b"3"),
             &|v| {
-                let _ = v.setattr(ROOT, None, &SetAttr { mode: Some(0o700), ..SetAttr::default() }).unwrap();
+                let _ = v.setattr(ROOT, None, &SetAttr { mode: Some(0o711), ..SetAttr::default() }).unwrap();
             },
             &|v| set(v, "", "user.a", b"root"),
         ];
         let count = crash_everywhere(recipe, &prepare, &steps);
         assert!(count > 200, "{count}");
     }
+}
+
+/// A crash leaves two states that are current. The one that is seen after it is the newest from then on.
+#[test]
+fn what_a_crash_left_open_is_decided_once() {
+    let recipe = Recipe::default();
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+    let lab = Lab::over(recipe, store.clone(), table.clone());
+    let v = lab.open();
+    v.put("f", b"1");
+    set(&v, "f", "user.a", b"1");
+    v.close().unwrap();
+    let (_, name) = lab.stored("f");
+    let older = attrs_of(&lab.backend.root(), &name);
+    let v = lab.open();
+    set(&v, "f", "user.a", b"2");
+    let (left, known) = (store.snapshot(), Arc::new(MemoryTable::clone(&table)));
+    let lab = Lab { backend: Arc::new(left), table: known, recipe, outer: vec![1] };
+    drop(v);
+    let v = lab.open();
+    assert_eq!(get(&v, "f", "user.a").unwrap(), b"2");
+    v.close().unwrap();
+    put_attrs(&lab.backend.root(), &name, &older);
+    let v = lab.open();
+    assert_outdated(get(&v, "f", "user.a"));
+    v.close().unwrap();
 }
 
 #[test]
