@@ -567,14 +567,19 @@ impl Run {
         count
     }
 
-    /// What is allowed after so many changes of the store.
+    /// What is allowed after so many changes of the store: all steps that may have been under way then.
     fn allowed(&self, at: usize) -> Allowed {
-        let after = self.states.iter().rposition(|(end, _)| *end <= at).unwrap();
-        let mut allowed = self.states[after].1.clone();
-        // At a border what comes next may have begun, and what came last may not be over.
-        for (_, before) in self.states[..after].iter().rev().take_while(|_| self.states[after].0 == at).take(1) {
-            for (path, of) in before {
-                allowed.entry(path.clone()).or_default().extend(of.clone());
+        let mut allowed = Allowed::new();
+        for (number, (begin, during)) in self.states.iter().enumerate() {
+            let end = self.states.get(number + 1).map_or(usize::MAX, |next| next.0);
+            if (*begin..=end).contains(&at) {
+                for (path, of) in during {
+                    allowed.entry(path.clone()).or_default().extend(of.clone());
+                }
+                // Where a state says nothing of a path, there is nothing.
+                let absent = |path: &&String| !during.contains_key(*path);
+                let others: Vec<String> = allowed.keys().filter(absent).cloned().collect();
+                others.into_iter().for_each(|path| _ = allowed.entry(path).or_default().insert(None));
             }
         }
         allowed
@@ -768,5 +773,91 @@ fn what_an_fsync_covered_is_there_after_a_crash() {
     for recipe in [Recipe::default(), Recipe::plain()] {
         let states = run(recipe, &steps).survive(true);
         assert!(states > 200, "{states} states");
+    }
+}
+
+/// Numbers that are the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    fn path(&mut self) -> String {
+        let name = |n: u64| ["a", "b", "c"][n as usize];
+        let first = name(self.roll(3));
+        if self.roll(3) == 0 { first.to_owned() } else { format!("{first}/{}", name(self.roll(3))) }
+    }
+}
+
+/// What cannot be done is not; but nothing is ever stale.
+fn tried(done: Result<()>) {
+    if let Err(e @ (VaultError::Outdated { .. } | VaultError::Anchor(_) | VaultError::Io { .. } | VaultError::Stale)) =
+        done
+        && !matches!(&e, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM))
+    {
+        panic!("{e:?}");
+    }
+}
+
+/// A directory and a name in it, if the directory is there.
+fn in_dir<'a>(v: &Vault, path: &'a str) -> Option<(Ino, &'a str)> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = v.find(parent).ok().filter(|entry| entry.attr.kind == Kind::Dir)?;
+    Some((parent.attr.ino, name))
+}
+
+fn random_step(dice: &mut Dice, number: u64) -> (String, Box<dyn Fn(&Vault)>) {
+    let (one, other) = (dice.path(), dice.path());
+    let kind = dice.roll(16);
+    let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][dice.roll(3) as usize];
+    let name = match kind {
+        14 => format!("sync {number}!"),
+        _ => format!("{number}: {kind} {one} {other} {mode:?}"),
+    };
+    let step = move |v: &Vault| {
+        match kind {
+            14 => return v.sync_all().unwrap(),
+            15 => return v.maintain().unwrap(),
+            _ => {}
+        }
+        let Some((dir, name)) = in_dir(v, &one) else { return };
+        match kind {
+            0..3 => tried(v.symlink(dir, n(name), format!("T{number}").as_bytes(), me()).map(drop_entry)),
+            3..5 => tried(v.mkdir(dir, n(name), 0o755, me()).map(drop_entry)),
+            5..7 => tried(v.unlink(dir, n(name))),
+            7 => tried(v.rmdir(dir, n(name))),
+            8..12 => {
+                let Some((to, to_name)) = in_dir(v, &other) else { return };
+                tried(v.rename(dir, n(name), to, n(to_name), mode));
+            }
+            12 => {
+                let (Ok(entry), Some((to, to_name))) = (v.find(&one), in_dir(v, &other)) else { return };
+                tried(v.link(entry.attr.ino, to, n(to_name)).map(drop_entry));
+            }
+            _ => {
+                let handle = v.open_dir(dir).unwrap();
+                v.fsync_dir(handle).unwrap();
+                v.release_dir(handle).unwrap();
+            }
+        }
+    };
+    (name, Box::new(step))
+}
+
+fn drop_entry(_: Entry) {}
+
+#[test]
+fn so_it_is_after_any_steps() {
+    let scale = std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1);
+    for seed in 0..40 * scale {
+        let mut dice = Dice(seed);
+        let steps: Vec<_> = (0..24).map(|number| random_step(&mut dice, number)).collect();
+        let _seed = Told(format!("seed {seed}: {:#?}", steps.iter().map(|(name, _)| name).collect::<Vec<_>>()));
+        let steps: Vec<Step<'_>> = steps.iter().map(|(name, step)| (&**name, &**step)).collect();
+        let recipe = if seed % 2 == 0 { Recipe::default() } else { Recipe::plain() };
+        run(recipe, &steps).survive(seed % 4 < 2);
     }
 }
