@@ -7,7 +7,7 @@
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
 //! | `lost` | what nobody recorded |
-//! | `recover`, `locate` | what a crash left |
+//! | `recover`, `history`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `digest` | digests of records and link targets |
 //! | `trees` | where tree records of files lie |
@@ -16,6 +16,7 @@ mod commit;
 mod depart;
 mod digest;
 mod entries;
+mod history;
 mod locate;
 mod lost;
 mod make;
