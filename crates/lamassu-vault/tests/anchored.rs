@@ -136,6 +136,24 @@ fn seen(vault: &Vault) -> BTreeMap<String, String> {
     all
 }
 
+/// The same by directory, whatever its path: a name and what it leads to are old or new each for itself.
+type Entries = BTreeMap<(Ino, String), String>;
+
+/// What is in each directory that can be reached, and which these are.
+fn entries(vault: &Vault) -> (Entries, BTreeSet<Ino>) {
+    let (mut all, mut dirs) = (Entries::new(), BTreeSet::from([ROOT]));
+    for (path, what) in seen(vault) {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", &path));
+        let attr = vault.find(&path).unwrap().attr;
+        let what = if attr.kind == Kind::Dir { format!("{what} {}", attr.ino) } else { what };
+        if attr.kind == Kind::Dir {
+            dirs.insert(attr.ino);
+        }
+        all.insert((vault.ino(parent), name.to_owned()), what);
+    }
+    (all, dirs)
+}
+
 const LONG: &str = "a name that is so long that its sealed form is longer than what a store takes, and so has a companion beside \
                     it, which has to be where the entry is, whatever becomes of the entry: 0123456789012345678901234567890123";
 
@@ -460,8 +478,8 @@ impl Table for Watched {
     }
 }
 
-/// What a path may be.
-type Allowed = BTreeMap<String, BTreeSet<Option<String>>>;
+/// What names may lead to.
+type Allowed = BTreeMap<(Ino, String), BTreeSet<Option<String>>>;
 
 struct Run {
     crash: Arc<CrashBackend>,
@@ -485,8 +503,8 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
     let mut before = BTreeMap::new();
     for (name, step) in steps {
         step(&v);
-        let now = seen(&v);
-        let paths: BTreeSet<&String> = now.keys().chain(before.keys()).chain(allowed.keys()).collect();
+        let (now, _) = entries(&v);
+        let paths: BTreeSet<&(Ino, String)> = now.keys().chain(before.keys()).chain(allowed.keys()).collect();
         let mut during = allowed.clone();
         for path in paths {
             let of = during.entry(path.clone()).or_default();
@@ -498,7 +516,10 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
         }
         allowed = match name.strip_prefix("ack ") {
             Some(path) => {
-                during.insert(path.to_owned(), BTreeSet::from([now.get(path).cloned()]));
+                let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+                let key = (v.ino(parent), name.to_owned());
+                let what = BTreeSet::from([now.get(&key).cloned()]);
+                during.insert(key, what);
                 during
             }
             None if name.ends_with('!') => {
@@ -567,14 +588,19 @@ impl Run {
         count
     }
 
-    /// What is allowed after so many changes of the store.
+    /// What is allowed after so many changes of the store: all steps that may have been under way then.
     fn allowed(&self, at: usize) -> Allowed {
-        let after = self.states.iter().rposition(|(end, _)| *end <= at).unwrap();
-        let mut allowed = self.states[after].1.clone();
-        // At a border what comes next may have begun, and what came last may not be over.
-        for (_, before) in self.states[..after].iter().rev().take_while(|_| self.states[after].0 == at).take(1) {
-            for (path, of) in before {
-                allowed.entry(path.clone()).or_default().extend(of.clone());
+        let mut allowed = Allowed::new();
+        for (number, (begin, during)) in self.states.iter().enumerate() {
+            let end = self.states.get(number + 1).map_or(usize::MAX, |next| next.0);
+            if (*begin..=end).contains(&at) {
+                for (path, of) in during {
+                    allowed.entry(path.clone()).or_default().extend(of.clone());
+                }
+                // Where a state says nothing of a path, there is nothing.
+                let absent = |path: &&(Ino, String)| !during.contains_key(*path);
+                let others: Vec<_> = allowed.keys().filter(absent).cloned().collect();
+                others.into_iter().for_each(|path| _ = allowed.entry(path).or_default().insert(None));
             }
         }
         allowed
@@ -588,16 +614,17 @@ impl Run {
         let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
         let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
-        let now = seen(&v);
-        for path in now.keys().chain(allowed.keys()) {
+        let (now, dirs) = entries(&v);
+        let reached = |path: &&(Ino, String)| dirs.contains(&path.0);
+        for path in now.keys().chain(allowed.keys().filter(reached)) {
             let of = allowed.get(path).cloned().unwrap_or_default();
             let what = now.get(path).cloned();
             let is_allowed = of.contains(&what) || (of.is_empty() && what.is_none());
-            assert!(is_allowed, "record {at}: {path} is {what:?}, not one of {of:?}");
+            assert!(is_allowed, "record {at}: {path:?} is {what:?}, not one of {of:?}");
         }
         v.close().unwrap();
         let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
-        assert_eq!(seen(&v), now, "record {at}: opened again");
+        assert_eq!(entries(&v).0, now, "record {at}: opened again");
         v.close().unwrap();
     }
 }
@@ -768,5 +795,91 @@ fn what_an_fsync_covered_is_there_after_a_crash() {
     for recipe in [Recipe::default(), Recipe::plain()] {
         let states = run(recipe, &steps).survive(true);
         assert!(states > 200, "{states} states");
+    }
+}
+
+/// Numbers that are the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    fn path(&mut self) -> String {
+        let name = |n: u64| ["a", "b", "c"][n as usize];
+        let first = name(self.roll(3));
+        if self.roll(3) == 0 { first.to_owned() } else { format!("{first}/{}", name(self.roll(3))) }
+    }
+}
+
+/// What cannot be done is not; but nothing is ever stale.
+fn tried(done: Result<()>) {
+    if let Err(e @ (VaultError::Outdated { .. } | VaultError::Anchor(_) | VaultError::Io { .. } | VaultError::Stale)) =
+        done
+        && !matches!(&e, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM))
+    {
+        panic!("{e:?}");
+    }
+}
+
+/// A directory and a name in it, if the directory is there.
+fn in_dir<'a>(v: &Vault, path: &'a str) -> Option<(Ino, &'a str)> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = v.find(parent).ok().filter(|entry| entry.attr.kind == Kind::Dir)?;
+    Some((parent.attr.ino, name))
+}
+
+fn random_step(dice: &mut Dice, number: u64) -> (String, Box<dyn Fn(&Vault)>) {
+    let (one, other) = (dice.path(), dice.path());
+    let kind = dice.roll(16);
+    let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][dice.roll(3) as usize];
+    let name = match kind {
+        14 => format!("sync {number}!"),
+        _ => format!("{number}: {kind} {one} {other} {mode:?}"),
+    };
+    let step = move |v: &Vault| {
+        match kind {
+            14 => return v.sync_all().unwrap(),
+            15 => return v.maintain().unwrap(),
+            _ => {}
+        }
+        let Some((dir, name)) = in_dir(v, &one) else { return };
+        match kind {
+            0..3 => tried(v.symlink(dir, n(name), format!("T{number}").as_bytes(), me()).map(drop_entry)),
+            3..5 => tried(v.mkdir(dir, n(name), 0o755, me()).map(drop_entry)),
+            5..7 => tried(v.unlink(dir, n(name))),
+            7 => tried(v.rmdir(dir, n(name))),
+            8..12 => {
+                let Some((to, to_name)) = in_dir(v, &other) else { return };
+                tried(v.rename(dir, n(name), to, n(to_name), mode));
+            }
+            12 => {
+                let (Ok(entry), Some((to, to_name))) = (v.find(&one), in_dir(v, &other)) else { return };
+                tried(v.link(entry.attr.ino, to, n(to_name)).map(drop_entry));
+            }
+            _ => {
+                let handle = v.open_dir(dir).unwrap();
+                v.fsync_dir(handle).unwrap();
+                v.release_dir(handle).unwrap();
+            }
+        }
+    };
+    (name, Box::new(step))
+}
+
+fn drop_entry(_: Entry) {}
+
+#[test]
+fn so_it_is_after_any_steps() {
+    let scale = std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1);
+    for seed in 0..40 * scale {
+        let mut dice = Dice(seed);
+        let steps: Vec<_> = (0..24).map(|number| random_step(&mut dice, number)).collect();
+        let _seed = Told(format!("seed {seed}: {:#?}", steps.iter().map(|(name, _)| name).collect::<Vec<_>>()));
+        let steps: Vec<Step<'_>> = steps.iter().map(|(name, step)| (&**name, &**step)).collect();
+        let recipe = if seed % 2 == 0 { Recipe::default() } else { Recipe::plain() };
+        run(recipe, &steps).survive(seed % 4 < 2);
     }
 }

@@ -7,7 +7,7 @@
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
 //! | `lost` | what nobody recorded |
-//! | `recover`, `locate` | what a crash left |
+//! | `recover`, `history`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: read by their digests, replaced in order |
 //! | `rebuild`, `accept`, `take` | anchors of what is there already; what a person accepts |
@@ -19,6 +19,7 @@ mod commit;
 mod depart;
 mod digest;
 mod entries;
+mod history;
 mod locate;
 mod lost;
 mod make;

@@ -105,6 +105,8 @@ impl Checker<'_> {
             let digest = link.digest();
             let judged = self.is_newest(at, SealedPart::Content, digest, "the target is");
             if !self.went(at, judged) {
+                // The rest of the newest target is not this one's.
+                links.unknown += 1;
                 return;
             }
         }
