@@ -31,6 +31,7 @@ fn anchor(path: &Path, files: u64) -> Arc<Anchor> {
         next_intent: 1,
         session: 0,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::new([3; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

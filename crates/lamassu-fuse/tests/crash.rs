@@ -49,6 +49,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }

@@ -129,10 +129,8 @@ impl Served {
             Vault::make_tree(backend, &header, &ring)?;
             let place = base.below(stored)?;
             let parent = self.forest().volume(above)?.id;
-            let anchor = match self.keeper().is_anchored(above) {
-                true => Some(self.policy().anchors.make_below(&parent, &mut header, &keys, &place)?),
-                false => None,
-            };
+            let made = |trees| self.policy().anchors.make_below(&parent, &mut header, &keys, trees, &place);
+            let anchor = self.keeper().trees(above).map(made).transpose()?;
             let update = Update::begin(&place.file(name::HEADER), &self.policy().witness())?;
             let event = Event::new(EventKind::Created).by(caller.uid).slot(keys.slot());
             let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());

@@ -55,6 +55,7 @@ pub fn options(read_only: bool) -> Options {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     }
 }
 

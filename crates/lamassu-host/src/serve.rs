@@ -112,6 +112,7 @@ impl Served {
             read_only: self.read_only,
             open_files: self.forest.open_files(volume),
             operations: self.operations(),
+            integrity: self.keeper.events().counts(),
         })
     }
 

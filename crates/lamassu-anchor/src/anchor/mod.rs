@@ -126,6 +126,11 @@ impl Anchor {
         self.degree
     }
 
+    /// Whether files have a root over their blocks, too.
+    pub fn has_blocks(&self) -> bool {
+        self.state.lock().vault.blocks
+    }
+
     /// What is known of the vault.
     pub fn vault(&self) -> VaultRow {
         self.state.lock().vault.clone()

@@ -264,8 +264,14 @@ fn anchor_rows(seeds: &mut Seeds) {
     let cut = Some(Cut { after: window, from: lamassu_format::PageNo(2) });
     let open = Open { file: lamassu_format::FileId([3; 16]), windows: [window].into_iter().collect(), cut };
     let contents = [
-        Content::File(FileRow { root: digest(1), size: 5000, twin: Some(digest(2)), open: None }),
-        Content::File(FileRow { root: digest(1), size: 1 << 40, twin: None, open: Some(open) }),
+        Content::File(FileRow {
+            root: digest(1),
+            size: 5000,
+            twin: Some(digest(2)),
+            blocks: Some(digest(3)),
+            open: None,
+        }),
+        Content::File(FileRow { root: digest(1), size: 1 << 40, twin: None, blocks: None, open: Some(open) }),
         Content::Dir { record: Sealed::Is(digest(4)), parent: ObjectId(1), name },
         Content::Link(Sealed::Becomes { old: digest(4), new: digest(5) }),
         Content::Char(0x501),
@@ -281,6 +287,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         next_intent: 4,
         session: 7,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Is(digest(7)),
         history: (3, digest(8)),
@@ -289,7 +296,10 @@ fn anchor_rows(seeds: &mut Seeds) {
     let mut rows: Vec<_> = contents.into_iter().map(|content| (0, row(content).encode())).collect();
     rows.push((1, was.encode()));
     rows.push((2, Intent::Remove { at: place(1), was }.encode()));
-    rows.push((2, Intent::Move { from: place(1), to: place(2), to_name: Box::from(&b"stored"[..]) }.encode()));
+    rows.push((
+        2,
+        Intent::Move { from: place(1), to: place(2), to_name: Box::from(&b"stored"[..]), is_exchange: false }.encode(),
+    ));
     rows.push((3, vault.encode()));
     anchor_exports(seeds, &vault, &rows);
     seeds.entry("anchor_row").or_default().extend(rows.into_iter().map(|(kind, bytes)| [&[kind][..], &bytes].concat()));

@@ -4,17 +4,15 @@ use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
 use crate::open::{backend, options};
 use crate::{Error, Place, Result};
-use lamassu_anchor::Anchor;
 use lamassu_anchor::export::{self, Rights};
 use lamassu_anchor::table::DiskTable;
+use lamassu_anchor::{Anchor, VaultRow};
 use lamassu_format::header::VaultHeader;
 use lamassu_keys::Unlocked;
-use lamassu_vault::anchor::{RebuildProgress, Rebuilt, rebuild};
+use lamassu_vault::anchor::{NewTrees, RebuildProgress, Rebuilt, rebuild};
 use lamassu_vault::{Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-pub use lamassu_vault::anchor::DEGREE_LOG2;
 
 /// Nobody watches: there is hardly anything to be seen.
 struct Unwatched;
@@ -70,14 +68,14 @@ impl Anchors {
         &self,
         header: &VaultHeader,
         keys: &Unlocked,
-        degree_log2: u8,
+        trees: NewTrees,
         file: &Path,
         dir: &Path,
     ) -> Result<Made> {
         let ring = keys.key_ring(header.suite())?;
         let vault = Vault::open(Arc::new(backend(dir)?), header, ring, options(true))?;
         self.made(header.id(), file, dir, |table| {
-            let (anchor, _) = rebuild(&vault, header, table, degree_log2, &Unwatched)?;
+            let (anchor, _) = rebuild(&vault, header, table, trees, &Unwatched)?;
             Ok(anchor)
         })
     }
@@ -91,11 +89,12 @@ impl Anchors {
         parent: &[u8; 16],
         header: &mut VaultHeader,
         keys: &Unlocked,
+        trees: NewTrees,
         place: &Place,
     ) -> Result<Made> {
         keys.set_anchored(header)?;
         let file = self.file_for_new(&header.id(), Some(parent))?;
-        self.make(header, keys, DEGREE_LOG2, &file, &place.path())
+        self.make(header, keys, trees, &file, &place.path())
     }
 
     /// Makes the anchor of a vault anew, of what its store shows, in the place of the one that it has, or had, or where
@@ -110,7 +109,7 @@ impl Anchors {
         dir: &Path,
         progress: &dyn RebuildProgress,
     ) -> Result<(PathBuf, Rebuilt)> {
-        let (id, mut degree_log2) = (header.id(), DEGREE_LOG2);
+        let (id, mut trees) = (header.id(), NewTrees::default());
         let file = match self.is_there(&id)? {
             true => self.file_of(&id)?.ok_or(Error::NoAnchorPlace)?,
             false => self.file_for_new(&id, None)?,
@@ -122,11 +121,12 @@ impl Anchors {
         // Held open, so that nobody writes what is about to be replaced.
         let present = super::moved::present(&file, &id)?;
         if let Some(present) = &present {
-            degree_log2 = present.vault().degree_log2;
+            let VaultRow { degree_log2, blocks, .. } = present.vault();
+            trees = NewTrees { degree_log2, blocks };
         }
         let mut rebuilt = Rebuilt::default();
         super::moved::replace(&file, |table| {
-            rebuilt = rebuild(vault, header, table, degree_log2, progress)?.1;
+            rebuilt = rebuild(vault, header, table, trees, progress)?.1;
             Ok(())
         })?;
         drop(present);

@@ -18,8 +18,8 @@ mod moved;
 mod place;
 mod proof;
 
-pub use lamassu_vault::anchor::Rebuilt;
-pub use made::{DEGREE_LOG2, Made};
+pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
+pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, refuse_within, settled};
 pub use proof::check;

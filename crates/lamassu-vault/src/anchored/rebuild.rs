@@ -35,6 +35,21 @@ pub trait RebuildProgress: Send + Sync {
     }
 }
 
+/// The trees by which an anchor verifies files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewTrees {
+    /// log2 of their degree, 1 to 8
+    pub degree_log2: u8,
+    /// whether files have a root over their blocks, too
+    pub blocks: bool,
+}
+
+impl Default for NewTrees {
+    fn default() -> Self {
+        NewTrees { degree_log2: DEGREE_LOG2, blocks: false }
+    }
+}
+
 /// What an anchor was made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {
@@ -64,7 +79,7 @@ pub fn rebuild(
     vault: &Vault,
     header: &VaultHeader,
     table: Arc<dyn Table>,
-    degree_log2: u8,
+    trees: NewTrees,
     progress: &dyn RebuildProgress,
 ) -> Result<(Anchor, Rebuilt)> {
     if vault.anchored.is_some() {
@@ -80,7 +95,8 @@ pub fn rebuild(
         next_object: ObjectId(ObjectId::ROOT.0 + 1),
         next_intent: 1,
         session: vault.book.last().unwrap_or_default(),
-        degree_log2,
+        degree_log2: trees.degree_log2,
+        blocks: trees.blocks,
         tokens: TokenKey::random()?,
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
@@ -88,7 +104,7 @@ pub fn rebuild(
     };
     let mut rebuild = Rebuild {
         vault,
-        taker: Taker::new(vault, 1 << degree_log2),
+        taker: Taker::new(vault, 1 << trees.degree_log2),
         builder: Builder::new(table, row)?,
         progress,
         linked: HashMap::new(),

@@ -7,7 +7,8 @@ use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_format::header::{Caching, Header, Role, Slot, VaultHeader, Verified};
 use lamassu_host::control::Counted;
-use lamassu_host::control::protocol::{Request, Status};
+use lamassu_host::control::protocol::{IntegrityCounts, Request, Status};
+use lamassu_vault::event::KindCount;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -77,6 +78,8 @@ struct DescribedMount {
     open_files: usize,
     /// since it was mounted, of all vaults in it
     operations: Vec<Counted>,
+    /// what was found not to be as it was written, since it was mounted, in all vaults in it
+    integrity: IntegrityCounts,
 }
 
 /// A key slot, without its secrets.
@@ -136,8 +139,8 @@ impl Described {
 
 impl From<Status> for DescribedMount {
     fn from(status: Status) -> DescribedMount {
-        let Status { version, pid, read_only, open_files, operations, vault: _, dir: _ } = status;
-        DescribedMount { version, pid, read_only, open_files, operations }
+        let Status { version, pid, read_only, open_files, operations, integrity, vault: _, dir: _ } = status;
+        DescribedMount { version, pid, read_only, open_files, operations, integrity }
     }
 }
 
@@ -170,6 +173,21 @@ fn anchor_line(described: &Described) -> String {
             format!("{}{missing}", text::printable(&file.display().to_string()))
         }
     }
+}
+
+/// What a daemon has found damaged, for people.
+fn integrity_table(counts: &IntegrityCounts) -> String {
+    if *counts == IntegrityCounts::default() {
+        return "integrity events: none".into();
+    }
+    let mut out = String::from("integrity event            count    repeated");
+    for KindCount { kind, count, repeated } in &counts.found {
+        let _ = write!(out, "\n{:<20}  {count:>10}  {repeated:>10}", text::printable(kind));
+    }
+    let IntegrityCounts { found: _, not_logged, not_delivered, failed_alerts } = counts;
+    let _ = write!(out, "\nleft out of the log: {not_logged}; not told to the command: {not_delivered}; ");
+    let _ = write!(out, "failures of the command: {failed_alerts}");
+    out
 }
 
 /// The slots of a header.
@@ -255,6 +273,10 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     for (name, value) in rows {
         let _ = writeln!(out, "{name:<13} {value}");
     }
-    let mount = d.mount.as_ref().map(|mount| format!("\n\n{}", operation_table(mount))).unwrap_or_default();
+    let mount = d
+        .mount
+        .as_ref()
+        .map(|mount| format!("\n\n{}\n\n{}", operation_table(mount), integrity_table(&mount.integrity)))
+        .unwrap_or_default();
     output::print(format_args!("{out}\n{}{mount}", slot_table(&d.slots)))
 }

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
 use lamassu_format::root::MODE_BITS;
 use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
-use lamassu_host::anchors::{Choice, Made as MadeAnchor};
+use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewTrees};
 use lamassu_host::slots::check_label;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{
@@ -86,6 +86,10 @@ pub struct Args {
     /// Digests in a record of the trees by which an anchored vault's files are verified: a power of two, 2 to 256
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..=256))]
     tree_degree: u16,
+    /// What an anchored vault's files are verified by: `pages` costs least; with `blocks` `lamassu scrub` verifies all
+    /// of the store without a key, and each block is read once more after it was written
+    #[arg(long, value_enum, value_name = "LEAVES", default_value_t = LeavesArg::Pages)]
+    tree_leaves: LeavesArg,
     #[command(flatten)]
     cost: CostArg,
     /// Label of the first key slot, for people
@@ -112,6 +116,13 @@ enum Names {
 enum SmallFiles {
     Convergent,
     Random,
+}
+
+/// What the trees of an anchored vault are over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LeavesArg {
+    Pages,
+    Blocks,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -319,7 +330,8 @@ impl VaultPlace {
         anchor_place::check(&file, &self.dir)?;
         keys.set_anchored(header)?;
         let degree_log2 = args.tree_degree.trailing_zeros() as u8;
-        Ok(Some(anchors.make(header, keys, degree_log2, &file, &self.dir)?))
+        let trees = NewTrees { degree_log2, blocks: args.tree_leaves == LeavesArg::Blocks };
+        Ok(Some(anchors.make(header, keys, trees, &file, &self.dir)?))
     }
 
     fn name_max(&self, backend: &dyn Backend) -> Result<u8> {
