@@ -112,6 +112,11 @@ impl Layer {
         self.entries.insert(place, queued);
     }
 
+    /// Queues that an entry goes which the store does not have.
+    pub fn drop_entry(&mut self, place: EntryPlace, object: ObjectId) {
+        self.entries.insert(place, QueuedEntry { value: None, object, number: 0, intent: None });
+    }
+
     /// Forgets an entry that was never durable.
     pub fn forget_entry(&mut self, place: &EntryPlace) {
         self.entries.remove(place);

@@ -162,6 +162,8 @@ pub enum Intent {
         to: EntryPlace,
         /// The stored name there: a token does not give it, and nothing may lie there that shows it.
         to_name: Box<[u8]>,
+        /// What was there goes to where the entry came from.
+        is_exchange: bool,
     },
 }
 
@@ -397,7 +399,7 @@ impl Intent {
         };
         let (kind, places) = match self {
             Intent::Remove { at, .. } => (0, vec![at]),
-            Intent::Move { from, to, .. } => (1, vec![from, to]),
+            Intent::Move { from, to, is_exchange, .. } => (1 + u8::from(*is_exchange), vec![from, to]),
         };
         let mut out = vec![kind];
         places.into_iter().for_each(|place| put_place(&mut out, place));
@@ -426,7 +428,12 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
     let place = |from: &mut Reader<'_>| Some(EntryPlace { dir: ObjectId(from.number()?), name: Token(from.bytes()?) });
     match from.bytes()? {
         [0] => Some(Intent::Remove { at: place(from)?, was: entry(from)? }),
-        [1] => Some(Intent::Move { from: place(from)?, to: place(from)?, to_name: from.text(NAME_LEN_MAX)? }),
+        [kind @ (1 | 2)] => Some(Intent::Move {
+            from: place(from)?,
+            to: place(from)?,
+            to_name: from.text(NAME_LEN_MAX)?,
+            is_exchange: kind == 2,
+        }),
         [_] => None,
     }
 }

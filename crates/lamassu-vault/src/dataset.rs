@@ -172,7 +172,7 @@ impl Vault {
             return Err(VaultError::Refused("the header of this vault does not say that it has datasets").into());
         }
         let _pass = self.change()?;
-        self.commit_removals()?;
+        self.commit_anchor()?;
         let _tree = self.tree.read();
         let _names = self.names_of(parent).write();
         let dir = self.dir(parent)?;

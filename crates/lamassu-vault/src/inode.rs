@@ -477,10 +477,8 @@ impl NodeTable {
 
     /// Gives back lookup references.
     pub fn forget(&mut self, ino: Ino, count: u64) {
-        if let Some(n) = self.nodes.get_mut(&ino) {
-            if n.lookups < u32::MAX {
-                n.lookups = n.lookups.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
-            }
+        if let Some(n) = self.nodes.get_mut(&ino).filter(|n| n.lookups < u32::MAX) {
+            n.lookups = n.lookups.saturating_sub(u32::try_from(count).unwrap_or(u32::MAX));
         }
         self.drop_if_unused(ino);
     }

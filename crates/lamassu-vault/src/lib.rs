@@ -42,6 +42,7 @@
 //! other lock is taken under them.
 
 mod acl;
+pub mod anchor;
 mod anchored;
 mod attr;
 pub mod check;
@@ -264,6 +265,7 @@ impl Vault {
         if !vault.options.read_only {
             // What an earlier process left in the page cache becomes durable: `lamassu_store::file` counts on it.
             vault.backend.sync().map_err(io("sync the store"))?;
+            vault.root_permissions.settle()?;
             vault.clear_staging()?;
             vault.recover_names()?;
             vault.tell_interrupted();

@@ -70,10 +70,10 @@ impl Vault {
     pub fn rename(&self, parent: Ino, name: &OsStr, to_parent: Ino, to_name: &OsStr, mode: RenameMode) -> Result<()> {
         let _pass = self.change()?;
         self.moves.fetch_add(1, std::sync::atomic::Ordering::AcqRel);
-        for _ in 0..TRIES_MAX {
+        for tried in 0..TRIES_MAX {
             match self.try_rename(parent, name, to_parent, to_name, mode)? {
                 None => return Ok(()),
-                Some(Blocked::Going) => self.commit_removals()?,
+                Some(Blocked::Going) => self.let_go_of_names(tried)?,
                 Some(Blocked::Barrier) => self.sync_store()?,
             }
         }

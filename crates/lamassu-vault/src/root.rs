@@ -131,6 +131,19 @@ impl RootPermissions {
         }
     }
 
+    /// An earlier process ended while it replaced the record: what the store shows, which a barrier has covered, it is.
+    pub fn settle(&self) -> Result<()> {
+        let Some(anchor) = &self.anchor else { return Ok(()) };
+        let _shown = self.shown.0.lock();
+        if let Sealed::Becomes { .. } = anchor.vault().root_permissions {
+            let shown = shown_digest(&*self.dir)?;
+            if anchor.vault().root_permissions.is_current(shown) {
+                anchor.root_permissions_replaced(shown);
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the store shows another record than the newest.
     pub fn is_stale(&self) -> bool {
         matches!(&*self.shown.0.lock(), Source::Stale)

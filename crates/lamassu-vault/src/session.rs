@@ -70,6 +70,11 @@ impl Book {
         self.anchor.as_ref().zip(last).is_some_and(|(anchor, last)| last < anchor.vault().session)
     }
 
+    /// The highest number that was given, where the record opens.
+    pub fn last(&self) -> Option<u32> {
+        self.kept.lock().record.as_ref().ok().map(SessionRecord::last)
+    }
+
     /// How many sessions were interrupted, and not completed since: first and last of each range.
     pub fn interrupted(&self) -> Vec<(u32, u32)> {
         self.kept.lock().record.as_ref().map(|record| record.open().to_vec()).unwrap_or_default()

@@ -307,7 +307,7 @@ impl Vault {
     /// Admission, locks and stored name of a new entry of a directory.
     fn make<T>(&self, parent: Ino, name: &OsStr, make: impl FnOnce(&Arc<Dir>, &StoredName) -> Result<T>) -> Result<T> {
         let _pass = self.change()?;
-        for _ in 0..TRIES_MAX {
+        for tried in 0..TRIES_MAX {
             {
                 let _tree = self.tree.read();
                 let _names = self.names_of(parent).write();
@@ -317,7 +317,7 @@ impl Vault {
                     return make(&dir, &stored);
                 }
             }
-            self.commit_removals()?;
+            self.let_go_of_names(tried)?;
         }
         Err(errno("create", libc::EBUSY))
     }

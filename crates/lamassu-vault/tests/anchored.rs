@@ -5,9 +5,8 @@
 mod common;
 
 use common::*;
-use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
 use lamassu_store::backend::{ByName, CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::*;
@@ -23,39 +22,6 @@ struct Lab {
     table: Arc<dyn Table>,
 }
 
-/// The anchor of a vault, made if there is none.
-fn anchor(recipe: &Recipe, backend: &dyn Backend, table: &Arc<dyn Table>) -> Arc<Anchor> {
-    let vault = recipe.header().id();
-    if table.get(Space::Vault, b"vault").unwrap().is_some() {
-        return Arc::new(Anchor::open(table.clone(), &vault).unwrap());
-    }
-    let row = VaultRow {
-        vault,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2: 4,
-        blocks: false,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
-    let digest = |text: OsString| Digest(lamassu_crypto::wrap::sha256(&[b"\x02", text.as_encoded_bytes()].concat()));
-    // With plain names there is no record.
-    let text = backend.root().read_link(OsStr::new("lamassu.dir")).ok();
-    let record = text.map_or(Sealed::Nothing, |text| Sealed::Is(digest(text)));
-    let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
-    let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
-    Arc::new(Anchor::create(table.clone(), row, root).unwrap())
-}
-
-fn try_open(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>, read_only: bool) -> Result<Vault> {
-    let options = Options { anchor: Some(anchor(recipe, &**backend, table)), ..options(read_only) };
-    Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
-}
-
 impl Lab {
     fn over(recipe: Recipe, backend: Arc<dyn Backend>, table: Arc<dyn Table>) -> (Lab, Vault) {
         Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
@@ -69,11 +35,11 @@ impl Lab {
     }
 
     fn open(&self) -> Vault {
-        try_open(&self.recipe, &self.backend, &self.table, false).unwrap()
+        open_anchored(&self.recipe, &self.backend, &self.table, false).unwrap()
     }
 
     fn read_only(&self) -> Vault {
-        try_open(&self.recipe, &self.backend, &self.table, true).unwrap()
+        open_anchored(&self.recipe, &self.backend, &self.table, true).unwrap()
     }
 
     /// The store's directory and the stored name of a path.
@@ -168,6 +134,24 @@ fn seen(vault: &Vault) -> BTreeMap<String, String> {
         }
     }
     all
+}
+
+/// The same by directory, whatever its path: a name and what it leads to are old or new each for itself.
+type Entries = BTreeMap<(Ino, String), String>;
+
+/// What is in each directory that can be reached, and which these are.
+fn entries(vault: &Vault) -> (Entries, BTreeSet<Ino>) {
+    let (mut all, mut dirs) = (Entries::new(), BTreeSet::from([ROOT]));
+    for (path, what) in seen(vault) {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", &path));
+        let attr = vault.find(&path).unwrap().attr;
+        let what = if attr.kind == Kind::Dir { format!("{what} {}", attr.ino) } else { what };
+        if attr.kind == Kind::Dir {
+            dirs.insert(attr.ino);
+        }
+        all.insert((vault.ino(parent), name.to_owned()), what);
+    }
+    (all, dirs)
 }
 
 const LONG: &str = "a name that is so long that its sealed form is longer than what a store takes, and so has a companion beside \
@@ -494,8 +478,8 @@ impl Table for Watched {
     }
 }
 
-/// What a path may be.
-type Allowed = BTreeMap<String, BTreeSet<Option<String>>>;
+/// What names may lead to.
+type Allowed = BTreeMap<(Ino, String), BTreeSet<Option<String>>>;
 
 struct Run {
     crash: Arc<CrashBackend>,
@@ -519,8 +503,8 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
     let mut before = BTreeMap::new();
     for (name, step) in steps {
         step(&v);
-        let now = seen(&v);
-        let paths: BTreeSet<&String> = now.keys().chain(before.keys()).chain(allowed.keys()).collect();
+        let (now, _) = entries(&v);
+        let paths: BTreeSet<&(Ino, String)> = now.keys().chain(before.keys()).chain(allowed.keys()).collect();
         let mut during = allowed.clone();
         for path in paths {
             let of = during.entry(path.clone()).or_default();
@@ -532,7 +516,10 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
         }
         allowed = match name.strip_prefix("ack ") {
             Some(path) => {
-                during.insert(path.to_owned(), BTreeSet::from([now.get(path).cloned()]));
+                let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+                let key = (v.ino(parent), name.to_owned());
+                let what = BTreeSet::from([now.get(&key).cloned()]);
+                during.insert(key, what);
                 during
             }
             None if name.ends_with('!') => {
@@ -592,7 +579,7 @@ impl Run {
                 watched.states.lock().push((0, watched.table.clone()));
                 let watched = Arc::new(watched);
                 let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
-                std::mem::forget(try_open(&self.lab.recipe, &backend, &table, false).unwrap());
+                std::mem::forget(open_anchored(&self.lab.recipe, &backend, &table, false).unwrap());
                 let lab = Lab { recipe: self.lab.recipe, backend, table };
                 let second = Run { crash, watched, lab, states: vec![(0, self.allowed(at))] };
                 count += second.survive(false);
@@ -601,14 +588,19 @@ impl Run {
         count
     }
 
-    /// What is allowed after so many changes of the store.
+    /// What is allowed after so many changes of the store: all steps that may have been under way then.
     fn allowed(&self, at: usize) -> Allowed {
-        let after = self.states.iter().rposition(|(end, _)| *end <= at).unwrap();
-        let mut allowed = self.states[after].1.clone();
-        // At a border what comes next may have begun, and what came last may not be over.
-        for (_, before) in self.states[..after].iter().rev().take_while(|_| self.states[after].0 == at).take(1) {
-            for (path, of) in before {
-                allowed.entry(path.clone()).or_default().extend(of.clone());
+        let mut allowed = Allowed::new();
+        for (number, (begin, during)) in self.states.iter().enumerate() {
+            let end = self.states.get(number + 1).map_or(usize::MAX, |next| next.0);
+            if (*begin..=end).contains(&at) {
+                for (path, of) in during {
+                    allowed.entry(path.clone()).or_default().extend(of.clone());
+                }
+                // Where a state says nothing of a path, there is nothing.
+                let absent = |path: &&(Ino, String)| !during.contains_key(*path);
+                let others: Vec<_> = allowed.keys().filter(absent).cloned().collect();
+                others.into_iter().for_each(|path| _ = allowed.entry(path).or_default().insert(None));
             }
         }
         allowed
@@ -619,20 +611,20 @@ impl Run {
         let before = tree_of(&*store.root(), 0);
         let _before = Told(format!("before: {before}"));
         let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (Arc::new(store), Arc::new(table));
-        let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
-        let intents =
-            anchor(&self.lab.recipe, &*self.lab.backend, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
+        let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
+        let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
-        let now = seen(&v);
-        for path in now.keys().chain(allowed.keys()) {
+        let (now, dirs) = entries(&v);
+        let reached = |path: &&(Ino, String)| dirs.contains(&path.0);
+        for path in now.keys().chain(allowed.keys().filter(reached)) {
             let of = allowed.get(path).cloned().unwrap_or_default();
             let what = now.get(path).cloned();
             let is_allowed = of.contains(&what) || (of.is_empty() && what.is_none());
-            assert!(is_allowed, "record {at}: {path} is {what:?}, not one of {of:?}");
+            assert!(is_allowed, "record {at}: {path:?} is {what:?}, not one of {of:?}");
         }
         v.close().unwrap();
-        let v = try_open(&self.lab.recipe, &backend, &table, false).unwrap();
-        assert_eq!(seen(&v), now, "record {at}: opened again");
+        let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
+        assert_eq!(entries(&v).0, now, "record {at}: opened again");
         v.close().unwrap();
     }
 }
@@ -687,6 +679,7 @@ fn names_steps() -> Vec<Step<'static>> {
         ("unlink in it", &|v| rm(v, "f/far").unwrap()),
         ("unlink in it", &|v| rm(v, "f/x").unwrap()),
         ("rmdir", &|v| rmdir(v, "f").unwrap()),
+        ("not covered", &|v| link_to(v, "fresh", "F")),
         ("again", &|v| link_to(v, "b", "again")),
         ("dir again", &|v| _ = v.dir("f")),
         ("link there", &|v| link_to(v, "f/x", "there")),
@@ -790,9 +783,103 @@ fn what_an_fsync_covered_is_there_after_a_crash() {
         ("", &|v| mv(v, "d", "moved", RenameMode::Replace).unwrap()),
         ("", &|v| _ = v.new_file("moved/last")),
         ("ack moved/last", &|v| fsync(v, "moved/last")),
+        ("", &|v| mv(v, "moved/last", "moved/final", RenameMode::Replace).unwrap()),
+        ("", &|v| {
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            v.setattr(v.ino("moved/other"), None, &set).unwrap();
+        }),
+        ("ack moved/other", &|v| fsync(v, "moved/other")),
+        ("ack moved/final", &|_| {}),
+        ("", &|v| link_to(v, "end", "E")),
     ];
     for recipe in [Recipe::default(), Recipe::plain()] {
         let states = run(recipe, &steps).survive(true);
         assert!(states > 200, "{states} states");
+    }
+}
+
+/// Numbers that are the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+
+    fn path(&mut self) -> String {
+        let name = |n: u64| ["a", "b", "c"][n as usize];
+        let first = name(self.roll(3));
+        if self.roll(3) == 0 { first.to_owned() } else { format!("{first}/{}", name(self.roll(3))) }
+    }
+}
+
+/// What cannot be done is not; but nothing is ever stale.
+fn tried(done: Result<()>) {
+    if let Err(e @ (VaultError::Outdated { .. } | VaultError::Anchor(_) | VaultError::Io { .. } | VaultError::Stale)) =
+        done
+        && !matches!(&e, VaultError::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM))
+    {
+        panic!("{e:?}");
+    }
+}
+
+/// A directory and a name in it, if the directory is there.
+fn in_dir<'a>(v: &Vault, path: &'a str) -> Option<(Ino, &'a str)> {
+    let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let parent = v.find(parent).ok().filter(|entry| entry.attr.kind == Kind::Dir)?;
+    Some((parent.attr.ino, name))
+}
+
+fn random_step(dice: &mut Dice, number: u64) -> (String, Box<dyn Fn(&Vault)>) {
+    let (one, other) = (dice.path(), dice.path());
+    let kind = dice.roll(16);
+    let mode = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange][dice.roll(3) as usize];
+    let name = match kind {
+        14 => format!("sync {number}!"),
+        _ => format!("{number}: {kind} {one} {other} {mode:?}"),
+    };
+    let step = move |v: &Vault| {
+        match kind {
+            14 => return v.sync_all().unwrap(),
+            15 => return v.maintain().unwrap(),
+            _ => {}
+        }
+        let Some((dir, name)) = in_dir(v, &one) else { return };
+        match kind {
+            0..3 => tried(v.symlink(dir, n(name), format!("T{number}").as_bytes(), me()).map(drop_entry)),
+            3..5 => tried(v.mkdir(dir, n(name), 0o755, me()).map(drop_entry)),
+            5..7 => tried(v.unlink(dir, n(name))),
+            7 => tried(v.rmdir(dir, n(name))),
+            8..12 => {
+                let Some((to, to_name)) = in_dir(v, &other) else { return };
+                tried(v.rename(dir, n(name), to, n(to_name), mode));
+            }
+            12 => {
+                let (Ok(entry), Some((to, to_name))) = (v.find(&one), in_dir(v, &other)) else { return };
+                tried(v.link(entry.attr.ino, to, n(to_name)).map(drop_entry));
+            }
+            _ => {
+                let handle = v.open_dir(dir).unwrap();
+                v.fsync_dir(handle).unwrap();
+                v.release_dir(handle).unwrap();
+            }
+        }
+    };
+    (name, Box::new(step))
+}
+
+fn drop_entry(_: Entry) {}
+
+#[test]
+fn so_it_is_after_any_steps() {
+    let scale = std::env::var("LAMASSU_MODEL_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1);
+    for seed in 0..40 * scale {
+        let mut dice = Dice(seed);
+        let steps: Vec<_> = (0..24).map(|number| random_step(&mut dice, number)).collect();
+        let _seed = Told(format!("seed {seed}: {:#?}", steps.iter().map(|(name, _)| name).collect::<Vec<_>>()));
+        let steps: Vec<Step<'_>> = steps.iter().map(|(name, step)| (&**name, &**step)).collect();
+        let recipe = if seed % 2 == 0 { Recipe::default() } else { Recipe::plain() };
+        run(recipe, &steps).survive(seed % 4 < 2);
     }
 }

@@ -6,6 +6,7 @@
 mod common;
 
 use common::*;
+use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_store::Backend;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_vault::*;
@@ -260,6 +261,8 @@ struct Real {
     backend: Arc<dyn Backend>,
     /// The backend, where it can crash.
     crash: Option<Arc<CrashBackend>>,
+    /// That of its anchor, if it has one.
+    table: Option<Arc<dyn Table>>,
     vault: Option<Vault>,
 }
 
@@ -267,10 +270,21 @@ impl Real {
     /// Goes on with what a crash left of the store.
     fn crashed(&mut self, left: &MemoryBackend) {
         let crash = Arc::new(CrashBackend::over(left, self.recipe.block_size.into()));
-        // What the vault writes at its end goes to the old store.
-        self.vault = None;
+        // What the vault writes at its end goes to the old store, and of an anchored one nowhere.
+        let vault = self.vault.take();
+        if self.table.is_some() {
+            std::mem::forget(vault);
+        }
         (self.backend, self.crash) = (crash.clone(), Some(crash));
-        self.vault = Some(self.recipe.open(&self.backend).unwrap());
+        self.open();
+    }
+
+    fn open(&mut self) {
+        let opened = match &self.table {
+            Some(table) => open_anchored(&self.recipe, &self.backend, table, false),
+            None => self.recipe.open(&self.backend),
+        };
+        self.vault = Some(opened.unwrap());
     }
 
     fn v(&self) -> &Vault {
@@ -314,7 +328,7 @@ impl Real {
     fn reopen(&mut self) {
         self.v().close().unwrap();
         self.vault = None;
-        self.vault = Some(self.recipe.open(&self.backend).unwrap());
+        self.open();
     }
 }
 
@@ -419,6 +433,10 @@ fn apply(model: &mut Model, real: &mut Real, op: &Op) {
         }
         Op::Kill => {
             let Some(crash) = real.crash.clone() else { return };
+            if real.table.is_some() {
+                // What the anchor has not heard of is gone, or was never removed: `anchored` tests that.
+                real.v().sync_all().unwrap();
+            }
             real.crashed(&crash.snapshot());
             return adopt(model, real);
         }
@@ -556,9 +574,20 @@ fn run(recipe: Recipe, ops: &[Op]) {
 }
 
 fn play(recipe: Recipe, backend: Arc<dyn Backend>, crash: Option<Arc<CrashBackend>>, ops: &[Op]) {
-    let vault = Some(recipe.make(&backend));
+    play_with(recipe, backend, crash, None, ops);
+}
+
+fn play_with(
+    recipe: Recipe,
+    backend: Arc<dyn Backend>,
+    crash: Option<Arc<CrashBackend>>,
+    table: Option<Arc<dyn Table>>,
+    ops: &[Op],
+) {
+    Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
     backend.sync().unwrap();
-    let (mut model, mut real) = (Model::new(), Real { recipe, backend, crash, vault });
+    let (mut model, mut real) = (Model::new(), Real { recipe, backend, crash, table, vault: None });
+    real.open();
     for op in ops {
         apply(&mut model, &mut real, op);
     }
@@ -586,6 +615,13 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: cases(40), ..ProptestConfig::default() })]
+
+    #[test]
+    fn so_it_is_with_an_anchor(ops in prop::collection::vec(op(), 1..150), is_plain: bool) {
+        let recipe = if is_plain { Recipe::plain() } else { Recipe { reserved: 2, ..Recipe::default() } };
+        let crash = Arc::new(CrashBackend::with_granularity(recipe.block_size.into()));
+        play_with(recipe, crash.clone(), Some(crash), Some(Arc::new(MemoryTable::default())), &ops);
+    }
 
     #[test]
     fn so_it_is_in_every_domain(ops in prop::collection::vec(op(), 1..60), domain in prop::sample::select(&lamassu_format::Domain::ALL[1..])) {

@@ -5,19 +5,22 @@
 //! | this one | opening, reading, commits |
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
-//! | `replace` | records, targets, attributes: replaced whole |
 //! | `vault` | the vault's header and history |
+//! | `accept` | what a person decides |
+//! | `replace` | records, targets, attributes: replaced whole |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
 //!
 //! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
 
+mod accept;
 mod files;
 mod names;
 mod replace;
 mod vault;
 
+pub use accept::Decided;
 pub use files::{FileCommit, Opening};
 pub use names::{Made, Removal, Renamed};
 pub use replace::{Replacing, SealedPart, Seen};

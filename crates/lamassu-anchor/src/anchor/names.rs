@@ -197,7 +197,7 @@ impl Anchor {
         let state = &mut *self.state.lock();
         let number = state.next_intent();
         let mut layer = Layer::default();
-        layer.intend(number, Intent::Move { from, to, to_name: to_name.into() });
+        layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), is_exchange });
         layer.move_entry(to, source);
         layer.objects.extend(self.moved_dir(state, to, source)?);
         match target {

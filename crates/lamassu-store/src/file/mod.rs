@@ -19,6 +19,7 @@
 //! | `check`, `rekey` | verifying a whole file; bringing it to the newest keys |
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
 //! | `anchored`, `fresh`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
+//! | `survey` | what an anchor would say of a file |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
 //! The invariants I1 to I13 that comments name are those of `docs/format.md` section 13. The order of locks is in
@@ -50,6 +51,7 @@ mod session;
 mod settle;
 mod shrink;
 mod state;
+mod survey;
 mod types;
 mod write;
 
@@ -60,6 +62,7 @@ pub use rekey::{Rekey, RekeyStep};
 pub use scrub::{FileScrub, ScrubContext};
 pub use session::{Ended, SessionKeeper, Sessions, Standing};
 pub use state::Mark;
+pub use survey::Surveyed;
 pub use types::{Damage, DamageKind, Durability, FileCheck, FileContext, FileTag, Integrity, Reporter, StoreError};
 
 use self::primitives::Core;
@@ -67,6 +70,7 @@ use crate::backend::{BackendFile, SetTime, Stat, Time};
 use concurrent::{Exclusive, PATIENCE};
 use fresh::Fresh;
 use lamassu_anchor::ObjectId;
+use lamassu_format::tree::Shape;
 use lamassu_format::{FileId, PageNo};
 use parking_lot::{RwLock, RwLockReadGuard};
 use presealed::Presealed;
@@ -442,6 +446,16 @@ impl File {
     pub fn is_settled(&self) -> bool {
         self.core.ctx.read_only
             || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
+    }
+
+    /// What an anchor would say of the file as the store shows it. Every page is opened, and what an interruption left is
+    /// completed; of an anchored file, whose pages are judged, that is what its row says.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] for the first page that does not open; [`StoreError::ReadOnly`] where something would have
+    /// to be completed and may not be; those of the store.
+    pub fn survey(&self, shape: Shape) -> Result<Surveyed, StoreError> {
+        self.core.survey(&mut self.exclusive(), shape)
     }
 
     /// Verifies every page and block; with `repair` completes interrupted commits. `progress` gets backing bytes done.

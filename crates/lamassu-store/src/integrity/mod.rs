@@ -7,9 +7,11 @@
 //! Never: decides whether a page is current (`lamassu_anchor::judge` does), keeps more clean records than it may.
 
 mod records;
+mod root;
 mod tree;
 
 pub use records::{FileRecords, MemoryRecords, Records};
+pub use root::RootOf;
 pub use tree::{Leaves, Sealed, Stale, Tree, TreeError};
 
 use lamassu_crypto::wrap;

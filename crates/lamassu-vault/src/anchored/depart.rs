@@ -188,11 +188,22 @@ impl Vault {
         self.carry_out().map(drop)
     }
 
+    /// The same for a name that is wanted, which was tried so often. What was removed may have another name that no
+    /// barrier covers yet: then it takes one.
+    pub(crate) fn let_go_of_names(&self, tried: usize) -> Result<()> {
+        if tried == 0 { self.commit_removals() } else { self.commit_anchor() }
+    }
+
     /// The same if many wait. A failure is logged: it is tried again.
     pub(crate) fn bound_departures(&self) {
         let is_many = |anchored: &Anchored| anchored.departures.len() >= self.idle_max;
-        if self.anchored.as_ref().is_some_and(is_many)
-            && let Err(error) = self.commit_removals()
+        let is_many = || self.anchored.as_ref().is_some_and(is_many);
+        let bound = || {
+            self.commit_removals()?;
+            if is_many() { self.commit_anchor() } else { Ok(()) }
+        };
+        if is_many()
+            && let Err(error) = bound()
         {
             tracing::error!(%error, "removals could not be carried out; they will be tried again");
         }

@@ -4,7 +4,7 @@ use crate::attr::Wanted;
 use crate::dirs::Dir;
 use crate::error::errno;
 use crate::names::StoredName;
-use crate::{Kind, Result, Vault, VaultError};
+use crate::{Kind, Result, Vault};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::{Digest, EntryPlace, Made, ObjectId, Row};
 use lamassu_store::backend::Stat;
@@ -53,7 +53,7 @@ impl Vault {
     /// who holds no lock ([`Vault::commit_removals`]). What nobody recorded is moved out of the way.
     ///
     /// # Errors
-    /// [`VaultError::Exists`]; [`VaultError::Outdated`] for an entry that is missing; those of the store.
+    /// [`VaultError::Outdated`] for an entry that is missing; those of the store.
     pub(crate) fn may_make(&self, dir: &Dir, stored: &StoredName) -> Result<bool> {
         let Some(anchored) = &self.anchored else { return Ok(true) };
         if !anchored.anchor.may_make(&anchored.place(dir.object, &stored.name)) {
@@ -61,7 +61,8 @@ impl Vault {
         }
         let shown = self.shown(dir, &stored.name)?;
         match self.judged(dir, &stored.name, shown.map(|st| st.kind))? {
-            Some(_) => Err(VaultError::Exists),
+            // The store says so.
+            Some(_) => Ok(true),
             None if shown.is_some() => self.move_to_lost(dir, &stored.name).map(|()| true),
             None => Ok(true),
         }

@@ -7,36 +7,44 @@
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
 //! | `lost` | what nobody recorded |
-//! | `recover`, `locate` | what a crash left |
+//! | `recover`, `history`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: read by their digests, replaced in order |
+//! | `rebuild`, `accept`, `take` | anchors of what is there already; what a person accepts |
 //! | `digest` | those digests |
 //! | `trees` | where tree records of files lie |
 
+pub(crate) mod accept;
 mod commit;
 mod depart;
 mod digest;
 mod entries;
+mod history;
 mod locate;
 mod lost;
 mod make;
 mod moves;
+pub(crate) mod rebuild;
 mod recover;
 mod sealed;
+mod take;
 mod trees;
 
-pub(crate) use crate::event::IntegrityKind;
-use crate::open::OpenFile;
-use crate::{Ino, Kind, Result, Vault, VaultError};
 pub(crate) use depart::Departing;
 pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
+pub(crate) use make::{Fresh, TRIES_MAX};
+pub(crate) use moves::Moving;
+pub(crate) use sealed::ShownLink;
+pub(crate) use take::shown as shown_attrs;
+pub(crate) use trees::TreeFiles;
+
+use crate::event::IntegrityKind;
+use crate::open::OpenFile;
+use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
 use lamassu_store::BackendDir;
 use lamassu_store::file::AnchoredFiles;
-pub(crate) use make::{Fresh, TRIES_MAX};
-pub(crate) use moves::Moving;
 use parking_lot::{Mutex, RwLock};
-pub(crate) use sealed::{ShownLink, shown_attrs};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,16 +1,17 @@
 //! Recovery when a vault is opened for writing (N3), before anything of it is served.
 //!
-//! The places that intents name are put right together: what is recorded in one of them is looked for among what lies in
-//! all of them, and moved to where it is recorded. Every step moves one entry from one of these places to another, or
-//! two against each other, so that a crash in between leaves what recovery can go on with. The intents go when a barrier
-//! has covered all of it.
+//! The moves that intents name are looked at *together*: everything that is recorded is where the store had it after the
+//! first so many of them (`history`). The rest of them is done again, in order, so that another crash in between leaves
+//! what a crash leaves. What is left under the name of a removal is removed; what is left otherwise is unrecorded. The
+//! intents go when a barrier has covered all of it.
 //!
 //! What cannot be done is told, and its intents stay for the next time. Nothing is lost by that: what is not where it is
 //! recorded is missing, and an error to who looks at it.
 
 use super::Anchored;
-use super::locate::{Item, Places};
-use crate::error::io;
+use super::history::{History, Move};
+use super::locate::{Item, Located};
+use crate::error::{io, is_not_found};
 use crate::record::remove_companion;
 use crate::staging::{is_entry_empty, rename_no_replace};
 use crate::symlink;
@@ -18,9 +19,11 @@ use crate::{RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::row::Intent;
 use lamassu_anchor::{Entry, EntryPlace};
 use lamassu_format::name::{Stored, classify, companion_name};
-use std::collections::{BTreeMap, BTreeSet};
+use lamassu_store::BackendDir;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Vault {
@@ -49,95 +52,159 @@ impl Vault {
     }
 
     fn put_right(&self, anchored: &Anchored, intents: &BTreeMap<u64, Intent>) -> Result<()> {
-        let mut places = Places::of(self, anchored, intents);
-        let found: Vec<Item> = places.all().into_iter().filter_map(|place| places.item(place)).collect();
+        let history = History::of(intents);
         let mut recorded = BTreeMap::new();
-        for place in places.all() {
-            recorded.extend(anchored.anchor.entry(&place)?.map(|entry| (place, entry)));
+        for place in &history.places {
+            recorded.extend(anchored.anchor.entry(place)?.map(|entry| (*place, entry)));
         }
-        let mut work = Work { vault: self, lies: BTreeMap::new(), belongs: BTreeMap::new() };
-        let assigned = assign(&places, &recorded, &found);
-        for (at, item) in found.into_iter().enumerate() {
-            let to = assigned.iter().find(|(_, of)| **of == at).map(|(place, _)| *place);
-            work.belongs.extend(to.map(|to| (item.place, to)));
-            work.lies.insert(item.place, item);
+        let (kept, mut located) = self.how_many_were_kept(anchored, &history, &recorded);
+        let mut work = Work { vault: self, places: HashMap::new() };
+        for place in &history.places {
+            work.places.extend(Spot::of(&mut located, place).map(|spot| (*place, spot)));
         }
-        let removed: BTreeSet<EntryPlace> = intents.values().filter_map(removed_place).collect();
-        work.clear(&|place| removed.contains(place) && !recorded.contains_key(place))?;
-        work.move_all(&mut places)?;
-        work.clear_rest()
+        for undone in history.moves.iter().skip(kept) {
+            work.redo(undone)?;
+        }
+        let removed: BTreeSet<EntryPlace> = history.removed().filter(|place| !recorded.contains_key(place)).collect();
+        work.clear(&removed)?;
+        let unrecorded: Vec<_> = history.places.iter().filter(|place| !recorded.contains_key(place)).collect();
+        work.clear_rest(&unrecorded)
+    }
+
+    /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and least
+    /// lies elsewhere.
+    fn how_many_were_kept<'a>(
+        &'a self,
+        anchored: &'a Anchored,
+        history: &'a History,
+        recorded: &BTreeMap<EntryPlace, Entry>,
+    ) -> (usize, Located<'a>) {
+        let mut best: Option<((usize, usize), usize, Located<'a>)> = None;
+        // The last ones first: a store mostly keeps all.
+        for kept in (0..=history.moves.len()).rev() {
+            let mut located = Located::new(self, anchored, history, kept);
+            let mut taken = history.leaving(kept);
+            let mut misplaced = 0_usize;
+            for (place, entry) in recorded {
+                let at = history.recorded_at(*place, kept);
+                let item = at.and_then(|at| located.item(at));
+                misplaced += usize::from(!item.is_some_and(|item| located.fits(entry, &item)));
+                taken.extend(at);
+            }
+            let left = history.places.iter().filter(|place| !taken.contains(place) && located.item(**place).is_some());
+            let faults = (misplaced, left.count());
+            let is_better = best.as_ref().is_none_or(|(least, ..)| faults < *least);
+            if is_better {
+                best = Some((faults, kept, located));
+            }
+            if faults == (0, 0) {
+                break;
+            }
+        }
+        let none = || (0, Located::new(self, anchored, history, 0));
+        best.map_or_else(none, |(_, kept, located)| (kept, located))
     }
 }
 
-fn removed_place(intent: &Intent) -> Option<EntryPlace> {
-    if let Intent::Remove { at, .. } = intent { Some(*at) } else { None }
+/// A place in the store: its directory, and the stored name, where that is known.
+struct Spot {
+    dir: Arc<dyn BackendDir>,
+    name: Option<OsString>,
 }
 
-/// Which of the items that were found each recorded entry is. What lies where it is recorded comes first.
-fn assign(places: &Places<'_>, recorded: &BTreeMap<EntryPlace, Entry>, found: &[Item]) -> BTreeMap<EntryPlace, usize> {
-    let mut assigned: BTreeMap<EntryPlace, usize> = BTreeMap::new();
-    for is_at_home in [true, false] {
-        for (place, entry) in recorded {
-            if assigned.contains_key(place) {
-                continue;
-            }
-            let taken: BTreeSet<usize> = assigned.values().copied().collect();
-            let mut left = found.iter().enumerate().filter(|(at, item)| {
-                !taken.contains(at) && (item.place == *place) == is_at_home && places.fits(entry, item)
-            });
-            if let Some((at, _)) = left.next() {
-                assigned.insert(*place, at);
-            }
+impl Spot {
+    fn of(located: &mut Located<'_>, place: &EntryPlace) -> Option<Spot> {
+        let name = located.item(*place).map(|item| item.name);
+        Some(Spot { dir: located.dir(place.dir)?, name })
+    }
+
+    /// What lies there now.
+    fn item(&self) -> Result<Option<Item>> {
+        let Some(name) = &self.name else { return Ok(None) };
+        match self.dir.stat_entry(name) {
+            Err(e) if is_not_found(&e) => Ok(None),
+            st => Ok(Some(Item { dir: self.dir.clone(), name: name.clone(), st: st.map_err(io("stat"))? })),
         }
     }
-    assigned
 }
 
-/// What lies where, and where it belongs.
+/// What is done to the store. Directories that were located stay open, wherever they move.
 struct Work<'a> {
     vault: &'a Vault,
-    lies: BTreeMap<EntryPlace, Item>,
-    /// By where it lies now.
-    belongs: BTreeMap<EntryPlace, EntryPlace>,
+    places: HashMap<EntryPlace, Spot>,
 }
 
 impl Work<'_> {
-    /// Removes what belongs nowhere and lies under the name of a removal: a directory after what is in it. One that is
-    /// not empty goes to `lamassu.lost`.
-    fn clear(&mut self, is_removed: &dyn Fn(&EntryPlace) -> bool) -> Result<()> {
-        let is_left = |place: &EntryPlace, belongs: &BTreeMap<EntryPlace, EntryPlace>| {
-            is_removed(place) && !belongs.contains_key(place)
+    fn item(&self, place: &EntryPlace) -> Result<Option<Item>> {
+        self.places.get(place).map_or(Ok(None), Spot::item)
+    }
+
+    /// Does a move that the store has lost.
+    fn redo(&mut self, undone: &Move) -> Result<()> {
+        let Some(item) = self.item(&undone.from)? else { return Ok(()) };
+        let Some(spot) = self.places.get_mut(&undone.to) else {
+            tracing::error!(dir = undone.to.dir.0, "the place where an entry is recorded is not there");
+            return Err(VaultError::NotFound);
         };
-        let left: Vec<EntryPlace> = self.lies.keys().filter(|p| is_left(p, &self.belongs)).copied().collect();
-        let (dirs, others): (Vec<_>, Vec<_>) =
-            left.into_iter().partition(|place| self.lies.get(place).is_some_and(Item::is_dir));
-        for place in others {
-            if let Some(item) = self.lies.remove(&place) {
-                item.dir.unlink(&item.name).map_err(io("unlink"))?;
-                self.remove_companion_of(&item);
+        let name = spot.name.get_or_insert_with(|| undone.to_name.clone()).clone();
+        let (target, there) = (spot.dir.clone(), spot.item()?);
+        if let Some(rest) = symlink::rest_of(&self.vault.ctx.ring, &*item.dir, &item.name, &item.st) {
+            symlink::copy_rest(&rest, &*item.dir, &*target)?;
+        }
+        let moved = |mode| item.dir.rename(&item.name, &*target, &name, mode).map_err(io("put a name right"));
+        match there {
+            None => rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(io("put a name right")),
+            Some(_) if undone.is_exchange => moved(RenameMode::Exchange),
+            Some(there) if !there.is_dir() && !item.is_dir() => moved(RenameMode::Replace),
+            Some(there) => {
+                // As a rename over an empty directory is done.
+                moved(RenameMode::Exchange)?;
+                self.discard(&Item { st: there.st, ..item })
             }
         }
-        let mut dirs = dirs;
+    }
+
+    /// Takes away what is recorded nowhere: an empty directory holds nothing, the rest goes to `lamassu.lost`.
+    fn discard(&self, item: &Item) -> Result<()> {
+        if item.is_dir() && is_entry_empty(&*item.dir, &item.name).unwrap_or(false) {
+            self.vault.unstage_dir(&*item.dir, &item.name, &item.st)?;
+            return Ok(());
+        }
+        let entry = item.name.to_string_lossy().into_owned();
+        self.vault.move_handle_to_lost(&*item.dir, &item.name, &entry)
+    }
+
+    /// Removes what is left under the names of removals: a directory after what is in it. One that is not empty goes to
+    /// `lamassu.lost`.
+    fn clear(&self, removed: &BTreeSet<EntryPlace>) -> Result<()> {
+        let mut dirs = Vec::new();
+        for place in removed {
+            match self.item(place)? {
+                Some(item) if item.is_dir() => dirs.push(item),
+                Some(item) => {
+                    item.dir.unlink(&item.name).map_err(io("unlink"))?;
+                    self.remove_companion_of(&item);
+                }
+                None => {}
+            }
+        }
         // Some lie in others, so as long as one of them is empty it is the turn of another.
-        while !dirs.is_empty() {
+        loop {
             let before = dirs.len();
             let mut left = Vec::new();
-            for place in dirs {
-                let Some(item) = self.lies.get(&place) else { continue };
+            for item in dirs {
                 if !is_entry_empty(&*item.dir, &item.name).map_err(io("list a directory"))? {
-                    left.push(place);
+                    left.push(item);
                     continue;
                 }
                 self.vault.unstage_dir(&*item.dir, &item.name, &item.st)?;
-                self.remove_companion_of(item);
-                self.lies.remove(&place);
+                self.remove_companion_of(&item);
             }
-            if left.len() == before {
-                break;
+            if left.is_empty() || left.len() == before {
+                return Ok(());
             }
             dirs = left;
         }
-        Ok(())
     }
 
     fn remove_companion_of(&self, item: &Item) {
@@ -146,78 +213,11 @@ impl Work<'_> {
         }
     }
 
-    /// Moves everything to where it belongs. A directory that would come to lie in itself waits until another has moved.
-    fn move_all(&mut self, places: &mut Places<'_>) -> Result<()> {
-        loop {
-            let mut displaced: Vec<_> = self.belongs.iter().map(|(from, to)| (*from, *to)).collect();
-            displaced.retain(|(from, to)| from != to);
-            // First what goes to a free name: that needs no exchange.
-            displaced.sort_by_key(|(_, to)| self.lies.contains_key(to));
-            let Some(first) = displaced.first().copied() else { return Ok(()) };
-            let mut has_moved = false;
-            for (from, to) in displaced {
-                has_moved = self.move_one(from, to, places)?;
-                if has_moved {
-                    break;
-                }
-            }
-            if !has_moved {
-                // Its directory is not there, or the store cannot exchange names.
-                tracing::error!(dir = first.1.dir.0, "an entry cannot be moved to where it is recorded");
-                return Err(VaultError::Unsupported);
-            }
-        }
-    }
-
-    /// False: not now, and nothing has changed.
-    fn move_one(&mut self, from: EntryPlace, to: EntryPlace, places: &mut Places<'_>) -> Result<bool> {
-        let (Some(item), there) = (self.lies.get(&from), self.lies.get(&to)) else { return Ok(false) };
-        let name = there.map(|there| there.name.clone()).or_else(|| places.name(&to));
-        let target = there.map(|there| there.dir.clone()).or_else(|| places.dir(to.dir));
-        let Some((name, target)) = name.zip(target) else { return Ok(false) };
-        if let Some(rest) = symlink::rest_of(&self.vault.ctx.ring, &*item.dir, &item.name, &item.st) {
-            symlink::copy_rest(&rest, &*item.dir, &*target)?;
-        }
-        // What was replaced goes; anything else changes places.
-        let is_replaced = |there: &Item| !self.belongs.contains_key(&to) && !there.is_dir() && !item.is_dir();
-        let moved = match there {
-            None => rename_no_replace(&*item.dir, &item.name, &*target, &name),
-            Some(there) if is_replaced(there) => item.dir.rename(&item.name, &*target, &name, RenameMode::Replace),
-            Some(_) => item.dir.rename(&item.name, &*target, &name, RenameMode::Exchange),
-        };
-        match moved {
-            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => return Ok(false),
-            moved => moved.map_err(io("put a name right"))?,
-        }
-        let left = there.filter(|there| !is_replaced(there)).map(|there| Item {
-            place: from,
-            dir: item.dir.clone(),
-            name: item.name.clone(),
-            st: there.st,
-        });
-        let arrived = Item { place: to, dir: target, name, st: item.st };
-        let belongs = self.belongs.insert(to, to);
-        self.belongs.remove(&from);
-        self.belongs.extend(belongs.filter(|_| left.is_some()).map(|belongs| (from, belongs)));
-        self.lies.remove(&from);
-        self.lies.extend(left.map(|left| (from, left)));
-        self.lies.insert(to, arrived);
-        Ok(true)
-    }
-
-    /// What belongs nowhere was recorded by nobody: an empty directory holds nothing, the rest goes to `lamassu.lost`.
-    fn clear_rest(&mut self) -> Result<()> {
-        let left: Vec<EntryPlace> =
-            self.lies.keys().filter(|place| !self.belongs.contains_key(place)).copied().collect();
-        for place in left {
-            let Some(item) = self.lies.remove(&place) else { continue };
-            let is_empty = item.is_dir() && is_entry_empty(&*item.dir, &item.name).unwrap_or(false);
-            match is_empty {
-                true => self.vault.unstage_dir(&*item.dir, &item.name, &item.st)?,
-                false => {
-                    let entry = item.name.to_string_lossy().into_owned();
-                    self.vault.move_handle_to_lost(&*item.dir, &item.name, &entry)?;
-                }
+    /// What lies in places where nothing is recorded.
+    fn clear_rest(&self, unrecorded: &[&EntryPlace]) -> Result<()> {
+        for place in unrecorded {
+            if let Some(item) = self.item(place)? {
+                self.discard(&item)?;
             }
         }
         Ok(())

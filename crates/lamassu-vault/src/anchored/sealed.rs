@@ -4,6 +4,7 @@
 //! of the store stands between the anchor's commit of {old, new} and the note that it was done: [`Vault::replacing`] is
 //! the only way to write one. A change that takes several calls of the store is several such steps.
 
+use super::take::shown;
 use super::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
 use crate::dirs::Dir;
 use crate::error::{errno, io};
@@ -11,10 +12,8 @@ use crate::event::IntegrityKind;
 use crate::target::Target;
 use crate::{Ino, Result, Vault, VaultError, symlink};
 use lamassu_anchor::{Digest, ObjectId, Replacing, SealedPart, Seen};
-use lamassu_format::name::XATTR_PREFIX;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 
 /// How often a barrier is tried while names of the object are made.
 const TRIES_MAX: usize = 8;
@@ -30,26 +29,6 @@ impl ShownLink {
     pub fn digest(&self) -> Digest {
         digest_of_link(&self.text, self.rest.as_deref())
     }
-}
-
-/// All sealed attributes that the store shows. One that goes while it is looked at is not there.
-///
-/// # Errors
-/// Those of the store.
-pub(crate) fn shown_attrs(target: &Target) -> Result<StoredAttrs> {
-    let listed = match target.list_xattr() {
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EPERM | libc::EOPNOTSUPP)) => Vec::new(),
-        listed => listed.map_err(io("list attributes"))?,
-    };
-    let mut attrs = StoredAttrs::new();
-    for attr in listed.into_iter().filter(|attr| attr.as_bytes().starts_with(XATTR_PREFIX.as_bytes())) {
-        match target.get_xattr(&attr) {
-            Ok(value) => drop(attrs.insert(attr, value)),
-            Err(e) if e.raw_os_error() == Some(libc::ENODATA) => {}
-            Err(e) => return Err(io("get an attribute")(e)),
-        }
-    }
-    Ok(attrs)
 }
 
 impl Vault {
@@ -113,12 +92,16 @@ impl Vault {
 
     /// Has nobody change the attributes of a node. Taken by the calls that look at them, not by what those are made of.
     pub(crate) fn attrs_still(&self, ino: Ino) -> Option<RwLockReadGuard<'_, ()>> {
-        self.anchored.as_ref().map(|anchored| anchored.attrs_of(ino).read())
+        let anchored = self.anchored.as_ref()?;
+        let object = self.nodes.lock().object(ino);
+        Some(anchored.attrs_of(object).read())
     }
 
     /// Has nobody look at the attributes of a node.
     pub(crate) fn attrs_alone(&self, ino: Ino) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.anchored.as_ref().map(|anchored| anchored.attrs_of(ino).write())
+        let anchored = self.anchored.as_ref()?;
+        let object = self.nodes.lock().object(ino);
+        Some(anchored.attrs_of(object).write())
     }
 
     /// All sealed attributes of a node, which are the newest; `None` in an un-anchored vault. The caller has them held
@@ -131,7 +114,7 @@ impl Vault {
             return Ok(None);
         }
         let object = self.nodes.lock().object(ino);
-        let attrs = shown_attrs(target)?;
+        let attrs = shown(|| target.list_xattr(), |attr| target.get_xattr(attr))?;
         match self.is_newest(object, SealedPart::Attributes, digest_of_attributes(&attrs))? {
             true => Ok(Some(attrs)),
             false => Err(self.outdated_at("attributes", self.tag(ino))),
@@ -202,7 +185,8 @@ impl Vault {
 }
 
 impl super::Anchored {
-    fn attrs_of(&self, ino: Ino) -> &parking_lot::RwLock<()> {
-        &self.attrs_locks[(ino % crate::STRIPES as u64) as usize]
+    /// The lock of an object's attributes.
+    pub fn attrs_of(&self, object: ObjectId) -> &parking_lot::RwLock<()> {
+        &self.attrs_locks[(object.0 % crate::STRIPES as u64) as usize]
     }
 }

@@ -5,11 +5,11 @@ use super::{Checker, Found, Located, Problem, kind};
 use crate::error::is_not_found;
 use crate::event::{EventRange, IntegrityEvent};
 use crate::inode::StoreId;
-use crate::record::read_text;
 use crate::symlink::{self, LinkFault};
 use crate::walk::has_header;
 use crate::xattr::Holder;
 use crate::{Dataset, Kind, VaultError, xattr};
+use lamassu_anchor::SealedPart;
 use lamassu_format::name::{LINK_PREFIX, decode};
 use lamassu_store::backend::Stat;
 use lamassu_store::file::{Damage, DamageKind, FileCheck};
@@ -101,10 +101,18 @@ impl Checker<'_> {
             let id = rest.as_bytes().strip_prefix(LINK_PREFIX.as_bytes()).and_then(decode);
             links.rests.extend(id.and_then(|id| <[u8; 16]>::try_from(id).ok()));
         }
-        let opened = read_text(&*at.dir, &at.name)
-            .map_err(LinkFault::from)
-            .and_then(|text| symlink::open(ring, &*at.dir, &text).map(drop));
-        if let Err(fault) = opened {
+        let link = symlink::shown(ring, &*at.dir, &at.name);
+        if let Ok(link) = &link {
+            let digest = link.digest();
+            let judged = self.is_newest(at, SealedPart::Content, digest, "the target is");
+            if !self.went(at, judged) {
+                // The rest of the newest target is not this one's.
+                links.unknown += 1;
+                return;
+            }
+        }
+        let ring = &self.vault.ctx.ring;
+        if let Err(fault) = link.map_err(LinkFault::from).and_then(|link| symlink::open_shown(ring, &link)) {
             links.unknown += u64::from(!matches!(fault, LinkFault::Rest));
             self.note(at, kind::SYMLINK, Found::Damage, format!("the target does not open: {fault}"));
         }
@@ -137,6 +145,7 @@ impl Checker<'_> {
             }
             Err(VaultError::Store(StoreError::Damaged(damage))) => self.damage(at, &DamageRun::from(damage)),
             Err(VaultError::NotFound | VaultError::Stale) => self.note_moving(at),
+            Err(VaultError::Outdated { .. }) => self.stale(at, "another file lies here than was put here last"),
             Err(e) => {
                 self.report.unsettled = true;
                 self.note_io(at, "the file cannot be verified", &e);
@@ -146,7 +155,14 @@ impl Checker<'_> {
 
     fn verify(&self, at: &Located, st: &Stat, progress: &mut dyn FnMut(u64)) -> crate::Result<FileCheck> {
         let vault = self.vault;
-        let ino = vault.nodes.lock().find(StoreId::from(st)).unwrap_or(st.ino);
+        let (ino, known) = {
+            let nodes = vault.nodes.lock();
+            let ino = nodes.find(StoreId::from(st));
+            (ino.unwrap_or(st.ino), ino.map(|ino| nodes.object(ino)))
+        };
+        if vault.anchored.is_some() && known.is_some_and(|known| at.object.is_some_and(|object| object != known)) {
+            return Err(vault.outdated_at("entry", at.stored.display().to_string()));
+        }
         let _opening = vault.opening(ino).lock();
         if let Some(open) = vault.files.get(ino)
             && (open.is_writable() || !self.repair)
@@ -164,7 +180,11 @@ impl Checker<'_> {
         };
         let ctx = if write { &vault.ctx } else { &vault.ctx_read };
         let tag = at.stored.display().to_string();
-        Ok(File::open(ctx.clone(), backing, &tag)?.check(write, progress)?)
+        let file = match at.object.filter(|_| vault.anchored.is_some()) {
+            Some(object) => File::open_object(ctx.clone(), backing, st.len, &tag, object)?,
+            None => File::open(ctx.clone(), backing, &tag)?,
+        };
+        Ok(file.check(write, progress)?)
     }
 
     fn damage(&mut self, at: &Located, run: &DamageRun) {
@@ -222,8 +242,20 @@ impl Checker<'_> {
         Some(Holder::Dir(self.vault.read_names(&*opened).ok()?.dir_id()))
     }
 
+    /// Whether something is as it should be; that it could not be told is noted.
+    fn went(&mut self, at: &Located, judged: crate::Result<bool>) -> bool {
+        judged.unwrap_or_else(|error| {
+            self.note_io(at, "it cannot be compared with the anchor", &error);
+            false
+        })
+    }
+
     /// Checks the attributes of an entry of `dir`, or of `dir` itself.
     pub(super) fn xattrs_of(&mut self, at: &Located, dir: &Arc<dyn BackendDir>, name: Option<&OsStr>, of: Kind) {
+        let judged = self.are_attrs_newest(at, &**dir, name);
+        if !self.went(at, judged) {
+            return;
+        }
         let look = || {
             let held = name.map(|name| dir.hold(name)).transpose()?;
             let listed = held.as_ref().map_or_else(|| dir.list_xattr(), |held| held.list_xattr())?;

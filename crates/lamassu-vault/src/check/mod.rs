@@ -5,6 +5,7 @@
 //! It never deletes or changes content: damaged files stay where they are, readable but for the damage.
 
 mod entry;
+mod fresh;
 mod locked;
 mod repair;
 mod report;
@@ -18,6 +19,7 @@ pub use report::{Problem, Progress, Report, Tally};
 use crate::event::{IntegrityEvent, IntegrityKind};
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
+use lamassu_anchor::ObjectId;
 use lamassu_store::BackendDir;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -52,6 +54,13 @@ pub mod kind {
     pub const SESSIONS: &str = IntegrityKind::Sessions.word();
     /// The record of the root's permissions does not open.
     pub const ROOT: &str = IntegrityKind::RootPermissions.word();
+    /// In an anchored vault: not the newest. A content, a record, a target, attributes of an older state or another
+    /// object's, or something of another kind in its place.
+    pub const STALE: &str = IntegrityKind::Stale.word();
+    /// In an anchored vault: recorded in this directory, and not there.
+    pub const MISSING: &str = IntegrityKind::Missing.word();
+    /// In an anchored vault: there, and recorded by nobody. It is not shown.
+    pub const UNRECORDED: &str = IntegrityKind::Unrecorded.word();
     /// The store failed.
     pub const IO: &str = "io";
 }
@@ -65,6 +74,15 @@ struct Located {
     stored: PathBuf,
     /// `None` where a name on the way does not open.
     plain: Option<PathBuf>,
+    /// What it is in the anchor; `None`: in an un-anchored vault, or it is not recorded.
+    object: Option<ObjectId>,
+}
+
+/// What is handed on about a directory to be gone through.
+#[derive(Clone, Default)]
+struct Known {
+    plain: Option<PathBuf>,
+    object: Option<ObjectId>,
 }
 
 /// A check under way.
@@ -144,7 +162,10 @@ impl Vault {
             checker.root_permissions()?;
             checker.whole()?;
         } else {
-            let places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
+            let mut places = paths.iter().map(|path| self.check_place(path)).collect::<Result<Vec<_>>>()?;
+            for place in places.iter_mut().flatten() {
+                place.object = checker.object_of(&place.stored)?;
+            }
             checker.parts(places)?;
         }
         let mut report = checker.report;
@@ -168,18 +189,22 @@ impl Vault {
             dir = dir.open_dir(part).map_err(crate::error::io("open a directory"))?;
         }
         let plain = Path::new(path).components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect();
-        Ok(Some(Located { dir, name: name.to_owned(), stored, plain: Some(plain) }))
+        Ok(Some(Located { dir, name: name.to_owned(), stored, plain: Some(plain), object: None }))
     }
 }
 
 impl Located {
-    fn of(met: &Met<Option<PathBuf>>) -> Located {
+    fn of(met: &Met<Known>) -> Located {
         let (dir, name) = (met.above.clone(), met.name.clone());
-        Located { dir, name, stored: met.stored.clone(), plain: met.passed.clone() }
+        Located { dir, name, stored: met.stored.clone(), plain: met.passed.plain.clone(), object: met.passed.object }
     }
 
     fn met<P>(&self, passed: P) -> Met<P> {
         Met { above: self.dir.clone(), name: self.name.clone(), stored: self.stored.clone(), passed }
+    }
+
+    fn known(&self) -> Known {
+        Known { plain: self.plain.clone(), object: self.object }
     }
 
     fn is_root(&self) -> bool {
@@ -193,6 +218,7 @@ impl Located {
             name: name.to_owned(),
             stored: self.stored.join(name),
             plain: self.plain.as_ref().zip(plain).map(|(base, name)| base.join(name)),
+            object: None,
         }
     }
 }

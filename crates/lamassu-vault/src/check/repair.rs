@@ -46,7 +46,7 @@ impl Checker<'_> {
             }
         }
         let root = self.root();
-        let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, ..root };
+        let at = Located { name: SESSIONS.into(), stored: SESSIONS.into(), plain: None, object: None, ..root };
         self.note(&at, kind::SESSIONS, found, text);
         Ok(())
     }
@@ -55,13 +55,17 @@ impl Checker<'_> {
     /// owner's alone.
     pub(super) fn root_permissions(&mut self) -> Result<()> {
         let permissions = &self.vault.root_permissions;
+        let root = self.root();
+        let at = Located { name: ROOT_RECORD.into(), stored: ROOT_RECORD.into(), plain: None, object: None, ..root };
+        if permissions.is_stale() {
+            self.stale(&at, "the record of the root's permissions is not the newest");
+        }
         let Some(fault) = permissions.fault() else { return Ok(()) };
         let mut found = Found::Damage;
         if self.repair {
             permissions.renew()?;
             found = Found::Mended;
         }
-        let at = Located { name: ROOT_RECORD.into(), stored: ROOT_RECORD.into(), plain: None, ..self.root() };
         let text = format!("the record of the root's permissions does not open: {fault}");
         self.note(&at, kind::ROOT, found, text);
         Ok(())

@@ -1,13 +1,15 @@
 //! Walking the tree: directories by their records, entries by their names.
 
 use super::entry::{Links, looked_at};
-use super::{Checker, Found, Located, kind, listing};
+use super::fresh::Left;
+use super::{Checker, Found, Known, Located, kind, listing};
 use crate::error::is_not_found;
 use crate::event::IntegrityKind;
 use crate::names::{DirFault, NameFault, Names};
 use crate::record::RecordFault;
 use crate::walk::{Ahead, Failed, Met, Visit, walk};
 use crate::{Kind, Result};
+use lamassu_anchor::ObjectId;
 use lamassu_crypto::ring::OpenError;
 use lamassu_format::name::{RESERVED_PREFIX, Stored, classify, companion_name};
 use lamassu_store::BackendDir;
@@ -26,6 +28,8 @@ pub(super) struct Here {
     names: Option<Names>,
     beside: Beside,
     links: Links,
+    /// What is recorded in it, and was not met.
+    left: Left,
 }
 
 /// What one directory held besides entries.
@@ -39,7 +43,8 @@ struct Beside {
 impl Checker<'_> {
     pub(super) fn root(&self) -> Located {
         let dir = self.vault.dirs.root().handle.clone();
-        Located { dir, name: OsString::new(), stored: PathBuf::new(), plain: Some(PathBuf::new()) }
+        let object = self.vault.anchored.as_ref().map(|_| ObjectId::ROOT);
+        Located { dir, name: OsString::new(), stored: PathBuf::new(), plain: Some(PathBuf::new()), object }
     }
 
     pub(super) fn whole(&mut self) -> Result<()> {
@@ -59,7 +64,7 @@ impl Checker<'_> {
                     Some(_) | None => continue,
                 },
             };
-            walk(at.met(at.plain.clone()), self)?;
+            walk(at.met(at.known()), self)?;
         }
         Ok(())
     }
@@ -100,7 +105,8 @@ impl Checker<'_> {
             RecordFault::Seal(OpenError::Unauthentic | OpenError::Truncated) => true,
         };
         let text = format!("its directory record does not open, so the names in it are lost: {fault}");
-        if gone && self.repair && !at.is_root() {
+        // In an anchored vault nothing that is recorded leaves its place.
+        if gone && self.repair && !at.is_root() && at.object.is_none() {
             return self.move_to_lost(at, kind::RECORD, text);
         }
         self.note(at, kind::RECORD, Found::Damage, text);
@@ -199,45 +205,53 @@ impl Checker<'_> {
 }
 
 impl Visit for Checker<'_> {
-    /// Its plain path, where that is known.
-    type Passed = Option<PathBuf>;
+    type Passed = Known;
     type Here = Here;
 
     fn open(&self, above: &dyn BackendDir, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
         looked_at(|| above.open_dir(name))
     }
 
-    fn enter(&mut self, met: &Met<Option<PathBuf>>, dir: &Arc<dyn BackendDir>) -> Result<Option<Here>> {
+    fn enter(&mut self, met: &Met<Known>, dir: &Arc<dyn BackendDir>) -> Result<Option<Here>> {
         self.report.directories += 1;
         let at = Located::of(met);
         if at.is_root() {
             self.xattrs_of(&at, dir, None, Kind::Dir);
         }
+        if !self.is_record_newest(&at, &**dir)? {
+            return Ok(None);
+        }
+        let left = self.recorded_in(&at)?;
         let names = match self.vault.read_names(&**dir) {
             Ok(names) => Some(names),
             Err(fault) if self.bad_record(&at, &fault) => return Ok(None),
             Err(_) => None,
         };
-        Ok(Some(Here { at, names, beside: Beside::default(), links: Links::default() }))
+        Ok(Some(Here { at, names, beside: Beside::default(), links: Links::default(), left }))
     }
 
     fn entry(
         &mut self,
-        _met: &Met<Option<PathBuf>>,
+        _met: &Met<Known>,
         dir: &Arc<dyn BackendDir>,
         here: &mut Here,
         entry: &Listed,
-    ) -> Result<Option<Option<PathBuf>>> {
-        let Some(place) = self.name(here, dir, entry) else { return Ok(None) };
+    ) -> Result<Option<Known>> {
+        let Some(mut place) = self.name(here, dir, entry) else { return Ok(None) };
+        match self.judge(&here.at, &mut here.left, &place, entry.kind)? {
+            Some(object) => place.object = object,
+            None => return Ok(None),
+        }
         let kind = self.check_entry(&place, entry.kind, &mut here.links);
-        Ok((kind == Some(Kind::Dir)).then_some(place.plain))
+        Ok((kind == Some(Kind::Dir)).then_some(place.known()))
     }
 
-    fn leave(&mut self, _met: &Met<Option<PathBuf>>, dir: &Arc<dyn BackendDir>, here: Here) {
+    fn leave(&mut self, _met: &Met<Known>, dir: &Arc<dyn BackendDir>, here: Here) {
+        self.missing(&here.at, &here.left);
         self.leftovers(&here.at, dir, here.beside, &here.links);
     }
 
-    fn failed(&mut self, met: &Met<Option<PathBuf>>, what: Failed, e: io::Error) -> Result<()> {
+    fn failed(&mut self, met: &Met<Known>, what: Failed, e: io::Error) -> Result<()> {
         let at = Located::of(met);
         match what {
             Failed::Open if is_not_found(&e) => self.note_moving(&at),

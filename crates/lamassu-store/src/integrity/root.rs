@@ -1,0 +1,104 @@
+//! The root over all pages of a file that is gone through once, from front to back: memory for one record a level.
+
+use super::record_digest;
+use lamassu_format::tree::Shape;
+use lamassu_format::{Digest, PageNo};
+
+/// See the module's head.
+pub struct RootOf {
+    shape: Shape,
+    /// Of each level from 1 the record that is being filled: its index, its children.
+    levels: Vec<(u64, Vec<Digest>)>,
+    /// The digest of page 0.
+    first: Digest,
+}
+
+impl RootOf {
+    /// Over no page yet.
+    pub fn new(shape: Shape) -> RootOf {
+        RootOf { shape, levels: Vec::new(), first: Digest::NONE }
+    }
+
+    /// The next page that is there; ascending.
+    pub fn add(&mut self, page: PageNo, digest: Digest) {
+        if page == PageNo::ZERO {
+            self.first = digest;
+        }
+        self.put(1, page.0, digest);
+    }
+
+    fn put(&mut self, level: usize, child: u64, digest: Digest) {
+        let mut put = Some((level, child, digest));
+        while let Some((level, child, digest)) = put.take() {
+            let record = child >> self.shape.degree_log2();
+            if self.levels.len() < level {
+                self.levels.push((record, self.empty()));
+            }
+            let empty = self.empty();
+            let (filled, children) = &mut self.levels[level - 1];
+            if *filled != record {
+                let done = record_digest(level as u32, children);
+                put = Some((level + 1, *filled, done));
+                (*filled, *children) = (record, empty);
+            }
+            children[child as usize & (self.shape.degree() - 1)] = digest;
+        }
+    }
+
+    fn empty(&self) -> Vec<Digest> {
+        vec![Digest::NONE; self.shape.degree()]
+    }
+
+    /// The root of a file that spans so many pages.
+    pub fn finish(mut self, pages: u64) -> Digest {
+        let height = self.shape.height(pages) as usize;
+        if height == 0 {
+            return self.first;
+        }
+        for level in 1..height {
+            let Some((record, children)) = self.levels.get(level - 1) else { return Digest::NONE };
+            let (record, digest) = (*record, record_digest(level as u32, children));
+            self.put(level + 1, record, digest);
+        }
+        self.levels.get(height - 1).map_or(Digest::NONE, |(_, children)| record_digest(height as u32, children))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::integrity::{Leaves, MemoryRecords, Tree};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::io;
+    use std::sync::Arc;
+
+    struct Nothing;
+
+    impl Leaves for Nothing {
+        fn leaf(&self, _: PageNo) -> io::Result<Digest> {
+            Ok(Digest::NONE)
+        }
+
+        fn next_present(&self, _: PageNo) -> io::Result<Option<PageNo>> {
+            Ok(None)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_the_root_of_the_tree(degree in 1_u32..5, pages in proptest::collection::btree_set(0_u64..5000, 0..60)) {
+            let shape = Shape::new(1 << degree).unwrap();
+            let mut pages: BTreeSet<u64> = pages;
+            pages.extend(pages.last().map(|_| 0));
+            let digest = |page: u64| Digest([page as u8 | 1; 32]);
+            let mut tree = Tree::new(shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), 1 << 20);
+            let mut root = RootOf::new(shape);
+            for page in &pages {
+                tree.set(PageNo(*page), digest(*page), &Nothing).unwrap();
+                root.add(PageNo(*page), digest(*page));
+            }
+            prop_assert_eq!(root.finish(pages.last().map_or(0, |last| last + 1)), tree.root());
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The moves that recovery finds as intents: how many of them the store has kept, and where everything lay after each.
+//!
+//! The store does moves in the order of their intents, and after a crash it has kept the first so many of them. Which
+//! number that is nobody wrote down: it is the one for which everything that is recorded lies where it then should.
+
+use lamassu_anchor::row::Intent;
+use lamassu_anchor::{Entry, EntryPlace, ObjectId};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+
+/// A move.
+pub(super) struct Move {
+    number: u64,
+    pub from: EntryPlace,
+    pub to: EntryPlace,
+    pub to_name: OsString,
+    pub is_exchange: bool,
+}
+
+/// All moves and removals.
+pub(super) struct History {
+    pub moves: Vec<Move>,
+    /// Where entries were that went, which they were, and how many of the moves came before.
+    removed: Vec<(EntryPlace, Entry, usize)>,
+    /// Every place that is named.
+    pub places: BTreeSet<EntryPlace>,
+    by_object: HashMap<ObjectId, usize>,
+}
+
+impl History {
+    pub fn of(intents: &BTreeMap<u64, Intent>) -> History {
+        let mut history =
+            History { moves: Vec::new(), removed: Vec::new(), places: BTreeSet::new(), by_object: HashMap::new() };
+        for (number, intent) in intents {
+            match intent {
+                Intent::Remove { at, was } => {
+                    history.places.insert(*at);
+                    history.by_object.insert(was.object, history.removed.len());
+                    history.removed.push((*at, *was, history.moves.len()));
+                }
+                Intent::Move { from, to, to_name, is_exchange } => {
+                    history.places.extend([*from, *to]);
+                    let (from, to, is_exchange) = (*from, *to, *is_exchange);
+                    let to_name = OsString::from_vec(to_name.to_vec());
+                    history.moves.push(Move { number: *number, from, to, to_name, is_exchange });
+                }
+            }
+        }
+        debug_assert!(history.moves.is_sorted_by_key(|of| of.number));
+        history
+    }
+
+    /// Where that lay when the store had done `kept` moves, which lies at a place after `until` of them. `None`: it was
+    /// made there since.
+    fn back(&self, place: EntryPlace, until: usize, kept: usize) -> Option<EntryPlace> {
+        let mut at = place;
+        for done in self.moves.get(kept..until).unwrap_or_default().iter().rev() {
+            if done.to == at {
+                at = done.from;
+            } else if done.from == at {
+                at = Some(done.to).filter(|_| done.is_exchange)?;
+            }
+        }
+        Some(at)
+    }
+
+    /// Where what is recorded at a place lay then.
+    pub fn recorded_at(&self, place: EntryPlace, kept: usize) -> Option<EntryPlace> {
+        self.back(place, self.moves.len(), kept)
+    }
+
+    /// Where an object lay then that was removed later.
+    pub fn removed_at(&self, object: ObjectId, kept: usize) -> Option<EntryPlace> {
+        let (place, _, until) = self.removed.get(*self.by_object.get(&object)?)?;
+        self.back(*place, *until, kept)
+    }
+
+    /// Where something may have lain then that is recorded nowhere: it was removed later, or replaced.
+    pub fn leaving(&self, kept: usize) -> BTreeSet<EntryPlace> {
+        let removed = self.removed.iter().filter_map(|(place, _, until)| self.back(*place, *until, kept));
+        let later = self.moves.iter().enumerate().skip(kept).filter(|(_, of)| !of.is_exchange);
+        let replaced = later.filter_map(|(number, of)| self.back(of.to, number, kept));
+        removed.chain(replaced).collect()
+    }
+
+    /// Where what was removed is when all moves are done.
+    pub fn removed(&self) -> impl Iterator<Item = EntryPlace> + '_ {
+        self.removed.iter().filter_map(|(place, _, until)| self.forward(*place, *until))
+    }
+
+    /// Where that lies after all moves, which lay at a place after `until` of them. `None`: another took its place.
+    fn forward(&self, place: EntryPlace, until: usize) -> Option<EntryPlace> {
+        let mut at = place;
+        for done in self.moves.get(until..).unwrap_or_default() {
+            if done.from == at {
+                at = done.to;
+            } else if done.to == at {
+                at = Some(done.from).filter(|_| done.is_exchange)?;
+            }
+        }
+        Some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamassu_anchor::{ObjectKind, Token};
+
+    fn at(name: u8) -> EntryPlace {
+        EntryPlace { dir: ObjectId::ROOT, name: Token([name; 16]) }
+    }
+
+    #[test]
+    fn everything_is_followed_back() {
+        let moved =
+            |from, to, is_exchange| Intent::Move { from: at(from), to: at(to), to_name: [to].into(), is_exchange };
+        let was = Entry { kind: ObjectKind::File, object: ObjectId(7) };
+        let intents = [
+            (1, moved(1, 2, false)),
+            (3, Intent::Remove { at: at(2), was }),
+            (4, moved(3, 2, false)),
+            (6, moved(2, 4, true)),
+        ];
+        let history = History::of(&intents.into());
+        let of = |name, kept| history.recorded_at(at(name), kept);
+        assert_eq!((of(4, 3), of(4, 2), of(4, 1), of(4, 0)), (Some(at(4)), Some(at(2)), Some(at(3)), Some(at(3))));
+        assert_eq!((of(2, 3), of(2, 2), of(2, 1)), (Some(at(2)), Some(at(4)), Some(at(4))));
+        assert_eq!(of(3, 1), None, "made since");
+        assert_eq!(history.removed_at(ObjectId(7), 1), Some(at(2)));
+        assert_eq!(history.removed_at(ObjectId(7), 0), Some(at(1)));
+        assert!(history.leaving(0).contains(&at(1)));
+    }
+}

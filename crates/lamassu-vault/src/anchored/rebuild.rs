@@ -1,0 +1,234 @@
+//! The anchor of a vault that is there already: of a new one with its root alone, and after an anchor was lost. What the
+//! store shows is taken, and nothing is known of what was before.
+
+use super::take::{Taken, Taker, damaged};
+use crate::error::io;
+use crate::inode::StoreId;
+use crate::names::Names;
+use crate::root::shown_digest;
+use crate::walk::{Failed, Met, Visit, walk};
+use crate::{Kind, Result, Vault, VaultError};
+use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::table::Table;
+use lamassu_anchor::{Anchor, Builder, Digest, ObjectId, Revision, Row, TokenKey, VaultRow};
+use lamassu_format::header::VaultHeader;
+use lamassu_store::BackendDir;
+use lamassu_store::backend::Listed;
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::io as stdio;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Degree of trees unless a person says another: 16 children.
+pub const DEGREE_LOG2: u8 = 4;
+
+/// Who watches an anchor being made, and may end it.
+pub trait RebuildProgress: Send + Sync {
+    /// More was taken: objects, and bytes of files.
+    fn advance(&self, objects: u64, bytes: u64);
+    /// Something that does not open, by its path in the store: it is left out, with all that is below it.
+    fn damaged(&self, stored: &Path, error: &VaultError);
+    /// Whether to end now.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// The trees by which an anchor verifies files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewTrees {
+    /// log2 of their degree, 1 to 8
+    pub degree_log2: u8,
+    /// whether files have a root over their blocks, too
+    pub blocks: bool,
+}
+
+impl Default for NewTrees {
+    fn default() -> Self {
+        NewTrees { degree_log2: DEGREE_LOG2, blocks: false }
+    }
+}
+
+/// What an anchor was made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// Objects, the root among them.
+    pub objects: u64,
+    /// Names.
+    pub entries: u64,
+    /// Regular files.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Datasets, which have anchors of their own.
+    pub datasets: u64,
+    /// What does not open and was left out.
+    pub damaged: u64,
+}
+
+/// Makes the anchor of an existing vault in an empty table, from what its store shows. The vault is open without an
+/// anchor, for writing, so that what interruptions left can be completed; nothing in it is in use. Each name, record and
+/// page is opened; blocks are not read. Header and history are the caller's to note.
+///
+/// # Errors
+/// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled;
+/// [`VaultError::Damaged`] where the record of the root, or of sessions, does not open; [`VaultError::Anchor`]: `table`
+/// is not empty, or fails. The table is no anchor then.
+pub fn rebuild(
+    vault: &Vault,
+    header: &VaultHeader,
+    table: Arc<dyn Table>,
+    trees: NewTrees,
+    progress: &dyn RebuildProgress,
+) -> Result<(Anchor, Rebuilt)> {
+    if vault.anchored.is_some() {
+        return Err(VaultError::Refused("the vault is open with an anchor"));
+    }
+    if !vault.options.read_only {
+        vault.settle_all()?;
+    }
+    vault.verify_sessions()?;
+    let row = VaultRow {
+        vault: header.id(),
+        revision: Revision(1),
+        next_object: ObjectId(ObjectId::ROOT.0 + 1),
+        next_intent: 1,
+        session: vault.book.last().unwrap_or_default(),
+        degree_log2: trees.degree_log2,
+        blocks: trees.blocks,
+        tokens: TokenKey::random()?,
+        header: Sealed::Nothing,
+        history: (0, Digest::NONE),
+        root_permissions: super::take::is(shown_digest(&*vault.dirs.root().handle)?),
+    };
+    let mut rebuild = Rebuild {
+        vault,
+        taker: Taker::new(vault, 1 << trees.degree_log2),
+        builder: Builder::new(table, row)?,
+        progress,
+        linked: HashMap::new(),
+        done: Rebuilt { objects: 1, ..Rebuilt::default() },
+    };
+    let root = rebuild.taker.root()?;
+    walk(Met::first(vault.dirs.root().handle.clone(), PathBuf::new(), ObjectId::ROOT), &mut rebuild)?;
+    if progress.is_cancelled() {
+        return Err(VaultError::Refused("the anchor was not made: cancelled"));
+    }
+    if !vault.options.read_only {
+        // What was completed has to be there before it is said to be.
+        vault.sync_store()?;
+    }
+    Ok((rebuild.builder.finish(root)?, rebuild.done))
+}
+
+struct Rebuild<'a> {
+    vault: &'a Vault,
+    taker: Taker<'a>,
+    builder: Builder,
+    progress: &'a dyn RebuildProgress,
+    /// Inodes with several names, of which some are still to come.
+    linked: HashMap<StoreId, (ObjectId, u64)>,
+    done: Rebuilt,
+}
+
+impl Rebuild<'_> {
+    fn left_out(&mut self, stored: &Path, error: &VaultError) {
+        self.done.damaged += 1;
+        self.progress.damaged(stored, error);
+    }
+
+    fn take(
+        &mut self,
+        dir: &Arc<dyn BackendDir>,
+        object: ObjectId,
+        name: &OsStr,
+        stored: &Path,
+    ) -> Result<Option<ObjectId>> {
+        let place = self.builder.place(object, name.as_encoded_bytes());
+        let st = dir.stat_entry(name).map_err(io("stat"))?;
+        let id = StoreId::from(&st);
+        if st.kind != Kind::Dir
+            && let Some((known, left)) = self.linked.get_mut(&id)
+        {
+            self.builder.link(place, *known)?;
+            self.done.entries += 1;
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.linked.remove(&id);
+            }
+            return Ok(None);
+        }
+        let Taken { st, row, dir } = self.taker.entry(dir, name, stored)?;
+        self.count(&row, dir.is_some());
+        let made = self.builder.add(place, row)?;
+        if st.kind != Kind::Dir && st.nlink > 1 {
+            self.linked.insert(StoreId::from(&st), (made, st.nlink - 1));
+        }
+        Ok(dir.map(|_| made))
+    }
+
+    fn count(&mut self, row: &Row, is_entered: bool) {
+        let bytes = row.file().map_or(0, |file| file.size);
+        self.done.objects += 1;
+        self.done.entries += 1;
+        self.done.files += u64::from(row.file().is_some());
+        self.done.bytes += bytes;
+        self.done.datasets += u64::from(matches!(row.content, Content::Dir { .. }) && !is_entered);
+        self.progress.advance(1, bytes);
+    }
+}
+
+impl Visit for Rebuild<'_> {
+    type Passed = ObjectId;
+    type Here = Names;
+
+    fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
+        match self.vault.read_names(&**dir) {
+            Ok(names) => Ok(Some(names)),
+            Err(_) => {
+                self.left_out(&at.stored, &damaged("directory record", &at.stored));
+                Ok(None)
+            }
+        }
+    }
+
+    fn entry(
+        &mut self,
+        at: &Met<ObjectId>,
+        dir: &Arc<dyn BackendDir>,
+        names: &mut Names,
+        entry: &Listed,
+    ) -> Result<Option<ObjectId>> {
+        if !crate::walk::is_entry(self.vault.name_mode, &entry.name) || self.is_stopped() {
+            return Ok(None);
+        }
+        let stored = at.stored.join(&entry.name);
+        match names.open(&**dir, &entry.name) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(None),
+            Err(_) => {
+                self.left_out(&stored, &damaged("name", &stored));
+                return Ok(None);
+            }
+        }
+        match self.take(dir, at.passed, &entry.name, &stored) {
+            Err(VaultError::Anchor(error)) => Err(error.into()),
+            Err(error) => {
+                self.left_out(&stored, &error);
+                Ok(None)
+            }
+            taken => taken,
+        }
+    }
+
+    fn failed(&mut self, at: &Met<ObjectId>, what: Failed, error: stdio::Error) -> Result<()> {
+        let op = if what == Failed::Open { "open a directory" } else { "list a directory" };
+        self.left_out(&at.stored, &io(op)(error));
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.progress.is_cancelled()
+    }
+}

@@ -1,0 +1,137 @@
+//! What a check of an anchored vault says besides: what is not the newest, what is missing, what nobody recorded.
+//!
+//! Nothing of it is mended: what the store shows is taken for the newest by a person's decision alone
+//! (`Vault::accept`).
+
+use super::{Checker, Found, Located, kind};
+use crate::anchored::object_kind;
+use crate::{Kind, Result};
+use lamassu_anchor::judge::{self, EntryVerdict};
+use lamassu_anchor::{Digest, Entry, ObjectId, SealedPart, Token};
+use lamassu_store::BackendDir;
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::Path;
+
+/// Entries that the anchor has of a directory and that were not met yet.
+pub(super) type Left = BTreeMap<Token, Entry>;
+
+impl Checker<'_> {
+    /// What is recorded in a directory; nothing in an un-anchored vault.
+    pub(super) fn recorded_in(&self, at: &Located) -> Result<Left> {
+        match (&self.vault.anchored, at.object) {
+            (Some(anchored), Some(object)) => Ok(anchored.anchor.entries(object)?),
+            _ => Ok(Left::new()),
+        }
+    }
+
+    /// Notes what is not the newest. Whether it is.
+    pub(super) fn is_newest(&mut self, at: &Located, part: SealedPart, shown: Digest, what: &str) -> Result<bool> {
+        let Some(object) = at.object.filter(|_| self.vault.anchored.is_some()) else { return Ok(true) };
+        let is_newest = self.vault.is_newest(object, part, shown)?;
+        if !is_newest {
+            self.stale(at, &format!("{what} not the newest: the store shows another state"));
+        }
+        Ok(is_newest)
+    }
+
+    pub(super) fn stale(&mut self, at: &Located, text: &str) {
+        self.note(at, kind::STALE, Found::Damage, format!("{text}; see `lamassu anchor accept`"));
+    }
+
+    /// Judges an entry of a directory. Its object, or 0 in an un-anchored vault; `None`: it is not looked at any further.
+    pub(super) fn judge(
+        &mut self,
+        dir: &Located,
+        left: &mut Left,
+        at: &Located,
+        listed: Option<Kind>,
+    ) -> Result<Option<Option<ObjectId>>> {
+        let (Some(anchored), Some(object)) = (&self.vault.anchored, dir.object) else { return Ok(Some(None)) };
+        let place = anchored.place(object, &at.name);
+        let recorded = left.remove(&place.name);
+        let shown = listed.or_else(|| at.dir.stat_entry(&at.name).ok().map(|st| st.kind));
+        // What cannot be looked at is told where it is looked at.
+        let Some(shown) = shown else { return Ok(Some(recorded.map(|entry| entry.object))) };
+        match judge::entry(recorded.as_ref(), Some(object_kind(shown))) {
+            EntryVerdict::Current => Ok(Some(recorded.map(|entry| entry.object))),
+            EntryVerdict::OtherKind => {
+                self.stale(at, "something else lies here than was put here last");
+                Ok(None)
+            }
+            // It was removed, and is about to go.
+            EntryVerdict::Unrecorded if !anchored.anchor.may_make(&place) => Ok(None),
+            EntryVerdict::Unrecorded | EntryVerdict::Nothing | EntryVerdict::Missing => {
+                let text = "nobody recorded it, so it is not shown: the store put it back or made it up, or a crash \
+                            came before it was recorded; see `lamassu anchor accept`";
+                self.note(at, kind::UNRECORDED, Found::Damage, text.to_owned());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Entries that the store does not have. Their names are not known.
+    pub(super) fn missing(&mut self, dir: &Located, left: &Left) {
+        for entry in left.values() {
+            let text = format!(
+                "something in this directory is missing (object {} of the anchor): the store removed it, or gave it \
+                 another name",
+                entry.object
+            );
+            self.note(dir, kind::MISSING, Found::Damage, text);
+        }
+    }
+
+    /// The object at a path in the store, if it is recorded.
+    pub(super) fn object_of(&self, stored: &Path) -> Result<Option<ObjectId>> {
+        let Some(anchored) = &self.vault.anchored else { return Ok(None) };
+        let mut object = ObjectId::ROOT;
+        for part in stored {
+            let Some(entry) = anchored.anchor.entry(&anchored.place(object, part))? else { return Ok(None) };
+            object = entry.object;
+        }
+        Ok(Some(object))
+    }
+
+    /// The record of a directory that is about to be gone through. Whether it is the newest.
+    pub(super) fn is_record_newest(&mut self, at: &Located, dir: &dyn BackendDir) -> Result<bool> {
+        if self.vault.anchored.is_none() || at.object.is_none() {
+            return Ok(true);
+        }
+        let shown = match self.vault.record_text(dir) {
+            Ok(text) => text.map_or(Digest::NONE, |text| crate::anchored::digest_of_text(&text)),
+            Err(crate::record::RecordFault::Missing | crate::record::RecordFault::NotARecord) => Digest::NONE,
+            // It is told where the record is opened.
+            Err(_) => return Ok(true),
+        };
+        self.is_newest(at, SealedPart::Content, shown, "its directory record is")
+    }
+
+    /// The attributes of an entry of a directory, or of that itself. Whether they are the newest.
+    pub(super) fn are_attrs_newest(
+        &mut self,
+        at: &Located,
+        dir: &dyn BackendDir,
+        name: Option<&OsStr>,
+    ) -> Result<bool> {
+        let (Some(anchored), Some(object)) = (&self.vault.anchored, at.object) else { return Ok(true) };
+        let _still = anchored.attrs_of(object).read();
+        let look = || match name {
+            Some(name) => {
+                let held = dir.hold(name).map_err(crate::error::io("hold"))?;
+                crate::anchored::shown_attrs(|| held.list_xattr(), |attr| held.get_xattr(attr))
+            }
+            None => crate::anchored::shown_attrs(|| dir.list_xattr(), |attr| dir.get_xattr(attr)),
+        };
+        match look() {
+            Ok(attrs) => {
+                let shown = crate::anchored::digest_of_attributes(&attrs);
+                self.is_newest(at, SealedPart::Attributes, shown, "its attributes are")
+            }
+            Err(error) => {
+                self.note_io(at, "its attributes cannot be read", &error);
+                Ok(false)
+            }
+        }
+    }
+}
