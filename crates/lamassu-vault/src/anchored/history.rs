@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn everything_is_followed_back() {
-        let moved = |from, to, is_exchange| Intent::Move { from: at(from), to: at(to), to_name: [to].into(), over };
+        let moved = |from, to, over| Intent::Move { from: at(from), to: at(to), to_name: [to].into(), over };
         let was = Entry { kind: ObjectKind::File, object: ObjectId(7) };
         let intents = [
             (1, moved(1, 2, Over::Nothing)),
