@@ -62,6 +62,8 @@ struct Run {
     lab: Lab,
     /// From which position of the store on which states are allowed.
     states: Vec<(usize, Allowed)>,
+    /// What must lie somewhere in every state.
+    always: Vec<String>,
 }
 
 type Step<'a> = (&'a str, &'a dyn Fn(&Vault));
@@ -106,7 +108,7 @@ fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
         before = now;
     }
     std::mem::forget(v);
-    Run { crash, watched, lab, states }
+    Run { crash, watched, lab, states, always: Vec::new() }
 }
 
 impl Run {
@@ -156,7 +158,8 @@ impl Run {
                 let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
                 std::mem::forget(open_anchored(&self.lab.recipe, &backend, &table, false).unwrap());
                 let lab = Lab { recipe: self.lab.recipe, backend, table };
-                let second = Run { crash, watched, lab, states: vec![(0, self.allowed(at))] };
+                let states = vec![(0, self.allowed(at))];
+                let second = Run { crash, watched, lab, states, always: self.always.clone() };
                 count += second.survive(true);
             }
         }
@@ -190,6 +193,9 @@ impl Run {
         let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));
         let (now, dirs) = entries(&v);
+        for what in &self.always {
+            assert!(now.values().any(|value| value == what), "record {at}: {what} is nowhere");
+        }
         let reached = |path: &&(Ino, String)| dirs.contains(&path.0);
         for path in now.keys().chain(allowed.keys().filter(reached)) {
             let of = allowed.get(path).cloned().unwrap_or_default();
@@ -321,7 +327,12 @@ fn a_long_name_can_be_read_after_a_crash() {
         ("", &|v| mv(v, LONG, &format!("d/{LONG}"), RenameMode::Replace).unwrap()),
         ("sync!", &sync),
     ];
-    run(Recipe::default(), &steps).survive(true);
+    // Behind the first sync.
+    let mut run = run(Recipe::default(), &steps);
+    run.states.drain(..4);
+    run.states[0].0 += 1;
+    run.always = vec!["A".to_owned(), "t".repeat(2000)];
+    run.survive(true);
 }
 
 #[test]
