@@ -79,7 +79,7 @@ pub fn rebuild(
         revision: Revision(1),
         next_object: ObjectId(ObjectId::ROOT.0 + 1),
         next_intent: 1,
-        session: vault.book.last().unwrap_or_default(),
+        session: 0,
         degree_log2,
         tokens: TokenKey::random()?,
         header: Sealed::Nothing,
@@ -103,7 +103,9 @@ pub fn rebuild(
         // What was completed has to be there before it is said to be.
         vault.sync_store()?;
     }
-    Ok((rebuild.builder.finish(root)?, rebuild.done))
+    // What was completed was of a session, too.
+    let session = vault.book.last().unwrap_or_default();
+    Ok((rebuild.builder.finish(root, session)?, rebuild.done))
 }
 
 struct Rebuild<'a> {
