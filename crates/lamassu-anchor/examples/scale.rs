@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         next_intent: 0,
         session: 0,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::random()?,
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
@@ -47,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             anchor.make(EntryPlace { dir: ObjectId::ROOT, name }, row(directory(ObjectId::ROOT, name)))?;
         }
         let root = Digest(sha256(&n.to_le_bytes()));
-        let file = FileRow { root, size: n * 1000, twin: None, open: None };
+        let file = FileRow { root, size: n * 1000, twin: None, blocks: None, open: None };
         let name = anchor.token(parent, &n.to_le_bytes());
         anchor.make(EntryPlace { dir: parent, name }, row(Content::File(file)))?;
         if n % A_COMMIT == 0 {

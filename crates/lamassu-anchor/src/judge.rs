@@ -130,7 +130,7 @@ mod tests {
     fn row(windows: &[(u32, u32)]) -> FileRow {
         let windows: Windows = windows.iter().map(|&(session, covered)| Window { session, covered }).collect();
         let open = (!windows.is_empty()).then_some(Open { file: ID, windows, cut: None });
-        FileRow { root: LEAF, size: 1, twin: Some(TWIN), open }
+        FileRow { root: LEAF, size: 1, twin: Some(TWIN), blocks: None, open }
     }
 
     fn stamp((session, sequence, file): (u32, u32, FileId)) -> Stamp {

@@ -9,6 +9,7 @@
 //! | `judge` | the rules: whether what a store shows is current. Pure |
 //! | `anchor/`, `queue` | one vault's rows: what is durable, what is queued, commits |
 //! | `build` | the anchor of a vault that is there already |
+//! | `export` | all of it as one stream, to be kept elsewhere |
 //! | `table/` | where rows lie: memory, memory that crashes, a redb file |
 //!
 //! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here
@@ -21,6 +22,7 @@ mod anchor;
 mod build;
 mod codec;
 mod error;
+pub mod export;
 pub mod judge;
 mod queue;
 pub mod row;
@@ -28,7 +30,9 @@ pub mod table;
 mod token;
 mod types;
 
-pub use anchor::{Anchor, Decided, FileCommit, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen};
+pub use anchor::{
+    Anchor, Decided, FileCommit, HeaderBasis, Made, Opening, Removal, Renamed, Replacing, SealedPart, Seen,
+};
 pub use build::Builder;
 pub use error::{AnchorError, Part};
 pub use queue::Mark;

@@ -92,6 +92,8 @@ pub struct FileRow {
     pub size: u64,
     /// Digest of a second page 0 with the same content, of a file of one page.
     pub twin: Option<Digest>,
+    /// Merkle root over its blocks as they lie in the store; `None`: not known.
+    pub blocks: Option<Digest>,
     /// Set while the file is open.
     pub open: Option<Open>,
 }
@@ -180,6 +182,8 @@ pub struct VaultRow {
     pub session: u32,
     /// log2 of the trees' degree.
     pub degree_log2: u8,
+    /// Whether files have a root over their blocks, too, so that all of it can be verified without a key.
+    pub blocks: bool,
     /// The key of tokens.
     pub tokens: TokenKey,
     /// Its header.
@@ -195,6 +199,7 @@ mod flag {
     pub const TWIN: u8 = 1 << 3;
     pub const OPEN: u8 = 1 << 4;
     pub const CUT: u8 = 1 << 5;
+    pub const BLOCKS: u8 = 1 << 6;
 }
 
 impl Row {
@@ -224,7 +229,12 @@ impl Row {
     pub fn encode(&self) -> Vec<u8> {
         let flags = self.file().map_or(0, |file| {
             let cut = file.open.as_ref().is_some_and(|open| open.cut.is_some());
-            let set = [(file.twin.is_some(), flag::TWIN), (file.open.is_some(), flag::OPEN), (cut, flag::CUT)];
+            let set = [
+                (file.twin.is_some(), flag::TWIN),
+                (file.open.is_some(), flag::OPEN),
+                (cut, flag::CUT),
+                (file.blocks.is_some(), flag::BLOCKS),
+            ];
             set.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
         });
         let mut out = vec![self.kind().number() | flags];
@@ -258,7 +268,7 @@ impl Row {
 fn decode_row(bytes: &[u8]) -> Option<Row> {
     let (&first, rest) = bytes.split_first()?;
     let kind = ObjectKind::of_number(first & flag::KIND)?;
-    let has_unknown_flags = first & !(flag::KIND | flag::TWIN | flag::OPEN | flag::CUT) != 0;
+    let has_unknown_flags = first & !(flag::KIND | flag::TWIN | flag::OPEN | flag::CUT | flag::BLOCKS) != 0;
     let has_lone_cut = first & flag::CUT != 0 && first & flag::OPEN == 0;
     if has_unknown_flags || has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
         return None;
@@ -286,6 +296,7 @@ fn put_file(out: &mut Vec<u8>, file: &FileRow) {
     put(out, file.size);
     out.extend(file.root.0);
     out.extend(file.twin.iter().flat_map(|twin| twin.0));
+    out.extend(file.blocks.iter().flat_map(|blocks| blocks.0));
     if let Some(open) = &file.open {
         out.extend(open.file.0);
         put(out, open.windows.len() as u64);
@@ -303,8 +314,9 @@ fn file(from: &mut Reader<'_>, flags: u8) -> Option<FileRow> {
     let size = from.number()?;
     let root = from.digest()?;
     let twin = if flags & flag::TWIN != 0 { Some(from.digest()?) } else { None };
+    let blocks = if flags & flag::BLOCKS != 0 { Some(from.digest()?) } else { None };
     let open = if flags & flag::OPEN != 0 { Some(open(from, flags & flag::CUT != 0)?) } else { None };
-    Some(FileRow { root, size, twin, open })
+    Some(FileRow { root, size, twin, blocks, open })
 }
 
 fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {
@@ -429,7 +441,7 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
 impl VaultRow {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![VERSION, self.degree_log2];
+        let mut out = vec![VERSION, self.degree_log2, self.blocks.into()];
         out.extend(self.vault);
         out.extend(self.tokens.bytes());
         for number in [self.revision.0, self.next_object.0, self.next_intent, self.session.into(), self.history.0] {
@@ -456,7 +468,7 @@ impl VaultRow {
 
 fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let mut from = Reader(bytes);
-    let [degree_log2] = from.bytes()?;
+    let [degree_log2, blocks] = from.bytes()?;
     let (vault, tokens) = (from.bytes()?, from.bytes()?);
     let revision = Revision(from.number()?);
     let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
@@ -473,12 +485,13 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         next_intent,
         session,
         degree_log2,
+        blocks: blocks == 1,
         tokens,
         header,
         history,
         root_permissions,
     };
-    (is_degree && next_object > ObjectId::ROOT).then_some(row)
+    (is_degree && blocks <= 1 && next_object > ObjectId::ROOT).then_some(row)
 }
 
 #[cfg(test)]

@@ -95,6 +95,7 @@ impl World {
             next_intent: 0,
             session: 0,
             degree_log2: 4,
+            blocks: false,
             tokens: TokenKey::new([2; 32]),
             header: Sealed::Nothing,
             history: (0, Digest::NONE),

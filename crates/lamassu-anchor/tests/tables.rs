@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use lamassu_anchor::AnchorError;
-use lamassu_anchor::table::{Change, DiskTable, FILE_MODE, MemoryTable, Space, Table};
+use lamassu_anchor::table::{Change, DiskTable, FILE_MODE, MemoryTable, Readers, Space, Table};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::ControlFlow;
@@ -84,6 +84,48 @@ fn one_process_writes_at_a_time() {
     let path = dir.path().join("anchor");
     let _first = DiskTable::create(&path).unwrap();
     assert!(matches!(DiskTable::open(&path), Err(AnchorError::Locked { .. })));
+}
+
+#[test]
+fn readers_read_beside_a_writer_or_keep_it_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let writer = DiskTable::create(&path).unwrap();
+    writer.commit(&[put(Space::Objects, b"a", b"1")]).unwrap();
+    let beside = DiskTable::open_read_only(&path, Readers::BesideWriter).unwrap();
+    assert_eq!(beside.get(Space::Objects, b"a").unwrap().unwrap(), b"1");
+    writer.commit(&[put(Space::Objects, b"a", b"2")]).unwrap();
+    assert_eq!(beside.get(Space::Objects, b"a").unwrap().unwrap(), b"2");
+    let refused = beside.commit(&[put(Space::Objects, b"a", b"3")]);
+    assert!(matches!(refused, Err(AnchorError::Io { source, .. }) if source.raw_os_error() == Some(libc::EROFS)));
+    let instead = || DiskTable::open_read_only(&path, Readers::InsteadOfWriter);
+    assert!(matches!(instead(), Err(AnchorError::Locked { .. })));
+    drop((writer, beside));
+    let (first, second) = (instead().unwrap(), instead().unwrap());
+    assert!(matches!(DiskTable::open(&path), Err(AnchorError::Locked { .. })));
+    let mut all = Vec::new();
+    let visited = second.visit_all(|space, key, value| {
+        all.push((space, key.to_vec(), value.to_vec()));
+        Ok::<(), AnchorError>(())
+    });
+    visited.unwrap();
+    assert_eq!(all, [(Space::Objects, b"a".to_vec(), b"2".to_vec())]);
+    drop((first, second));
+    DiskTable::open(&path).unwrap();
+}
+
+/// A copy of the file as a killed writer leaves it.
+#[test]
+fn what_a_killed_writer_left_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("anchor"), dir.path().join("copy"));
+    let writer = DiskTable::create(&path).unwrap();
+    writer.commit(&[put(Space::Objects, b"a", b"1")]).unwrap();
+    fs::copy(&path, &copy).unwrap();
+    for readers in [Readers::InsteadOfWriter, Readers::BesideWriter] {
+        let table = DiskTable::open_read_only(&copy, readers).unwrap();
+        assert_eq!(table.get(Space::Objects, b"a").unwrap().unwrap(), b"1");
+    }
 }
 
 #[test]

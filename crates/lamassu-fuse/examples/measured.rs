@@ -56,6 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         device,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     };
     let vault = Vault::open(Arc::new(LocalBackend::open(Path::new(dir))?), &header, ring, options)?;
     mount(Arc::new(vault), Path::new(point), &mount_options)?.wait()?;

@@ -49,6 +49,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     };
     Vault::open(backend, &header(block_size), ring(), options).unwrap()
 }
@@ -139,15 +140,16 @@ fn a_key_slot_change_is_old_or_new() {
     }
     let new = NewZone { suite: Suite::Aes, block_size: 4096, outer: true, created: 0 };
     let (first, keys) = create_zone(&new, &slot(&raw(1))).unwrap();
-    let create = |point: &Path| Update::begin(&point.join("zone")).unwrap().create(&first).unwrap();
+    let create =
+        |point: &Path| Update::begin(&point.join("zone"), &lamassu_keys::nobody()).unwrap().create(&first).unwrap();
     let add = |point: &Path| {
-        let update = Update::begin(&point.join("zone")).unwrap();
+        let update = Update::begin(&point.join("zone"), &lamassu_keys::nobody()).unwrap();
         let mut header: ZoneFile = update.read().unwrap();
         keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
         update.replace(&header).unwrap();
     };
     let remove = |point: &Path| {
-        let update = Update::begin(&point.join("zone")).unwrap();
+        let update = Update::begin(&point.join("zone"), &lamassu_keys::nobody()).unwrap();
         let mut header: ZoneFile = update.read().unwrap();
         let id = header.keys().slots[0].id;
         let _removed = unlock(&header, &raw(2)).unwrap().remove_slot(&mut header, id).unwrap();

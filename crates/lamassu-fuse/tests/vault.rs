@@ -104,6 +104,7 @@ impl Fixture {
             device: None,
             anchor: None,
             freshness: Freshness::default(),
+            events: Default::default(),
         };
         Vault::open(backend, &r.header(), r.ring(), options).unwrap()
     }
@@ -257,6 +258,7 @@ fn a_mount_that_nobody_uses_is_unloaded() {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     };
     let vault = Arc::new(Vault::open(backend.clone(), &r.header(), r.ring(), options).unwrap());
     let forest = Forest::new(vault, backend, r.header().id(), true, Arc::new(NoDatasets)).unwrap();
@@ -455,6 +457,7 @@ fn a_second_writer_is_refused_while_mounted() {
             device: None,
             anchor: None,
             freshness: Freshness::default(),
+            events: Default::default(),
         };
         Vault::open(backend, &f.recipe.header(), f.recipe.ring(), options)
     };

@@ -246,6 +246,7 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     };
     Vault::open(backend, &vault_header(), ring(SUITE), options)
 }

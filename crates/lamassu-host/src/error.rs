@@ -1,5 +1,6 @@
 //! What can go wrong in this crate, by whose fault it is. Errors of the crates below keep their types inside.
 
+use crate::anchors::ImportError;
 use crate::needing::Needing;
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
@@ -38,6 +39,28 @@ pub enum Error {
     /// The system gave no random numbers.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),
+    /// Of an export of an anchor that was to be imported.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// The user's, or the system's: nowhere to look for an anchor.
+    #[error("there is no place for anchors: set HOME or XDG_STATE_HOME, or name the anchor's file with --anchor FILE")]
+    NoAnchorPlace,
+    /// The user's: what the store can put back with everything else remembers nothing.
+    #[error(
+        "the anchor {path:?} would lie in {within:?}, whose owner could put an older one back: choose another disk"
+    )]
+    AnchorInStore {
+        /// the anchor's file
+        path: PathBuf,
+        /// the vault, or the mount that it would lie in
+        within: PathBuf,
+    },
+    /// The user's: a change that nothing would remember.
+    #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
+    UnverifiedWrite,
+    /// The user's: an anchor of a vault that has none.
+    #[error("the vault is not anchored: leave out --anchor, or make it an anchor: `lamassu anchor rebuild DIR`")]
+    NotAnchored,
     /// A cipher computes something else than it should.
     #[error(transparent)]
     SelfTest(#[from] SelfTestFailure),

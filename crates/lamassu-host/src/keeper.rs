@@ -1,11 +1,14 @@
 //! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when
 //! they are unloaded.
 
+use crate::anchors::{self, Access, check};
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result};
+use lamassu_anchor::{Anchor, Digest};
 use lamassu_format::header::{Caching, VaultHeader, Verified};
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_keys::{Event, History, KeyError, Unlocked, admin, unlock_by_parent};
+use lamassu_vault::event::Events;
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME};
 use lamassu_vault::{Forest, Integrity, Options, Vault, VaultError};
 use std::collections::HashMap;
@@ -21,6 +24,8 @@ pub struct Kept {
     cached: bool,
     /// what the header said itself, when it was verified last
     cache: Option<Caching>,
+    /// what remembers its newest state
+    anchor: Option<Arc<Anchor>>,
 }
 
 /// See the module's head.
@@ -65,6 +70,11 @@ impl Keeper {
     /// What vaults are opened with.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Where it goes that something is not as it was written.
+    pub fn events(&self) -> &Events {
+        &self.options.events
     }
 
     /// What is counted in this process.
@@ -131,6 +141,8 @@ impl Keeper {
         self.policy.check_suite(header.suite())?;
         self.policy.check_small_files(header.convergent_small_files())?;
         let ring = keys.key_ring(header.suite())?;
+        let read_only = self.options.read_only || header.is_snapshot();
+        let anchor = self.anchor(volume, &header, &keys, Access::of(read_only))?;
         let mut kept = self.kept();
         let above = parent.and_then(|parent| kept.get(&parent));
         let (integrity, cached) = above.map_or((self.options.integrity, self.cached), |k| (k.integrity, k.cached));
@@ -143,9 +155,22 @@ impl Keeper {
         };
         let cache = header.cache();
         let cached = self.caches(cache, cached);
-        kept.insert(volume, Kept { keys, integrity, cached, cache });
-        let read_only = self.options.read_only || header.is_snapshot();
-        Ok(Opening { header, ring, options: Options { integrity, read_only, ..self.options.clone() }, cached })
+        kept.insert(volume, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
+        Ok(Opening { header, ring, options: Options { integrity, read_only, anchor, ..self.options.clone() }, cached })
+    }
+
+    /// The anchor of a volume's vault, open, and that header and history are the newest it knows.
+    fn anchor(
+        &self,
+        volume: Number,
+        header: &VaultHeader,
+        keys: &Unlocked,
+        access: Access,
+    ) -> Result<Option<Arc<Anchor>>> {
+        let dir = self.dir(volume)?;
+        let Some(anchor) = self.policy.anchor_of(header, access, &dir)? else { return Ok(None) };
+        check(&anchor, access, header, keys, &self.place(volume)?.path())?;
+        Ok(Some(anchor))
     }
 
     fn caches(&self, cache: Option<Caching>, above: bool) -> bool {
@@ -154,6 +179,11 @@ impl Keeper {
             Some(Caching::Mount) => self.cached,
             Some(Caching::None) => false,
         }
+    }
+
+    /// Whether the vault of a volume that is open has an anchor.
+    pub(crate) fn is_anchored(&self, volume: Number) -> bool {
+        self.kept().get(&volume).is_some_and(|kept| kept.anchor.is_some())
     }
 
     /// The header of a volume says `cache` now: its writer tells.
@@ -198,20 +228,22 @@ impl Keeper {
         if header.is_snapshot() {
             return Ok(());
         }
-        let (mut history, slot) = {
+        let (mut history, slot, anchor) = {
             let kept = self.kept();
-            let keys = &kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-            (keys.history(&place.path(), &header)?, keys.slot())
+            let Kept { keys, anchor, .. } = kept.get(&volume).ok_or(VaultError::KeyNotLoaded)?;
+            (keys.history(&place.path(), &header)?, keys.slot(), anchor.clone())
         };
         let loaded = Event::new(EventKind::Loaded).detail("mountpoint", mountpoint.display());
         history.note(loaded.slot(slot))?;
+        remember(anchor.as_deref(), &history)?;
         let me = self.me.clone();
         vault.at_close(move || {
             // Where it lies by then: directories are renamed.
             let noted = me.upgrade().map(|keeper| {
                 let place = keeper.place(volume)?;
-                history.moved_to(&place.path()).note(Event::new(EventKind::Unloaded).slot(slot))?;
-                Ok::<_, Error>(())
+                let mut history = history.moved_to(&place.path());
+                history.note(Event::new(EventKind::Unloaded).slot(slot))?;
+                remember(anchor.as_deref(), &history)
             });
             if let Some(Err(error)) = noted {
                 tracing::warn!(%error, "the end of the mount is not written down");
@@ -242,9 +274,22 @@ impl Keeper {
         admin::check_pinned(&header, &pinned).map_err(|e| refused(&e))?;
         self.opening(volume, Some(parent), header, keys).map(Some).map_err(|error| match error {
             Error::NotApproved { why } => VaultError::Refused(why),
+            // Opened by itself, by its own directory.
+            Error::Locked { .. } => VaultError::Locked,
+            error if anchors::is_locked(&error) => VaultError::Locked,
+            // Of the anchor, or by its word.
+            Error::Vault(error) => error,
             error => refused(&error),
         })
     }
+}
+
+/// The anchor knows how far a history goes that was just appended to.
+fn remember(anchor: Option<&Anchor>, history: &History) -> Result<()> {
+    if let (Some(anchor), Some(mark)) = (anchor, history.mark()) {
+        anchor.history_goes_to(mark.count, Digest(mark.head))?;
+    }
+    Ok(())
 }
 
 impl Opener for Keeper {

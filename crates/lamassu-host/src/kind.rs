@@ -4,7 +4,9 @@
 //! Every `match` here is exhaustive on purpose: a new error must choose its kind.
 
 use crate::Error;
+use crate::anchors::ImportError;
 use lamassu_anchor::AnchorError;
+use lamassu_anchor::export::ExportError;
 use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
@@ -115,12 +117,16 @@ fn host(error: &Error) -> FaultKind {
         Error::Vault(e) => vault(e),
         Error::CannotOpen { dir: _, source } | Error::CannotList { dir: _, source } => vault(source),
         Error::SelfTest(_) => FaultKind::SelfTest,
+        Error::Import(e) => import(e),
+        Error::NoAnchorPlace => FaultKind::AnchorMissing,
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
-        Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
+        Error::Usage(_) | Error::Member { .. } | Error::NotADataset | Error::NotAnchored => FaultKind::Usage,
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
+        | Error::AnchorInStore { .. }
+        | Error::UnverifiedWrite
         | Error::NotPermitted
         | Error::NotWritable
         | Error::ReadOnlyMount
@@ -294,6 +300,7 @@ fn file(error: &FileError) -> FaultKind {
         FileError::Exists { .. } | FileError::Busy { .. } => FaultKind::HeaderUnwritable,
         FileError::Read { .. } => FaultKind::HeaderUnreadable,
         FileError::Write { .. } => FaultKind::HeaderUnwritable,
+        FileError::Witness { path: _, source } => witness(&**source),
     }
 }
 
@@ -348,6 +355,23 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Exists { .. } | AnchorError::NotPrivate { .. } => FaultKind::Refused,
         AnchorError::Unknown { .. } | AnchorError::Order { .. } => FaultKind::Internal,
     }
+}
+
+fn import(error: &ImportError) -> FaultKind {
+    match error {
+        ImportError::Older { .. } => FaultKind::Refused,
+        ImportError::Export(ExportError::Anchor(e)) => anchor(e),
+        ImportError::Export(ExportError::Version { .. }) => FaultKind::AnchorForeign,
+        ImportError::Export(ExportError::NotAnExport | ExportError::Damaged { .. } | ExportError::Unauthentic) => {
+            FaultKind::AnchorDamaged
+        }
+        ImportError::Export(ExportError::Io { .. }) => FaultKind::Other,
+    }
+}
+
+/// A witness of headers is this crate's.
+fn witness(error: &(dyn std::error::Error + Send + Sync + 'static)) -> FaultKind {
+    error.downcast_ref::<Error>().map_or(FaultKind::Other, host)
 }
 
 fn store(error: &StoreError) -> FaultKind {

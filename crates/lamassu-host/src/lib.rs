@@ -6,6 +6,7 @@
 //! | [`policy`] | approved primitives, memory, pins, notes; what the process around a vault knows |
 //! | [`pins`] | whose signature a header must carry |
 //! | [`notes`] | which slots opened last on this host |
+//! | [`anchors`] | what remembers the newest state of vaults, on this host |
 //! | [`unlock`] | a header, key material, and what opens it |
 //! | [`open`] | from a directory to an open vault |
 //! | [`place`] | a directory of a vault, held open |
@@ -25,6 +26,7 @@
 //!
 //! Never: reads arguments, asks a person, prints, knows how a request got here.
 
+pub mod anchors;
 mod answer;
 pub mod control;
 pub mod datasets;
@@ -46,6 +48,7 @@ pub mod slots;
 mod testing;
 pub mod unlock;
 
+pub use anchors::{Access, Anchors};
 pub use error::{Error, Result, message};
 pub use keeper::Keeper;
 pub use kind::FaultKind;

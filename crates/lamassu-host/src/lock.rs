@@ -1,5 +1,6 @@
 //! The writer's lock of a vault from outside: taken without opening the vault, and waited for while a writer closes.
 
+use crate::anchors;
 use crate::policy::Policy;
 use crate::{Error, Place, Result};
 use lamassu_format::name;
@@ -116,7 +117,9 @@ pub fn raise_descriptor_limit() {
 /// Those of `attempt`: [`Error::Locked`] at once where it is known where the vault is open, otherwise after
 /// [`CLOSING`]; [`Error::Interrupted`].
 pub fn once_closed<T>(policy: &Policy, dir: &Path, attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    while_locked(policy, dir, |error| matches!(error, Error::Locked { .. }), attempt)
+    // A writer lets go of the anchor just before, or just after, the vault.
+    let is_held = |error: &Error| matches!(error.innermost(), Error::Locked { .. }) || anchors::is_locked(error);
+    while_locked(policy, dir, is_held, attempt)
 }
 
 /// The same with an error of the caller's own. `is_locked`: whether it says [`Error::Locked`].

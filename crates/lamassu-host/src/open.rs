@@ -1,9 +1,11 @@
 //! From a directory to an open vault: find the header, unlock it, open the tree.
 
+use crate::anchors::{Access, check};
 use crate::error::At;
 use crate::lock::once_closed;
 use crate::pins::Succession;
 use crate::{Error, Policy, Result};
+use lamassu_anchor::Anchor;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_keys::{Material, Unlocked, header_file};
@@ -39,6 +41,8 @@ pub struct Opened {
     pub backend: Arc<dyn Backend>,
     /// whether nothing in it is changed
     pub read_only: bool,
+    /// what remembers its newest state
+    pub anchor: Option<Arc<Anchor>>,
 }
 
 /// How a vault is opened when nothing else is said: fully verified, every barrier.
@@ -51,6 +55,7 @@ pub fn options(read_only: bool) -> Options {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     }
 }
 
@@ -135,6 +140,19 @@ impl Unsealed {
         })
     }
 
+    /// The vault's anchor, open, and that header and history are the newest it knows.
+    ///
+    /// # Errors
+    /// Those of [`crate::Anchors::of_header`]; [`VaultError::Outdated`].
+    pub fn anchor(&self, access: Access) -> Result<Option<Arc<Anchor>>> {
+        let Found { dir, header } = &self.found;
+        let anchor = self.policy.anchor_of(header, access, dir)?;
+        if let Some(anchor) = &anchor {
+            check(anchor, access, header, &self.keys, dir).at(dir)?;
+        }
+        Ok(anchor)
+    }
+
     fn open_over(&self, options: Options, backend: impl Fn(&Path) -> Result<LocalBackend>) -> Result<Opened> {
         let Found { dir, header } = &self.found;
         if options.integrity == Integrity::Metadata && header.suite().is_malleable() {
@@ -142,9 +160,11 @@ impl Unsealed {
         }
         once_closed(&self.policy, dir, || {
             let ring = self.keys.key_ring(header.suite())?;
+            let anchor = self.anchor(Access::of(options.read_only))?;
             let backend: Arc<dyn Backend> = Arc::new(backend(dir)?);
-            match Vault::open(backend.clone(), header, ring, options.clone()) {
-                Ok(vault) => Ok(Opened { vault: Arc::new(vault), backend, read_only: options.read_only }),
+            let anchored = Options { anchor: anchor.clone(), ..options.clone() };
+            match Vault::open(backend.clone(), header, ring, anchored) {
+                Ok(vault) => Ok(Opened { vault: Arc::new(vault), backend, read_only: options.read_only, anchor }),
                 Err(VaultError::Locked) => Err(self.policy.locked(dir)),
                 Err(VaultError::ReadOnly) => Err(Error::StoreReadOnly { dir: dir.clone() }),
                 Err(source) => Err(Error::CannotOpen { dir: dir.clone(), source }),

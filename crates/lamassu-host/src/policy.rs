@@ -1,6 +1,7 @@
 //! What the vaults of a process may be opened with: whose signature headers must carry, which primitives are allowed,
 //! how much memory a slot gets. A front-end makes one [`Policy`] and hands it to everything that opens a vault.
 
+use crate::anchors::Anchors;
 use crate::notes::Notes;
 use crate::pins::Pins;
 use crate::{Error, Result};
@@ -41,6 +42,8 @@ pub struct Policy {
     pub pins: Pins,
     /// which slots opened last
     pub notes: Notes,
+    /// what remembers the newest state of vaults
+    pub anchors: Anchors,
     pub(crate) surroundings: Arc<dyn Surroundings>,
 }
 
@@ -62,6 +65,7 @@ impl Default for Policy {
             any_memory: false,
             pins: Pins::default(),
             notes: Notes::default(),
+            anchors: Anchors::default(),
             surroundings: Arc::new(Alone),
         }
     }
@@ -71,6 +75,11 @@ impl Policy {
     /// The same with these pins and notes.
     pub fn with(self, pins: Pins, notes: Notes) -> Policy {
         Policy { pins, notes, ..self }
+    }
+
+    /// The same with these anchors.
+    pub fn anchored_by(self, anchors: Anchors) -> Policy {
+        Policy { anchors, ..self }
     }
 
     /// The same in these surroundings.

@@ -4,6 +4,7 @@
 //! A retirement is proven: everything in the vault is opened, decrypted and re-hashed with the keys that would be left,
 //! before the epoch goes.
 
+use crate::anchors::{Access, check};
 use crate::control::protocol::{Epoch, Epochs};
 use crate::lock::{lock_out_writers, once_closed};
 use crate::needing::Needing;
@@ -17,7 +18,7 @@ use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Keychain, Material, NewSlot, Tier, Unlocked, Update, cost, header_file, unix_now};
 use lamassu_store::Backend;
 use lamassu_vault::check::{Progress, Tally};
-use lamassu_vault::{Dataset, Vault};
+use lamassu_vault::{Dataset, Options, Vault};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ pub fn epochs(keychain: &Keychain) -> Epochs {
 
 /// A vault that is open nowhere for writing, and whose header only the holder changes.
 pub struct Alone {
+    policy: Policy,
     dir: PathBuf,
     update: Update,
     header: VaultHeader,
@@ -79,9 +81,9 @@ impl Alone {
     pub fn with(policy: &Policy, dir: &Path) -> Result<Alone> {
         Found::at(policy, dir)?;
         let lock = once_closed(policy, dir, || lock_out_writers(policy, dir))?;
-        let update = Update::begin(&dir.join(name::HEADER))?;
+        let update = Update::begin(&dir.join(name::HEADER), &policy.witness())?;
         let header = update.read()?;
-        Ok(Alone { dir: dir.into(), update, header, _lock: lock })
+        Ok(Alone { policy: policy.clone(), dir: dir.into(), update, header, _lock: lock })
     }
 
     /// Its header, as it is and stays until this one changes it.
@@ -146,10 +148,15 @@ impl Alone {
     /// Opens everything with the keys that would be left.
     fn prove(&self, keys: &Unlocked, tier: Tier, epoch: u32, shown: &dyn Proof) -> Result<()> {
         let ring = keys.ring_without(&self.header, tier, epoch)?;
+        // For writing: the header is replaced when this is proven.
+        let anchor = self.policy.anchors.of_header(&self.header, Access::Write)?;
+        if let Some(anchor) = &anchor {
+            check(anchor, Access::Write, &self.header, keys, &self.dir)?;
+        }
         self.refuse_lost()?;
         let backend = backend(&self.dir)?;
         backend.sync().map_err(|source| Error::CannotSync { source })?;
-        let vault = Vault::open(Arc::new(backend), &self.header, ring.clone(), options(true))
+        let vault = Vault::open(Arc::new(backend), &self.header, ring.clone(), Options { anchor, ..options(true) })
             .map_err(|source| Error::CannotOpen { dir: self.dir.clone(), source })?;
         let report = vault.check(&[], false, shown)?;
         vault.close()?;

@@ -112,6 +112,7 @@ impl Served {
             read_only: self.read_only,
             open_files: self.forest.open_files(volume),
             operations: self.operations(),
+            integrity: self.keeper.events().counts(),
         })
     }
 
@@ -162,7 +163,7 @@ impl Served {
         let place = self.keeper.place(volume)?;
         let mut all = self.keeper.kept();
         let keys = &mut all.get_mut(&volume).ok_or(VaultError::KeyNotLoaded)?.keys;
-        let update = Update::begin(&place.file(name::HEADER))?;
+        let update = Update::begin(&place.file(name::HEADER), &self.policy().witness())?;
         let mut header: VaultHeader = update.read()?;
         let mut now = keys.reopen(&header)?;
         let (done, events) = change(&mut now, &mut header)?;
@@ -270,7 +271,8 @@ impl Served {
         let keeper = self.keeper.clone();
         let reseal = move |stored: &Path| {
             let above = keeper.vault(volume)?;
-            reseal_parent_slot(&keeper.place(volume)?.below(stored)?, above.ring(), task.uid)
+            let place = keeper.place(volume)?.below(stored)?;
+            reseal_parent_slot(&place, above.ring(), task.uid, &keeper.policy().witness())
         };
         let started = Job::start(vault, (history, place), task, Box::new(reseal))?;
         jobs.insert(volume, started.clone());

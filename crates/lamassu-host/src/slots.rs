@@ -7,7 +7,8 @@ use lamassu_format::header::{Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, parent_epoch};
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Role, Update, unlock_by_parent};
+use lamassu_keys::{Event, Role, Update, Witness, unlock_by_parent};
+use std::sync::Arc;
 
 /// A label that can be kept and printed.
 ///
@@ -46,8 +47,8 @@ pub fn about<H: Header>(kind: EventKind, id: u32, header: &H) -> Event {
 ///
 /// # Errors
 /// Those of the header's file; [`lamassu_keys::KeyError::OtherParent`].
-pub fn reseal_parent_slot(place: &Place, ring: &KeyRing, uid: u32) -> Result<()> {
-    let update = Update::begin(&place.file(name::HEADER))?;
+pub fn reseal_parent_slot(place: &Place, ring: &KeyRing, uid: u32, witness: &Arc<dyn Witness>) -> Result<()> {
+    let update = Update::begin(&place.file(name::HEADER), witness)?;
     let mut header: VaultHeader = update.read()?;
     if !inherits(&header) || parent_epoch(&header, ring) == Some(ring.newest().1) {
         return Ok(());

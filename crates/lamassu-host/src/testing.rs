@@ -27,10 +27,13 @@ pub fn vault(dir: &Path) -> usize {
     Vault::make_tree(&backend(dir).unwrap(), &header, &keys.key_ring(suite).unwrap()).unwrap();
     let place = dir.join(name::HEADER);
     let begun = [Event::new(EventKind::Created)];
-    Update::begin(&place).unwrap().create_recorded(&mut header, &keys, &begun).unwrap();
+    Update::begin(&place, &lamassu_keys::nobody()).unwrap().create_recorded(&mut header, &keys, &begun).unwrap();
     let first = fs::metadata(dir.join(name::HISTORY)).unwrap().len();
     keys.add_slot(&mut header, &slot).unwrap();
-    Update::begin(&place).unwrap().record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).unwrap();
+    Update::begin(&place, &lamassu_keys::nobody())
+        .unwrap()
+        .record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)])
+        .unwrap();
     usize::try_from(first).unwrap()
 }
 

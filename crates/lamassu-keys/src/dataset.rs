@@ -201,6 +201,20 @@ impl Unlocked {
         })
     }
 
+    /// Says in the header that the vault is anchored from now on. `false`: it said so already.
+    ///
+    /// # Errors
+    /// As [`Unlocked::add_slot`].
+    pub fn set_anchored(&self, header: &mut VaultHeader) -> Result<bool, KeyError> {
+        if header.is_anchored() {
+            return Ok(false);
+        }
+        self.edit(header, |next| {
+            next.set_anchored();
+            Ok(true)
+        })
+    }
+
     /// Sets what is verified on reads, and what stays in the page cache; `None` leaves each to the parent.
     ///
     /// # Errors

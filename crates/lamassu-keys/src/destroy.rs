@@ -10,7 +10,7 @@
 
 use crate::header_file::{self, erase};
 use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot, Receipt};
-use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, rotate};
+use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, Witness, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap;
 use lamassu_format::header::{Destroyed, HEADER_MAX, Header, Role, VaultHeader};
@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 pub use erase::Erased;
 
@@ -49,8 +50,8 @@ impl Destruction {
     ///
     /// # Errors
     /// [`FileError`] in a [`KeyError::File`].
-    pub fn begin(path: &Path) -> Result<Destruction, KeyError> {
-        let update = Update::begin(path)?;
+    pub fn begin(path: &Path, witness: &Arc<dyn Witness>) -> Result<Destruction, KeyError> {
+        let update = Update::begin(path, witness)?;
         update.put_back()?;
         let header: VaultHeader = update.read()?;
         let kept = match header.destroyed() {
@@ -106,10 +107,10 @@ impl Destruction {
         // The administrator's signature stays one that can be verified; a MAC would need a key that nobody is to have.
         keys.sign(&mut gone);
         lamassu_crypto::random(&mut gone.keys_mut().mac)?;
-        let path = update.path().to_path_buf();
+        let (path, witness) = (update.path().to_path_buf(), update.witness().clone());
         update.replace_keeping(&gone)?;
         event.announce(&path);
-        Destruction::begin(&path)
+        Destruction::begin(&path, &witness)
     }
 
     /// Overwrites and removes every file of the vault's directory that wraps its keys.

@@ -29,6 +29,7 @@ pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod unlock;
+pub mod witness;
 
 pub use attempt::{Attempt, Slots, unlock};
 pub use create::{NewClone, NewVault, NewZone, Outer, Zone, clone_vault, copy_zone, create_vault, create_zone};
@@ -41,6 +42,7 @@ pub use keychain::{Epoch, Keychain, Tier};
 pub use lamassu_format::header::{Argon2Params, Role, SlotKind};
 pub use source::{Ask, Generated, KeySource, Loaded, Material, Purpose, SourceError, Warning, ZoneKeys};
 pub use unlock::{NewSlot, Removed, Terms, Unlocked};
+pub use witness::{Witness, nobody};
 
 /// The time, in Unix seconds, for the `created` members. A clock before 1970 counts as 1970.
 pub fn unix_now() -> u64 {

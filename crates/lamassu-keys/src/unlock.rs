@@ -349,6 +349,11 @@ impl Unlocked {
         wrap::hkdf(self.file_key.expose(), b"", b"lamassu v1 history")
     }
 
+    /// What exports of the vault's anchor are verified with.
+    pub fn anchor_export_key(&self) -> Secret<32> {
+        wrap::hkdf(self.file_key.expose(), b"", b"lamassu v1 anchor export")
+    }
+
     /// Whether these keys may change `header`.
     ///
     /// # Errors

@@ -40,18 +40,24 @@ fn created_read_replaced() {
     let path = dir.path().join("z");
     let (mut header, keys) = zone();
     assert!(matches!(header_file::read::<ZoneFile>(&path), Err(FileError::Missing { .. })));
-    assert!(matches!(Update::begin(&path).unwrap().replace(&header), Err(FileError::Missing { .. })));
-    Update::begin(&path).unwrap().create(&header).unwrap();
+    assert!(matches!(
+        Update::begin(&path, &lamassu_keys::nobody()).unwrap().replace(&header),
+        Err(FileError::Missing { .. })
+    ));
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
     assert_eq!(header_file::read::<ZoneFile>(&path).unwrap(), header);
     assert_eq!(mode(&path), 0o600);
 
     let first = fs::read(&path).unwrap();
-    assert!(matches!(Update::begin(&path).unwrap().create(&zone().0), Err(FileError::Exists { .. })));
+    assert!(matches!(
+        Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&zone().0),
+        Err(FileError::Exists { .. })
+    ));
     assert_eq!(fs::read(&path).unwrap(), first, "never overwritten");
 
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
     keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
-    Update::begin(&path).unwrap().replace(&header).unwrap();
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().replace(&header).unwrap();
     assert_eq!(header_file::read::<ZoneFile>(&path).unwrap(), header);
     assert_eq!(mode(&path), 0o644, "permissions are kept");
     assert_eq!(names(dir.path()), ["z"], "nothing else is left");
@@ -62,11 +68,14 @@ fn an_update_given_up_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("z");
     let (mut header, _) = zone();
-    Update::begin(&path).unwrap().create(&header).unwrap();
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
     let before = fs::read(&path).unwrap();
-    drop(Update::begin(&path).unwrap());
+    drop(Update::begin(&path, &lamassu_keys::nobody()).unwrap());
     header.keys_mut().slots.clear();
-    assert!(matches!(Update::begin(&path).unwrap().replace(&header), Err(FileError::Header { .. })));
+    assert!(matches!(
+        Update::begin(&path, &lamassu_keys::nobody()).unwrap().replace(&header),
+        Err(FileError::Header { .. })
+    ));
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(names(dir.path()), ["z"]);
 }
@@ -77,7 +86,7 @@ fn what_a_dead_program_left_is_taken_over() {
     let path = dir.path().join("z");
     fs::write(dir.path().join("z.new"), vec![b'x'; 100_000]).unwrap();
     let (header, _) = zone();
-    Update::begin(&path).unwrap().create(&header).unwrap();
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
     assert_eq!(fs::read(&path).unwrap(), header.to_json().unwrap());
     assert_eq!(names(dir.path()), ["z"]);
 }
@@ -87,16 +96,16 @@ fn one_change_at_a_time_and_none_is_lost() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("z");
     let (header, _) = zone();
-    Update::begin(&path).unwrap().create(&header).unwrap();
+    Update::begin(&path, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
 
-    let held = Update::begin(&path).unwrap();
-    assert!(matches!(Update::begin(&path), Err(FileError::Busy { .. })));
+    let held = Update::begin(&path, &lamassu_keys::nobody()).unwrap();
+    assert!(matches!(Update::begin(&path, &lamassu_keys::nobody()), Err(FileError::Busy { .. })));
     drop(held);
 
     let adder = |first: u8| {
         for byte in first..first + 5 {
             let update = loop {
-                match Update::begin(&path) {
+                match Update::begin(&path, &lamassu_keys::nobody()) {
                     Ok(update) => break update,
                     Err(FileError::Busy { .. }) => std::thread::yield_now(),
                     Err(e) => panic!("{e}"),
@@ -134,7 +143,7 @@ fn odd_files_are_refused() {
     // A link in place of `.new` must not lead the writer to another file.
     fs::write(at("victim"), "precious").unwrap();
     symlink(at("victim"), at("z.new")).unwrap();
-    assert!(matches!(Update::begin(&at("z")), Err(FileError::Write { .. })));
+    assert!(matches!(Update::begin(&at("z"), &lamassu_keys::nobody()), Err(FileError::Write { .. })));
     assert_eq!(fs::read(at("victim")).unwrap(), b"precious");
 }
 
@@ -153,14 +162,14 @@ fn a_hard_link_in_place_of_new_is_not_written_through() {
         assert!(!at("z.new").exists());
     };
     link();
-    drop(Update::begin(&at("z")).unwrap());
+    drop(Update::begin(&at("z"), &lamassu_keys::nobody()).unwrap());
     unharmed();
     link();
-    Update::begin(&at("z")).unwrap().create(&header).unwrap();
+    Update::begin(&at("z"), &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
     unharmed();
     keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
     link();
-    Update::begin(&at("z")).unwrap().replace(&header).unwrap();
+    Update::begin(&at("z"), &lamassu_keys::nobody()).unwrap().replace(&header).unwrap();
     unharmed();
     assert_eq!(header_file::read::<ZoneFile>(&at("z")).unwrap(), header);
     assert_eq!(names(dir.path()), ["victim", "z"]);
@@ -177,7 +186,7 @@ fn a_header_reached_through_a_descriptor_is_named_by_its_place() {
         Err(FileError::Missing { path }) => assert_eq!(path, place.join("lamassu.vault")),
         other => panic!("{other:?}"),
     }
-    let refused = Update::begin(&through).unwrap().replace(&zone().0).unwrap_err().to_string();
+    let refused = Update::begin(&through, &lamassu_keys::nobody()).unwrap().replace(&zone().0).unwrap_err().to_string();
     assert!(refused.contains(&place.display().to_string()), "{refused}");
     assert!(names(&place).is_empty());
 }
@@ -187,10 +196,10 @@ fn a_linked_zone_file_is_replaced_where_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let (real, link) = (dir.path().join("real"), dir.path().join("link"));
     let (mut header, keys) = zone();
-    Update::begin(&real).unwrap().create(&header).unwrap();
+    Update::begin(&real, &lamassu_keys::nobody()).unwrap().create(&header).unwrap();
     symlink(&real, &link).unwrap();
     keys.add_slot(&mut header, &slot(&raw(2))).unwrap();
-    Update::begin(&link).unwrap().replace(&header).unwrap();
+    Update::begin(&link, &lamassu_keys::nobody()).unwrap().replace(&header).unwrap();
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(header_file::read::<ZoneFile>(&real).unwrap(), header);
 }
@@ -203,7 +212,7 @@ fn a_link_in_place_of_a_vault_s_header_is_not_followed() {
     fs::write(dir.path().join("elsewhere.new"), "precious, too").unwrap();
     symlink(&elsewhere, &vault).unwrap();
     assert!(matches!(header_file::read::<VaultHeader>(&vault), Err(FileError::NotAFile { .. })));
-    let update = Update::begin(&vault).unwrap();
+    let update = Update::begin(&vault, &lamassu_keys::nobody()).unwrap();
     assert!(matches!(update.read::<VaultHeader>(), Err(FileError::NotAFile { .. })));
     assert!(matches!(update.create(&zone().0), Err(FileError::Exists { .. })));
     // Not even the lock file was made, or removed, where the link leads.

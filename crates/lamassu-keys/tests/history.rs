@@ -39,7 +39,7 @@ impl Lab {
             created: 5,
         };
         let (mut header, keys) = create_vault(&new, &slot(&raw(1), "first")).unwrap();
-        let update = Update::begin(&lab.header_path()).unwrap();
+        let update = Update::begin(&lab.header_path(), &lamassu_keys::nobody()).unwrap();
         update.create_recorded(&mut header, &keys, &[Event::new(EventKind::Created).slot(1)]).unwrap();
         lab
     }
@@ -62,7 +62,7 @@ impl Lab {
 
     /// A slot more, as `key add` does.
     fn add(&self, label: &str) {
-        let update = Update::begin(&self.header_path()).unwrap();
+        let update = Update::begin(&self.header_path(), &lamassu_keys::nobody()).unwrap();
         let mut header: VaultHeader = update.read().unwrap();
         let keys = unlock(&header, &raw(1)).unwrap();
         let id = keys.add_slot(&mut header, &slot(&raw(2), label)).unwrap();
@@ -358,7 +358,7 @@ fn a_header_without_a_history_gains_it_with_its_next_change() {
     let mut history = keys.history(lab.dir.path(), &old).unwrap();
     assert!(history.read().unwrap().entries.is_empty());
     history.note(Event::new(EventKind::Loaded)).unwrap();
-    let update = Update::begin(&lab.header_path()).unwrap();
+    let update = Update::begin(&lab.header_path(), &lamassu_keys::nobody()).unwrap();
     let mut header = old;
     keys.add_slot(&mut header, &slot(&raw(2), "x")).unwrap();
     update.record(&mut header, &keys, &[Event::new(EventKind::SlotAdded)]).unwrap();
@@ -429,7 +429,7 @@ fn a_history_that_cannot_be_written_keeps_the_header_as_it_is() {
         fs::create_dir_all(lab.dir.path().join(format!("{}{suffix}/full", name::HISTORY_BROKEN))).unwrap();
     }
     let before = fs::read(lab.header_path()).unwrap();
-    let update = Update::begin(&lab.header_path()).unwrap();
+    let update = Update::begin(&lab.header_path(), &lamassu_keys::nobody()).unwrap();
     let mut header: VaultHeader = update.read().unwrap();
     let keys = lab.keys();
     keys.add_slot(&mut header, &slot(&raw(2), "x")).unwrap();
@@ -453,7 +453,7 @@ fn appends_at_once_all_get_in() {
 #[test]
 fn a_use_only_slot_appends_and_marks_nothing() {
     let lab = Lab::new();
-    let update = Update::begin(&lab.header_path()).unwrap();
+    let update = Update::begin(&lab.header_path(), &lamassu_keys::nobody()).unwrap();
     let mut header: VaultHeader = update.read().unwrap();
     let keys = lab.keys();
     let terms = Terms { role: Role::Use, expires: None };
@@ -464,7 +464,7 @@ fn a_use_only_slot_appends_and_marks_nothing() {
     assert_eq!(lab.events(), ["created", "slot-added", "loaded"]);
     let log = lab.bytes();
     let mut header = lab.header();
-    let update = Update::begin(&lab.header_path()).unwrap();
+    let update = Update::begin(&lab.header_path(), &lamassu_keys::nobody()).unwrap();
     let refused = update.record(&mut header, &user, &[Event::new(EventKind::SlotRemoved)]).unwrap_err();
     assert!(matches!(refused, KeyError::NotAdministrator { slot: 2 }));
     assert_eq!(lab.bytes(), log, "and leaves no entry that says it had");

@@ -197,3 +197,61 @@ fn what_is_stale_can_be_emptied() {
         assert!(file.check(false, &mut |_| {}).unwrap().damage.is_empty());
     }
 }
+
+/// Each piece of 4096 bytes of a file is changed in turn: a scrub without keys names it, where it is a page or a block
+/// with content, and nothing else.
+#[test]
+fn a_scrub_without_keys_names_every_change() {
+    let (store, trees) = (MemoryBackend::new(), MemoryTrees::default());
+    let side = AnchorSide::with_trees(Arc::new(|| 0), 4, true, trees.clone());
+    let setup = Setup { anchored: true, reserved: 8, ..Setup::default() };
+    let ctx = setup.context_with(Some(side.files.clone()));
+    let file = File::create_object(ctx.clone(), create_in(&store), "test", side.object).unwrap();
+    file.write_at(0, &vec![1; 1_200_000]).unwrap();
+    file.punch(20 * 4096, 9 * 4096).unwrap();
+    file.settle_now().unwrap();
+    drop(file); // its last pages are covered with the next barrier
+    let closed = side.files.closed();
+    side.files.covered(closed).unwrap();
+    side.commit(side.files.anchor().mark());
+    let row = side.files.anchor().row(side.object).unwrap();
+    let row = row.file().unwrap();
+    assert!(row.open.is_none() && row.blocks.is_some());
+    let backing = raw(&store);
+    let pieces = backing.stat().unwrap().len / 4096;
+    for keeps_records in [true, false] {
+        let mut scrub = anchor::scrub(&ctx.geometry, side.files.anchor());
+        if keeps_records {
+            scrub.trees = Arc::new(trees.clone());
+        }
+        let scrubbed = || scrub.file(&*backing, side.object, row, &mut |_| {}).unwrap();
+        let clean = scrubbed();
+        assert_eq!((clean.pages, clean.stale_pages.count), (3, 0));
+        assert_eq!((clean.blocks, clean.stale_blocks.count), (1_200_000_u64.div_ceil(4096) - 9, 0));
+        for piece in (0..pieces).step_by(if keeps_records { 1 } else { 29 }) {
+            let mut before = [0; 4096];
+            backing.read_at(piece * 4096, &mut before).unwrap();
+            if before == [0; 4096] {
+                continue; // a hole
+            }
+            backing.write_at(piece * 4096, &[9; 4096]).unwrap();
+            let found = scrubbed();
+            backing.write_at(piece * 4096, &before).unwrap();
+            let is_page = piece % 117 == 0;
+            let (stale, other) = match is_page {
+                true => (&found.stale_pages, &found.stale_blocks),
+                false => (&found.stale_blocks, &found.stale_pages),
+            };
+            assert_eq!(other.count, 0, "piece {piece}");
+            let number = if is_page { piece / 117 } else { piece - piece / 117 - 1 };
+            if !keeps_records && !is_page {
+                assert_eq!((found.stale_blocks.count, found.unverified_blocks > 0), (0, true), "piece {piece}");
+                continue;
+            }
+            let is_named = stale.runs.iter().any(|(first, last)| (*first..=*last).contains(&number));
+            assert!(is_named, "piece {piece}: {stale:?}");
+            assert!(!keeps_records || stale.count == 1, "piece {piece}: {stale:?}");
+        }
+        assert_eq!(scrubbed(), clean);
+    }
+}

@@ -8,6 +8,7 @@
 
 use crate::dirs::Dir;
 use crate::error::{errno, io};
+use crate::event::IntegrityKind;
 use crate::target::Target;
 use crate::xattr::Holder;
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
@@ -244,7 +245,7 @@ impl Vault {
     fn parse_stored(&self, ino: Ino, which: Which, value: &[u8]) -> Result<Option<Acl>> {
         Acl::parse(value).ok_or_else(|| {
             let stored = self.tag(ino);
-            tracing::error!(entry = stored, "an access control list is none");
+            self.tell_at(ino, IntegrityKind::Attribute, "an access control list is none");
             VaultError::Damaged { what: if which == Which::Access { ACCESS } else { DEFAULT }, stored }
         })
     }

@@ -2,4 +2,4 @@
 //! (`docs/freshness.md`, section 6).
 
 pub use crate::anchored::accept::Accepted;
-pub use crate::anchored::rebuild::{DEGREE_LOG2, RebuildProgress, Rebuilt, rebuild};
+pub use crate::anchored::rebuild::{DEGREE_LOG2, NewTrees, RebuildProgress, Rebuilt, rebuild};

@@ -4,6 +4,7 @@ use crate::acl::Inherited;
 use crate::anchored::{Fresh, StoredAttrs, digest_of_attributes};
 use crate::dirs::Dir;
 use crate::error::io;
+use crate::event::IntegrityEvent;
 use crate::inode::CachedSize;
 use crate::target::Target;
 use crate::xattr::Holder;
@@ -13,7 +14,7 @@ use lamassu_format::PAGE_LEN;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::NAME_LEN_MAX;
 use lamassu_store::backend::Stat;
-use lamassu_store::{BackendEntry, BackendFile, File};
+use lamassu_store::{BackendEntry, BackendFile, File, StoreError};
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -90,6 +91,9 @@ impl Vault {
             }
             Err(e) if self.anchored.is_some() => Err(e),
             Err(e) => {
+                if let VaultError::Store(StoreError::Damaged(damage)) = &e {
+                    self.tell(IntegrityEvent::of_file(&self.tag(ino), damage));
+                }
                 let path = self.path_in(dir.ino, stored);
                 let text = "its size is not known; a guess from its length is shown";
                 tracing::warn!(file = %path.display(), error = %e, "{text}");
@@ -100,20 +104,19 @@ impl Vault {
 
     fn peek_size(&self, ino: Ino, dir: &Dir, stored: &OsStr, st: &Stat) -> Result<u64> {
         let opened = dir.handle.open_same(stored, st, false).map_err(io("open"))?;
-        self.size_in(ino, opened.ok_or(VaultError::Stale)?, stored, st)
+        self.size_in(ino, opened.ok_or(VaultError::Stale)?, st)
     }
 
     /// The size that a backing file records. `st`: its stat.
-    fn size_in(&self, ino: Ino, backing: Arc<dyn BackendFile>, stored: &OsStr, st: &Stat) -> Result<u64> {
-        // Opening has next to nothing to report, so the whole path is not worth its while.
-        let tag = stored.to_string_lossy();
-        Ok(self.file_of_node(ino, &self.ctx_read, backing, st.len, &tag)?.size())
+    fn size_in(&self, ino: Ino, backing: Arc<dyn BackendFile>, st: &Stat) -> Result<u64> {
+        // Without a path, which is not worth its while here, nothing is reported: the caller has the error.
+        Ok(self.file_of_node(ino, &self.ctx_read, backing, st.len, "")?.size())
     }
 
     /// Remembers the size of a closed file that was opened when it was looked at. A failure is logged when the size is
     /// asked for.
-    pub(crate) fn remember_size(&self, ino: Ino, stored: &OsStr, st: &Stat, backing: Arc<dyn BackendFile>) {
-        if let Ok(size) = self.size_in(ino, backing, stored, st) {
+    pub(crate) fn remember_size(&self, ino: Ino, st: &Stat, backing: Arc<dyn BackendFile>) {
+        if let Ok(size) = self.size_in(ino, backing, st) {
             self.nodes.lock().set_cached_size(ino, CachedSize::new(st, size));
         }
     }

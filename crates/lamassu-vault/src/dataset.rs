@@ -4,13 +4,14 @@
 use crate::anchored::{Departing, Fresh};
 use crate::attr::Wanted;
 use crate::error::{errno, io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::names::Names;
 use crate::record::{RecordFault, remove_companion};
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
 use crate::walk::{Failed, Met, Visit, has_header, walk};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
-use lamassu_format::name::STAGING;
+use lamassu_format::name::{DIR_RECORD, STAGING};
 use lamassu_store::backend::{Listed, Stat, Time};
 use lamassu_store::{Backend, BackendDir};
 use lru::LruCache;
@@ -353,7 +354,7 @@ impl Vault {
         let (mut dir, mut stored, mut plain) = (self.dirs.root().handle.clone(), PathBuf::new(), PathBuf::new());
         let parts: Vec<&OsStr> = crate::path::components(path)?;
         for (i, part) in parts.iter().enumerate() {
-            let kept = self.read_names(&*dir).map_err(|_| damaged(&stored))?.seal(part)?;
+            let kept = self.read_names(&*dir).map_err(|_| damaged(self, &stored))?.seal(part)?;
             match dir.stat_entry(&kept.name) {
                 Ok(st) if st.kind == Kind::Dir => {}
                 Err(e) if !is_not_found(&e) => return Err(io("stat")(e)),
@@ -388,7 +389,7 @@ impl Search<'_> {
             // Datasets may lie below it all the same.
             RecordFault::Missing if is_gone() => VaultError::NotFound,
             RecordFault::Unreadable(e) => io("read a directory record")(e),
-            _ => damaged(&at.stored),
+            _ => damaged(self.vault, &at.stored),
         });
         names.map(Some)
     }
@@ -443,6 +444,8 @@ impl Visit for Search<'_> {
     }
 }
 
-fn damaged(stored: &Path) -> VaultError {
+fn damaged(vault: &Vault, stored: &Path) -> VaultError {
+    let record = stored.join(DIR_RECORD).display().to_string();
+    vault.tell(IntegrityKind::DirectoryRecord.at(record, "a directory record does not open"));
     VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
 }

@@ -6,6 +6,7 @@
 
 use crate::dirs::Dir;
 use crate::error::io;
+use crate::event::IntegrityKind;
 use crate::open::Handle;
 use crate::{DirEntry, Entry, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError};
 use crate::{anchored, walk};
@@ -184,8 +185,9 @@ impl Vault {
                     }
                 }
                 Err(fault) => {
-                    let path = self.path_in(open.dir.ino, listed.name);
-                    tracing::warn!(entry = %path.display(), "left out of a listing, its name does not open: {fault}");
+                    let path = self.path_in(open.dir.ino, listed.name).display().to_string();
+                    let text = format!("left out of a listing, its name does not open: {fault}");
+                    self.tell(IntegrityKind::from(&fault).at(path, text).of_inode(listed.ino));
                 }
             }
         }

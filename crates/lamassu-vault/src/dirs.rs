@@ -2,6 +2,7 @@
 //! parents.
 
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::{DEPTH_MAX, Link, NodeTable, StoreId};
 use crate::names::{self, DirFault, Names, StoredName};
 use crate::record;
@@ -132,9 +133,10 @@ impl Vault {
             })?;
         }
         let names = read.and_then(|text| self.names_of_text(text)).map_err(|fault| {
-            let stored = path();
-            tracing::error!(record = %stored.display(), "a directory record does not open: {fault}");
-            VaultError::Damaged { what: "directory record", stored: stored.display().to_string() }
+            let stored = path().display().to_string();
+            let text = format!("a directory record does not open: {fault}");
+            self.tell(IntegrityKind::DirectoryRecord.at(&*stored, text).of_inode(dir.ino));
+            VaultError::Damaged { what: "directory record", stored }
         })?;
         Ok(dir.names.get_or_init(|| names))
     }

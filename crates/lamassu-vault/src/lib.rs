@@ -17,6 +17,7 @@
 //! | `staging` | where entries are made, and deleted, out of reach of other users |
 //! | `anchored` | what the vault's anchor says, and what it is told (`docs/freshness.md`) |
 //! | `gate` | `freeze` and `close` against changes under way |
+//! | `event` | what is found damaged: counted, logged, handed on |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
 //! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
 //!
@@ -48,6 +49,7 @@ mod dataset;
 mod dir;
 mod dirs;
 mod error;
+pub mod event;
 mod file_system;
 pub mod forest;
 mod gate;
@@ -197,10 +199,11 @@ impl Vault {
         backend: Arc<dyn Backend>,
         header: &VaultHeader,
         ring: KeyRing,
-        options: Options,
+        mut options: Options,
         engine: Arc<Engine>,
         top: root::Top,
     ) -> Result<Vault> {
+        options.events = options.events.of_vault(&header.id());
         if header.is_snapshot() && !options.read_only {
             return Err(VaultError::Refused(
                 "this vault is a snapshot, which nobody writes; `lamassu clone` makes a copy to work in",
@@ -211,7 +214,8 @@ impl Vault {
         let book = Arc::new(session::Book::open(root.clone(), ring.clone(), header.id(), options.anchor.clone()));
         let sessions = Arc::new(Sessions::new(book.clone()));
         let root_permissions =
-            Arc::new(root::RootPermissions::open(root.clone(), ring.clone(), top, options.anchor.clone()));
+            root::RootPermissions::open(root.clone(), ring.clone(), top, options.anchor.clone(), &options.events);
+        let root_permissions = Arc::new(root_permissions);
         let anchored = options.anchor.clone().map(|anchor| Anchored::new(anchor, root.clone(), options.read_only));
         let files = anchored.as_ref().map(|anchored| anchored.files.clone());
         let (ctx, ctx_read) = contexts(header, ring, &options, engine, sessions, files)?;
@@ -442,38 +446,10 @@ fn contexts(
             read_only,
             sessions: sessions.clone(),
             anchored: anchored.clone(),
-            report: Arc::new(report),
+            report: options.events.reporter(),
         })
     };
     Ok((context(options.read_only), context(true)))
-}
-
-/// The log line of every damage met, and of what an interrupted session has left undone.
-fn report(tag: &lamassu_store::file::FileTag, d: &lamassu_store::file::Damage) {
-    if d.kind.is_readable() {
-        return tracing::warn!(
-            file = tag,
-            page = d.page.0,
-            pages = d.pages,
-            block = d.block.map(|b| b.0),
-            kind = d.kind.word(),
-            "{}",
-            d.kind.meaning()
-        );
-    }
-    match d.block {
-        Some(block) => {
-            tracing::error!(
-                file = tag,
-                segment = d.segment,
-                page = d.page.0,
-                block = block.0,
-                kind = d.kind.word(),
-                "damaged block"
-            );
-        }
-        None => tracing::error!(file = tag, segment = d.segment, page = d.page.0, kind = d.kind.word(), "damaged page"),
-    }
 }
 
 /// How many descriptors this process may have.

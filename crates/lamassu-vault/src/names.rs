@@ -1,6 +1,7 @@
 //! Names in one directory (`docs/format.md` §6): plain to stored and back, directory records, companions of long names.
 
 use crate::error::io;
+use crate::event::IntegrityKind;
 use crate::record::{DIRECTORY, RecordFault, read_text, write_text};
 use crate::{Result, VaultError};
 use lamassu_crypto::secret::Secret;
@@ -50,6 +51,17 @@ pub(crate) enum NameFault {
     NoCompanion,
     #[error("its companion belongs to another name")]
     WrongCompanion,
+}
+
+impl From<&NameFault> for IntegrityKind {
+    fn from(fault: &NameFault) -> IntegrityKind {
+        match fault {
+            NameFault::NoCompanion | NameFault::WrongCompanion => IntegrityKind::Companion,
+            NameFault::Foreign | NameFault::Unauthentic | NameFault::Impossible | NameFault::WrongForm => {
+                IntegrityKind::Name
+            }
+        }
+    }
 }
 
 impl Names {

@@ -13,6 +13,7 @@
 use crate::Result;
 use crate::anchored::digest_of_text;
 use crate::error::{io, is_not_found};
+use crate::event::{Events, IntegrityKind};
 use crate::record::{ROOT, RecordFault, read_text, write_text};
 use lamassu_anchor::row::Sealed;
 use lamassu_anchor::{Anchor, Digest, Mark};
@@ -73,8 +74,14 @@ pub(crate) enum Top {
 }
 
 impl RootPermissions {
-    /// Those of the vault below `dir`. A record that does not open, or is not the newest, is logged.
-    pub fn open(dir: Arc<dyn BackendDir>, ring: KeyRing, top: Top, anchor: Option<Arc<Anchor>>) -> RootPermissions {
+    /// Those of the vault below `dir`. A record that does not open, or is not the newest, is an event.
+    pub fn open(
+        dir: Arc<dyn BackendDir>,
+        ring: KeyRing,
+        top: Top,
+        anchor: Option<Arc<Anchor>>,
+        events: &Events,
+    ) -> RootPermissions {
         let text = shown_text(&*dir);
         let is_newest = anchor.as_ref().is_none_or(|anchor| match &text {
             // It is not known: it shows the directory's.
@@ -86,11 +93,10 @@ impl RootPermissions {
         });
         let source = match opened {
             _ if !is_newest => {
-                tracing::error!(
-                    record = ROOT_RECORD,
-                    "stale root permissions: the store shows another state than the newest; the vault directory's own \
-                     are shown"
-                );
+                events.found(IntegrityKind::Stale.at(
+                    ROOT_RECORD,
+                    "root permissions: the store shows another state than the newest; the vault directory's own are shown",
+                ));
                 Source::Stale
             }
             Ok(record) => Source::Record(record),
@@ -100,11 +106,13 @@ impl RootPermissions {
                 Source::Directory
             }
             Err(fault) => {
-                tracing::error!(
-                    record = ROOT_RECORD,
-                    "the record of the root's permissions does not open: {fault}; the vault directory's own are shown, \
-                     and chmod of the mount's root makes a new record"
-                );
+                events.found(IntegrityKind::RootPermissions.at(
+                    ROOT_RECORD,
+                    format!(
+                        "the record of the root's permissions does not open: {fault}; the vault directory's own are \
+                         shown, and chmod of the mount's root makes a new record"
+                    ),
+                ));
                 Source::Damaged(fault)
             }
         };

@@ -6,6 +6,7 @@
 //! believed: `check --repair` makes a new one.
 
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::record::{self, RecordFault, write_text};
 use crate::{Result, Vault, VaultError, staging};
 use lamassu_anchor::Anchor;
@@ -286,11 +287,16 @@ fn damaged() -> VaultError {
 impl Vault {
     /// Asks for the record of sessions, without which nothing is written.
     pub(crate) fn verify_sessions(&self) -> Result<()> {
-        match self.book.fault() {
-            Some(_) => Err(damaged()),
-            None if self.book.is_outdated() => Err(outdated()),
-            None => Ok(()),
-        }
+        let Some((fault, _)) = self.book.fault() else {
+            if !self.book.is_outdated() {
+                return Ok(());
+            }
+            self.tell(IntegrityKind::Stale.at(SESSIONS, outdated().to_string()));
+            return Err(outdated());
+        };
+        let text = format!("the record of sessions does not open: {fault}");
+        self.tell(IntegrityKind::Sessions.at(SESSIONS, text));
+        Err(damaged())
     }
 
     /// Tells people of sessions that were interrupted.

@@ -4,6 +4,7 @@
 use crate::anchored::{ShownLink, digest_of_link};
 use crate::dirs::Dir;
 use crate::error::{errno, io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::record::{self, read_text};
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::Digest;
@@ -263,7 +264,8 @@ impl Vault {
             LinkFault::Io(e) => io("read a link")(e),
             fault => {
                 let stored = self.path_in(dir.ino, &name).display().to_string();
-                tracing::error!(link = stored, "the target of a symbolic link does not open: {fault}");
+                let text = format!("the target of a symbolic link does not open: {fault}");
+                self.tell(IntegrityKind::LinkTarget.at(&*stored, text).of_inode(ino));
                 VaultError::Damaged { what: "link target", stored }
             }
         })

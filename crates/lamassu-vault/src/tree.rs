@@ -122,7 +122,7 @@ impl Vault {
         .map_err(io("stat"))?;
         let (found, now) = self.referenced(dir, stored, &st)?;
         if let Some(backing) = opened.filter(|_| now.is_same(&st)) {
-            self.remember_size(found.ino, stored, &st, backing);
+            self.remember_size(found.ino, &st, backing);
         }
         self.entry_of(&found, dir, stored, &now)
     }

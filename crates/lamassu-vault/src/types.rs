@@ -1,5 +1,6 @@
 //! Types of the vault API.
 
+use crate::event::Events;
 use lamassu_anchor::Anchor;
 use lamassu_crypto::engine::device::Device;
 use std::ffi::OsString;
@@ -160,6 +161,8 @@ pub struct Options {
     pub anchor: Option<Arc<Anchor>>,
     /// when the anchor knows what an fsync covers
     pub freshness: Freshness,
+    /// where it goes that something is not as it was written; by default to the log alone
+    pub events: Events,
 }
 
 /// When the anchor of a vault comes to know of changes.

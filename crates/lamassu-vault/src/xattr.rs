@@ -4,6 +4,7 @@
 use crate::acl::Which;
 use crate::anchored::StoredAttrs;
 use crate::error::{errno, io};
+use crate::event::IntegrityKind;
 use crate::target::Target;
 use crate::{Ino, Kind, Result, SetXattr, Vault, VaultError};
 use lamassu_crypto::KeyRing;
@@ -176,7 +177,8 @@ impl Vault {
 
     fn damaged_attr(&self, ino: Ino, attr: &OsStr, e: OpenError) -> VaultError {
         let stored = format!("{}: {}", self.tag(ino), attr.to_string_lossy());
-        tracing::error!(attribute = stored, "an extended attribute does not open: {e}");
+        let text = format!("the extended attribute {} does not open: {e}", attr.to_string_lossy());
+        self.tell_at(ino, IntegrityKind::Attribute, text);
         VaultError::Damaged { what: "attribute", stored }
     }
 

@@ -24,7 +24,7 @@ fn a_header_is_read_whole_while_it_is_replaced() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..500 {
-                let update = lamassu_keys::Update::begin(&path).unwrap();
+                let update = lamassu_keys::Update::begin(&path, &lamassu_keys::nobody()).unwrap();
                 let header: VaultHeader = update.read().unwrap();
                 update.replace(&header).unwrap();
             }

@@ -167,7 +167,7 @@ fn vault(dir: &Path, suite: Suite) -> Needles {
     };
     let (mut header, keys) = create_vault(&new, &slot).unwrap();
     Vault::make_tree(&LocalBackend::open(dir).unwrap(), &header, &keys.key_ring(suite).unwrap()).unwrap();
-    let update = Update::begin(&dir.join(name::HEADER)).unwrap();
+    let update = Update::begin(&dir.join(name::HEADER), &lamassu_keys::nobody()).unwrap();
     update.create_recorded(&mut header, &keys, &[Event::new(EventKind::Created)]).unwrap();
     std::fs::write(dir.with_extension("passphrase"), &passphrase).unwrap();
 

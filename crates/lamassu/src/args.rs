@@ -3,7 +3,9 @@
 use crate::cmd;
 use crate::output::Ui;
 use crate::policy;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use lamassu_host::anchors::Choice;
 use lamassu_host::pins::Given;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +46,11 @@ pub struct Global {
     /// known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
     admin_zone: Option<PathBuf>,
+    /// Where the vault's anchor lies, which knows its newest state: a file outside the store; or `none`, to read without
+    /// one, unverified, or to make a vault without one [default: where it was put last, else below
+    /// $XDG_STATE_HOME/lamassu/anchors, for root in /var/lib/lamassu/anchors]
+    #[arg(long, global = true, value_name = "FILE|none", value_parser = anchor_parser(), help_heading = "Common options")]
+    anchor: Option<Choice>,
     /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it
     /// is not tried
     #[arg(long, global = true, help_heading = "Common options")]
@@ -54,10 +61,15 @@ pub struct Global {
     fips: bool,
 }
 
+fn anchor_parser() -> impl TypedValueParser<Value = Choice> {
+    OsStringValueParser::new().map(policy::anchor_choice)
+}
+
 impl Global {
     pub fn ui(&self) -> Ui {
         let zone = self.admin_zone.clone().map(Given::Zone);
-        let policy = policy::of_this_process(self.admin_key.map(Given::Key).or(zone), self.argon2_any_memory);
+        let given = self.admin_key.map(Given::Key).or(zone);
+        let policy = policy::of_this_process(given, self.argon2_any_memory, self.anchor.clone());
         Ui { quiet: self.quiet, verbose: self.verbose, policy }
     }
 
@@ -89,6 +101,9 @@ pub enum Command {
     /// Make, list, change or destroy datasets: directories with keys of their own
     #[command(subcommand)]
     Dataset(cmd::dataset::DatasetCommand),
+    /// Look at, copy, move or make anew what knows a vault's newest state, outside the store
+    #[command(subcommand)]
+    Anchor(cmd::anchor::AnchorCommand),
     /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
     History(cmd::history::Args),
     /// Verify the receipt of `key destroy`, or print what verifies it

@@ -143,7 +143,10 @@ impl Code {
                 "put an export of it back (`lamassu anchor import`), or `lamassu anchor rebuild DIR`, which accepts what \
                  the store shows now",
             ),
-            Code::AnchorLocked => Some("another process has the vault open for writing, or works on its anchor"),
+            Code::AnchorLocked => Some(
+                "another process has the vault open, or works on its anchor: read in the mount; --anchor none reads beside it, \
+                 unverified",
+            ),
             Code::AnchorDisk => Some("free or mend the disk that the anchor lies on, then try again: nothing is lost"),
             Code::Internal => Some("this is a bug in lamassu: please report it with the command and this message"),
             Code::Done
@@ -202,6 +205,7 @@ fn says_what_to_do(fault: &Fault) -> bool {
         | Fault::LocalPath { .. }
         | Fault::MissingInMount { .. }
         | Fault::RetireMounted { .. }
+        | Fault::OtherDigest { .. }
         | Fault::Umount { .. }
         | Fault::Mount(MountError::HelperRefused(_)) => true,
         Fault::Host(host) => match host.innermost() {
@@ -299,6 +303,7 @@ fn code(fault: &Fault) -> Code {
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
         Fault::Told(failed) => failed.kind.into(),
         Fault::GarbledAnswer { .. } | Fault::RekeyIncomplete => Code::Other,
+        Fault::OtherDigest { .. } => Code::AnchorForeign,
         Fault::NoSuchUser { .. } => Code::Usage,
         Fault::NotInAMount { .. } => Code::Mountpoint,
         Fault::AboveNotLoaded { .. } | Fault::NotVerified { .. } => Code::KeyNotLoaded,

@@ -295,6 +295,9 @@ pub enum Fault {
     /// The user's: the way leads through a dataset, or a vault, that is not loaded.
     #[error("{path:?} lies in {above:?}, whose key is not loaded: `lamassu key load {above:?}` first")]
     AboveNotLoaded { path: PathBuf, above: PathBuf },
+    /// Somebody's: the anchor is not what it was when the digest was written down.
+    #[error("the anchor's digest is {found} (revision {revision}), and not {expected}")]
+    OtherDigest { expected: String, found: String, revision: u64 },
     /// The user's: not in /etc/passwd.
     #[error("there is no user {user:?} on this machine; give a name of /etc/passwd, or a number")]
     NoSuchUser { user: String },

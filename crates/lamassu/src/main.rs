@@ -5,6 +5,8 @@
 //! key, panics where it can say what is wrong.
 #![allow(missing_docs)]
 
+mod alert;
+mod anchor_place;
 mod args;
 mod cmd;
 mod confine;
@@ -45,6 +47,9 @@ fn run(argv: Vec<OsString>) -> Code {
     // Before anything else: a core dump or a tracer must not get at keys. Not being allowed to is no reason to refuse
     // work.
     let hardened = lamassu_crypto::secret::harden_process();
+    if argv.get(1).is_some_and(|word| word == alert::WORD) {
+        return alert::serve();
+    }
     let argv = match fstab::rewrite(argv) {
         Ok(argv) => argv,
         Err(error) => return failed(&error.into()),

@@ -5,6 +5,7 @@
 
 use crate::fault::{Error, Fault, Result};
 use lamassu_host::Policy;
+use lamassu_host::anchors::Choice;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
@@ -20,6 +21,12 @@ pub struct Ui {
 }
 
 impl Ui {
+    /// For what tells of the store as it is, whether or not that is the newest.
+    pub fn without_anchor(&self) -> Ui {
+        let anchors = self.policy.anchors.clone().chosen(Choice::Unverified);
+        Ui { policy: self.policy.clone().anchored_by(anchors), ..self.clone() }
+    }
+
     /// Something worth knowing; not with `--quiet`.
     pub fn note(&self, text: impl std::fmt::Display) {
         if !self.quiet {

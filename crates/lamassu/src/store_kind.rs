@@ -92,6 +92,12 @@ impl StoreKind {
         }
     }
 
+    /// Whether a server, or another program, keeps what is stored there.
+    pub fn is_served(&self) -> bool {
+        // An overlay lies over directories of this machine.
+        self.note == Note::Remote && self.name != "overlay"
+    }
+
     /// Something worth knowing that is no warning.
     pub fn remark(&self) -> Option<String> {
         (self.note == Note::Remote).then(|| {

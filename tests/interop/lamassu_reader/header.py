@@ -30,7 +30,7 @@ TOKEN_MECHANISMS = ("rsa-oaep-sha256", "rsa-oaep-sha1", "aes-gcm")
 _ZONE = {"format", "version", "features", "id", "suite", "block_size", "created", "next_slot", "slots", "keychain", "mac"}
 _VAULT = _ZONE | {"zone", "reserved_slots", "names", "name_max", "small_files"}
 _SLOT = {"id", "kind", "label", "created", "salt", "nonce", "wrapped"}
-_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "integrity", "cache", "destroyed"}  # members that a vault may have
+_OF_VAULTS = {"admin", "domain", "history", "read_only", "datasets", "anchored", "integrity", "cache", "destroyed"}  # members that a vault may have
 _OF_ZONES = {"pins"}  # members that a zone may have
 _OF_SLOTS = {"expires"}  # members that a slot may have
 
@@ -243,7 +243,7 @@ def parse(data: bytes, source: KeySource | ParentKeys, where: Where) -> Header:
     if sj.integer(obj.get("version"), 0, sj.U64, f"{w}: version") != 1:
         raise Refused(f"{w}: version", f"version {obj['version']}, this reader knows 1")
     m = sj.members(obj, _ZONE | _optional(obj, _OF_ZONES) if is_zone else _VAULT | _optional(obj, _OF_VAULTS), w)
-    for flag in ("read_only", "datasets"):
+    for flag in ("read_only", "datasets", "anchored"):
         if m.get(flag, True) is not True:
             raise Refused(f"{w}: {flag}", "neither true nor left out")
     for name, values in (("integrity", ("full", "metadata")), ("cache", ("mount", "none"))):

@@ -34,6 +34,8 @@ pub struct FileCommit {
     pub size: u64,
     /// A second page 0 that is as good.
     pub twin: Option<Digest>,
+    /// The root over its blocks, where it has one and is clean.
+    pub blocks: Option<Digest>,
     /// The session that wrote its pages last, and the highest sequence that the barrier covered. `None`: no page with a
     /// stamp was written since its row was read, so that it is clean.
     pub window: Option<Window>,
@@ -133,6 +135,7 @@ impl Anchor {
         let file = row.file_mut().ok_or(AnchorError::Unknown { object })?;
         refuse_disorder(file, &commit)?;
         (file.root, file.size, file.twin) = (commit.root, commit.size, commit.twin);
+        file.blocks = commit.blocks.filter(|_| commit.is_clean);
         // What is held besides is of an earlier root.
         let held = held_of(&*self.table, state, object)?;
         let mut held: BTreeMap<_, _> = held.into_iter().map(|record| (record, None)).collect();

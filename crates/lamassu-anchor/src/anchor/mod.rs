@@ -7,6 +7,7 @@
 //! | `files` | files: opened for changes, committed (A1 to A8) |
 //! | `accept` | what a person decides |
 //! | `replace` | records, targets, attributes: replaced whole |
+//! | `vault` | the vault's header and history |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
@@ -17,11 +18,13 @@ mod accept;
 mod files;
 mod names;
 mod replace;
+mod vault;
 
 pub use accept::Decided;
 pub use files::{FileCommit, Opening};
 pub use names::{Made, Removal, Renamed};
 pub use replace::{Replacing, SealedPart, Seen};
+pub use vault::HeaderBasis;
 
 use crate::queue::{Layer, Mark, Scope, VAULT_KEY, behind_object, decode_digests, entry_key, number_of, object_key};
 use crate::row::{Entry, EntryPlace, Intent, Row, VaultRow};
@@ -121,6 +124,11 @@ impl Anchor {
     /// Children of a tree record.
     pub fn degree(&self) -> usize {
         self.degree
+    }
+
+    /// Whether files have a root over their blocks, too.
+    pub fn has_blocks(&self) -> bool {
+        self.state.lock().vault.blocks
     }
 
     /// What is known of the vault.

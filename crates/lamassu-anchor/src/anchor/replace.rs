@@ -235,6 +235,7 @@ mod tests {
             next_intent: 1,
             session: 0,
             degree_log2: 4,
+            blocks: false,
             tokens: TokenKey::new([1; 32]),
             header: Sealed::Nothing,
             history: (0, Digest::NONE),

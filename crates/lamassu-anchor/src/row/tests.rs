@@ -26,8 +26,9 @@ fn file_row() -> impl Strategy<Value = FileRow> {
         .prop_map(|(session, covered, from)| Cut { after: Window { session, covered }, from: PageNo(from) });
     let open = (id, windows(), proptest::option::of(cut));
     let open = open.prop_map(|(file, windows, cut)| Open { file, windows, cut });
-    let parts = (any::<[u8; 32]>(), any::<u64>(), proptest::option::of(digest()), proptest::option::of(open));
-    parts.prop_map(|(root, size, twin, open)| FileRow { root: Digest(root), size, twin, open })
+    let digests = || proptest::option::of(digest());
+    let parts = (any::<[u8; 32]>(), any::<u64>(), digests(), digests(), proptest::option::of(open));
+    parts.prop_map(|(root, size, twin, blocks, open)| FileRow { root: Digest(root), size, twin, blocks, open })
 }
 
 fn content() -> impl Strategy<Value = Content> {
@@ -78,6 +79,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
                     next_intent,
                     session,
                     degree_log2,
+                    blocks: session % 2 == 1,
                     tokens: TokenKey::new(tokens),
                     header,
                     history: (count, Digest(head)),
@@ -126,7 +128,7 @@ proptest! {
 
 #[test]
 fn the_row_of_a_plain_file_is_small() {
-    let content = Content::File(FileRow { root: Digest([7; 32]), size: 100_000, twin: None, open: None });
+    let content = Content::File(FileRow { root: Digest([7; 32]), size: 100_000, twin: None, blocks: None, open: None });
     let row = Row { mode: 0o644, uid: 1000, gid: 1000, links: 1, content, attributes: Sealed::Nothing };
     let entry = Entry { kind: ObjectKind::File, object: ObjectId(1 << 20) };
     // Keys: 8 bytes of an object, 24 of an entry.

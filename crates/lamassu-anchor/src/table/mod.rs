@@ -4,7 +4,7 @@ mod memory;
 mod on_disk;
 
 pub use memory::MemoryTable;
-pub use on_disk::{DiskTable, FILE_MODE};
+pub use on_disk::{DiskTable, FILE_MODE, Readers};
 
 use crate::AnchorError;
 use std::ops::ControlFlow;

@@ -92,4 +92,9 @@ pub trait Header: Sized + PartialEq + std::fmt::Debug + sealed::Members {
     fn destroyed(&self) -> Option<Destroyed> {
         None
     }
+
+    /// Whether something outside the store remembers its newest state. No zone's is.
+    fn is_anchored(&self) -> bool {
+        false
+    }
 }

@@ -75,6 +75,7 @@ pub struct VaultHeader {
     params: VaultParams,
     read_only: bool,
     datasets: bool,
+    anchored: bool,
     integrity: Option<Verified>,
     cache: Option<Caching>,
     destroyed: Option<Destroyed>,
@@ -84,7 +85,8 @@ pub struct VaultHeader {
 impl VaultHeader {
     /// A header of its parts. Bounds are checked when it is written.
     pub fn new(params: VaultParams, keys: KeyArea) -> Self {
-        VaultHeader { params, read_only: false, datasets: false, integrity: None, cache: None, destroyed: None, keys }
+        let (read_only, datasets, anchored) = (false, false, false);
+        VaultHeader { params, read_only, datasets, anchored, integrity: None, cache: None, destroyed: None, keys }
     }
 
     /// The header of a snapshot of this vault.
@@ -116,11 +118,21 @@ impl VaultHeader {
         self.datasets
     }
 
-    /// This header with another's settings: datasets allowed or not, integrity and caching.
+    /// Whether something outside the store remembers its newest state, so that nothing is believed without it.
+    pub fn is_anchored(&self) -> bool {
+        self.anchored
+    }
+
+    /// Says that it is anchored from now on. This is never taken back: whoever could would put older states back.
+    pub fn set_anchored(&mut self) {
+        self.anchored = true;
+    }
+
+    /// This header with another's settings: datasets allowed or not, anchored or not, integrity and caching.
     #[must_use]
     pub fn alike(self, other: &VaultHeader) -> Self {
-        let VaultHeader { datasets, integrity, cache, .. } = *other;
-        VaultHeader { datasets, integrity, cache, ..self }
+        let VaultHeader { datasets, anchored, integrity, cache, .. } = *other;
+        VaultHeader { datasets, anchored, integrity, cache, ..self }
     }
 
     /// Allows datasets from now on. This is never taken back: datasets that are skipped would look like damage.
@@ -220,6 +232,7 @@ impl Members for VaultHeader {
             created: p.created,
             read_only: self.read_only.then_some(true),
             datasets: self.datasets.then_some(true),
+            anchored: self.anchored.then_some(true),
             integrity: self.integrity.map(|v| v.name().into()),
             cache: self.cache.map(|c| c.name().into()),
             destroyed: self.destroyed.as_ref().map(WireDestroyed::of),
@@ -273,6 +286,7 @@ impl Header for VaultHeader {
             Some(false) => Err(member(name, "true, or left out")),
         };
         let (read_only, datasets) = (flag(w.read_only, "read_only")?, flag(w.datasets, "datasets")?);
+        let anchored = flag(w.anchored, "anchored")?;
         let integrity = match w.integrity.as_deref().map(Verified::from_name) {
             Some(None) => return Err(member("integrity", "\"full\" or \"metadata\"")),
             known => known.flatten(),
@@ -281,7 +295,8 @@ impl Header for VaultHeader {
             Some(None) => return Err(member("cache", "\"mount\" or \"none\"")),
             known => known.flatten(),
         };
-        Ok(VaultHeader { params, read_only, datasets, integrity, cache, destroyed, keys: keys.parse()? })
+        let keys = keys.parse()?;
+        Ok(VaultHeader { params, read_only, datasets, anchored, integrity, cache, destroyed, keys })
     }
 
     fn keys(&self) -> &KeyArea {
@@ -298,6 +313,10 @@ impl Header for VaultHeader {
 
     fn destroyed(&self) -> Option<Destroyed> {
         self.destroyed
+    }
+
+    fn is_anchored(&self) -> bool {
+        self.anchored
     }
 }
 

@@ -64,6 +64,8 @@ pub struct WireVault {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub datasets: Option<bool>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    pub anchored: Option<bool>,
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub integrity: Option<String>,
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,

@@ -264,8 +264,14 @@ fn anchor_rows(seeds: &mut Seeds) {
     let cut = Some(Cut { after: window, from: lamassu_format::PageNo(2) });
     let open = Open { file: lamassu_format::FileId([3; 16]), windows: [window].into_iter().collect(), cut };
     let contents = [
-        Content::File(FileRow { root: digest(1), size: 5000, twin: Some(digest(2)), open: None }),
-        Content::File(FileRow { root: digest(1), size: 1 << 40, twin: None, open: Some(open) }),
+        Content::File(FileRow {
+            root: digest(1),
+            size: 5000,
+            twin: Some(digest(2)),
+            blocks: Some(digest(3)),
+            open: None,
+        }),
+        Content::File(FileRow { root: digest(1), size: 1 << 40, twin: None, blocks: None, open: Some(open) }),
         Content::Dir { record: Sealed::Is(digest(4)), parent: ObjectId(1), name },
         Content::Link(Sealed::Becomes { old: digest(4), new: digest(5) }),
         Content::Char(0x501),
@@ -281,6 +287,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         next_intent: 4,
         session: 7,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Is(digest(7)),
         history: (3, digest(8)),
@@ -291,5 +298,27 @@ fn anchor_rows(seeds: &mut Seeds) {
     rows.push((2, Intent::Remove { at: place(1), was }.encode()));
     rows.push((2, Intent::Move { from: place(1), to: place(2) }.encode()));
     rows.push((3, vault.encode()));
+    anchor_exports(seeds, &vault, &rows);
     seeds.entry("anchor_row").or_default().extend(rows.into_iter().map(|(kind, bytes)| [&[kind][..], &bytes].concat()));
+}
+
+/// An export of these rows, and one that begins like an export and goes on like a row of the vault.
+fn anchor_exports(seeds: &mut Seeds, vault: &lamassu_anchor::VaultRow, rows: &[(u8, Vec<u8>)]) {
+    use lamassu_anchor::export::Writer;
+    use lamassu_anchor::table::Space;
+    let of = |kind| rows.iter().filter(move |(of, _)| *of == kind).map(|(_, bytes)| bytes.as_slice()).zip(1_u64..);
+    let key = |number: u64, more: &[u8]| [&number.to_be_bytes()[..], more].concat();
+    let digests = [9; 16 * 32];
+    let mut all = vec![(Space::Vault, b"vault".to_vec(), vault.encode())];
+    all.extend(of(0).map(|(row, number)| (Space::Objects, key(number, &[]), row.to_vec())));
+    all.push((Space::Open, key(2, &[]), Vec::new()));
+    all.extend(of(1).map(|(entry, number)| (Space::Entries, key(number, &[5; 16]), entry.to_vec())));
+    all.push((Space::Held, key(2, &key(0, &[])), digests.to_vec()));
+    all.extend(of(2).map(|(intent, number)| (Space::Intents, key(number, &[]), intent.to_vec())));
+    let mut export = Vec::new();
+    let mut writer = Writer::begin(&mut export, vault).unwrap();
+    all.iter().for_each(|(space, key, value)| writer.row(*space, key, value).unwrap());
+    writer.end(&lamassu_crypto::Secret::new(&mut [3; 32])).unwrap();
+    let made_up = [&export[..40], &vault.encode()].concat();
+    seeds.entry("anchor_export").or_default().extend([export, made_up]);
 }

@@ -8,6 +8,7 @@ use super::counters::Counted;
 use crate::{Error, FaultKind};
 use lamassu_keys::Tier;
 use lamassu_vault::Rekeyed;
+pub use lamassu_vault::event::Counts as IntegrityCounts;
 use serde::{Deserialize, Serialize};
 
 /// The longest request and the longest answer, bytes: what every transport carries.
@@ -247,6 +248,8 @@ pub struct Status {
     pub open_files: usize,
     /// what the whole server did since it started, by operation; those that were never done are left out
     pub operations: Vec<Counted>,
+    /// what the whole server found not to be as it was written, since it started
+    pub integrity: IntegrityCounts,
 }
 
 /// A key that seals one parcel.

@@ -4,6 +4,10 @@
 //! lock of those who change the header: it is held by flock(2) from before the header is read until it is replaced, so
 //! no change is lost; the kernel drops the lock of a program that dies.
 //!
+//! No header of a vault is put in place without its [`Witness`]: where something outside the store remembers which one
+//! is the newest, it knows durably of the change before the store does, and a change that was made to an older header
+//! is refused.
+//!
 //! What is replaced is overwritten where it lies ([`erase`]): a removed slot, or a destroyed key, must not be left in
 //! blocks that the file system has merely forgotten.
 //!
@@ -13,7 +17,8 @@
 pub mod erase;
 mod steps;
 
-use lamassu_format::header::{HEADER_MAX, Header, HeaderError};
+use crate::witness::{self, Basis, Replacement, Witness, WitnessError};
+use lamassu_format::header::{HEADER_MAX, Header, HeaderError, HistoryMark};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -21,6 +26,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use steps::Steps;
 
 /// Permissions of a new header: it holds no key in the clear, yet lets its readers guess at passphrases.
@@ -60,6 +66,14 @@ pub enum FileError {
         path: PathBuf,
         /// why
         source: HeaderError,
+    },
+    /// Whatever remembers the newest header says no, or cannot remember a newer one.
+    #[error("{path:?}: {source}")]
+    Witness {
+        /// the file
+        path: PathBuf,
+        /// of the witness
+        source: WitnessError,
     },
     /// The store failed, or does not let this user read.
     #[error("cannot {op} {path:?}: {source}")]
@@ -164,15 +178,22 @@ pub struct Update {
     committed: bool,
     /// of the header that is put in place
     id: [u8; 16],
+    witness: Arc<dyn Witness>,
+    /// the header that was read, which the new one is made of
+    basis: OnceLock<[u8; 32]>,
+    /// a person has decided which header it shall be
+    is_decided: bool,
+    /// how far the history goes with the entries of this change
+    recorded: OnceLock<HistoryMark>,
 }
 
 impl Update {
     /// Takes the right to change or make the header at `path`. Read the header after this, not before. Waits for
-    /// nobody.
+    /// nobody. `witness`: what remembers the newest header of a vault; [`witness::nobody`] of a zone file.
     ///
     /// # Errors
     /// [`FileError::Busy`], [`FileError::Write`].
-    pub fn begin(path: &Path) -> Result<Self, FileError> {
+    pub fn begin(path: &Path, witness: &Arc<dyn Witness>) -> Result<Self, FileError> {
         const ATTEMPTS_MAX: usize = 16;
         // A zone file may be a symbolic link: what it points to is replaced, not the link.
         let path = match lies_in_the_store(path) {
@@ -194,7 +215,21 @@ impl Update {
                 // on a file that is no longer there.
                 None => {}
                 // Not every file system counts names.
-                Some(0 | 1) => return Ok(Update { path, new_path, new_file, committed: false, id: [0; 16] }),
+                Some(0 | 1) => {
+                    let (witness, basis) = (witness.clone(), OnceLock::new());
+                    let (committed, id, is_decided, recorded) = (false, [0; 16], false, OnceLock::new());
+                    return Ok(Update {
+                        path,
+                        new_path,
+                        new_file,
+                        committed,
+                        id,
+                        witness,
+                        basis,
+                        is_decided,
+                        recorded,
+                    });
+                }
                 // No update gives its file a second name, so this one is somebody else's, linked here by whoever can
                 // write to the store, and must not be overwritten. With the lock on it, nobody else puts a file of
                 // theirs into this place meanwhile.
@@ -218,7 +253,44 @@ impl Update {
     /// # Errors
     /// [`FileError`].
     pub fn read<H: Header>(&self) -> Result<H, FileError> {
-        read(&self.path)
+        let header: H = read(&self.path)?;
+        let digest =
+            witness::digest(&header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
+        // What was read first is what the change is made to.
+        self.basis.get_or_init(|| digest);
+        Ok(header)
+    }
+
+    /// The header that is put in place is a person's decision, whatever is there now.
+    #[must_use]
+    pub fn decided(mut self) -> Update {
+        self.is_decided = true;
+        self
+    }
+
+    /// The history goes so far now, durably.
+    pub(crate) fn history_goes_to(&self, mark: HistoryMark) {
+        // One change is recorded once.
+        self.recorded.get_or_init(|| mark);
+    }
+
+    /// What remembers the newest header.
+    pub(crate) fn witness(&self) -> &Arc<dyn Witness> {
+        &self.witness
+    }
+
+    /// Tells the witness, durably, what is about to be put in place.
+    fn announce<H: Header>(&self, header: &H) -> Result<[u8; 32], FileError> {
+        let new = witness::digest(header).map_err(|source| FileError::Header { path: shown(&self.path), source })?;
+        let basis = match self.basis.get() {
+            Some(read) if !self.is_decided => Basis::Read(*read),
+            Some(_) | None => Basis::Decided,
+        };
+        let (id, is_anchored, history) = (header.keys().id, header.is_anchored(), self.recorded.get().copied());
+        let replacement = Replacement { id, is_anchored, basis, new, history };
+        let noted = if H::IS_VAULT { self.witness.replacing(&replacement) } else { Ok(()) };
+        noted.map_err(|source| FileError::Witness { path: shown(&self.path), source })?;
+        Ok(new)
     }
 
     /// Writes a header where there is none.
@@ -324,7 +396,15 @@ impl Update {
         self.new_file
             .set_permissions(std::fs::Permissions::from_mode(mode))
             .map_err(writing("set permissions of", new))?;
-        steps(&mut self, &json)
+        let new = self.announce(header)?;
+        steps(&mut self, &json)?;
+        // The change was made. A witness that still takes both headers for the newest finds out when it is asked next.
+        if H::IS_VAULT
+            && let Err(error) = self.witness.replaced(&self.id, &new)
+        {
+            tracing::warn!(%error, "that the header was replaced is not noted yet");
+        }
+        Ok(())
     }
 }
 

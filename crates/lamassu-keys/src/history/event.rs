@@ -42,6 +42,14 @@ pub enum EventKind {
     DatasetDestroyed,
     /// a clone or snapshot was made
     Cloned,
+    /// the vault got an anchor, later than it was made
+    Anchored,
+    /// its anchor was made anew of what the store showed
+    AnchorRebuilt,
+    /// what the store showed was taken for the newest
+    AnchorAccepted,
+    /// an older anchor was put in the place of a newer one
+    AnchorReplaced,
     /// every slot was erased
     KeyDestroyed,
     /// a history that did not verify was set aside, and this one begun
@@ -69,6 +77,10 @@ impl EventKind {
             EventKind::DatasetChanged => "dataset-changed",
             EventKind::DatasetDestroyed => "dataset-destroyed",
             EventKind::Cloned => "cloned",
+            EventKind::Anchored => "anchored",
+            EventKind::AnchorRebuilt => "anchor-rebuilt",
+            EventKind::AnchorAccepted => "anchor-accepted",
+            EventKind::AnchorReplaced => "anchor-replaced",
             EventKind::KeyDestroyed => "key-destroyed",
             EventKind::Restarted => "restarted",
         }

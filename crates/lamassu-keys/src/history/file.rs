@@ -84,6 +84,22 @@ impl History {
         History { path: dir.join(name::HISTORY), ..self }
     }
 
+    /// How far it goes at least.
+    pub fn mark(&self) -> Option<HistoryMark> {
+        self.mark
+    }
+
+    /// Whether it verifies, and goes at least as far as somebody remembers.
+    ///
+    /// # Errors
+    /// As [`History::read`].
+    pub fn goes_to(&self, remembered: HistoryMark) -> Result<bool, HistoryError> {
+        match self.open(false)? {
+            Some(file) => Ok(self.scan_to(&file, Some(remembered), drop)?.fault.is_none()),
+            None => Ok(remembered.count == 0),
+        }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -217,8 +233,17 @@ impl History {
         }
     }
 
-    fn scan(&self, file: &File, mut each: impl FnMut(Entry)) -> Result<Scanned, HistoryError> {
-        let (mark, mut seen) = (self.mark, None);
+    fn scan(&self, file: &File, each: impl FnMut(Entry)) -> Result<Scanned, HistoryError> {
+        self.scan_to(file, self.mark, each)
+    }
+
+    fn scan_to(
+        &self,
+        file: &File,
+        mark: Option<HistoryMark>,
+        mut each: impl FnMut(Entry),
+    ) -> Result<Scanned, HistoryError> {
+        let mut seen = None;
         let mut input = BufReader::new(file);
         input.rewind().map_err(self.failed("read"))?;
         let walked = chain::walk(input, &self.key, &self.id, |entry, link| {

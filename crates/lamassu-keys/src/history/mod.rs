@@ -87,6 +87,7 @@ impl Update {
         keys.may_change(header)?;
         let dir = self.path().parent().unwrap_or(Path::new("."));
         let mark: HistoryMark = keys.history(dir, header)?.append(events)?;
+        self.history_goes_to(mark);
         keys.set_mark(header, mark)
     }
 }

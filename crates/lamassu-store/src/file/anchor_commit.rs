@@ -27,7 +27,11 @@ impl Core {
             true => 0,
             false => st.last_page(self.geo()).0 + 1,
         };
-        fresh.commit(&*self.backing, pages, st.sizes.stored(), twin, is_done)
+        // A7: what carries no stamp is clean.
+        let is_clean = is_done || !fresh.has_stamped();
+        // Of a file that goes on changing the root over blocks would soon be another.
+        let blocks = if is_clean { self.block_root(st).unwrap_or_default() } else { None };
+        fresh.commit(&*self.backing, pages, st.sizes.stored(), (twin, blocks), is_clean)
     }
 
     /// A6: the digest of the convergent page that settling will write.

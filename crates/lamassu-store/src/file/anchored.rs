@@ -14,8 +14,17 @@ use std::sync::Arc;
 
 /// Where the tree records of files lie: a cache, believed in nothing.
 pub trait Trees: Send + Sync {
-    /// Those of a file.
-    fn records(&self, object: ObjectId) -> Arc<dyn Records>;
+    /// Those of one of a file's trees.
+    fn records(&self, object: ObjectId, of: TreeOf) -> Arc<dyn Records>;
+}
+
+/// What a tree of a file is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TreeOf {
+    /// Its pages.
+    Pages,
+    /// Its blocks, as they lie in the store.
+    Blocks,
 }
 
 /// What a file is whose last pages no commit of the anchor covers.
@@ -26,8 +35,10 @@ pub(super) struct ClosedFile {
     pub size: u64,
     /// The session that wrote its pages last, and the highest sequence. `None`: no page with a stamp.
     pub last: Option<Window>,
+    /// The root over its blocks, where that is known.
+    pub blocks: Option<Digest>,
     /// Tells it from the same file, closed again.
-    number: u64,
+    pub number: u64,
 }
 
 #[derive(Default)]
@@ -41,6 +52,7 @@ pub struct AnchoredFiles {
     anchor: Arc<Anchor>,
     trees: Arc<dyn Trees>,
     shape: Shape,
+    has_blocks: bool,
     closed: Mutex<Closed>,
 }
 
@@ -60,7 +72,8 @@ impl AnchoredFiles {
     pub fn new(anchor: Arc<Anchor>, trees: Arc<dyn Trees>) -> Arc<AnchoredFiles> {
         // A degree that no tree has is refused with the row of the vault.
         let shape = Shape::new(anchor.degree()).unwrap_or_default();
-        Arc::new(AnchoredFiles { anchor, trees, shape, closed: Mutex::default() })
+        let has_blocks = anchor.has_blocks();
+        Arc::new(AnchoredFiles { anchor, trees, shape, has_blocks, closed: Mutex::default() })
     }
 
     /// The anchor.
@@ -72,8 +85,12 @@ impl AnchoredFiles {
         self.shape
     }
 
-    pub(super) fn records(&self, object: ObjectId) -> Arc<dyn Records> {
-        self.trees.records(object)
+    pub(super) fn has_blocks(&self) -> bool {
+        self.has_blocks
+    }
+
+    pub(super) fn records(&self, object: ObjectId, of: TreeOf) -> Arc<dyn Records> {
+        self.trees.records(object, of)
     }
 
     /// To be called before a barrier of the whole store: the files that were closed until now, with pages that no
@@ -91,8 +108,9 @@ impl AnchoredFiles {
         for (object, number) in closed.0 {
             let closed = &mut *self.closed.lock();
             let Some(file) = closed.files.get(&object).filter(|file| file.number == number) else { continue };
-            let ClosedFile { root, size, last, .. } = *file;
-            let commit = FileCommit { object, root, size, twin: None, window: last, held: Vec::new(), is_clean: true };
+            let ClosedFile { root, size, last: window, blocks, .. } = *file;
+            let held = Vec::new();
+            let commit = FileCommit { object, root, size, twin: None, blocks, window, held, is_clean: true };
             match self.anchor.commit_file(commit) {
                 // It is removed.
                 Ok(()) | Err(AnchorError::Unknown { .. }) => drop(closed.files.remove(&object)),
@@ -103,10 +121,10 @@ impl AnchoredFiles {
     }
 
     /// Remembers a file that is closed.
-    pub(super) fn remember(&self, object: ObjectId, root: Digest, pages: u64, size: u64, last: Option<Window>) {
+    pub(super) fn remember(&self, object: ObjectId, file: ClosedFile) {
         let closed = &mut *self.closed.lock();
         closed.numbers += 1;
-        closed.files.insert(object, ClosedFile { root, pages, size, last, number: closed.numbers });
+        closed.files.insert(object, ClosedFile { number: closed.numbers, ..file });
     }
 
     /// What is remembered of a file that is opened; a writer takes it over.

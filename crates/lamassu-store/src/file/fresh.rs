@@ -11,7 +11,8 @@
 //!
 //! The lock here is taken with or without that of the file's state, and never held while the anchor is waited for.
 
-use super::anchored::AnchoredFiles;
+use super::anchored::{AnchoredFiles, ClosedFile, TreeOf};
+use super::blocks::BlockTree;
 use super::types::{Damage, DamageKind, StoreError};
 use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError, leaf_digest};
@@ -88,6 +89,8 @@ pub(super) struct Known {
     last: Option<Window>,
     /// Pages were written, or taken over, since the last commit.
     is_ahead: bool,
+    /// The tree over its blocks, in vaults that have one.
+    pub blocks: BlockTree,
 }
 
 impl Known {
@@ -123,7 +126,7 @@ impl Fresh {
         let pages = if row.root.is_none() { 0 } else { geometry.last_page(row.size).0 + 1 };
         let (root, pages) = remembered.as_ref().map_or((row.root, pages), |closed| (closed.root, closed.pages));
         let known = Known {
-            tree: Tree::new(files.shape(), root, pages, files.records(object), CLEAN_RECORDS_LEN),
+            tree: Tree::new(files.shape(), root, pages, files.records(object, TreeOf::Pages), CLEAN_RECORDS_LEN),
             size: match (&remembered, &row.open) {
                 (Some(closed), _) => Some(closed.size),
                 (None, None) => Some(row.size),
@@ -136,9 +139,28 @@ impl Fresh {
             held: BTreeSet::new(),
             last: remembered.as_ref().and_then(|closed| closed.last),
             is_ahead: remembered.is_some(),
+            blocks: BlockTree::default(),
             row,
         };
-        Ok(Fresh { files, object, geometry, known: Mutex::new(known) })
+        let blocks = match &remembered {
+            Some(closed) => closed.blocks,
+            None => known.row.blocks.filter(|_| known.row.open.is_none()),
+        };
+        let size = known.size.unwrap_or_default();
+        let fresh = Fresh { files, object, geometry, known: Mutex::new(known) };
+        let tree = blocks.map(|root| fresh.block_tree(root, geometry.end_block(size).0));
+        fresh.known.lock().blocks.tree = tree;
+        Ok(fresh)
+    }
+
+    /// The tree over blocks, of which nothing is known.
+    pub fn new_block_tree(&self) -> Tree {
+        self.block_tree(Digest::NONE, 0)
+    }
+
+    fn block_tree(&self, root: Digest, blocks: u64) -> Tree {
+        let records = self.files.records(self.object, TreeOf::Blocks);
+        Tree::new(self.files.shape(), root, blocks, records, CLEAN_RECORDS_LEN)
     }
 
     pub fn known(&self) -> MutexGuard<'_, Known> {
@@ -310,6 +332,9 @@ impl Fresh {
         known.tree.set(page, digest, &leaves).map_err(|error| self.failed(error))?;
         known.last = window.or(known.last);
         known.is_ahead = true;
+        if known.blocks.tree.is_some() {
+            known.blocks.changed.insert(page);
+        }
         Ok(NotedWrite { page, before, digest })
     }
 
@@ -342,8 +367,15 @@ impl Fresh {
     /// All pages are gone, also those that were not what the tree says.
     pub fn clear(&self) {
         let known = &mut *self.known.lock();
-        known.tree = Tree::new(self.files.shape(), Digest::NONE, 0, self.files.records(self.object), CLEAN_RECORDS_LEN);
+        known.tree = Tree::new(
+            self.files.shape(),
+            Digest::NONE,
+            0,
+            self.files.records(self.object, TreeOf::Pages),
+            CLEAN_RECORDS_LEN,
+        );
         known.is_ahead = true;
+        known.blocks = BlockTree::default();
         known.doubtful.clear();
         known.in_flight.clear();
     }
@@ -360,26 +392,30 @@ impl Fresh {
         known.in_flight.is_empty() && known.doubtful.is_empty()
     }
 
+    /// Whether pages with a stamp were written since the file was clean.
+    pub fn has_stamped(&self) -> bool {
+        self.known.lock().last.is_some()
+    }
+
     /// A4: queues what the file is, as of a barrier that has covered every page of it. `pages`: how many it has;
-    /// `twin`: the digest of the convergent page that comes next; `is_done`: no other page is about to be written.
+    /// `twin`: the digest of the convergent page that comes next; `blocks`: the root over its blocks; `is_clean`: no other page is about to be written (A7).
     pub fn commit(
         &self,
         backing: &dyn BackendFile,
         pages: u64,
         size: u64,
-        twin: Option<Digest>,
-        is_done: bool,
+        (twin, blocks): (Option<Digest>, Option<Digest>),
+        is_clean: bool,
     ) -> Result<(), StoreError> {
         let known = &mut *self.known.lock();
         if known.tree.pages() > pages {
             known.tree.truncate(pages, &self.pages(backing)).map_err(|error| self.failed(error))?;
         }
         let sealed = known.tree.seal();
-        let is_clean = is_done || known.last.is_none();
         let window = known.last;
         let held: Vec<_> = if is_clean { Vec::new() } else { sealed.changed.into_iter().collect() };
         let records: Vec<RecordNo> = held.iter().map(|(record, _)| *record).collect();
-        let commit = FileCommit { object: self.object, root: sealed.root, size, twin, window, held, is_clean };
+        let commit = FileCommit { object: self.object, root: sealed.root, size, twin, blocks, window, held, is_clean };
         match self.files.anchor().commit_file(commit) {
             Err(AnchorError::Unknown { .. }) => return Ok(()), // it is removed
             done => done?,
@@ -400,10 +436,11 @@ impl Fresh {
     }
 
     /// The file is closed as it is: what no commit covers is remembered, records go to their file.
-    pub fn remember(&self, size: u64) {
+    pub fn remember(&self, size: u64, blocks: Option<Digest>) {
         let known = &mut *self.known.lock();
         let sealed = known.tree.seal();
         known.tree.committed();
-        self.files.remember(self.object, sealed.root, sealed.pages, size, known.last);
+        let (root, pages, last) = (sealed.root, sealed.pages, known.last);
+        self.files.remember(self.object, ClosedFile { root, pages, size, last, blocks, number: 0 });
     }
 }

@@ -29,6 +29,7 @@ mod anchor_commit;
 mod anchored;
 mod barrier;
 mod block;
+mod blocks;
 mod check;
 mod ciphertext;
 mod commit;
@@ -44,6 +45,7 @@ mod read;
 mod recover;
 mod rekey;
 mod round;
+mod scrub;
 mod seek;
 mod session;
 mod settle;
@@ -53,10 +55,11 @@ mod survey;
 mod types;
 mod write;
 
-pub use anchored::{AnchoredFiles, ClosedFiles, Trees};
+pub use anchored::{AnchoredFiles, ClosedFiles, TreeOf, Trees};
 pub use block::wipe_spare;
 pub use presealed::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
+pub use scrub::{FileScrub, ScrubContext};
 pub use session::{Ended, SessionKeeper, Sessions, Standing};
 pub use state::Mark;
 pub use survey::Surveyed;
@@ -477,7 +480,9 @@ impl Drop for File {
         if let Some(fresh) =
             self.core.fresh.as_ref().filter(|fresh| is_settled && fresh.is_ahead() && fresh.is_certain())
         {
-            fresh.remember(st.sizes.stored());
+            // Without it a scrub without keys verifies less of the file.
+            let blocks = self.core.block_root(st).unwrap_or_default();
+            fresh.remember(st.sizes.stored(), blocks);
         }
     }
 }

@@ -120,6 +120,13 @@ impl Tree {
         }
     }
 
+    /// Makes it span at least so many pages, absent ones at its end.
+    pub fn extend_to(&mut self, pages: u64) {
+        if pages > self.pages {
+            self.grow(pages);
+        }
+    }
+
     /// How many pages it spans.
     pub fn pages(&self) -> u64 {
         self.pages

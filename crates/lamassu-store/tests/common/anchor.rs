@@ -5,7 +5,9 @@ use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{
     Anchor, AnchorError, Digest, EntryPlace, Made, Mark, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
 };
-use lamassu_store::file::{AnchoredFiles, Trees};
+use lamassu_format::Geometry;
+use lamassu_format::tree::Shape;
+use lamassu_store::file::{AnchoredFiles, ScrubContext, TreeOf, Trees};
 use lamassu_store::integrity::{MemoryRecords, Records};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -41,11 +43,11 @@ impl Table for RecordedTable {
 
 /// Tree records that a crash keeps, loses, or has kept from before.
 #[derive(Clone, Default)]
-pub struct MemoryTrees(Arc<Mutex<BTreeMap<ObjectId, Arc<MemoryRecords>>>>);
+pub struct MemoryTrees(Arc<Mutex<BTreeMap<(ObjectId, TreeOf), Arc<MemoryRecords>>>>);
 
 impl Trees for MemoryTrees {
-    fn records(&self, object: ObjectId) -> Arc<dyn Records> {
-        self.0.lock().expect("no panic").entry(object).or_default().clone()
+    fn records(&self, object: ObjectId, of: TreeOf) -> Arc<dyn Records> {
+        self.0.lock().expect("no panic").entry((object, of)).or_default().clone()
     }
 }
 
@@ -77,6 +79,7 @@ fn vault_row(degree_log2: u8) -> VaultRow {
         next_intent: 0,
         session: 0,
         degree_log2,
+        blocks: degree_log2 == 4,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
@@ -87,6 +90,10 @@ fn vault_row(degree_log2: u8) -> VaultRow {
 impl AnchorSide {
     /// A new anchor. The file's entry is durable, or is yet to be.
     pub fn new(position: Position, degree_log2: u8, is_durable: bool) -> AnchorSide {
+        AnchorSide::with_trees(position, degree_log2, is_durable, MemoryTrees::default())
+    }
+
+    pub fn with_trees(position: Position, degree_log2: u8, is_durable: bool, trees: MemoryTrees) -> AnchorSide {
         let table = Arc::new(RecordedTable { inner: MemoryTable::default(), position, copies: Mutex::default() });
         let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
         let root = Row { content, ..row() };
@@ -95,7 +102,6 @@ impl AnchorSide {
         if is_durable {
             anchor.commit(anchor.mark()).expect("commits");
         }
-        let trees = MemoryTrees::default();
         let files = AnchoredFiles::new(anchor, Arc::new(trees.clone()));
         AnchorSide { files, table, trees, object }
     }
@@ -190,4 +196,10 @@ fn rewritten(table: &MemoryTable, change: impl Fn(&mut FileRow)) -> MemoryTable 
         }
         Some(row.encode())
     })
+}
+
+/// A scrub without keys, and without the tree records of before.
+pub fn scrub(geometry: &Geometry, anchor: &Anchor) -> ScrubContext {
+    let shape = Shape::new(anchor.degree()).expect("a degree");
+    ScrubContext { geometry: *geometry, shape, trees: Arc::new(MemoryTrees::default()) }
 }

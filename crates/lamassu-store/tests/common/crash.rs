@@ -371,8 +371,14 @@ impl Crash<'_> {
         files.anchor().commit(Mark::NOTHING).map_err(|e| format!("commit: {e}"))?;
         let next: Arc<AnchoredFiles> = anchor::open(table.clone(), MemoryTrees::default());
         let row = next.anchor().row(anchor::OBJECT).map_err(|e| format!("row: {e}"))?;
-        if row.file().is_none_or(|file| file.open.is_some()) {
+        let Some(file) = row.file().filter(|file| file.open.is_none()) else {
             return Err(format!("the row stays open: {row:?}"));
+        };
+        let scrub = anchor::scrub(&self.ctx.geometry, next.anchor());
+        let found = scrub.file(&*raw(store), anchor::OBJECT, file, &mut |_| {}).map_err(|e| format!("scrub: {e}"))?;
+        let is_clean = found.stale_pages.count + found.stale_blocks.count + found.open_pages == 0;
+        if !is_clean || found.has_blocks != next.anchor().has_blocks() {
+            return Err(format!("scrub: {found:?}"));
         }
         Ok(Some(self.setup.context_with(Some(next))))
     }

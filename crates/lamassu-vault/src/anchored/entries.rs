@@ -3,6 +3,7 @@
 use super::object_kind;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::{Link, StoreId};
 use crate::target::hold;
 use crate::{Attr, Ino, Kind, ROOT, Result, Vault, VaultError};
@@ -35,19 +36,18 @@ impl Vault {
         let Some(anchored) = &self.anchored else { return Ok(shown.map(|_| ObjectId::default())) };
         let place = anchored.place(dir.object, stored);
         let recorded = anchored.anchor.entry(&place)?;
+        let path = || self.path_in(dir.ino, stored).display().to_string();
         match judge::entry(recorded.as_ref(), shown.map(object_kind)) {
             EntryVerdict::Current => Ok(recorded.map(|entry| entry.object)),
             EntryVerdict::Nothing => Ok(None),
-            EntryVerdict::Missing | EntryVerdict::OtherKind => Err(self.outdated("entry", dir.ino, stored)),
+            EntryVerdict::Missing => Err(self.outdated_as(IntegrityKind::Missing, "entry", path())),
+            EntryVerdict::OtherKind => Err(self.outdated_as(IntegrityKind::OtherKind, "entry", path())),
             EntryVerdict::Unrecorded => {
                 // What is going is still there for a moment.
                 let is_new = anchored.anchor.may_make(&place) && anchored.tell(place);
                 if is_new {
-                    let entry = self.path_in(dir.ino, stored).display().to_string();
-                    tracing::warn!(
-                        entry,
-                        "an entry that nobody recorded is not shown: the store made it up, or put it back"
-                    );
+                    let text = "an entry that nobody recorded is not shown: the store made it up, or put it back";
+                    self.tell(IntegrityKind::Unrecorded.at(path(), text));
                 }
                 Ok(None)
             }
@@ -74,8 +74,9 @@ impl Vault {
         match judge::entry(recorded.as_ref(), shown.map(object_kind)) {
             EntryVerdict::Current => Ok(recorded.map(|entry| entry.object).unwrap_or_default()),
             EntryVerdict::Nothing | EntryVerdict::Unrecorded => Err(VaultError::NotFound),
-            EntryVerdict::Missing | EntryVerdict::OtherKind => {
-                Err(VaultError::Outdated { what: "entry", stored: path.display().to_string() })
+            EntryVerdict::Missing => Err(self.outdated_as(IntegrityKind::Missing, "entry", path.display().to_string())),
+            EntryVerdict::OtherKind => {
+                Err(self.outdated_as(IntegrityKind::OtherKind, "entry", path.display().to_string()))
             }
         }
     }

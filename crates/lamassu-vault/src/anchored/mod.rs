@@ -37,6 +37,7 @@ pub(crate) use moves::Moving;
 pub(crate) use sealed::ShownLink;
 pub(crate) use take::shown as shown_attrs;
 
+use crate::event::IntegrityKind;
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
@@ -166,10 +167,15 @@ impl Vault {
         Ok(Some(anchored.anchor.row(object)?))
     }
 
-    /// The error, and the line of the log, for what is not the newest: `what` is under the name `stored` of a directory.
+    /// The error, and the event, for what is not the newest: `what` is under the name `stored` of a directory.
     pub(crate) fn outdated(&self, what: &'static str, parent: Ino, stored: &OsStr) -> VaultError {
         let stored = self.path_in(parent, stored).display().to_string();
-        tracing::error!(entry = stored, "stale {what}: the store shows another state than the newest");
+        self.outdated_as(IntegrityKind::Stale, what, stored)
+    }
+
+    /// The same of a kind of its own.
+    pub(crate) fn outdated_as(&self, kind: IntegrityKind, what: &'static str, stored: String) -> VaultError {
+        self.tell(kind.at(&*stored, format!("{what}: the store shows another state than the newest")));
         VaultError::Outdated { what, stored }
     }
 }

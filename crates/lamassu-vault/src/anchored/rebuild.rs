@@ -23,6 +23,21 @@ use std::sync::Arc;
 /// Degree of trees unless a person says another: 16 children.
 pub const DEGREE_LOG2: u8 = 4;
 
+/// The trees by which an anchor verifies files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewTrees {
+    /// log2 of their degree, 1 to 8
+    pub degree_log2: u8,
+    /// whether files have a root over their blocks, too
+    pub blocks: bool,
+}
+
+impl Default for NewTrees {
+    fn default() -> Self {
+        NewTrees { degree_log2: DEGREE_LOG2, blocks: false }
+    }
+}
+
 /// Who watches an anchor being made, and may end it.
 pub trait RebuildProgress: Send + Sync {
     /// More was taken: objects, and bytes of files.
@@ -57,18 +72,22 @@ pub struct Rebuilt {
 /// page is opened; blocks are not read. Header and history are the caller's to note.
 ///
 /// # Errors
-/// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled;
+/// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled; [`VaultError::Invalid`]
+/// for a degree that no tree has;
 /// [`VaultError::Damaged`] where the record of the root, or of sessions, does not open; [`VaultError::Anchor`]: `table`
 /// is not empty, or fails. The table is no anchor then.
 pub fn rebuild(
     vault: &Vault,
     header: &VaultHeader,
     table: Arc<dyn Table>,
-    degree_log2: u8,
+    trees: NewTrees,
     progress: &dyn RebuildProgress,
 ) -> Result<(Anchor, Rebuilt)> {
     if vault.anchored.is_some() {
         return Err(VaultError::Refused("the vault is open with an anchor"));
+    }
+    if !(1..=8).contains(&trees.degree_log2) {
+        return Err(VaultError::Invalid);
     }
     if !vault.options.read_only {
         vault.settle_all()?;
@@ -80,7 +99,8 @@ pub fn rebuild(
         next_object: ObjectId(ObjectId::ROOT.0 + 1),
         next_intent: 1,
         session: 0,
-        degree_log2,
+        degree_log2: trees.degree_log2,
+        blocks: trees.blocks,
         tokens: TokenKey::random()?,
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
@@ -88,7 +108,7 @@ pub fn rebuild(
     };
     let mut rebuild = Rebuild {
         vault,
-        taker: Taker::new(vault, 1 << degree_log2),
+        taker: Taker::new(vault, 1 << trees.degree_log2),
         builder: Builder::new(table, row)?,
         progress,
         linked: HashMap::new(),

@@ -8,6 +8,7 @@ use super::take::shown;
 use super::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
 use crate::dirs::Dir;
 use crate::error::{errno, io};
+use crate::event::IntegrityKind;
 use crate::target::Target;
 use crate::{Ino, Result, Vault, VaultError, symlink};
 use lamassu_anchor::{Digest, ObjectId, Replacing, SealedPart, Seen};
@@ -31,10 +32,9 @@ impl ShownLink {
 }
 
 impl Vault {
-    /// The error, and the line of the log, for what is not the newest of an object.
+    /// The error, and the event, for what is not the newest of an object.
     pub(crate) fn outdated_at(&self, what: &'static str, stored: String) -> VaultError {
-        tracing::error!(entry = stored, "stale {what}: the store shows another state than the newest");
-        VaultError::Outdated { what, stored }
+        self.outdated_as(IntegrityKind::Stale, what, stored)
     }
 
     /// Whether what the store shows of an object is the newest; yes in an un-anchored vault.

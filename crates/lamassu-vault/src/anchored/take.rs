@@ -105,7 +105,7 @@ impl<'a> Taker<'a> {
         let backing = opened.ok_or(VaultError::Stale)?;
         let file = File::open_with_len(self.files.clone(), backing, st.len, &stored.display().to_string())?;
         let found = file.survey(self.shape)?;
-        Ok(FileRow { root: found.root, size: found.size, twin: None, open: None })
+        Ok(FileRow { root: found.root, size: found.size, twin: None, blocks: None, open: None })
     }
 
     fn link(&self, dir: &dyn BackendDir, name: &OsStr, stored: &Path) -> Result<Sealed> {

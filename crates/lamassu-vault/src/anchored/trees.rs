@@ -1,11 +1,11 @@
 //! Where the tree records of files lie in the store: `lamassu.tree/xx/<object>`, in hexadecimal, `xx` its last two
-//! digits (`docs/format.md`). A cache: never synced, believed in nothing. What cannot be read there reads as zeros,
+//! digits, `.blocks` behind it for the tree over blocks (`docs/format.md`). A cache: never synced, believed in nothing. What cannot be read there reads as zeros,
 //! which costs a rebuild from the pages; so does what cannot be written.
 
 use crate::staging::PRIVATE;
 use lamassu_anchor::ObjectId;
 use lamassu_format::name::TREE;
-use lamassu_store::file::Trees;
+use lamassu_store::file::{TreeOf, Trees};
 use lamassu_store::integrity::Records;
 use lamassu_store::{BackendDir, BackendFile};
 use parking_lot::Mutex;
@@ -27,22 +27,24 @@ impl TreeFiles {
 
     /// Removes the records of an object that is gone. One that stays does no harm: no object gets its number.
     pub fn remove(&self, object: ObjectId) {
-        let (dir, name) = place(object);
-        let removed = self.root.open_dir(OsStr::new(TREE)).and_then(|tree| tree.open_dir(&dir)?.unlink(&name));
-        if let Err(error) = removed
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::debug!(object = object.0, %error, "stays in {TREE}");
+        for of in [TreeOf::Pages, TreeOf::Blocks] {
+            let (dir, name) = place((object, of));
+            let removed = self.root.open_dir(OsStr::new(TREE)).and_then(|tree| tree.open_dir(&dir)?.unlink(&name));
+            if let Err(error) = removed
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::debug!(object = object.0, %error, "stays in {TREE}");
+            }
         }
     }
 
-    fn open(&self, object: ObjectId, write: bool) -> io::Result<Arc<dyn BackendFile>> {
-        let (dir, name) = place(object);
+    fn open(&self, tree: (ObjectId, TreeOf), write: bool) -> io::Result<Arc<dyn BackendFile>> {
+        let (dir, name) = place(tree);
         self.root.open_dir(OsStr::new(TREE))?.open_dir(&dir)?.open_file(&name, write)
     }
 
-    fn create(&self, object: ObjectId) -> io::Result<Arc<dyn BackendFile>> {
-        let (dir, name) = place(object);
+    fn create(&self, of: (ObjectId, TreeOf)) -> io::Result<Arc<dyn BackendFile>> {
+        let (dir, name) = place(of);
         let tree = made_dir(&*self.root, OsStr::new(TREE))?;
         let dir = made_dir(&*tree, &dir)?;
         match dir.create_file(&name) {
@@ -53,8 +55,9 @@ impl TreeFiles {
 }
 
 /// The directory and the name of an object's records.
-fn place(object: ObjectId) -> (OsString, OsString) {
-    (format!("{:02x}", object.0 & 0xff).into(), format!("{:016x}", object.0).into())
+fn place((object, of): (ObjectId, TreeOf)) -> (OsString, OsString) {
+    let end = if of == TreeOf::Blocks { ".blocks" } else { "" };
+    (format!("{:02x}", object.0 & 0xff).into(), format!("{:016x}{end}", object.0).into())
 }
 
 fn made_dir(parent: &dyn BackendDir, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
@@ -70,8 +73,8 @@ fn made_dir(parent: &dyn BackendDir, name: &OsStr) -> io::Result<Arc<dyn Backend
 }
 
 impl Trees for TreeFiles {
-    fn records(&self, object: ObjectId) -> Arc<dyn Records> {
-        Arc::new(TreeRecords { files: self.clone(), object, open: Mutex::new(Open::Unknown) })
+    fn records(&self, object: ObjectId, of: TreeOf) -> Arc<dyn Records> {
+        Arc::new(TreeRecords { files: self.clone(), object, of, open: Mutex::new(Open::Unknown) })
     }
 }
 
@@ -79,6 +82,7 @@ impl Trees for TreeFiles {
 struct TreeRecords {
     files: TreeFiles,
     object: ObjectId,
+    of: TreeOf,
     open: Mutex<Open>,
 }
 
@@ -95,7 +99,7 @@ impl Records for TreeRecords {
             let open = &mut *self.open.lock();
             if matches!(open, Open::Unknown) {
                 let write = !self.files.read_only;
-                *open = self.files.open(self.object, write).map_or(Open::Absent, Open::File);
+                *open = self.files.open((self.object, self.of), write).map_or(Open::Absent, Open::File);
             }
             if let Open::File(file) = open { Some(file.clone()) } else { None }
         };
@@ -113,7 +117,7 @@ impl Records for TreeRecords {
             match open {
                 Open::File(file) => file.clone(),
                 Open::Unknown | Open::Absent => {
-                    let file = self.files.create(self.object)?;
+                    let file = self.files.create((self.object, self.of))?;
                     *open = Open::File(file.clone());
                     file
                 }
@@ -131,7 +135,7 @@ mod tests {
 
     fn read(trees: &TreeFiles, object: u64) -> [u8; 4] {
         let mut record = [9; 4];
-        trees.records(ObjectId(object)).read(8, &mut record).unwrap();
+        trees.records(ObjectId(object), TreeOf::Pages).read(8, &mut record).unwrap();
         record
     }
 
@@ -139,7 +143,7 @@ mod tests {
     fn what_was_not_written_reads_as_zeros_and_goes_with_its_object() {
         let trees = TreeFiles::new(MemoryBackend::new().root(), false);
         assert_eq!(read(&trees, 0x1ab), [0; 4]);
-        trees.records(ObjectId(0x1ab)).write(8, &[1, 2, 3, 4]).unwrap();
+        trees.records(ObjectId(0x1ab), TreeOf::Pages).write(8, &[1, 2, 3, 4]).unwrap();
         assert_eq!(read(&trees, 0x1ab), [1, 2, 3, 4]);
         assert_eq!(read(&trees, 0xab), [0; 4]);
         trees.remove(ObjectId(0x1ab));
@@ -153,6 +157,6 @@ mod tests {
         root.make_symlink(OsStr::new(TREE), OsStr::new("/etc")).unwrap();
         let trees = TreeFiles::new(root, false);
         assert_eq!(read(&trees, 1), [0; 4]);
-        assert!(trees.records(ObjectId(1)).write(0, &[1]).is_err());
+        assert!(trees.records(ObjectId(1), TreeOf::Pages).write(0, &[1]).is_err());
     }
 }

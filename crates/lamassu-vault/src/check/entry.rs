@@ -3,6 +3,7 @@
 use super::runs::{DamageRun, runs};
 use super::{Checker, Found, Located, Problem, kind};
 use crate::error::is_not_found;
+use crate::event::{EventRange, IntegrityEvent};
 use crate::inode::StoreId;
 use crate::symlink::{self, LinkFault};
 use crate::walk::has_header;
@@ -196,24 +197,31 @@ impl Checker<'_> {
             (_, None) => Some((geo.first_block(d.page), d.pages.saturating_mul(geo.blocks_per_page()))),
         };
         let bytes = |blocks: u64| blocks.saturating_mul(geo.block_size());
-        self.problem(Problem {
-            path: at.plain.as_ref().map(|p| p.display().to_string()),
-            stored: at.stored.display().to_string(),
-            kind: d.kind.word().to_owned(),
-            segment: Some(d.segment),
-            page: Some(d.page.0),
-            pages: (d.pages > 1).then_some(d.pages),
-            block: d.block.map(|block| block.0),
-            blocks: (run.blocks > 1).then_some(run.blocks),
-            offset: range.map(|(first, _)| bytes(first.0)),
-            length: range.map(|(_, blocks)| bytes(blocks)),
-            undone: d.kind.is_readable(),
-            text: match run.blocks {
-                1 => format!("{d}: {}", d.kind.meaning()),
-                blocks => format!("{d} and the {} after it: {}", blocks - 1, d.kind.meaning()),
+        let event = IntegrityEvent {
+            range: Some(EventRange::of(d, run.blocks)),
+            ..IntegrityEvent::of_file(&at.stored.display().to_string(), d)
+        };
+        self.problem(
+            Some(event),
+            Problem {
+                path: at.plain.as_ref().map(|p| p.display().to_string()),
+                stored: at.stored.display().to_string(),
+                kind: d.kind.word().to_owned(),
+                segment: Some(d.segment),
+                page: Some(d.page.0),
+                pages: (d.pages > 1).then_some(d.pages),
+                block: d.block.map(|block| block.0),
+                blocks: (run.blocks > 1).then_some(run.blocks),
+                offset: range.map(|(first, _)| bytes(first.0)),
+                length: range.map(|(_, blocks)| bytes(blocks)),
+                undone: d.kind.is_readable(),
+                text: match run.blocks {
+                    1 => format!("{d}: {}", d.kind.meaning()),
+                    blocks => format!("{d} and the {} after it: {}", blocks - 1, d.kind.meaning()),
+                },
+                ..Problem::default()
             },
-            ..Problem::default()
-        });
+        );
     }
 
     /// What the attributes of an entry of `dir`, or of `dir` itself, are bound to.

@@ -16,6 +16,7 @@ pub use locked::check_locked;
 pub(crate) use repair::{lost_dir, place_in_lost};
 pub use report::{Problem, Progress, Report, Tally};
 
+use crate::event::{IntegrityEvent, IntegrityKind};
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
@@ -25,39 +26,43 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Stable words for problems of the tree.
+/// Stable words for problems of the tree: those of [`IntegrityKind`], and one for what is no event.
 pub mod kind {
+    use crate::event::IntegrityKind;
+
     /// A directory's record is missing or does not open: the names in it cannot be read.
-    pub const RECORD: &str = "directory-record";
+    pub const RECORD: &str = IntegrityKind::DirectoryRecord.word();
     /// An entry's name does not open.
-    pub const NAME: &str = "name";
+    pub const NAME: &str = IntegrityKind::Name.word();
     /// The companion of a long name is missing or belongs to another.
-    pub const COMPANION: &str = "companion";
+    pub const COMPANION: &str = IntegrityKind::Companion.word();
     /// A companion without an entry.
-    pub const ORPHAN: &str = "orphan-companion";
+    pub const ORPHAN: &str = IntegrityKind::OrphanCompanion.word();
     /// Something in the store that Lamassu did not write.
-    pub const FOREIGN: &str = "foreign";
+    pub const FOREIGN: &str = IntegrityKind::Foreign.word();
     /// The target of a symbolic link does not open.
-    pub const SYMLINK: &str = "symlink";
+    pub const SYMLINK: &str = IntegrityKind::LinkTarget.word();
     /// An extended attribute's name or value does not open.
-    pub const XATTR: &str = "xattr";
+    pub const XATTR: &str = IntegrityKind::Attribute.word();
     /// Something in the staging directory.
-    pub const STAGING: &str = "staging";
+    pub const STAGING: &str = IntegrityKind::Staging.word();
     /// A dataset does not open, or its header does not parse.
-    pub const DATASET: &str = "dataset";
+    pub const DATASET: &str = IntegrityKind::Dataset.word();
     /// A file whose length no file has; said without keys.
-    pub const LENGTH: &str = "length";
+    pub const LENGTH: &str = IntegrityKind::Length.word();
     /// The record of sessions is missing or does not open.
-    pub const SESSIONS: &str = "sessions";
+    pub const SESSIONS: &str = IntegrityKind::Sessions.word();
     /// The record of the root's permissions does not open.
-    pub const ROOT: &str = "root-permissions";
+    pub const ROOT: &str = IntegrityKind::RootPermissions.word();
     /// In an anchored vault: not the newest. A content, a record, a target, attributes of an older state or another
-    /// object's, or something of another kind in its place.
-    pub const STALE: &str = "stale";
+    /// object's.
+    pub const STALE: &str = IntegrityKind::Stale.word();
+    /// In an anchored vault: something of another kind than what was put here last.
+    pub const OTHER_KIND: &str = IntegrityKind::OtherKind.word();
     /// In an anchored vault: recorded in this directory, and not there.
-    pub const MISSING: &str = "missing";
+    pub const MISSING: &str = IntegrityKind::Missing.word();
     /// In an anchored vault: there, and recorded by nobody. It is not shown.
-    pub const UNRECORDED: &str = "unrecorded";
+    pub const UNRECORDED: &str = IntegrityKind::Unrecorded.word();
     /// The store failed.
     pub const IO: &str = "io";
 }
@@ -93,22 +98,30 @@ struct Checker<'a> {
 }
 
 impl Checker<'_> {
-    fn problem(&mut self, problem: Problem) {
+    fn problem(&mut self, event: Option<IntegrityEvent>, problem: Problem) {
         self.progress.problem(&problem);
+        event.into_iter().for_each(|event| self.vault.options.events.found_by_check(event));
         self.report.add(problem);
     }
 
     /// Notes a problem of the tree.
     fn note(&mut self, at: &Located, kind: &str, found: Found, text: String) {
-        self.problem(Problem {
-            path: at.plain.as_ref().map(|p| p.display().to_string()),
-            stored: at.stored.display().to_string(),
-            kind: kind.to_owned(),
-            repaired: found == Found::Mended,
-            harmless: found == Found::Harmless,
-            text,
-            ..Problem::default()
+        let event = IntegrityKind::of_word(kind).map(|what| IntegrityEvent {
+            is_damage: found != Found::Harmless,
+            ..what.at(at.stored.display().to_string(), &*text)
         });
+        self.problem(
+            event,
+            Problem {
+                path: at.plain.as_ref().map(|p| p.display().to_string()),
+                stored: at.stored.display().to_string(),
+                kind: kind.to_owned(),
+                repaired: found == Found::Mended,
+                harmless: found == Found::Harmless,
+                text,
+                ..Problem::default()
+            },
+        );
     }
 
     /// An entry of a listing that is gone, or another one, each time it is looked at. Nothing is known of it then.

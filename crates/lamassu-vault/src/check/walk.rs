@@ -4,6 +4,7 @@ use super::entry::{Links, looked_at};
 use super::fresh::Left;
 use super::{Checker, Found, Known, Located, kind, listing};
 use crate::error::is_not_found;
+use crate::event::IntegrityKind;
 use crate::names::{DirFault, NameFault, Names};
 use crate::record::RecordFault;
 use crate::walk::{Ahead, Failed, Met, Visit, walk};
@@ -148,10 +149,7 @@ impl Checker<'_> {
     }
 
     fn bad_name(&mut self, at: Located, fault: NameFault) -> Option<Located> {
-        let what = match fault {
-            NameFault::NoCompanion | NameFault::WrongCompanion => kind::COMPANION,
-            NameFault::Foreign | NameFault::Unauthentic | NameFault::Impossible | NameFault::WrongForm => kind::NAME,
-        };
+        let what = IntegrityKind::from(&fault).word();
         let text = format!("its name does not open: {fault}; it can be read by its path in the store");
         if self.repair && self.move_to_lost(&at, what, text.clone()) {
             return None;

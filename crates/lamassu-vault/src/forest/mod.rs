@@ -18,6 +18,7 @@ mod states;
 pub use states::{State, Volume};
 
 use crate::error::io;
+use crate::event::IntegrityKind;
 use crate::inode::{OWN_MAX, StoreId};
 use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
 use lamassu_crypto::{Engine, KeyRing};
@@ -43,6 +44,8 @@ const SHIFT: u32 = OWN_MAX.trailing_zeros();
 /// The most volumes: the highest bit is that of a vault's own alternative numbers.
 const NUMBER_MAX: Number = 0x7fff;
 const MASK: u64 = (NUMBER_MAX as u64) << SHIFT;
+/// What is damaged where the header of a dataset does not open.
+const DATASET_HEADER: &str = "dataset header";
 
 /// The number within its vault.
 pub fn local(number: u64) -> u64 {
@@ -345,13 +348,15 @@ impl Forest {
             vault.forget(ino, 1);
             return Ok(Some(slot));
         }
-        let header = read_header(Some(vault), &dir)?;
+        let header = read_header(Some(vault), &dir).inspect_err(|error| tell_damage(vault, ino, error))?;
         let slot = self.sight(vault, header.id(), store, &dir)?;
         // One at a time: what follows asks for the places of others.
         let mut crossings = self.crossings.write();
         if self.is_below(volume, slot.number) {
             let stored = vault.stored_path_of(ino).unwrap_or_default().display().to_string();
-            return Err(VaultError::Damaged { what: "dataset (it lies within itself)", stored });
+            let error = VaultError::Damaged { what: "dataset (it lies within itself)", stored };
+            tell_damage(vault, ino, &error);
+            return Err(error);
         }
         vault.seen_again(ino);
         crossings.insert(global(volume, ino), slot.number);
@@ -437,10 +442,18 @@ impl<H> Unverified<H> {
     }
 }
 
+/// The event of a dataset in `vault` that does not open.
+fn tell_damage(vault: &Vault, ino: Ino, error: &VaultError) {
+    if let VaultError::Damaged { what, stored } = error {
+        let kind = if *what == DATASET_HEADER { IntegrityKind::Header } else { IntegrityKind::Dataset };
+        vault.tell_at(ino, kind, format!("{what}: {stored}"));
+    }
+}
+
 /// Reads the header in a directory, which a vault may lend the permission for that. Not authenticated.
 fn read_header(lender: Option<&Vault>, dir: &Arc<dyn BackendDir>) -> Result<VaultHeader> {
     const READ: &str = "read a dataset's header";
-    let damaged = |what: String| VaultError::Damaged { what: "dataset header", stored: what };
+    let damaged = |what: String| VaultError::Damaged { what: DATASET_HEADER, stored: what };
     let bytes = match lender {
         Some(vault) => vault.look_into(dir, READ, read_header_bytes)?,
         None => read_header_bytes(&**dir).map_err(io(READ))?,

@@ -1,6 +1,6 @@
 //! Volumes and their states: opening, unloading, loading, and what concerns all of them at once.
 
-use super::{Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header};
+use super::{Forest, Number, Opening, ROOT_VOLUME, Unverified, global, read_header, tell_damage};
 use crate::error::io;
 use crate::inode::StoreId;
 use crate::root::{ShownPermissions, Top};
@@ -178,13 +178,14 @@ impl Forest {
         if self.frozen.load(Ordering::Acquire) {
             return Err(VaultError::Frozen);
         }
-        let (parent, _) = slot.place().ok_or(VaultError::KeyNotLoaded)?;
+        let (parent, ino) = slot.place().ok_or(VaultError::KeyNotLoaded)?;
         let above = self.vault(parent).ok_or(VaultError::KeyNotLoaded)?;
-        let header = read_header(Some(&above), &slot.backend.root())?;
+        let told = |error: &VaultError| tell_damage(&above, ino, error);
+        let header = read_header(Some(&above), &slot.backend.root()).inspect_err(told)?;
         if header.id() != slot.id {
             return Err(VaultError::Stale);
         }
-        match self.opener.open(slot.number, (parent, &above), header)? {
+        match self.opener.open(slot.number, (parent, &above), header).inspect_err(told)? {
             Some(opening) => self.fill(slot, opening),
             None => {
                 *slot.inside.write() = Inside::Locked;

@@ -4,6 +4,7 @@
 use super::RekeyRun;
 use crate::anchored::StoredAttrs;
 use crate::error::io;
+use crate::event::IntegrityKind;
 use crate::target::Target;
 use crate::xattr::{open_name, open_value, value_epoch};
 use crate::{Ino, Kind, Result, VaultError};
@@ -86,6 +87,7 @@ impl RekeyRun<'_> {
     fn todo(&self, target: &Target, ino: Ino, attr: &OsStr) -> Result<Todo> {
         let (vault, ring) = (self.vault, &self.vault.ctx.ring);
         let damaged = || {
+            vault.tell_at(ino, IntegrityKind::Attribute, "an extended attribute does not open, and is not re-keyed");
             let stored = format!("{}: {}", vault.tag(ino), attr.to_string_lossy());
             VaultError::Damaged { what: "attribute", stored }
         };

@@ -6,6 +6,7 @@ use super::RekeyRun;
 use super::records::replace;
 use crate::dirs::Dir;
 use crate::error::{io, is_not_found};
+use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::symlink::{self, StoredTarget};
 use crate::{Ino, Result, Vault, VaultError};
@@ -71,6 +72,8 @@ impl RekeyRun<'_> {
         }
         let plain = symlink::open_shown(ring, &link).map_err(|_| {
             let stored = vault.path_in(dir.ino, name).display().to_string();
+            let text = "the target of a symbolic link does not open, and is not re-keyed";
+            vault.tell(IntegrityKind::LinkTarget.at(&*stored, text));
             VaultError::Damaged { what: "link target", stored }
         })?;
         Ok(Some((symlink::seal(ring, &plain)?, link.digest())))

@@ -6,6 +6,7 @@ use super::RekeyRun;
 use super::links::StagedLink;
 use crate::anchored::digest_of_text;
 use crate::error::io;
+use crate::event::IntegrityKind;
 use crate::record;
 use crate::{Ino, RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::{Digest, SealedPart};
@@ -145,6 +146,7 @@ impl RekeyRun<'_> {
 }
 
 fn damaged(vault: &Vault, ino: Ino) -> VaultError {
+    vault.tell_at(ino, IntegrityKind::DirectoryRecord, "a directory record does not open, and is not re-keyed");
     VaultError::Damaged { what: "directory record", stored: vault.tag(ino) }
 }
 

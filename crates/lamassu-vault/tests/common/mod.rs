@@ -137,6 +137,7 @@ fn new_anchor(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table
         next_intent: 0,
         session: 0,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
@@ -173,6 +174,7 @@ pub fn options(read_only: bool) -> Options {
         device: None,
         anchor: None,
         freshness: Freshness::default(),
+        events: Default::default(),
     }
 }
 

@@ -7,7 +7,8 @@ use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_format::header::{Caching, Header, Role, Slot, VaultHeader, Verified};
 use lamassu_host::control::Counted;
-use lamassu_host::control::protocol::{Request, Status};
+use lamassu_host::control::protocol::{IntegrityCounts, Request, Status};
+use lamassu_vault::event::KindCount;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -51,6 +52,10 @@ pub struct Described {
     integrity: Option<&'static str>,
     /// what may stay in the page cache; null: likewise
     cache: Option<&'static str>,
+    /// whether something outside the store knows its newest state
+    anchored: bool,
+    /// where that is looked for on this host; null: nowhere
+    anchor: Option<PathBuf>,
     /// a snapshot
     read_only: bool,
     created: u64,
@@ -73,6 +78,8 @@ struct DescribedMount {
     open_files: usize,
     /// since it was mounted, of all vaults in it
     operations: Vec<Counted>,
+    /// what was found not to be as it was written, since it was mounted, in all vaults in it
+    integrity: IntegrityCounts,
 }
 
 /// A key slot, without its secrets.
@@ -118,6 +125,8 @@ impl Described {
             datasets: header.has_datasets(),
             integrity: header.integrity().map(Verified::name),
             cache: header.cache().map(Caching::name),
+            anchored: header.is_anchored(),
+            anchor: anchor_of(ui, header),
             read_only: header.is_snapshot(),
             created: header.created(),
             administrator: header.keys().admin.as_ref().map(|a| text::hex(&a.public)),
@@ -130,8 +139,8 @@ impl Described {
 
 impl From<Status> for DescribedMount {
     fn from(status: Status) -> DescribedMount {
-        let Status { version, pid, read_only, open_files, operations, vault: _, dir: _ } = status;
-        DescribedMount { version, pid, read_only, open_files, operations }
+        let Status { version, pid, read_only, open_files, operations, integrity, vault: _, dir: _ } = status;
+        DescribedMount { version, pid, read_only, open_files, operations, integrity }
     }
 }
 
@@ -145,6 +154,39 @@ fn operation_table(mount: &DescribedMount) -> String {
         let mean = format!("{} us", total_us / (*count).max(1));
         let _ = write!(out, "\n{:<20}  {count:>10}  {failed:>8}  {mean:>9}", text::printable(operation));
     }
+    out
+}
+
+/// Where the anchor of an anchored vault is looked for. A note of its place that cannot be read tells nothing.
+fn anchor_of(ui: &Ui, header: &VaultHeader) -> Option<PathBuf> {
+    let looked_for = || ui.policy.anchors.file_of(&header.id()).ok().flatten();
+    if header.is_anchored() { looked_for() } else { None }
+}
+
+/// The anchor, for people.
+fn anchor_line(described: &Described) -> String {
+    match (&described.anchor, described.anchored) {
+        (_, false) => "none".into(),
+        (None, true) => "no place for it here".into(),
+        (Some(file), true) => {
+            let missing = if file.symlink_metadata().is_ok() { "" } else { ", which is missing" };
+            format!("{}{missing}", text::printable(&file.display().to_string()))
+        }
+    }
+}
+
+/// What a daemon has found damaged, for people.
+fn integrity_table(counts: &IntegrityCounts) -> String {
+    if *counts == IntegrityCounts::default() {
+        return "integrity events: none".into();
+    }
+    let mut out = String::from("integrity event            count    repeated");
+    for KindCount { kind, count, repeated } in &counts.found {
+        let _ = write!(out, "\n{:<20}  {count:>10}  {repeated:>10}", text::printable(kind));
+    }
+    let IntegrityCounts { found: _, not_logged, not_delivered, failed_alerts } = counts;
+    let _ = write!(out, "\nleft out of the log: {not_logged}; not told to the command: {not_delivered}; ");
+    let _ = write!(out, "failures of the command: {failed_alerts}");
     out
 }
 
@@ -224,12 +266,17 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         ("cache", d.cache.unwrap_or("inherit").into()),
         ("created", created),
         ("kind", if d.read_only { "snapshot, read-only" } else { "vault" }.into()),
+        ("anchor", anchor_line(&d)),
         ("administrator", d.administrator.clone().unwrap_or_else(|| "none".into())),
     ];
     let mut out = String::new();
     for (name, value) in rows {
         let _ = writeln!(out, "{name:<13} {value}");
     }
-    let mount = d.mount.as_ref().map(|mount| format!("\n\n{}", operation_table(mount))).unwrap_or_default();
+    let mount = d
+        .mount
+        .as_ref()
+        .map(|mount| format!("\n\n{}\n\n{}", operation_table(mount), integrity_table(&mount.integrity)))
+        .unwrap_or_default();
     output::print(format_args!("{out}\n{}{mount}", slot_table(&d.slots)))
 }

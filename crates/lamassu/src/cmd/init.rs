@@ -7,11 +7,12 @@ use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::store_kind::{self, StoreKind};
-use crate::{open, text};
+use crate::{anchor_place, open, text};
 use clap::ValueEnum;
-use lamassu_format::header::{NameMode, ZoneFile};
+use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
 use lamassu_format::root::MODE_BITS;
 use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
+use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewAnchor};
 use lamassu_host::slots::check_label;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{
@@ -82,6 +83,13 @@ pub struct Args {
     /// one another, and small files deduplicate across them [default: own]
     #[arg(long, value_enum, requires = "zone")]
     outer: Option<OuterArg>,
+    /// Digests in a record of the trees by which an anchored vault's files are verified: a power of two, 2 to 256
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(2..=256))]
+    tree_degree: u16,
+    /// What an anchored vault's files are verified by: `pages` costs least; with `blocks` `lamassu scrub` verifies all
+    /// of the store without a key, and each block is read once more after it was written
+    #[arg(long, value_enum, value_name = "LEAVES", default_value_t = LeavesArg::Pages)]
+    tree_leaves: LeavesArg,
     #[command(flatten)]
     cost: CostArg,
     /// Label of the first key slot, for people
@@ -110,6 +118,13 @@ enum SmallFiles {
     Random,
 }
 
+/// What the trees of an anchored vault are over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum LeavesArg {
+    Pages,
+    Blocks,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum OuterArg {
     Own,
@@ -121,6 +136,8 @@ enum OuterArg {
 struct Made {
     #[serde(flatten)]
     vault: Described,
+    /// the anchor's file; null: there is none
+    anchor: Option<PathBuf>,
     store: Option<StoreKind>,
     warnings: Vec<String>,
 }
@@ -149,6 +166,9 @@ impl Args {
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     check_label(&args.label)?;
     check_domain(&args)?;
+    if !args.tree_degree.is_power_of_two() {
+        return Err(Fault::Member { option: "--tree-degree", rule: "a power of two from 2 to 256" }.into());
+    }
     let source = args.key.source()?;
     ui.policy.check_small_files(args.has_convergent_small_files())?;
     args.suite.map_or(Ok(()), |suite| ui.policy.check_suite(suite))?;
@@ -159,8 +179,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let zone = load_zone(ui, &args)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
     let place = VaultPlace::prepare(ui, &args.dir)?;
-    let made = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
-    report(ui, &args, made)
+    let (header, anchor) = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
+    report(ui, &args, header, anchor)
 }
 
 fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
@@ -278,7 +298,7 @@ impl VaultPlace {
         args: &Args,
         material: &Material,
         zone: Option<&LoadedZone>,
-    ) -> Result<lamassu_format::header::VaultHeader> {
+    ) -> Result<(VaultHeader, Option<PathBuf>)> {
         let backend = open::backend(&self.dir)?;
         let name_max = self.name_max(&backend)?;
         let created = unix_now();
@@ -289,14 +309,37 @@ impl VaultPlace {
         lamassu_vault::create_root_record(&*backend.root(), &ring, self.root)
             .and_then(|()| Vault::make_tree(&backend, &header, &ring))
             .context("cannot make the root directory of the vault")?;
-        let update = Update::begin(&self.dir.join(name::HEADER))?;
+        let anchor = self.anchor(ui, args, &mut header, &unlocked, &backend)?;
+        let update = Update::begin(&self.dir.join(name::HEADER), &ui.policy.witness())?;
         let made = Event::new(EventKind::Created)
             .slot(unlocked.slot())
             .detail("kind", material.kind().name())
             .detail("suite", header.suite().name())
             .detail("domain", header.domain().name());
         update.create_recorded(&mut header, &unlocked, &[made])?;
-        Ok(header)
+        Ok((header, anchor.map(MadeAnchor::keep)))
+    }
+
+    /// Makes the vault's anchor, of its tree as it is now, and has the header say so.
+    fn anchor(
+        &self,
+        ui: &Ui,
+        args: &Args,
+        header: &mut VaultHeader,
+        keys: &Unlocked,
+        backend: &dyn Backend,
+    ) -> Result<Option<MadeAnchor>> {
+        let anchors = &ui.policy.anchors;
+        if *anchors.choice() == Choice::Unverified {
+            return Ok(None);
+        }
+        let file = anchors.file_for_new(&header.id(), None)?;
+        anchor_place::check(&file, &self.dir)?;
+        keys.set_anchored(header)?;
+        let degree_log2 = args.tree_degree.trailing_zeros() as u8;
+        let blocks = args.tree_leaves == LeavesArg::Blocks;
+        let new = NewAnchor { degree_log2, blocks, ..NewAnchor::of(header, backend, self.root)? };
+        Ok(Some(anchors.make(&new, &file, &self.dir)?))
     }
 
     fn name_max(&self, backend: &dyn Backend) -> Result<u8> {
@@ -346,10 +389,12 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
     })
 }
 
-fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> Result<()> {
+fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) -> Result<()> {
     let store = store_kind::of(&args.dir);
     let block_size = header.geometry().block_size() as u32;
-    let warnings: Vec<String> = store.iter().filter_map(|s| s.advice(block_size)).collect();
+    let on_disk_of_store = anchor.as_ref().and_then(|file| anchor_place::warning(file, &args.dir));
+    let advice = store.iter().filter_map(|s| s.advice(block_size));
+    let warnings: Vec<String> = advice.chain(on_disk_of_store).collect();
     warnings.iter().for_each(|warning| ui.warn(warning));
     if let Some(remark) = store.as_ref().and_then(StoreKind::remark) {
         ui.detail(remark);
@@ -357,7 +402,7 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
     let vault = Described::of(ui, &header);
     if args.json {
         super::key::admin::tell(&Ui { quiet: true, ..ui.clone() }, &header, &args.dir);
-        return output::print_json(&Made { vault, store, warnings });
+        return output::print_json(&Made { vault, anchor, store, warnings });
     }
     ui.note(format_args!(
         "made vault {} in {}: suite {}, blocks of {}, names {}, domain {}",
@@ -369,6 +414,13 @@ fn report(ui: &Ui, args: &Args, header: lamassu_format::header::VaultHeader) -> 
         header.domain().name()
     ));
     super::key::admin::tell(ui, &header, &args.dir);
+    match &anchor {
+        Some(file) => ui.note(format_args!(
+            "its anchor is {}: without it nothing says what is newest; `lamassu anchor export` copies it",
+            file.display()
+        )),
+        None => ui.note("it has no anchor: an older state of the store passes for the newest"),
+    }
     ui.note(
         "keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again",
     );

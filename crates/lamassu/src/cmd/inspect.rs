@@ -72,7 +72,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         return subject.show(Kind::File, args.json);
     }
     let [dir, path] = args.places.as_slice() else { return Err(Fault::Usage(one).into()) };
-    let unsealed = open::unlocked(ui, dir, &args.key)?;
+    let unsealed = open::unlocked(&ui.without_anchor(), dir, &args.key)?;
     let vault = unsealed.open(open::options(true))?;
     let named = || format!("vault:{}", path.display());
     let entry = vault.resolve(path.as_os_str()).with_context(named)?;

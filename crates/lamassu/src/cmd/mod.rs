@@ -1,5 +1,6 @@
 //! One module per command.
 
+pub mod anchor;
 pub mod cat;
 pub mod check;
 pub mod clone;
@@ -44,6 +45,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Umount(args) => return umount::run(ui, args),
         Command::Key(key) => key::run(ui, key),
         Command::Dataset(command) => dataset::run(ui, command),
+        Command::Anchor(command) => anchor::run(ui, command),
         Command::History(args) => history::run(ui, &args),
         Command::Receipt(command) => receipt::run(&command),
         Command::Rekey(args) => rekey::run(ui, &args),

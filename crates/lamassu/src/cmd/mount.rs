@@ -1,5 +1,6 @@
 //! `lamassu mount`.
 
+use crate::alert::{self, CommandSink};
 use crate::cmd::remount;
 use crate::confine;
 use crate::control;
@@ -7,17 +8,22 @@ use crate::daemon::{self, Ready, Side};
 use crate::exit::Code;
 use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
+use crate::log;
 use crate::mounts;
 use crate::open;
 use crate::output::Ui;
+use crate::policy;
 use crate::private::{self, Access};
 use crate::signals;
 use crate::users;
 use clap::ValueEnum;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_host::anchors::Choice;
 use lamassu_host::{Keeper, Served};
-use lamassu_vault::{Durability, Forest, Integrity, Options, ROOT, Vault};
+use lamassu_vault::event::Events;
+use lamassu_vault::{Durability, Forest, Freshness, Integrity, Options, ROOT, Vault};
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +36,10 @@ Examples:
 In /etc/fstab, where a link /sbin/mount.fuse.lamassu leads to this program (`make install` makes it):
   /srv/store/vault  /mnt  fuse.lamassu  key=raw:file:/root/vault.key,allow_other  0 0
 
-The command returns when the mount is usable. Integrity errors then go to syslog, or to --log-file.";
+The command returns when the mount is usable. Integrity errors then go to the journal or syslog, or to --log-file.";
+
+/// How long the end of a mount waits until events are handed to the process that tells of them.
+const LAST_EVENTS: Duration = Duration::from_secs(2);
 
 /// Options of `mount`.
 #[derive(clap::Args, Debug)]
@@ -50,6 +59,10 @@ pub struct Args {
     /// cut [default: ordered]
     #[arg(long, value_enum)]
     durability: Option<DurabilityArg>,
+    /// When the anchor knows what an fsync covers: before it returns, so that nothing older passes for it (`fsync`), or
+    /// within a second (`interval`, faster) [default: fsync]
+    #[arg(long, value_enum)]
+    freshness: Option<FreshnessArg>,
     /// Change nothing in the store; several hosts may mount so
     #[arg(short, long, visible_alias = "ro")]
     read_only: bool,
@@ -67,13 +80,17 @@ pub struct Args {
     /// unload and load its own
     #[arg(long, value_name = "USER")]
     delegate: Vec<String>,
+    /// Have /bin/sh run this command, as the user who mounts, when something in the store is not as it was written; it
+    /// reads the event as JSON (docs/alerts.md)
+    #[arg(long, value_name = "COMMAND")]
+    on_integrity_failure: Option<String>,
     /// Cipher threads, 0 for one per processor
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=1024))]
     threads: u16,
     /// Options as mount(8) and fstab write them, separated by commas: ro, allow_other, noatime, nodev, nosuid, noexec,
     /// fsname=…, keep_awake=never|always (all of them: docs/cli.md), allow_dev and allow_suid (which TRUST THE STORE:
     /// its device numbers, set-uid bits, owners and file capabilities then count); and key=, integrity=, cache=,
-    /// durability=, which count where the option of that name is not given
+    /// durability=, freshness=, anchor=, on_integrity_failure=, which count where the option of that name is not given
     #[arg(short, long, value_name = "A,B")]
     options: Vec<String>,
     /// Warn of unknown words in --options instead of refusing them, as mount(8) wants it of its helpers with -s
@@ -107,6 +124,12 @@ enum CacheArg {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum FreshnessArg {
+    Fsync,
+    Interval,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum DurabilityArg {
     Ordered,
     Relaxed,
@@ -121,6 +144,12 @@ struct Plan {
     mount: MountOptions,
     /// without a request for so long, everything is unloaded
     idle: Option<Duration>,
+    /// where the anchor lies, by `-o`
+    anchor: Option<Choice>,
+    /// what is told of integrity events
+    alert: Option<String>,
+    /// the process that runs that, once it is started
+    broker: Option<UnixStream>,
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<Code> {
@@ -130,7 +159,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
         return Ok(Code::Done);
     }
     let (foreground, fake) = (args.foreground, args.fake);
-    let plan = Plan::of(ui, args)?;
+    let mut plan = Plan::of(ui, args)?;
+    let ui = &plan.with_anchor(ui);
     if fake {
         open::found(ui, &plan.dir)?;
         return Ok(Code::Done);
@@ -138,6 +168,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
     // Before the capability for it is dropped.
     open::raise_descriptor_limit();
     if foreground {
+        plan.start_broker()?;
         confine::drop_capabilities();
         signals::start();
         return serve(ui, plan, None);
@@ -148,6 +179,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<Code> {
             waiter.wait()
         }
         Side::Child(ready) => {
+            plan.start_broker()?;
             confine::drop_capabilities();
             signals::start();
             serve(ui, plan, Some(ready))
@@ -160,15 +192,18 @@ impl Plan {
         let mut vault = crate::open::options(false);
         vault.threads = args.threads.into();
         let mut mount = MountOptions::default();
-        let mut key = None;
+        let (mut key, mut anchor, mut alert) = (None, None, None);
         for words in &args.options {
             for word in split_options(words) {
                 match word.split_once('=') {
                     Some(("key", source)) => key = Some(SourceText::from(source)),
                     Some(("integrity", value)) => vault.integrity = parse::<IntegrityArg>("integrity", value)?.into(),
+                    Some(("anchor", file)) => anchor = Some(policy::anchor_choice(file.into())),
+                    Some(("freshness", value)) => vault.freshness = parse::<FreshnessArg>("freshness", value)?.into(),
                     Some(("durability", value)) => {
                         vault.durability = parse::<DurabilityArg>("durability", value)?.into()
                     }
+                    Some(("on_integrity_failure", command)) => alert = Some(command.to_owned()),
                     Some(_) | None => match mount.apply_word(&word) {
                         Err(error @ OptionError::Unknown(_)) if args.sloppy => ui.warn(error),
                         done => done?,
@@ -187,6 +222,9 @@ impl Plan {
         if let Some(durability) = args.durability {
             vault.durability = durability.into();
         }
+        if let Some(freshness) = args.freshness {
+            vault.freshness = freshness.into();
+        }
         if let Some(cache) = args.cache {
             mount.cache = cache.into();
         }
@@ -203,7 +241,8 @@ impl Plan {
         }
         let key = args.key.or(key);
         let idle = args.idle.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
-        Ok(Plan { dir, mountpoint, key, vault, mount, idle })
+        let alert = args.on_integrity_failure.or(alert);
+        Ok(Plan { dir, mountpoint, key, vault, mount, idle, anchor, alert, broker: None })
     }
 }
 
@@ -243,29 +282,60 @@ fn parse<T: ValueEnum>(option: &'static str, value: &str) -> Result<T, OptionErr
 }
 
 /// Opens, mounts, tells the waiting process, and serves until the mount is gone.
-fn serve(ui: &Ui, plan: Plan, ready: Option<Ready>) -> Result<Code> {
-    let mounted = plan.attach(ui)?;
+fn serve(ui: &Ui, mut plan: Plan, ready: Option<Ready>) -> Result<Code> {
+    let events = plan.send_events()?;
+    let mounted = plan.attach(ui).inspect_err(|_| events.end(LAST_EVENTS))?;
+    log::connect();
     confine::seal();
     ui.detail(format_args!("{} is mounted on {}", plan.dir.display(), plan.mountpoint.display()));
     let Some(ready) = ready else {
-        mounted.wait()?;
+        let ended = mounted.wait();
+        events.end(LAST_EVENTS);
+        ended?;
         return Ok(Code::Done);
     };
     ready.tell()?;
     tracing::info!(dir = %plan.dir.display(), mountpoint = %plan.mountpoint.display(), "mounted");
     // Standard error has no reader any more.
     let ended = mounted.wait().inspect_err(|error| tracing::error!(%error, "the mount ended with an error"));
+    events.end(LAST_EVENTS);
     tracing::info!(dir = %plan.dir.display(), "unmounted");
     ended?;
     Ok(Code::Done)
 }
 
 impl Plan {
+    /// Starts the process that runs the command of `--on-integrity-failure`.
+    fn start_broker(&mut self) -> Result<()> {
+        self.broker = self.alert.as_ref().map(|alert| alert::start_broker(alert, &self.mountpoint)).transpose()?;
+        Ok(())
+    }
+
+    /// Events of this mount go to the log, and to that process from now on.
+    fn send_events(&mut self) -> Result<Events> {
+        if let Some(broker) = self.broker.take() {
+            self.vault.events = Events::with_sink(Arc::new(CommandSink::new(broker)))?;
+        }
+        Ok(self.vault.events.clone())
+    }
+
     /// What gave the key stays neither in the environment of the process that serves nor among its descriptors: the
     /// mount may be unloaded later.
     fn forget_key(&self) {
         if let Ok(source) = self.key.source() {
             source.forget();
+        }
+    }
+
+    /// An `anchor=` of `-o` counts where `--anchor` is not given.
+    fn with_anchor(&self, ui: &Ui) -> Ui {
+        let anchors = &ui.policy.anchors;
+        match (&self.anchor, anchors.choice()) {
+            (Some(choice), Choice::Remembered) => {
+                let policy = ui.policy.clone().anchored_by(anchors.clone().chosen(choice.clone()));
+                Ui { policy, ..ui.clone() }
+            }
+            _ => ui.clone(),
         }
     }
 
@@ -350,6 +420,15 @@ fn unmount_on_signal(mounted: &Mounted, forest: Arc<Forest>) {
         unmount();
     }
     signals::call(unmount);
+}
+
+impl From<FreshnessArg> for Freshness {
+    fn from(arg: FreshnessArg) -> Self {
+        match arg {
+            FreshnessArg::Fsync => Freshness::Fsync,
+            FreshnessArg::Interval => Freshness::Interval,
+        }
+    }
 }
 
 impl From<IntegrityArg> for Integrity {

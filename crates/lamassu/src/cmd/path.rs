@@ -58,7 +58,7 @@ struct Pair {
 }
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
-    let vault = open::forest(ui, &args.dir, &args.key, true)?;
+    let vault = open::forest(&ui.without_anchor(), &args.dir, &args.key, true)?;
     let pairs: Result<Vec<Pair>> = args.names.iter().map(|name| translate(&vault, &args, name)).collect();
     let paths = pairs?;
     if args.json {

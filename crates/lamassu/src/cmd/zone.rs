@@ -167,7 +167,7 @@ pub fn run(ui: &Ui, command: Zone) -> Result<()> {
 fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     let tier = args.tier.tier();
     let source = keys::source_or_prompt(args.key.as_ref(), "--key")?;
-    let update = Update::begin(&args.file)?;
+    let update = Update::begin(&args.file, &lamassu_keys::nobody())?;
     let mut zone: ZoneFile = update.read()?;
     let mut unlocked = keys::unlock(ui, &zone, &source, &args.file)?;
     if unlocked.keychain().epochs(tier).is_empty() {
@@ -189,7 +189,7 @@ fn create(ui: &Ui, args: &Create) -> Result<()> {
     let source = keys::source_or_prompt(args.key.as_ref(), "--key")?;
     let server =
         args.from.as_ref().map(|from| Ok::<_, crate::fault::Error>(from.parse("--from")?.zone_keys()?)).transpose()?;
-    let update = Update::begin(&args.file)?;
+    let update = Update::begin(&args.file, &lamassu_keys::nobody())?;
     if args.file.symlink_metadata().is_ok() {
         // Before the passphrase is asked for; `Update::create` looks again.
         return Err(header_file::FileError::Exists { path: args.file.clone() }.into());

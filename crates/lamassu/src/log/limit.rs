@@ -7,7 +7,7 @@
 //! has left its terminal is bound: commands, and a mount in the foreground, write every line. Never: leaves out key
 //! events.
 
-use super::{is_detached, is_key_event};
+use super::{is_detached, is_integrity_event, is_key_event};
 use std::collections::HashMap;
 use std::fmt::{Debug, Write};
 use std::hash::{BuildHasher, RandomState};
@@ -174,13 +174,18 @@ impl<S> Filter<S> for Limited {
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let meta = event.metadata();
-        if *meta.level() > Level::WARN || !is_detached() || meta.target() == module_path!() || is_key_event(meta) {
+        if *meta.level() > Level::WARN || !is_detached() || is_bounded_elsewhere(meta) {
             return true;
         }
         let mut line = Text(String::new());
         event.record(&mut line);
         LIMIT.admits(std::ptr::from_ref(meta).addr(), *meta.level(), line.0.trim(), Instant::now())
     }
+}
+
+/// Its own lines, key events, and integrity events, which have a bound of their own.
+fn is_bounded_elsewhere(meta: &Metadata<'_>) -> bool {
+    meta.target() == module_path!() || is_key_event(meta) || is_integrity_event(meta)
 }
 
 /// The message and the fields of an event.

@@ -1,16 +1,21 @@
 //! Logs: to standard error, to a file, and, once a mount has left its terminal, to syslog, so that integrity errors
 //! reach the administrator. Key events (target `lamassu::key`) go to syslog from every command. `LAMASSU_SYSLOG` names
-//! another socket than /dev/log.
+//! another socket than /dev/log. Integrity events go to the journal instead where there is one, with their fields.
+//!
+//! This module decides where a line goes: [`Log::line`] and [`journal::takes_events`].
 
+mod journal;
 pub mod limit;
+mod socket;
 
+use self::journal::Journal;
 use self::limit::Limited;
+use self::socket::Socket;
 use crate::fault::Result;
 use crate::output::Ui;
 use crate::text::printable;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,8 +28,8 @@ use tracing_subscriber::{EnvFilter, Layer};
 
 /// Whether there is no terminal any more.
 static DETACHED: AtomicBool = AtomicBool::new(false);
-/// Connected at the first message after detaching.
-static SYSLOG: OnceLock<Option<UnixDatagram>> = OnceLock::new();
+/// Made by [`connect`], or at the first message.
+static SYSLOG: OnceLock<Option<Socket>> = OnceLock::new();
 
 /// Starts logging. `LAMASSU_LOG` overrules `--verbose` with a filter in the syntax of `tracing_subscriber::EnvFilter`.
 pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
@@ -56,7 +61,11 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
         fmt::layer().with_ansi(false).with_target(false).without_time().with_writer(|| Line::Syslog(Level::INFO));
     let keys = keys.with_filter(filter_fn(is_key_event).with_max_level_hint(LevelFilter::INFO));
     let lines = lines.with_filter(filter.and(Limited));
-    let started = tracing_subscriber::registry().with(lines).with(keys).with(filter_fn(is_fit_for_a_log)).try_init();
+    // As key events do, whatever else is logged.
+    let only = filter_fn(is_integrity_event).with_max_level_hint(LevelFilter::WARN);
+    let journal = (!timed).then(|| Journal.with_filter(only));
+    let layers = tracing_subscriber::registry().with(lines).with(keys).with(journal);
+    let started = layers.with(filter_fn(is_fit_for_a_log)).try_init();
     // A second start can only be a mistake of ours; the first then stays.
     debug_assert!(started.is_ok());
     Ok(())
@@ -71,6 +80,16 @@ fn is_fit_for_a_log(event: &Metadata<'_>) -> bool {
 /// What was done to keys: see `lamassu_keys::history`.
 pub fn is_key_event(event: &Metadata<'_>) -> bool {
     event.target() == "lamassu::key" && *event.level() <= Level::INFO
+}
+
+/// What is damaged: see `lamassu_vault::event`, which bounds how much there is of it.
+pub fn is_integrity_event(event: &Metadata<'_>) -> bool {
+    event.target() == lamassu_vault::event::TARGET && *event.level() <= Level::WARN
+}
+
+/// Connects to the system's logs while everything is allowed still; a file that was named makes them needless.
+pub fn connect() {
+    let _ = (syslog(), journal::socket());
 }
 
 /// From now on standard error leads nowhere, and users of the mount cause most lines.
@@ -92,7 +111,7 @@ enum Line {
     File(Arc<File>),
     Stderr,
     Syslog(Level),
-    /// syslog has it already
+    /// syslog or the journal has it already
     Nowhere,
 }
 
@@ -106,6 +125,7 @@ impl<'a> MakeWriter<'a> for Log {
     fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
         match self.line(*meta.level()) {
             Line::Syslog(_) if is_key_event(meta) => Line::Nowhere,
+            Line::Syslog(_) | Line::Stderr if is_integrity_event(meta) && journal::takes_events() => Line::Nowhere,
             line => line,
         }
     }
@@ -143,15 +163,7 @@ impl Write for Line {
 /// say it.
 fn to_syslog(level: Level, text: &str) {
     const FACILITY_DAEMON: u8 = 3 << 3;
-    let socket = SYSLOG.get_or_init(|| {
-        let place = std::env::var_os("LAMASSU_SYSLOG").unwrap_or_else(|| "/dev/log".into());
-        let socket = UnixDatagram::unbound().ok()?;
-        socket.connect(place).ok()?;
-        // A full log must not stop the file system.
-        socket.set_nonblocking(true).ok()?;
-        Some(socket)
-    });
-    let Some(socket) = socket else { return };
+    let Some(socket) = syslog() else { return };
     let severity = match level {
         Level::ERROR => 3,
         Level::WARN => 4,
@@ -159,5 +171,10 @@ fn to_syslog(level: Level, text: &str) {
         _ => 7,
     };
     let line = format!("<{}>lamassu[{}]: {}", FACILITY_DAEMON | severity, std::process::id(), text.trim());
-    let _ = socket.send(line.as_bytes());
+    socket.send(line.as_bytes());
+}
+
+fn syslog() -> Option<&'static Socket> {
+    let place = || std::env::var_os("LAMASSU_SYSLOG").unwrap_or_else(|| "/dev/log".into());
+    SYSLOG.get_or_init(|| Socket::to(place().into())).as_ref()
 }

@@ -432,6 +432,7 @@ fn a_vault_with_many_datasets_is_copied_with_few_descriptors() {
     let mut command = Command::new("sh");
     command.args(["-c", &line]).current_dir(b.path(""));
     command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()));
+    command.env("XDG_STATE_HOME", b.path("state"));
     crate::support::Ran::from(command.output().unwrap()).ok();
     assert!(b.path("w/149/lamassu.vault").exists());
 }

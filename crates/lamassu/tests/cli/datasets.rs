@@ -339,7 +339,8 @@ fn limited(b: &Bench, line: &str) -> Ran {
     let line = format!("ulimit -n 128; exec {} {line}", env!("CARGO_BIN_EXE_lamassu"));
     let mut command = Command::new("sh");
     command.args(["-c", &line]).current_dir(b.path(""));
-    command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display())).output().unwrap().into()
+    command.env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()));
+    command.env("XDG_STATE_HOME", b.path("state")).output().unwrap().into()
 }
 
 #[test]

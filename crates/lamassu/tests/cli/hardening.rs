@@ -121,6 +121,7 @@ impl AsUser {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("LAMASSU_KEY", format!("raw:file:{}", self.bench.path("key").display()))
+            .env("XDG_STATE_HOME", self.bench.path("state"))
             .stdin(Stdio::null());
         command
     }

@@ -33,6 +33,7 @@ fn run(b: &Bench, script: &str) -> Option<Ran> {
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("D", b.path("v").parent().unwrap())
+        .env("XDG_STATE_HOME", b.path("state"))
         .output()
         .unwrap();
     let ran = Ran::from(out);

@@ -3,6 +3,8 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod admin;
+mod alerts;
+mod anchors;
 mod asked;
 mod ciphers;
 mod clones;

@@ -52,6 +52,7 @@ fn init_closes_the_directory_and_the_root_shows_what_it_was() {
         .args(["-c", "umask 027; exec \"$0\" init fresh", env!("CARGO_BIN_EXE_lamassu")])
         .current_dir(b.path("."))
         .env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()))
+        .env("XDG_STATE_HOME", b.path("state"))
         .output();
     Ran::from(output.unwrap()).ok();
     assert_eq!(mode(&b.path("fresh")), 0o700);

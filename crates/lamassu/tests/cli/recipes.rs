@@ -60,6 +60,7 @@ fn run(title: &str, script: &str, path: &str) {
         .current_dir(b.dir("work"))
         .env_clear()
         .env("PATH", path)
+        .env("XDG_STATE_HOME", b.path("state"))
         .env("SOFTHSM2_CONF", conf)
         .env("MODULE", "/usr/lib/softhsm/libsofthsm2.so")
         .env("PORT", port.to_string())

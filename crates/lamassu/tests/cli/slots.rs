@@ -75,9 +75,9 @@ fn a_recovery_key_is_printed_once_and_opens() {
 #[test]
 fn the_last_use_is_known_on_this_host() {
     let b = Bench::new();
-    b.run("init v").ok();
+    b.run("init --anchor none v").ok();
     let with_home = |line: &str| -> Ran {
-        b.command(line.split(' ')).env("XDG_STATE_HOME", b.path("state")).output().unwrap().into()
+        b.command(line.split(' ')).env("XDG_STATE_HOME", b.path("home")).output().unwrap().into()
     };
     assert!(with_home("key list --json v").ok().json()["slots"][0]["last_used_here"].is_null());
     with_home("ls v").ok();
@@ -88,7 +88,7 @@ fn the_last_use_is_known_on_this_host() {
     // It is nobody else's business, also where a command makes files of any mode.
     b.file("f", b"");
     with_home("cp v f vault:").ok();
-    let noted: Vec<_> = std::fs::read_dir(b.path("state/lamassu")).unwrap().map(|e| mode(&e.unwrap().path())).collect();
+    let noted: Vec<_> = std::fs::read_dir(b.path("home/lamassu")).unwrap().map(|e| mode(&e.unwrap().path())).collect();
     assert_eq!(noted, [0o600]);
     // A place that cannot be written to is no failure.
     b.file("blocked", b"");
@@ -247,7 +247,7 @@ fn a_restore_compares_keys_and_not_their_numbers() {
     let path = b.path("v/lamassu.vault");
     let first = std::fs::read(&path).unwrap();
     let rotate = || {
-        let update = Update::begin(&path).unwrap();
+        let update = Update::begin(&path, &lamassu_keys::nobody()).unwrap();
         let mut header: VaultHeader = update.read().unwrap();
         let key = lamassu_crypto::SecretBytes::new(std::fs::read(b.path("key")).unwrap());
         let mut keys = unlock(&header, &Material::new(SlotKind::Raw, key).unwrap()).unwrap();
@@ -283,7 +283,7 @@ fn with_slots(file: &std::path::Path, n: u64, memory_kib: u64, passes: u64) {
 fn a_hostile_header_does_not_keep_the_host_busy() {
     let b = Bench::new();
     b.secret("pass", b"correct horse");
-    b.run("init -k passphrase:file:pass --argon2-ms 1 v").ok();
+    b.run("init --anchor none -k passphrase:file:pass --argon2-ms 1 v").ok();
     b.run("key backup v copy").ok();
     b.run("zone create -k passphrase:file:pass --argon2-ms 1 z").ok();
     let (header, zone) = (b.path("v/lamassu.vault"), b.path("z"));
@@ -359,9 +359,9 @@ fn the_slot_that_opened_last_is_tried_first() {
     let b = Bench::new();
     b.secret("one", b"first passphrase");
     b.secret("two", b"second passphrase");
-    b.run("init -k passphrase:file:one --argon2-ms 1 v").ok();
+    b.run("init --anchor none -k passphrase:file:one --argon2-ms 1 v").ok();
     b.run("key add -k passphrase:file:one -n passphrase:file:two --argon2-ms 1 v").ok();
-    let state = b.path("state");
+    let state = b.path("home");
     let run = |line: &str| -> Ran { b.command(line.split(' ')).env("XDG_STATE_HOME", &state).output().unwrap().into() };
     let noted = || std::fs::read_dir(state.join("lamassu")).unwrap().next().unwrap().unwrap().path();
     let last = || serde_json::from_slice::<Value>(&std::fs::read(noted()).unwrap()).unwrap()["last"].clone();

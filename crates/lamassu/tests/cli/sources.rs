@@ -40,6 +40,7 @@ fn copying_standard_input_leaves_it_to_the_data() {
         let mut child = Command::new("setsid")
             .args(["--wait", env!("CARGO_BIN_EXE_lamassu"), "cp", "-k", source, "v", "-", "vault:x"])
             .current_dir(b.path(""))
+            .env("XDG_STATE_HOME", b.path("state"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -61,7 +62,14 @@ fn a_descriptor_is_inherited() {
     // The shell opens the descriptors, as those who use this do.
     let sh = |line: &str| -> Ran {
         let script = line.replace("lamassu", env!("CARGO_BIN_EXE_lamassu"));
-        Command::new("bash").arg("-c").arg(script).current_dir(b.path("")).output().unwrap().into()
+        Command::new("bash")
+            .arg("-c")
+            .arg(script)
+            .current_dir(b.path(""))
+            .env("XDG_STATE_HOME", b.path("state"))
+            .output()
+            .unwrap()
+            .into()
     };
     sh("lamassu ls -k hex:fd:3 v 3<hex").ok();
     sh("lamassu ls -k hex:fd:9 v 9< <(cat hex)").ok();
@@ -173,7 +181,12 @@ fn a_daemon_keeps_neither_the_variable_nor_the_descriptor_of_its_key() {
 
     b.run("init w").ok();
     let line = format!("exec 7<key; exec {} mount -k raw:fd:7 w m", env!("CARGO_BIN_EXE_lamassu"));
-    let ran = std::process::Command::new("sh").args(["-c", &line]).current_dir(b.path("")).output().unwrap();
+    let ran = std::process::Command::new("sh")
+        .args(["-c", &line])
+        .current_dir(b.path(""))
+        .env("XDG_STATE_HOME", b.path("state"))
+        .output()
+        .unwrap();
     crate::support::Ran::from(ran).ok();
     let daemon = crate::mounts::serving(&b.path("w"));
     let open = std::fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().flatten();

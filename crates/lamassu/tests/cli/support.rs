@@ -113,6 +113,8 @@ impl Bench {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("LAMASSU_KEY", format!("raw:file:{}", self.path("key").display()))
+            // Anchors of this test alone; else root's would be the machine's.
+            .env("XDG_STATE_HOME", self.path("state"))
             .stdin(Stdio::null());
         command
     }

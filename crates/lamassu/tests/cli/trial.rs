@@ -22,7 +22,7 @@ fn removing_the_lock_file_admits_no_second_writer() {
         b.run(line).code(11).says("mounted on");
     }
     assert!(!is_mounted(&b.path("n")));
-    b.run("mount --read-only v n").ok();
+    b.run("mount --read-only --anchor none v n").ok();
     b.unmount("n");
     fs::write(b.path("m/f"), b"still the only one").unwrap();
     b.unmount("m");
@@ -42,7 +42,8 @@ fn a_limit_of_file_sizes_is_an_error_and_not_the_daemons_end() {
     let mut limited = Command::new("sh");
     limited.args(["-c", &line]).current_dir(b.path(""));
     let key = format!("raw:file:{}", b.path("key").display());
-    crate::support::Ran::from(limited.env("LAMASSU_KEY", key).output().unwrap()).ok();
+    crate::support::Ran::from(limited.env("LAMASSU_KEY", key).env("XDG_STATE_HOME", b.path("state")).output().unwrap())
+        .ok();
     let write = |name: &str, len: usize| {
         let file = fs::File::create(b.path(name)).unwrap();
         file.write_all_at(&vec![7; len], 0).and_then(|()| file.sync_all())

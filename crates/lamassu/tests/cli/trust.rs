@@ -112,7 +112,8 @@ fn a_copy_has_nothing_that_gives_rights() {
     masked
         .args(["-c", &line])
         .current_dir(b.path(""))
-        .env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()));
+        .env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()))
+        .env("XDG_STATE_HOME", b.path("state"));
     crate::support::Ran::from(masked.output().unwrap()).ok();
     assert_eq!((bits("masked"), bits("masked/plain")), (0o700, 0o600));
 

@@ -8,7 +8,7 @@ use crate::{served, text};
 use lamassu_format::header::{AdminPin, Header, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, KeyError, Purpose, SlotKind, Update, admin};
+use lamassu_keys::{Event, KeyError, Purpose, SlotKind, Update, admin, nobody};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -107,7 +107,7 @@ pub fn run(ui: &Ui, command: &Admin) -> Result<()> {
 fn init(ui: &Ui, args: &Init) -> Result<()> {
     open::found(ui, &args.dir)?;
     let source = args.key.source()?;
-    let update = Update::begin(&args.dir.join(name::HEADER))?;
+    let update = Update::begin(&args.dir.join(name::HEADER), &ui.policy.witness())?;
     let mut header: VaultHeader = update.read()?;
     if header.keys().admin.is_some() {
         return Err(KeyError::HasAdministrator.into());
@@ -139,7 +139,7 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
     open::found(ui, &args.dir)?;
     // A daemon keeps the old seed, and could not change the header any more.
     let _lock = open::lock_out_writers(ui, &args.dir)?;
-    let update = Update::begin(&args.dir.join(name::HEADER))?;
+    let update = Update::begin(&args.dir.join(name::HEADER), &ui.policy.witness())?;
     let mut header: VaultHeader = update.read()?;
     let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, args.key.with(&source), &args.dir)?;
     let done = unlocked.exchange_administrator(&mut header, &material)?;
@@ -230,7 +230,7 @@ fn pin(ui: &Ui, args: &Pin) -> Result<()> {
 
 fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     let source = keys::source_or_prompt(args.zone_key.as_ref(), "--zone-key")?;
-    let update = Update::begin(file)?;
+    let update = Update::begin(file, &nobody())?;
     let mut zone: ZoneFile = update.read()?;
     let keys = keys::unlock(ui, &zone, &source, file)?;
     let key = text::hex(&pin.admin);

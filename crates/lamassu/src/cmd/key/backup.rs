@@ -133,6 +133,7 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     // That there may be datasets is never taken back (§4c): without it their directories would be taken for damaged
     // ones of the vault's own.
     let carry = |keys: &Unlocked, header: &mut VaultHeader, now: Option<&VaultHeader>| {
+        carry_anchored(ui, args, keys, header, now)?;
         if header.has_datasets() {
             return Ok(());
         }
@@ -161,6 +162,31 @@ fn restore_vault(ui: &Ui, args: &Restore, header: &VaultHeader) -> Result<()> {
     put(ui, args, &args.dir.join(name::HEADER), header, belongs, carry)
 }
 
+/// Nor is that something outside the store knows the newest state: without it older ones would pass for the newest.
+fn carry_anchored(
+    ui: &Ui,
+    args: &Restore,
+    keys: &Unlocked,
+    header: &mut VaultHeader,
+    now: Option<&VaultHeader>,
+) -> Result<()> {
+    let known = ui.policy.anchors.file_of(&header.id())?;
+    let is_anchored = now.is_some_and(VaultHeader::is_anchored) || known.is_some_and(|file| file.exists());
+    match header.is_anchored() || !is_anchored {
+        true => Ok(()),
+        false => match keys.set_anchored(header) {
+            Ok(_) => Ok(()),
+            Err(KeyError::NotAdministrator { slot: _ }) if args.force => {
+                ui.warn("the copy is from before the vault was anchored, and cannot be signed anew to say that it is: run `lamassu anchor accept` with an administrator's slot");
+                Ok(())
+            }
+            Err(error) => {
+                Err(error).context("the copy is from before the vault was anchored, and has to be signed anew")
+            }
+        },
+    }
+}
+
 fn put<H: Header + Clone>(
     ui: &Ui,
     args: &Restore,
@@ -176,7 +202,8 @@ fn put<H: Header + Clone>(
         )
         .into());
     }
-    let update = Update::begin(place)?;
+    // What an administrator puts back is what is to be: not made of what is there.
+    let update = Update::begin(place, &ui.policy.witness())?.decided();
     let material = keys::load(ui, &source, &args.file.display().to_string(), Purpose::Unlock)?;
     let unlocked =
         keys::try_slots(ui, header, &material, args.key.slot()).with_context(|| format!("{}", args.file.display()))?;
@@ -199,6 +226,7 @@ fn put<H: Header + Clone>(
             error @ (FileError::Exists { .. }
             | FileError::NotAFile { .. }
             | FileError::Busy { .. }
+            | FileError::Witness { .. }
             | FileError::Write { .. }),
         ) => {
             return Err(error.into());

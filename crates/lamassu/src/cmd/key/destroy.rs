@@ -100,7 +100,7 @@ pub fn run(ui: &Ui, args: &Destroy) -> Result<()> {
     let audit = args.how.audit_key.as_ref().map(receipt::load).transpose()?;
     // No process has it open from before it is looked at until it is done.
     let _lock = open::lock_out_writers(ui, &args.dir)?;
-    let destruction = Destruction::begin(&path)?;
+    let destruction = Destruction::begin(&path, &ui.policy.witness())?;
     if args.id.as_ref().is_some_and(|id| *id != crate::text::hex(&destruction.header().id())) {
         return Err(Fault::NotThatDataset { dir: args.dir.clone() }.into());
     }

@@ -245,9 +245,9 @@ pub fn run(ui: &Ui, command: Key) -> Result<()> {
 /// Changes of slots where a vault is mounted: its daemon makes them.
 fn on_mount(ui: &Ui, command: &Key) -> Option<Result<()>> {
     match command {
-        Key::Add(args) => served::at(&args.dir).map(|at| mounted::add(ui, &at, args)),
-        Key::Remove(args) => served::at(&args.dir).map(|at| mounted::remove(ui, &at, args)),
-        Key::Change(args) => served::at(&args.dir).map(|at| mounted::change(ui, &at, args)),
+        Key::Add(args) => served::of(&args.dir).map(|at| mounted::add(ui, &at, args)),
+        Key::Remove(args) => served::of(&args.dir).map(|at| mounted::remove(ui, &at, args)),
+        Key::Change(args) => served::of(&args.dir).map(|at| mounted::change(ui, &at, args)),
         _ => None,
     }
 }
@@ -272,7 +272,7 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
         return recovery::add::<H>(file, ui, args, &old);
     }
     let new = keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?;
-    let update = Update::begin(file)?;
+    let update = Update::begin(file, &ui.policy.witness())?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, args.key.with(&old), &args.dir)?;
     // Before a new key is asked for, or anything is said to have been done.
@@ -289,7 +289,7 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
 
 fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {
     let source = args.key.source_for::<H>()?;
-    let update = Update::begin(file)?;
+    let update = Update::begin(file, &ui.policy.witness())?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
     let event = about(EventKind::SlotRemoved, args.slot, &header);
@@ -302,7 +302,7 @@ fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> 
 fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> {
     args.label.as_deref().map_or(Ok(()), check_label)?;
     let (old, new) = (args.key.source_for::<H>()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
-    let update = Update::begin(file)?;
+    let update = Update::begin(file, &ui.policy.witness())?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, args.key.with(&old), &args.dir)?;
     // Before a new key is asked for, or anything is said to have been done.

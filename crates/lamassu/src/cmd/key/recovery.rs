@@ -16,7 +16,7 @@ use lamassu_keys::{Event, KeySource, Material, NewSlot, Role, SlotKind, Unlocked
 use std::path::Path;
 
 pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource) -> Result<()> {
-    let update = Update::begin(file)?;
+    let update = Update::begin(file, &ui.policy.witness())?;
     let mut header: H = update.read()?;
     let unlocked = keys::unlock(ui, &header, args.key.with(old), &args.dir)?;
     unlocked.may_change(&header)?;
@@ -33,7 +33,7 @@ pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource)
     let event = about(EventKind::SlotAdded, id, &header);
     update.record(&mut header, &unlocked, &[event])?;
     say(ui, id, args.shares);
-    print(paper.expose(), id, || take_back::<H>(file, &unlocked, id))
+    print(paper.expose(), id, || take_back::<H>(ui, file, &unlocked, id))
 }
 
 pub(super) fn label(args: &Add) -> String {
@@ -88,8 +88,8 @@ pub(super) fn print(words: &[u8], id: u32, take_back: impl FnOnce() -> Result<()
     Err(Fault::Unprinted { reason: error.to_string(), undone }.into())
 }
 
-fn take_back<H: Header + Clone>(file: &Path, unlocked: &Unlocked, id: u32) -> Result<()> {
-    let update = Update::begin(file)?;
+fn take_back<H: Header + Clone>(ui: &Ui, file: &Path, unlocked: &Unlocked, id: u32) -> Result<()> {
+    let update = Update::begin(file, &ui.policy.witness())?;
     let mut header: H = update.read()?;
     let _nobody_has_it = unlocked.remove_slot(&mut header, id)?;
     let event = Event::new(EventKind::SlotRemoved).slot(id).detail("why", "its words could not be printed");

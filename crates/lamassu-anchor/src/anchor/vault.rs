@@ -1,0 +1,77 @@
+//! What is known of the vault as a whole: its header and its history (`docs/freshness.md`, section 5).
+
+use super::{Anchor, Result};
+use crate::queue::Mark;
+use crate::row::{Sealed, VaultRow};
+use crate::{AnchorError, Digest};
+use std::collections::HashSet;
+
+/// What the store shows of a vault, or is about to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderBasis {
+    /// There is none yet, or a person has decided what it shall be.
+    Decided,
+    /// The header that was read, and to which the change was made.
+    Read(Digest),
+}
+
+impl Anchor {
+    /// Changes what is known of the vault, durably.
+    ///
+    /// # Errors
+    /// Those of the table; the change is in force here and durable with the next commit.
+    pub fn commit_vault(&self, change: impl FnOnce(&mut VaultRow)) -> Result<()> {
+        self.change_vault(change);
+        self.commit_objects(&HashSet::new(), Mark(0))
+    }
+
+    /// Notes durably that the header is about to be replaced, and how far the history goes if that has changed. False: the header that the
+    /// change was made to is not the newest, and nothing is noted.
+    ///
+    /// # Errors
+    /// As [`Anchor::commit_vault`]; the header may not be replaced then.
+    pub fn replacing_header(&self, basis: HeaderBasis, new: Digest, history: Option<(u64, Digest)>) -> Result<bool> {
+        let old = match (basis, self.vault().header) {
+            (HeaderBasis::Read(read), header) if !header.is_current(read) => return Ok(false),
+            (HeaderBasis::Read(read), _) => read,
+            (HeaderBasis::Decided, Sealed::Nothing) => Digest::NONE,
+            // Which of two it was nobody knows: the newer one then, and what is there goes in any case.
+            (HeaderBasis::Decided, Sealed::Is(old) | Sealed::Becomes { new: old, .. }) => old,
+        };
+        self.commit_vault(|vault| {
+            vault.header = if old == new { Sealed::Is(new) } else { Sealed::Becomes { old, new } };
+            vault.history = history.unwrap_or(vault.history);
+        })?;
+        Ok(true)
+    }
+
+    /// The header was replaced, durably.
+    ///
+    /// # Errors
+    /// As [`Anchor::commit_vault`].
+    pub fn header_replaced(&self, new: Digest) -> Result<()> {
+        match self.vault().header == Sealed::Is(new) {
+            true => Ok(()),
+            false => self.commit_vault(|vault| vault.header = Sealed::Is(new)),
+        }
+    }
+
+    /// The history goes further than was known.
+    ///
+    /// # Errors
+    /// As [`Anchor::commit_vault`].
+    pub fn history_goes_to(&self, count: u64, head: Digest) -> Result<()> {
+        match self.vault().history.0 < count {
+            true => self.commit_vault(|vault| vault.history = (count, head)),
+            false => Ok(()),
+        }
+    }
+
+    /// That the anchor is of this vault.
+    ///
+    /// # Errors
+    /// [`AnchorError::Foreign`].
+    pub fn is_of(&self, vault: &[u8; 16]) -> Result<()> {
+        if self.vault().vault == *vault { Ok(()) } else { Err(AnchorError::Foreign) }
+    }
+}

@@ -1,0 +1,378 @@
+//! All rows of an anchor as one stream: to be kept elsewhere, taken to another machine, or compared with another.
+//!
+//! ```text
+//! offset  bytes
+//!      0     15  "lamassu anchor\0"
+//!     15      1  version, 1
+//!     16     16  the vault's id
+//!     32      8  revision, little-endian
+//!     40         frames: length u32, 1 to 1 MiB; whole rows
+//!             4  0
+//!             8  how many rows
+//!            32  HMAC-SHA-256 over the digest
+//! ```
+//!
+//! A row is its table (u8, the place in [`Space::ALL`]), then its key and its value, each behind its length (LEB128).
+//! Rows are strictly ascending by table and key, so that equal anchors have equal digests; the first is the vault's.
+//!
+//! The digest is a chain, so that a stream of any length is read in little memory: it begins as SHA-256 of the head,
+//! each frame makes it SHA-256(digest ‖ frame), and the number of rows closes it. How rows are put into frames is
+//! fixed: the shortest row of frames in which no frame but one of a single row exceeds 64 KiB.
+//!
+//! Guarantee: what does not parse, does not end, or does not verify is an error. Rows are handed out *before* the end
+//! has been verified: whoever takes them keeps them apart until then.
+
+use crate::codec::{Reader, put};
+use crate::queue::{VAULT_KEY, decode_digests};
+use crate::row::{Entry, Intent, Row, VaultRow};
+use crate::table::{Change, DiskTable, Space};
+use crate::{AnchorError, Part, Revision};
+use lamassu_crypto::{Secret, wrap};
+use std::io::{self, Read, Write};
+
+const MAGIC: &[u8; 15] = b"lamassu anchor\0";
+const VERSION: u8 = 1;
+const HEAD_LEN: usize = 40;
+/// How long a frame gets, unless one row is longer.
+const FRAME_LEN: usize = 64 << 10;
+/// How long one may be.
+const FRAME_MAX: usize = 1 << 20;
+/// Bytes of the code at the end.
+const MAC_LEN: usize = 32;
+
+/// What an export is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// the vault's id
+    pub vault: [u8; 16],
+    /// of the anchor
+    pub revision: Revision,
+    /// how many rows there are
+    pub rows: u64,
+    /// over all of them
+    pub digest: [u8; 32],
+}
+
+/// An export cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// Something else than an export.
+    #[error("this is no export of an anchor")]
+    NotAnExport,
+    /// Written by a later Lamassu.
+    #[error("the export has version {found}, which is not supported; use a newer lamassu")]
+    Version {
+        /// version found
+        found: u8,
+    },
+    /// It ends too early, or makes no sense.
+    #[error("the export is damaged: it makes no sense, or ends, behind {rows} rows")]
+    Damaged {
+        /// rows that were good
+        rows: u64,
+    },
+    /// Somebody changed it, or it was made under other keys.
+    #[error("the export does not verify: it was changed, or made under another file key of the vault")]
+    Unauthentic,
+    /// Of the anchor.
+    #[error(transparent)]
+    Anchor(#[from] AnchorError),
+    /// The system could not read or write it.
+    #[error("cannot {op} the export: {source}")]
+    Io {
+        /// what was tried
+        op: &'static str,
+        /// the system's error
+        source: io::Error,
+    },
+}
+
+fn failed(op: &'static str) -> impl Fn(io::Error) -> ExportError {
+    move |source| ExportError::Io { op, source }
+}
+
+/// Writes all rows of an anchor, as of one moment.
+///
+/// # Errors
+/// [`ExportError::Anchor`], [`ExportError::Io`].
+pub fn write(table: &DiskTable, key: &Secret<32>, out: &mut dyn Write) -> Result<Exported, ExportError> {
+    let (mut out, mut writer) = (Some(out), None);
+    table.visit_all(|space, name, value| {
+        if space == Space::Vault
+            && let Some(out) = out.take()
+        {
+            writer = Some(Writer::begin(out, &VaultRow::decode(value)?)?);
+        }
+        // The vault's row is the first of all.
+        let writer = writer.as_mut().ok_or(AnchorError::Damaged { part: Part::Vault })?;
+        writer.row(space, name, value)
+    })?;
+    writer.ok_or(AnchorError::Damaged { part: Part::Vault })?.end(key)
+}
+
+/// What [`write()`] would write, without writing it.
+///
+/// # Errors
+/// [`ExportError::Anchor`].
+pub fn digest(table: &DiskTable) -> Result<Exported, ExportError> {
+    // The digest does not depend on the key.
+    write(table, &Secret::new(&mut [0; 32]), &mut io::sink())
+}
+
+/// Writes rows, which the caller gives in order.
+pub struct Writer<'a> {
+    out: &'a mut dyn Write,
+    exported: Exported,
+    frame: Vec<u8>,
+}
+
+impl<'a> Writer<'a> {
+    /// Begins.
+    ///
+    /// # Errors
+    /// [`ExportError::Io`].
+    pub fn begin(out: &'a mut dyn Write, vault: &VaultRow) -> Result<Writer<'a>, ExportError> {
+        let mut head = [0; HEAD_LEN];
+        head[..15].copy_from_slice(MAGIC);
+        head[15] = VERSION;
+        head[16..32].copy_from_slice(&vault.vault);
+        head[32..].copy_from_slice(&vault.revision.0.to_le_bytes());
+        out.write_all(&head).map_err(failed("write"))?;
+        let exported = Exported { vault: vault.vault, revision: vault.revision, rows: 0, digest: wrap::sha256(&head) };
+        Ok(Writer { out, exported, frame: Vec::new() })
+    }
+
+    /// One row more.
+    ///
+    /// # Errors
+    /// [`ExportError::Io`]; [`ExportError::Damaged`] for one that is longer than any.
+    pub fn row(&mut self, space: Space, key: &[u8], value: &[u8]) -> Result<(), ExportError> {
+        let mut row = vec![number_of(space)];
+        for part in [key, value] {
+            put(&mut row, part.len() as u64);
+            row.extend(part);
+        }
+        if row.len() > FRAME_MAX {
+            return Err(ExportError::Damaged { rows: self.exported.rows });
+        }
+        if !self.frame.is_empty() && self.frame.len() + row.len() > FRAME_LEN {
+            self.put_frame()?;
+        }
+        self.frame.extend(row);
+        self.exported.rows += 1;
+        Ok(())
+    }
+
+    fn put_frame(&mut self) -> Result<(), ExportError> {
+        let len = (self.frame.len() as u32).to_le_bytes();
+        let written = self.out.write_all(&len).and_then(|()| self.out.write_all(&self.frame));
+        written.map_err(failed("write"))?;
+        self.exported.digest = chained(&self.exported.digest, &self.frame);
+        self.frame.clear();
+        Ok(())
+    }
+
+    /// Ends the stream; its digest is final.
+    ///
+    /// # Errors
+    /// [`ExportError::Io`].
+    pub fn end(mut self, key: &Secret<32>) -> Result<Exported, ExportError> {
+        if !self.frame.is_empty() {
+            self.put_frame()?;
+        }
+        let rows = self.exported.rows.to_le_bytes();
+        self.exported.digest = chained(&self.exported.digest, &rows);
+        let mac = wrap::hmac(key, &self.exported.digest);
+        let end = [&0_u32.to_le_bytes()[..], &rows, &mac].concat();
+        self.out.write_all(&end).and_then(|()| self.out.flush()).map_err(failed("write"))?;
+        Ok(self.exported)
+    }
+}
+
+/// Reads an export of a vault and verifies it. `each` is given every row before that is done.
+///
+/// # Errors
+/// [`ExportError`], [`AnchorError::Foreign`] for that of another vault; what `each` was given is worth nothing then.
+pub fn read(
+    from: &mut dyn Read,
+    vault: &[u8; 16],
+    key: &Secret<32>,
+    each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
+) -> Result<Exported, ExportError> {
+    let (exported, mac) = parse(from, Some(vault), each)?;
+    match wrap::equal(&wrap::hmac(key, &exported.digest), &mac) {
+        true => Ok(exported),
+        false => Err(ExportError::Unauthentic),
+    }
+}
+
+/// The same without the key, of one vault or of any: nothing is verified but the form.
+///
+/// # Errors
+/// As [`read`], but for [`ExportError::Unauthentic`].
+pub fn parse(
+    from: &mut dyn Read,
+    of: Option<&[u8; 16]>,
+    each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
+) -> Result<(Exported, [u8; MAC_LEN]), ExportError> {
+    let mut head = [0; HEAD_LEN];
+    exactly(from, &mut head, 0).map_err(|error| match error {
+        ExportError::Damaged { .. } => ExportError::NotAnExport,
+        error => error,
+    })?;
+    if head[..15] != *MAGIC {
+        return Err(ExportError::NotAnExport);
+    }
+    if head[15] != VERSION {
+        return Err(ExportError::Version { found: head[15] });
+    }
+    let (mut vault, mut revision) = ([0; 16], [0; 8]);
+    vault.copy_from_slice(&head[16..32]);
+    revision.copy_from_slice(&head[32..]);
+    if of.is_some_and(|of| *of != vault) {
+        return Err(AnchorError::Foreign.into());
+    }
+    let revision = Revision(u64::from_le_bytes(revision));
+    let mut rows = Rows { vault, revision, degree: 0, last: None, count: 0 };
+    let mut digest = wrap::sha256(&head);
+    let mut frame = Vec::new();
+    loop {
+        let mut len = [0; 4];
+        exactly(from, &mut len, rows.count)?;
+        match u32::from_le_bytes(len) as usize {
+            0 => break,
+            len if len > FRAME_MAX => return Err(rows.damaged()),
+            len => frame.resize(len, 0),
+        }
+        exactly(from, &mut frame, rows.count)?;
+        digest = chained(&digest, &frame);
+        rows.take(&frame, each)?;
+    }
+    let (mut count, mut mac) = ([0; 8], [0; MAC_LEN]);
+    exactly(from, &mut count, rows.count)?;
+    exactly(from, &mut mac, rows.count)?;
+    let is_end = from.read(&mut [0]).map_err(failed("read"))? == 0;
+    if !is_end || u64::from_le_bytes(count) != rows.count || rows.degree == 0 {
+        return Err(rows.damaged());
+    }
+    let digest = chained(&digest, &count);
+    Ok((Exported { vault, revision, rows: rows.count, digest }, mac))
+}
+
+fn exactly(from: &mut dyn Read, bytes: &mut [u8], rows: u64) -> Result<(), ExportError> {
+    from.read_exact(bytes).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => ExportError::Damaged { rows },
+        _ => failed("read")(error),
+    })
+}
+
+/// The rows of an export as they are read.
+struct Rows {
+    vault: [u8; 16],
+    revision: Revision,
+    /// of trees, once the vault's row is read; 0 before
+    degree: usize,
+    last: Option<(Space, Vec<u8>)>,
+    count: u64,
+}
+
+impl Rows {
+    fn damaged(&self) -> ExportError {
+        ExportError::Damaged { rows: self.count }
+    }
+
+    fn take(
+        &mut self,
+        frame: &[u8],
+        each: &mut dyn FnMut(Change) -> Result<(), AnchorError>,
+    ) -> Result<(), ExportError> {
+        let mut from = Reader(frame);
+        while !from.0.is_empty() {
+            let (space, key, value) = row(&mut from).ok_or_else(|| self.damaged())?;
+            let name = (space, key.to_vec());
+            if self.last.as_ref().is_some_and(|last| *last >= name) {
+                return Err(self.damaged());
+            }
+            self.check(space, key, value).ok_or_else(|| self.damaged())?;
+            self.last = Some(name);
+            self.count += 1;
+            each(Change { space, key: key.to_vec(), value: Some(value.to_vec()) })?;
+        }
+        Ok(())
+    }
+
+    /// That an anchor could have written this row.
+    fn check(&mut self, space: Space, key: &[u8], value: &[u8]) -> Option<()> {
+        let has_len = |len: usize| (key.len() == len).then_some(());
+        match space {
+            Space::Vault => {
+                let vault = VaultRow::decode(value).ok()?;
+                self.degree = 1 << vault.degree_log2;
+                let is_it = key == VAULT_KEY && vault.vault == self.vault && vault.revision == self.revision;
+                is_it.then_some(())
+            }
+            // Without the vault's row there is no anchor.
+            _ if self.degree == 0 => None,
+            Space::Objects => has_len(8).and_then(|()| Row::decode(value).ok().map(drop)),
+            Space::Open => has_len(8).filter(|()| value.is_empty()),
+            Space::Entries => has_len(24).and_then(|()| Entry::decode(value).ok().map(drop)),
+            Space::Held => has_len(16).and_then(|()| decode_digests(value, self.degree).ok().map(drop)),
+            Space::Intents => has_len(8).and_then(|()| Intent::decode(value).ok().map(drop)),
+        }
+    }
+}
+
+fn row<'a>(from: &mut Reader<'a>) -> Option<(Space, &'a [u8], &'a [u8])> {
+    let [space] = from.bytes()?;
+    let space = *Space::ALL.get(usize::from(space))?;
+    Some((space, part(from)?, part(from)?))
+}
+
+fn part<'a>(from: &mut Reader<'a>) -> Option<&'a [u8]> {
+    let len = usize::try_from(from.number()?).ok()?;
+    let (part, rest) = from.0.split_at_checked(len)?;
+    from.0 = rest;
+    Some(part)
+}
+
+fn number_of(space: Space) -> u8 {
+    Space::ALL.iter().position(|one| *one == space).map_or(0, |at| at as u8)
+}
+
+fn chained(digest: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
+    wrap::sha256(&[&digest[..], bytes].concat())
+}
+
+/// Copies all rows for a copy of the vault in the store: the same objects and names, another id. Its header and its
+/// history are not known yet. The vault's row comes last: a copy that was cut off is no anchor.
+///
+/// # Errors
+/// Those of both tables.
+pub fn copy_to(from: &DiskTable, to: &dyn crate::table::Table, vault: [u8; 16]) -> Result<(), AnchorError> {
+    /// Rows to a commit.
+    const AT_ONCE: usize = 4096;
+    let mut changes = Vec::new();
+    let mut own = None;
+    from.visit_all(|space, key, value| {
+        if space == Space::Vault {
+            let row = VaultRow::decode(value)?;
+            own = Some(VaultRow {
+                vault,
+                revision: Revision(1),
+                header: crate::row::Sealed::Nothing,
+                history: Default::default(),
+                ..row
+            });
+            return Ok(());
+        }
+        changes.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
+        if changes.len() == AT_ONCE {
+            to.commit(&changes)?;
+            changes.clear();
+        }
+        Ok::<(), AnchorError>(())
+    })?;
+    let own = own.ok_or(AnchorError::Damaged { part: Part::Vault })?;
+    changes.push(Change { space: Space::Vault, key: VAULT_KEY.to_vec(), value: Some(own.encode()) });
+    to.commit(&changes)
+}

@@ -1,0 +1,224 @@
+//! Where the anchors of this host's vaults lie, opening them, and what they say of headers and histories
+//! (`docs/freshness.md`).
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `place` | which file is the anchor of a vault |
+//! | `proof` | a header and a history against the anchor |
+//! | `made` | a new anchor, taken back if what it is for fails |
+//! | `moved` | export, import, another place |
+//!
+//! One process opens an anchor once: whoever asks again gets the same. A vault whose header says that it is anchored is
+//! not opened without its anchor, unless a person said `none`, and then nothing in it is changed.
+//!
+//! Never: reads a page or a name of the store.
+
+mod made;
+mod moved;
+mod place;
+mod proof;
+
+pub use made::{DEGREE_LOG2, Made, NewAnchor};
+pub use moved::{CopiedDatasets, ImportError, Imported};
+pub use place::{Choice, refuse_within, settled};
+pub use proof::check;
+
+use crate::{Error, Policy, Result, lock};
+use lamassu_anchor::table::{DiskTable, Readers};
+use lamassu_anchor::{Anchor, AnchorError, HeaderBasis};
+use lamassu_format::header::VaultHeader;
+use lamassu_keys::witness::{Basis, Replacement, Witness, WitnessError};
+use lamassu_vault::VaultError;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+/// What an anchor is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Nothing is changed; no other process changes anything meanwhile.
+    Read,
+    /// This process alone has it.
+    Write,
+}
+
+impl Access {
+    /// What opening a vault so takes.
+    pub fn of(read_only: bool) -> Access {
+        if read_only { Access::Read } else { Access::Write }
+    }
+}
+
+/// The anchors of this host. Cheap to clone; clones open each anchor once together.
+#[derive(Clone, Debug, Default)]
+pub struct Anchors {
+    dir: Option<PathBuf>,
+    choice: Choice,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// The vault that a chosen file is the anchor of: the first that is asked for, which is what the command is about.
+    chosen_for: OnceLock<[u8; 16]>,
+    open: Mutex<HashMap<[u8; 16], Open>>,
+}
+
+struct Open {
+    anchor: Weak<Anchor>,
+    access: Access,
+}
+
+impl std::fmt::Debug for Open {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Open").field("access", &self.access).finish_non_exhaustive()
+    }
+}
+
+impl From<AnchorError> for Error {
+    fn from(error: AnchorError) -> Self {
+        Error::Vault(VaultError::Anchor(error))
+    }
+}
+
+impl Anchors {
+    /// Anchors in a directory, which is made when it is needed.
+    pub fn within(dir: Option<PathBuf>) -> Anchors {
+        Anchors { dir, ..Anchors::default() }
+    }
+
+    /// The same, as a person chose for the vault that a command is about.
+    #[must_use]
+    pub fn chosen(self, choice: Choice) -> Anchors {
+        Anchors { choice, ..self }
+    }
+
+    /// What a person chose.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    fn opened(&self) -> MutexGuard<'_, HashMap<[u8; 16], Open>> {
+        self.shared.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the anchor of a vault, or gives the one that is open.
+    ///
+    /// # Errors
+    /// [`AnchorError`]; [`Error::NoAnchorPlace`], [`Error::Local`].
+    pub fn open(&self, vault: &[u8; 16], access: Access) -> Result<Arc<Anchor>> {
+        let mut opened = self.opened();
+        let there = opened.get(vault).filter(|open| access == Access::Read || open.access == Access::Write);
+        if let Some(anchor) = there.and_then(|open| open.anchor.upgrade()) {
+            return Ok(anchor);
+        }
+        let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        let table = match access {
+            Access::Read => DiskTable::open_read_only(&path, Readers::InsteadOfWriter)?,
+            Access::Write => DiskTable::open(&path)?,
+        };
+        let anchor = Arc::new(Anchor::open(Arc::new(table), vault)?);
+        opened.insert(*vault, Open { anchor: Arc::downgrade(&anchor), access });
+        Ok(anchor)
+    }
+
+    /// The tables of a vault's anchor, to be looked at beside whoever has it open.
+    ///
+    /// # Errors
+    /// As [`Anchors::open`].
+    pub fn look(&self, vault: &[u8; 16]) -> Result<(PathBuf, DiskTable)> {
+        let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        let beside = DiskTable::open_read_only(&path, Readers::BesideWriter);
+        let table = match beside {
+            // Another reader keeps writers out: it may be joined.
+            Err(AnchorError::Locked { .. }) => DiskTable::open_read_only(&path, Readers::InsteadOfWriter),
+            opened => opened,
+        }?;
+        Ok((path, table))
+    }
+
+    /// The anchor that a vault with this header is opened with; `None`: it has none, or a person said that it is to be
+    /// read without.
+    ///
+    /// # Errors
+    /// As [`Anchors::open`]; [`Error::UnverifiedWrite`], [`Error::NotAnchored`]; [`VaultError::Outdated`] where the
+    /// vault was anchored once.
+    pub fn of_header(&self, header: &VaultHeader, access: Access) -> Result<Option<Arc<Anchor>>> {
+        let id = header.id();
+        match (&self.choice, header.is_anchored()) {
+            (Choice::Unverified, true) if access == Access::Write => Err(Error::UnverifiedWrite),
+            (Choice::Unverified, _) => Ok(None),
+            (_, true) => self.open(&id, access).map(Some),
+            (Choice::File(_), false) if self.is_chosen_for(&id) => Err(Error::NotAnchored),
+            (Choice::File(_) | Choice::Remembered, false) => match self.is_there(&id)? {
+                true => Err(proof::outdated(proof::HEADER)),
+                false => Ok(None),
+            },
+        }
+    }
+
+    /// Whether there is an anchor of this vault.
+    fn is_there(&self, vault: &[u8; 16]) -> Result<bool> {
+        Ok(self.file_of(vault)?.is_some_and(|path| path.symlink_metadata().is_ok()))
+    }
+}
+
+/// What headers are replaced under: see [`Witness`].
+impl Witness for Anchors {
+    fn replacing(&self, replacement: &Replacement) -> Result<(), WitnessError> {
+        let Replacement { id, is_anchored, basis, new, history } = replacement;
+        let anchor = match (&self.choice, is_anchored) {
+            (Choice::Unverified, true) => return Err(Error::UnverifiedWrite.into()),
+            (Choice::Unverified, false) => return Ok(()),
+            (_, true) => self.open(id, Access::Write)?,
+            // It was anchored once: a person puts an older header back.
+            (_, false) if self.is_there(id)? => self.open(id, Access::Write)?,
+            (_, false) => return Ok(()),
+        };
+        let basis = match basis {
+            Basis::Decided => HeaderBasis::Decided,
+            Basis::Read(read) => HeaderBasis::Read(lamassu_anchor::Digest(*read)),
+        };
+        let history = history.map(|mark| (mark.count, lamassu_anchor::Digest(mark.head)));
+        let noted = anchor.replacing_header(basis, lamassu_anchor::Digest(*new), history);
+        match noted.map_err(Error::from)? {
+            true => Ok(()),
+            false => Err(proof::outdated(proof::HEADER).into()),
+        }
+    }
+
+    fn replaced(&self, id: &[u8; 16], new: &[u8; 32]) -> Result<(), WitnessError> {
+        if self.choice == Choice::Unverified || !self.is_there(id)? {
+            return Ok(());
+        }
+        let anchor = self.open(id, Access::Write)?;
+        anchor.header_replaced(lamassu_anchor::Digest(*new)).map_err(|error| Error::from(error).into())
+    }
+}
+
+impl Policy {
+    /// What remembers the newest headers of vaults on this host.
+    pub fn witness(&self) -> Arc<dyn Witness> {
+        Arc::new(self.anchors.clone())
+    }
+
+    /// The anchor of the vault in `dir`, opened. Where another process has it, the writer's lock tells better than the
+    /// anchor who that is.
+    pub(crate) fn anchor_of(&self, header: &VaultHeader, access: Access, dir: &Path) -> Result<Option<Arc<Anchor>>> {
+        match self.anchors.of_header(header, access) {
+            Err(error) if is_locked(&error) => match lock::lock_out_writers(self, dir) {
+                Err(locked @ Error::Locked { .. }) if access == Access::Write => Err(locked),
+                Ok(_) | Err(_) => Err(error),
+            },
+            done => done,
+        }
+    }
+}
+
+/// Whether another process has the anchor.
+pub(crate) fn is_locked(error: &Error) -> bool {
+    matches!(error.innermost(), Error::Vault(VaultError::Anchor(AnchorError::Locked { .. })))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! Anchors that go elsewhere: exported, imported, moved to another file.
+
+use super::Anchors;
+use super::place::{make_dir_of, refuse_within, settled};
+use crate::Result;
+use lamassu_anchor::export::{self, ExportError, Exported};
+use lamassu_anchor::table::{Change, DiskTable, Table};
+use lamassu_anchor::{Anchor, AnchorError, Revision};
+use lamassu_crypto::Secret;
+use lamassu_vault::VaultError;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Rows that an import makes durable at a time.
+const AT_ONCE: usize = 8192;
+
+/// What an import did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Imported {
+    /// what was imported
+    pub exported: Exported,
+    /// where it lies now
+    pub path: PathBuf,
+    /// the revision of the anchor whose place it took
+    pub replaced: Option<Revision>,
+}
+
+/// An export was not imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// Of the export.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The user's: what the anchor here knows would be forgotten.
+    #[error(
+        "the export is of revision {found}, and the anchor here of revision {present}; --older takes it all the same"
+    )]
+    Older {
+        /// of the export
+        found: Revision,
+        /// of the anchor
+        present: Revision,
+    },
+}
+
+impl Anchors {
+    /// Puts an export in the place of a vault's anchor, or where there is none. The caller keeps writers out.
+    ///
+    /// # Errors
+    /// [`crate::Error::Import`], [`AnchorError`], [`crate::Error::AnchorInStore`], [`crate::Error::Local`].
+    pub fn import(
+        &self,
+        vault: &[u8; 16],
+        dir: &Path,
+        from: &mut dyn Read,
+        key: &Secret<32>,
+        takes_older: bool,
+    ) -> Result<Imported> {
+        let path = match self.is_there(vault)? {
+            true => self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?,
+            false => self.file_for_new(vault, None)?,
+        };
+        if path.parent() == self.dir() {
+            make_dir_of(&path)?;
+        }
+        refuse_within(&path, dir)?;
+        // Held open, so that nobody writes what is about to be replaced. One that does not open is what an import is
+        // for.
+        let present = match DiskTable::open(&path) {
+            Ok(table) => Anchor::open(Arc::new(table), vault).ok(),
+            Err(locked @ AnchorError::Locked { .. }) => return Err(locked.into()),
+            Err(_) => None,
+        };
+        let replaced = present.as_ref().map(|anchor| anchor.vault().revision);
+        let new = suffixed(&path, ".new");
+        // Of a run that was cut off.
+        let _ = std::fs::remove_file(&new);
+        let filled = fill(&new, vault, from, key, replaced.filter(|_| !takes_older));
+        let done = filled.and_then(|exported| {
+            let renamed = std::fs::rename(&new, &path).and_then(|()| sync_dir_of(&path));
+            renamed.map_err(|source| crate::Error::Local { op: "put in place", path: path.clone(), source })?;
+            Ok(exported)
+        });
+        let exported = done.inspect_err(|_| {
+            let _ = std::fs::remove_file(&new);
+        })?;
+        self.remember(vault, &settled(&path)?)?;
+        self.opened().remove(vault);
+        Ok(Imported { exported, path, replaced })
+    }
+
+    /// Moves a vault's anchor to another file, which must not exist. The caller keeps writers out.
+    ///
+    /// # Errors
+    /// [`AnchorError`], [`crate::Error::AnchorInStore`], [`crate::Error::Local`].
+    pub fn move_to(&self, vault: &[u8; 16], dir: &Path, to: &Path) -> Result<(PathBuf, PathBuf)> {
+        let from = self.file_of(vault)?.ok_or(crate::Error::NoAnchorPlace)?;
+        let to = settled(to)?;
+        refuse_within(&to, dir)?;
+        let table = Arc::new(DiskTable::open(&from)?);
+        Anchor::open(table.clone(), vault)?;
+        let new = DiskTable::create(&to)?;
+        let copied = copy(&table, &new).and_then(|()| Ok(self.remember(vault, &to)?));
+        copied.inspect_err(|_| {
+            let _ = std::fs::remove_file(&to);
+        })?;
+        drop(table);
+        std::fs::remove_file(&from).map_err(|source| crate::Error::Local {
+            op: "remove",
+            path: from.clone(),
+            source,
+        })?;
+        Ok((from, to))
+    }
+}
+
+/// Anchors of datasets that were copied with their vault. Dropped before they are kept, they are taken back.
+#[derive(Debug, Default)]
+#[must_use = "they are taken back when this is dropped"]
+pub struct CopiedDatasets {
+    files: Vec<PathBuf>,
+    /// those that have no anchor on this host
+    pub missing: Vec<[u8; 16]>,
+}
+
+impl CopiedDatasets {
+    /// What they are for is done.
+    pub fn keep(mut self) {
+        self.files.clear();
+    }
+}
+
+impl Drop for CopiedDatasets {
+    fn drop(&mut self) {
+        for file in &self.files {
+            // Nothing leads to it: what cannot be removed does no harm.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+impl Anchors {
+    /// Copies the anchors of datasets for the copy `root` of the vault that they lie in.
+    ///
+    /// # Errors
+    /// [`AnchorError`]; [`crate::Error::Local`], [`crate::Error::NoAnchorPlace`].
+    pub fn copy_datasets(&self, datasets: &BTreeSet<[u8; 16]>, root: &[u8; 16]) -> Result<CopiedDatasets> {
+        let mut done = CopiedDatasets::default();
+        for dataset in datasets {
+            let to = self.of_copied(root, dataset).ok_or(crate::Error::NoAnchorPlace)?;
+            let from = match self.look(dataset) {
+                Err(crate::Error::Vault(VaultError::Anchor(AnchorError::Missing { .. }))) => {
+                    done.missing.push(*dataset);
+                    continue;
+                }
+                found => found?.1,
+            };
+            make_dir_of(&to)?;
+            let table = DiskTable::create(&to)?;
+            done.files.push(to);
+            copy(&from, &table)?;
+        }
+        Ok(done)
+    }
+}
+
+fn copy(from: &DiskTable, to: &DiskTable) -> Result<()> {
+    let mut rows = Batch { to, rows: Vec::new() };
+    from.visit_all(|space, key, value| rows.take(Change { space, key: key.to_vec(), value: Some(value.to_vec()) }))?;
+    Ok(rows.end()?)
+}
+
+/// Rows on their way into a table.
+struct Batch<'a> {
+    to: &'a DiskTable,
+    rows: Vec<Change>,
+}
+
+impl Batch<'_> {
+    fn take(&mut self, row: Change) -> Result<(), AnchorError> {
+        self.rows.push(row);
+        if self.rows.len() < AT_ONCE {
+            return Ok(());
+        }
+        self.to.commit(&self.rows)?;
+        self.rows.clear();
+        Ok(())
+    }
+
+    fn end(self) -> Result<(), AnchorError> {
+        self.to.commit(&self.rows)
+    }
+}
+
+/// Fills a new file from an export that verifies, of this vault, and of no lower revision.
+fn fill(
+    new: &Path,
+    vault: &[u8; 16],
+    from: &mut dyn Read,
+    key: &Secret<32>,
+    at_least: Option<Revision>,
+) -> Result<Exported> {
+    let table = DiskTable::create(new)?;
+    let mut rows = Batch { to: &table, rows: Vec::new() };
+    let exported = export::read(from, vault, key, &mut |row| rows.take(row)).map_err(ImportError::from)?;
+    if let Some(present) = at_least.filter(|present| exported.revision < *present) {
+        return Err(ImportError::Older { found: exported.revision, present }.into());
+    }
+    rows.end()?;
+    Ok(exported)
+}
+
+fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path.as_os_str());
+    name.push(suffix);
+    name.into()
+}
+
+fn sync_dir_of(path: &Path) -> std::io::Result<()> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(dir)?.sync_all()
+}

@@ -1,0 +1,196 @@
+//! Which file is the anchor of a vault: the one that a person named, the one that is remembered, or the one in this
+//! host's directory of anchors.
+//!
+//! A dataset that is copied with the vault it lies in keeps its id. So the copy's anchor has the ids of both, and is
+//! found where that vault is what a command is about; by itself, the copy is taken for the original.
+//!
+//! A place other than the usual is remembered in a file of one line beside the usual one. That a store does not own the
+//! place is the front-end's to find out; what lies in the vault itself is refused here.
+
+use super::Anchors;
+use crate::{Error, Result, hex};
+use lamassu_keys::header_file;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Permissions of the directory of anchors.
+const DIR_MODE: u32 = 0o700;
+
+/// Where a person says that the anchor lies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// Nothing: where it is remembered to be, or in the usual place.
+    #[default]
+    Remembered,
+    /// In this file.
+    File(PathBuf),
+    /// It is to be done without: an anchored vault is read unverified, and a new one gets none.
+    Unverified,
+}
+
+impl Anchors {
+    /// The directory of anchors; `None`: this user has no place for one.
+    pub fn dir(&self) -> Option<&Path> {
+        self.dir.as_deref()
+    }
+
+    /// The usual place of a vault's anchor.
+    pub fn usual(&self, vault: &[u8; 16]) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{}.redb", hex(vault))))
+    }
+
+    fn note_of(&self, vault: &[u8; 16]) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{}.place", hex(vault))))
+    }
+
+    /// Where the anchor of a dataset lies that was copied with the vault `root`: the copy has the id of the original.
+    pub(super) fn of_copied(&self, root: &[u8; 16], dataset: &[u8; 16]) -> Option<PathBuf> {
+        self.dir.as_ref().map(|dir| dir.join(format!("{}-{}.redb", hex(root), hex(dataset))))
+    }
+
+    /// Whether a chosen file is that of this vault.
+    pub(super) fn is_chosen_for(&self, vault: &[u8; 16]) -> bool {
+        self.shared.chosen_for.get_or_init(|| *vault) == vault
+    }
+
+    /// Where the anchor of a vault is looked for; `None`: there is no place.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub fn file_of(&self, vault: &[u8; 16]) -> Result<Option<PathBuf>> {
+        // Whatever was chosen, it was chosen for the first.
+        let is_chosen_for = self.is_chosen_for(vault);
+        if let Choice::File(file) = &self.choice
+            && is_chosen_for
+        {
+            return Ok(Some(file.clone()));
+        }
+        let root = self.shared.chosen_for.get().filter(|_| !is_chosen_for);
+        let copied = root.and_then(|root| self.of_copied(root, vault));
+        if let Some(copied) = copied.filter(|file| file.symlink_metadata().is_ok()) {
+            return Ok(Some(copied));
+        }
+        match self.note_of(vault).map(|note| read_note(&note)).transpose()?.flatten() {
+            Some(remembered) => Ok(Some(remembered)),
+            None => Ok(self.usual(vault)),
+        }
+    }
+
+    /// Where a new vault's anchor is to lie: as it was chosen, or beside that of the vault it lies in, or in the usual
+    /// place.
+    ///
+    /// # Errors
+    /// [`Error::NoAnchorPlace`], [`Error::Local`].
+    pub fn file_for_new(&self, vault: &[u8; 16], above: Option<&[u8; 16]>) -> Result<PathBuf> {
+        if let (Choice::File(file), None) = (&self.choice, above)
+            && self.is_chosen_for(vault)
+        {
+            return Ok(file.clone());
+        }
+        let above = above.map(|above| self.file_of(above)).transpose()?.flatten();
+        let beside = above.as_deref().and_then(Path::parent).filter(|dir| Some(*dir) != self.dir());
+        match (beside, self.usual(vault)) {
+            (Some(dir), _) => Ok(dir.join(format!("{}.redb", hex(vault)))),
+            (None, Some(usual)) => Ok(usual),
+            (None, None) => Err(Error::NoAnchorPlace),
+        }
+    }
+
+    /// Remembers where the anchor of a vault lies from now on. Without a directory of anchors it has to be named each
+    /// time: `false`.
+    ///
+    /// # Errors
+    /// [`Error::Local`], [`Error::File`].
+    pub fn remember(&self, vault: &[u8; 16], file: &Path) -> Result<bool> {
+        let (Some(note), Some(usual)) = (self.note_of(vault), self.usual(vault)) else { return Ok(false) };
+        if file == usual {
+            forget_note(&note)?;
+            return Ok(true);
+        }
+        make_dir_of(&note)?;
+        let line = [file.as_os_str().as_bytes(), b"\n"].concat();
+        header_file::write_over(&note, &line)?;
+        Ok(true)
+    }
+
+    /// Removes the anchor of a vault that is no more.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub fn remove(&self, vault: &[u8; 16]) -> Result<()> {
+        if let Some(path) = self.file_of(vault)? {
+            match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::Local { op: "remove", path, source });
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
+        self.forget(vault)
+    }
+
+    /// Forgets where the anchor of a vault lies, which is gone.
+    ///
+    /// # Errors
+    /// [`Error::Local`].
+    pub fn forget(&self, vault: &[u8; 16]) -> Result<()> {
+        self.note_of(vault).map_or(Ok(()), |note| forget_note(&note))
+    }
+}
+
+/// An absolute path without links on the way to the file, which need not be there.
+///
+/// # Errors
+/// [`Error::Local`].
+pub fn settled(file: &Path) -> Result<PathBuf> {
+    let failed = |source| Error::Local { op: "find the directory of", path: file.into(), source };
+    let name = file.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Ok(parent.canonicalize().map_err(failed)?.join(name))
+}
+
+/// Makes the directory that a file is to lie in, for its owner alone, with those above it.
+///
+/// # Errors
+/// [`Error::Local`].
+pub(super) fn make_dir_of(file: &Path) -> Result<()> {
+    let Some(dir) = file.parent().filter(|dir| !dir.as_os_str().is_empty()) else { return Ok(()) };
+    let made = DirBuilder::new().recursive(true).mode(DIR_MODE).create(dir);
+    made.map_err(|source| Error::Local { op: "make", path: dir.into(), source })
+}
+
+/// Refuses a file in the vault's own directory, which the store can put back with everything else.
+///
+/// # Errors
+/// [`Error::AnchorInStore`], [`Error::Local`].
+pub fn refuse_within(file: &Path, vault: &Path) -> Result<()> {
+    let dir = vault.canonicalize().map_err(|source| Error::NotADirectory { dir: vault.into(), source })?;
+    match settled(file)?.starts_with(&dir) {
+        true => Err(Error::AnchorInStore { path: file.into(), within: vault.into() }),
+        false => Ok(()),
+    }
+}
+
+fn read_note(note: &Path) -> Result<Option<PathBuf>> {
+    let failed = |source| Error::Local { op: "read", path: note.into(), source };
+    let line = match std::fs::read(note) {
+        Ok(bytes) => bytes,
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(None),
+        Err(source) => return Err(failed(source)),
+    };
+    let path = PathBuf::from(std::ffi::OsString::from_vec(line.strip_suffix(b"\n").unwrap_or(&line).to_vec()));
+    // A note that is not understood must not lead to the usual place, where an older anchor may lie.
+    if path.is_absolute() { Ok(Some(path)) } else { Err(failed(io::ErrorKind::InvalidData.into())) }
+}
+
+fn forget_note(note: &Path) -> Result<()> {
+    match std::fs::remove_file(note) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(Error::Local { op: "remove", path: note.into(), source })
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}

@@ -1,0 +1,53 @@
+//! A header and a history against what the anchor remembers of them.
+
+use super::Access;
+use crate::{Error, Result};
+use lamassu_anchor::row::Sealed;
+use lamassu_anchor::{Anchor, Digest};
+use lamassu_format::header::{HistoryMark, VaultHeader};
+use lamassu_format::name;
+use lamassu_keys::{HistoryError, KeyError, Unlocked, witness};
+use lamassu_vault::VaultError;
+use std::fs::File;
+use std::path::Path;
+
+pub(super) const HEADER: &str = "vault header";
+const HISTORY: &str = "history";
+
+/// The error of a header or a history that is not the newest.
+pub(super) fn outdated(what: &'static str) -> Error {
+    let stored = if what == HEADER { name::HEADER } else { name::HISTORY };
+    VaultError::Outdated { what, stored: stored.into() }.into()
+}
+
+/// That a header, which `keys` opened, and the history in `dir` are the newest.
+///
+/// # Errors
+/// [`VaultError::Outdated`]; those of the history's file; those of the anchor.
+pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unlocked, dir: &Path) -> Result<()> {
+    let seen = Digest(witness::digest(header)?);
+    let known = anchor.vault();
+    if !known.header.is_current(seen) {
+        return Err(outdated(HEADER));
+    }
+    let (count, head) = known.history;
+    if count > 0 {
+        let history = keys.history(dir, header)?;
+        match history.goes_to(HistoryMark { count, head: head.0 }) {
+            Ok(true) => {}
+            Ok(false) | Err(HistoryError::Damaged { .. } | HistoryError::NotAFile { .. }) => {
+                return Err(outdated(HISTORY));
+            }
+            Err(error @ (HistoryError::Io { .. } | HistoryError::Busy { .. })) => {
+                return Err(KeyError::from(error).into());
+            }
+        }
+    }
+    if access == Access::Write && known.header != Sealed::Is(seen) {
+        // One of two, after an interruption: this one, once the store cannot lose it any more.
+        let synced = File::open(dir).and_then(|dir| dir.sync_all());
+        synced.map_err(|source| Error::Backing { op: "sync", path: dir.into(), source })?;
+        anchor.header_replaced(seen)?;
+    }
+    Ok(())
+}

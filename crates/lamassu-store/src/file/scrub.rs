@@ -1,0 +1,201 @@
+//! Verifying a file against its row in the anchor, without any key (`docs/freshness.md`, section 6).
+//!
+//! Every page is read and hashed, and compared with the tree under the row's root. Blocks are bound by keys in the
+//! pages, which nobody reads here: they are verified where the row has a root over blocks ([`super::blocks`]).
+
+use super::anchored::{TreeOf, Trees};
+use super::blocks::StoreBlocks;
+use super::fresh::{StorePages, digest_of};
+use crate::backend::BackendFile;
+use crate::integrity::{Leaves, MemoryRecords, Tree, TreeError};
+use lamassu_anchor::ObjectId;
+use lamassu_anchor::row::FileRow;
+use lamassu_format::tree::Shape;
+use lamassu_format::{Digest, Geometry, PAGE_LEN, PageNo};
+use std::io;
+use std::sync::Arc;
+
+/// Clean records in memory: a file is gone through once, from the front.
+const RECORDS_LEN: usize = 64 << 10;
+/// Ranges that a file's report names at most.
+const RANGES_MAX: usize = 64;
+
+/// Pages or blocks that are not what the anchor says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StaleRanges {
+    /// First and last of each run, the first runs.
+    pub runs: Vec<(u64, u64)>,
+    /// How many there are in all.
+    pub count: u64,
+}
+
+impl StaleRanges {
+    fn note(&mut self, number: u64) {
+        self.count += 1;
+        let more = self.runs.len() < RANGES_MAX;
+        match self.runs.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ if more => self.runs.push((number, number)),
+            _ => {}
+        }
+    }
+}
+
+/// What a scrub of one file found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileScrub {
+    /// Pages that are as the anchor says.
+    pub pages: u64,
+    /// Blocks that are.
+    pub blocks: u64,
+    /// Pages that are not.
+    pub stale_pages: StaleRanges,
+    /// Blocks that are not.
+    pub stale_blocks: StaleRanges,
+    /// Blocks of which that cannot be told: the tree records of the file are lost, and something lies where no block
+    /// is. They are made anew when the file is written, or checked with keys.
+    pub unverified_blocks: u64,
+    /// Pages that a session which has the file open, or left it so, may have written: without a key they cannot be told
+    /// from stale ones.
+    pub open_pages: u64,
+    /// Whether the anchor has a root over its blocks, so that they were verified, too.
+    pub has_blocks: bool,
+}
+
+/// What a scrub of files needs to know of their vault.
+#[derive(Clone)]
+pub struct ScrubContext {
+    /// Geometry of the vault.
+    pub geometry: Geometry,
+    /// Shape of its trees.
+    pub shape: Shape,
+    /// Where tree records lie: believed in nothing.
+    pub trees: Arc<dyn Trees>,
+}
+
+/// What was told one by one.
+#[derive(Default)]
+struct Seen {
+    good: u64,
+    stale: StaleRanges,
+    unverified: u64,
+}
+
+/// Leaves of a tree that are read for a scrub, counted.
+struct Told<'a> {
+    leaves: &'a dyn Leaves,
+    bytes: u64,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+impl Told<'_> {
+    fn leaf(&mut self, at: PageNo) -> io::Result<Digest> {
+        (self.progress)(self.bytes);
+        self.leaves.leaf(at)
+    }
+}
+
+impl ScrubContext {
+    /// Verifies a file. `progress` gets bytes read.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn file(
+        &self,
+        backing: &dyn BackendFile,
+        object: ObjectId,
+        row: &FileRow,
+        progress: &mut dyn FnMut(u64),
+    ) -> io::Result<FileScrub> {
+        let mut found = FileScrub { has_blocks: row.blocks.is_some() && row.open.is_none(), ..FileScrub::default() };
+        let pages = StorePages { backing, geometry: &self.geometry };
+        let count = if row.root.is_none() { 0 } else { self.geometry.last_page(row.size).0 + 1 };
+        let is_twin =
+            count <= 1 && row.twin.is_some() && row.twin == Some(digest_of(PageNo::ZERO, &pages.read(PageNo::ZERO)?));
+        let mut told = Told { leaves: &pages, bytes: PAGE_LEN as u64, progress };
+        if is_twin {
+            found.pages = 1;
+        } else if let Some(good) = self.is_whole(&mut told, row.root, count)? {
+            found.pages = good;
+        } else {
+            let seen = self.tell(&mut told, (object, TreeOf::Pages), row.root, count)?;
+            (found.pages, found.stale_pages) = (seen.good, seen.stale);
+            if row.open.is_some() {
+                found.open_pages = std::mem::take(&mut found.stale_pages).count;
+            }
+        }
+        if let Some(root) = row.blocks.filter(|_| found.has_blocks) {
+            let blocks = StoreBlocks { backing, geometry: &self.geometry };
+            let count = self.geometry.end_block(row.size).0;
+            let mut told = Told { leaves: &blocks, bytes: self.geometry.block_size(), progress: told.progress };
+            match self.is_whole(&mut told, root, count)? {
+                Some(good) => found.blocks = good,
+                // What lies in a slot without a key has no digest, and is nobody's concern.
+                None => {
+                    let seen = self.tell(&mut told, (object, TreeOf::Blocks), root, count)?;
+                    (found.blocks, found.stale_blocks) = (seen.good, seen.stale);
+                    found.unverified_blocks = seen.unverified;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether all that the store shows of the first `count` hashes to a root: then how many there are.
+    fn is_whole(&self, told: &mut Told<'_>, root: Digest, count: u64) -> io::Result<Option<u64>> {
+        let mut shown = Tree::new(self.shape, Digest::NONE, 0, Arc::new(MemoryRecords::default()), RECORDS_LEN);
+        let (mut at, mut there) = (PageNo::ZERO, 0);
+        while let Some(next) = told.leaves.next_present(at)?.filter(|next| next.0 < count) {
+            let digest = told.leaf(next)?;
+            shown.set(next, digest, told.leaves).map_err(of_tree)?;
+            there += u64::from(!digest.is_none());
+            at = next.next();
+        }
+        shown.extend_to(count);
+        let is_whole = shown.pages() == count && shown.root() == root;
+        Ok(is_whole.then_some(there))
+    }
+
+    /// Tells one by one, by the tree under the root.
+    fn tell(
+        &self,
+        told: &mut Told<'_>,
+        (object, of): (ObjectId, TreeOf),
+        root: Digest,
+        count: u64,
+    ) -> io::Result<Seen> {
+        let mut tree = Tree::new(self.shape, root, count, self.trees.records(object, of), RECORDS_LEN);
+        let mut seen = Seen::default();
+        let mut at = PageNo::ZERO;
+        loop {
+            let expected = match tree.next_leaf(at, told.leaves) {
+                Ok(next) => next,
+                Err(TreeError::Stale(stale)) if of == TreeOf::Blocks => {
+                    seen.unverified += stale.pages;
+                    at = PageNo((stale.first.0 + stale.pages).max(at.0 + 1));
+                    continue;
+                }
+                Err(TreeError::Stale(stale)) => Some(stale.first.max(at)),
+                Err(error) => return Err(of_tree(error)),
+            };
+            // Blocks that nothing refers to may lie anywhere.
+            let shown = if of == TreeOf::Pages { told.leaves.next_present(at)? } else { None };
+            let next = expected.into_iter().chain(shown).min().filter(|next| next.0 < count.max(1));
+            let Some(next) = next else { return Ok(seen) };
+            let digest = told.leaf(next)?;
+            match tree.leaf(next, told.leaves) {
+                Ok(leaf) if leaf == digest => seen.good += u64::from(!digest.is_none()),
+                Ok(_) | Err(TreeError::Stale(_)) => seen.stale.note(next.0),
+                Err(error) => return Err(of_tree(error)),
+            }
+            at = next.next();
+        }
+    }
+}
+
+fn of_tree(error: TreeError) -> io::Error {
+    match error {
+        TreeError::Io { source, .. } => source,
+        TreeError::Stale(_) => io::ErrorKind::InvalidData.into(),
+    }
+}

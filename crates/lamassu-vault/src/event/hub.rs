@@ -1,0 +1,282 @@
+//! Where all events go through.
+
+use super::limit::{Known, Limit};
+use super::queue::Queue;
+use super::{FoundBy, IntegrityEvent, IntegritySink};
+use lamassu_store::file::Reporter;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Target of the lines in the log. What writes lines need not bound these: they are bounded here.
+pub const TARGET: &str = "lamassu::integrity";
+
+/// After so long the log is told how much was left out of it.
+const SUMMARY: Duration = Duration::from_secs(1);
+
+/// Where events go: shared by all vaults that were opened with clones of it. The default counts and logs alone.
+#[derive(Clone, Default)]
+pub struct Events {
+    shared: Arc<Shared>,
+    /// Id of the vault it is of, in hex.
+    vault: Option<Arc<str>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    hash: RandomState,
+    queue: Option<Arc<Queue>>,
+}
+
+struct State {
+    /// By word. They only grow.
+    found: BTreeMap<&'static str, KindCount>,
+    known: Known,
+    limit: Limit,
+    suppressed: u64,
+    /// Whether a thread is about to tell how much was left out.
+    is_summary_due: bool,
+}
+
+/// How many events of a kind there were.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindCount {
+    /// its word
+    pub kind: String,
+    /// events
+    pub count: u64,
+    /// how often one of these was met again, within ten minutes
+    pub repeated: u64,
+}
+
+/// What there was since the process began.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// by kind; those that were never found are left out
+    pub found: Vec<KindCount>,
+    /// events that were left out of the log
+    pub not_logged: u64,
+    /// events that had no room in the queue to the alert command
+    pub not_delivered: u64,
+    /// how often the alert command failed
+    pub failed_alerts: u64,
+}
+
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared::new(None)
+    }
+}
+
+impl Shared {
+    fn new(queue: Option<Arc<Queue>>) -> Shared {
+        let now = Instant::now();
+        let state = State {
+            found: BTreeMap::new(),
+            known: Known::new(now),
+            limit: Limit::new(now),
+            suppressed: 0,
+            is_summary_due: false,
+        };
+        Shared { state: Mutex::new(state), hash: RandomState::new(), queue }
+    }
+}
+
+impl Events {
+    /// With a sink, to which a thread of its own delivers.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn with_sink(sink: Arc<dyn IntegritySink>) -> io::Result<Events> {
+        Ok(Events { shared: Arc::new(Shared::new(Some(Queue::start(sink)?))), vault: None })
+    }
+
+    /// The same of one vault, by its id: what is told of events that name none.
+    #[must_use]
+    pub fn of_vault(&self, id: &[u8; 16]) -> Events {
+        Events { shared: self.shared.clone(), vault: Some(hex(id).into()) }
+    }
+
+    /// Takes an event: counts it, logs it, hands it on. Never blocks.
+    pub fn found(&self, event: IntegrityEvent) {
+        self.take(event, true);
+    }
+
+    /// The same of what `check` tells by itself: it stands in no log.
+    pub(crate) fn found_by_check(&self, event: IntegrityEvent) {
+        self.take(event.by(FoundBy::Check), false);
+    }
+
+    fn take(&self, mut event: IntegrityEvent, is_for_the_log: bool) {
+        event.vault = event.vault.or_else(|| self.vault.as_deref().map(str::to_owned));
+        let shared = &*self.shared;
+        let hash = &shared.hash;
+        let object = hash.hash_one((&event.vault, &event.path, event.inode));
+        let same = hash.hash_one((object, event.what, event.range, event.is_damage, event.found_by, &event.text));
+        let now = Instant::now();
+        let (is_logged, is_summary_due) = {
+            let mut state = shared.state.lock();
+            let is_new = state.known.is_new(same, now);
+            let count = state.found.entry(event.what.word()).or_default();
+            if !is_new {
+                count.repeated += 1;
+                return;
+            }
+            count.count += 1;
+            let is_logged = is_for_the_log && state.limit.admits(object, now);
+            let is_first = state.limit.has_suppressed() && !state.is_summary_due;
+            state.is_summary_due |= is_first;
+            (is_logged, is_first)
+        };
+        if is_logged {
+            log(&event);
+        }
+        if is_summary_due {
+            Shared::tell_soon(&self.shared);
+        }
+        if let Some(queue) = &shared.queue {
+            queue.put(event);
+        }
+    }
+
+    /// What files report to. What was opened without a tag is looked at by a caller that tells by itself.
+    pub(crate) fn reporter(&self) -> Reporter {
+        let events = self.clone();
+        Arc::new(move |tag, damage| {
+            if !tag.is_empty() {
+                events.found(IntegrityEvent::of_file(tag, damage));
+            }
+        })
+    }
+
+    /// What there was.
+    pub fn counts(&self) -> Counts {
+        let state = self.shared.state.lock();
+        let named = |(word, count): (&&str, &KindCount)| KindCount { kind: (*word).to_owned(), ..count.clone() };
+        let queue = self.shared.queue.as_ref();
+        Counts {
+            found: state.found.iter().map(named).collect(),
+            not_logged: state.suppressed + state.limit.suppressed(),
+            not_delivered: queue.map_or(0, |queue| queue.not_delivered()),
+            failed_alerts: queue.map_or(0, |queue| queue.failures()),
+        }
+    }
+
+    /// At the end of the process: delivers what waits, for so long at most, and tells what was left out of the log.
+    pub fn end(&self, wait: Duration) {
+        if let Some(queue) = &self.shared.queue {
+            queue.end(wait);
+        }
+        self.shared.tell_suppressed();
+    }
+}
+
+impl Shared {
+    /// Writes the summary after a while, from a thread that ends then.
+    fn tell_soon(shared: &Arc<Shared>) {
+        let later = Arc::downgrade(shared);
+        let tell = move || {
+            std::thread::sleep(SUMMARY);
+            // A process that ends has told it by then.
+            later.upgrade().iter().for_each(|shared| shared.tell_suppressed());
+        };
+        if std::thread::Builder::new().name("integrity-log".into()).spawn(tell).is_err() {
+            shared.state.lock().is_summary_due = false;
+        }
+    }
+
+    fn tell_suppressed(&self) {
+        let suppressed = {
+            let mut state = self.state.lock();
+            state.is_summary_due = false;
+            let suppressed = state.limit.take_suppressed();
+            state.suppressed += suppressed;
+            suppressed
+        };
+        if suppressed > 0 {
+            tracing::error!(
+                target: TARGET,
+                suppressed,
+                "more was found than is written here; `lamassu info` of the mount has all counts"
+            );
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.tell_suppressed();
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Events").field("has_sink", &self.shared.queue.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// The line of an event.
+fn log(event: &IntegrityEvent) {
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(
+                target: TARGET,
+                kind = event.what.word(),
+                stored = event.path,
+                inode = event.inode,
+                segment = event.range.map(|range| range.segment),
+                page = event.range.map(|range| range.page),
+                pages = event.range.map(|range| range.pages).filter(|pages| *pages > 1),
+                block = event.range.and_then(|range| range.block),
+                blocks = event.range.and_then(|range| range.blocks).filter(|blocks| *blocks > 1),
+                found_by = event.found_by.word(),
+                vault = event.vault,
+                "{}",
+                event.text
+            )
+        };
+    }
+    if event.is_damage { line!(error) } else { line!(warn) }
+}
+
+pub(super) fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::IntegrityKind;
+    use super::*;
+
+    fn count(events: &Events, kind: IntegrityKind) -> (u64, u64) {
+        let counts = events.counts();
+        let of = counts.found.iter().find(|count| count.kind == kind.word());
+        of.map_or((0, 0), |count| (count.count, count.repeated))
+    }
+
+    #[test]
+    fn nothing_is_lost_from_the_counts() {
+        let events = Events::default();
+        let at = |i: usize| IntegrityKind::Name.at(format!("d/{i}"), "its name does not open");
+        std::thread::scope(|scope| {
+            for part in 0..4 {
+                let events = events.of_vault(&[7; 16]);
+                scope.spawn(move || (0..500).for_each(|i| events.found(at(part * 500 + i))));
+            }
+        });
+        events.of_vault(&[7; 16]).found(at(3));
+        events.of_vault(&[8; 16]).found(at(3));
+        events.found(IntegrityKind::Sessions.at("lamassu.sessions", "does not open"));
+        assert_eq!(count(&events, IntegrityKind::Name), (2001, 1), "of another vault it is another");
+        assert_eq!(count(&events, IntegrityKind::Sessions), (1, 0));
+        assert!(events.counts().not_logged >= 2001 - 200, "{:?}", events.counts());
+        let before = events.counts().not_logged;
+        events.end(Duration::ZERO);
+        assert_eq!(events.counts().not_logged, before, "nor by being told");
+    }
+}

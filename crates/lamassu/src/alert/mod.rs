@@ -1,0 +1,93 @@
+//! `--on-integrity-failure`: a command that is told of integrity events.
+//!
+//! The process that serves a mount must run no program ([`crate::confine`]), so a small process beside it does, the
+//! *broker*: this program started anew, before any key is loaded, with a socket to its parent as standard input and
+//! nothing else open. It has no name that another process could call, the environment of a login at most, and no key.
+//! The two speak in frames of JSON: a [`Call`] down, an [`Answer`] up.
+
+mod broker;
+mod command;
+
+pub use broker::serve;
+pub use command::CommandSink;
+
+use crate::fault::{Context, Result};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// The word that makes a process of this program a broker. Who else calls it gets the end of its own standard input.
+pub const WORD: &str = "__integrity-broker";
+/// Who is told, in the environment of the broker alone.
+const COMMAND: &str = "LAMASSU_ALERT_COMMAND";
+const MOUNTPOINT: &str = "LAMASSU_MOUNTPOINT";
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What is kept of the environment.
+const KEPT: [&str; 3] = ["HOME", "USER", "LOGNAME"];
+/// The longest frame; events of a batch take less.
+const FRAME_MAX: usize = 16 << 20;
+
+/// One start of the command.
+#[derive(Serialize, Deserialize)]
+struct Call {
+    /// words of the kinds of events, separated by commas
+    kinds: String,
+    /// events that had no room in the queue
+    lost: u64,
+    /// what it reads
+    input: String,
+}
+
+/// How that went.
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    /// `None`: well
+    failure: Option<String>,
+}
+
+/// Starts a broker, which ends by itself when its socket is closed. Before the process has threads, keys, or less
+/// rights than the user who mounts: the command has those of that user.
+pub fn start_broker(command: &str, mountpoint: &Path) -> Result<UnixStream> {
+    const WHAT: &str = "cannot start the process that runs the command of --on-integrity-failure";
+    let (ours, theirs) = UnixStream::pair().context(WHAT)?;
+    let kept = KEPT.iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
+    Command::new("/proc/self/exe")
+        .arg0("lamassu")
+        .arg(WORD)
+        .env_clear()
+        .envs(kept)
+        .envs([("PATH", OsStr::new(PATH)), (COMMAND, command.as_ref()), (MOUNTPOINT, mountpoint.as_os_str())])
+        .current_dir("/")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context(WHAT)?;
+    Ok(ours)
+}
+
+/// Writes a frame: its length in four bytes, little-endian, and JSON.
+fn send(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(value)?;
+    let len = u32::try_from(text.len()).map_err(io::Error::other)?;
+    to.write_all(&[&len.to_le_bytes()[..], &text].concat())
+}
+
+/// Reads a frame.
+fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > FRAME_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut text = vec![0; len];
+    from.read_exact(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}

@@ -1,0 +1,106 @@
+//! An anchor on its way elsewhere: exported, imported, moved.
+
+use super::{Export, Import, Move, anchored, refuse_mounted};
+use crate::anchor_place;
+use crate::fault::{Fault, Result};
+use crate::open;
+use crate::output::Ui;
+use crate::text;
+use lamassu_anchor::{AnchorError, Digest, export};
+use lamassu_host::anchors::{Access, ImportError};
+use lamassu_host::{Error, Unsealed};
+use lamassu_keys::Event;
+use lamassu_keys::history::EventKind;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+pub fn export(ui: &Ui, args: &Export) -> Result<()> {
+    let (dir, _) = anchored(ui, &args.dir)?;
+    let Unsealed { found, keys, .. } = open::unlocked(ui, &dir, &args.key)?;
+    let id = found.header.id();
+    let (_, table) = ui.policy.anchors.look(&id)?;
+    let local = |op| move |source| Fault::Local { op, path: args.file.clone(), source };
+    let made = File::options().write(true).create_new(true).mode(0o600).open(&args.file);
+    let file = made.map_err(local("create"))?;
+    let written = (|| {
+        let mut out = BufWriter::new(&file);
+        let exported = export::write(&table, &keys.anchor_export_key(), &mut out)
+            .map_err(|error| Error::from(ImportError::from(error)))?;
+        if exported.vault != id {
+            return Err(Error::from(AnchorError::Foreign).into());
+        }
+        out.flush().and_then(|()| file.sync_all()).map_err(local("write"))?;
+        Ok(exported)
+    })();
+    let exported = written.inspect_err(|_: &crate::fault::Error| {
+        let _ = std::fs::remove_file(&args.file);
+    })?;
+    ui.note(format_args!(
+        "exported revision {} ({} rows), digest {}",
+        exported.revision,
+        exported.rows,
+        text::hex(&exported.digest)
+    ));
+    Ok(())
+}
+
+pub fn import(ui: &Ui, args: &Import) -> Result<()> {
+    refuse_mounted(&args.dir)?;
+    let (dir, _) = anchored(ui, &args.dir)?;
+    let unsealed = open::unlocked(ui, &dir, &args.key)?;
+    let id = unsealed.found.header.id();
+    let anchors = &ui.policy.anchors;
+    // Where a new one will lie; one that is there was let in before.
+    anchor_place::check(&anchors.file_for_new(&id, None)?, &dir)?;
+    let _lock = open::lock_out_writers(ui, &dir)?;
+    let local = |source| Fault::Local { op: "open", path: args.file.clone(), source };
+    let mut from = BufReader::new(File::open(&args.file).map_err(local)?);
+    let key = unsealed.keys.anchor_export_key();
+    let imported = anchors.import(&id, &dir, &mut from, &key, args.older)?;
+    let revision = imported.exported.revision;
+    ui.note(format_args!("the anchor {} is of revision {revision} now", imported.path.display()));
+    if let Some(before) = imported.replaced.filter(|before| *before > revision) {
+        ui.warn(format_args!(
+            "what the anchor learned from revision {revision} to {before} is forgotten: the store can show older states of that, and what changed since is stale"
+        ));
+        let event = Event::new(EventKind::AnchorReplaced).detail("revision", revision).detail("instead_of", before);
+        if let Err(error) = note(ui, &unsealed, &dir, event) {
+            ui.warn(format_args!("the import is not written down: {}", crate::output::message(&error)));
+        }
+    }
+    // Now, and not at the next mount, is the time to learn that it does not fit.
+    match unsealed.anchor(Access::Read) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            ui.warn(format_args!("the anchor is imported, and the vault is not in the state that it knows"));
+            Err(error.into())
+        }
+    }
+}
+
+/// Appends to the history, which the anchor is told of.
+fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Result<()> {
+    let header = &unsealed.found.header;
+    let mut history = unsealed.keys.history(dir, header)?;
+    history.note(event)?;
+    if let Some(mark) = history.mark() {
+        let anchor = ui.policy.anchors.open(&header.id(), Access::Write)?;
+        anchor.history_goes_to(mark.count, Digest(mark.head)).map_err(Error::from)?;
+    }
+    Ok(())
+}
+
+pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
+    refuse_mounted(&args.dir)?;
+    let (dir, header) = anchored(ui, &args.dir)?;
+    anchor_place::check(&args.file, &dir)?;
+    let _lock = open::lock_out_writers(ui, &dir)?;
+    let (from, to) = ui.policy.anchors.move_to(&header.id(), &dir, &args.file)?;
+    ui.note(format_args!("moved {} to {}", from.display(), to.display()));
+    if let Some(warning) = anchor_place::warning(&to, &dir) {
+        ui.warn(warning);
+    }
+    Ok(())
+}
