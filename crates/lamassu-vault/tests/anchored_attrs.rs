@@ -680,6 +680,31 @@ fn an_anchor_is_made_of_what_is_there() {
     }
 }
 
+/// Rows are committed in batches: names of one object may be far apart.
+#[test]
+fn an_anchor_of_many_entries_is_made_in_batches() {
+    let recipe = Recipe::plain();
+    let backend = memory();
+    let v = recipe.make(&backend);
+    v.put("0-first", b"one");
+    for number in 0..11_000 {
+        v.mknod(ROOT, n(&format!("{number}")), Kind::Fifo, 0o600, 0, me()).unwrap();
+    }
+    v.link(v.ino("0-first"), ROOT, n("z-last")).unwrap();
+    v.close().unwrap();
+    let table = Arc::new(MemoryTable::default());
+    let v = recipe.open(&backend).unwrap();
+    let (anchor, done) =
+        rebuild(&v, &recipe.header(), table.clone(), NewTrees::default(), &LeftOut::default()).unwrap();
+    v.close().unwrap();
+    assert_eq!((done.objects, done.entries, done.files, done.damaged), (11_002, 11_002, 1, 0));
+    assert!(table.commits() >= 3, "{}", table.commits());
+    assert_eq!(anchor.entries(lamassu_anchor::ObjectId::ROOT).unwrap().len(), 11_002);
+    let v = open_anchored(&recipe, &backend, &(table as Arc<dyn Table>), true).unwrap();
+    assert_eq!((v.get("z-last"), v.find("0-first").unwrap().attr.nlink), (b"one".to_vec(), 2));
+    v.close().unwrap();
+}
+
 fn content_of(dir: &Arc<dyn BackendDir>, name: &OsStr) -> Vec<u8> {
     let file = dir.open_file(name, false).unwrap();
     let mut bytes = vec![0; file.stat().unwrap().len as usize];
