@@ -26,7 +26,7 @@ use crate::codec::{Reader, put};
 use crate::queue::{VAULT_KEY, decode_digests};
 use crate::row::{Entry, Intent, Row, VaultRow};
 use crate::table::{Change, DiskTable, Space};
-use crate::{AnchorError, Part, Revision};
+use crate::{AnchorError, ObjectKind, Part, Revision};
 use lamassu_crypto::{Secret, wrap};
 use std::io::{self, Read, Write};
 
@@ -343,12 +343,26 @@ fn chained(digest: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
     wrap::sha256(&[&digest[..], bytes].concat())
 }
 
+/// Whether a copy of a vault has what gives rights: device nodes, and set-id bits of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// As the original.
+    Kept,
+    /// Neither.
+    Dropped,
+}
+
 /// Copies all rows for a copy of the vault in the store: the same objects and names, another id. Its header and its
 /// history are not known yet. The vault's row comes last: a copy that was cut off is no anchor.
 ///
 /// # Errors
 /// Those of both tables.
-pub fn copy_to(from: &DiskTable, to: &dyn crate::table::Table, vault: [u8; 16]) -> Result<(), AnchorError> {
+pub fn copy_to(
+    from: &DiskTable,
+    to: &dyn crate::table::Table,
+    vault: [u8; 16],
+    rights: Rights,
+) -> Result<(), AnchorError> {
     /// Rows to a commit.
     const AT_ONCE: usize = 4096;
     let mut changes = Vec::new();
@@ -365,8 +379,12 @@ pub fn copy_to(from: &DiskTable, to: &dyn crate::table::Table, vault: [u8; 16]) 
             });
             return Ok(());
         }
-        changes.push(Change { space, key: key.to_vec(), value: Some(value.to_vec()) });
-        if changes.len() == AT_ONCE {
+        let value = match rights {
+            Rights::Kept => Some(value.to_vec()),
+            Rights::Dropped => without_rights(space, value)?,
+        };
+        changes.extend(value.map(|value| Change { space, key: key.to_vec(), value: Some(value) }));
+        if changes.len() >= AT_ONCE {
             to.commit(&changes)?;
             changes.clear();
         }
@@ -375,4 +393,23 @@ pub fn copy_to(from: &DiskTable, to: &dyn crate::table::Table, vault: [u8; 16]) 
     let own = own.ok_or(AnchorError::Damaged { part: Part::Vault })?;
     changes.push(Change { space: Space::Vault, key: VAULT_KEY.to_vec(), value: Some(own.encode()) });
     to.commit(&changes)
+}
+
+/// A row of a copy without rights; `None`: it has no such row.
+fn without_rights(space: Space, value: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
+    /// Set-user-id and set-group-id.
+    const SET_ID: u32 = 0o6000;
+    let is_device = |kind| matches!(kind, ObjectKind::Char | ObjectKind::Block);
+    match space {
+        Space::Entries if is_device(Entry::decode(value)?.kind) => Ok(None),
+        Space::Objects => {
+            let mut row = Row::decode(value)?;
+            // Of a directory it gives no rights.
+            if row.kind() != ObjectKind::Dir {
+                row.mode &= !SET_ID;
+            }
+            Ok((!is_device(row.kind())).then(|| row.encode()))
+        }
+        Space::Vault | Space::Open | Space::Entries | Space::Held | Space::Intents => Ok(Some(value.to_vec())),
+    }
 }

@@ -8,8 +8,8 @@
 //! | `token` | names of the store as the anchor keeps them |
 //! | `judge` | the rules: whether what a store shows is current. Pure |
 //! | `anchor/`, `queue` | one vault's rows: what is durable, what is queued, commits |
-//! | `build` | the anchor of a vault that is there already |
 //! | `export` | all of it as one stream, to be kept elsewhere |
+//! | `build` | the anchor of a vault that is there already |
 //! | `table/` | where rows lie: memory, memory that crashes, a redb file |
 //!
 //! Guarantee: a commit is durable and whole, or it did not happen; what is read is what was queued last. Nothing here

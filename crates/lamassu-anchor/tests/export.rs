@@ -103,7 +103,7 @@ fn a_copy_has_the_same_objects_under_another_id() {
     drop(origin);
     let table = DiskTable::open(&dir.path().join("a")).unwrap();
     let to = Arc::new(MemoryTable::default());
-    export::copy_to(&table, &*to, [8; 16]).unwrap();
+    export::copy_to(&table, &*to, [8; 16], export::Rights::Kept).unwrap();
     assert!(matches!(Anchor::open(to.clone(), &VAULT), Err(AnchorError::Foreign)));
     let copy = Anchor::open(to, &[8; 16]).unwrap();
     assert_eq!(copy.entries(ObjectId::ROOT).unwrap(), entries);

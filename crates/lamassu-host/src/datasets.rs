@@ -1,18 +1,16 @@
 //! Datasets of a server: made, listed, changed, destroyed, unloaded and loaded. A command that opens a vault itself
 //! uses the same, in its own process.
 
-use crate::anchors::{Made, NewAnchor};
+use crate::anchors::Made;
 use crate::control::protocol::{Caller, DatasetSpec, Datasets, Listed, MESSAGE_LEN_MAX, Parcel, Properties, Unseen};
 use crate::error::At;
 use crate::serve::Served;
-use crate::{Error, Place, Result, hex};
+use crate::{Error, Result, hex};
 use lamassu_format::header::{Caching, Header, NameMode, VaultHeader, Verified};
-use lamassu_format::root::RootRecord;
 use lamassu_format::{Domain, Geometry, Suite, name};
 use lamassu_keys::dataset::inherits;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Argon2Params, Event, Material, NewDataset, NewSlot, Update, create_dataset, unix_now};
-use lamassu_store::Backend;
 use lamassu_vault::forest::{Number, ROOT_VOLUME, State, local, volume_of};
 use lamassu_vault::{FileSystem, Ino, Owner, Vault, VaultError};
 use serde::Serialize;
@@ -130,7 +128,9 @@ impl Served {
             let ring = keys.key_ring(header.suite())?;
             Vault::make_tree(backend, &header, &ring)?;
             let place = base.below(stored)?;
-            let anchor = self.anchor_for(above, &mut header, &keys, (backend, &place), (spec.mode, owner))?;
+            let parent = self.forest().volume(above)?.id;
+            let made = |trees| self.policy().anchors.make_below(&parent, &mut header, &keys, trees, &place);
+            let anchor = self.keeper().trees(above).map(made).transpose()?;
             let update = Update::begin(&place.file(name::HEADER), &self.policy().witness())?;
             let event = Event::new(EventKind::Created).by(caller.uid).slot(keys.slot());
             let event = event.detail("suite", header.suite().name()).detail("domain", header.domain().name());
@@ -148,27 +148,6 @@ impl Served {
             opened.map_err(|source: Error| Error::MadeNotOpen { source: Box::new(source) })?;
         }
         Ok(hex(&id))
-    }
-
-    /// The anchor of a dataset that is being made, where the vault it lies in has one: beside that.
-    fn anchor_for(
-        &self,
-        above: Number,
-        header: &mut VaultHeader,
-        keys: &lamassu_keys::Unlocked,
-        (backend, place): (&dyn Backend, &Place),
-        (mode, owner): (u32, Owner),
-    ) -> Result<Option<Made>> {
-        let parent = self.forest().volume(above)?.id;
-        if !self.keeper().is_anchored(above) {
-            return Ok(None);
-        }
-        keys.set_anchored(header)?;
-        let anchors = &self.policy().anchors;
-        let file = anchors.file_for_new(&header.id(), Some(&parent))?;
-        let root = RootRecord { mode, uid: owner.uid, gid: owner.gid };
-        let new = NewAnchor::of(header, backend, root)?;
-        anchors.make(&new, &file, &place.path()).map(Some)
     }
 
     /// Has the header of a vault say that it has datasets. Not taken back: where making the first one fails, the header

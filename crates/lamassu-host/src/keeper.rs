@@ -1,10 +1,10 @@
 //! The keys of every vault that is open in this process, by volume: got for datasets as they are entered, let go when
 //! they are unloaded.
 
-use crate::anchors::{self, Access, check};
+use crate::anchors::{self, Access, NewTrees, check};
 use crate::control::counters::{Counters, Operation};
 use crate::{Error, Place, Policy, Result};
-use lamassu_anchor::{Anchor, Digest};
+use lamassu_anchor::{Anchor, Digest, VaultRow};
 use lamassu_format::header::{Caching, VaultHeader, Verified};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, History, KeyError, Unlocked, admin, unlock_by_parent};
@@ -181,9 +181,11 @@ impl Keeper {
         }
     }
 
-    /// Whether the vault of a volume that is open has an anchor.
-    pub(crate) fn is_anchored(&self, volume: Number) -> bool {
-        self.kept().get(&volume).is_some_and(|kept| kept.anchor.is_some())
+    /// The trees by which the anchor of a volume that is open verifies files; `None`: it has no anchor.
+    pub(crate) fn trees(&self, volume: Number) -> Option<NewTrees> {
+        let kept = self.kept();
+        let VaultRow { degree_log2, blocks, .. } = kept.get(&volume)?.anchor.as_ref()?.vault();
+        Some(NewTrees { degree_log2, blocks })
     }
 
     /// The header of a volume says `cache` now: its writer tells.

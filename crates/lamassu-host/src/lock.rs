@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// How long a writer that is closing its vault is waited for, and how often it is looked for.
 const CLOSING: Duration = Duration::from_secs(30);
+/// The same of an anchor that is held where the vault is not: by one that closes, or by readers, who may stay.
+const READING: Duration = Duration::from_secs(3);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The writer's lock of a vault: a lock on the lock file, and one on the staging directory. Dropping it releases the
@@ -117,8 +119,11 @@ pub fn raise_descriptor_limit() {
 /// Those of `attempt`: [`Error::Locked`] at once where it is known where the vault is open, otherwise after
 /// [`CLOSING`]; [`Error::Interrupted`].
 pub fn once_closed<T>(policy: &Policy, dir: &Path, attempt: impl FnMut() -> Result<T>) -> Result<T> {
-    // A writer lets go of the anchor just before, or just after, the vault.
-    let is_held = |error: &Error| matches!(error.innermost(), Error::Locked { .. }) || anchors::is_locked(error);
+    let begun = Instant::now();
+    let is_held = |error: &Error| match error.innermost() {
+        Error::Locked { .. } => true,
+        _ => anchors::is_locked(error) && begun.elapsed() < READING,
+    };
     while_locked(policy, dir, is_held, attempt)
 }
 

@@ -153,6 +153,21 @@ impl Unsealed {
         Ok(anchor)
     }
 
+    /// Opens the tree of a vault for writing without its anchor, which is to be made anew of it.
+    ///
+    /// # Errors
+    /// As [`Unsealed::open`].
+    pub fn open_unanchored(&self) -> Result<Vault> {
+        let Found { dir, header } = &self.found;
+        once_closed(&self.policy, dir, || {
+            let ring = self.keys.key_ring(header.suite())?;
+            match Vault::open(Arc::new(backend(dir)?), header, ring, options(header.is_snapshot())) {
+                Err(VaultError::Locked) => Err(self.policy.locked(dir)),
+                opened => opened.map_err(|source| Error::CannotOpen { dir: dir.clone(), source }),
+            }
+        })
+    }
+
     fn open_over(&self, options: Options, backend: impl Fn(&Path) -> Result<LocalBackend>) -> Result<Opened> {
         let Found { dir, header } = &self.found;
         if options.integrity == Integrity::Metadata && header.suite().is_malleable() {

@@ -597,6 +597,46 @@ fn a_crash_at_any_moment_of_a_re_keying_is_no_alarm() {
     assert!(count > 200, "{count}");
 }
 
+#[test]
+fn whoever_looks_while_others_change_sees_no_stale_state() {
+    let lab = Lab::new(Recipe::default());
+    let v = lab.open();
+    for path in ["f", "g"] {
+        v.put(path, b"1");
+        set(&v, path, "user.a", b"0");
+    }
+    v.dir("d");
+    v.sync_all().unwrap();
+    std::thread::scope(|scope| {
+        for path in ["f", "g", "d"] {
+            scope.spawn(|| {
+                for round in 0..60_u8 {
+                    set(&v, path, "user.a", &[round]);
+                    set(&v, path, ACCESS, &acl(round.into(), 6));
+                    if round % 7 == 0 {
+                        v.remove_xattr(v.ino(path), n("user.a")).unwrap();
+                    }
+                }
+            });
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let ino = v.ino(path);
+                    v.list_xattr(ino).unwrap();
+                    let seen = v.get_xattr(ino, n("user.a"));
+                    assert!(matches!(seen, Ok(_) | Err(VaultError::NoAttribute)), "{seen:?}");
+                }
+            });
+        }
+        scope.spawn(|| (0..20).for_each(|_| v.sync_all().unwrap()));
+    });
+    v.clean();
+    v.close().unwrap();
+    let v = lab.open();
+    assert_eq!(get(&v, "f", "user.a").unwrap(), [59]);
+    v.clean();
+    v.close().unwrap();
+}
+
 /// A tree with everything in it.
 fn grow(v: &Vault) {
     v.dir("d");

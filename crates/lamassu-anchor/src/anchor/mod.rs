@@ -5,9 +5,9 @@
 //! | this one | opening, reading, commits |
 //! | `names` | entries: made, removed, moved (N1 to N4) |
 //! | `files` | files: opened for changes, committed (A1 to A8) |
+//! | `vault` | the vault's header and history |
 //! | `accept` | what a person decides |
 //! | `replace` | records, targets, attributes: replaced whole |
-//! | `vault` | the vault's header and history |
 //!
 //! Wrong orders cannot be written. What must be durable before a step of the store returns only when it is. A name
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.

@@ -1,80 +1,26 @@
-//! A new anchor, for a vault that is being made.
+//! New anchors: for a vault that is being made, and for one that is there already.
 
 use super::place::{make_dir_of, refuse_within, settled};
 use super::{Access, Anchors, Open};
-use crate::Result;
-use lamassu_anchor::row::{Content, Sealed};
+use crate::open::{backend, options};
+use crate::{Error, Place, Result};
+use lamassu_anchor::export::{self, Rights};
 use lamassu_anchor::table::DiskTable;
-use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow, export};
-use lamassu_crypto::wrap;
-use lamassu_format::header::{NameMode, VaultHeader};
-use lamassu_format::name;
-use lamassu_format::root::RootRecord;
-use lamassu_store::{Backend, BackendDir};
-use std::ffi::OsStr;
-use std::io;
-use std::os::unix::ffi::OsStringExt;
+use lamassu_anchor::{Anchor, VaultRow};
+use lamassu_format::header::VaultHeader;
+use lamassu_keys::Unlocked;
+use lamassu_vault::anchor::{NewTrees, RebuildProgress, Rebuilt, rebuild};
+use lamassu_vault::{Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Degree of trees unless a person says another: 16 children, 512 bytes a record.
-pub const DEGREE_LOG2: u8 = 4;
+/// Nobody watches: there is hardly anything to be seen.
+struct Unwatched;
 
-/// What a new vault's anchor begins with.
-#[derive(Clone, Copy, Debug)]
-pub struct NewAnchor {
-    /// the vault's id
-    pub vault: [u8; 16],
-    /// log2 of the trees' degree, 1 to 8
-    pub degree_log2: u8,
-    /// whether files have a root over their blocks, too
-    pub blocks: bool,
-    /// what the root of its tree says of itself
-    pub root: RootRecord,
-    /// the digest of the root's directory record
-    pub record: Digest,
-    /// the digest of the record of the root's permissions
-    pub permissions: Digest,
-}
+impl RebuildProgress for Unwatched {
+    fn advance(&self, _: u64, _: u64) {}
 
-impl NewAnchor {
-    /// Of a vault whose tree was just made, empty.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub fn of(header: &VaultHeader, backend: &dyn Backend, root: RootRecord) -> Result<NewAnchor> {
-        let record = match header.names() {
-            NameMode::Encrypted => digest_in_root(backend, name::DIR_RECORD)?,
-            // There is no record.
-            NameMode::Plain => Digest::NONE,
-        };
-        let permissions = digest_in_root(backend, name::ROOT_RECORD)?;
-        Ok(NewAnchor { vault: header.id(), degree_log2: DEGREE_LOG2, blocks: false, root, record, permissions })
-    }
-}
-
-/// The digest of a record in the root, a sealed link target, or a file where the store has no links; of one that is not
-/// there none.
-fn digest_in_root(backend: &dyn Backend, record: &str) -> Result<Digest> {
-    match text_of(&*backend.root(), OsStr::new(record)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Digest::NONE),
-        Err(source) => Err(crate::Error::Backing { op: "read", path: record.into(), source }),
-        Ok(text) => Ok(Digest(wrap::sha256(&[&[0x02], &text[..]].concat()))),
-    }
-}
-
-/// The text of a record, whichever way the store keeps it.
-fn text_of(dir: &dyn BackendDir, name: &OsStr) -> io::Result<Vec<u8>> {
-    const TEXT_MAX: usize = 8192;
-    match dir.read_link(name) {
-        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            let mut text = vec![0; TEXT_MAX];
-            let len = dir.open_file(name, false)?.read_at(0, &mut text)?;
-            text.truncate(len);
-            Ok(text)
-        }
-        read => read.map(OsStringExt::into_vec),
-    }
+    fn damaged(&self, _: &Path, _: &VaultError) {}
 }
 
 /// An anchor that was just made. Dropped before it is [kept](Made::keep), it is taken back.
@@ -113,40 +59,90 @@ impl Drop for Made {
 }
 
 impl Anchors {
-    /// Makes the anchor of a vault whose store is in `dir`, in a file that must not exist.
+    /// Makes the anchor of a new vault whose store is in `dir`, of its tree as it is, in a file that must not exist.
     ///
     /// # Errors
-    /// [`AnchorError`]; [`crate::Error::AnchorInStore`], [`crate::Error::Local`], [`crate::Error::NoRandom`].
-    pub fn make(&self, new: &NewAnchor, file: &Path, dir: &Path) -> Result<Made> {
-        let is = |digest: Digest| if digest.is_none() { Sealed::Nothing } else { Sealed::Is(digest) };
-        let tokens = TokenKey::random()?;
-        let vault = VaultRow {
-            vault: new.vault,
-            revision: Revision(1),
-            next_object: ObjectId(ObjectId::ROOT.0 + 1),
-            next_intent: 1,
-            session: 0,
-            degree_log2: new.degree_log2,
-            blocks: new.blocks,
-            tokens,
-            header: Sealed::Nothing,
-            history: (0, Digest::NONE),
-            root_permissions: is(new.permissions),
+    /// [`lamassu_anchor::AnchorError`]; [`Error::AnchorInStore`], [`Error::Local`], [`Error::NoRandom`]; those of the
+    /// vault.
+    pub fn make(
+        &self,
+        header: &VaultHeader,
+        keys: &Unlocked,
+        trees: NewTrees,
+        file: &Path,
+        dir: &Path,
+    ) -> Result<Made> {
+        let ring = keys.key_ring(header.suite())?;
+        let vault = Vault::open(Arc::new(backend(dir)?), header, ring, options(true))?;
+        self.made(header.id(), file, dir, |table| {
+            let (anchor, _) = rebuild(&vault, header, table, trees, &Unwatched)?;
+            Ok(anchor)
+        })
+    }
+
+    /// Makes the anchor of a dataset, empty so far, beside that of the vault it lies in, and has its header say so.
+    ///
+    /// # Errors
+    /// As [`Anchors::make`]; those of keys.
+    pub(crate) fn make_below(
+        &self,
+        parent: &[u8; 16],
+        header: &mut VaultHeader,
+        keys: &Unlocked,
+        trees: NewTrees,
+        place: &Place,
+    ) -> Result<Made> {
+        keys.set_anchored(header)?;
+        let file = self.file_for_new(&header.id(), Some(parent))?;
+        self.make(header, keys, trees, &file, &place.path())
+    }
+
+    /// Makes the anchor of a vault anew, of what its store shows, in the place of the one that it has, or had, or where
+    /// it had none. `vault` is open without an anchor, for writing. Header and history are not known to it yet.
+    ///
+    /// # Errors
+    /// As [`Anchors::make`]; [`lamassu_anchor::AnchorError::Locked`].
+    pub fn rebuild(
+        &self,
+        vault: &Vault,
+        header: &VaultHeader,
+        dir: &Path,
+        progress: &dyn RebuildProgress,
+    ) -> Result<(PathBuf, Rebuilt)> {
+        let (id, mut trees) = (header.id(), NewTrees::default());
+        let file = match self.is_there(&id)? {
+            true => self.file_of(&id)?.ok_or(Error::NoAnchorPlace)?,
+            false => self.file_for_new(&id, None)?,
         };
-        let content = Content::Dir { record: is(new.record), parent: ObjectId::ROOT, name: Token([0; 16]) };
-        let RootRecord { mode, uid, gid } = new.root;
-        let root = Row { mode, uid, gid, links: 1, content, attributes: Sealed::Nothing };
-        self.made(new.vault, file, dir, |table| Anchor::create(table, vault, root))
+        if file.parent() == self.dir() {
+            make_dir_of(&file)?;
+        }
+        refuse_within(&file, dir)?;
+        // Held open, so that nobody writes what is about to be replaced.
+        let present = super::moved::present(&file, &id)?;
+        if let Some(present) = &present {
+            let VaultRow { degree_log2, blocks, .. } = present.vault();
+            trees = NewTrees { degree_log2, blocks };
+        }
+        let mut rebuilt = Rebuilt::default();
+        super::moved::replace(&file, |table| {
+            rebuilt = rebuild(vault, header, table, trees, progress)?.1;
+            Ok(())
+        })?;
+        drop(present);
+        self.remember(&id, &settled(&file)?)?;
+        self.opened().remove(&id);
+        Ok((file, rebuilt))
     }
 
     /// Makes the anchor of a copy of a vault: the same objects, the same names.
     ///
     /// # Errors
     /// As [`Anchors::make`].
-    pub fn make_copy(&self, of: &DiskTable, vault: [u8; 16], file: &Path, dir: &Path) -> Result<Made> {
+    pub fn make_copy(&self, of: &DiskTable, vault: [u8; 16], rights: Rights, file: &Path, dir: &Path) -> Result<Made> {
         self.made(vault, file, dir, |table| {
-            export::copy_to(of, &*table, vault)?;
-            Anchor::open(table, &vault)
+            export::copy_to(of, &*table, vault, rights)?;
+            Ok(Anchor::open(table, &vault)?)
         })
     }
 
@@ -155,7 +151,7 @@ impl Anchors {
         vault: [u8; 16],
         file: &Path,
         dir: &Path,
-        fill: impl FnOnce(Arc<DiskTable>) -> Result<Anchor, AnchorError>,
+        fill: impl FnOnce(Arc<DiskTable>) -> Result<Anchor>,
     ) -> Result<Made> {
         // A directory that a person names is a person's to make.
         if file.parent() == self.dir() {

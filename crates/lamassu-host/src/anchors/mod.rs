@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `place` | which file is the anchor of a vault |
 //! | `proof` | a header and a history against the anchor |
-//! | `made` | a new anchor, taken back if what it is for fails |
+//! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
 //! | `moved` | export, import, another place |
 //!
 //! One process opens an anchor once: whoever asks again gets the same. A vault whose header says that it is anchored is
@@ -18,7 +18,8 @@ mod moved;
 mod place;
 mod proof;
 
-pub use made::{DEGREE_LOG2, Made, NewAnchor};
+pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
+pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, refuse_within, settled};
 pub use proof::check;

@@ -67,26 +67,11 @@ impl Anchors {
             make_dir_of(&path)?;
         }
         refuse_within(&path, dir)?;
-        // Held open, so that nobody writes what is about to be replaced. One that does not open is what an import is
-        // for.
-        let present = match DiskTable::open(&path) {
-            Ok(table) => Anchor::open(Arc::new(table), vault).ok(),
-            Err(locked @ AnchorError::Locked { .. }) => return Err(locked.into()),
-            Err(_) => None,
-        };
+        // Held open, so that nobody writes what is about to be replaced.
+        let present = present(&path, vault)?;
         let replaced = present.as_ref().map(|anchor| anchor.vault().revision);
-        let new = suffixed(&path, ".new");
-        // Of a run that was cut off.
-        let _ = std::fs::remove_file(&new);
-        let filled = fill(&new, vault, from, key, replaced.filter(|_| !takes_older));
-        let done = filled.and_then(|exported| {
-            let renamed = std::fs::rename(&new, &path).and_then(|()| sync_dir_of(&path));
-            renamed.map_err(|source| crate::Error::Local { op: "put in place", path: path.clone(), source })?;
-            Ok(exported)
-        });
-        let exported = done.inspect_err(|_| {
-            let _ = std::fs::remove_file(&new);
-        })?;
+        let at_least = replaced.filter(|_| !takes_older);
+        let exported = replace(&path, |table| fill(&table, vault, from, key, at_least))?;
         self.remember(vault, &settled(&path)?)?;
         self.opened().remove(vault);
         Ok(Imported { exported, path, replaced })
@@ -103,7 +88,7 @@ impl Anchors {
         let table = Arc::new(DiskTable::open(&from)?);
         Anchor::open(table.clone(), vault)?;
         let new = DiskTable::create(&to)?;
-        let copied = copy(&table, &new).and_then(|()| Ok(self.remember(vault, &to)?));
+        let copied = copy(&table, &new).and_then(|()| self.remember(vault, &to));
         copied.inspect_err(|_| {
             let _ = std::fs::remove_file(&to);
         })?;
@@ -195,16 +180,43 @@ impl Batch<'_> {
     }
 }
 
-/// Fills a new file from an export that verifies, of this vault, and of no lower revision.
+/// The anchor of a vault in a file, held open; `None` where there is none that opens: that is what is to be replaced.
+///
+/// # Errors
+/// [`AnchorError::Locked`].
+pub(super) fn present(file: &Path, vault: &[u8; 16]) -> Result<Option<Anchor>> {
+    match DiskTable::open(file) {
+        Ok(table) => Ok(Anchor::open(Arc::new(table), vault).ok()),
+        Err(locked @ AnchorError::Locked { .. }) => Err(locked.into()),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Puts a new table, once it is filled, in the place of what is in a file.
+pub(super) fn replace<T>(file: &Path, fill: impl FnOnce(Arc<DiskTable>) -> Result<T>) -> Result<T> {
+    let new = suffixed(file, ".new");
+    // Of a run that was cut off.
+    let _ = std::fs::remove_file(&new);
+    let filled = DiskTable::create(&new).map_err(Into::into).and_then(|table| fill(Arc::new(table)));
+    let done = filled.and_then(|filled| {
+        let renamed = std::fs::rename(&new, file).and_then(|()| sync_dir_of(file));
+        renamed.map_err(|source| crate::Error::Local { op: "put in place", path: file.into(), source })?;
+        Ok(filled)
+    });
+    done.inspect_err(|_| {
+        let _ = std::fs::remove_file(&new);
+    })
+}
+
+/// Fills a table from an export that verifies, of this vault, and of no lower revision.
 fn fill(
-    new: &Path,
+    table: &DiskTable,
     vault: &[u8; 16],
     from: &mut dyn Read,
     key: &Secret<32>,
     at_least: Option<Revision>,
 ) -> Result<Exported> {
-    let table = DiskTable::create(new)?;
-    let mut rows = Batch { to: &table, rows: Vec::new() };
+    let mut rows = Batch { to: table, rows: Vec::new() };
     let exported = export::read(from, vault, key, &mut |row| rows.take(row)).map_err(ImportError::from)?;
     if let Some(present) = at_least.filter(|present| exported.revision < *present) {
         return Err(ImportError::Older { found: exported.revision, present }.into());

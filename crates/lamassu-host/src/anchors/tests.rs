@@ -1,1 +1,144 @@
+#![allow(clippy::unwrap_used)] // a panic is a failed test
 
+use super::*;
+use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::{Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_keys::witness::Witness;
+use std::fs;
+
+const VAULT: [u8; 16] = [7; 16];
+const OTHER: [u8; 16] = [8; 16];
+
+struct Host {
+    dir: tempfile::TempDir,
+    anchors: Anchors,
+}
+
+impl Host {
+    fn new() -> Host {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("vault")).unwrap();
+        let anchors = Anchors::within(Some(dir.path().join("state/anchors")));
+        Host { dir, anchors }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join(name)
+    }
+
+    fn make(&self, vault: [u8; 16], file: &Path) -> Result<Made> {
+        let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
+        let root = Row { mode: 0o700, uid: 1, gid: 2, links: 1, content, attributes: Sealed::Nothing };
+        let row = VaultRow {
+            vault,
+            revision: Revision(1),
+            next_object: ObjectId(2),
+            next_intent: 1,
+            session: 0,
+            degree_log2: NewTrees::default().degree_log2,
+            blocks: false,
+            tokens: TokenKey::random()?,
+            header: Sealed::Nothing,
+            history: (0, Digest::NONE),
+            root_permissions: Sealed::Nothing,
+        };
+        self.anchors.made(vault, file, &self.path("vault"), |table| Ok(Anchor::create(table, row, root)?))
+    }
+
+    /// The same host, in another process.
+    fn again(&self, choice: Choice) -> Anchors {
+        Anchors::within(Some(self.path("state/anchors"))).chosen(choice)
+    }
+
+    fn header(&self) -> Sealed {
+        self.again(Choice::Remembered).open(&VAULT, Access::Read).unwrap().vault().header
+    }
+}
+
+fn replacement(basis: Basis, new: u8) -> Replacement {
+    Replacement { id: VAULT, is_anchored: true, basis, new: [new; 32], history: None }
+}
+
+#[test]
+fn an_anchor_lies_in_the_usual_place_or_where_it_was_put() {
+    let host = Host::new();
+    let usual = host.anchors.usual(&VAULT).unwrap();
+    assert_eq!(host.anchors.file_for_new(&VAULT, None).unwrap(), usual);
+    let _ = host.make(VAULT, &usual).unwrap().keep();
+    let elsewhere = host.path("b");
+    let _ = host.make(OTHER, &elsewhere).unwrap().keep();
+    let again = host.again(Choice::Remembered);
+    assert_eq!(again.file_of(&VAULT).unwrap().map(|file| file.canonicalize().unwrap()), usual.canonicalize().ok());
+    assert_eq!(again.file_of(&OTHER).unwrap(), Some(elsewhere.clone()));
+    // What lies in a vault goes beside its anchor.
+    let below = again.file_for_new(&[9; 16], Some(&OTHER)).unwrap();
+    assert_eq!(below.parent(), elsewhere.parent());
+    // What is chosen is chosen for the first alone.
+    let chosen = host.again(Choice::File("/chosen".into()));
+    assert_eq!(chosen.file_of(&VAULT).unwrap(), Some("/chosen".into()));
+    assert_eq!(chosen.file_of(&OTHER).unwrap(), Some(elsewhere));
+    // A note that makes no sense does not lead to the usual place.
+    fs::write(host.path("state/anchors").join(format!("{}.place", crate::hex(&VAULT))), "relative").unwrap();
+    assert!(matches!(host.again(Choice::Remembered).file_of(&VAULT), Err(Error::Local { .. })));
+    assert!(matches!(Anchors::default().open(&VAULT, Access::Read), Err(Error::NoAnchorPlace)));
+}
+
+#[test]
+fn what_is_not_kept_is_taken_back() {
+    let host = Host::new();
+    let file = host.path("a");
+    drop(host.make(VAULT, &file).unwrap());
+    assert!(!file.exists() && host.again(Choice::Remembered).file_of(&VAULT).unwrap() != Some(file.clone()));
+    let inside = host.make(VAULT, &host.path("vault/a")).map(drop);
+    assert!(matches!(inside, Err(Error::AnchorInStore { .. })));
+    let _ = host.make(VAULT, &file).unwrap().keep();
+    assert!(host.make(VAULT, &file).is_err() && file.exists(), "what was there stays");
+}
+
+#[test]
+fn a_process_opens_it_once_and_others_wait() {
+    let host = Host::new();
+    let _ = host.make(VAULT, &host.anchors.usual(&VAULT).unwrap()).unwrap().keep();
+    let first = host.anchors.open(&VAULT, Access::Write).unwrap();
+    assert!(Arc::ptr_eq(&first, &host.anchors.clone().open(&VAULT, Access::Read).unwrap()));
+    let other = host.again(Choice::Remembered);
+    for access in [Access::Read, Access::Write] {
+        assert!(is_locked(&other.open(&VAULT, access).map(drop).unwrap_err()));
+    }
+    other.look(&VAULT).unwrap();
+    drop(first);
+    let reader = other.open(&VAULT, Access::Read).unwrap();
+    assert!(is_locked(&host.anchors.open(&VAULT, Access::Write).map(drop).unwrap_err()));
+    host.again(Choice::Remembered).open(&VAULT, Access::Read).unwrap();
+    host.again(Choice::Remembered).look(&VAULT).unwrap();
+    assert!(reader.row(ObjectId::ROOT).is_ok());
+}
+
+/// Between the two the process may die: both headers are the newest then.
+#[test]
+fn a_header_is_known_before_it_is_replaced() {
+    let host = Host::new();
+    let _ = host.make(VAULT, &host.anchors.usual(&VAULT).unwrap()).unwrap().keep();
+    let digest = |n| Digest([n; 32]);
+    host.anchors.replacing(&replacement(Basis::Decided, 1)).unwrap();
+    host.anchors.replaced(&VAULT, &[1; 32]).unwrap();
+    assert_eq!(host.header(), Sealed::Is(digest(1)));
+    host.anchors.replacing(&replacement(Basis::Read([1; 32]), 2)).unwrap();
+    assert_eq!(host.header(), Sealed::Becomes { old: digest(1), new: digest(2) });
+    // Either way it goes on.
+    host.anchors.replacing(&replacement(Basis::Read([1; 32]), 3)).unwrap();
+    host.anchors.replaced(&VAULT, &[3; 32]).unwrap();
+    let refused = host.anchors.replacing(&replacement(Basis::Read([2; 32]), 4)).unwrap_err();
+    assert!(matches!(
+        refused.downcast_ref::<Error>(),
+        Some(Error::Vault(VaultError::Outdated { what: "vault header", .. }))
+    ));
+    assert_eq!(host.header(), Sealed::Is(digest(3)));
+    let unverified = host.again(Choice::Unverified);
+    assert!(unverified.replacing(&replacement(Basis::Decided, 5)).is_err());
+    // A vault without an anchor has nobody to ask.
+    let other = Replacement { id: OTHER, is_anchored: false, ..replacement(Basis::Decided, 5) };
+    host.again(Choice::Remembered).replacing(&other).unwrap();
+    let lost = Replacement { is_anchored: true, ..other };
+    assert!(host.again(Choice::Remembered).replacing(&lost).is_err());
+}

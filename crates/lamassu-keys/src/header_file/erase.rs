@@ -5,8 +5,9 @@
 //! that shares the blocks, flash behind its translation layer, a journal of data), the old bytes stay:
 //! `docs/threat-model.md` says so, and so does every receipt.
 
+use super::error::writing;
 use super::steps::{self, Erasing};
-use super::{FileError, sync_dir_of, writing};
+use super::{FileError, sync_dir_of};
 use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
 use rustix::fs::{FallocateFlags, OFlags};
 use serde::{Deserialize, Serialize};

@@ -15,10 +15,14 @@
 //! link in the place of `PATH.new` is not written through. A zone file is the user's, and may be a link.
 
 pub mod erase;
+mod error;
 mod steps;
 
-use crate::witness::{self, Basis, Replacement, Witness, WitnessError};
-use lamassu_format::header::{HEADER_MAX, Header, HeaderError, HistoryMark};
+pub use error::FileError;
+
+use crate::witness::{self, Basis, Replacement, Witness};
+use error::{reading, writing};
+use lamassu_format::header::{HEADER_MAX, Header, HistoryMark};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -31,81 +35,6 @@ use steps::Steps;
 
 /// Permissions of a new header: it holds no key in the clear, yet lets its readers guess at passphrases.
 const MODE_NEW: u32 = 0o600;
-
-/// A header file could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum FileError {
-    /// The user's: nothing there.
-    #[error("{path:?} does not exist: not a vault, or not a zone file")]
-    Missing {
-        /// the file
-        path: PathBuf,
-    },
-    /// The user's: there is one already, and it is never overwritten.
-    #[error("{path:?} exists already; nothing was changed")]
-    Exists {
-        /// the file
-        path: PathBuf,
-    },
-    /// A directory, device or fifo in place of the file.
-    #[error("{path:?} is no regular file")]
-    NotAFile {
-        /// the file
-        path: PathBuf,
-    },
-    /// Another program is changing the header right now.
-    #[error("another program is changing {path:?}; try again when it is done")]
-    Busy {
-        /// the file
-        path: PathBuf,
-    },
-    /// What the file holds is no header.
-    #[error("{path:?}: {source}")]
-    Header {
-        /// the file
-        path: PathBuf,
-        /// why
-        source: HeaderError,
-    },
-    /// Whatever remembers the newest header says no, or cannot remember a newer one.
-    #[error("{path:?}: {source}")]
-    Witness {
-        /// the file
-        path: PathBuf,
-        /// of the witness
-        source: WitnessError,
-    },
-    /// The store failed, or does not let this user read.
-    #[error("cannot {op} {path:?}: {source}")]
-    Read {
-        /// what was tried
-        op: &'static str,
-        /// the file
-        path: PathBuf,
-        /// why
-        source: io::Error,
-    },
-    /// The store failed, is full, or does not let this user write.
-    #[error("cannot {op} {path:?}: {source}")]
-    Write {
-        /// what was tried
-        op: &'static str,
-        /// the file
-        path: PathBuf,
-        /// why
-        source: io::Error,
-    },
-}
-
-fn reading(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
-    let path = path.to_path_buf();
-    move |source| FileError::Read { op, path: shown(&path), source }
-}
-
-fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
-    let path = path.to_path_buf();
-    move |source| FileError::Write { op, path: shown(&path), source }
-}
 
 /// Where the descriptors of this process are, by number.
 const DESCRIPTORS: &str = "/proc/self/fd";

@@ -4,6 +4,8 @@
 //! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault;
 //! one that failed is taken away again.
 
+mod anchors;
+
 use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg};
 use crate::mounts;
@@ -11,29 +13,25 @@ use crate::open::{self, WriterLock};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::tree::held::{is_empty, is_ours};
-use crate::{anchor_place, signals, text};
-use lamassu_anchor::Anchor;
-use lamassu_anchor::table::DiskTable;
+use crate::{signals, text};
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_fuse::control::Root;
-use lamassu_host::anchors::{self, Access, Choice, CopiedDatasets, Made};
+use lamassu_host::anchors::Made;
 use lamassu_host::lock;
 use lamassu_host::slots::check_label;
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, header_file, unix_now};
+use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
 use lamassu_store::Backend;
 use lamassu_store::backend::{Copied, LocalBackend, Privileges, Watch};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::{fs, io};
 
 const EXAMPLES: &str = "\
@@ -217,7 +215,7 @@ impl Original {
         let privileges = if common.trust_store { Privileges::Kept } else { Privileges::Dropped };
         let made = self.fill(ui, &top, privileges).and_then(|copied| {
             self.copy_sessions(keys, &top, (&header, &unlocked))?;
-            let anchor = of.map(|table| self.copy_anchor(ui, &table, &header, &top)).transpose()?;
+            let anchor = of.map(|table| self.copy_anchor(ui, &table, &header, &top, privileges)).transpose()?;
             let below = self.copy_anchors_below(ui, &header)?;
             drop(quiet);
             let begun = Event::new(EventKind::Created)
@@ -242,48 +240,6 @@ impl Original {
         let done = DoneCopy::of(place, &header, &unlocked, &copied);
         let material = self.material.clone();
         Ok((Original { dir, header, keys: unlocked, material }, done))
-    }
-
-    /// The tables of the original's anchor, if it has one, and that its header and history are the newest. A mount that
-    /// is frozen has made everything durable in them.
-    fn anchor(&self, ui: &Ui, header: &VaultHeader, keys: &Unlocked) -> Result<Option<Arc<DiskTable>>> {
-        if !header.is_anchored() {
-            return Ok(None);
-        }
-        if *ui.policy.anchors.choice() == Choice::Unverified {
-            return Err(lamassu_host::Error::UnverifiedWrite.into());
-        }
-        let id = header.id();
-        let (_, table) = ui.policy.anchors.look(&id)?;
-        let table = Arc::new(table);
-        let anchor = Anchor::open(table.clone(), &id).map_err(lamassu_host::Error::from)?;
-        anchors::check(&anchor, Access::Read, header, keys, &self.dir)?;
-        Ok(Some(table))
-    }
-
-    /// The copy's own: the same objects, and names, as its ciphertext is the same.
-    fn copy_anchor(&self, ui: &Ui, of: &DiskTable, copy: &VaultHeader, top: &Top) -> Result<Made> {
-        let anchors = &ui.policy.anchors;
-        let file = anchors.file_for_new(&copy.id(), Some(&self.header.id()))?;
-        anchor_place::check(&file, &top.path())?;
-        Ok(anchors.make_copy(of, copy.id(), &file, &top.path())?)
-    }
-
-    /// Those of the datasets in it, which keep their ids. Their headers are not authenticated: one that names another
-    /// vault gets a copy that nothing leads to.
-    fn copy_anchors_below(&self, ui: &Ui, copy: &VaultHeader) -> Result<CopiedDatasets> {
-        let mut ids = BTreeSet::new();
-        if copy.is_anchored() && copy.has_datasets() {
-            for stored in lamassu_vault::datasets_below(&self.dir)? {
-                let header = header_file::read::<VaultHeader>(&self.dir.join(stored).join(name::HEADER));
-                ids.extend(header.ok().filter(VaultHeader::is_anchored).map(|header| header.id()));
-            }
-        }
-        let copied = ui.policy.anchors.copy_datasets(&ids, &copy.id())?;
-        for id in &copied.missing {
-            ui.warn(format_args!("the dataset {} has no anchor on this host, and its copy gets none", text::hex(id)));
-        }
-        Ok(copied)
     }
 
     /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the

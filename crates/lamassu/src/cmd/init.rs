@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
 use lamassu_format::root::MODE_BITS;
 use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
-use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewAnchor};
+use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewTrees};
 use lamassu_host::slots::check_label;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{
@@ -309,7 +309,7 @@ impl VaultPlace {
         lamassu_vault::create_root_record(&*backend.root(), &ring, self.root)
             .and_then(|()| Vault::make_tree(&backend, &header, &ring))
             .context("cannot make the root directory of the vault")?;
-        let anchor = self.anchor(ui, args, &mut header, &unlocked, &backend)?;
+        let anchor = self.anchor(ui, args, &mut header, &unlocked)?;
         let update = Update::begin(&self.dir.join(name::HEADER), &ui.policy.witness())?;
         let made = Event::new(EventKind::Created)
             .slot(unlocked.slot())
@@ -321,14 +321,7 @@ impl VaultPlace {
     }
 
     /// Makes the vault's anchor, of its tree as it is now, and has the header say so.
-    fn anchor(
-        &self,
-        ui: &Ui,
-        args: &Args,
-        header: &mut VaultHeader,
-        keys: &Unlocked,
-        backend: &dyn Backend,
-    ) -> Result<Option<MadeAnchor>> {
+    fn anchor(&self, ui: &Ui, args: &Args, header: &mut VaultHeader, keys: &Unlocked) -> Result<Option<MadeAnchor>> {
         let anchors = &ui.policy.anchors;
         if *anchors.choice() == Choice::Unverified {
             return Ok(None);
@@ -337,9 +330,8 @@ impl VaultPlace {
         anchor_place::check(&file, &self.dir)?;
         keys.set_anchored(header)?;
         let degree_log2 = args.tree_degree.trailing_zeros() as u8;
-        let blocks = args.tree_leaves == LeavesArg::Blocks;
-        let new = NewAnchor { degree_log2, blocks, ..NewAnchor::of(header, backend, self.root)? };
-        Ok(Some(anchors.make(&new, &file, &self.dir)?))
+        let trees = NewTrees { degree_log2, blocks: args.tree_leaves == LeavesArg::Blocks };
+        Ok(Some(anchors.make(header, keys, trees, &file, &self.dir)?))
     }
 
     fn name_max(&self, backend: &dyn Backend) -> Result<u8> {

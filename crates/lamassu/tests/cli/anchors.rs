@@ -414,3 +414,75 @@ fn datasets_have_their_own() {
     b.run("dataset destroy v a").ok();
     assert_eq!(anchors(), 5);
 }
+
+#[test]
+fn an_anchor_that_was_lost_is_made_anew() {
+    let b = bench();
+    b.run_with("cp v - vault:f", b"content").ok();
+    let file = anchor(&b, "v");
+    fs::remove_file(&file).unwrap();
+    b.run("ls v").code(60).says("anchor rebuild");
+    let guest = b.key("guest");
+    let made = b.run("anchor rebuild --json v").ok().says("nothing before this moment is known").json();
+    assert_eq!((&made["objects"], &made["files"], &made["left_out"]), (&2.into(), &1.into(), &0.into()));
+    assert_eq!(b.run("cat v f").ok().text(), "content");
+    b.run("check v").ok();
+    let history = b.run("history --json v").ok().json();
+    assert_eq!(history["entries"].as_array().unwrap().last().unwrap()["event"], "anchor-rebuilt");
+    b.run(&format!("key add --use-only -n {guest} v")).ok();
+    b.run(&format!("anchor rebuild -k {guest} v")).code(28).says("administrator");
+    // In the place of one that is damaged, and beside nobody.
+    fs::write(&file, b"rubbish").unwrap();
+    b.run("anchor rebuild v").ok();
+    b.run("mount v m").ok();
+    b.run("anchor rebuild v").code(11);
+    b.run("anchor rebuild m").code(11);
+    b.unmount("m");
+    b.run("ls v").ok();
+}
+
+#[test]
+fn a_vault_gets_an_anchor_later() {
+    let b = Bench::new();
+    b.dir("m");
+    b.run("init --anchor none v").ok();
+    b.run_with("cp v - vault:f", b"content").ok();
+    let header = b.path("v/lamassu.vault");
+    let old = fs::read(&header).unwrap();
+    b.run("anchor rebuild v").ok();
+    assert_eq!(b.run("info --json v").ok().json()["anchored"], true);
+    assert_eq!(b.run("cat v f").ok().text(), "content");
+    b.run_with("cp v - vault:g", b"more").ok();
+    b.run("check v").ok();
+    // A header from before would take the anchor away.
+    fs::write(&header, old).unwrap();
+    b.run("ls v").code(30);
+    b.run_with("cp v - vault:h", b"x").code(30);
+    b.run("anchor accept v").ok();
+    assert_eq!(b.run("info --json v").ok().json()["anchored"], true);
+    assert_eq!(b.run("cat v g").ok().text(), "more");
+}
+
+#[test]
+fn what_was_restored_is_accepted_by_its_path() {
+    let b = bench();
+    b.file("one", b"first");
+    b.file("two", b"second");
+    b.run("cp v one vault:f").ok();
+    let stored = b.stored("v", "f");
+    let old = fs::read(&stored).unwrap();
+    b.run("cp v two vault:f").ok();
+    let stored = b.stored("v", "f");
+    fs::write(&stored, &old).unwrap();
+    b.run("cat v f").code(30);
+    b.run("anchor accept v f").ok().says("1 changed");
+    assert_eq!(b.run("cat v f").ok().text(), "first");
+    let history = b.run("history --json v").ok().json();
+    let last = history["entries"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!((&last["event"], &last["details"]["what"]), (&"anchor-accepted".into(), &"f".into()));
+    let guest = b.key("guest");
+    b.run(&format!("key add --use-only -n {guest} v")).ok();
+    b.run(&format!("anchor accept -k {guest} v f")).code(28);
+    b.run("anchor accept v nothing").code(3);
+    b.run("anchor accept -r v").code(2);
+}

@@ -184,7 +184,7 @@ fn a_dataset_below_a_private_vault_is_private() {
 
 #[test]
 fn without_its_record_the_root_is_its_owners_alone() {
-    let b = bench("");
+    let b = bench("--anchor none");
     fs::remove_file(b.path(RECORD)).unwrap();
     b.run("check v").ok();
     b.run("mount v m").ok();
@@ -196,7 +196,7 @@ fn without_its_record_the_root_is_its_owners_alone() {
 
 #[test]
 fn a_record_that_does_not_open_is_damage_and_grants_nothing() {
-    let b = bench("");
+    let b = bench("--anchor none");
     let record = fs::read_link(b.path(RECORD)).unwrap();
     fs::remove_file(b.path(RECORD)).unwrap();
     fs::write(b.path(RECORD), record.to_str().unwrap()).unwrap();

@@ -81,7 +81,7 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
 }
 
 /// Appends to the history, which the anchor is told of.
-fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Result<()> {
+pub(super) fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Result<()> {
     let header = &unsealed.found.header;
     let mut history = unsealed.keys.history(dir, header)?;
     history.note(event)?;

@@ -1,7 +1,8 @@
-//! `lamassu anchor status|export|import|verify|accept|move`: what knows a vault's newest state, outside the store.
+//! `lamassu anchor status|export|import|verify|rebuild|accept|move`: what knows a vault's newest state, outside the store.
 
 mod accept;
 mod carry;
+mod rebuild;
 mod status;
 
 use crate::fault::{Fault, Result};
@@ -33,8 +34,16 @@ Examples:
   lamassu anchor verify /srv/store/vault                                     to be written down elsewhere
   lamassu anchor verify --expect HEX /srv/store/vault                        the same rows, and no others";
 
+const REBUILD_EXAMPLES: &str = "\
+Examples:
+  lamassu anchor rebuild /srv/store/vault                                    after its anchor was lost
+  lamassu --anchor /media/disk/a anchor rebuild /srv/store/vault             for a vault that never had one
+An export keeps what this cannot: `lamassu anchor import`.";
+
 const ACCEPT_EXAMPLES: &str = "\
 Examples:
+  lamassu anchor accept /srv/store/vault notes/today.txt                     restored from a backup
+  lamassu anchor accept -r /srv/store/vault photos
   lamassu anchor accept /srv/store/vault                                     after an old header was put back on purpose
 What is accepted is what lies in the store at this moment; the history says who did it.";
 
@@ -54,7 +63,9 @@ pub enum AnchorCommand {
     Import(Import),
     /// Print a digest of all that a vault's anchor knows, or compare it with one; needs no key
     Verify(Verify),
-    /// Take the header and the history that the store shows for the newest
+    /// Make a vault's anchor anew, of what the store shows now: nothing that was before is known then
+    Rebuild(Rebuild),
+    /// Take what the store shows at paths for the newest; without paths, the header and the history
     Accept(Accept),
     /// Put a vault's anchor into another file; needs no key
     Move(Move),
@@ -113,14 +124,33 @@ pub struct Verify {
     dir: PathBuf,
 }
 
+/// Options of `anchor rebuild`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = REBUILD_EXAMPLES, after_long_help = help(REBUILD_EXAMPLES))]
+pub struct Rebuild {
+    #[command(flatten)]
+    key: KeyArg,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+    /// The vault; must not be mounted for writing
+    dir: PathBuf,
+}
+
 /// Options of `anchor accept`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = ACCEPT_EXAMPLES, after_long_help = help(ACCEPT_EXAMPLES))]
 pub struct Accept {
     #[command(flatten)]
     key: KeyArg,
+    /// Of directories also all that is below
+    #[arg(short, long)]
+    recursive: bool,
     /// The vault; must not be mounted for writing
     dir: PathBuf,
+    /// Paths in the vault
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
 }
 
 /// Options of `anchor move`.
@@ -148,6 +178,7 @@ pub fn run(ui: &Ui, command: AnchorCommand) -> Result<()> {
         AnchorCommand::Export(args) => carry::export(ui, &args),
         AnchorCommand::Import(args) => carry::import(ui, &args),
         AnchorCommand::Verify(args) => status::verify(ui, &args),
+        AnchorCommand::Rebuild(args) => rebuild::rebuild(ui, &args),
         AnchorCommand::Accept(args) => accept::accept(ui, &args),
         AnchorCommand::Move(args) => carry::move_to(ui, &args),
     }

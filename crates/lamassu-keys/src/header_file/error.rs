@@ -1,0 +1,82 @@
+//! What goes wrong with the file of a header, by whose fault it is.
+
+use super::shown;
+use crate::witness::WitnessError;
+use lamassu_format::header::HeaderError;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A header file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The user's: nothing there.
+    #[error("{path:?} does not exist: not a vault, or not a zone file")]
+    Missing {
+        /// the file
+        path: PathBuf,
+    },
+    /// The user's: there is one already, and it is never overwritten.
+    #[error("{path:?} exists already; nothing was changed")]
+    Exists {
+        /// the file
+        path: PathBuf,
+    },
+    /// A directory, device or fifo in place of the file.
+    #[error("{path:?} is no regular file")]
+    NotAFile {
+        /// the file
+        path: PathBuf,
+    },
+    /// Another program is changing the header right now.
+    #[error("another program is changing {path:?}; try again when it is done")]
+    Busy {
+        /// the file
+        path: PathBuf,
+    },
+    /// What the file holds is no header.
+    #[error("{path:?}: {source}")]
+    Header {
+        /// the file
+        path: PathBuf,
+        /// why
+        source: HeaderError,
+    },
+    /// Whatever remembers the newest header says no, or cannot remember a newer one.
+    #[error("{path:?}: {source}")]
+    Witness {
+        /// the file
+        path: PathBuf,
+        /// of the witness
+        source: WitnessError,
+    },
+    /// The store failed, or does not let this user read.
+    #[error("cannot {op} {path:?}: {source}")]
+    Read {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+    /// The store failed, is full, or does not let this user write.
+    #[error("cannot {op} {path:?}: {source}")]
+    Write {
+        /// what was tried
+        op: &'static str,
+        /// the file
+        path: PathBuf,
+        /// why
+        source: io::Error,
+    },
+}
+
+pub(super) fn reading(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_path_buf();
+    move |source| FileError::Read { op, path: shown(&path), source }
+}
+
+pub(super) fn writing(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
+    let path = path.to_path_buf();
+    move |source| FileError::Write { op, path: shown(&path), source }
+}
