@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::anchored::{anchor, open_anchored};
 use common::*;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};

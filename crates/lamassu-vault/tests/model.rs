@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::anchored::open_anchored;
 use common::*;
 use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_store::Backend;

@@ -50,21 +50,6 @@ pub trait RebuildProgress: Send + Sync {
     }
 }
 
-/// The trees by which an anchor verifies files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NewTrees {
-    /// log2 of their degree, 1 to 8
-    pub degree_log2: u8,
-    /// whether files have a root over their blocks, too
-    pub blocks: bool,
-}
-
-impl Default for NewTrees {
-    fn default() -> Self {
-        NewTrees { degree_log2: DEGREE_LOG2, blocks: false }
-    }
-}
-
 /// What an anchor was made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {

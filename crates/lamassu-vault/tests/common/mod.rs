@@ -1,12 +1,10 @@
 //! Vaults for tests: over memory, or a directory of this host; with keys that are the same every time.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod anchored;
 pub mod steps;
 pub mod wood;
 
-use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::table::{Space, Table};
-use lamassu_anchor::{Anchor, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
 use lamassu_crypto::{KeyRing, Secret};
 use lamassu_format::header::{KeyArea, NameMode, SealedKeychain, VaultHeader, VaultParams};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -112,53 +110,6 @@ impl Recipe {
     }
 }
 
-/// The anchor of a vault.
-pub fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
-    Arc::new(Anchor::open(table.clone(), &recipe.header().id()).unwrap())
-}
-
-/// The same, made of the root alone if there is none.
-fn new_anchor(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>) -> Arc<Anchor> {
-    let vault = recipe.header().id();
-    if table.get(Space::Vault, b"vault").unwrap().is_some() {
-        return anchor(recipe, table);
-    }
-    let record = match recipe.names {
-        NameMode::Encrypted => {
-            let text = backend.root().read_link(n("lamassu.dir")).unwrap();
-            Sealed::Is(Digest(lamassu_crypto::wrap::sha256(&[b"\x02", text.as_encoded_bytes()].concat())))
-        }
-        NameMode::Plain => Sealed::Nothing,
-    };
-    let row = VaultRow {
-        vault,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2: 4,
-        blocks: false,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
-    let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
-    let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
-    Arc::new(Anchor::create(table.clone(), row, root).unwrap())
-}
-
-/// Opens an anchored vault.
-pub fn open_anchored(
-    recipe: &Recipe,
-    backend: &Arc<dyn Backend>,
-    table: &Arc<dyn Table>,
-    read_only: bool,
-) -> Result<Vault> {
-    let options = Options { anchor: Some(new_anchor(recipe, backend, table)), ..options(read_only) };
-    Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
-}
-
 /// Keys of epochs; `salt` tells K_in from K_out. Epoch 1 is that of [`Recipe::ring`].
 pub fn epochs(numbers: &[u8], salt: u8) -> Vec<(u32, Secret<32>)> {
     let key = |n: u8| Secret::new(&mut [salt.wrapping_add((n - 1).wrapping_mul(16)); 32]);
@@ -227,7 +178,8 @@ pub trait Short {
     fn clean(&self) -> check::Report;
 }
 
-fn split(path: &str) -> (&str, &str) {
+/// The directory and the last name of a path.
+pub fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('/').unwrap_or(("", path))
 }
 

@@ -1,0 +1,169 @@
+//! Anchored vaults for tests.
+
+use super::*;
+use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::table::{MemoryTable, Space, Table};
+use lamassu_anchor::{Anchor, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_store::BackendDir;
+use lamassu_vault::{RenameMode, VaultError};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// The anchor of a vault.
+pub fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
+    Arc::new(Anchor::open(table.clone(), &recipe.header().id()).unwrap())
+}
+
+/// The same, made of the root alone if there is none.
+fn new_anchor(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>) -> Arc<Anchor> {
+    let vault = recipe.header().id();
+    if table.get(Space::Vault, b"vault").unwrap().is_some() {
+        return anchor(recipe, table);
+    }
+    let record = match recipe.names {
+        NameMode::Encrypted => {
+            let text = backend.root().read_link(n("lamassu.dir")).unwrap();
+            Sealed::Is(Digest(lamassu_crypto::wrap::sha256(&[b"\x02", text.as_encoded_bytes()].concat())))
+        }
+        NameMode::Plain => Sealed::Nothing,
+    };
+    let row = VaultRow {
+        vault,
+        revision: Revision(0),
+        next_object: ObjectId(2),
+        next_intent: 0,
+        session: 0,
+        degree_log2: 4,
+        blocks: false,
+        tokens: TokenKey::new([2; 32]),
+        header: Sealed::Nothing,
+        history: (0, Digest::NONE),
+        root_permissions: Sealed::Nothing,
+    };
+    let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
+    let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
+    Arc::new(Anchor::create(table.clone(), row, root).unwrap())
+}
+
+/// Opens an anchored vault.
+pub fn open_anchored(
+    recipe: &Recipe,
+    backend: &Arc<dyn Backend>,
+    table: &Arc<dyn Table>,
+    read_only: bool,
+) -> Result<Vault> {
+    let options = Options { anchor: Some(new_anchor(recipe, backend, table)), ..options(read_only) };
+    Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
+}
+
+/// An anchored vault, its store and its anchor.
+pub struct Lab {
+    pub recipe: Recipe,
+    pub backend: Arc<dyn Backend>,
+    pub table: Arc<dyn Table>,
+}
+
+impl Lab {
+    pub fn over(recipe: Recipe, backend: Arc<dyn Backend>, table: Arc<dyn Table>) -> (Lab, Vault) {
+        Vault::make_tree(&*backend, &recipe.header(), &recipe.ring()).unwrap();
+        let lab = Lab { recipe, backend, table };
+        let vault = lab.open();
+        (lab, vault)
+    }
+
+    pub fn new(recipe: Recipe) -> (Lab, Vault) {
+        Lab::over(recipe, memory(), Arc::new(MemoryTable::default()))
+    }
+
+    pub fn open(&self) -> Vault {
+        open_anchored(&self.recipe, &self.backend, &self.table, false).unwrap()
+    }
+
+    pub fn read_only(&self) -> Vault {
+        open_anchored(&self.recipe, &self.backend, &self.table, true).unwrap()
+    }
+
+    /// The store's directory and the stored name of a path.
+    pub fn stored(&self, vault: &Vault, path: &str) -> (Arc<dyn BackendDir>, OsString) {
+        let stored = vault.stored_path(n(path)).unwrap();
+        let mut dir = self.backend.root();
+        for part in stored.parent().unwrap() {
+            dir = dir.open_dir(part).unwrap();
+        }
+        (dir, stored.file_name().unwrap().to_owned())
+    }
+
+    pub fn intents(&self) -> usize {
+        let mut count = 0;
+        self.table
+            .scan(Space::Intents, &[], &mut |_, _| {
+                count += 1;
+                std::ops::ControlFlow::Continue(())
+            })
+            .unwrap();
+        count
+    }
+}
+
+pub fn assert_outdated<T: std::fmt::Debug>(seen: Result<T>) {
+    assert!(matches!(seen, Err(VaultError::Outdated { .. })), "{seen:?}");
+}
+
+pub fn link_to(vault: &Vault, path: &str, target: &str) {
+    let (parent, name) = split(path);
+    vault.symlink(vault.ino(parent), n(name), target.as_bytes(), me()).unwrap();
+}
+
+pub fn mv(vault: &Vault, from: &str, to: &str, mode: RenameMode) -> Result<()> {
+    let ((a, b), (c, d)) = (split(from), split(to));
+    vault.rename(vault.ino(a), n(b), vault.ino(c), n(d), mode)
+}
+
+pub fn rm(vault: &Vault, path: &str) -> Result<()> {
+    let (parent, name) = split(path);
+    vault.unlink(vault.ino(parent), n(name))
+}
+
+pub fn rmdir(vault: &Vault, path: &str) -> Result<()> {
+    let (parent, name) = split(path);
+    vault.rmdir(vault.ino(parent), n(name))
+}
+
+/// The names in a directory, and whether the store lacks some.
+pub fn listed(vault: &Vault, path: &str) -> (Vec<String>, bool) {
+    let handle = vault.open_dir(vault.ino(path)).unwrap();
+    let mut names = Vec::new();
+    let done = vault.read_dir(handle, 0, &mut |e, _| {
+        names.push(e.name.to_str().unwrap().to_owned());
+        true
+    });
+    vault.release_dir(handle).unwrap();
+    names.retain(|name| name != "." && name != "..");
+    names.sort();
+    assert!(matches!(done, Ok(()) | Err(VaultError::Outdated { .. })), "{done:?}");
+    (names, done.is_err())
+}
+
+/// What is seen below a directory: every path with what it is.
+pub fn seen(vault: &Vault) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    let mut left = vec![String::new()];
+    while let Some(dir) = left.pop() {
+        let (names, is_incomplete) = listed(vault, &dir);
+        assert!(!is_incomplete, "{dir}: something is missing");
+        for name in names {
+            let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
+            let attr = vault.find(&path).unwrap_or_else(|e| panic!("{path}: {e}")).attr;
+            let what = match attr.kind {
+                Kind::Symlink => String::from_utf8(vault.readlink(attr.ino).unwrap()).unwrap(),
+                kind => format!("{kind:?} {:o}", attr.mode),
+            };
+            if attr.kind == Kind::Dir {
+                left.push(path.clone());
+            }
+            vault.forget(attr.ino, 1);
+            all.insert(path, what);
+        }
+    }
+    all
+}
