@@ -577,6 +577,41 @@ fn what_a_crash_left_open_is_decided_once() {
     v.close().unwrap();
 }
 
+/// An fsync acknowledges attributes, too.
+#[test]
+fn after_an_fsync_an_older_attribute_is_stale() {
+    for path in ["f", "d"] {
+        let recipe = Recipe::default();
+        let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+        let lab = Lab::over(recipe, store.clone(), table.clone());
+        let v = lab.open();
+        v.put("f", b"1");
+        v.dir("d");
+        set(&v, path, "user.a", b"1");
+        v.close().unwrap();
+        let (_, name) = lab.stored(path);
+        let older = attrs_of(&lab.backend.root(), &name);
+        let v = lab.open();
+        set(&v, path, "user.a", b"2");
+        if path == "f" {
+            let handle = v.open_file(v.ino(path), RW).unwrap();
+            v.fsync(handle, false).unwrap();
+            v.release(handle).unwrap();
+        } else {
+            let handle = v.open_dir(v.ino(path)).unwrap();
+            v.fsync_dir(handle).unwrap();
+            v.release_dir(handle).unwrap();
+        }
+        let (left, known) = (store.snapshot(), Arc::new(MemoryTable::clone(&table)));
+        drop(v);
+        let lab = Lab { backend: Arc::new(left), table: known, recipe, outer: vec![1] };
+        put_attrs(&lab.backend.root(), &name, &older);
+        let v = lab.open();
+        assert_outdated(get(&v, path, "user.a"));
+        v.close().unwrap();
+    }
+}
+
 #[test]
 fn a_crash_at_any_moment_of_a_re_keying_is_no_alarm() {
     let prepare = |v: &Vault| {
