@@ -146,10 +146,17 @@ impl Layer {
         self.with_ways_to([object]).iter().any(|object| late.contains(object))
     }
 
-    /// Objects of queued entries of a directory.
-    pub fn objects_in(&self, dir: ObjectId) -> impl Iterator<Item = ObjectId> + '_ {
-        let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
-        self.entries.range(first..=last).map(|(_, queued)| queued.object)
+    /// Objects of queued entries of a directory; and of those in directories that go with them.
+    pub fn objects_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
+        let (mut objects, mut left) = (HashSet::new(), vec![dir]);
+        while let Some(dir) = left.pop() {
+            let (first, last) = (EntryPlace { dir, name: Token([0; 16]) }, EntryPlace { dir, name: Token([0xff; 16]) });
+            for queued in self.entries.range(first..=last).map(|(_, queued)| queued) {
+                let is_new = objects.insert(queued.object);
+                left.extend(Some(queued.object).filter(|_| is_new && queued.value.is_none()));
+            }
+        }
+        objects
     }
 
     /// How many queued entries name an object.

@@ -286,10 +286,10 @@ impl Vault {
     pub(crate) fn settle_all(&self) -> Result<()> {
         let files = self.unsettled(self.files.all());
         let mut first = First(Ok(()));
-        if files.is_empty() {
-            first.note(self.sync_store());
-        } else {
+        if !files.is_empty() {
             first.note(self.settle(files));
+        } else if self.anchored.is_none() {
+            first.note(self.sync_store());
         }
         if first.0.is_ok() {
             first.note(self.anchor_all());

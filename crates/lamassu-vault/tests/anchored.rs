@@ -8,8 +8,9 @@ use common::anchored::*;
 use common::*;
 use lamassu_anchor::AnchorError;
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
+use lamassu_store::Backend;
 use lamassu_store::backend::fault::Call;
-use lamassu_store::backend::{ByName, FaultBackend};
+use lamassu_store::backend::{ByName, FaultBackend, MemoryBackend};
 use lamassu_vault::*;
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -20,9 +21,6 @@ fn both(test: impl Fn(Lab, Vault)) {
         test(lab, vault);
     }
 }
-
-const LONG: &str = "a name that is so long that its sealed form is longer than what a store takes, and so has a companion beside \
-                    it, which has to be where the entry is, whatever becomes of the entry: 0123456789012345678901234567890123";
 
 #[test]
 fn what_was_done_is_there_after_the_vault_was_closed() {
@@ -364,5 +362,34 @@ fn what_the_store_refuses_is_taken_back() {
         v.close().unwrap();
         assert_eq!(lab.intents(), 0);
         assert_eq!(seen(&lab.open()), before);
+    }
+}
+
+#[test]
+fn a_removal_that_the_anchor_knows_is_carried_out_by_the_next_writer() {
+    for recipe in [Recipe::default(), Recipe::plain()] {
+        let store = Arc::new(MemoryBackend::new());
+        let (lab, v) = Lab::over(recipe, store.clone(), Arc::new(MemoryTable::default()));
+        v.new_file("f");
+        v.dir("d");
+        v.new_file("d/x");
+        v.sync_all().unwrap();
+        let before = store.root().read_dir().unwrap().len();
+        for path in ["f", "d/x"] {
+            rm(&v, path).unwrap();
+        }
+        rmdir(&v, "d").unwrap();
+        let handle = v.open_dir(ROOT).unwrap();
+        v.fsync_dir(handle).unwrap();
+        std::mem::forget(v);
+        let lab = Lab { backend: Arc::new(store.snapshot()), ..lab };
+        let root = lab.backend.root();
+        assert_eq!(root.read_dir().unwrap().len(), before, "the store has it all");
+        let v = lab.open();
+        assert_eq!(listed(&v, ""), (vec![], false));
+        v.close().unwrap();
+        assert_eq!(lab.intents(), 0);
+        assert_eq!(root.read_dir().unwrap().len(), before - 2);
+        assert!(root.open_dir(n("lamassu.lost")).is_err(), "what was removed is not kept");
     }
 }

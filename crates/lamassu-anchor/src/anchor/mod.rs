@@ -343,9 +343,9 @@ impl Anchor {
         self.commit_or_put_back(layer).map(|()| true)
     }
 
-    /// Objects of queued changes of a directory's entries.
+    /// Objects of queued changes of a directory's entries, and of those in directories that are removed with them.
     pub fn queued_in(&self, dir: ObjectId) -> HashSet<ObjectId> {
-        self.state.lock().queued.objects_in(dir).collect()
+        self.state.lock().queued.objects_in(dir)
     }
 
     /// How many queued entries name an object.

@@ -167,3 +167,7 @@ pub fn seen(vault: &Vault) -> BTreeMap<String, String> {
     }
     all
 }
+
+/// A name with a companion.
+pub const LONG: &str = "a name that is so long that its sealed form is longer than what a store takes, and so has a companion beside \
+                    it, which has to be where the entry is, whatever becomes of the entry: 0123456789012345678901234567890123";
