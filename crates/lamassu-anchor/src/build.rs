@@ -85,11 +85,12 @@ impl Builder {
         self.table.commit(&std::mem::take(&mut self.layer).changes())
     }
 
-    /// The rest, with the root and the vault.
+    /// The rest, with the root and the vault, of which `session` is the highest session that began.
     ///
     /// # Errors
     /// Those of the table.
-    pub fn finish(mut self, root: Row) -> Result<Anchor> {
+    pub fn finish(mut self, root: Row, session: u32) -> Result<Anchor> {
+        self.vault.session = self.vault.session.max(session);
         self.table.commit(&std::mem::take(&mut self.layer).changes())?;
         Anchor::create(self.table, self.vault, root)
     }

@@ -141,6 +141,23 @@ impl Anchor {
         Ok(())
     }
 
+    /// Whether a part of an object was replaced, and no barrier of the whole store is known to have covered that: those for
+    /// the object alone need not.
+    pub fn is_replacing(&self, object: ObjectId) -> bool {
+        let state = self.state.lock();
+        [SealedPart::Attributes, SealedPart::Content]
+            .iter()
+            .any(|part| state.replaced.parts.get(&(object, *part)).is_some_and(|number| number.is_some()))
+    }
+
+    /// Queues {new} of what a barrier of the whole store has covered, as [`Anchor::commit`] does.
+    ///
+    /// # Errors
+    /// Those of the table.
+    pub fn settle(&self, covered: Mark) -> Result<()> {
+        self.state.lock().settle_replaced(self, covered)
+    }
+
     /// What the store showed of a part when it was first looked at. Where another process left two states, and a barrier
     /// has covered this one since, it is the one from now on. Whether it is current.
     ///

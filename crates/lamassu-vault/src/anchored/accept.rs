@@ -184,16 +184,21 @@ impl Run<'_> {
     fn items(&mut self, dir: &Arc<dyn BackendDir>, object: ObjectId, stored: &Path) -> Result<Vec<Item>> {
         let listed = dir.read_dir().map_err(io("list a directory"))?.into_iter();
         let names = listed.map(|entry| entry.name).filter(|name| is_entry(self.vault.name_mode, name));
-        let names: BTreeMap<Token, OsString> =
+        let mut names: BTreeMap<Token, OsString> =
             names.map(|name| (self.anchored.place(object, &name).name, name)).collect();
+        let mut recorded = Vec::new();
         for (name, entry) in self.anchored.anchor.entries(object)? {
-            if !names.contains_key(&name) {
-                self.remove(EntryPlace { dir: object, name }, entry)?;
-                self.done.removed += 1;
+            match names.remove(&name) {
+                Some(stored) => recorded.push(stored),
+                None => {
+                    self.remove(EntryPlace { dir: object, name }, entry)?;
+                    self.done.removed += 1;
+                }
             }
         }
         let item = |name: OsString| Item { dir: dir.clone(), object, stored: stored.join(&name), name };
-        Ok(names.into_values().map(item).collect())
+        // Those that are recorded are taken first: another one may be another name of theirs.
+        Ok(names.into_values().chain(recorded).map(item).collect())
     }
 
     /// Accepts an entry. A directory to go into, and its object.

@@ -168,7 +168,7 @@ impl Vault {
     pub(crate) fn anchor_object(&self, ino: Ino, sync_way: impl Fn() -> Result<bool>) -> Result<()> {
         let object = self.nodes.lock().object(ino);
         let only = move |_: &Anchored| HashSet::from([object]);
-        self.anchor_objects(&only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
+        self.anchor_objects(object, &only, &|anchored| anchored.anchor.queued_names(object) <= 1, &sync_way)
     }
 
     /// The same of a directory that is synced: all that was changed in it.
@@ -186,11 +186,12 @@ impl Vault {
         let is_way_enough = |anchored: &Anchored| {
             in_it(anchored).into_iter().filter(|object| *object != dir).all(|o| anchored.anchor.queued_names(o) <= 1)
         };
-        self.anchor_objects(&in_it, &is_way_enough, &sync_way)
+        self.anchor_objects(dir, &in_it, &is_way_enough, &sync_way)
     }
 
     fn anchor_objects(
         &self,
+        own: ObjectId,
         objects: &dyn Fn(&Anchored) -> HashSet<ObjectId>,
         is_way_enough: &dyn Fn(&Anchored) -> bool,
         sync_way: &dyn Fn() -> Result<bool>,
@@ -198,12 +199,15 @@ impl Vault {
         let waits = self.options.freshness == Freshness::Fsync;
         let Some(anchored) = self.anchored.as_ref().filter(|_| waits) else { return sync_way().map(drop) };
         let mark = anchored.anchor.mark();
-        let is_synced = sync_way()? && is_way_enough(anchored);
+        // Nothing says that the barriers so far have covered attributes.
+        let is_replaced = anchored.anchor.is_replacing(own);
+        let is_synced = sync_way()? && is_way_enough(anchored) && !is_replaced;
         if is_synced && anchored.anchor.commit_unless_late(&objects(anchored), mark)? {
             return Ok(());
         }
         for _ in 0..FSYNC_TRIES_MAX {
             self.sync_store()?;
+            anchored.anchor.settle(anchored.covered())?;
             if anchored.anchor.commit_unless_late(&objects(anchored), anchored.covered())? {
                 return Ok(());
             }

@@ -23,18 +23,6 @@ use std::sync::Arc;
 /// Degree of trees unless a person says another: 16 children.
 pub const DEGREE_LOG2: u8 = 4;
 
-/// Who watches an anchor being made, and may end it.
-pub trait RebuildProgress: Send + Sync {
-    /// More was taken: objects, and bytes of files.
-    fn advance(&self, objects: u64, bytes: u64);
-    /// Something that does not open, by its path in the store: it is left out, with all that is below it.
-    fn damaged(&self, stored: &Path, error: &VaultError);
-    /// Whether to end now.
-    fn is_cancelled(&self) -> bool {
-        false
-    }
-}
-
 /// The trees by which an anchor verifies files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewTrees {
@@ -47,6 +35,18 @@ pub struct NewTrees {
 impl Default for NewTrees {
     fn default() -> Self {
         NewTrees { degree_log2: DEGREE_LOG2, blocks: false }
+    }
+}
+
+/// Who watches an anchor being made, and may end it.
+pub trait RebuildProgress: Send + Sync {
+    /// More was taken: objects, and bytes of files.
+    fn advance(&self, objects: u64, bytes: u64);
+    /// Something that does not open, by its path in the store: it is left out, with all that is below it.
+    fn damaged(&self, stored: &Path, error: &VaultError);
+    /// Whether to end now.
+    fn is_cancelled(&self) -> bool {
+        false
     }
 }
 
@@ -72,7 +72,8 @@ pub struct Rebuilt {
 /// page is opened; blocks are not read. Header and history are the caller's to note.
 ///
 /// # Errors
-/// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled;
+/// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled; [`VaultError::Invalid`]
+/// for a degree that no tree has;
 /// [`VaultError::Damaged`] where the record of the root, or of sessions, does not open; [`VaultError::Anchor`]: `table`
 /// is not empty, or fails. The table is no anchor then.
 pub fn rebuild(
@@ -85,6 +86,9 @@ pub fn rebuild(
     if vault.anchored.is_some() {
         return Err(VaultError::Refused("the vault is open with an anchor"));
     }
+    if !(1..=8).contains(&trees.degree_log2) {
+        return Err(VaultError::Invalid);
+    }
     if !vault.options.read_only {
         vault.settle_all()?;
     }
@@ -94,7 +98,7 @@ pub fn rebuild(
         revision: Revision(1),
         next_object: ObjectId(ObjectId::ROOT.0 + 1),
         next_intent: 1,
-        session: vault.book.last().unwrap_or_default(),
+        session: 0,
         degree_log2: trees.degree_log2,
         blocks: trees.blocks,
         tokens: TokenKey::random()?,
@@ -119,7 +123,9 @@ pub fn rebuild(
         // What was completed has to be there before it is said to be.
         vault.sync_store()?;
     }
-    Ok((rebuild.builder.finish(root)?, rebuild.done))
+    // What was completed was of a session, too.
+    let session = vault.book.last().unwrap_or_default();
+    Ok((rebuild.builder.finish(root, session)?, rebuild.done))
 }
 
 struct Rebuild<'a> {

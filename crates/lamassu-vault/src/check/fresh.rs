@@ -56,7 +56,8 @@ impl Checker<'_> {
         match judge::entry(recorded.as_ref(), Some(object_kind(shown))) {
             EntryVerdict::Current => Ok(Some(recorded.map(|entry| entry.object))),
             EntryVerdict::OtherKind => {
-                self.stale(at, "something else lies here than was put here last");
+                let text = "something else lies here than was put here last; see `lamassu anchor accept`";
+                self.note(at, kind::OTHER_KIND, Found::Damage, text.to_owned());
                 Ok(None)
             }
             // It was removed, and is about to go.

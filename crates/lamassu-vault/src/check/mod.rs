@@ -55,8 +55,10 @@ pub mod kind {
     /// The record of the root's permissions does not open.
     pub const ROOT: &str = IntegrityKind::RootPermissions.word();
     /// In an anchored vault: not the newest. A content, a record, a target, attributes of an older state or another
-    /// object's, or something of another kind in its place.
+    /// object's.
     pub const STALE: &str = IntegrityKind::Stale.word();
+    /// In an anchored vault: something of another kind than what was put here last.
+    pub const OTHER_KIND: &str = IntegrityKind::OtherKind.word();
     /// In an anchored vault: recorded in this directory, and not there.
     pub const MISSING: &str = IntegrityKind::Missing.word();
     /// In an anchored vault: there, and recorded by nobody. It is not shown.

@@ -9,12 +9,24 @@ use lamassu_vault::{RenameMode, VaultError};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-/// The anchor of a vault, made if there is none.
+/// The anchor of a vault.
 pub fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
+    Arc::new(Anchor::open(table.clone(), &recipe.header().id()).unwrap())
+}
+
+/// The same, made of the root alone if there is none.
+fn new_anchor(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>) -> Arc<Anchor> {
     let vault = recipe.header().id();
     if table.get(Space::Vault, b"vault").unwrap().is_some() {
-        return Arc::new(Anchor::open(table.clone(), &vault).unwrap());
+        return anchor(recipe, table);
     }
+    let record = match recipe.names {
+        NameMode::Encrypted => {
+            let text = backend.root().read_link(n("lamassu.dir")).unwrap();
+            Sealed::Is(Digest(lamassu_crypto::wrap::sha256(&[b"\x02", text.as_encoded_bytes()].concat())))
+        }
+        NameMode::Plain => Sealed::Nothing,
+    };
     let row = VaultRow {
         vault,
         revision: Revision(0),
@@ -22,12 +34,13 @@ pub fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
         next_intent: 0,
         session: 0,
         degree_log2: 4,
+        blocks: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
         root_permissions: Sealed::Nothing,
     };
-    let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
+    let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
     Arc::new(Anchor::create(table.clone(), row, root).unwrap())
 }
@@ -39,7 +52,7 @@ pub fn open_anchored(
     table: &Arc<dyn Table>,
     read_only: bool,
 ) -> Result<Vault> {
-    let options = Options { anchor: Some(anchor(recipe, table)), ..options(read_only) };
+    let options = Options { anchor: Some(new_anchor(recipe, backend, table)), ..options(read_only) };
     Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
 }
 
