@@ -11,7 +11,7 @@ use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_format::root::RootRecord;
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::{Backend, BackendDir};
-use lamassu_vault::anchor::{DEGREE_LOG2, RebuildProgress, Rebuilt, rebuild};
+use lamassu_vault::anchor::{NewTrees, RebuildProgress, Rebuilt, rebuild};
 use lamassu_vault::*;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,7 @@ struct Lab {
 fn rebuilt(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>) -> (Rebuilt, Vec<String>) {
     let v = recipe.open_with(backend, &[1], &[1]);
     let left_out = LeftOut::default();
-    let (_, done) = rebuild(&v, &recipe.header(), table.clone(), DEGREE_LOG2, &left_out).unwrap();
+    let (_, done) = rebuild(&v, &recipe.header(), table.clone(), NewTrees::default(), &left_out).unwrap();
     v.close().unwrap();
     (done, left_out.0.into_inner())
 }
@@ -669,11 +669,12 @@ fn an_anchor_is_made_of_what_is_there() {
         v.close().unwrap();
         // Not twice, and not over a vault that is anchored.
         let v = lab.open();
-        let refused = rebuild(&v, &recipe.header(), Arc::new(MemoryTable::default()), 4, &LeftOut::default());
+        let refused =
+            rebuild(&v, &recipe.header(), Arc::new(MemoryTable::default()), NewTrees::default(), &LeftOut::default());
         assert!(matches!(refused, Err(VaultError::Refused(_))));
         v.close().unwrap();
         let v = recipe.open_with(&lab.backend, &[1], &[1]);
-        let refused = rebuild(&v, &recipe.header(), lab.table.clone(), 4, &LeftOut::default());
+        let refused = rebuild(&v, &recipe.header(), lab.table.clone(), NewTrees::default(), &LeftOut::default());
         assert!(matches!(refused, Err(VaultError::Anchor(AnchorError::Foreign))));
         v.close().unwrap();
     }
