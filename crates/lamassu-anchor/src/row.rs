@@ -162,9 +162,24 @@ pub enum Intent {
         to: EntryPlace,
         /// The stored name there: a token does not give it, and nothing may lie there that shows it.
         to_name: Box<[u8]>,
-        /// What was there goes to where the entry came from.
-        is_exchange: bool,
+        /// What becomes of what lies there.
+        over: Over,
     },
+}
+
+/// What becomes of what lies where an entry moves to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// Nothing lies there.
+    Nothing,
+    /// It is replaced.
+    Replaced,
+    /// It goes to where the entry came from.
+    Exchanged,
+}
+
+impl Over {
+    const ALL: [Over; 3] = [Over::Nothing, Over::Replaced, Over::Exchanged];
 }
 
 /// What is known of the vault as a whole.
@@ -399,7 +414,7 @@ impl Intent {
         };
         let (kind, places) = match self {
             Intent::Remove { at, .. } => (0, vec![at]),
-            Intent::Move { from, to, is_exchange, .. } => (1 + u8::from(*is_exchange), vec![from, to]),
+            Intent::Move { from, to, over, .. } => (1 + *over as u8, vec![from, to]),
         };
         let mut out = vec![kind];
         places.into_iter().for_each(|place| put_place(&mut out, place));
@@ -428,11 +443,11 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
     let place = |from: &mut Reader<'_>| Some(EntryPlace { dir: ObjectId(from.number()?), name: Token(from.bytes()?) });
     match from.bytes()? {
         [0] => Some(Intent::Remove { at: place(from)?, was: entry(from)? }),
-        [kind @ (1 | 2)] => Some(Intent::Move {
+        [kind @ 1..=3] => Some(Intent::Move {
             from: place(from)?,
             to: place(from)?,
             to_name: from.text(NAME_LEN_MAX)?,
-            is_exchange: kind == 2,
+            over: Over::ALL[usize::from(kind - 1)],
         }),
         [_] => None,
     }

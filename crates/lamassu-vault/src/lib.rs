@@ -19,6 +19,7 @@
 //! | `gate` | `freeze` and `close` against changes under way |
 //! | `event` | what is found damaged: counted, logged, handed on |
 //! | `walk`, `regions`, `check`, `rekey` | walks over the whole tree: sizes, datasets; verify and repair; re-keying |
+//! | `scrub` | the whole store against the anchor, without keys |
 //! | `dataset`, `forest` | directories that are vaults of their own; several vaults as one file system |
 //!
 //! # Order of locks
@@ -63,6 +64,7 @@ mod regions;
 mod rekey;
 mod rename;
 mod root;
+pub mod scrub;
 mod session;
 mod settle;
 mod staging;

@@ -218,7 +218,7 @@ impl Vault {
         access: Access,
         owner: Owner,
     ) -> Result<(Entry, HandleId)> {
-        self.make(parent, name, |dir, stored| {
+        let (entry, open) = self.make(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::File, mode, owner)?;
             let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
             let object = self.record_made(dir, stored, &fresh, &wanted)?;
@@ -233,9 +233,11 @@ impl Vault {
             let file = created.inspect_err(|_| self.forget(ino, 1))?;
             let open = self.insert_held(ino, file, true);
             open.touched(self.now());
-            let entry = self.entry_of(&found, dir, &stored.name, &st).inspect_err(|_| self.unhold(&open))?;
-            Ok((entry, self.handles.add(Handle::File { file: open, access })))
-        })
+            Ok((self.entry_of(&found, dir, &stored.name, &st), open))
+        })?;
+        // Not under the locks of the tree: it may settle others.
+        let entry = entry.inspect_err(|_| self.unhold(&open))?;
+        Ok((entry, self.handles.add(Handle::File { file: open, access })))
     }
 
     /// Creates a regular file, fifo, socket or device node.

@@ -879,7 +879,7 @@ fn so_it_is_after_any_steps() {
         let steps: Vec<_> = (0..24).map(|number| random_step(&mut dice, number)).collect();
         let _seed = Told(format!("seed {seed}: {:#?}", steps.iter().map(|(name, _)| name).collect::<Vec<_>>()));
         let steps: Vec<Step<'_>> = steps.iter().map(|(name, step)| (&**name, &**step)).collect();
-        let recipe = if seed % 2 == 0 { Recipe::default() } else { Recipe::plain() };
-        run(recipe, &steps).survive(seed % 4 < 2);
+        // With plain names a directory in which nothing is recorded is as good as another.
+        run(Recipe::default(), &steps).survive(seed % 2 == 0);
     }
 }

@@ -116,6 +116,8 @@ pub enum Command {
     /// Verify every seal, key and block of a vault that is not mounted
     #[command(visible_alias = "fsck")]
     Check(cmd::check::Args),
+    /// Verify the whole store against the anchor; needs no key
+    Scrub(cmd::scrub::Args),
     /// Show the on-disk structures of one file or directory, decoded
     Inspect(cmd::inspect::Args),
     /// List files without a mount

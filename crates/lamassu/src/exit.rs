@@ -34,6 +34,7 @@ pub enum Code {
     Refused = 28,
     Undone = 29,
     Stale = 30,
+    Untold = 31,
     KeyServerDown = 40,
     KeyServerUntrusted = 41,
     KeyDenied = 42,
@@ -56,7 +57,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, ascending.
-    pub const ALL: [Code; 38] = [
+    pub const ALL: [Code; 39] = [
         Code::Done,
         Code::Other,
         Code::Usage,
@@ -77,6 +78,7 @@ impl Code {
         Code::Refused,
         Code::Undone,
         Code::Stale,
+        Code::Untold,
         Code::KeyServerDown,
         Code::KeyServerUntrusted,
         Code::KeyDenied,
@@ -161,6 +163,7 @@ impl Code {
             | Code::Repaired
             | Code::Refused
             | Code::Undone
+            | Code::Untold
             | Code::KeyDenied
             | Code::KeyMissing
             | Code::KeyAnswer
@@ -200,6 +203,7 @@ fn is_of_dead_mount(error: &Error) -> bool {
 fn says_what_to_do(fault: &Fault) -> bool {
     match fault {
         Fault::DamageLeft { .. }
+        | Fault::ScrubStale { .. }
         | Fault::HistoryDamaged { .. }
         | Fault::NoSuchStored { .. }
         | Fault::LocalPath { .. }
@@ -296,6 +300,9 @@ fn code(fault: &Fault) -> Code {
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
+        Fault::ScrubStale { .. } => Code::Stale,
+        Fault::ScrubUntold { .. } => Code::Untold,
+        Fault::ScrubUnreadable { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,
         Fault::LocalPath { path: _, source } => FaultKind::from(source).into(),
         Fault::Local { .. } | Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,

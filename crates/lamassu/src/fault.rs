@@ -248,6 +248,19 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: u64 },
+    /// What a scrub found that is not as the anchor says.
+    #[error(
+        "not as the anchor says: {findings} places, named above; restore them, or `lamassu anchor accept` what was put back on purpose"
+    )]
+    ScrubStale { findings: u64 },
+    /// What a scrub without keys cannot tell.
+    #[error(
+        "nothing is stale, but without a key it cannot be told of {pages} pages of files that are open, and of {blocks} blocks whose tree records are lost"
+    )]
+    ScrubUntold { pages: u64, blocks: u64 },
+    /// What a scrub could not read.
+    #[error("nothing is stale, but the store could not be read at {places} places, named above")]
+    ScrubUnreadable { places: u64 },
     /// What a check found that reads, and not as it was written last.
     #[error(
         "nothing is damaged, but ranges named above do not hold what was written last: {problems}; compare them with a backup if an application was told that they were synced"

@@ -6,7 +6,7 @@
 use super::{Anchor, Result, State};
 use crate::queue::{Layer, Mark, Scope};
 use crate::queue::{behind_object, object_key};
-use crate::row::{Content, Entry, EntryPlace, Intent, Row};
+use crate::row::{Content, Entry, EntryPlace, Intent, Over, Row};
 use crate::table::{Space, Table};
 use crate::{AnchorError, ObjectId, RecordNo};
 use std::collections::{BTreeMap, HashSet};
@@ -197,7 +197,12 @@ impl Anchor {
         let state = &mut *self.state.lock();
         let number = state.next_intent();
         let mut layer = Layer::default();
-        layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), is_exchange });
+        let over = match target {
+            None => Over::Nothing,
+            Some(_) if is_exchange => Over::Exchanged,
+            Some(_) => Over::Replaced,
+        };
+        layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), over });
         layer.move_entry(to, source);
         layer.objects.extend(self.moved_dir(state, to, source)?);
         match target {

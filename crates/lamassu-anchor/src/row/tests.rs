@@ -62,8 +62,8 @@ fn some_intent() -> impl Strategy<Value = Intent> {
     };
     prop_oneof![
         (place(), some_entry()).prop_map(|(at, was)| Intent::Remove { at, was }),
-        (place(), place(), proptest::collection::vec(any::<u8>(), 0..=255), any::<bool>())
-            .prop_map(|(from, to, name, is_exchange)| Intent::Move { from, to, to_name: name.into(), is_exchange }),
+        (place(), place(), proptest::collection::vec(any::<u8>(), 0..=255), prop::sample::select(&Over::ALL[..]))
+            .prop_map(|(from, to, name, over)| Intent::Move { from, to, to_name: name.into(), over }),
     ]
 }
 

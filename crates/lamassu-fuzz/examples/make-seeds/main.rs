@@ -255,7 +255,7 @@ fn histories(seeds: &mut Seeds) {
 
 /// Rows of every kind, each behind the byte that says what it is.
 fn anchor_rows(seeds: &mut Seeds) {
-    use lamassu_anchor::row::{Content, Cut, FileRow, Open, Sealed};
+    use lamassu_anchor::row::{Content, Cut, FileRow, Open, Over, Sealed};
     use lamassu_anchor::{
         Digest, Entry, EntryPlace, Intent, ObjectId, ObjectKind, Revision, Row, Token, TokenKey, VaultRow, Window,
     };
@@ -298,7 +298,7 @@ fn anchor_rows(seeds: &mut Seeds) {
     rows.push((2, Intent::Remove { at: place(1), was }.encode()));
     rows.push((
         2,
-        Intent::Move { from: place(1), to: place(2), to_name: Box::from(&b"stored"[..]), is_exchange: false }.encode(),
+        Intent::Move { from: place(1), to: place(2), to_name: b"name"[..].into(), over: Over::Replaced }.encode(),
     ));
     rows.push((3, vault.encode()));
     anchor_exports(seeds, &vault, &rows);

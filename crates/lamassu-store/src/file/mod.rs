@@ -59,7 +59,7 @@ pub use anchored::{AnchoredFiles, ClosedFiles, TreeOf, Trees};
 pub use block::wipe_spare;
 pub use presealed::trim_spare;
 pub use rekey::{Rekey, RekeyStep};
-pub use scrub::{FileScrub, ScrubContext};
+pub use scrub::{FileScrub, ScrubContext, StaleRanges};
 pub use session::{Ended, SessionKeeper, Sessions, Standing};
 pub use state::Mark;
 pub use survey::Surveyed;

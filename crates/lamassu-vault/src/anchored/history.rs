@@ -3,7 +3,7 @@
 //! The store does moves in the order of their intents, and after a crash it has kept the first so many of them. Which
 //! number that is nobody wrote down: it is the one for which everything that is recorded lies where it then should.
 
-use lamassu_anchor::row::Intent;
+use lamassu_anchor::row::{Intent, Over};
 use lamassu_anchor::{Entry, EntryPlace, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ pub(super) struct Move {
     pub from: EntryPlace,
     pub to: EntryPlace,
     pub to_name: OsString,
-    pub is_exchange: bool,
+    pub over: Over,
 }
 
 /// All moves and removals.
@@ -39,11 +39,11 @@ impl History {
                     history.by_object.insert(was.object, history.removed.len());
                     history.removed.push((*at, *was, history.moves.len()));
                 }
-                Intent::Move { from, to, to_name, is_exchange } => {
+                Intent::Move { from, to, to_name, over } => {
                     history.places.extend([*from, *to]);
-                    let (from, to, is_exchange) = (*from, *to, *is_exchange);
+                    let (from, to, over) = (*from, *to, *over);
                     let to_name = OsString::from_vec(to_name.to_vec());
-                    history.moves.push(Move { number: *number, from, to, to_name, is_exchange });
+                    history.moves.push(Move { number: *number, from, to, to_name, over });
                 }
             }
         }
@@ -59,7 +59,7 @@ impl History {
             if done.to == at {
                 at = done.from;
             } else if done.from == at {
-                at = Some(done.to).filter(|_| done.is_exchange)?;
+                at = Some(done.to).filter(|_| done.over == Over::Exchanged)?;
             }
         }
         Some(at)
@@ -79,7 +79,7 @@ impl History {
     /// Where something may have lain then that is recorded nowhere: it was removed later, or replaced.
     pub fn leaving(&self, kept: usize) -> BTreeSet<EntryPlace> {
         let removed = self.removed.iter().filter_map(|(place, _, until)| self.back(*place, *until, kept));
-        let later = self.moves.iter().enumerate().skip(kept).filter(|(_, of)| !of.is_exchange);
+        let later = self.moves.iter().enumerate().skip(kept).filter(|(_, of)| of.over == Over::Replaced);
         let replaced = later.filter_map(|(number, of)| self.back(of.to, number, kept));
         removed.chain(replaced).collect()
     }
@@ -96,7 +96,7 @@ impl History {
             if done.from == at {
                 at = done.to;
             } else if done.to == at {
-                at = Some(done.from).filter(|_| done.is_exchange)?;
+                at = Some(done.from).filter(|_| done.over == Over::Exchanged)?;
             }
         }
         Some(at)
@@ -114,14 +114,13 @@ mod tests {
 
     #[test]
     fn everything_is_followed_back() {
-        let moved =
-            |from, to, is_exchange| Intent::Move { from: at(from), to: at(to), to_name: [to].into(), is_exchange };
+        let moved = |from, to, over| Intent::Move { from: at(from), to: at(to), to_name: [to].into(), over };
         let was = Entry { kind: ObjectKind::File, object: ObjectId(7) };
         let intents = [
-            (1, moved(1, 2, false)),
+            (1, moved(1, 2, Over::Nothing)),
             (3, Intent::Remove { at: at(2), was }),
-            (4, moved(3, 2, false)),
-            (6, moved(2, 4, true)),
+            (4, moved(3, 2, Over::Nothing)),
+            (6, moved(2, 4, Over::Exchanged)),
         ];
         let history = History::of(&intents.into());
         let of = |name, kept| history.recorded_at(at(name), kept);

@@ -36,6 +36,7 @@ pub(crate) use make::{Fresh, TRIES_MAX};
 pub(crate) use moves::Moving;
 pub(crate) use sealed::ShownLink;
 pub(crate) use take::shown as shown_attrs;
+pub(crate) use trees::TreeFiles;
 
 use crate::event::IntegrityKind;
 use crate::open::OpenFile;
@@ -49,7 +50,6 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use trees::TreeFiles;
 
 /// Files that earlier writers left open: as objects, and once one is needed by where they lie.
 #[derive(Default)]

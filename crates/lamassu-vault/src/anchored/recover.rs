@@ -16,7 +16,7 @@ use crate::record::remove_companion;
 use crate::staging::{is_entry_empty, rename_no_replace};
 use crate::symlink;
 use crate::{RenameMode, Result, Vault, VaultError};
-use lamassu_anchor::row::Intent;
+use lamassu_anchor::row::{Intent, Over};
 use lamassu_anchor::{Entry, EntryPlace};
 use lamassu_format::name::{Stored, classify, companion_name};
 use lamassu_store::BackendDir;
@@ -154,7 +154,7 @@ impl Work<'_> {
         let moved = |mode| item.dir.rename(&item.name, &*target, &name, mode).map_err(io("put a name right"));
         match there {
             None => rename_no_replace(&*item.dir, &item.name, &*target, &name).map_err(io("put a name right")),
-            Some(_) if undone.is_exchange => moved(RenameMode::Exchange),
+            Some(_) if undone.over == Over::Exchanged => moved(RenameMode::Exchange),
             Some(there) if !there.is_dir() && !item.is_dir() => moved(RenameMode::Replace),
             Some(there) => {
                 // As a rename over an empty directory is done.

@@ -21,6 +21,7 @@ pub mod path;
 pub mod receipt;
 pub mod rekey;
 pub mod remount;
+pub mod scrub;
 pub mod selftest;
 pub mod speed;
 pub mod umount;
@@ -51,6 +52,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Rekey(args) => rekey::run(ui, &args),
         Command::Info(args) => info::run(ui, args),
         Command::Check(args) => check::run(ui, args),
+        Command::Scrub(args) => scrub::run(ui, &args),
         Command::Inspect(args) => inspect::run(ui, args),
         Command::Ls(args) => ls::run(ui, args),
         Command::Cat(args) => cat::run(ui, args),

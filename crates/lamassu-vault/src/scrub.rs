@@ -1,0 +1,317 @@
+//! A scrub without keys: the whole store is compared with the anchor (`docs/freshness.md`, section 6a).
+//!
+//! It knows no key of the vault, so it sees stored names alone, and tokens of them. It compares every entry and its
+//! kind, every directory record, link target and attribute by its digest, and every file with its row. It changes
+//! nothing and repairs nothing.
+//!
+//! Never: opens a seal, follows a link, takes what the store shows for the newest.
+
+use crate::anchored::{StoredAttrs, TreeFiles, digest_of_attributes, digest_of_link, digest_of_text, object_kind};
+use crate::error::io;
+use crate::event::IntegrityKind;
+use crate::record::read_text;
+use crate::walk::{Failed, Met, Visit, has_header, is_entry, walk};
+use crate::{Kind, Result};
+use lamassu_anchor::judge::{self, EntryVerdict};
+use lamassu_anchor::row::Content;
+use lamassu_anchor::{Anchor, Digest, Entry, EntryPlace, Intent, ObjectId, Row, Token};
+use lamassu_format::header::{NameMode, VaultHeader};
+use lamassu_format::name::{DIR_RECORD, LINK_PREFIX, XATTR_PREFIX};
+use lamassu_format::tree::Shape;
+use lamassu_store::backend::{Listed, Stat};
+use lamassu_store::file::{FileScrub, ScrubContext, StaleRanges};
+use lamassu_store::{BackendDir, BackendEntry, BackendFile};
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
+use std::io as stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What a scrub tells, and asks, while it goes on.
+pub trait ScrubWatch {
+    /// Bytes were read.
+    fn read(&mut self, bytes: u64);
+    /// Something is not as the anchor says.
+    fn found(&mut self, finding: &ScrubFinding);
+    /// A file was verified, whatever came of it.
+    fn verified(&mut self, object: ObjectId);
+    /// Whether a file was verified before, by a scrub that goes on here.
+    fn is_verified(&self, object: ObjectId) -> bool;
+    /// Whether to end now.
+    fn is_stopped(&self) -> bool;
+}
+
+/// Something that is not as the anchor says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrubFinding {
+    /// What; `None`: it could not be looked at.
+    pub kind: Option<IntegrityKind>,
+    /// Path in the store. An entry that is missing has no name here: its token stands for it.
+    pub path: PathBuf,
+    /// What of it, for people.
+    pub what: String,
+}
+
+/// What a scrub has verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scrubbed {
+    /// Entries that are as the anchor says, directories among them.
+    pub entries: u64,
+    /// Files that were gone through.
+    pub files: u64,
+    /// Files that an earlier scrub, which this one continues, went through.
+    pub skipped: u64,
+    /// Pages that are as the anchor says.
+    pub pages: u64,
+    /// Blocks that are.
+    pub blocks: u64,
+    /// Files without a root over their blocks: their pages alone were verified.
+    pub files_without_blocks: u64,
+    /// Blocks that cannot be told, since the tree records of their files are lost.
+    pub unverified_blocks: u64,
+    /// Files that are open, or were left so by a crash.
+    pub open_files: u64,
+    /// Pages of those that are not under the root.
+    pub open_pages: u64,
+    /// Datasets, which have anchors of their own.
+    pub datasets: u64,
+    /// What could not be looked at.
+    pub failures: u64,
+    /// Findings.
+    pub findings: u64,
+}
+
+/// Compares the store below `root` with an anchor. The header is believed as far as the anchor knows it.
+///
+/// # Errors
+/// Those of the anchor and of the store's root. What fails in a directory or file is a finding of its own.
+pub fn scrub(
+    root: Arc<dyn BackendDir>,
+    header: &VaultHeader,
+    anchor: &Anchor,
+    watch: &mut dyn ScrubWatch,
+) -> Result<Scrubbed> {
+    let shape = Shape::new(anchor.degree()).unwrap_or_default();
+    let trees = Arc::new(TreeFiles::new(root.clone(), true));
+    let intents = anchor.intents()?.into_values();
+    let going = intents.filter_map(|intent| if let Intent::Remove { at, .. } = intent { Some(at) } else { None });
+    let mut scrub = Scrub {
+        anchor,
+        names: header.names(),
+        context: ScrubContext { geometry: header.geometry(), shape, trees },
+        going: going.collect(),
+        seen: HashSet::new(),
+        watch,
+        done: Scrubbed::default(),
+    };
+    walk(Met::first(root, PathBuf::new(), ObjectId::ROOT), &mut scrub)?;
+    Ok(scrub.done)
+}
+
+struct Scrub<'a> {
+    anchor: &'a Anchor,
+    names: NameMode,
+    context: ScrubContext,
+    /// Places of removals that the store has not carried out.
+    going: HashSet<EntryPlace>,
+    /// Files with several names that were gone through.
+    seen: HashSet<ObjectId>,
+    watch: &'a mut dyn ScrubWatch,
+    done: Scrubbed,
+}
+
+impl Visit for Scrub<'_> {
+    type Passed = ObjectId;
+    /// Entries that were not met yet.
+    type Here = BTreeMap<Token, Entry>;
+
+    fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
+        if !at.is_root() && has_header(&**dir).unwrap_or(false) {
+            self.done.datasets += 1;
+            return Ok(None);
+        }
+        let row = self.anchor.row(at.passed)?;
+        if let Content::Dir { record, .. } = row.content {
+            let shown = match read_text(&**dir, OsStr::new(DIR_RECORD)) {
+                Ok(text) => digest_of_text(&text),
+                Err(_) => Digest::NONE,
+            };
+            if !record.is_current(shown) {
+                self.tell(IntegrityKind::Stale, at.stored.join(DIR_RECORD), "the directory's record");
+            }
+        }
+        let list = || dir.list_xattr();
+        self.attributes(&at.stored, &row, list, |attr| dir.get_xattr(attr));
+        Ok(Some(self.anchor.entries(at.passed)?))
+    }
+
+    fn entry(
+        &mut self,
+        at: &Met<ObjectId>,
+        dir: &Arc<dyn BackendDir>,
+        here: &mut Self::Here,
+        entry: &Listed,
+    ) -> Result<Option<ObjectId>> {
+        if !is_entry(self.names, &entry.name) {
+            return Ok(None);
+        }
+        let place = EntryPlace { dir: at.passed, name: self.anchor.token(at.passed, entry.name.as_bytes()) };
+        let (recorded, path) = (here.remove(&place.name), at.stored.join(&entry.name));
+        let st = match dir.stat_entry(&entry.name) {
+            Ok(st) => st,
+            Err(error) => {
+                self.failed_at(path, &error);
+                return Ok(None);
+            }
+        };
+        match judge::entry(recorded.as_ref(), Some(object_kind(st.kind))) {
+            EntryVerdict::Current => {}
+            EntryVerdict::Unrecorded if self.going.contains(&place) => return Ok(None),
+            EntryVerdict::Unrecorded | EntryVerdict::Nothing => {
+                self.tell(IntegrityKind::Unrecorded, path, "the anchor knows no such entry");
+                return Ok(None);
+            }
+            EntryVerdict::Missing | EntryVerdict::OtherKind => {
+                self.tell(IntegrityKind::OtherKind, path, "another kind of thing is there");
+                return Ok(None);
+            }
+        }
+        let Some(recorded) = recorded else { return Ok(None) };
+        self.done.entries += 1;
+        if st.kind == Kind::Dir {
+            return Ok(Some(recorded.object));
+        }
+        let row = self.anchor.row(recorded.object)?;
+        self.object(&**dir, &entry.name, (&path, &st), recorded.object, &row);
+        Ok(None)
+    }
+
+    fn leave(&mut self, at: &Met<ObjectId>, _dir: &Arc<dyn BackendDir>, here: Self::Here) {
+        for (token, entry) in here {
+            let name: String = token.0.iter().map(|byte| format!("{byte:02x}")).collect();
+            let what = format!("an entry that the anchor knows is not there (object {})", entry.object);
+            self.tell(IntegrityKind::Missing, at.stored.join(format!("?{name}")), what);
+        }
+    }
+
+    fn failed(&mut self, at: &Met<ObjectId>, _what: Failed, error: stdio::Error) -> Result<()> {
+        if at.is_root() {
+            return Err(io("list the vault")(error));
+        }
+        self.failed_at(at.stored.clone(), &error);
+        Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.watch.is_stopped()
+    }
+}
+
+impl Scrub<'_> {
+    fn tell(&mut self, kind: IntegrityKind, path: PathBuf, what: impl Into<String>) {
+        self.done.findings += 1;
+        self.watch.found(&ScrubFinding { kind: Some(kind), path, what: what.into() });
+    }
+
+    fn failed_at(&mut self, path: PathBuf, error: &stdio::Error) {
+        self.done.failures += 1;
+        self.watch.found(&ScrubFinding { kind: None, path, what: error.to_string() });
+    }
+
+    /// What is no directory.
+    fn object(&mut self, dir: &dyn BackendDir, name: &OsStr, (path, st): (&Path, &Stat), object: ObjectId, row: &Row) {
+        match &row.content {
+            Content::File(file) => {
+                let has_more = row.links > 1 && !self.seen.insert(object);
+                if has_more || self.watch.is_verified(object) {
+                    self.done.skipped += u64::from(!has_more);
+                    return;
+                }
+                let scrubbed = dir.open_same(name, st, false).and_then(|opened| {
+                    let backing = opened.ok_or_else(|| stdio::Error::from_raw_os_error(libc::ESTALE))?;
+                    let found = self.context.file(&*backing, object, file, &mut |bytes| self.watch.read(bytes))?;
+                    Ok((backing, found))
+                });
+                match scrubbed {
+                    Ok((backing, found)) => self.file(path, &*backing, row, &found),
+                    Err(error) => self.failed_at(path.to_owned(), &error),
+                }
+                self.watch.verified(object);
+            }
+            Content::Link(target) => {
+                let is_newest = self.link_digests(dir, name).iter().any(|digest| target.is_current(*digest));
+                if !is_newest {
+                    self.tell(IntegrityKind::Stale, path.to_owned(), "the target of the symbolic link");
+                }
+            }
+            Content::Char(device) | Content::Block(device) if *device != st.rdev => {
+                self.tell(IntegrityKind::Stale, path.to_owned(), "the device number");
+            }
+            Content::Dir { .. } | Content::Char(_) | Content::Block(_) | Content::Fifo | Content::Socket => {
+                if let Ok(held) = dir.hold(name) {
+                    self.held_attributes(path, row, &*held);
+                }
+            }
+        }
+    }
+
+    fn file(&mut self, path: &Path, backing: &dyn BackendFile, row: &Row, found: &FileScrub) {
+        let done = &mut self.done;
+        done.files += 1;
+        done.pages += found.pages;
+        done.blocks += found.blocks;
+        done.open_pages += found.open_pages;
+        done.unverified_blocks += found.unverified_blocks;
+        let is_open = row.file().is_some_and(|file| file.open.is_some());
+        done.open_files += u64::from(is_open);
+        done.files_without_blocks += u64::from(!found.has_blocks);
+        for (what, stale) in [("page", &found.stale_pages), ("block", &found.stale_blocks)] {
+            if stale.count > 0 {
+                self.tell(IntegrityKind::Stale, path.to_owned(), shown_ranges(what, stale));
+            }
+        }
+        self.attributes(path, row, || backing.list_xattr(), |attr| backing.get_xattr(attr));
+    }
+
+    fn held_attributes(&mut self, path: &Path, row: &Row, held: &dyn BackendEntry) {
+        self.attributes(path, row, || held.list_xattr(), |attr| held.get_xattr(attr));
+    }
+
+    fn attributes(
+        &mut self,
+        path: &Path,
+        row: &Row,
+        list: impl FnOnce() -> stdio::Result<Vec<std::ffi::OsString>>,
+        get: impl Fn(&OsStr) -> stdio::Result<Vec<u8>>,
+    ) {
+        // A store without attributes has none.
+        let listed = list().unwrap_or_default().into_iter();
+        let own = listed.filter(|attr| attr.as_bytes().starts_with(XATTR_PREFIX.as_bytes()));
+        let shown: StoredAttrs = own.filter_map(|attr| Some((attr.clone(), get(&attr).ok()?))).collect();
+        if !judge::attributes(row, digest_of_attributes(&shown)) {
+            self.tell(IntegrityKind::Stale, path.to_owned(), "the extended attributes");
+        }
+    }
+
+    /// The digests that a link target may have: the rest of a long one lies under a name that only keys tell, so each
+    /// rest of the directory is tried.
+    fn link_digests(&self, dir: &dyn BackendDir, name: &OsStr) -> Vec<Digest> {
+        let Ok(text) = read_text(dir, name) else { return Vec::new() };
+        if text.first() != Some(&b'.') {
+            return vec![digest_of_link(&text, None)];
+        }
+        let rests = dir.read_dir().unwrap_or_default().into_iter();
+        let rests = rests.filter(|entry| entry.name.as_bytes().starts_with(LINK_PREFIX.as_bytes()));
+        rests.filter_map(|rest| Some(digest_of_link(&text, Some(&read_text(dir, &rest.name).ok()?)))).collect()
+    }
+}
+
+fn shown_ranges(what: &str, stale: &StaleRanges) -> String {
+    let runs = stale.runs.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    let more = if stale.runs.len() < stale.count as usize && stale.runs.len() == 64 { " and more" } else { "" };
+    format!("{} stale {what}s: {}{more}", stale.count, runs.collect::<Vec<_>>().join(", "))
+}
