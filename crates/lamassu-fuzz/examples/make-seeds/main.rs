@@ -319,9 +319,9 @@ fn anchor_exports(seeds: &mut Seeds, vault: &lamassu_anchor::VaultRow, rows: &[(
     all.push((Space::Held, key(2, &key(0, &[])), digests.to_vec()));
     all.extend(of(2).map(|(intent, number)| (Space::Intents, key(number, &[]), intent.to_vec())));
     let mut export = Vec::new();
-    let mut writer = Writer::begin(&mut export, vault).unwrap();
-    all.iter().for_each(|(space, key, value)| writer.row(*space, key, value).unwrap());
-    writer.end(&lamassu_crypto::Secret::new(&mut [3; 32])).unwrap();
+    let mut writer = Writer::begin(&mut export, vault).expect("memory takes everything");
+    all.iter().for_each(|(space, key, value)| writer.row(*space, key, value).expect("rows are short"));
+    writer.end(&lamassu_crypto::Secret::new(&mut [3; 32])).expect("memory takes everything");
     let made_up = [&export[..40], &vault.encode()].concat();
     seeds.entry("anchor_export").or_default().extend([export, made_up]);
 }
