@@ -166,6 +166,10 @@ impl Vault {
     fn exchange(&self, from: &End, to: &End) -> Result<Option<Blocked>> {
         self.prepare_arrival(from, to)?;
         self.prepare_arrival(to, from)?;
+        if from.rest.is_some() || to.rest.is_some() {
+            self.sync_beside(to)?;
+            self.sync_beside(from)?;
+        }
         let Some(asked) = self.ask(from, to, true)? else { return Ok(Some(Blocked::Barrier)) };
         let (a, b) = (&from.stored.name, &to.stored.name);
         let done = from.dir.handle.rename(a, &*to.dir.handle, b, RenameMode::Exchange).map_err(exchange_error);
