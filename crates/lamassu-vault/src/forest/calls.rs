@@ -9,6 +9,7 @@ use crate::{
     Access, Attr, DirEntry, Entry, Fallocate, HandleId, Ino, Kind, Owner, ROOT, RenameMode, Result, SetAttr, SetXattr,
     StatFs, Vault, VaultError, Whence,
 };
+use lamassu_format::root::MODE_BITS;
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,6 +38,19 @@ fn is_dot(entry: &DirEntry) -> bool {
 impl Forest {
     fn attr(volume: Number, result: Result<Attr>) -> Result<Attr> {
         result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
+    }
+
+    /// The mode and the owner of a dataset's root are its entry's, in the vault it lies in: its anchor is told when they
+    /// may have changed. A look-up meanwhile gives the store the old ones once more, and the next one the new.
+    fn root_changed(&self, ino: Ino, vault: &Vault) -> Result<()> {
+        let volume = volume_of(ino);
+        if volume == ROOT_VOLUME || local(ino) != ROOT {
+            return Ok(());
+        }
+        let Some((parent, entry)) = self.slot(volume)?.place() else { return Ok(()) };
+        let Some(above) = self.vault(parent) else { return Ok(()) };
+        let Attr { mode, uid, gid, .. } = vault.getattr(ROOT, None)?;
+        above.record_change(entry, |row| (row.mode, row.uid, row.gid) = (mode & MODE_BITS, uid, gid))
     }
 
     /// The vault an open handle is of.
@@ -158,7 +172,12 @@ impl FileSystem for Forest {
     }
 
     fn setattr(&self, ino: Ino, handle: Option<HandleId>, set: &SetAttr) -> Result<Attr> {
-        Self::attr(volume_of(ino), self.at(ino)?.setattr(local(ino), handle.map(local_handle), set))
+        let vault = self.at(ino)?;
+        let done = vault.setattr(local(ino), handle.map(local_handle), set);
+        if done.is_ok() && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some()) {
+            self.root_changed(ino, &vault)?;
+        }
+        Self::attr(volume_of(ino), done)
     }
 
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
@@ -313,7 +332,10 @@ impl FileSystem for Forest {
     }
 
     fn set_xattr(&self, ino: Ino, name: &OsStr, value: &[u8], mode: SetXattr) -> Result<()> {
-        self.at(ino)?.set_xattr(local(ino), name, value, mode)
+        let vault = self.at(ino)?;
+        vault.set_xattr(local(ino), name, value, mode)?;
+        // An access list has a mode in it.
+        self.root_changed(ino, &vault)
     }
 
     fn list_xattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
@@ -324,6 +346,8 @@ impl FileSystem for Forest {
     }
 
     fn remove_xattr(&self, ino: Ino, name: &OsStr) -> Result<()> {
-        self.at(ino)?.remove_xattr(local(ino), name)
+        let vault = self.at(ino)?;
+        vault.remove_xattr(local(ino), name)?;
+        self.root_changed(ino, &vault)
     }
 }

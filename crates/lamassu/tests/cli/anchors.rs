@@ -398,10 +398,17 @@ fn datasets_have_their_own() {
     let own = b.key("own");
     b.run("dataset create m/a").ok();
     b.run(&format!("dataset create -n {own} m/b")).ok();
+    // The mode of its root is that of its entry, which the anchor of the vault it lies in knows.
+    fs::set_permissions(b.path("m/a"), fs::Permissions::from_mode(0o700)).unwrap();
+    let names = fs::read_dir(b.path("m")).unwrap().count();
+    assert_eq!((names, mode(&b.path("m/a"))), (2, 0o700));
     fs::write(b.path("m/a/f"), b"content").unwrap();
     fs::write(b.path("m/b/f"), b"content").unwrap();
     let anchors = || fs::read_dir(b.path("state/lamassu/anchors")).unwrap().count();
     assert_eq!(anchors(), 3);
+    b.unmount("m");
+    b.run("mount v m").ok();
+    assert_eq!(mode(&b.path("m/a")), 0o700);
     b.unmount("m");
     let dir = b.stored("v", "b");
     assert_eq!(b.run(&format!("cat -k {own} {} f", dir.display())).ok().text(), "content");
