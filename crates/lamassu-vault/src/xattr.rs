@@ -324,7 +324,10 @@ impl Vault {
                     found = true;
                 }
             }
-            return Ok(found);
+            if found {
+                return Ok(true);
+            }
+            // The store says whether there could be one.
         }
         for attr in &stored {
             found |= remove_if_there(target, attr)?;

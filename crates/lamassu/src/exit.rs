@@ -138,7 +138,9 @@ impl Code {
                 "name its place with --anchor FILE; on another machine: `lamassu anchor import`; if it is lost: `lamassu \
                  anchor rebuild DIR` accepts what the store shows now",
             ),
-            Code::AnchorForeign => Some("`lamassu anchor status DIR` tells which vault and which state an anchor is of"),
+            Code::AnchorForeign => {
+                Some("`lamassu anchor status DIR` tells which vault and which state an anchor is of")
+            }
             Code::AnchorDamaged => Some(
                 "put an export of it back (`lamassu anchor import`), or `lamassu anchor rebuild DIR`, which accepts what \
                  the store shows now",

@@ -13,6 +13,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
 
 impl Vault {
+    /// Whether an earlier writer was interrupted: what it was making may be there without being recorded.
+    pub(crate) fn is_after_crash(&self) -> bool {
+        let is_noted = |anchored: &super::Anchored| anchored.after_crash.load(Ordering::Relaxed);
+        self.anchored.as_ref().is_some_and(is_noted) || !self.left_open().is_empty()
+    }
+
     /// Moves an unrecorded entry of a directory to `lamassu.lost`. The caller holds the directory's lock.
     ///
     /// # Errors

@@ -63,12 +63,35 @@ impl Checker<'_> {
             // It was removed, and is about to go.
             EntryVerdict::Unrecorded if !anchored.anchor.may_make(&place) => Ok(None),
             EntryVerdict::Unrecorded | EntryVerdict::Nothing | EntryVerdict::Missing => {
-                let text = "nobody recorded it, so it is not shown: the store put it back or made it up, or a crash \
-                            came before it was recorded; see `lamassu anchor accept`";
-                self.note(at, kind::UNRECORDED, Found::Damage, text.to_owned());
+                self.unrecorded(at);
                 Ok(None)
             }
         }
+    }
+
+    /// An entry that the anchor does not have. After an interruption it may be one that was being made: nobody was told
+    /// that it lasts, and a repair moves it out of the way. It is shown in no case.
+    fn unrecorded(&mut self, at: &Located) {
+        let (found, text) = match (self.vault.is_after_crash(), self.repair) {
+            (false, _) => (
+                Found::Damage,
+                "nobody recorded it, so it is not shown: the store put it back or made it up; see `lamassu anchor \
+                 accept`",
+            ),
+            (true, false) => (
+                Found::Harmless,
+                "nobody recorded it, so it is not shown: it was being made when an interruption came, or the store put \
+                 it back; `lamassu check --repair` moves it to lamassu.lost",
+            ),
+            (true, true) => {
+                let entry = at.stored.display().to_string();
+                match self.vault.move_handle_to_lost(&*at.dir, &at.name, &entry) {
+                    Ok(()) => (Found::Mended, "nobody recorded it: it was moved to lamassu.lost"),
+                    Err(_) => (Found::Damage, "nobody recorded it, and it could not be moved to lamassu.lost"),
+                }
+            }
+        };
+        self.note(at, kind::UNRECORDED, found, text.to_owned());
     }
 
     /// Entries that the store does not have. Their names are not known.
