@@ -1,7 +1,7 @@
 //! The policy of this program, from its options and its environment; and what it tells people of pins.
 //!
-//! Anchors are in `$STATE_DIRECTORY/anchors`, `$XDG_STATE_HOME/lamassu/anchors`, for root `/var/lib/lamassu/anchors`, or
-//! `~/.local/state/lamassu/anchors`.
+//! Anchors are in `$STATE_DIRECTORY/anchors`, `$XDG_STATE_HOME/lamassu/anchors`, for root `/var/lib/lamassu/anchors`,
+//! or `~/.local/state/lamassu/anchors`.
 //!
 //! Pins are in `$XDG_CONFIG_HOME/lamassu/known-vaults` or `~/.config/lamassu/known-vaults`; notes of the slots that
 //! opened last below `$STATE_DIRECTORY` (systemd), `$XDG_STATE_HOME/lamassu` or `~/.local/state/lamassu`.

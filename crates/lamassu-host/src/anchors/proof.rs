@@ -32,8 +32,17 @@ pub fn check(anchor: &Anchor, access: Access, header: &VaultHeader, keys: &Unloc
     }
     let (count, head) = known.history;
     if count > 0 {
-        let history = keys.history(dir, header)?;
-        match history.goes_to(HistoryMark { count, head: head.0 }) {
+        let goes_on = match keys.history(dir, header) {
+            Ok(history) => history.goes_to(HistoryMark { count, head: head.0 }),
+            Err(KeyError::History(error)) => Err(error),
+            Err(error) => return Err(error.into()),
+        };
+        match goes_on {
+            // The mode of a dataset's directory may deny it to its owner, which is this process. The header was
+            // compared; the history is when the directory is open.
+            Err(HistoryError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                tracing::warn!(dir = %dir.display(), "the history cannot be read, and was not compared with the anchor");
+            }
             Ok(true) => {}
             Ok(false) | Err(HistoryError::Damaged { .. } | HistoryError::NotAFile { .. }) => {
                 return Err(outdated(HISTORY));

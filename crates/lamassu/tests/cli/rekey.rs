@@ -135,6 +135,9 @@ fn killed_again_and_again_it_goes_on_with_what_is_left() {
     b.dir("m");
     b.run("mount v m").ok();
     furnish(&b.path("m"));
+    // What was made and never synced may go with the daemon.
+    b.run("freeze m").ok();
+    b.run("thaw m").ok();
     let before = contents(&b.path("m"));
     b.run("key rotate --outer m").ok();
     b.run("key rotate --inner m").ok();
