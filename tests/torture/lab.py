@@ -76,6 +76,8 @@ class Lab:
         self.key.write_bytes(secrets.token_bytes(32))
         self.key.chmod(0o600)
         self.vaults = []
+        # Anchors and notes of this lab's vaults: outside of the store, and gone with the lab.
+        os.environ["XDG_STATE_HOME"] = str(self.path / "state")
         # Who runs the program: a prefix of its command lines.
         self.run_as = ()
         if store in MAKE:
@@ -132,7 +134,7 @@ class Lab:
     def belong_to(self, uid):
         """From here on vaults and mounts are made by this user, whose the store is."""
         self.run_as = (
-            *("env", f"HOME={self.path}", "setpriv"),
+            *("env", f"HOME={self.path}", f"XDG_STATE_HOME={self.path}/state-{uid}", "setpriv"),
             *(f"--reuid={uid}", f"--regid={uid}", "--clear-groups"),
         )
         for path in (self.path, self.store, self.key):

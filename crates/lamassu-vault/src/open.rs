@@ -378,6 +378,10 @@ impl Vault {
     /// # Errors
     /// [`VaultError::BadHandle`] unless opened for writing; those of the store.
     pub fn write(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
+        self.with_room(|| self.write_once(handle, offset, data))
+    }
+
+    fn write_once(&self, handle: HandleId, offset: u64, data: &[u8]) -> Result<usize> {
         let open = self.writing(handle)?;
         let _pass = self.change()?;
         self.bound_buffers(offset, data.len())?;
@@ -404,6 +408,10 @@ impl Vault {
     /// # Errors
     /// Those of the store.
     pub fn flush(&self, handle: HandleId) -> Result<()> {
+        self.with_room(|| self.flush_once(handle))
+    }
+
+    fn flush_once(&self, handle: HandleId) -> Result<()> {
         let (open, access) = self.handles.file(handle)?;
         if !access.write || !open.file().is_dirty() {
             return Ok(());
@@ -437,6 +445,10 @@ impl Vault {
     /// # Errors
     /// [`VaultError::Invalid`] for an empty or impossible range, [`VaultError::BadHandle`], those of the store.
     pub fn fallocate(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
+        self.with_room(|| self.fallocate_once(handle, mode, offset, len))
+    }
+
+    fn fallocate_once(&self, handle: HandleId, mode: Fallocate, offset: u64, len: u64) -> Result<()> {
         let open = self.writing(handle)?;
         offset.checked_add(len).filter(|_| len > 0).ok_or(VaultError::Invalid)?;
         let _pass = self.change()?;

@@ -423,6 +423,10 @@ impl Vault {
     pub fn fsync(&self, handle: HandleId, data_only: bool) -> Result<()> {
         // fdatasync too promises that the data can be found again.
         let _ = data_only;
+        self.with_room(|| self.fsync_once(handle))
+    }
+
+    fn fsync_once(&self, handle: HandleId) -> Result<()> {
         let (open, _) = self.handles.file(handle)?;
         // Frozen: everything is durable already, so the caller need not wait.
         let Some(_pass) = self.sync_pass() else { return Ok(()) };

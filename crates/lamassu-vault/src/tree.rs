@@ -218,6 +218,17 @@ impl Vault {
         access: Access,
         owner: Owner,
     ) -> Result<(Entry, HandleId)> {
+        self.with_room(|| self.create_once(parent, name, mode, access, owner))
+    }
+
+    fn create_once(
+        &self,
+        parent: Ino,
+        name: &OsStr,
+        mode: u32,
+        access: Access,
+        owner: Owner,
+    ) -> Result<(Entry, HandleId)> {
         let (entry, open) = self.make(parent, name, |dir, stored| {
             let wanted = self.wanted(dir, Kind::File, mode, owner)?;
             let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;

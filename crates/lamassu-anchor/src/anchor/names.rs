@@ -84,6 +84,14 @@ impl Anchor {
         Ok(Made::Queued(object))
     }
 
+    /// Whether the store has something that was removed, and that it is to let go of.
+    pub fn has_removals(&self) -> bool {
+        let state = &*self.state.lock();
+        let queued = state.layers().into_iter().flatten().flat_map(|layer| layer.intents().map(|(_, intent)| intent));
+        let all = queued.chain(state.due.values().cloned()).chain(state.handed_out.values().cloned());
+        all.into_iter().any(|intent| matches!(intent, Intent::Remove { .. }))
+    }
+
     /// Whether a name may be made in the store: no removal of it waits to be carried out.
     pub fn may_make(&self, place: &EntryPlace) -> bool {
         !self.state.lock().is_going(place)

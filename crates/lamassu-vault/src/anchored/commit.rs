@@ -104,6 +104,24 @@ impl Vault {
         self.carry_out().map(drop)
     }
 
+    fn has_removals(&self) -> bool {
+        self.anchored.as_ref().is_some_and(|anchored| anchored.anchor.has_removals())
+    }
+
+    /// Makes a call, and once more if the store was full: what was removed leaves it after the anchor's next commit, and
+    /// may be what takes the room. The caller holds no lock of the tree, and no pass.
+    pub(crate) fn with_room<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
+        match call() {
+            Err(error) if is_full(&error) && self.has_removals() => {
+                let pass = self.gate.try_enter();
+                let made = pass.is_some() && self.commit_anchor().is_ok();
+                drop(pass);
+                if made { call() } else { Err(error) }
+            }
+            done => done,
+        }
+    }
+
     /// The same if something has been queued for long enough.
     pub(crate) fn commit_anchor_at(&self, now: Millis) -> Result<()> {
         match &self.anchored {
@@ -233,6 +251,16 @@ impl Vault {
             anchored.forget(object);
         }
     }
+}
+
+/// Whether the store, or a quota of it, is full.
+fn is_full(error: &crate::VaultError) -> bool {
+    let source = match error {
+        crate::VaultError::Io { source, .. }
+        | crate::VaultError::Store(lamassu_store::StoreError::Io { source, .. }) => source,
+        _ => return false,
+    };
+    matches!(source.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
 impl Anchored {
