@@ -376,6 +376,11 @@ impl File {
         !self.core.ctx.read_only && self.state.try_read().is_none_or(|st| self.core.needs_settle(&st))
     }
 
+    /// Forgets that the store refused the last commit: space came back.
+    pub fn space_came_back(&self) {
+        self.exclusive().buffer.forget_refusal();
+    }
+
     /// A token that names the writes so far, for [`File::settle`].
     pub fn covered_mark(&self) -> Mark {
         self.core.mark(&mut self.exclusive())

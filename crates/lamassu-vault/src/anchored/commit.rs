@@ -116,7 +116,15 @@ impl Vault {
                 let pass = self.gate.try_enter();
                 let made = pass.is_some() && self.commit_anchor().is_ok();
                 drop(pass);
-                if made { call() } else { Err(error) }
+                if !made {
+                    return Err(error);
+                }
+                // What was refused for want of room may be tried at once.
+                *self.overfull.lock() = None;
+                for open in self.files.all() {
+                    open.file().space_came_back();
+                }
+                call()
             }
             done => done,
         }

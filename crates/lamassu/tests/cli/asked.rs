@@ -19,7 +19,7 @@ fn played(b: &Bench, script: &str) -> Option<Ran> {
     }
     b.file("fuse.conf", b"user_allow_other\n");
     let ann = format!(
-        "setpriv --reuid {ANN} --regid {ANN} --clear-groups env HOME={0} LAMASSU_KEY=raw:file:{0}/key",
+        "setpriv --reuid {ANN} --regid {ANN} --clear-groups env -u XDG_STATE_HOME HOME={0} LAMASSU_KEY=raw:file:{0}/key",
         b.dir("ann").display()
     );
     let script = format!("mount --bind $D/fuse.conf /etc/fuse.conf; chmod 755 $D; cd $D; chown -R {ANN} ann; {script}");
@@ -28,6 +28,7 @@ fn played(b: &Bench, script: &str) -> Option<Ran> {
         .env("D", b.path("").parent().unwrap().join(b.path("").file_name().unwrap()))
         .env("L", env!("CARGO_BIN_EXE_lamassu"))
         .env("A", ann)
+        .env("XDG_STATE_HOME", b.path("state"))
         .env("LAMASSU_KEY", format!("raw:file:{}", b.path("key").display()))
         .output()
         .unwrap();
@@ -49,7 +50,12 @@ fn a_key_goes_to_the_daemon_that_was_asked_first() {
     b.dir("ann/evil");
     b.key("new");
     b.key("ann/key");
-    b.run_in("LAMASSU_KEY", Path::new(&format!("raw:file:{}", b.path("ann/key").display())), "init ann/own").ok();
+    b.run_in(
+        "LAMASSU_KEY",
+        Path::new(&format!("raw:file:{}", b.path("ann/key").display())),
+        "init --anchor none ann/own",
+    )
+    .ok();
     // Whoever opens a fifo waits for the other end: the key is asked for when the directory is open.
     let script = "$L mount --allow-other v m; mkdir m/ann; $L dataset create m/ann/proj; chown 65534 m/ann; \
         $A $L mount --allow-other ann/own ann/evil; \
@@ -134,7 +140,12 @@ fn a_strangers_mount_keeps_nobody_from_destroying_keys() {
     b.run("init v").ok();
     b.dir("ann/evil");
     b.key("ann/key");
-    b.run_in("LAMASSU_KEY", Path::new(&format!("raw:file:{}", b.path("ann/key").display())), "init ann/own").ok();
+    b.run_in(
+        "LAMASSU_KEY",
+        Path::new(&format!("raw:file:{}", b.path("ann/key").display())),
+        "init --anchor none ann/own",
+    )
+    .ok();
     let script = "$A $L mount -o fsname=$D/v ann/own ann/evil; grep -q \" $D/v \" /proc/self/mountinfo; \
         $L key destroy --yes v; $A $L umount ann/evil";
     let Some(ran) = played(&b, script) else { return };

@@ -321,7 +321,9 @@ struct Lab {
 impl Lab {
     fn new(init: &str, options: &'static str) -> Lab {
         let bench = Bench::new();
-        bench.run(&format!("init {init} v")).ok();
+        // Without an anchor: with one, names made in the seconds before a kill may be moved to `lamassu.lost`, which
+        // the vault's own model checks.
+        bench.run(&format!("init --anchor none {init} v")).ok();
         bench.dir("m");
         bench.dir("p");
         let lab = Lab { bench, options, sequence: Cell::new(0) };
