@@ -1,4 +1,5 @@
-//! Rows of an anchor, and exports of one. Its disk is trusted, but disks fail: what a row says is damage or has one encoding.
+//! Rows of an anchor, and exports of one. Its disk is trusted, but disks fail: what a row says is damage or has one
+//! encoding.
 
 use lamassu_anchor::export::{self, ExportError, Exported};
 use lamassu_anchor::table::{Change, Space};

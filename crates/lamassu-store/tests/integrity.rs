@@ -213,8 +213,8 @@ proptest! {
     }
 }
 
-/// A crash behind changes that no commit covers: with what an anchor holds, every page is told as it was under the root,
-/// whatever became of the records and of the pages that were changed or cut off.
+/// A crash behind changes that no commit covers: with what an anchor holds, every page is told as it was under the
+/// root, whatever became of the records and of the pages that were changed or cut off.
 #[derive(Clone, Debug)]
 struct Crash {
     before: BTreeMap<u64, u64>,

@@ -260,8 +260,8 @@ impl NodeTable {
         }
     }
 
-    /// Finds or makes the node of what lies at (parent, name), which is this object of the anchor, and counts one lookup
-    /// of it.
+    /// Finds or makes the node of what lies at (parent, name), which is this object of the anchor, and counts one
+    /// lookup of it.
     ///
     /// # Errors
     /// [`Met::OtherInode`]: the stat may be older than that node. A caller that looks again, and finds the same, knows

@@ -245,7 +245,8 @@ impl Vault {
         }
     }
 
-    /// Has the anchor record a move, before the store's step. `None`: a barrier has to come first, and nothing was done.
+    /// Has the anchor record a move, before the store's step. `None`: a barrier has to come first, and nothing was
+    /// done.
     fn ask(&self, from: &End, to: &End, is_exchange: bool) -> Result<Option<Moving>> {
         self.record_move((&from.dir, &from.stored.name), (&to.dir, &to.stored.name), is_exchange)
     }

@@ -399,8 +399,8 @@ impl Vault {
         Ok(())
     }
 
-    /// The entry `stored` with stat `st` (before) is gone from `dir`, and was the last one of its inode or not: the node
-    /// table hears of it.
+    /// The entry `stored` with stat `st` (before) is gone from `dir`, and was the last one of its inode or not: the
+    /// node table hears of it.
     pub(crate) fn entry_gone(&self, dir: &Dir, stored: &OsStr, st: &Stat, last: bool, object: ObjectId) {
         let id = StoreId::from(st);
         if last {

@@ -1,5 +1,5 @@
-//! Crashes of an anchored vault at every step of its store and its anchor (`docs/freshness.md`, sections 4 and 5): nothing
-//! is called stale, every name is old or new, and what was acknowledged is there.
+//! Crashes of an anchored vault at every step of its store and its anchor (`docs/freshness.md`, sections 4 and 5):
+//! nothing is called stale, every name is old or new, and what was acknowledged is there.
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod common;

@@ -46,8 +46,8 @@ pub struct Global {
     /// known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
     admin_zone: Option<PathBuf>,
-    /// Where the vault's anchor lies, which knows its newest state: a file outside the store; or `none`, to read without
-    /// one, unverified, or to make a vault without one [default: where it was put last, else below
+    /// Where the vault's anchor lies, which knows its newest state: a file outside the store; or `none`, to read
+    /// without one, unverified, or to make a vault without one [default: where it was put last, else below
     /// $XDG_STATE_HOME/lamassu/anchors, for root in /var/lib/lamassu/anchors]
     #[arg(long, global = true, value_name = "FILE|none", value_parser = anchor_parser(), help_heading = "Common options")]
     anchor: Option<Choice>,

@@ -38,8 +38,8 @@ impl Anchor {
         object
     }
 
-    /// Replaces rows and entries, durably, with what is held of those objects. Nobody changes the same at that time, and
-    /// nothing of it is queued.
+    /// Replaces rows and entries, durably, with what is held of those objects. Nobody changes the same at that time,
+    /// and nothing of it is queued.
     ///
     /// # Errors
     /// [`AnchorError::Order`] for what is queued; those of the table: nothing has changed then.

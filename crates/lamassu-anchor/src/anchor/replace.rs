@@ -82,8 +82,8 @@ impl Row {
 
 impl Anchor {
     /// Notes that a step of the store is about to replace a part of an object, durably where the object is recorded.
-    /// `covered` is a mark that a barrier of the whole store has covered. Steps of one part come one after another: that
-    /// is the caller's to see to.
+    /// `covered` is a mark that a barrier of the whole store has covered. Steps of one part come one after another:
+    /// that is the caller's to see to.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`]; those of the table: the step may not be done.
@@ -141,8 +141,8 @@ impl Anchor {
         Ok(())
     }
 
-    /// Whether a part of an object was replaced, and no barrier of the whole store is known to have covered that: those for
-    /// the object alone need not.
+    /// Whether a part of an object was replaced, and no barrier of the whole store is known to have covered that: those
+    /// for the object alone need not.
     pub fn is_replacing(&self, object: ObjectId) -> bool {
         let state = self.state.lock();
         [SealedPart::Attributes, SealedPart::Content]
@@ -158,8 +158,8 @@ impl Anchor {
         self.state.lock().settle_replaced(self, covered)
     }
 
-    /// What the store showed of a part when it was first looked at. Where another process left two states, and a barrier
-    /// has covered this one since, it is the one from now on. Whether it is current.
+    /// What the store showed of a part when it was first looked at. Where another process left two states, and a
+    /// barrier has covered this one since, it is the one from now on. Whether it is current.
     ///
     /// # Errors
     /// [`AnchorError::Unknown`]; those of the table.

@@ -25,8 +25,8 @@ impl Anchor {
         self.commit_objects(&HashSet::new(), Mark(0))
     }
 
-    /// Notes durably that the header is about to be replaced, and how far the history goes if that has changed. False: the header that the
-    /// change was made to is not the newest, and nothing is noted.
+    /// Notes durably that the header is about to be replaced, and how far the history goes if that has changed. False:
+    /// the header that the change was made to is not the newest, and nothing is noted.
     ///
     /// # Errors
     /// As [`Anchor::commit_vault`]; the header may not be replaced then.

@@ -181,8 +181,8 @@ impl DiskTable {
         done.ok_or(AnchorError::Broken)?.map_err(|error| failed(op, error))
     }
 
-    /// Visits all rows of all tables as of one moment, in the order of [`Space::ALL`] and of keys. `visit` stops it by an
-    /// error of its own.
+    /// Visits all rows of all tables as of one moment, in the order of [`Space::ALL`] and of keys. `visit` stops it by
+    /// an error of its own.
     ///
     /// # Errors
     /// That of `visit`; [`AnchorError::Io`], [`AnchorError::Unreadable`].

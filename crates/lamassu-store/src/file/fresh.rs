@@ -398,7 +398,8 @@ impl Fresh {
     }
 
     /// A4: queues what the file is, as of a barrier that has covered every page of it. `pages`: how many it has;
-    /// `twin`: the digest of the convergent page that comes next; `blocks`: the root over its blocks; `is_clean`: no other page is about to be written (A7).
+    /// `twin`: the digest of the convergent page that comes next; `blocks`: the root over its blocks; `is_clean`: no
+    /// other page is about to be written (A7).
     pub fn commit(
         &self,
         backing: &dyn BackendFile,

@@ -453,12 +453,12 @@ impl File {
             || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
     }
 
-    /// What an anchor would say of the file as the store shows it. Every page is opened, and what an interruption left is
-    /// completed; of an anchored file, whose pages are judged, that is what its row says.
+    /// What an anchor would say of the file as the store shows it. Every page is opened, and what an interruption left
+    /// is completed; of an anchored file, whose pages are judged, that is what its row says.
     ///
     /// # Errors
-    /// [`StoreError::Damaged`] for the first page that does not open; [`StoreError::ReadOnly`] where something would have
-    /// to be completed and may not be; those of the store.
+    /// [`StoreError::Damaged`] for the first page that does not open; [`StoreError::ReadOnly`] where something would
+    /// have to be completed and may not be; those of the store.
     pub fn survey(&self, shape: Shape) -> Result<Surveyed, StoreError> {
         self.core.survey(&mut self.exclusive(), shape)
     }

@@ -115,9 +115,9 @@ impl Core {
         Ok(())
     }
 
-    /// In an anchored vault a file is emptied by a shrink like any other: its page 0 stays, and says so. False: there is
-    /// no page 0, or it cannot be told what it is. Then the file is emptied whole, and what a crash leaves of that is no
-    /// worse than it was.
+    /// In an anchored vault a file is emptied by a shrink like any other: its page 0 stays, and says so. False: there
+    /// is no page 0, or it cannot be told what it is. Then the file is emptied whole, and what a crash leaves of that
+    /// is no worse than it was.
     fn shrink_to_nothing(&self, st: &mut State) -> Result<bool, StoreError> {
         let is_there = !st.identity.is_unsealed_empty() && !matches!(self.page(st, PageNo::ZERO)?, PageState::Bad(_));
         let is_good = is_there && self.prepare_write(st).is_ok();

@@ -43,7 +43,9 @@ impl Table for RecordedTable {
 
 /// Tree records that a crash keeps, loses, or has kept from before.
 #[derive(Clone, Default)]
-pub struct MemoryTrees(Arc<Mutex<BTreeMap<(ObjectId, TreeOf), Arc<MemoryRecords>>>>);
+pub struct MemoryTrees(Arc<Mutex<RecordsOf>>);
+
+type RecordsOf = BTreeMap<(ObjectId, TreeOf), Arc<MemoryRecords>>;
 
 impl Trees for MemoryTrees {
     fn records(&self, object: ObjectId, of: TreeOf) -> Arc<dyn Records> {

@@ -56,7 +56,8 @@ impl<'a> Recording<'a> {
     pub fn new(setup: &'a Setup, seed: u64) -> Recording<'a> {
         let store = Arc::new(CrashBackend::with_granularity(u64::from(setup.block_size)));
         let position = store.clone();
-        let side = || AnchorSide::new(Arc::new(move || position.position()), 1 + (seed % 4) as u8, seed % 3 != 0);
+        let side =
+            || AnchorSide::new(Arc::new(move || position.position()), 1 + (seed % 4) as u8, !seed.is_multiple_of(3));
         let hooked = FaultBackend::new(store.clone());
         let backing = create_in(&hooked);
         let anchor = setup.anchored.then(side);

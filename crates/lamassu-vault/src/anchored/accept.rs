@@ -42,9 +42,9 @@ impl Vault {
     /// un-anchored vault has nothing to accept.
     ///
     /// # Errors
-    /// [`VaultError::NotFound`] where the store and the anchor have nothing; [`VaultError::Outdated`] for a directory on
-    /// the way; [`VaultError::Damaged`] for what does not open; [`VaultError::Refused`] where something of it is in use,
-    /// or the vault is not anchored; [`VaultError::Anchor`], those of the store.
+    /// [`VaultError::NotFound`] where the store and the anchor have nothing; [`VaultError::Outdated`] for a directory
+    /// on the way; [`VaultError::Damaged`] for what does not open; [`VaultError::Refused`] where something of it is in
+    /// use, or the vault is not anchored; [`VaultError::Anchor`], those of the store.
     pub fn accept(&self, path: &OsStr, recursive: bool) -> Result<Accepted> {
         let _pass = self.change()?;
         let anchored = self.anchored.as_ref().ok_or(VaultError::Refused("the vault is not anchored"))?;

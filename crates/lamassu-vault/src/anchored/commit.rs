@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering;
 
 /// Changes that are queued for the anchor are committed at the latest so long after the first of them.
 pub(crate) const ANCHOR_AFTER: Millis = 5_000;
-/// Passes until nothing is queued and nothing is due: a removal takes a commit, its step in the store a barrier, and the
-/// end of its intent another commit.
+/// Passes until nothing is queued and nothing is due: a removal takes a commit, its step in the store a barrier, and
+/// the end of its intent another commit.
 const PASSES_MAX: usize = 6;
 /// Barriers for an fsync beside which names are made all the time.
 const FSYNC_TRIES_MAX: usize = 4;
@@ -89,8 +89,8 @@ impl Anchored {
 }
 
 impl Vault {
-    /// A barrier of the whole store, and a commit of what it has covered; what is due is carried out. The caller holds no
-    /// lock of the tree. Does nothing in an un-anchored vault.
+    /// A barrier of the whole store, and a commit of what it has covered; what is due is carried out. The caller holds
+    /// no lock of the tree. Does nothing in an un-anchored vault.
     ///
     /// # Errors
     /// [`crate::VaultError::Anchor`]; those of the store. Nothing is lost: it is tried again.
@@ -108,8 +108,8 @@ impl Vault {
         self.anchored.as_ref().is_some_and(|anchored| anchored.anchor.has_removals())
     }
 
-    /// Makes a call, and once more if the store was full: what was removed leaves it after the anchor's next commit, and
-    /// may be what takes the room. The caller holds no lock of the tree, and no pass.
+    /// Makes a call, and once more if the store was full: what was removed leaves it after the anchor's next commit,
+    /// and may be what takes the room. The caller holds no lock of the tree, and no pass.
     pub(crate) fn with_room<T>(&self, call: impl Fn() -> Result<T>) -> Result<T> {
         match call() {
             Err(error) if is_full(&error) && self.has_removals() => {
@@ -164,8 +164,8 @@ impl Vault {
         Ok(())
     }
 
-    /// Part of a settling pass: commits what the pass's barrier has covered of these files. Those that come back first may
-    /// be settled; the others may not be until they are covered.
+    /// Part of a settling pass: commits what the pass's barrier has covered of these files. Those that come back first
+    /// may be settled; the others may not be until they are covered.
     pub(crate) fn commit_covered(&self, marked: Vec<Marked>, is_synced: bool) -> (Vec<Marked>, Vec<Failed>) {
         let Some(anchored) = &self.anchored else { return (marked, Vec::new()) };
         let not_now = |(_, open): Marked| (open, not_covered());

@@ -93,8 +93,8 @@ impl Departures {
 }
 
 impl Vault {
-    /// Takes an entry away: from the store at once, or when the anchor's commit is durable. `departing.is_last` is found
-    /// here. Returns whether its object has no other name.
+    /// Takes an entry away: from the store at once, or when the anchor's commit is durable. `departing.is_last` is
+    /// found here. Returns whether its object has no other name.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; those of the store, where its step is done at once. The entry is there then.

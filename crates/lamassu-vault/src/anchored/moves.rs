@@ -45,8 +45,8 @@ impl Vault {
         }
     }
 
-    /// Has the anchor record a move, before the store's step. `None`: a barrier of the whole store has to come first, and
-    /// nothing was recorded.
+    /// Has the anchor record a move, before the store's step. `None`: a barrier of the whole store has to come first,
+    /// and nothing was recorded.
     ///
     /// # Errors
     /// [`VaultError::Anchor`]; [`VaultError::NotFound`].

@@ -1,5 +1,5 @@
-//! The anchor of a vault that is there already: of a new one with its root alone, and after an anchor was lost. What the
-//! store shows is taken, and nothing is known of what was before.
+//! The anchor of a vault that is there already: of a new one with its root alone, and after an anchor was lost. What
+//! the store shows is taken, and nothing is known of what was before.
 
 use super::take::{Taken, Taker, damaged};
 use crate::error::io;
@@ -68,8 +68,8 @@ pub struct Rebuilt {
 }
 
 /// Makes the anchor of an existing vault in an empty table, from what its store shows. The vault is open without an
-/// anchor, for writing, so that what interruptions left can be completed; nothing in it is in use. Each name, record and
-/// page is opened; blocks are not read. Header and history are the caller's to note.
+/// anchor, for writing, so that what interruptions left can be completed; nothing in it is in use. Each name, record
+/// and page is opened; blocks are not read. Header and history are the caller's to note.
 ///
 /// # Errors
 /// [`VaultError::Refused`] for a vault that is open with an anchor, or where it was cancelled; [`VaultError::Invalid`]

@@ -1,12 +1,12 @@
 //! Recovery when a vault is opened for writing (N3), before anything of it is served.
 //!
-//! The moves that intents name are looked at *together*: everything that is recorded is where the store had it after the
-//! first so many of them (`history`). The rest of them is done again, in order, so that another crash in between leaves
-//! what a crash leaves. What is left under the name of a removal is removed; what is left otherwise is unrecorded. The
-//! intents go when a barrier has covered all of it.
+//! The moves that intents name are looked at *together*: everything that is recorded is where the store had it after
+//! the first so many of them (`history`). The rest of them is done again, in order, so that another crash in between
+//! leaves what a crash leaves. What is left under the name of a removal is removed; what is left otherwise is
+//! unrecorded. The intents go when a barrier has covered all of it.
 //!
-//! What cannot be done is told, and its intents stay for the next time. Nothing is lost by that: what is not where it is
-//! recorded is missing, and an error to who looks at it.
+//! What cannot be done is told, and its intents stay for the next time. Nothing is lost by that: what is not where it
+//! is recorded is missing, and an error to who looks at it.
 
 use super::Anchored;
 use super::history::{History, Move};
@@ -71,8 +71,8 @@ impl Vault {
         work.clear_rest(&unrecorded)
     }
 
-    /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and least
-    /// lies elsewhere.
+    /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and
+    /// least lies elsewhere.
     fn how_many_were_kept<'a>(
         &'a self,
         anchored: &'a Anchored,

@@ -1,6 +1,6 @@
 //! Where the tree records of files lie in the store: `lamassu.tree/xx/<object>`, in hexadecimal, `xx` its last two
-//! digits, `.blocks` behind it for the tree over blocks (`docs/format.md`). A cache: never synced, believed in nothing. What cannot be read there reads as zeros,
-//! which costs a rebuild from the pages; so does what cannot be written.
+//! digits, `.blocks` behind it for the tree over blocks (`docs/format.md`). A cache: never synced, believed in nothing.
+//! What cannot be read there reads as zeros, which costs a rebuild from the pages; so does what cannot be written.
 
 use crate::staging::PRIVATE;
 use lamassu_anchor::ObjectId;

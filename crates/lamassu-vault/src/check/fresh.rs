@@ -39,7 +39,8 @@ impl Checker<'_> {
         self.note(at, kind::STALE, Found::Damage, format!("{text}; see `lamassu anchor accept`"));
     }
 
-    /// Judges an entry of a directory. Its object, or 0 in an un-anchored vault; `None`: it is not looked at any further.
+    /// Judges an entry of a directory. Its object, or 0 in an un-anchored vault; `None`: it is not looked at any
+    /// further.
     pub(super) fn judge(
         &mut self,
         dir: &Located,

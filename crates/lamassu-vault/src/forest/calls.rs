@@ -40,8 +40,8 @@ impl Forest {
         result.map(|attr| Attr { ino: global(volume, attr.ino), ..attr })
     }
 
-    /// The mode and the owner of a dataset's root are its entry's, in the vault it lies in: its anchor is told when they
-    /// may have changed. A look-up meanwhile gives the store the old ones once more, and the next one the new.
+    /// The mode and the owner of a dataset's root are its entry's, in the vault it lies in: its anchor is told when
+    /// they may have changed. A look-up meanwhile gives the store the old ones once more, and the next one the new.
     fn root_changed(&self, ino: Ino, vault: &Vault) -> Result<()> {
         let volume = volume_of(ino);
         if volume == ROOT_VOLUME || local(ino) != ROOT {

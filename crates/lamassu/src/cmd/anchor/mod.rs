@@ -1,4 +1,5 @@
-//! `lamassu anchor status|export|import|verify|rebuild|accept|move`: what knows a vault's newest state, outside the store.
+//! `lamassu anchor status|export|import|verify|rebuild|accept|move`: what knows a vault's newest state, outside the
+//! store.
 
 mod accept;
 mod carry;
