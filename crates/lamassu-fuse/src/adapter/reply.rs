@@ -4,6 +4,7 @@ use super::convert::{file_attr, file_type, negative_entry};
 use super::{Adapter, Shared, TTL, failed};
 use fuser::{Errno, Generation, INodeNo, ReplyAttr, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyXattr};
 use lamassu_vault::{Attr, Entry, FileSystem, HandleId, Result, VaultError};
+use std::time::Duration;
 
 pub(super) fn send_empty(op: &'static str, result: Result<()>, reply: ReplyEmpty) {
     match result {
@@ -67,10 +68,11 @@ impl<F: FileSystem> Adapter<F> {
                     full
                 }
                 None => {
-                    // The kernel reads no attributes here and takes no reference.
-                    let ino = INodeNo(listed.ino);
-                    let attr = fuser::FileAttr { ino, kind: file_type(listed.kind), ..negative_entry() };
-                    reply.add(ino, next, &listed.name, &TTL, &attr, Generation(0))
+                    // Node 0: the kernel links the name to no inode, and looks it up when it is used. The number in the
+                    // listing may be of a file that this name is not (a link the store has made).
+                    let attr =
+                        fuser::FileAttr { ino: INodeNo(listed.ino), kind: file_type(listed.kind), ..negative_entry() };
+                    reply.add(INodeNo(0), next, &listed.name, &Duration::ZERO, &attr, Generation(0))
                 }
             };
             is_empty &= full;
