@@ -5,7 +5,7 @@
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
-use lamassu_format::{FileId, PageNo};
+use lamassu_format::{FileId, PageNo, SessionTag};
 
 /// Version of all of it, in the row of the vault.
 const VERSION: u8 = 1;
@@ -316,13 +316,23 @@ fn put_file(out: &mut Vec<u8>, file: &FileRow) {
         out.extend(open.file.0);
         put(out, open.windows.len() as u64);
         for window in &open.windows {
-            put(out, window.session.into());
-            put(out, window.covered.into());
+            put_window(out, *window);
         }
         if let Some(cut) = open.cut {
-            [cut.after.session.into(), cut.after.covered.into(), cut.from.0].into_iter().for_each(|n| put(out, n));
+            put_window(out, cut.after);
+            put(out, cut.from.0);
         }
     }
+}
+
+fn put_window(out: &mut Vec<u8>, window: Window) {
+    put(out, window.session.into());
+    out.extend(window.tag.0);
+    put(out, window.covered.into());
+}
+
+fn window(from: &mut Reader<'_>) -> Option<Window> {
+    Some(Window { session: from.number32()?, tag: SessionTag(from.bytes()?), covered: from.number32()? })
 }
 
 fn file(from: &mut Reader<'_>, flags: u8) -> Option<FileRow> {
@@ -339,7 +349,7 @@ fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {
     let count = from.number().filter(|count| (1..=WINDOWS_MAX as u64).contains(count))?;
     let mut windows = Windows::new();
     for _ in 0..count {
-        let window = Window { session: from.number32()?, covered: from.number32()? };
+        let window = window(from)?;
         let before = windows.last().map_or(0, |last| last.session);
         if window.session <= before {
             return None;
@@ -347,10 +357,7 @@ fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {
         windows.push(window);
     }
     let cut = match has_cut {
-        true => Some(Cut {
-            after: Window { session: from.number32()?, covered: from.number32()? },
-            from: PageNo(from.number()?),
-        }),
+        true => Some(Cut { after: window(from)?, from: PageNo(from.number()?) }),
         false => None,
     };
     (!file.is_none()).then_some(Open { file, windows, cut })
