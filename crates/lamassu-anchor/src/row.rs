@@ -199,6 +199,9 @@ pub struct VaultRow {
     pub degree_log2: u8,
     /// Whether files have a root over their blocks, too, so that all of it can be verified without a key.
     pub blocks: bool,
+    /// A writer changes the store, or was interrupted and what it left was not gone over since: entries that are not
+    /// recorded may be its own.
+    pub is_in_use: bool,
     /// The key of tokens.
     pub tokens: TokenKey,
     /// Its header.
@@ -463,7 +466,8 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
 impl VaultRow {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![VERSION, self.degree_log2, self.blocks.into()];
+        let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1;
+        let mut out = vec![VERSION, self.degree_log2, flags];
         out.extend(self.vault);
         out.extend(self.tokens.bytes());
         for number in [self.revision.0, self.next_object.0, self.next_intent, self.session.into(), self.history.0] {
@@ -490,7 +494,7 @@ impl VaultRow {
 
 fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let mut from = Reader(bytes);
-    let [degree_log2, blocks] = from.bytes()?;
+    let [degree_log2, flags] = from.bytes()?;
     let (vault, tokens) = (from.bytes()?, from.bytes()?);
     let revision = Revision(from.number()?);
     let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
@@ -507,13 +511,14 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         next_intent,
         session,
         degree_log2,
-        blocks: blocks == 1,
+        blocks: flags & 1 != 0,
+        is_in_use: flags & 2 != 0,
         tokens,
         header,
         history,
         root_permissions,
     };
-    (is_degree && blocks <= 1 && next_object > ObjectId::ROOT).then_some(row)
+    (is_degree && flags <= 3 && next_object > ObjectId::ROOT).then_some(row)
 }
 
 #[cfg(test)]

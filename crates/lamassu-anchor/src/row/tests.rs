@@ -82,6 +82,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
                     session,
                     degree_log2,
                     blocks: session % 2 == 1,
+                    is_in_use: session % 3 == 1,
                     tokens: TokenKey::new(tokens),
                     header,
                     history: (count, Digest(head)),

@@ -167,6 +167,7 @@ fn vault_row() -> VaultRow {
         session: SESSION,
         degree_log2: DEGREE.ilog2() as u8,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

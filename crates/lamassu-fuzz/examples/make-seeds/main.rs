@@ -288,6 +288,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         session: 7,
         degree_log2: 4,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Is(digest(7)),
         history: (3, digest(8)),
