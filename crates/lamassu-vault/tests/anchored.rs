@@ -486,3 +486,51 @@ fn the_store_chooses_once_what_a_crash_has_left() {
     let found = read(&lab.open()).expect_err("what was put back is refused");
     assert!(found.to_string().contains("stale"), "{found}");
 }
+
+/// A copy with the same keys and file ids, whose first session began in the same second.
+#[test]
+fn pages_of_a_copy_are_not_taken_after_a_crash() {
+    let (store, table) = (Arc::new(MemoryBackend::new()), Arc::new(MemoryTable::default()));
+    let (lab, v) = Lab::over(Recipe::plain(), store.clone(), table.clone());
+    let (_, handle) = v.new_file("f");
+    v.write(handle, 0, &vec![b'A'; 3 << 20]).unwrap();
+    v.close().unwrap();
+    let open = |root: Arc<dyn lamassu_store::BackendDir>| {
+        let st = root.stat_entry(n("f")).unwrap();
+        root.open_same(n("f"), &st, true).unwrap().unwrap()
+    };
+    let change = |v: &Vault, byte: u8| {
+        let handle = v.open_file(v.ino("f"), RW).unwrap();
+        v.write(handle, 0, &[byte; 5]).unwrap();
+        v.fsync(handle, false).unwrap();
+    };
+    // A second may end in between.
+    for _ in 0..5 {
+        let (of_original, of_copy) = (Arc::new(store.snapshot()), Arc::new(store.snapshot()));
+        let lab_of = |backend: &Arc<MemoryBackend>| Lab {
+            recipe: lab.recipe,
+            backend: backend.clone(),
+            table: Arc::new((*table).clone()),
+        };
+        let (original, copy) = (lab_of(&of_original), lab_of(&of_copy));
+        let (v, w) = (original.open(), copy.open());
+        change(&v, b'O');
+        (0..6).for_each(|_| change(&w, b'C'));
+        let session = |lab: &Lab| common::anchored::anchor(&lab.recipe, &lab.table).vault().session;
+        let is_same = session(&original) == session(&copy);
+        std::mem::forget((v, w));
+        if !is_same {
+            continue;
+        }
+        let crashed = Arc::new(of_original.snapshot());
+        let mut bytes = vec![0; 4 << 20];
+        let len = open(of_copy.root()).read_at(0, &mut bytes).unwrap();
+        open(crashed.root()).write_at(0, &bytes[..len]).unwrap();
+        let v = Lab { backend: crashed, ..original }.open();
+        let handle = v.open_file(v.ino("f"), RO).unwrap();
+        let found = v.read(handle, 0, &mut [0; 5]);
+        assert!(found.is_err(), "{found:?}");
+        return;
+    }
+    panic!("two sessions never began in the same second");
+}
