@@ -31,6 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         session: 0,
         degree_log2: 4,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::random()?,
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

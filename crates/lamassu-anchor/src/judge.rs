@@ -5,7 +5,7 @@
 
 use crate::row::{Entry, FileRow, Row};
 use crate::{Digest, ObjectKind, Window};
-use lamassu_format::{FileId, PageNo};
+use lamassu_format::{FileId, PageNo, SessionTag};
 
 /// What a store shows as a page of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Shown {
 pub struct Stamp {
     /// The session that wrote it; 0 in a convergent page.
     pub session: u32,
+    /// Random bits of that session.
+    pub tag: SessionTag,
     /// Its number among that session's pages.
     pub sequence: u32,
     /// The id of its file.
@@ -73,7 +75,7 @@ pub fn page(row: &FileRow, pages: Pages, leaf: Digest, zero: Option<Stamp>, show
 }
 
 /// Whether a page was written after a point of a session, in it or in a later one.
-fn is_after(stamp: Stamp, point: Window) -> bool {
+pub fn is_after(stamp: Stamp, point: Window) -> bool {
     (stamp.session, stamp.sequence) > (point.session, point.covered)
 }
 
@@ -82,7 +84,8 @@ pub fn is_in_flight(row: &FileRow, stamp: Stamp) -> bool {
     let Some(open) = &row.open else { return false };
     // A sequence that has reached its end tells no order.
     let is_later = |covered: u32| stamp.sequence > covered && stamp.sequence < u32::MAX;
-    stamp.file == open.file && open.window(stamp.session).is_some_and(|window| is_later(window.covered))
+    let is_of = |window: Window| window.tag == stamp.tag && is_later(window.covered);
+    stamp.file == open.file && open.window(stamp.session).is_some_and(is_of)
 }
 
 /// How an entry of the store stands.
@@ -126,15 +129,17 @@ mod tests {
     const TWIN: Digest = Digest([2; 32]);
     const OTHER: Digest = Digest([3; 32]);
     const ID: FileId = FileId([9; 16]);
+    const TAG: SessionTag = SessionTag([4; 6]);
 
     fn row(windows: &[(u32, u32)]) -> FileRow {
-        let windows: Windows = windows.iter().map(|&(session, covered)| Window { session, covered }).collect();
+        let windows: Windows =
+            windows.iter().map(|&(session, covered)| Window { session, tag: TAG, covered }).collect();
         let open = (!windows.is_empty()).then_some(Open { file: ID, windows, cut: None });
         FileRow { root: LEAF, size: 1, twin: Some(TWIN), blocks: None, open }
     }
 
     fn stamp((session, sequence, file): (u32, u32, FileId)) -> Stamp {
-        Stamp { session, sequence, file }
+        Stamp { session, tag: TAG, sequence, file }
     }
 
     fn shown(digest: Digest, stamped: Option<(u32, u32, FileId)>) -> Shown {
@@ -164,6 +169,9 @@ mod tests {
         assert_eq!(of((6, 11, ID)), Verdict::Stale, "not a session of this file");
         assert_eq!(of((5, 11, FileId([8; 16]))), Verdict::Stale, "another file's");
         assert_eq!(of((7, u32::MAX, ID)), Verdict::Stale, "a sequence that says nothing");
+        let of_a_copy = Stamp { tag: SessionTag([5; 6]), ..stamp((5, 11, ID)) };
+        let shown = Shown { stamp: Some(of_a_copy), ..shown(OTHER, None) };
+        assert_eq!(page(&open, Pages::Several, LEAF, None, &shown), Verdict::Stale, "a copy's session of that number");
         assert_eq!(of((0, 11, FileId::NONE)), Verdict::Stale, "a convergent page has no stamp");
     }
 
@@ -176,7 +184,7 @@ mod tests {
             page(open, Pages::Several, LEAF, zero.map(stamped), &shown)
         };
         assert_eq!(of(&open, Some((5, 20)), Digest::NONE, None), Verdict::Stale, "no shrink was noted");
-        let cut = Cut { after: Window { session: 5, covered: 15 }, from: PageNo(3) };
+        let cut = Cut { after: Window { session: 5, tag: TAG, covered: 15 }, from: PageNo(3) };
         open.open.iter_mut().for_each(|open| open.cut = Some(cut));
         assert_eq!(of(&open, None, Digest::NONE, None), Verdict::Stale, "page 0 knows nothing of it");
         assert_eq!(of(&open, Some((5, 15)), Digest::NONE, None), Verdict::Stale);

@@ -5,7 +5,7 @@
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
-use lamassu_format::{FileId, PageNo};
+use lamassu_format::{FileId, PageNo, SessionTag};
 
 /// Version of all of it, in the row of the vault.
 const VERSION: u8 = 1;
@@ -199,6 +199,9 @@ pub struct VaultRow {
     pub degree_log2: u8,
     /// Whether files have a root over their blocks, too, so that all of it can be verified without a key.
     pub blocks: bool,
+    /// A writer changes the store, or was interrupted and what it left was not gone over since: entries that are not
+    /// recorded may be its own.
+    pub is_in_use: bool,
     /// The key of tokens.
     pub tokens: TokenKey,
     /// Its header.
@@ -316,13 +319,23 @@ fn put_file(out: &mut Vec<u8>, file: &FileRow) {
         out.extend(open.file.0);
         put(out, open.windows.len() as u64);
         for window in &open.windows {
-            put(out, window.session.into());
-            put(out, window.covered.into());
+            put_window(out, *window);
         }
         if let Some(cut) = open.cut {
-            [cut.after.session.into(), cut.after.covered.into(), cut.from.0].into_iter().for_each(|n| put(out, n));
+            put_window(out, cut.after);
+            put(out, cut.from.0);
         }
     }
+}
+
+fn put_window(out: &mut Vec<u8>, window: Window) {
+    put(out, window.session.into());
+    out.extend(window.tag.0);
+    put(out, window.covered.into());
+}
+
+fn window(from: &mut Reader<'_>) -> Option<Window> {
+    Some(Window { session: from.number32()?, tag: SessionTag(from.bytes()?), covered: from.number32()? })
 }
 
 fn file(from: &mut Reader<'_>, flags: u8) -> Option<FileRow> {
@@ -339,7 +352,7 @@ fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {
     let count = from.number().filter(|count| (1..=WINDOWS_MAX as u64).contains(count))?;
     let mut windows = Windows::new();
     for _ in 0..count {
-        let window = Window { session: from.number32()?, covered: from.number32()? };
+        let window = window(from)?;
         let before = windows.last().map_or(0, |last| last.session);
         if window.session <= before {
             return None;
@@ -347,10 +360,7 @@ fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {
         windows.push(window);
     }
     let cut = match has_cut {
-        true => Some(Cut {
-            after: Window { session: from.number32()?, covered: from.number32()? },
-            from: PageNo(from.number()?),
-        }),
+        true => Some(Cut { after: window(from)?, from: PageNo(from.number()?) }),
         false => None,
     };
     (!file.is_none()).then_some(Open { file, windows, cut })
@@ -456,7 +466,8 @@ fn intent(from: &mut Reader<'_>) -> Option<Intent> {
 impl VaultRow {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![VERSION, self.degree_log2, self.blocks.into()];
+        let flags = u8::from(self.blocks) | u8::from(self.is_in_use) << 1;
+        let mut out = vec![VERSION, self.degree_log2, flags];
         out.extend(self.vault);
         out.extend(self.tokens.bytes());
         for number in [self.revision.0, self.next_object.0, self.next_intent, self.session.into(), self.history.0] {
@@ -483,7 +494,7 @@ impl VaultRow {
 
 fn vault(bytes: &[u8]) -> Option<VaultRow> {
     let mut from = Reader(bytes);
-    let [degree_log2, blocks] = from.bytes()?;
+    let [degree_log2, flags] = from.bytes()?;
     let (vault, tokens) = (from.bytes()?, from.bytes()?);
     let revision = Revision(from.number()?);
     let (next_object, next_intent) = (ObjectId(from.number()?), from.number()?);
@@ -500,13 +511,14 @@ fn vault(bytes: &[u8]) -> Option<VaultRow> {
         next_intent,
         session,
         degree_log2,
-        blocks: blocks == 1,
+        blocks: flags & 1 != 0,
+        is_in_use: flags & 2 != 0,
         tokens,
         header,
         history,
         root_permissions,
     };
-    (is_degree && blocks <= 1 && next_object > ObjectId::ROOT).then_some(row)
+    (is_degree && flags <= 3 && next_object > ObjectId::ROOT).then_some(row)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! What rows are made of.
 
+use lamassu_format::SessionTag;
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -82,6 +83,8 @@ pub struct Window {
     pub session: u32,
     /// The highest sequence of its pages that the root covers.
     pub covered: u32,
+    /// Random bits of the session: one of a copy of the vault may have the same number.
+    pub tag: SessionTag,
 }
 
 /// Those of a file, ascending by session.

@@ -32,6 +32,7 @@ fn anchor(path: &Path, files: u64) -> Arc<Anchor> {
         session: 0,
         degree_log2: 4,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::new([3; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

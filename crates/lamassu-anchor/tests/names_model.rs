@@ -96,6 +96,7 @@ impl World {
             session: 0,
             degree_log2: 4,
             blocks: false,
+            is_in_use: false,
             tokens: TokenKey::new([2; 32]),
             header: Sealed::Nothing,
             history: (0, Digest::NONE),

@@ -35,7 +35,7 @@ pub use domain::Domain;
 pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use keys::{Keys, SlotKey};
-pub use number::{BlockNo, FileId, PageNo};
+pub use number::{BlockNo, FileId, PageNo, SessionTag};
 pub use page::{Page, PageError};
 pub use record::DirRecord;
 pub use root::RootRecord;

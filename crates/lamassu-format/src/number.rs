@@ -58,6 +58,15 @@ number! {
     BlockNo
 }
 
+/// Random bits of a session. Its number alone does not tell it from a session of a copy of the vault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionTag(pub [u8; 6]);
+
+impl SessionTag {
+    /// That of a page without a session.
+    pub const NONE: SessionTag = SessionTag([0; 6]);
+}
+
 /// The random id of a file, equal in all its pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FileId(pub [u8; 16]);

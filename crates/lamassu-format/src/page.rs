@@ -2,7 +2,7 @@
 //!
 //! A page holds the keys of its blocks, and the tail of its file. Dropping it wipes both.
 
-use crate::{FileId, Geometry, KEY_LEN, Keys, PAGE_LEN, PageNo, SlotKey, geometry::SLOTS};
+use crate::{FileId, Geometry, KEY_LEN, Keys, PAGE_LEN, PageNo, SessionTag, SlotKey, geometry::SLOTS};
 use zeroize::Zeroize;
 
 /// Offset of the AEAD tag.
@@ -14,23 +14,24 @@ const FILE_ID_AT: usize = 64;
 const SESSION_AT: usize = 80;
 const SEQUENCE_AT: usize = 84;
 const FLAGS_AT: usize = 88;
+const SESSION_TAG_AT: usize = 90;
 const PENDING_AT: usize = 96;
 const REPLACED_AT: usize = 112;
 const SLOTS_AT: usize = 128;
 const _: () = assert!(SLOTS_AT + SLOTS * KEY_LEN == PAGE_LEN);
 
-const FLAG_TAIL: u64 = 1;
-const FLAG_SPARSE: u64 = 2;
-const FLAG_CUT: u64 = 4;
+const FLAG_TAIL: u16 = 1;
+const FLAG_SPARSE: u16 = 2;
+const FLAG_CUT: u16 = 4;
 const USED_SHIFT: u32 = 8;
-const FLAGS_KNOWN: u64 = FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | 0xff << USED_SHIFT;
+const FLAGS_KNOWN: u16 = FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | 0xff << USED_SHIFT;
 
 /// Why a page with a good seal is not a page: a faulty or newer program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum PageError {
     /// A flag that this version does not know, or that does not belong to this page.
     #[error("page has flags {0:#x} that version 1 does not allow here")]
-    Flags(u64),
+    Flags(u16),
     /// More key slots in use than the page has blocks.
     #[error("page uses {0} key slots of {1}")]
     Used(usize, usize),
@@ -57,6 +58,8 @@ pub struct Page {
     pub file_id: FileId,
     /// The session that wrote it, from 1; zero in a convergent page.
     pub session: u32,
+    /// Random bits of that session; zero in a convergent page.
+    pub session_tag: SessionTag,
     /// How many pages that session had written, including this one; zero in a convergent page.
     pub sequence: u32,
     /// Pages below the floor may be absent (page 0 only).
@@ -106,6 +109,7 @@ impl Page {
             size: 0,
             file_id,
             session: 0,
+            session_tag: SessionTag::NONE,
             sequence: 0,
             sparse: false,
             cut: false,
@@ -115,6 +119,11 @@ impl Page {
             previous: Keys::default(),
             tail: Vec::new(),
         }
+    }
+
+    /// Takes away what tells who wrote it: a convergent page has no id, session or sequence.
+    pub fn clear_stamp(&mut self) {
+        (self.file_id, self.session, self.session_tag, self.sequence) = (FileId::NONE, 0, SessionTag::NONE, 0);
     }
 
     /// Whether `used` keys, `previous` previous keys and a tail of `tail` bytes fit one page.
@@ -133,7 +142,7 @@ impl Page {
 
     /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are ignored.
     pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: PageNo) -> Result<Page, PageError> {
-        let flags = u64_at(bytes, FLAGS_AT);
+        let flags = u16::from_le_bytes([bytes[FLAGS_AT], bytes[FLAGS_AT + 1]]);
         if flags & !FLAGS_KNOWN != 0 || (g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
             return Err(PageError::Flags(flags));
         }
@@ -161,7 +170,9 @@ impl Page {
         let file_id = FileId(bytes[FILE_ID_AT..SESSION_AT].try_into().expect("16 bytes"));
         let (session, sequence) = (u32_at(bytes, SESSION_AT), u32_at(bytes, SEQUENCE_AT));
         let is_convergent = file_id.is_none();
-        let is_at_rest = pending == 0 && flags & (FLAG_SPARSE | FLAG_CUT) == 0 && sequence == 0 && g == PageNo::ZERO;
+        let session_tag = SessionTag(bytes[SESSION_TAG_AT..PENDING_AT].try_into().expect("6 bytes"));
+        let is_unstamped = sequence == 0 && session_tag == SessionTag::NONE;
+        let is_at_rest = pending == 0 && flags & (FLAG_SPARSE | FLAG_CUT) == 0 && is_unstamped && g == PageNo::ZERO;
         if is_convergent != (session == 0) || (is_convergent && !is_at_rest) {
             return Err(PageError::Session);
         }
@@ -174,6 +185,7 @@ impl Page {
             size,
             file_id,
             session,
+            session_tag,
             sequence,
             sparse: flags & FLAG_SPARSE != 0,
             cut: flags & FLAG_CUT != 0,
@@ -192,7 +204,7 @@ impl Page {
     /// written.
     pub fn build(&self, geometry: &Geometry, g: PageNo) -> Box<[u8; PAGE_LEN]> {
         let mut bytes = Box::new([0u8; PAGE_LEN]);
-        let mut flags = (self.keys.len() as u64) << USED_SHIFT;
+        let mut flags = (self.keys.len() as u16) << USED_SHIFT;
         flags |= if self.tail.is_empty() { 0 } else { FLAG_TAIL };
         flags |= if self.sparse { FLAG_SPARSE } else { 0 };
         flags |= if self.cut { FLAG_CUT } else { 0 };
@@ -201,7 +213,8 @@ impl Page {
         bytes[FILE_ID_AT..SESSION_AT].copy_from_slice(&self.file_id.0);
         bytes[SESSION_AT..SEQUENCE_AT].copy_from_slice(&self.session.to_le_bytes());
         bytes[SEQUENCE_AT..FLAGS_AT].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[FLAGS_AT..PENDING_AT].copy_from_slice(&flags.to_le_bytes());
+        bytes[FLAGS_AT..SESSION_TAG_AT].copy_from_slice(&flags.to_le_bytes());
+        bytes[SESSION_TAG_AT..PENDING_AT].copy_from_slice(&self.session_tag.0);
         bytes[PENDING_AT..REPLACED_AT].copy_from_slice(&self.pending.to_le_bytes());
         bytes[REPLACED_AT..SLOTS_AT].copy_from_slice(&self.replaced.to_le_bytes());
         let previous_at = SLOTS_AT + self.keys.len() * KEY_LEN;

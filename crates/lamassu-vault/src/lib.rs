@@ -355,7 +355,11 @@ impl Vault {
             return Err(VaultError::ReadOnly);
         }
         let pass = self.gate.enter();
-        if self.closed.load(Ordering::Acquire) { Err(VaultError::ReadOnly) } else { Ok(pass) }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(VaultError::ReadOnly);
+        }
+        self.anchored.as_ref().map_or(Ok(()), Anchored::note_in_use)?;
+        Ok(pass)
     }
 
     pub(crate) fn is_read_only(&self) -> bool {

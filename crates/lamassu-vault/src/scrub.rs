@@ -74,6 +74,9 @@ pub struct Scrubbed {
     pub open_files: u64,
     /// Pages of those that are not under the root.
     pub open_pages: u64,
+    /// Entries and moves that a writer has not finished, or was making when it was interrupted: the anchor does not know
+    /// them yet.
+    pub unfinished: u64,
     /// Datasets, which have anchors of their own.
     pub datasets: u64,
     /// What could not be looked at.
@@ -138,11 +141,11 @@ impl Visit for Scrub<'_> {
                 Err(_) => Digest::NONE,
             };
             if !record.is_current(shown) {
-                self.tell(IntegrityKind::Stale, at.stored.join(DIR_RECORD), "the directory's record");
+                self.tell_stale(at.passed, &row, at.stored.join(DIR_RECORD), "the directory's record");
             }
         }
         let list = || dir.list_xattr();
-        self.attributes(&at.stored, &row, list, |attr| dir.get_xattr(attr));
+        self.attributes(&at.stored, (at.passed, &row), list, |attr| dir.get_xattr(attr));
         Ok(Some(self.anchor.entries(at.passed)?))
     }
 
@@ -168,6 +171,7 @@ impl Visit for Scrub<'_> {
         match judge::entry(recorded.as_ref(), Some(object_kind(st.kind))) {
             EntryVerdict::Current => {}
             EntryVerdict::Unrecorded if self.going.contains(&place) => return Ok(None),
+            EntryVerdict::Unrecorded | EntryVerdict::Nothing if self.is_unfinished(&place)? => return Ok(None),
             EntryVerdict::Unrecorded | EntryVerdict::Nothing => {
                 self.tell(IntegrityKind::Unrecorded, path, "the anchor knows no such entry");
                 return Ok(None);
@@ -189,6 +193,9 @@ impl Visit for Scrub<'_> {
 
     fn leave(&mut self, at: &Met<ObjectId>, _dir: &Arc<dyn BackendDir>, here: Self::Here) {
         for (token, entry) in here {
+            if self.has_gone(EntryPlace { dir: at.passed, name: token }, &entry) {
+                continue;
+            }
             let name: String = token.0.iter().map(|byte| format!("{byte:02x}")).collect();
             let what = format!("an entry that the anchor knows is not there (object {})", entry.object);
             self.tell(IntegrityKind::Missing, at.stored.join(format!("?{name}")), what);
@@ -214,6 +221,40 @@ impl Scrub<'_> {
         self.watch.found(&ScrubFinding { kind: Some(kind), path, what: what.into() });
     }
 
+    /// Tells of what is not as its row says, unless a writer has changed the row since it was read: the anchor knows of a
+    /// change before the store does.
+    fn tell_stale(&mut self, object: ObjectId, row: &Row, path: PathBuf, what: impl Into<String>) {
+        let is_changing =
+            self.anchor.is_in_use_now().unwrap_or(false) && !self.anchor.row(object).is_ok_and(|now| now == *row);
+        match is_changing {
+            true => self.done.unfinished += 1,
+            false => self.tell(IntegrityKind::Stale, path, what),
+        }
+    }
+
+    /// Whether an entry that was not recorded when its directory was listed may be a writer's. A writer says that it uses
+    /// the vault before it makes anything, and records all before it ends: so this is asked after the entry was seen,
+    /// and in this order.
+    fn is_unfinished(&mut self, place: &EntryPlace) -> Result<bool> {
+        let is_in_use = self.anchor.is_in_use_now()?;
+        self.done.unfinished += u64::from(is_in_use);
+        Ok(is_in_use || self.anchor.entry(place)?.is_some())
+    }
+
+    /// Whether an entry that is not there has been removed or moved meanwhile, or is about to be moved there: the anchor
+    /// knows of both before the store does.
+    fn has_gone(&mut self, place: EntryPlace, entry: &Entry) -> bool {
+        let now = self.anchor.entry(&place).unwrap_or(Some(*entry));
+        if now.is_none_or(|now| now.object != entry.object) {
+            return true;
+        }
+        let moves = |intent: Intent| matches!(intent, Intent::Move { from, to, .. } if from == place || to == place);
+        let is_moving = self.anchor.is_in_use_now().unwrap_or(false)
+            && self.anchor.intents().is_ok_and(|intents| intents.into_values().any(moves));
+        self.done.unfinished += u64::from(is_moving);
+        is_moving
+    }
+
     fn failed_at(&mut self, path: PathBuf, error: &stdio::Error) {
         self.done.failures += 1;
         self.watch.found(&ScrubFinding { kind: None, path, what: error.to_string() });
@@ -234,7 +275,7 @@ impl Scrub<'_> {
                     Ok((backing, found))
                 });
                 match scrubbed {
-                    Ok((backing, found)) => self.file(path, &*backing, row, &found),
+                    Ok((backing, found)) => self.file(path, &*backing, (object, row), &found),
                     Err(error) => self.failed_at(path.to_owned(), &error),
                 }
                 self.watch.verified(object);
@@ -242,7 +283,7 @@ impl Scrub<'_> {
             Content::Link(target) => {
                 let is_newest = self.link_digests(dir, name).iter().any(|digest| target.is_current(*digest));
                 if !is_newest {
-                    self.tell(IntegrityKind::Stale, path.to_owned(), "the target of the symbolic link");
+                    self.tell_stale(object, row, path.to_owned(), "the target of the symbolic link");
                 }
             }
             Content::Char(device) | Content::Block(device) if *device != st.rdev => {
@@ -250,13 +291,13 @@ impl Scrub<'_> {
             }
             Content::Dir { .. } | Content::Char(_) | Content::Block(_) | Content::Fifo | Content::Socket => {
                 if let Ok(held) = dir.hold(name) {
-                    self.held_attributes(path, row, &*held);
+                    self.held_attributes(path, (object, row), &*held);
                 }
             }
         }
     }
 
-    fn file(&mut self, path: &Path, backing: &dyn BackendFile, row: &Row, found: &FileScrub) {
+    fn file(&mut self, path: &Path, backing: &dyn BackendFile, (object, row): (ObjectId, &Row), found: &FileScrub) {
         let done = &mut self.done;
         done.files += 1;
         done.pages += found.pages;
@@ -268,20 +309,20 @@ impl Scrub<'_> {
         done.files_without_blocks += u64::from(!found.has_blocks);
         for (what, stale) in [("page", &found.stale_pages), ("block", &found.stale_blocks)] {
             if stale.count > 0 {
-                self.tell(IntegrityKind::Stale, path.to_owned(), shown_ranges(what, stale));
+                self.tell_stale(object, row, path.to_owned(), shown_ranges(what, stale));
             }
         }
-        self.attributes(path, row, || backing.list_xattr(), |attr| backing.get_xattr(attr));
+        self.attributes(path, (object, row), || backing.list_xattr(), |attr| backing.get_xattr(attr));
     }
 
-    fn held_attributes(&mut self, path: &Path, row: &Row, held: &dyn BackendEntry) {
-        self.attributes(path, row, || held.list_xattr(), |attr| held.get_xattr(attr));
+    fn held_attributes(&mut self, path: &Path, of: (ObjectId, &Row), held: &dyn BackendEntry) {
+        self.attributes(path, of, || held.list_xattr(), |attr| held.get_xattr(attr));
     }
 
     fn attributes(
         &mut self,
         path: &Path,
-        row: &Row,
+        (object, row): (ObjectId, &Row),
         list: impl FnOnce() -> stdio::Result<Vec<std::ffi::OsString>>,
         get: impl Fn(&OsStr) -> stdio::Result<Vec<u8>>,
     ) {
@@ -290,7 +331,7 @@ impl Scrub<'_> {
         let own = listed.filter(|attr| attr.as_bytes().starts_with(XATTR_PREFIX.as_bytes()));
         let shown: StoredAttrs = own.filter_map(|attr| Some((attr.clone(), get(&attr).ok()?))).collect();
         if !judge::attributes(row, digest_of_attributes(&shown)) {
-            self.tell(IntegrityKind::Stale, path.to_owned(), "the extended attributes");
+            self.tell_stale(object, row, path.to_owned(), "the extended attributes");
         }
     }
 

@@ -316,7 +316,18 @@ impl Vault {
     /// all, and then had a barrier of the whole store. A failure of the store is told.
     pub(crate) fn end_session(&self) -> Ended {
         let sessions = &self.ctx.sessions;
-        if self.options.read_only || !sessions.is_under_way() {
+        if self.options.read_only {
+            return Ended::Closed;
+        }
+        let ended = self.end_session_under_way(sessions);
+        if ended == Ended::Closed {
+            self.note_out_of_use();
+        }
+        ended
+    }
+
+    fn end_session_under_way(&self, sessions: &lamassu_store::file::Sessions) -> Ended {
+        if !sessions.is_under_way() {
             return Ended::Closed;
         }
         let _nobody_settles = self.settling.lock();

@@ -253,6 +253,7 @@ mod tests {
             session: 0,
             degree_log2: 4,
             blocks: false,
+            is_in_use: false,
             tokens: TokenKey::new([1; 32]),
             header: Sealed::Nothing,
             history: (0, Digest::NONE),

@@ -1,9 +1,10 @@
 //! What is known of the vault as a whole: its header and its history (`docs/freshness.md`, section 5).
 
-use super::{Anchor, Result};
+use super::{Anchor, Result, VAULT_KEY};
 use crate::queue::Mark;
 use crate::row::{Sealed, VaultRow};
-use crate::{AnchorError, Digest};
+use crate::table::Space;
+use crate::{AnchorError, Digest, Part};
 use std::collections::HashSet;
 
 /// What the store shows of a vault, or is about to.
@@ -65,6 +66,15 @@ impl Anchor {
             true => self.commit_vault(|vault| vault.history = (count, head)),
             false => Ok(()),
         }
+    }
+
+    /// Whether a writer uses the vault, or was interrupted, as it is durable now: another process may be that writer.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn is_in_use_now(&self) -> Result<bool> {
+        let bytes = self.table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Damaged { part: Part::Vault })?;
+        Ok(VaultRow::decode(&bytes)?.is_in_use)
     }
 
     /// That the anchor is of this vault.

@@ -12,8 +12,9 @@ fn sealed_of_any_sort() -> impl Strategy<Value = Sealed> {
 }
 
 fn windows() -> impl Strategy<Value = Windows> {
-    let numbers = proptest::collection::btree_map(1_u32.., any::<u32>(), 1..=WINDOWS_MAX);
-    numbers.prop_map(|map| map.into_iter().map(|(session, covered)| Window { session, covered }).collect())
+    let numbers = proptest::collection::btree_map(1_u32.., (any::<[u8; 6]>(), any::<u32>()), 1..=WINDOWS_MAX);
+    let window = |(session, (tag, covered))| Window { session, tag: SessionTag(tag), covered };
+    numbers.prop_map(move |map| map.into_iter().map(window).collect())
 }
 
 fn file_row() -> impl Strategy<Value = FileRow> {
@@ -22,8 +23,9 @@ fn file_row() -> impl Strategy<Value = FileRow> {
         id[1..].copy_from_slice(&rest);
         FileId(id)
     });
-    let cut = (any::<u32>(), any::<u32>(), any::<u64>())
-        .prop_map(|(session, covered, from)| Cut { after: Window { session, covered }, from: PageNo(from) });
+    let cut = (any::<u32>(), any::<[u8; 6]>(), any::<u32>(), any::<u64>()).prop_map(|(session, tag, covered, from)| {
+        Cut { after: Window { session, tag: SessionTag(tag), covered }, from: PageNo(from) }
+    });
     let open = (id, windows(), proptest::option::of(cut));
     let open = open.prop_map(|(file, windows, cut)| Open { file, windows, cut });
     let digests = || proptest::option::of(digest());
@@ -80,6 +82,7 @@ fn some_vault() -> impl Strategy<Value = VaultRow> {
                     session,
                     degree_log2,
                     blocks: session % 2 == 1,
+                    is_in_use: session % 3 == 1,
                     tokens: TokenKey::new(tokens),
                     header,
                     history: (count, Digest(head)),

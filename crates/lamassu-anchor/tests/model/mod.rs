@@ -10,7 +10,7 @@ use lamassu_anchor::{
     VaultRow, Window,
 };
 use lamassu_crypto::wrap::sha256;
-use lamassu_format::{FileId, PageNo};
+use lamassu_format::{FileId, PageNo, SessionTag};
 use smallvec::smallvec;
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -167,6 +167,7 @@ fn vault_row() -> VaultRow {
         session: SESSION,
         degree_log2: DEGREE.ilog2() as u8,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),
@@ -195,8 +196,11 @@ impl World {
         world.files.iter_mut().for_each(|file| file.allowed = [BTreeSet::from([0]), BTreeSet::from([0])]);
         let anchor = Anchor::create(world.table.clone(), vault_row(), dir_row()).unwrap();
         for file in 0..FILES {
-            let open =
-                Open { file: id(left, file), windows: smallvec![Window { session: SESSION, covered: 0 }], cut: None };
+            let open = Open {
+                file: id(left, file),
+                windows: smallvec![Window { session: SESSION, tag: SessionTag::NONE, covered: 0 }],
+                cut: None,
+            };
             let row = FileRow { open: Some(open), ..FileRow::default() };
             let row = Row { content: Content::File(row), ..dir_row() };
             let place = EntryPlace { dir: ObjectId::ROOT, name: Token([file as u8; 16]) };
@@ -231,7 +235,7 @@ impl World {
         if left == Some(Left::Window) {
             return;
         }
-        let window = Window { session: self.session, covered };
+        let window = Window { session: self.session, tag: SessionTag::NONE, covered };
         let cut = cut.filter(|_| left != Some(Left::Cut));
         let opening = Opening { object: object(file), file: id(left, file), window, held, cut };
         self.anchor().open_files(&[opening]).unwrap();
@@ -246,7 +250,8 @@ impl World {
         if left != Some(Left::Between) && self.files[file].marked.as_ref().is_some_and(|marked| !marked.is_durable) {
             self.files[file].marked = None; // A9
         }
-        bytes.stamp = Some(Stamp { session: self.session, sequence: self.sequence, file: id(left, file) });
+        bytes.stamp =
+            Some(Stamp { session: self.session, tag: SessionTag::NONE, sequence: self.sequence, file: id(left, file) });
         change(&mut bytes);
         self.slots[file][page].write_page(Some(bytes.clone()));
         self.files[file].pages[page] = Some(bytes);
@@ -426,7 +431,7 @@ impl World {
             size: if marked.leaves[1].is_none() { 1 } else { 2 },
             blocks: None,
             twin: marked.twin.filter(|_| left != Some(Left::Twin)),
-            window: Some(Window { session: self.session, covered: marked.covered }),
+            window: Some(Window { session: self.session, tag: SessionTag::NONE, covered: marked.covered }),
             held: vec![(RECORD, Box::from(marked.leaves))],
             is_clean: left == Some(Left::NothingAfter)
                 || (!is_after && (self.sequence.is_multiple_of(2) || is_settled)),

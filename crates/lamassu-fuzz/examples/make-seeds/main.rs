@@ -260,7 +260,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         Digest, Entry, EntryPlace, Intent, ObjectId, ObjectKind, Revision, Row, Token, TokenKey, VaultRow, Window,
     };
     let digest = |byte| Digest([byte; 32]);
-    let (name, window) = (Token([5; 16]), Window { session: 7, covered: 300 });
+    let (name, window) = (Token([5; 16]), Window { session: 7, tag: lamassu_format::SessionTag([6; 6]), covered: 300 });
     let cut = Some(Cut { after: window, from: lamassu_format::PageNo(2) });
     let open = Open { file: lamassu_format::FileId([3; 16]), windows: [window].into_iter().collect(), cut };
     let contents = [
@@ -288,6 +288,7 @@ fn anchor_rows(seeds: &mut Seeds) {
         session: 7,
         degree_log2: 4,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Is(digest(7)),
         history: (3, digest(8)),

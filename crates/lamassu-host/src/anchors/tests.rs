@@ -37,6 +37,7 @@ impl Host {
             session: 0,
             degree_log2: NewTrees::default().degree_log2,
             blocks: false,
+            is_in_use: false,
             tokens: TokenKey::random()?,
             header: Sealed::Nothing,
             history: (0, Digest::NONE),

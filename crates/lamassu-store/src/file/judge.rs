@@ -8,9 +8,9 @@ use super::fresh::{Fresh, Known, digest_of};
 use super::primitives::Core;
 use super::state::{Held, Inherited, PageState, Shrink, Sizes, State};
 use super::types::{DamageKind, StoreError};
+use lamassu_anchor::Digest;
 use lamassu_anchor::judge::{self, Pages, Shown, Stamp, Verdict};
 use lamassu_anchor::row::FileRow;
-use lamassu_anchor::{Digest, Window};
 use lamassu_format::{Page, PageNo};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -195,6 +195,7 @@ impl Core {
         let opened = self.opened_page(page, &mut bytes);
         let stamp = |held: &Held| Stamp {
             session: held.page().session,
+            tag: held.page().session_tag,
             sequence: held.page().sequence,
             file: held.page().file_id,
         };
@@ -208,8 +209,7 @@ const UNKNOWN: Digest = Digest([0xff; 32]);
 /// From where on nothing is left of a file, where an accepted page 0 was written after the shrink that its row notes.
 fn past_cut(row: &FileRow, zero: Option<Stamp>) -> Option<PageNo> {
     let cut = row.open.as_ref()?.cut?;
-    let after = |stamp: Stamp| Window { session: stamp.session, covered: stamp.sequence } > cut.after;
-    zero.is_some_and(after).then_some(cut.from)
+    zero.is_some_and(|zero| judge::is_after(zero, cut.after)).then_some(cut.from)
 }
 
 /// The first page from one on that the store shows.

@@ -194,12 +194,16 @@ impl Core {
         let convergent = if fits { self.convergent_page(&page)? } else { None };
         let bytes = match convergent {
             Some(bytes) => {
-                (page.file_id, page.session, page.sequence) = (FileId::NONE, 0, 0);
+                page.clear_stamp();
                 bytes
             }
             None => self.stamped_page(st, g, &mut page, &stamp)?,
         };
-        let window = (page.session != 0).then_some(Window { session: page.session, covered: page.sequence });
+        let window = (page.session != 0).then_some(Window {
+            session: page.session,
+            tag: page.session_tag,
+            covered: page.sequence,
+        });
         let note = |fresh: &Fresh| fresh.note_write(&*self.backing, g, digest_of(g, &bytes), window);
         let noted = self.fresh.as_ref().map(note).transpose()?;
         let offset = self.geo().page_offset(g);
@@ -241,7 +245,7 @@ impl Core {
     /// Page 0 sealed so, whether or not it may be written.
     pub fn seal_convergent(&self, page: &Page) -> SealedPage {
         let mut page = page.clone();
-        (page.file_id, page.session, page.sequence) = (FileId::NONE, 0, 0);
+        page.clear_stamp();
         let mut bytes = page.build(self.geo(), PageNo::ZERO);
         let aad = self.geo().page_aad(self.ctx.ring.suite(), PageNo::ZERO);
         self.ctx.ring.outer().seal_page_convergent(&aad, &mut bytes);
@@ -259,7 +263,7 @@ impl Core {
     ) -> Result<SealedPage, StoreError> {
         self.open_in_anchor(st, stamp, [g], None)?;
         page.file_id = st.identity.ensure_id()?;
-        (page.session, page.sequence) = (stamp.session(), stamp.next_sequence());
+        (page.session, page.session_tag, page.sequence) = (stamp.session(), stamp.tag(), stamp.next_sequence());
         let mut bytes = page.build(self.geo(), g);
         let aad = self.geo().page_aad(self.ctx.ring.suite(), g);
         self.ctx.ring.outer().seal_page(&aad, &mut bytes)?;
@@ -278,7 +282,7 @@ impl Core {
         if let Some(id) = fresh.file_id().filter(|_| st.identity.id().is_none()) {
             st.identity.found_id(id); // a file that is open keeps its id
         }
-        let window = Window { session: stamp.session(), covered: stamp.last_sequence() };
+        let window = Window { session: stamp.session(), tag: stamp.tag(), covered: stamp.last_sequence() };
         fresh.open_pages(&*self.backing, pages, (st.identity.ensure_id()?, window), cut)
     }
 

@@ -10,6 +10,7 @@
 //! * The current session is believed only after one of its files was closed unsettled: nothing else can have left an
 //!   incomplete state.
 
+use lamassu_format::SessionTag;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::io;
 use std::sync::Arc;
@@ -55,23 +56,35 @@ pub enum Ended {
 pub struct Sessions {
     keeper: Arc<dyn SessionKeeper>,
     /// The current session; 0: none. Held while a page that carries it is written.
-    current: RwLock<u32>,
+    current: RwLock<Current>,
     /// Pages that it has written.
     written: AtomicU32,
     /// A file of the current session was closed unsettled.
     left_behind: AtomicBool,
 }
 
-/// The number of the current session, which is not closed while this lives.
+/// The session under way: its number, 0: none, and its random bits.
+#[derive(Clone, Copy, Default)]
+struct Current {
+    session: u32,
+    tag: SessionTag,
+}
+
+/// The current session, which is not closed while this lives.
 pub struct Stamp<'a> {
-    session: RwLockReadGuard<'a, u32>,
+    current: RwLockReadGuard<'a, Current>,
     written: &'a AtomicU32,
 }
 
 impl Stamp<'_> {
     /// The number.
     pub fn session(&self) -> u32 {
-        *self.session
+        self.current.session
+    }
+
+    /// Random bits, that no other session has: not even one of a copy of the vault that has the same number.
+    pub fn tag(&self) -> SessionTag {
+        self.current.tag
     }
 
     /// The highest sequence given so far.
@@ -90,7 +103,7 @@ impl Stamp<'_> {
 impl Sessions {
     /// No session is under way.
     pub fn new(keeper: Arc<dyn SessionKeeper>) -> Sessions {
-        Sessions { keeper, current: RwLock::new(0), written: AtomicU32::new(0), left_behind: AtomicBool::new(false) }
+        Sessions { keeper, current: RwLock::default(), written: AtomicU32::new(0), left_behind: AtomicBool::new(false) }
     }
 
     /// For a single file without its vault: whatever its pages say is believed, and nothing is written.
@@ -117,13 +130,15 @@ impl Sessions {
     pub fn stamp(&self) -> io::Result<Stamp<'_>> {
         loop {
             let current = self.current.read();
-            if *current != 0 {
-                return Ok(Stamp { session: current, written: &self.written });
+            if current.session != 0 {
+                return Ok(Stamp { current, written: &self.written });
             }
             drop(current);
             let mut current = self.current.write();
-            if *current == 0 {
-                *current = self.keeper.begin()?;
+            if current.session == 0 {
+                let mut tag = SessionTag::NONE;
+                lamassu_crypto::random(&mut tag.0).map_err(io::Error::other)?;
+                *current = Current { session: self.keeper.begin()?, tag };
                 self.written.store(0, Ordering::Release);
             }
         }
@@ -150,7 +165,7 @@ impl Sessions {
 
     /// The current session.
     pub fn under_way(&self) -> Option<u32> {
-        Some(*self.current.read()).filter(|session| *session != 0)
+        Some(self.current.read().session).filter(|session| *session != 0)
     }
 
     /// Whether there is one.
@@ -166,12 +181,12 @@ impl Sessions {
     /// Those of the store; the session then goes on.
     pub fn end(&self) -> io::Result<Ended> {
         let mut current = self.current.write();
-        if *current != 0 {
+        if current.session != 0 {
             if self.left_behind.load(Ordering::Acquire) {
                 return Ok(Ended::LeftOpen);
             }
-            self.keeper.close(*current)?;
-            *current = 0;
+            self.keeper.close(current.session)?;
+            *current = Current::default();
         }
         Ok(Ended::Closed)
     }
@@ -187,7 +202,7 @@ impl Sessions {
         if session == 0 {
             return Standing::Closed;
         }
-        if session == *self.current.read() {
+        if session == self.current.read().session {
             let left = self.left_behind.load(Ordering::Acquire);
             return if left { Standing::Open } else { Standing::Closed };
         }

@@ -82,6 +82,7 @@ fn vault_row(degree_log2: u8) -> VaultRow {
         session: 0,
         degree_log2,
         blocks: degree_log2 == 4,
+        is_in_use: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

@@ -16,7 +16,10 @@ impl Vault {
     /// Whether an earlier writer was interrupted: what it was making may be there without being recorded.
     pub(crate) fn is_after_crash(&self) -> bool {
         let is_noted = |anchored: &super::Anchored| anchored.after_crash.load(Ordering::Relaxed);
-        self.anchored.as_ref().is_some_and(is_noted) || !self.left_open().is_empty()
+        // A writer is in use itself, and has noted how it found the vault.
+        let is_left = |anchored: &super::Anchored| self.options.read_only && anchored.anchor.vault().is_in_use;
+        self.anchored.as_ref().is_some_and(|anchored| is_noted(anchored) || is_left(anchored))
+            || !self.left_open().is_empty()
     }
 
     /// Moves an unrecorded entry of a directory to `lamassu.lost`. The caller holds the directory's lock.

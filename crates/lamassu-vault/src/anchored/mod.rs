@@ -29,6 +29,7 @@ mod recover;
 mod sealed;
 mod take;
 mod trees;
+mod used;
 
 pub(crate) use depart::Departing;
 pub(crate) use digest::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
@@ -72,6 +73,8 @@ pub(crate) struct Anchored {
     carrying: Mutex<()>,
     /// An earlier writer ended without closing the vault: what nobody recorded is likely what it made last.
     after_crash: AtomicBool,
+    /// The anchor says durably that this process uses the vault.
+    in_use: AtomicBool,
     /// Files that earlier writers left open.
     to_recover: Mutex<ToRecover>,
     /// Unrecorded entries that people were told of.
@@ -97,6 +100,7 @@ impl Anchored {
             departures: depart::Departures::default(),
             carrying: Mutex::new(()),
             after_crash: AtomicBool::new(false),
+            in_use: AtomicBool::new(false),
             to_recover: Mutex::default(),
             told: Mutex::default(),
             unmendable: Mutex::default(),

@@ -101,6 +101,7 @@ pub fn rebuild(
         session: 0,
         degree_log2: trees.degree_log2,
         blocks: trees.blocks,
+        is_in_use: false,
         tokens: TokenKey::random()?,
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

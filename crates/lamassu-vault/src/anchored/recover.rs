@@ -34,7 +34,8 @@ impl Vault {
     pub(crate) fn recover_names(&self) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
         let (intents, open) = (anchored.anchor.intents()?, anchored.anchor.open_objects()?);
-        let is_after_crash = !intents.is_empty() || !open.is_empty() || !self.book.interrupted().is_empty();
+        let is_interrupted = !intents.is_empty() || !open.is_empty() || !self.book.interrupted().is_empty();
+        let is_after_crash = is_interrupted || anchored.anchor.vault().is_in_use;
         anchored.after_crash.store(is_after_crash, Ordering::Relaxed);
         anchored.note_open(open);
         if intents.is_empty() {

@@ -176,6 +176,7 @@ impl Vault {
         }
         if repair && paths.is_empty() && report.is_all_at_rest() {
             self.complete_sessions()?;
+            self.note_gone_over();
         }
         report.open_sessions = self.left_open();
         drop(pass);

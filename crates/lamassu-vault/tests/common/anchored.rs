@@ -35,6 +35,7 @@ fn new_anchor(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table
         session: 0,
         degree_log2: 4,
         blocks: false,
+        is_in_use: false,
         tokens: TokenKey::new([2; 32]),
         header: Sealed::Nothing,
         history: (0, Digest::NONE),

@@ -71,6 +71,8 @@ struct Summary {
     unverified_blocks: u64,
     open_files: u64,
     open_pages: u64,
+    /// entries that a writer has not finished
+    unfinished: u64,
     datasets: u64,
     failures: u64,
     /// how many, also where not all are listed
@@ -172,7 +174,9 @@ fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<(
     };
     if args.json {
         let Scrubbed { entries, files, skipped, pages, blocks, files_without_blocks, .. } = done;
-        let Scrubbed { unverified_blocks, open_files, open_pages, datasets, failures, findings: found, .. } = done;
+        let Scrubbed {
+            unverified_blocks, open_files, open_pages, datasets, failures, findings: found, unfinished, ..
+        } = done;
         output::print_json(&Summary {
             status,
             entries,
@@ -184,6 +188,7 @@ fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<(
             unverified_blocks,
             open_files,
             open_pages,
+            unfinished,
             datasets,
             failures,
             found,
@@ -213,6 +218,11 @@ fn shown(status: &str, done: &Scrubbed) -> String {
     let more = [
         (done.skipped, "files were verified before this scrub went on"),
         (done.open_files, "files are open, or were left so by a crash"),
+        (
+            done.unfinished,
+            "entries are unfinished: a mount is making or moving them, or did when it was interrupted; they are recorded \
+             within seconds, or settled by `lamassu check --repair`",
+        ),
         (done.datasets, "datasets have anchors of their own: scrub each by its directory"),
     ];
     for (count, what) in more.into_iter().filter(|(count, _)| *count > 0) {

@@ -1,0 +1,51 @@
+//! Whether a writer uses the vault: the anchor says so durably from before the writer's first change of the store to the
+//! moment when everything is recorded. In between the store has entries that the anchor does not have yet, and after an
+//! interruption it keeps them.
+
+use super::Anchored;
+use crate::{Result, Vault};
+use std::sync::atomic::Ordering;
+
+impl Anchored {
+    /// To be called before a change of the store. Waits for the anchor the first time.
+    ///
+    /// # Errors
+    /// Those of the anchor: nothing may be changed.
+    pub fn note_in_use(&self) -> Result<()> {
+        if !self.in_use.load(Ordering::Acquire) {
+            if !self.anchor.vault().is_in_use {
+                self.anchor.commit_vault(|vault| vault.is_in_use = true)?;
+            }
+            self.in_use.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// To be called when everything is recorded and nobody changes anything. What an interrupted writer left may lie
+    /// anywhere, so that then the vault stays in use until a repair has gone over all of it.
+    fn note_out_of_use(&self) -> Result<()> {
+        let is_over = self.anchor.queued() == 0 && !self.after_crash.load(Ordering::Acquire);
+        if is_over && self.anchor.vault().is_in_use {
+            self.anchor.commit_vault(|vault| vault.is_in_use = false)?;
+            self.in_use.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+}
+
+impl Vault {
+    /// Everything is in the store and in the anchor, and nobody changes anything.
+    pub(crate) fn note_out_of_use(&self) {
+        let done = self.anchored.as_ref().map_or(Ok(()), Anchored::note_out_of_use);
+        if let Err(error) = done {
+            tracing::warn!(%error, "the anchor could not note that the vault is not in use");
+        }
+    }
+
+    /// After a repair of the whole vault: what an interrupted writer left unrecorded was moved away.
+    pub(crate) fn note_gone_over(&self) {
+        if let Some(anchored) = &self.anchored {
+            anchored.after_crash.store(false, Ordering::Release);
+        }
+    }
+}
