@@ -74,8 +74,8 @@ pub struct Scrubbed {
     pub open_files: u64,
     /// Pages of those that are not under the root.
     pub open_pages: u64,
-    /// Entries and moves that a writer has not finished, or was making when it was interrupted: the anchor does not know
-    /// them yet.
+    /// Entries and moves that a writer has not finished, or was making when it was interrupted: the anchor does not
+    /// know them yet.
     pub unfinished: u64,
     /// Datasets, which have anchors of their own.
     pub datasets: u64,
@@ -221,8 +221,8 @@ impl Scrub<'_> {
         self.watch.found(&ScrubFinding { kind: Some(kind), path, what: what.into() });
     }
 
-    /// Tells of what is not as its row says, unless a writer has changed the row since it was read: the anchor knows of a
-    /// change before the store does.
+    /// Tells of what is not as its row says, unless a writer has changed the row since it was read: the anchor knows of
+    /// a change before the store does.
     fn tell_stale(&mut self, object: ObjectId, row: &Row, path: PathBuf, what: impl Into<String>) {
         let is_changing =
             self.anchor.is_in_use_now().unwrap_or(false) && !self.anchor.row(object).is_ok_and(|now| now == *row);
@@ -232,17 +232,17 @@ impl Scrub<'_> {
         }
     }
 
-    /// Whether an entry that was not recorded when its directory was listed may be a writer's. A writer says that it uses
-    /// the vault before it makes anything, and records all before it ends: so this is asked after the entry was seen,
-    /// and in this order.
+    /// Whether an entry that was not recorded when its directory was listed may be a writer's. A writer says that it
+    /// uses the vault before it makes anything, and records all before it ends: so this is asked after the entry was
+    /// seen, and in this order.
     fn is_unfinished(&mut self, place: &EntryPlace) -> Result<bool> {
         let is_in_use = self.anchor.is_in_use_now()?;
         self.done.unfinished += u64::from(is_in_use);
         Ok(is_in_use || self.anchor.entry(place)?.is_some())
     }
 
-    /// Whether an entry that is not there has been removed or moved meanwhile, or is about to be moved there: the anchor
-    /// knows of both before the store does.
+    /// Whether an entry that is not there has been removed or moved meanwhile, or is about to be moved there: the
+    /// anchor knows of both before the store does.
     fn has_gone(&mut self, place: EntryPlace, entry: &Entry) -> bool {
         let now = self.anchor.entry(&place).unwrap_or(Some(*entry));
         if now.is_none_or(|now| now.object != entry.object) {

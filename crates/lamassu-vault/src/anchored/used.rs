@@ -1,6 +1,6 @@
-//! Whether a writer uses the vault: the anchor says so durably from before the writer's first change of the store to the
-//! moment when everything is recorded. In between the store has entries that the anchor does not have yet, and after an
-//! interruption it keeps them.
+//! Whether a writer uses the vault: the anchor says so durably from before the writer's first change of the store to
+//! the moment when everything is recorded. In between the store has entries that the anchor does not have yet, and
+//! after an interruption it keeps them.
 
 use super::Anchored;
 use crate::{Result, Vault};
