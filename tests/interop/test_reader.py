@@ -808,8 +808,8 @@ class Files(Temp):
         fid = b"i" * 16
         for page, words, *content in (
             (PageSpec(4096, keys=[key], more_flags=8), "unknown flags"),
-            (PageSpec(4096, keys=[key], more_flags=1 << 16), "unknown flags"),
-            (PageSpec(4096, keys=[key], more_flags=1 << 63), "unknown flags"),
+            (PageSpec(4096, keys=[key], more_flags=1 << 16), "a session tag"),  # of a page without a file id
+            (PageSpec(4096, keys=[key], more_flags=1 << 63), "a session tag"),
             (PageSpec(4096, used=117), "117 slots"),
             (PageSpec(4096, keys=[key], pending={1}), "at or above"),
             (PageSpec(4096, keys=[key], pending={127}), "at or above"),

@@ -128,7 +128,7 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
     def field(offset: int, size: int) -> int:
         return int.from_bytes(plain[offset - HEAD : offset - HEAD + size], "little")
 
-    size, flags = field(56, 8), field(88, 8)
+    size, flags, session_tag = field(56, 8), field(88, 2), field(90, 6)
     file_id, session, sequence = plain[64 - HEAD : 80 - HEAD], field(80, 4), field(84, 4)
     pending, replaced = field(96, 16), field(112, 16)
     slots = plain[128 - HEAD :]
@@ -164,7 +164,7 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
             raise Damage(where, "non-zero bytes after the tail")
     if any(slots[(used + q) * SLOT : (SLOTS - tail_slots) * SLOT]):
         raise Damage(where, "non-zero bytes in an unused slot")
-    _check_identity(g, file_id, session, sequence, bool(pending), bool(flags & (_SPARSE | _CUT)), where)
+    _check_identity(g, file_id, session, sequence or session_tag, bool(pending), bool(flags & (_SPARSE | _CUT)), where)
 
     def slot(i: int) -> bytes:
         return slots[i * SLOT : (i + 1) * SLOT]
@@ -185,7 +185,7 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
     )
 
 
-def _check_identity(g: int, file_id: bytes, session: int, sequence: int, pending: bool, flagged: bool, where: Where) -> None:
+def _check_identity(g: int, file_id: bytes, session: int, stamp: int, pending: bool, flagged: bool, where: Where) -> None:
     """A page has a file id and a session, or neither; without them it is the clean, only page of its file."""
     if file_id != NO_ID:
         if not session:
@@ -195,5 +195,5 @@ def _check_identity(g: int, file_id: bytes, session: int, sequence: int, pending
         raise Damage(where, f"a page of session {session} without a file id")
     if g:
         raise Damage(where, "a page other than page 0 without a file id")
-    if sequence or pending or flagged:
-        raise Damage(where, "a page without a file id has a sequence, a pending bit, `sparse` or `cut`")
+    if stamp or pending or flagged:
+        raise Damage(where, "a page without a file id has a sequence, a session tag, a pending bit, `sparse` or `cut`")

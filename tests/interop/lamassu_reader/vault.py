@@ -20,7 +20,7 @@ from .history import History
 
 PREFIX = b"lamassu."
 LONG, COMPANION, REST = b"lamassu.long.", b"lamassu.name.", b"lamassu.link."
-ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.root", b"lamassu.root.new", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost"}
+ROOT_ONLY = {b"lamassu.vault", b"lamassu.vault.new", b"lamassu.vault.replaced", b"lamassu.vault.replacing", b"lamassu.history", b"lamassu.history.broken", b"lamassu.lock", b"lamassu.root", b"lamassu.root.new", b"lamassu.sessions", b"lamassu.staging", b"lamassu.lost", b"lamassu.tree"}
 BROKEN = re.compile(rb"lamassu\.history\.broken\.[0-9]{1,3}")
 XATTR_PREFIX = "user.lamassu."
 XATTR_AD = b"lamassu v1 xattr"
