@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Cookies of the entries begin here; 1 and 2 come after `.` and `..`.
 const FIRST: u64 = 2;
@@ -32,8 +33,8 @@ pub(crate) struct OpenDir {
 struct Snapshot {
     names: Box<[u8]>,
     rows: Box<[Row]>,
-    /// The anchor has entries that the store did not show.
-    is_incomplete: bool,
+    /// The anchor has entries that the store did not show, or whose names it did not.
+    is_incomplete: AtomicBool,
 }
 
 /// An entry without its name, which ends at `end` and begins where the one before ends.
@@ -58,7 +59,7 @@ impl Snapshot {
             Row { end: names.len(), ino: entry.ino, kind: entry.kind }
         };
         let rows: Vec<_> = entries.into_iter().map(&mut row).collect();
-        Snapshot { names: names.into(), rows: rows.into(), is_incomplete: false }
+        Snapshot { names: names.into(), rows: rows.into(), is_incomplete: AtomicBool::new(false) }
     }
 
     fn bytes(&self) -> usize {
@@ -122,12 +123,12 @@ impl Vault {
     pub fn read_dir(&self, handle: HandleId, cookie: u64, fill: &mut dyn FnMut(&DirEntry, u64) -> bool) -> Result<()> {
         let open = self.handles.dir(handle)?;
         self.list(&open, cookie, &mut |item, at| match item {
-            Item::Dot(entry) => fill(&entry, at),
+            Item::Dot(entry) => Ok(fill(&entry, at)),
             Item::Named(listed, name) => {
                 // It may be gone since the snapshot was taken.
                 let kind = listed.kind.or_else(|| open.dir.handle.stat_entry(listed.name).ok().map(|st| st.kind));
                 let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
-                kind.is_none_or(|kind| fill(&DirEntry { ino, kind, name }, at))
+                Ok(kind.is_none_or(|kind| fill(&DirEntry { ino, kind, name }, at)))
             }
         })
     }
@@ -145,29 +146,30 @@ impl Vault {
     ) -> Result<()> {
         let open = self.handles.dir(handle)?;
         self.list(&open, cookie, &mut |item, at| match item {
-            Item::Dot(entry) => fill(&entry, None, at),
+            Item::Dot(entry) => Ok(fill(&entry, None, at)),
             Item::Named(listed, name) => {
                 let entry = match self.entry_stored(&open.dir, listed.name, listed.ino) {
                     Ok(entry) => entry,
+                    // It was removed since the listing began.
+                    Err(VaultError::NotFound) if !self.is_recorded(&open.dir, listed.name)? => return Ok(true),
                     // Its name is there; who looks at it gets the error.
-                    Err(VaultError::Outdated { .. }) => {
+                    Err(_) => {
                         let kind = listed.kind.unwrap_or(Kind::File);
                         let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);
-                        return fill(&DirEntry { ino, kind, name }, None, at);
+                        return Ok(fill(&DirEntry { ino, kind, name }, None, at));
                     }
-                    Err(_) => return true,
                 };
-                fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at)
+                Ok(fill(&DirEntry { ino: entry.attr.ino, kind: entry.attr.kind, name }, Some(entry), at))
             }
         })
     }
 
     /// Goes through the entries from `cookie` on, with the cookie that comes after each, until `each` returns false.
-    fn list(&self, open: &OpenDir, cookie: u64, each: &mut dyn FnMut(Item<'_>, u64) -> bool) -> Result<()> {
+    fn list(&self, open: &OpenDir, cookie: u64, each: &mut dyn FnMut(Item<'_>, u64) -> Result<bool>) -> Result<()> {
         let entries = open.entries(cookie, || self.snapshot(&open.dir))?;
         let dots = [(".", open.dir.ino), ("..", open.parent)];
         for (at, (name, ino)) in (1..).zip(dots) {
-            if cookie < at && !each(Item::Dot(DirEntry { ino, kind: Kind::Dir, name: name.into() }), at) {
+            if cookie < at && !each(Item::Dot(DirEntry { ino, kind: Kind::Dir, name: name.into() }), at)? {
                 return Ok(());
             }
         }
@@ -180,7 +182,7 @@ impl Vault {
             match names.open(&*open.dir.handle, listed.name) {
                 Ok(None) => {}
                 Ok(Some(name)) => {
-                    if !each(Item::Named(listed, name), at) {
+                    if !each(Item::Named(listed, name), at)? {
                         return Ok(());
                     }
                 }
@@ -188,13 +190,22 @@ impl Vault {
                     let path = self.path_in(open.dir.ino, listed.name).display().to_string();
                     let text = format!("left out of a listing, its name does not open: {fault}");
                     self.tell(IntegrityKind::from(&fault).at(path, text).of_inode(listed.ino));
+                    if self.is_recorded(&open.dir, listed.name)? {
+                        entries.is_incomplete.store(true, Ordering::Relaxed);
+                    }
                 }
             }
         }
-        match entries.is_incomplete {
+        match entries.is_incomplete.load(Ordering::Relaxed) {
             true => Err(self.outdated("listing", open.dir.ino, OsStr::new(""))),
             false => Ok(()),
         }
+    }
+
+    /// Whether the anchor has an entry of this stored name; in an un-anchored vault nothing is recorded.
+    fn is_recorded(&self, dir: &Dir, stored: &OsStr) -> Result<bool> {
+        let Some(anchored) = &self.anchored else { return Ok(false) };
+        Ok(anchored.anchor.entry(&anchored.place(dir.object, stored))?.is_some())
     }
 
     /// What users are shown of a directory: of an anchored vault what the anchor has, as far as the store shows it.
@@ -217,7 +228,7 @@ impl Vault {
             }
         }
         self.meet_unrecorded(dir, &unrecorded);
-        Ok(Snapshot { is_incomplete: !recorded.is_empty(), ..Snapshot::of(shown) })
+        Ok(Snapshot { is_incomplete: AtomicBool::new(!recorded.is_empty()), ..Snapshot::of(shown) })
     }
 
     /// The memory that the listing of an open directory takes until it is closed, bytes.

@@ -284,7 +284,7 @@ impl Vault {
     }
 
     /// Asks for the record of the root's permissions. One that is not the newest locks nobody out: until it is accepted
-    /// the permissions of the vault's directory are shown, which are the stricter ones.
+    /// the root is for the user of this process alone.
     ///
     /// # Errors
     /// [`VaultError::Outdated`] in an anchored vault.

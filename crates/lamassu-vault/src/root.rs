@@ -7,8 +7,8 @@
 //! shows the directory's permissions too, which are the stricter ones, until chmod or `check --repair` makes a new
 //! record.
 //!
-//! In an anchored vault the record is the newest, or it is stale: then it shows the directory's permissions, too, and
-//! chmod is refused, until it is accepted. It is replaced between the anchor's commit of {old, new} and a barrier.
+//! In an anchored vault the record is the newest, or it is stale: then the root is for the
+//! user of the process alone (mode 0700), and chmod is refused, until it is accepted. It is replaced between the anchor's commit of {old, new} and a barrier.
 
 use crate::Result;
 use crate::anchored::digest_of_text;
@@ -23,6 +23,7 @@ use lamassu_format::root::{MODE_BITS, RootRecord, RootRecordError};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{RenameMode, SetTime, Stat};
 use parking_lot::Mutex;
+use rustix::process::{getegid, geteuid};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io as stdio;
@@ -37,7 +38,7 @@ enum Source {
     /// The record does not open, and why. Shown are those of the directory.
     Damaged(RootFault),
     Record(RootRecord),
-    /// It is not the newest, or it is gone. Shown are those of the directory.
+    /// It is not the newest, or it is gone. Shown is what is for the process's user alone.
     Stale,
 }
 
@@ -50,7 +51,12 @@ impl ShownPermissions {
     pub fn over(&self, st: Stat) -> Stat {
         match *self.0.lock() {
             Source::Record(RootRecord { mode, uid, gid }) => Stat { mode, uid, gid, ..st },
-            Source::Directory | Source::Damaged(_) | Source::Stale => st,
+            Source::Directory | Source::Damaged(_) => st,
+            // The store chooses what the directory says.
+            Source::Stale => {
+                let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+                Stat { mode: 0o700, uid, gid, ..st }
+            }
         }
     }
 }
@@ -84,8 +90,8 @@ impl RootPermissions {
     ) -> RootPermissions {
         let text = shown_text(&*dir);
         let is_newest = anchor.as_ref().is_none_or(|anchor| match &text {
-            // It is not known: it shows the directory's.
-            Err(_) => true,
+            // It may be denied to a dataset's owner, below.
+            Err(error) => top == Top::Dataset && error.kind() == stdio::ErrorKind::PermissionDenied,
             Ok(text) => anchor.vault().root_permissions.is_current(digest(text.as_deref())),
         });
         let opened = text.map_err(RootFault::from).and_then(|text| {
@@ -95,7 +101,7 @@ impl RootPermissions {
             _ if !is_newest => {
                 events.found(IntegrityKind::Stale.at(
                     ROOT_RECORD,
-                    "root permissions: the store shows another state than the newest; the vault directory's own are shown",
+                    "root permissions: the store shows another state than the newest; only the user of this process may enter",
                 ));
                 Source::Stale
             }

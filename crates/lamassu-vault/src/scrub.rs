@@ -9,14 +9,16 @@
 use crate::anchored::{StoredAttrs, TreeFiles, digest_of_attributes, digest_of_link, digest_of_text, object_kind};
 use crate::error::io;
 use crate::event::IntegrityKind;
+use crate::inode::StoreId;
 use crate::record::read_text;
 use crate::walk::{Failed, Met, Visit, has_header, is_entry, walk};
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
 use lamassu_anchor::{Anchor, Digest, Entry, EntryPlace, Intent, ObjectId, Row, Token};
+use lamassu_crypto::name::NameKey;
 use lamassu_format::header::{NameMode, VaultHeader};
-use lamassu_format::name::{DIR_RECORD, LINK_PREFIX, XATTR_PREFIX};
+use lamassu_format::name::{DIR_RECORD, LINK_PREFIX, Stored, XATTR_PREFIX, classify, companion_name, decode};
 use lamassu_format::tree::Shape;
 use lamassu_store::backend::{Listed, Stat};
 use lamassu_store::file::{FileScrub, ScrubContext, StaleRanges};
@@ -118,8 +120,9 @@ struct Scrub<'a> {
     context: ScrubContext,
     /// Places of removals that the store has not carried out.
     going: HashSet<EntryPlace>,
-    /// Files with several names that were gone through.
-    seen: HashSet<ObjectId>,
+    /// Files with several names that were gone through, each in the inode that the name leads to: the store can make a
+    /// name lead to another.
+    seen: HashSet<(ObjectId, StoreId)>,
     watch: &'a mut dyn ScrubWatch,
     done: Scrubbed,
 }
@@ -183,6 +186,10 @@ impl Visit for Scrub<'_> {
         }
         let Some(recorded) = recorded else { return Ok(None) };
         self.done.entries += 1;
+        if !self.has_name(&**dir, &entry.name) && self.anchor.entry(&place)? == Some(recorded) {
+            let what = "its companion, which holds the long name, is missing or of another name";
+            self.tell(IntegrityKind::Companion, path.clone(), what);
+        }
         if st.kind == Kind::Dir {
             return Ok(Some(recorded.object));
         }
@@ -255,6 +262,14 @@ impl Scrub<'_> {
         is_moving
     }
 
+    /// Whether the companion of a long name holds it. That takes no key: it is bound to the stored name by a hash.
+    fn has_name(&self, dir: &dyn BackendDir, stored: &OsStr) -> bool {
+        let Stored::Long(hash) = classify(self.names, stored.as_bytes()) else { return true };
+        let text = read_text(dir, OsStr::new(&companion_name(&hash)));
+        let sealed = text.ok().and_then(|text| decode(&text));
+        sealed.is_some_and(|sealed| NameKey::hash(&sealed) == hash)
+    }
+
     fn failed_at(&mut self, path: PathBuf, error: &stdio::Error) {
         self.done.failures += 1;
         self.watch.found(&ScrubFinding { kind: None, path, what: error.to_string() });
@@ -264,8 +279,8 @@ impl Scrub<'_> {
     fn object(&mut self, dir: &dyn BackendDir, name: &OsStr, (path, st): (&Path, &Stat), object: ObjectId, row: &Row) {
         match &row.content {
             Content::File(file) => {
-                let has_more = row.links > 1 && !self.seen.insert(object);
-                if has_more || self.watch.is_verified(object) {
+                let has_more = row.links > 1 && !self.seen.insert((object, StoreId::from(st)));
+                if has_more || (row.links <= 1 && self.watch.is_verified(object)) {
                     self.done.skipped += u64::from(!has_more);
                     return;
                 }

@@ -5,6 +5,7 @@
 use crate::staging::PRIVATE;
 use lamassu_anchor::ObjectId;
 use lamassu_format::name::TREE;
+use lamassu_store::backend::SetTime;
 use lamassu_store::file::{TreeOf, Trees};
 use lamassu_store::integrity::Records;
 use lamassu_store::{BackendDir, BackendFile};
@@ -43,9 +44,21 @@ impl TreeFiles {
         self.root.open_dir(OsStr::new(TREE))?.open_dir(&dir)?.open_file(&name, write)
     }
 
+    /// The directory of all records. Users see the root's times, which are not of what is made for ourselves.
+    fn made_tree(&self) -> io::Result<Arc<dyn BackendDir>> {
+        match self.root.open_dir(OsStr::new(TREE)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            opened => return opened,
+        }
+        let st = self.root.stat()?;
+        let tree = made_dir(&*self.root, OsStr::new(TREE))?;
+        self.root.set_times(SetTime::At(st.atime), SetTime::At(st.mtime))?;
+        Ok(tree)
+    }
+
     fn create(&self, of: (ObjectId, TreeOf)) -> io::Result<Arc<dyn BackendFile>> {
         let (dir, name) = place(of);
-        let tree = made_dir(&*self.root, OsStr::new(TREE))?;
+        let tree = self.made_tree()?;
         let dir = made_dir(&*tree, &dir)?;
         match dir.create_file(&name) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => dir.open_file(&name, true),

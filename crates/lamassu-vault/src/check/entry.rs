@@ -15,6 +15,7 @@ use lamassu_store::backend::Stat;
 use lamassu_store::file::{Damage, DamageKind, FileCheck};
 use lamassu_store::{BackendDir, File, StoreError};
 use std::collections::HashSet;
+use std::collections::hash_map::Entry as MapEntry;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -64,9 +65,16 @@ impl Checker<'_> {
             // Its rest stands in every directory it has a name in.
             self.link(at, &st, links);
         }
-        let is_first = st.kind == Kind::Dir || st.nlink <= 1 || self.seen.insert(StoreId::from(&st));
-        if !is_first {
-            return Some(st.kind);
+        if st.kind != Kind::Dir && st.nlink > 1 {
+            match self.seen.entry(StoreId::from(&st)) {
+                MapEntry::Vacant(first) => _ = first.insert(at.object),
+                MapEntry::Occupied(seen) if *seen.get() == at.object => return Some(st.kind),
+                // One of the names is right at most: this one's own row is not looked at, since equal content would do.
+                MapEntry::Occupied(_) => {
+                    self.stale(at, "a link to another file lies here");
+                    return Some(st.kind);
+                }
+            }
         }
         if st.kind == Kind::Dir && self.vault.has_datasets() {
             match at.dir.open_dir(&at.name).and_then(|dir| has_header(&*dir)) {

@@ -19,9 +19,9 @@ pub use report::{Problem, Progress, Report, Tally};
 use crate::event::{IntegrityEvent, IntegrityKind};
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
-use lamassu_anchor::ObjectId;
+use lamassu_anchor::{EntryPlace, Intent, ObjectId};
 use lamassu_store::BackendDir;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,11 +93,24 @@ struct Checker<'a> {
     repair: bool,
     progress: &'a dyn Progress,
     report: Report,
-    /// Inodes with several names that were seen.
-    seen: HashSet<crate::inode::StoreId>,
+    /// Inodes with several names that were seen, and the object that each is by that name.
+    seen: HashMap<crate::inode::StoreId, Option<ObjectId>>,
+    /// Places of moves that the store has not carried out: an interruption came between the anchor and the store.
+    moving: HashSet<EntryPlace>,
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
+    fn new(vault: &'a Vault, repair: bool, progress: &'a dyn Progress) -> Result<Checker<'a>> {
+        let intents = vault.anchored.as_ref().map(|anchored| anchored.anchor.intents()).transpose()?;
+        let moves =
+            intents.into_iter().flat_map(std::collections::BTreeMap::into_values).filter_map(|intent| match intent {
+                Intent::Move { from, to, .. } => Some([from, to]),
+                Intent::Remove { .. } => None,
+            });
+        let moving = moves.flatten().collect();
+        Ok(Checker { vault, repair, progress, report: Report::default(), seen: HashMap::new(), moving })
+    }
+
     fn problem(&mut self, event: Option<IntegrityEvent>, problem: Problem) {
         self.progress.problem(&problem);
         event.into_iter().for_each(|event| self.vault.options.events.found_by_check(event));
@@ -158,7 +171,7 @@ impl Vault {
             self.settle_all()?;
             self.close_workshop();
         }
-        let mut checker = Checker { vault: self, repair, progress, report: Report::default(), seen: HashSet::new() };
+        let mut checker = Checker::new(self, repair, progress)?;
         if paths.is_empty() {
             checker.sessions()?;
             checker.root_permissions()?;

@@ -35,8 +35,7 @@ impl Checker<'_> {
         let mut found = Found::Damage;
         if self.repair && may_go {
             let (vault, progress) = (self.vault, &Unwatched);
-            let mut survey =
-                Checker { vault, repair: false, progress, report: Default::default(), seen: Default::default() };
+            let mut survey = Checker::new(vault, false, progress)?;
             survey.whole()?;
             // Otherwise it may be the keys that are wrong.
             let has_names = vault.name_mode == NameMode::Encrypted;
