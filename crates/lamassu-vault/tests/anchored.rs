@@ -534,3 +534,70 @@ fn pages_of_a_copy_are_not_taken_after_a_crash() {
     }
     panic!("two sessions never began in the same second");
 }
+
+/// The kinds of what a check finds.
+fn checked(lab: &Lab) -> Vec<String> {
+    let report = lab.read_only().check(&[], false, &Quiet).unwrap();
+    report.problems.iter().map(|problem| problem.kind.clone()).collect()
+}
+
+#[test]
+fn a_name_that_the_store_makes_lead_to_another_file_is_found() {
+    both(|lab, v| {
+        v.dir("d");
+        // Equal content: each would pass for the other, if it were only read.
+        v.new_file("log");
+        v.new_file("d/victim");
+        v.close().unwrap();
+        let v = lab.open();
+        let (root, log) = lab.stored(&v, "log");
+        let (dir, victim) = lab.stored(&v, "d/victim");
+        dir.unlink(&victim).unwrap();
+        root.link(&log, &*dir, &victim).unwrap();
+        // The healthy name first, so that the inode is known when the other is listed.
+        v.find("log").unwrap();
+        let handle = v.open_dir(v.ino("d")).unwrap();
+        let mut seen = Vec::new();
+        v.read_dir_plus(handle, 0, &mut |listed, entry, _| {
+            seen.push((listed.name.clone(), entry.is_some()));
+            true
+        })
+        .unwrap();
+        assert!(seen.contains(&("victim".into(), false)), "{seen:?}");
+        assert_outdated(v.find("d/victim"));
+        v.release_dir(handle).unwrap();
+        drop(v);
+        assert_eq!(checked(&lab), ["stale"]);
+    });
+}
+
+#[test]
+fn a_long_name_without_its_companion_ends_the_listing_with_an_error() {
+    let (lab, v) = Lab::new(Recipe::default());
+    v.new_file(LONG);
+    v.new_file("short");
+    v.close().unwrap();
+    assert_eq!(scrubbed(&lab), (vec![], 0));
+    let v = lab.open();
+    assert_eq!(listed(&v, ""), (vec![LONG.to_owned(), "short".to_owned()], false));
+    let (root, stored) = lab.stored(&v, LONG);
+    let companion = stored.to_str().unwrap().replace("lamassu.long.", "lamassu.name.");
+    root.unlink(n(&companion)).unwrap();
+    assert_eq!(listed(&v, ""), (vec!["short".to_owned()], true));
+    drop(v);
+    assert_eq!(checked(&lab), ["companion"]);
+    let (findings, _) = scrubbed(&lab);
+    assert!(matches!(&findings[..], [one] if one.contains("companion")), "{findings:?}");
+}
+
+#[test]
+fn the_records_of_trees_change_no_time_that_users_see() {
+    let (lab, v) = Lab::new(Recipe::default());
+    v.put("f", &vec![7; 3 << 20]);
+    let then = Time { seconds: 1_000_000_000, nanos: 5 };
+    v.setattr(ROOT, None, &SetAttr { mtime: Some(SetTime::At(then)), ..SetAttr::default() }).unwrap();
+    v.sync_all().unwrap();
+    v.close().unwrap();
+    assert!(lab.backend.root().open_dir(n("lamassu.tree")).is_ok());
+    assert_eq!(lab.backend.root().stat().unwrap().mtime, then);
+}
