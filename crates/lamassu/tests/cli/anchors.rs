@@ -493,3 +493,47 @@ fn what_was_restored_is_accepted_by_its_path() {
     b.run("anchor accept v nothing").code(3);
     b.run("anchor accept -r v").code(2);
 }
+
+/// Where a listing gives the kernel a node, the kernel reads and writes by it: the name must lead to no file but its own.
+#[test]
+fn a_link_of_the_store_to_another_file_is_never_followed() {
+    for cache in ["none", "through", "writeback"] {
+        let b = Bench::new();
+        b.run("init --names plain v").ok();
+        b.dir("m");
+        let mount = || b.run(&format!("mount --cache {cache} v m")).ok();
+        mount();
+        fs::create_dir(b.path("m/d")).unwrap();
+        fs::create_dir_all(b.path("m/one/in-one")).unwrap();
+        fs::create_dir(b.path("m/two")).unwrap();
+        fs::write(b.path("m/d/victim"), "salary: 100").unwrap();
+        fs::write(b.path("m/log"), "a healthy line").unwrap();
+        b.unmount("m");
+        fs::remove_file(b.path("v/d/victim")).unwrap();
+        fs::hard_link(b.path("v/log"), b.path("v/d/victim")).unwrap();
+        mount();
+        assert_eq!(fs::read(b.path("m/log")).unwrap(), b"a healthy line");
+        let look = |dir: &str| Command::new("ls").arg("-lR").arg(b.path(dir)).output().unwrap();
+        assert!(!look("m/d").status.success());
+        let is_io = |e: std::io::Error| assert_eq!(e.raw_os_error(), Some(libc::EIO), "{cache}");
+        is_io(fs::metadata(b.path("m/d/victim")).unwrap_err());
+        is_io(fs::read(b.path("m/d/victim")).unwrap_err());
+        is_io(fs::write(b.path("m/d/victim"), "overwritten").unwrap_err());
+        assert_eq!(fs::read(b.path("m/log")).unwrap(), b"a healthy line", "{cache}");
+
+        // Directories that the store exchanges under the mount.
+        look("m");
+        fs::rename(b.path("v/one"), b.path("v/three")).unwrap();
+        fs::rename(b.path("v/two"), b.path("v/one")).unwrap();
+        fs::rename(b.path("v/three"), b.path("v/two")).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1200)); // the kernel's entries time out
+        look("m");
+        for (dir, own) in [("m/one", &["in-one"][..]), ("m/two", &[])] {
+            if let Ok(listed) = fs::read_dir(b.path(dir)) {
+                let names: Vec<_> = listed.flatten().map(|entry| entry.file_name()).collect();
+                assert_eq!(names, own, "{cache} {dir}");
+            }
+        }
+        b.run("umount m").ok();
+    }
+}
