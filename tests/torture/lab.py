@@ -193,7 +193,12 @@ class Vault:
 
     def check(self, *options, expect=(CLEAN,)):
         """`lamassu check`; returns its JSON report with the member `exit` added."""
-        done = call(program(), "check", "-q", "--json", "-k", self.lab.source, *options, str(self.dir), expect=expect)
+        done = call(program(), "check", "-q", "--json", "-k", self.lab.source, *options, str(self.dir), expect=range(256))
+        if done.returncode not in expect:
+            problems = json.loads(done.stdout)["problems"] if done.stdout else []
+            left = [f"{p['kind']} {p['stored'][-60:]}: {p['text']}" for p in problems if not (p["harmless"] or p["repaired"])]
+            left = "\n".join(left[:20])
+            raise Failure(f"check {' '.join(options)} of {self.dir}: exit code {done.returncode}\n{left}\n{done.stderr[-1000:]}")
         return json.loads(done.stdout) | {"exit": done.returncode}
 
     def log_tail(self):
