@@ -1,7 +1,7 @@
 """A store that puts something older back: what gocryptfs, a vault without an anchor and an anchored vault serve of it.
 
 Real programs over real directories. The store rolls a file back, exchanges two directories, and zeroes what a sparse
-file holds behind a hole; then each file is read through a mount.
+file holds between two holes; then each file is read through a mount.
 """
 
 import os
@@ -10,7 +10,7 @@ import shutil
 
 from .shell import Undo, run, say, unmount
 
-HOLE = 2 << 20  # where the sparse file goes on
+HOLE = 2 << 20  # where the sparse file goes on, and as far again once more
 GOCRYPTFS_HEADER, GOCRYPTFS_BLOCK = 18, 4096 + 32
 PAGE_BLOCKS = 116  # data blocks that a page of a Lamassu file covers, by default
 
@@ -37,7 +37,7 @@ class Gocryptfs:
     def stored(self, name):
         return os.path.join(self.store, name)
 
-    def behind_the_hole(self):
+    def between_the_holes(self):
         """Offset and length of what the sparse file holds there."""
         return GOCRYPTFS_HEADER + HOLE // 4096 * GOCRYPTFS_BLOCK, GOCRYPTFS_BLOCK
 
@@ -63,8 +63,9 @@ class Vault:
     def stored(self, name):
         return os.path.join(self.store, run(self.lamassu, "path", *self.key, self.store, name).stdout.strip())
 
-    def behind_the_hole(self):
-        return HOLE // 4096 // PAGE_BLOCKS * (PAGE_BLOCKS + 1) * 4096, 4096
+    def between_the_holes(self):
+        page = (PAGE_BLOCKS + 1) * 4096
+        return HOLE // 4096 // PAGE_BLOCKS * page, page
 
 
 class Anchored(Vault):
@@ -90,7 +91,7 @@ def fill(at):
     for name in ("accounts", "archive"):
         os.mkdir(os.path.join(at, name))
         write(os.path.join(at, name, "file"), name.encode())
-    for offset in (0, HOLE):
+    for offset in (0, HOLE, 2 * HOLE):
         write(os.path.join(at, "sparse"), b"x" * 4096, offset)
 
 
@@ -101,7 +102,7 @@ def attack(scheme, kept):
     os.rename(one, one + ".aside")
     os.rename(other, one)
     os.rename(one + ".aside", other)
-    offset, length = scheme.behind_the_hole()
+    offset, length = scheme.between_the_holes()
     write(scheme.stored("sparse"), bytes(length), offset)
 
 

@@ -7,8 +7,9 @@
 //! shows the directory's permissions too, which are the stricter ones, until chmod or `check --repair` makes a new
 //! record.
 //!
-//! In an anchored vault the record is the newest, or it is stale: then the root is for the
-//! user of the process alone (mode 0700), and chmod is refused, until it is accepted. It is replaced between the anchor's commit of {old, new} and a barrier.
+//! In an anchored vault the record is the newest, or it is stale: then the root is for the user of the process alone
+//! (mode 0700), and chmod is refused, until it is accepted. It is replaced between the anchor's commit of {old, new} and
+//! a barrier.
 
 use crate::Result;
 use crate::anchored::digest_of_text;

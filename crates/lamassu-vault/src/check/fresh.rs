@@ -74,7 +74,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A place of a move that an interruption came into. What lies there is not verified: it may be what lay there before.
+    /// A place of a move that an interruption came into. What lies there is not verified: it may be what lay there
+    /// before.
     fn unfinished(&mut self, at: &Located) {
         let text = "a rename was interrupted, and what lies here is not verified: the next mount, or `lamassu check \
                     --repair`, puts it right";

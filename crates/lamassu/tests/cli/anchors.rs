@@ -494,7 +494,8 @@ fn what_was_restored_is_accepted_by_its_path() {
     b.run("anchor accept -r v").code(2);
 }
 
-/// Where a listing gives the kernel a node, the kernel reads and writes by it: the name must lead to no file but its own.
+/// Where a listing gives the kernel a node, the kernel reads and writes by it: the name must lead to no file but its
+/// own.
 #[test]
 fn a_link_of_the_store_to_another_file_is_never_followed() {
     for cache in ["none", "through", "writeback"] {
