@@ -8,8 +8,8 @@
 //! record.
 //!
 //! In an anchored vault the record is the newest, or it is stale: then the root is for the user of the process alone
-//! (mode 0700), and chmod is refused, until it is accepted. It is replaced between the anchor's commit of {old, new} and
-//! a barrier.
+//! (mode 0700), and chmod is refused, until it is accepted. It is replaced between the commit of {old, new} to the
+//! anchor and a barrier.
 
 use crate::Result;
 use crate::anchored::digest_of_text;
