@@ -4,7 +4,7 @@ use super::entry::LocalEntry;
 use super::file::LocalFile;
 use super::remote::{Handle, Remote};
 use super::xattr::Target;
-use super::{LocalBackend, kind_of, mode, owner, retry, stat_at, stat_fd, stat_of, timestamps};
+use super::{LocalBackend, barrier, kind_of, mode, owner, retry, stat_at, stat_fd, stat_of, timestamps};
 use crate::backend::{
     Backend, BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat, check_name,
 };
@@ -253,10 +253,10 @@ impl BackendDir for LocalDir {
     }
 
     fn sync(&self) -> io::Result<()> {
-        match retry(|| rustix::fs::fsync(self.fd())) {
+        match barrier(self.fd(), |fd| rustix::fs::fsync(fd)) {
             // An `O_PATH` descriptor cannot be synced, and the directory may not be opened better: the whole store,
             // then.
-            Err(Errno::BADF) => Ok(retry(|| rustix::fs::syncfs(&*self.root))?),
+            Err(Errno::BADF) => Ok(barrier(self.root.as_fd(), |fd| rustix::fs::syncfs(fd))?),
             // Some file systems know no fsync of a directory, because they need none.
             Err(Errno::INVAL) => Ok(()),
             other => Ok(other?),

@@ -95,7 +95,7 @@ impl Backend for LocalBackend {
         if let Some(remote) = &self.remote {
             remote.sync()?;
         }
-        Ok(retry(|| rustix::fs::syncfs(&*self.root))?)
+        Ok(barrier(self.root.as_fd(), |fd| rustix::fs::syncfs(fd))?)
     }
 
     fn try_lock(&self, name: &OsStr) -> io::Result<Box<dyn Any + Send + Sync>> {
@@ -218,6 +218,17 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
             other => return other,
         }
     }
+}
+
+/// A barrier, and then a look whether the store is still there. XFS that shuts down while fsync(2) of a file that grew
+/// waits may answer that all is well although its log is never written; fstat(2) fails from then on. An anchor on
+/// another device must not learn that such a barrier has covered anything.
+fn barrier(
+    fd: BorrowedFd<'_>,
+    mut sync: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    retry(|| sync(fd))?;
+    retry(|| rustix::fs::fstat(fd)).map(drop)
 }
 
 /// Where the next stretch of data from `at` on begins and ends (SEEK_DATA, SEEK_HOLE) in a file of `len` bytes; `len`

@@ -102,9 +102,15 @@ impl Handle {
     }
 
     /// A barrier.
-    pub(super) fn sync(&self, call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    pub(super) fn sync(
+        &self,
+        mut call: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
         let writes = self.writes.load(Ordering::Acquire);
-        let done = self.call(0, call);
+        let done = match self.remote {
+            Some(_) => self.call(0, call),
+            None => self.call(0, |fd| super::barrier(fd, &mut call)),
+        };
         if self.gap.swap(false, Ordering::AcqRel) {
             return done.and(Err(Errno::IO));
         }
