@@ -1,6 +1,7 @@
 """What integrity costs: the SAN.FS report's Tables 2 (a large file in sequence) and 3 (Postmark, files up to 20 MB; by cipher, too), with the integrity modes there are.
 
-"Without" is `--integrity metadata`, which trusts a block that its sealed key decrypts; "with" is `full`, which hashes it again.
+"Without" is `--anchor none --integrity metadata`: no tree over a file's pages, and a block is trusted that its sealed key decrypts. "With" is the default: the
+tree, its root in the anchor, and each block hashed again. Between them lie the tree alone (`lamassu-metadata`) and the hashes alone (`lamassu-unanchored`).
 """
 
 import os
@@ -15,7 +16,7 @@ from . import measure
 from .growth import fill
 from .systems import Lamassu
 
-SYSTEMS = ("plainfs", "lamassu-metadata", "lamassu")
+SYSTEMS = ("plainfs", "lamassu-bare", "lamassu-metadata", "lamassu-unanchored", "lamassu")
 # Table 3's other ciphers, by Postmark alone; (suite, integrity). `metadata` is there for suites aes and paper.
 CIPHERS = (("paper", "metadata"), ("paper", "full"), ("blake3", "full"), ("chacha", "full"))
 UNITS = {"kilobytes": 1e3, "megabytes": 1e6, "gigabytes": 1e9}
@@ -28,6 +29,9 @@ def run_all(bench):
         if not bench.toy:
             fill(xfs)
         ciphers = [Lamassu(bench.keys, bench.program, init=["--suite", suite], mount=["--integrity", mode], name=f"{suite}, {mode}") for suite, mode in CIPHERS]
+        if "lamassu" in bench.systems:
+            bare = Lamassu(bench.keys, bench.program, init=["--anchor", "none"], mount=["--integrity", "metadata"], name="lamassu-bare")
+            bench.systems = {**bench.systems, bare.name: bare}
         systems = [name for name in SYSTEMS if name in bench.systems] + [c.name for c in ciphers]
         bench.systems = {**bench.systems, **{c.name: c for c in ciphers}}
         for number, name in measure.alternating(systems, bench.runs, bench.minutes):

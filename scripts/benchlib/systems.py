@@ -196,6 +196,7 @@ def all_systems(program, keys):
     systems = [
         Lamassu(keys, program),
         Lamassu(keys, program, mount=["--integrity", "metadata"], name="lamassu-metadata"),
+        Lamassu(keys, program, init=["--anchor", "none"], name="lamassu-unanchored"),
         Awake(keys, program, mount=["-o", "keep_awake=always"], name="lamassu-awake"),
         PlainFs(keys, program),
         Bindfs(keys), Gocryptfs(keys), Securefs(keys), Cryfs(keys), Encfs(keys),

@@ -3,7 +3,7 @@
 
 use lamassu_format::tree::Shape;
 use lamassu_format::{Digest, PAGE_LEN, PageNo};
-use lamassu_store::integrity::{Leaves, MemoryRecords, Tree, TreeError, leaf_digest, record_digest};
+use lamassu_store::integrity::{Leaves, MemoryRecords, Records, Tree, TreeError, leaf_digest, record_digest};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -317,6 +317,34 @@ fn a_page_costs_a_record_of_each_level_once() {
     assert!(first >= 5000, "the top is rebuilt from all");
     tree.leaf(PageNo(4000), &store).unwrap();
     assert_eq!((store.reads.get(), records.reads().len()), (first, looked), "once");
+}
+
+/// What was fetched beside a page is not read again; of what is wrong in it nothing is believed.
+#[test]
+fn records_that_were_fetched_are_taken_once_and_verified() {
+    let (shape, records) = (Shape::default(), Arc::new(MemoryRecords::default()));
+    let (root, pages) = filled(shape, 5000, &records);
+    let store = Store::of(&pages);
+    let fetched = |tree: &Tree, page| -> Vec<(u64, Vec<u8>)> {
+        let read = |offset| {
+            let mut bytes = vec![0; shape.record_len()];
+            records.read(offset, &mut bytes).unwrap();
+            (offset, bytes)
+        };
+        tree.wanted([PageNo(page)]).into_iter().map(read).collect()
+    };
+    let mut tree = Tree::new(shape, root, 5000, records.clone(), MEMORY);
+    tree.bring(fetched(&tree, 4000));
+    let before = records.reads().len();
+    assert_eq!(tree.leaf(PageNo(4000), &store).unwrap(), pages[&4000]);
+    assert_eq!(records.reads().len(), before, "all of them were there");
+    let mut wrong = fetched(&tree, 100);
+    assert!(!wrong.is_empty());
+    wrong.iter_mut().for_each(|(_, bytes)| bytes[5] ^= 1);
+    tree.bring(wrong);
+    assert_eq!(tree.leaf(PageNo(100), &store).unwrap(), pages[&100]);
+    assert!(records.reads().len() > before, "the file has the right ones");
+    assert_eq!(store.reads.get(), 0);
 }
 
 /// Clean records take no more memory than they may, and a page is found all the same.

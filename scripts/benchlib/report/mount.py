@@ -37,7 +37,7 @@ def mount(results, plots):
 
 {result["size_mib"]} MiB, fio psync, fsync at the end of writes counted, stores on {result["store"]}, page cache emptied and a new mount for each pass, {runs(result)}; MB/s
 (10⁶ bytes; read / write of the mixture). `scripts/bench mount`. `plainfs` is Lamassu's own front-end without encryption (`make passthrough`),
-`lamassu-metadata` does not re-hash blocks (`--integrity metadata`); `lamassu-awake` keeps processors awake while requests come (`-o keep_awake=always`); `bindfs` encrypts
+`lamassu-metadata` does not re-hash blocks (`--integrity metadata`); `lamassu-unanchored` has no anchor (`--anchor none`); `lamassu-awake` keeps processors awake while requests come (`-o keep_awake=always`); `bindfs` encrypts
 nothing either.
 
 {table(["MB/s", *workloads], rows)}{spreads(result, ["MB/s", *workloads], [[s, *(spread(rates(samples, s, w)) for w in workloads)] for s in systems])}

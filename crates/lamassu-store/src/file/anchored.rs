@@ -5,6 +5,7 @@
 //! the anchor may say what they are (A4). Until a barrier of the whole store has covered them it is remembered here:
 //! the process knows every page that it wrote, also after it has closed the file.
 
+use super::beside::{Fetching, ReadTime};
 use crate::integrity::Records;
 use lamassu_anchor::{Anchor, AnchorError, Digest, FileCommit, ObjectId, Window};
 use lamassu_format::tree::Shape;
@@ -53,6 +54,8 @@ pub struct AnchoredFiles {
     trees: Arc<dyn Trees>,
     shape: Shape,
     has_blocks: bool,
+    fetching: Fetching,
+    read_time: ReadTime,
     closed: Mutex<Closed>,
 }
 
@@ -70,10 +73,16 @@ impl ClosedFiles {
 impl AnchoredFiles {
     /// Over an open anchor.
     pub fn new(anchor: Arc<Anchor>, trees: Arc<dyn Trees>) -> Arc<AnchoredFiles> {
+        AnchoredFiles::with(anchor, trees, Fetching::default())
+    }
+
+    /// The same, with tree records fetched like this.
+    pub fn with(anchor: Arc<Anchor>, trees: Arc<dyn Trees>, fetching: Fetching) -> Arc<AnchoredFiles> {
         // A degree that no tree has is refused with the row of the vault.
         let shape = Shape::new(anchor.degree()).unwrap_or_default();
         let has_blocks = anchor.has_blocks();
-        Arc::new(AnchoredFiles { anchor, trees, shape, has_blocks, closed: Mutex::default() })
+        let (read_time, closed) = Default::default();
+        Arc::new(AnchoredFiles { anchor, trees, shape, has_blocks, fetching, read_time, closed })
     }
 
     /// The anchor.
@@ -83,6 +92,14 @@ impl AnchoredFiles {
 
     pub(super) fn shape(&self) -> Shape {
         self.shape
+    }
+
+    pub(super) fn fetching(&self) -> Fetching {
+        self.fetching
+    }
+
+    pub(super) fn read_time(&self) -> &ReadTime {
+        &self.read_time
     }
 
     pub(super) fn has_blocks(&self) -> bool {

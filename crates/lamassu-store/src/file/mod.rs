@@ -28,6 +28,7 @@
 mod anchor_commit;
 mod anchored;
 mod barrier;
+mod beside;
 mod block;
 mod blocks;
 mod check;
@@ -56,6 +57,7 @@ mod types;
 mod write;
 
 pub use anchored::{AnchoredFiles, ClosedFiles, TreeOf, Trees};
+pub use beside::Fetching;
 pub use block::wipe_spare;
 pub use presealed::trim_spare;
 pub use rekey::{Rekey, RekeyStep};

@@ -135,7 +135,11 @@ impl Core {
     /// Reads, opens and parses page `g`, without looking at the rest of the file.
     pub fn read_page(&self, g: PageNo) -> Result<PageState, StoreError> {
         let mut bytes = [0u8; PAGE_LEN];
-        self.read_padded(self.geo().page_offset(g), &mut bytes)?;
+        let offset = self.geo().page_offset(g);
+        match &self.fresh {
+            Some(fresh) => fresh.read_beside(g, || self.read_padded(offset, &mut bytes))?,
+            None => self.read_padded(offset, &mut bytes)?,
+        };
         let seen = self.fresh.as_ref().map(|fresh| (fresh, digest_of(g, &bytes)));
         let opened = self.opened_page(g, &mut bytes);
         let Some((fresh, digest)) = seen else {

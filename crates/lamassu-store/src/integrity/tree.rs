@@ -99,6 +99,8 @@ pub struct Tree {
     touched: BTreeSet<RecordNo>,
     /// Those that were changed before that seal, and since the last commit.
     sealing: BTreeSet<RecordNo>,
+    /// Records that were fetched beside a page, by their offsets in the file. Not verified.
+    brought: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Tree {
@@ -117,7 +119,19 @@ impl Tree {
             before: BTreeMap::new(),
             touched: BTreeSet::new(),
             sealing: BTreeSet::new(),
+            brought: BTreeMap::new(),
         }
+    }
+
+    /// Where its records lie.
+    pub fn records(&self) -> Arc<dyn Records> {
+        self.file.clone()
+    }
+
+    /// Takes records that the caller has read from there, by their offsets: the next look for one of them need not read
+    /// it. They replace those of the call before.
+    pub fn bring(&mut self, records: impl IntoIterator<Item = (u64, Vec<u8>)>) {
+        self.brought = records.into_iter().collect();
     }
 
     /// Makes it span at least so many pages, absent ones at its end.
@@ -436,7 +450,8 @@ impl Tree {
         let levels = place.level..=self.height();
         let way: Vec<RecordPlace> = levels.map(|level| self.shape.record_of(page, level)).collect();
         let known = way.iter().position(|place| self.is_known(place));
-        let below = |children: &[Digest], level| children.get(self.shape.child_of(page, level)).copied();
+        let shape = self.shape;
+        let below = |children: &[Digest], level| children.get(shape.child_of(page, level)).copied();
         // Those below the lowest that is known, from above.
         let mut expected = match known {
             Some(at) => below(self.children(way[at]), way[at].level).unwrap_or_default(),
@@ -454,7 +469,7 @@ impl Tree {
     }
 
     /// A record with this digest: from its file, or rebuilt from pages.
-    fn fetched(&self, place: RecordPlace, expected: Digest, leaves: &dyn Leaves) -> Result<Children, TreeError> {
+    fn fetched(&mut self, place: RecordPlace, expected: Digest, leaves: &dyn Leaves) -> Result<Children, TreeError> {
         if expected.is_none() {
             return Ok(vec![Digest::NONE; self.shape.degree()].into());
         }
@@ -462,11 +477,15 @@ impl Tree {
         if let Some(held) = self.before.get(&self.shape.number(place)).filter(|held| is_expected(held)) {
             return Ok(held.clone());
         }
-        let mut bytes = vec![0; self.shape.record_len()];
         let offset = self.shape.offset(self.shape.number(place));
+        let as_expected = |bytes: &[u8]| self.shape.children(bytes).filter(is_expected);
+        // What was fetched may be from before this process wrote the record.
+        if let Some(children) = self.brought.remove(&offset).as_deref().and_then(as_expected) {
+            return Ok(children);
+        }
+        let mut bytes = vec![0; self.shape.record_len()];
         let is_read = self.file.read(offset, &mut bytes).is_ok();
-        let children = self.shape.children(&bytes).filter(|_| is_read);
-        if let Some(children) = children.filter(is_expected) {
+        if let Some(children) = as_expected(&bytes).filter(|_| is_read) {
             return Ok(children);
         }
         let children = self.rebuilt(place, leaves)?;

@@ -1,0 +1,115 @@
+//! Tree records are fetched beside the page that needs them (paper 002, section 4.4): where a read of the store takes
+//! its time, as over a network, verifying a page costs no second wait after the page's own.
+//!
+//! What is fetched so is believed as little as any record. On a store that answers from memory the records are read
+//! after the page, since threads cost more than that.
+
+use super::fresh::Fresh;
+use crate::integrity::Records;
+use lamassu_format::PageNo;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// From how long a read of the store takes on, it is worth a thread for each record.
+const SLOW: Duration = Duration::from_micros(150);
+/// What a measured read counts against all before it: 1 in so many.
+const WEIGHT: u64 = 4;
+
+/// When tree records are fetched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fetching {
+    /// Beside the page, where the store takes its time.
+    #[default]
+    Beside,
+    /// After it. For measuring what the other one gains.
+    InSeries,
+}
+
+/// How long reads of the store take, in nanoseconds, the later ones counting more.
+#[derive(Default)]
+pub(super) struct ReadTime(AtomicU64);
+
+impl ReadTime {
+    fn note(&self, took: Duration) {
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX / WEIGHT);
+        let before = self.0.load(Ordering::Relaxed);
+        // A hint: of two readers at once one may be forgotten.
+        self.0.store(before - before / WEIGHT + took / WEIGHT, Ordering::Relaxed);
+    }
+
+    fn is_slow(&self) -> bool {
+        u128::from(self.0.load(Ordering::Relaxed)) >= SLOW.as_nanos()
+    }
+}
+
+/// Records that a page needs, as the store has them. Those that could not be read are left out.
+struct Wanted {
+    offsets: BTreeSet<u64>,
+    records: Arc<dyn Records>,
+    len: usize,
+}
+
+impl Wanted {
+    fn read(&self, offset: u64) -> Option<(u64, Vec<u8>)> {
+        let mut bytes = vec![0; self.len];
+        self.records.read(offset, &mut bytes).is_ok().then_some((offset, bytes))
+    }
+}
+
+impl Fresh {
+    /// Reads a page by `read`, and beside it the tree records that telling its digest takes.
+    pub fn read_beside<T>(&self, page: PageNo, read: impl FnOnce() -> T) -> T {
+        let timed = || {
+            let begun = Instant::now();
+            let done = read();
+            self.files().read_time().note(begun.elapsed());
+            done
+        };
+        let is_worth_it = self.files().fetching() == Fetching::Beside && self.files().read_time().is_slow();
+        let wanted = if is_worth_it { self.wanted(page) } else { None };
+        let Some(wanted) = wanted else { return timed() };
+        let wanted = &wanted;
+        std::thread::scope(|scope| {
+            // A thread that cannot be started is a record that is read later.
+            let start = |offset: &u64| {
+                let offset = *offset;
+                std::thread::Builder::new().spawn_scoped(scope, move || wanted.read(offset)).ok()
+            };
+            let readers: Vec<_> = wanted.offsets.iter().filter_map(start).collect();
+            let done = timed();
+            let found = readers.into_iter().filter_map(|reader| reader.join().ok().flatten());
+            self.known().tree.bring(found);
+            done
+        })
+    }
+
+    fn wanted(&self, page: PageNo) -> Option<Wanted> {
+        let known = self.known();
+        let offsets = known.tree.wanted([page]);
+        if offsets.is_empty() {
+            return None;
+        }
+        Some(Wanted { offsets, records: known.tree.records(), len: self.files().shape().record_len() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_slow_by_its_last_reads() {
+        let time = ReadTime::default();
+        assert!(!time.is_slow(), "nothing is known of it");
+        time.note(SLOW * 2);
+        assert!(!time.is_slow(), "one read is no measure");
+        (0..8).for_each(|_| time.note(SLOW * 2));
+        assert!(time.is_slow());
+        (0..8).for_each(|_| time.note(SLOW / 100));
+        assert!(!time.is_slow());
+        time.note(Duration::MAX);
+        assert!(time.is_slow());
+    }
+}
