@@ -73,8 +73,16 @@ impl Anchor {
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
     pub fn is_in_use_now(&self) -> Result<bool> {
+        Ok(self.vault_now()?.is_in_use)
+    }
+
+    /// What is durably known of the vault now, where another process may write the anchor.
+    ///
+    /// # Errors
+    /// [`AnchorError::Damaged`]; those of the table.
+    pub fn vault_now(&self) -> Result<VaultRow> {
         let bytes = self.table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Damaged { part: Part::Vault })?;
-        Ok(VaultRow::decode(&bytes)?.is_in_use)
+        VaultRow::decode(&bytes)
     }
 
     /// That the anchor is of this vault.

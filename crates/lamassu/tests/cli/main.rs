@@ -4,6 +4,7 @@
 
 mod admin;
 mod alerts;
+mod anchor_disk;
 mod anchors;
 mod asked;
 mod ciphers;
