@@ -83,7 +83,7 @@ pub use forest::Forest;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;
-pub use session::{copy_sessions, has_interrupted_sessions, shown_ranges};
+pub use session::{accept_sessions, copy_sessions, has_interrupted_sessions, shown_ranges};
 pub use types::*;
 pub use xattr::is_listed_for;
 

@@ -38,6 +38,7 @@ mod put_back;
 mod pykmip;
 mod recipes;
 mod rekey;
+mod restored;
 mod served;
 mod shares;
 mod slots;
