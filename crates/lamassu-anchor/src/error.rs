@@ -66,6 +66,9 @@ pub enum AnchorError {
         /// version found
         found: u8,
     },
+    /// Its file knows no vault: it is new, or was emptied, or its making was cut off.
+    #[error("the anchor is empty: it knows no vault; it was emptied, or its making was cut off")]
+    Empty,
     /// Its bytes are not what a commit wrote: its disk failed, or somebody changed it.
     #[error("the anchor is damaged: {part}")]
     Damaged {

@@ -352,7 +352,9 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Missing { .. } => FaultKind::AnchorMissing,
         AnchorError::Foreign | AnchorError::Version { .. } => FaultKind::AnchorForeign,
         AnchorError::Locked { .. } => FaultKind::AnchorLocked,
-        AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => FaultKind::AnchorDamaged,
+        AnchorError::Empty | AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => {
+            FaultKind::AnchorDamaged
+        }
         AnchorError::Io { .. } | AnchorError::Gone { .. } => FaultKind::AnchorDisk,
         AnchorError::Exists { .. } | AnchorError::NotPrivate { .. } => FaultKind::Refused,
         AnchorError::Unknown { .. } | AnchorError::Order { .. } => FaultKind::Internal,

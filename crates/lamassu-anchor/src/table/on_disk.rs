@@ -9,13 +9,16 @@
 //! * A commit has to be in the file that the path leads to: what is removed or replaced while it is open would take all
 //!   further commits with it.
 //! * redb verifies checksums when it repairs a file, not on each read: it answers some damage with a panic. Those are
-//!   caught here and are an error like any other; nothing is asked of that database again.
+//!   caught here and are an error like any other; nothing is asked of that database again. [`DiskTable::verify`] has
+//!   all of them verified.
 
 mod backend;
+mod overlay;
 #[cfg(test)]
 mod tests;
 
 use self::backend::{Backend, Shared};
+use self::overlay::Overlay;
 use super::{Change, Space, Table, Visit};
 use crate::AnchorError;
 use parking_lot::{Mutex, RwLock};
@@ -37,6 +40,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub const FILE_MODE: u32 = 0o600;
 /// Bytes of the file that redb keeps in memory.
 const CACHE_BYTES: usize = 16 << 20;
+/// Longest file that is verified whenever it is opened, some 100,000 files of a vault.
+const SMALL_LEN: u64 = 16 << 20;
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
@@ -280,6 +285,34 @@ impl DiskTable {
         current.handle = Some(opened.map_err(|error| self.failed(op, error.into()))?);
         self.backend.leave_locks();
         Ok(())
+    }
+
+    /// Verifies the checksums of all that the file holds. False: it cannot be told, since another process may be
+    /// writing the file. Reads all of it; [`DiskTable::is_small`] tells whether that is soon done.
+    ///
+    /// # Errors
+    /// [`AnchorError::Unreadable`], [`AnchorError::Io`].
+    pub fn verify(&self) -> Result<bool, AnchorError> {
+        const OP: &str = "verify";
+        if self.role == Role::Reader(Readers::BesideWriter) {
+            return Ok(false);
+        }
+        let _no_commit = self.committing.lock();
+        let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
+        let verified = fenced(|| {
+            let mut builder = Builder::new();
+            builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+            builder.create_with_backend(overlay).map(drop)
+        });
+        match verified {
+            Some(verified) => verified.map(|()| true).map_err(|error| self.failed(OP, error.into())),
+            None => Err(AnchorError::Broken),
+        }
+    }
+
+    /// Whether to verify it takes no time that anybody would notice.
+    pub fn is_small(&self) -> bool {
+        self.backend.file().metadata().is_ok_and(|st| st.len() <= SMALL_LEN)
     }
 
     /// That the path still leads to the open file: nobody will find another one that it is written to.
