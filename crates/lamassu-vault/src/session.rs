@@ -83,7 +83,10 @@ impl Book {
     /// Makes a record where none opens. `last` is the highest number that any page carries.
     pub fn renew(&self, last: u32) -> Result<()> {
         let last = self.anchor.as_ref().map_or(last, |anchor| last.max(anchor.vault().session));
-        self.put(&mut self.kept.lock(), SessionRecord::after(last, now())).map_err(io("write the record of sessions"))
+        let record = SessionRecord::after(last, now());
+        let last = record.last();
+        self.put(&mut self.kept.lock(), record).map_err(io("write the record of sessions"))?;
+        Ok(self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.sessions_go_to(last))?)
     }
 
     /// Closes all sessions but the one under way: everything they left is completed, durably.
@@ -256,6 +259,22 @@ pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[
     read(root, ring, vault).map(|record| !record.open().is_empty()).map_err(|_| damaged())
 }
 
+/// The highest number of a session that the record of the vault with this id below `root` knows.
+///
+/// # Errors
+/// [`VaultError::Damaged`] where the record does not open.
+pub fn last_session(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<u32> {
+    read(root, ring, vault).map(|record| record.last()).map_err(|_| damaged())
+}
+
+/// That the record of the vault with this id below `root` knows all sessions up to one.
+///
+/// # Errors
+/// [`VaultError::Outdated`]; as [`last_session`].
+pub fn verify_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], last: u32) -> Result<()> {
+    if last_session(root, ring, vault)? >= last { Ok(()) } else { Err(outdated()) }
+}
+
 /// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy,
 /// too.
 ///
@@ -271,7 +290,7 @@ pub fn copy_sessions(
 
 /// Takes the record of the vault with this id below `root` for the newest, though sessions up to `last` began that it
 /// does not know. What it says of interrupted ones stays, since they may have left what was restored with it. Whether
-/// it was an older one.
+/// it was an older one. [`last_session`] tells how far it goes then.
 ///
 /// # Errors
 /// [`VaultError::Damaged`] where it does not open; those of the store.

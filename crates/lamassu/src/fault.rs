@@ -260,6 +260,18 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: u64 },
+    /// The user's: an export that is older than the store.
+    #[error(
+        "the vault was written since the export was made (its last session is {last}, and the export knows {known}): `lamassu check` names \
+         what is stale now; put the store of that time back, or import a newer export"
+    )]
+    WrittenSince { last: u32, known: u32 },
+    /// What a check found that is not the newest.
+    #[error(
+        "not the newest, as the anchor knows: {problems} problems, named above; restore those files, or `lamassu anchor accept` what was put \
+         back on purpose"
+    )]
+    CheckStale { problems: u64 },
     /// What a scrub found that is not as the anchor says.
     #[error(
         "not as the anchor says: {findings} places, named above; restore them, or `lamassu anchor accept` what was put back on purpose"

@@ -5,6 +5,7 @@
 mod admin;
 mod alerts;
 mod anchor_disk;
+mod anchor_faults;
 mod anchors;
 mod asked;
 mod ciphers;

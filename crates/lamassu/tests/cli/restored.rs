@@ -51,7 +51,7 @@ fn a_restored_store_is_accepted_and_mounted() {
     b.run("mount v m").ok();
     assert_eq!(fs::read(b.path("m/f")).unwrap_err().raw_os_error(), Some(libc::EIO));
     b.unmount("m");
-    b.run("check v").code(26);
+    b.run("check v").code(30);
     b.run("anchor accept -r v /").ok();
     b.run("check v").ok();
     b.run("scrub v").ok();

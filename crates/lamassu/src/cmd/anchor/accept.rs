@@ -46,7 +46,10 @@ fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
     // A store that was restored whole has the record of sessions of that time, which gives numbers that were given.
     let (root, ring) = (open::backend(&args.dir)?.root(), unlocked.key_ring(header.suite())?);
     match lamassu_vault::accept_sessions(&*root, &ring, &header.id(), anchor.vault().session) {
-        Ok(false) => {}
+        Ok(false) => {
+            let last = lamassu_vault::last_session(&*root, &ring, &header.id())?;
+            anchor.sessions_go_to(last).map_err(Error::from)?;
+        }
         Ok(true) => ui.note(format_args!(
             "so is the record of sessions, an older one: what the vault holds may be older, too; `lamassu check {0}` names \
              what is, and `lamassu anchor accept -r {0} /` takes all of it",
@@ -69,9 +72,10 @@ fn paths(ui: &Ui, args: &Accept) -> Result<()> {
         return Err(Error::Unanchored.into());
     }
     let done = args.paths.iter().try_for_each(|path| {
-        note(ui, &unsealed, &args.dir, path, args.recursive)?;
         let plain = path.strip_prefix("/").unwrap_or(path);
         let context = || format!("vault:{}", path.display());
+        opened.vault.may_accept(plain.as_os_str()).with_context(context)?;
+        note(ui, &unsealed, &args.dir, path, args.recursive)?;
         let accepted = opened.vault.accept(plain.as_os_str(), args.recursive).with_context(context)?;
         tell(ui, path, &accepted);
         match accepted.damaged {
