@@ -1,7 +1,7 @@
 //! What goes wrong with an anchor, by whose fault it is.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A part of an anchor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,9 @@ pub enum AnchorError {
         /// version found
         found: u8,
     },
+    /// Its file knows no vault: it is new, or was emptied, or its making was cut off.
+    #[error("the anchor is empty: it knows no vault; it was emptied, or its making was cut off")]
+    Empty,
     /// Its bytes are not what a commit wrote: its disk failed, or somebody changed it.
     #[error("the anchor is damaged: {part}")]
     Damaged {
@@ -95,11 +98,23 @@ pub enum AnchorError {
         /// the rule
         rule: &'static str,
     },
+    /// Its file was removed or replaced while it was open: what is written to it nobody would find.
+    #[error(
+        "the anchor {} was removed or replaced while it is in use, and nothing is written to what nobody would find: \
+         put that file back (docs/freshness.md tells how)",
+        path.display()
+    )]
+    Gone {
+        /// where it was
+        path: PathBuf,
+    },
     /// The system could not read or write it.
-    #[error("{op} the anchor: {source}")]
+    #[error("{op} the anchor {}: {source}", path.display())]
     Io {
         /// what was tried
         op: &'static str,
+        /// where it lies
+        path: PathBuf,
         /// the system's error
         source: io::Error,
     },
@@ -107,7 +122,7 @@ pub enum AnchorError {
 
 impl AnchorError {
     /// Wraps an error of the system.
-    pub(crate) fn io(op: &'static str) -> impl Fn(io::Error) -> AnchorError {
-        move |source| AnchorError::Io { op, source }
+    pub(crate) fn io(op: &'static str, path: &Path) -> impl Fn(io::Error) -> AnchorError {
+        move |source| AnchorError::Io { op, path: path.to_owned(), source }
     }
 }

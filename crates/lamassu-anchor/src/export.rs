@@ -26,7 +26,7 @@ use crate::codec::{Reader, put};
 use crate::queue::{VAULT_KEY, decode_digests};
 use crate::row::{Entry, Intent, Row, VaultRow};
 use crate::table::{Change, DiskTable, Space};
-use crate::{AnchorError, ObjectKind, Part, Revision};
+use crate::{AnchorError, ObjectKind, Revision};
 use lamassu_crypto::{Secret, wrap};
 use std::io::{self, Read, Write};
 
@@ -104,10 +104,10 @@ pub fn write(table: &DiskTable, key: &Secret<32>, out: &mut dyn Write) -> Result
             writer = Some(Writer::begin(out, &VaultRow::decode(value)?)?);
         }
         // The vault's row is the first of all.
-        let writer = writer.as_mut().ok_or(AnchorError::Damaged { part: Part::Vault })?;
+        let writer = writer.as_mut().ok_or(AnchorError::Empty)?;
         writer.row(space, name, value)
     })?;
-    writer.ok_or(AnchorError::Damaged { part: Part::Vault })?.end(key)
+    writer.ok_or(AnchorError::Empty)?.end(key)
 }
 
 /// What [`write()`] would write, without writing it.
@@ -390,7 +390,7 @@ pub fn copy_to(
         }
         Ok::<(), AnchorError>(())
     })?;
-    let own = own.ok_or(AnchorError::Damaged { part: Part::Vault })?;
+    let own = own.ok_or(AnchorError::Empty)?;
     changes.push(Change { space: Space::Vault, key: VAULT_KEY.to_vec(), value: Some(own.encode()) });
     to.commit(&changes)
 }

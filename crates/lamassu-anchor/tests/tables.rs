@@ -192,3 +192,47 @@ fn damage_is_an_error() {
     // Most of the file is free space.
     assert!(noticed > 0);
 }
+
+/// The checksums of all that is in use are compared, whoever opens the file: each bit that is flipped there is found.
+#[test]
+fn a_flipped_bit_is_found_by_a_verification() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, bad) = (dir.path().join("anchor"), dir.path().join("bad"));
+    let table = DiskTable::create(&path).unwrap();
+    let rows: Vec<_> = (0..300_u32).map(|n| put(Space::Objects, &n.to_be_bytes(), &[7; 90])).collect();
+    table.commit(&rows).unwrap();
+    assert!(table.is_small() && table.verify().unwrap());
+    let beside = DiskTable::open_read_only(&path, Readers::BesideWriter).unwrap();
+    assert!(!beside.verify().unwrap(), "a writer may be writing");
+    table.commit(&[put(Space::Objects, b"more", b"1")]).unwrap();
+    assert!(table.verify().unwrap(), "nothing was changed by that");
+    drop((table, beside));
+    let whole = fs::read(&path).unwrap();
+    let read = |path: &Path| {
+        let mut all = Vec::new();
+        let table = DiskTable::open_read_only(path, Readers::InsteadOfWriter)?;
+        table.visit_all(|space, key, value| {
+            all.push((space, key.to_vec(), value.to_vec()));
+            Ok::<(), AnchorError>(())
+        })?;
+        Ok::<_, AnchorError>(all)
+    };
+    let (before, mut found) = (read(&path).unwrap(), 0);
+    for at in (0..whole.len()).step_by(331) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&bad, &bytes).unwrap();
+        fs::set_permissions(&bad, fs::Permissions::from_mode(FILE_MODE)).unwrap();
+        let verified = DiskTable::open_read_only(&bad, Readers::InsteadOfWriter).and_then(|table| table.verify());
+        match verified {
+            // It was in what is not in use.
+            Ok(verified) => assert!(verified && read(&bad).unwrap() == before, "{at}"),
+            Err(_) => found += 1,
+        }
+        assert_eq!(fs::read(&bad).unwrap(), bytes, "it changes nothing");
+    }
+    assert!(found > 50, "{found}");
+    fs::copy(&path, &bad).unwrap();
+    let good = DiskTable::open_read_only(&bad, Readers::InsteadOfWriter).unwrap();
+    assert!(good.verify().unwrap());
+}

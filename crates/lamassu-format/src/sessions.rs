@@ -52,6 +52,11 @@ impl SessionRecord {
         SessionRecord { last: last.max(number_at(now)), open: Vec::new() }
     }
 
+    /// Numbers up to this one were given, whatever the record knew.
+    pub fn go_on_behind(&mut self, last: u32) {
+        self.last = self.last.max(last);
+    }
+
     /// Number of the last session that began; 0: none did.
     pub fn last(&self) -> u32 {
         self.last
@@ -186,6 +191,10 @@ mod tests {
         assert_eq!(record.begin(2_000), Some(2_000));
         assert_eq!(record.open(), [(1_000, 1_001), (2_000, 2_000)], "what never began is in no range");
         assert_eq!(record.begin(1_500), Some(2_001), "a clock that was put back");
+        let mut restored = older.clone();
+        restored.go_on_behind(2_001);
+        restored.go_on_behind(7);
+        assert_eq!((restored.begin(1_500), restored.is_open(1_001)), (Some(2_002), true), "what was left open stays");
         let mut older = older;
         assert_eq!(older.begin(2_500), Some(2_500), "an older record gives no number that a later one gave");
         let mut renewed = SessionRecord::after(7, 3_000);

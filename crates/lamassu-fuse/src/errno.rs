@@ -23,25 +23,33 @@ pub fn errno_of(error: &VaultError) -> i32 {
         VaultError::KeyNotLoaded => libc::ENOKEY,
         VaultError::OtherDataset => libc::EXDEV,
         VaultError::Damaged { what: _, stored: _ } | VaultError::Outdated { what: _, stored: _ } => libc::EIO,
-        VaultError::Anchor(_) => libc::EIO,
+        VaultError::Anchor(error) => of_cause(error),
         VaultError::Refused(_) => libc::EPERM,
         VaultError::Store(StoreError::Damaged(_)) => libc::EIO,
         VaultError::Store(StoreError::Io { op: _, offset: _, source }) => raw(source),
         VaultError::Store(StoreError::ReadOnly) => libc::EROFS,
         VaultError::Store(StoreError::TooLarge) => libc::EFBIG,
-        VaultError::Store(StoreError::NoRandom(_) | StoreError::Anchor(_)) => libc::EIO,
+        VaultError::Store(StoreError::Anchor(error)) => of_cause(error),
+        VaultError::Store(StoreError::NoRandom(_)) => libc::EIO,
         VaultError::Io { op: _, source } => raw(source),
         VaultError::NoRandom(_) => libc::EIO,
     }
 }
 
+/// That of the system's error in an error, if it is of the system: a full disk of the anchor is a full disk.
+fn of_cause(error: &(dyn std::error::Error + 'static)) -> i32 {
+    let mut causes = std::iter::successors(Some(error), |cause| cause.source());
+    causes.find_map(|cause| cause.downcast_ref()).map_or(libc::EIO, raw)
+}
+
 /// The store's own errno, but for three. After `ENOSYS` the kernel would never ask again; `EINTR` and `EAGAIN` would
-/// ask the caller to retry.
+/// ask the caller to retry. An error without one has that of its cause.
 fn raw(error: &std::io::Error) -> i32 {
     match error.raw_os_error() {
         Some(libc::ENOSYS) => libc::EOPNOTSUPP,
-        Some(libc::EINTR | libc::EAGAIN) | None => libc::EIO,
+        Some(libc::EINTR | libc::EAGAIN) => libc::EIO,
         Some(errno) => errno,
+        None => error.get_ref().map_or(libc::EIO, |inner| of_cause(inner)),
     }
 }
 
@@ -63,6 +71,8 @@ mod tests {
         assert_eq!(errno_of(&io(libc::EINTR)), libc::EIO);
         let no_errno = VaultError::Io { op: "test", source: std::io::Error::other("x") };
         assert_eq!(errno_of(&no_errno), libc::EIO);
+        let deep = std::io::Error::other(std::io::Error::other(io(libc::ENOSPC)));
+        assert_eq!(errno_of(&VaultError::Io { op: "test", source: deep }), libc::ENOSPC);
     }
 
     #[test]

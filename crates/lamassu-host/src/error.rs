@@ -58,9 +58,12 @@ pub enum Error {
     /// The user's: a change that nothing would remember.
     #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
     UnverifiedWrite,
-    /// The user's: an anchor of a vault that has none.
+    /// The user's: an anchor was named of a vault that has none.
     #[error("the vault is not anchored: leave out --anchor, or make it an anchor: `lamassu anchor rebuild DIR`")]
     NotAnchored,
+    /// The user's: what only an anchored vault has.
+    #[error("the vault is not anchored; `lamassu anchor rebuild DIR` makes it an anchor, of what it shows now")]
+    Unanchored,
     /// A cipher computes something else than it should.
     #[error(transparent)]
     SelfTest(#[from] SelfTestFailure),

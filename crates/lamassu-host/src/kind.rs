@@ -122,7 +122,9 @@ fn host(error: &Error) -> FaultKind {
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
-        Error::Usage(_) | Error::Member { .. } | Error::NotADataset | Error::NotAnchored => FaultKind::Usage,
+        Error::Usage(_) | Error::Member { .. } | Error::NotADataset | Error::NotAnchored | Error::Unanchored => {
+            FaultKind::Usage
+        }
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
         | Error::AnchorInStore { .. }
@@ -340,7 +342,7 @@ fn vault(error: &VaultError) -> FaultKind {
         VaultError::Outdated { .. } => FaultKind::Stale,
         VaultError::Anchor(e) => anchor(e),
         VaultError::Store(e) => store(e),
-        VaultError::Io { .. } => FaultKind::Store,
+        VaultError::Io { op: _, source } => io(source),
     }
 }
 
@@ -350,8 +352,10 @@ pub(crate) fn anchor(error: &AnchorError) -> FaultKind {
         AnchorError::Missing { .. } => FaultKind::AnchorMissing,
         AnchorError::Foreign | AnchorError::Version { .. } => FaultKind::AnchorForeign,
         AnchorError::Locked { .. } => FaultKind::AnchorLocked,
-        AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => FaultKind::AnchorDamaged,
-        AnchorError::Io { .. } => FaultKind::AnchorDisk,
+        AnchorError::Empty | AnchorError::Damaged { .. } | AnchorError::Unreadable { .. } | AnchorError::Broken => {
+            FaultKind::AnchorDamaged
+        }
+        AnchorError::Io { .. } | AnchorError::Gone { .. } => FaultKind::AnchorDisk,
         AnchorError::Exists { .. } | AnchorError::NotPrivate { .. } => FaultKind::Refused,
         AnchorError::Unknown { .. } | AnchorError::Order { .. } => FaultKind::Internal,
     }
@@ -374,12 +378,21 @@ fn witness(error: &(dyn std::error::Error + Send + Sync + 'static)) -> FaultKind
     error.downcast_ref::<Error>().map_or(FaultKind::Other, host)
 }
 
+/// The store's, unless it carries an error of the anchor: a session begins in both.
+fn io(error: &std::io::Error) -> FaultKind {
+    let inner = error.get_ref();
+    match inner.and_then(|inner| inner.downcast_ref()) {
+        Some(error) => anchor(error),
+        None => inner.and_then(|inner| inner.downcast_ref()).map_or(FaultKind::Store, vault),
+    }
+}
+
 fn store(error: &StoreError) -> FaultKind {
     match error {
         StoreError::Damaged(damage) if damage.kind == DamageKind::Stale => FaultKind::Stale,
         StoreError::Anchor(e) => anchor(e),
         StoreError::Damaged(_) => FaultKind::Damaged,
-        StoreError::Io { .. } => FaultKind::Store,
+        StoreError::Io { op: _, offset: _, source } => io(source),
         StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => FaultKind::Other,
     }
 }

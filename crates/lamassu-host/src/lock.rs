@@ -51,6 +51,9 @@ fn lock_in(policy: &Policy, place: &Place) -> Result<Option<WriterLock>> {
     let file = match opened {
         // There never was a writer, or the lock file was deleted.
         Err(error) if may_not_make(&error) && !exists(at, lock) => None,
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+            return Err(failed("lock, since it is no regular file,", lock)(error));
+        }
         opened => Some(opened.map_err(failed("open", lock))?),
     };
     match file.as_ref().map_or(Ok(()), File::try_lock) {

@@ -83,7 +83,9 @@ pub use forest::Forest;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
 pub use rekey::{Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;
-pub use session::{copy_sessions, has_interrupted_sessions, shown_ranges};
+pub use session::{
+    accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
+};
 pub use types::*;
 pub use xattr::is_listed_for;
 
@@ -410,6 +412,13 @@ pub fn open_orphan(
 fn take_lock(backend: &dyn Backend) -> Result<Box<dyn Any + Send + Sync>> {
     backend.try_lock(OsStr::new(LOCK)).map_err(|e| match e.kind() {
         std::io::ErrorKind::WouldBlock => VaultError::Locked,
+        // The store's doing, and no path of a user's.
+        _ if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOTDIR | libc::ELOOP | libc::ENOENT)) => {
+            VaultError::Io {
+                op: "lock the vault (lamassu.lock has to be a file, lamassu.staging a directory)",
+                source: e,
+            }
+        }
         _ => io("lock the vault")(e),
     })
 }

@@ -36,6 +36,8 @@ pub trait ScrubWatch {
     fn read(&mut self, bytes: u64);
     /// Something is not as the anchor says.
     fn found(&mut self, finding: &ScrubFinding);
+    /// A dataset lies there, which has an anchor of its own.
+    fn dataset(&mut self, stored: &Path);
     /// A file was verified, whatever came of it.
     fn verified(&mut self, object: ObjectId);
     /// Whether a file was verified before, by a scrub that goes on here.
@@ -135,6 +137,7 @@ impl Visit for Scrub<'_> {
     fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
         if !at.is_root() && has_header(&**dir).unwrap_or(false) {
             self.done.datasets += 1;
+            self.watch.dataset(&at.stored);
             return Ok(None);
         }
         let row = self.anchor.row(at.passed)?;

@@ -82,7 +82,11 @@ impl Book {
 
     /// Makes a record where none opens. `last` is the highest number that any page carries.
     pub fn renew(&self, last: u32) -> Result<()> {
-        self.put(&mut self.kept.lock(), SessionRecord::after(last, now())).map_err(io("write the record of sessions"))
+        let last = self.anchor.as_ref().map_or(last, |anchor| last.max(anchor.vault().session));
+        let record = SessionRecord::after(last, now());
+        let last = record.last();
+        self.put(&mut self.kept.lock(), record).map_err(io("write the record of sessions"))?;
+        Ok(self.anchor.as_ref().map_or(Ok(()), |anchor| anchor.sessions_go_to(last))?)
     }
 
     /// Closes all sessions but the one under way: everything they left is completed, durably.
@@ -132,7 +136,11 @@ impl SessionKeeper for Book {
         match anchor.begin_session(session) {
             Ok(true) => Ok(session),
             Ok(false) => Err(stdio::Error::other(outdated())),
-            Err(error) => Err(stdio::Error::other(error)),
+            Err(error) => {
+                // It has written nothing. What cannot be said is found out by whoever looks for what it left.
+                let _ = self.close(session);
+                Err(stdio::Error::other(error))
+            }
         }
     }
 
@@ -251,6 +259,22 @@ pub fn has_interrupted_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[
     read(root, ring, vault).map(|record| !record.open().is_empty()).map_err(|_| damaged())
 }
 
+/// The highest number of a session that the record of the vault with this id below `root` knows.
+///
+/// # Errors
+/// [`VaultError::Damaged`] where the record does not open.
+pub fn last_session(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16]) -> Result<u32> {
+    read(root, ring, vault).map(|record| record.last()).map_err(|_| damaged())
+}
+
+/// That the record of the vault with this id below `root` knows all sessions up to one.
+///
+/// # Errors
+/// [`VaultError::Outdated`]; as [`last_session`].
+pub fn verify_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], last: u32) -> Result<()> {
+    if last_session(root, ring, vault)? >= last { Ok(()) } else { Err(outdated()) }
+}
+
 /// Writes the record of a vault that is a copy of another: what an interruption left in the original is in the copy,
 /// too.
 ///
@@ -262,6 +286,22 @@ pub fn copy_sessions(
 ) -> Result<()> {
     let record = read(from.0, from.1, from.2).map_err(|_| damaged())?;
     write(to.0, to.1, to.2, &record).map_err(io("write the record of sessions"))
+}
+
+/// Takes the record of the vault with this id below `root` for the newest, though sessions up to `last` began that it
+/// does not know. What it says of interrupted ones stays, since they may have left what was restored with it. Whether
+/// it was an older one. [`last_session`] tells how far it goes then.
+///
+/// # Errors
+/// [`VaultError::Damaged`] where it does not open; those of the store.
+pub fn accept_sessions(root: &dyn BackendDir, ring: &KeyRing, vault: &[u8; 16], last: u32) -> Result<bool> {
+    let mut record = read(root, ring, vault).map_err(|_| damaged())?;
+    if record.last() >= last {
+        return Ok(false);
+    }
+    record.go_on_behind(last);
+    write(root, ring, vault, &record).map_err(io("write the record of sessions"))?;
+    Ok(true)
 }
 
 /// Ranges of sessions, for people.

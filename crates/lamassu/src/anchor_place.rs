@@ -38,6 +38,35 @@ pub fn check(file: &Path, vault: &Path) -> Result<()> {
     }
 }
 
+/// Refuses a place in the vault for a copy of its anchor: it would be put back with everything else.
+///
+/// # Errors
+/// As [`check`].
+pub fn refuse_in_vault(file: &Path, vault: &Path) -> Result<()> {
+    let dir =
+        nearest_dir(file).map_err(|source| Error::Local { op: "find the directory of", path: file.into(), source })?;
+    let store = vault.canonicalize().map_err(|source| Error::NotADirectory { dir: vault.into(), source })?;
+    match dir.starts_with(&store) {
+        true => Err(Error::AnchorInStore { path: file.into(), within: store }.into()),
+        false => Ok(()),
+    }
+}
+
+/// What to tell of a directory in which others may remove the anchor's file, and put another in its place.
+pub fn open_to_others(file: &Path) -> Option<String> {
+    const STICKY: u32 = 0o1000;
+    let dir = nearest_dir(file).ok()?;
+    let st = dir.metadata().ok()?;
+    let is_open = st.mode() & 0o022 != 0 && st.mode() & STICKY == 0;
+    is_open.then(|| {
+        format!(
+            "others may write to {}, and so remove the anchor, or put an older copy in its place, which passes for it: \
+             `chmod go-w` that directory, or choose another (`lamassu anchor move`)",
+            dir.display()
+        )
+    })
+}
+
 /// The mount that a path without links lies in.
 fn mount_of(path: &Path) -> Option<mounts::Mount> {
     path.ancestors().find_map(mounts::at)

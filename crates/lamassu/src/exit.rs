@@ -204,6 +204,8 @@ fn says_what_to_do(fault: &Fault) -> bool {
     match fault {
         Fault::DamageLeft { .. }
         | Fault::ScrubStale { .. }
+        | Fault::CheckStale { .. }
+        | Fault::WrittenSince { .. }
         | Fault::HistoryDamaged { .. }
         | Fault::NoSuchStored { .. }
         | Fault::LocalPath { .. }
@@ -300,7 +302,7 @@ fn code(fault: &Fault) -> Code {
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
-        Fault::ScrubStale { .. } => Code::Stale,
+        Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::WrittenSince { .. } => Code::Stale,
         Fault::ScrubUntold { .. } => Code::Untold,
         Fault::ScrubUnreadable { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,

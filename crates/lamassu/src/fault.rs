@@ -7,6 +7,7 @@ use lamassu_format::header::HeaderError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
 use lamassu_host::Error as HostError;
+use lamassu_host::FaultKind;
 use lamassu_host::control::protocol::Failed;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, SourceError};
@@ -103,6 +104,17 @@ macro_rules! of_the_host {
 }
 
 of_the_host!(KeyError, FileError, HistoryError, HeaderError, VaultError, NoRandom, SelfTestFailure);
+
+fn unwritten_to(kind: FaultKind) -> &'static str {
+    if kind == FaultKind::AnchorDisk { "the anchor" } else { "the store" }
+}
+
+fn to_be_mended(kind: FaultKind) -> &'static str {
+    match kind {
+        FaultKind::AnchorDisk => "make room on the disk that the anchor lies on, or mend it",
+        _ => "make room or mend the store",
+    }
+}
 
 impl From<SourceError> for Fault {
     fn from(error: SourceError) -> Self {
@@ -209,11 +221,11 @@ pub enum Fault {
     /// The user's: files are open there.
     #[error("{path:?} is busy: end the programs that use it (`fuser -vm` lists them), or unmount with --lazy")]
     MountBusy { path: PathBuf },
-    /// The store's: what was written through the mount is not all in it.
+    /// The store's, or the anchor's: what was written through the mount is not all in it.
     #[error(
-        "nothing was unmounted, since not everything that was written to {path:?} could be put into the store: {}. The daemon keeps it, \
-         and its log names the files: make room or mend the store, and unmount again; `lamassu umount --lazy` gives up what cannot be written",
-        .failed.message
+        "nothing was unmounted, since not everything that was written to {path:?} could be put into {}: {}. The daemon keeps it, and its \
+         log names the files: {}, and unmount again; `lamassu umount --lazy` gives up what cannot be written",
+        unwritten_to(.failed.kind), .failed.message, to_be_mended(.failed.kind)
     )]
     Unwritten {
         path: PathBuf,
@@ -248,6 +260,18 @@ pub enum Fault {
     /// What a check found and could not mend.
     #[error("problems left: {problems}; restore the files named above from a backup")]
     DamageLeft { problems: u64 },
+    /// The user's: an export that is older than the store.
+    #[error(
+        "the vault was written since the export was made (its last session is {last}, and the export knows {known}): `lamassu check` names \
+         what is stale now; put the store of that time back, or import a newer export"
+    )]
+    WrittenSince { last: u32, known: u32 },
+    /// What a check found that is not the newest.
+    #[error(
+        "not the newest, as the anchor knows: {problems} problems, named above; restore those files, or `lamassu anchor accept` what was put \
+         back on purpose"
+    )]
+    CheckStale { problems: u64 },
     /// What a scrub found that is not as the anchor says.
     #[error(
         "not as the anchor says: {findings} places, named above; restore them, or `lamassu anchor accept` what was put back on purpose"

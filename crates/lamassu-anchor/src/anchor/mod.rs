@@ -91,9 +91,10 @@ impl Anchor {
     /// Opens the anchor of a vault.
     ///
     /// # Errors
-    /// [`AnchorError::Foreign`], [`AnchorError::Version`], [`AnchorError::Damaged`]; those of the table.
+    /// [`AnchorError::Empty`], [`AnchorError::Foreign`], [`AnchorError::Version`], [`AnchorError::Damaged`]; those of
+    /// the table.
     pub fn open(table: Arc<dyn Table>, vault: &[u8; 16]) -> Result<Anchor> {
-        let bytes = table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Damaged { part: Part::Vault })?;
+        let bytes = table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Empty)?;
         let row = VaultRow::decode(&bytes)?;
         if row.vault != *vault {
             return Err(AnchorError::Foreign);

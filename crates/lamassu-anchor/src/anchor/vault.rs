@@ -4,7 +4,7 @@ use super::{Anchor, Result, VAULT_KEY};
 use crate::queue::Mark;
 use crate::row::{Sealed, VaultRow};
 use crate::table::Space;
-use crate::{AnchorError, Digest, Part};
+use crate::{AnchorError, Digest};
 use std::collections::HashSet;
 
 /// What the store shows of a vault, or is about to.
@@ -68,13 +68,32 @@ impl Anchor {
         }
     }
 
+    /// Sessions up to this one began, though nobody asked for them here: the state that they left was accepted.
+    ///
+    /// # Errors
+    /// As [`Anchor::commit_vault`].
+    pub fn sessions_go_to(&self, last: u32) -> Result<()> {
+        match self.vault().session < last {
+            true => self.commit_vault(|vault| vault.session = vault.session.max(last)),
+            false => Ok(()),
+        }
+    }
+
     /// Whether a writer uses the vault, or was interrupted, as it is durable now: another process may be that writer.
     ///
     /// # Errors
     /// [`AnchorError::Damaged`]; those of the table.
     pub fn is_in_use_now(&self) -> Result<bool> {
-        let bytes = self.table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Damaged { part: Part::Vault })?;
-        Ok(VaultRow::decode(&bytes)?.is_in_use)
+        Ok(self.vault_now()?.is_in_use)
+    }
+
+    /// What is durably known of the vault now, where another process may write the anchor.
+    ///
+    /// # Errors
+    /// [`AnchorError::Empty`], [`AnchorError::Damaged`]; those of the table.
+    pub fn vault_now(&self) -> Result<VaultRow> {
+        let bytes = self.table.get(Space::Vault, VAULT_KEY)?.ok_or(AnchorError::Empty)?;
+        VaultRow::decode(&bytes)
     }
 
     /// That the anchor is of this vault.

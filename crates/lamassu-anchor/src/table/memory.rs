@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::io;
+use std::path::Path;
 
 type Rows = BTreeMap<(Space, Vec<u8>), Vec<u8>>;
 
@@ -73,7 +74,7 @@ impl Table for MemoryTable {
     fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
         let state = &mut *self.state.lock();
         if let Some(errno) = state.refusing {
-            return Err(AnchorError::io("commit to")(io::Error::from_raw_os_error(errno)));
+            return Err(AnchorError::io("commit to", Path::new("in memory"))(io::Error::from_raw_os_error(errno)));
         }
         for Change { space, key, value } in changes.iter().cloned() {
             match value {

@@ -3,12 +3,25 @@
 //! The file is opened once, by descriptor, and used only if it is a regular file that is ours alone. redb locks it: one
 //! process writes; others read beside it, or keep writers out while they read ([`Readers`]).
 //!
-//! redb verifies checksums when it repairs a file, not on each read: it answers some damage with a panic. Those are
-//! caught here and are an error like any other; nothing is asked of that database again.
+//! * A disk that is full or fails ends nothing: redb gives up its database then, and another is opened on the same file
+//!   (`backend`). A commit that returned an error did not happen. While that cannot be had from the disk, nothing is
+//!   answered, since nobody knows what is durable.
+//! * A commit has to be in the file that the path leads to: what is removed or replaced while it is open would take all
+//!   further commits with it.
+//! * redb verifies checksums when it repairs a file, not on each read: it answers some damage with a panic. Those are
+//!   caught here and are an error like any other; nothing is asked of that database again. [`DiskTable::verify`] has
+//!   all of them verified.
 
+mod backend;
+mod overlay;
+#[cfg(test)]
+mod tests;
+
+use self::backend::{Backend, Shared};
+use self::overlay::Overlay;
 use super::{Change, Space, Table, Visit};
 use crate::AnchorError;
-use redb::backends::FileBackend;
+use parking_lot::{Mutex, RwLock};
 use redb::{
     Builder, ConcurrencyMode, Database, Durability, ReadOnlyDatabase, ReadTransaction, ReadableDatabase,
     TableDefinition,
@@ -20,12 +33,15 @@ use std::ops::Bound;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Permissions of the file.
 pub const FILE_MODE: u32 = 0o600;
 /// Bytes of the file that redb keeps in memory.
 const CACHE_BYTES: usize = 16 << 20;
+/// Longest file that is verified whenever it is opened, some 100,000 files of a vault.
+const SMALL_LEN: u64 = 16 << 20;
 /// Rows that a scan reads at a time.
 const SCANNED_AT_ONCE: usize = 1024;
 
@@ -75,12 +91,48 @@ impl Handle {
     }
 }
 
+/// Who a database is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Writer,
+    Reader(Readers),
+}
+
+impl Role {
+    fn open(self, backend: &Arc<Backend>) -> Result<Handle, redb::DatabaseError> {
+        let mode = match self {
+            Role::Writer | Role::Reader(Readers::BesideWriter) => ConcurrencyMode::SingleWriter,
+            Role::Reader(Readers::InsteadOfWriter) => ConcurrencyMode::ExclusiveWriter,
+        };
+        let mut builder = Builder::new();
+        builder.set_cache_size(CACHE_BYTES).set_concurrency_mode(mode);
+        let backend = Shared(backend.clone());
+        match self {
+            Role::Writer => builder.create_with_backend(backend).map(Handle::Writer),
+            Role::Reader(_) => builder.open_read_only_with_backend(backend).map(Handle::Reader),
+        }
+    }
+}
+
 /// Tables in a file.
 pub struct DiskTable {
-    /// `None` only while it is dropped.
-    database: Option<Handle>,
+    /// Absolute.
+    path: PathBuf,
+    role: Role,
+    backend: Arc<Backend>,
+    database: RwLock<Current>,
+    /// Held by who commits.
+    committing: Mutex<()>,
     /// redb has panicked.
     is_broken: AtomicBool,
+}
+
+/// The database that is open.
+struct Current {
+    /// `None`: it was given up, and no other could be opened yet.
+    handle: Option<Handle>,
+    /// How many were given up before.
+    number: u64,
 }
 
 impl DiskTable {
@@ -92,7 +144,7 @@ impl DiskTable {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::from_raw_mode(FILE_MODE)).map_err(|errno| match errno {
             rustix::io::Errno::EXIST => AnchorError::Exists { path: path.to_owned() },
-            errno => AnchorError::io("create")(errno.into()),
+            errno => AnchorError::io("create", path)(errno.into()),
         })?;
         let table = DiskTable::of(file.into(), path)?;
         table.make_tables()?;
@@ -129,60 +181,158 @@ impl DiskTable {
 
     /// `None`: its last writer was killed, so that it has to be mended.
     fn reader(path: &Path, readers: Readers) -> Result<Option<DiskTable>, AnchorError> {
-        let file = private(existing(path, OFlags::RDONLY)?, path)?;
-        let mode = match readers {
-            Readers::BesideWriter => ConcurrencyMode::SingleWriter,
-            Readers::InsteadOfWriter => ConcurrencyMode::ExclusiveWriter,
-        };
-        let opened = fenced(|| {
-            let mut builder = Builder::new();
-            builder.set_cache_size(CACHE_BYTES).set_concurrency_mode(mode);
-            FileBackend::new(file).and_then(|backend| builder.open_read_only_with_backend(backend))
-        });
-        match opened.ok_or(AnchorError::Broken)? {
-            Ok(database) => Ok(Some(DiskTable::with(Handle::Reader(database)))),
+        match DiskTable::with(existing(path, OFlags::RDONLY)?, path, Role::Reader(readers))? {
+            Ok(table) => Ok(Some(table)),
             Err(redb::DatabaseError::RepairAborted) => Ok(None),
             Err(error) => Err(not_opened(error, path)),
         }
     }
 
     fn of(file: File, path: &Path) -> Result<DiskTable, AnchorError> {
-        let file = private(file, path)?;
-        let opened = fenced(|| {
-            let mut builder = Builder::new();
-            builder.set_cache_size(CACHE_BYTES).set_concurrency_mode(ConcurrencyMode::SingleWriter);
-            FileBackend::new(file).and_then(|backend| builder.create_with_backend(backend))
-        });
-        let database = opened.ok_or(AnchorError::Broken)?.map_err(|error| not_opened(error, path))?;
-        Ok(DiskTable::with(Handle::Writer(database)))
+        DiskTable::with(file, path, Role::Writer)?.map_err(|error| not_opened(error, path))
     }
 
-    fn with(handle: Handle) -> DiskTable {
-        DiskTable { database: Some(handle), is_broken: AtomicBool::new(false) }
+    fn with(file: File, path: &Path, role: Role) -> Result<Result<DiskTable, redb::DatabaseError>, AnchorError> {
+        let file = private(file, path)?;
+        // The process may go to another directory.
+        let absolute = std::path::absolute(path).map_err(AnchorError::io("find", path))?;
+        let backend = Arc::new(Backend::new(file).map_err(AnchorError::io("open", path))?);
+        let opened = fenced(|| role.open(&backend)).ok_or(AnchorError::Broken)?;
+        if opened.is_err() {
+            backend.release();
+        }
+        Ok(opened.map(|handle| DiskTable {
+            path: absolute,
+            role,
+            backend,
+            database: RwLock::new(Current { handle: Some(handle), number: 0 }),
+            committing: Mutex::new(()),
+            is_broken: AtomicBool::new(false),
+        }))
     }
 
     fn make_tables(&self) -> Result<(), AnchorError> {
-        self.ask("open", |database| {
+        let made = self.ask_once("open", |database| {
             let write = database.writer()?.begin_write()?;
             for space in Space::ALL {
                 write.open_table(definition(space))?;
             }
             Ok(write.commit()?)
-        })
+        });
+        made.map_err(|(error, _)| error)
     }
 
-    /// Asks the database, unless it has panicked.
-    fn ask<T>(&self, op: &'static str, work: impl FnOnce(&Handle) -> Result<T, redb::Error>) -> Result<T, AnchorError> {
-        let database = self.database.as_ref().filter(|_| !self.is_broken.load(Ordering::Acquire));
-        let done = database.and_then(|database| fenced(|| work(database)));
+    /// Asks the database, and once more if it has failed, or had before.
+    fn ask<T>(
+        &self,
+        op: &'static str,
+        mut work: impl FnMut(&Handle) -> Result<T, redb::Error>,
+    ) -> Result<T, AnchorError> {
+        match self.ask_once(op, &mut work) {
+            Err((AnchorError::Io { .. }, number)) => {
+                self.open_anew(op, number)?;
+                self.ask_once(op, work).map_err(|(error, _)| error)
+            }
+            done => done.map_err(|(error, _)| error),
+        }
+    }
+
+    /// Asks the database, unless redb has panicked. An error comes with the number of the database that it is of.
+    fn ask_once<T>(
+        &self,
+        op: &'static str,
+        work: impl FnOnce(&Handle) -> Result<T, redb::Error>,
+    ) -> Result<T, (AnchorError, u64)> {
+        let current = self.database.read();
+        if self.is_broken.load(Ordering::Acquire) {
+            return Err((AnchorError::Broken, current.number));
+        }
+        let done = match &current.handle {
+            Some(handle) => fenced(|| work(handle)),
+            None => Some(Err(redb::Error::PreviousIo)),
+        };
         if done.is_none() {
             self.is_broken.store(true, Ordering::Release);
         }
-        done.ok_or(AnchorError::Broken)?.map_err(|error| failed(op, error))
+        match done {
+            Some(done) => done.map_err(|error| (self.failed(op, error), current.number)),
+            None => Err((AnchorError::Broken, current.number)),
+        }
+    }
+
+    /// Opens another database in the place of the one with this number, which has failed, unless somebody has since.
+    /// The transaction that had is rolled back.
+    fn open_anew(&self, op: &'static str, number: u64) -> Result<(), AnchorError> {
+        let current = &mut *self.database.write();
+        if self.is_broken.load(Ordering::Acquire) {
+            return Err(AnchorError::Broken);
+        }
+        if current.handle.is_some() && current.number != number {
+            return Ok(());
+        }
+        let broken = || {
+            self.is_broken.store(true, Ordering::Release);
+            AnchorError::Broken
+        };
+        self.backend.keep_locks();
+        let old = current.handle.take();
+        current.number += 1;
+        fenced(|| drop(old)).ok_or_else(broken)?;
+        if self.role == Role::Writer {
+            self.backend.roll_back().map_err(AnchorError::io(op, &self.path))?;
+        }
+        let opened = fenced(|| self.role.open(&self.backend)).ok_or_else(broken)?;
+        current.handle = Some(opened.map_err(|error| self.failed(op, error.into()))?);
+        self.backend.leave_locks();
+        Ok(())
+    }
+
+    /// Verifies the checksums of all that the file holds. False: it cannot be told, since another process may be
+    /// writing the file. Reads all of it; [`DiskTable::is_small`] tells whether that is soon done.
+    ///
+    /// # Errors
+    /// [`AnchorError::Unreadable`], [`AnchorError::Io`].
+    pub fn verify(&self) -> Result<bool, AnchorError> {
+        const OP: &str = "verify";
+        if self.role == Role::Reader(Readers::BesideWriter) {
+            return Ok(false);
+        }
+        let _no_commit = self.committing.lock();
+        let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
+        let verified = fenced(|| {
+            let mut builder = Builder::new();
+            builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+            builder.create_with_backend(overlay).map(drop)
+        });
+        match verified {
+            Some(verified) => verified.map(|()| true).map_err(|error| self.failed(OP, error.into())),
+            None => Err(AnchorError::Broken),
+        }
+    }
+
+    /// Whether to verify it takes no time that anybody would notice.
+    pub fn is_small(&self) -> bool {
+        self.backend.file().metadata().is_ok_and(|st| st.len() <= SMALL_LEN)
+    }
+
+    /// That the path still leads to the open file: nobody will find another one that it is written to.
+    fn is_in_place(&self) -> Result<(), AnchorError> {
+        let open = self.backend.file().metadata().map_err(AnchorError::io("stat", &self.path))?;
+        match self.path.symlink_metadata() {
+            Ok(there) if (there.dev(), there.ino()) == (open.dev(), open.ino()) => Ok(()),
+            // The path may not be ours to look at.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Ok(()),
+            Ok(_) | Err(_) => Err(AnchorError::Gone { path: self.path.clone() }),
+        }
+    }
+
+    /// What redb says: the system's errors are told from damage.
+    fn failed(&self, op: &'static str, error: redb::Error) -> AnchorError {
+        failed(op, error, &self.path)
     }
 
     /// Visits all rows of all tables as of one moment, in the order of [`Space::ALL`] and of keys. `visit` stops it by
-    /// an error of its own.
+    /// an error of its own, and asks nothing of this table.
     ///
     /// # Errors
     /// That of `visit`; [`AnchorError::Io`], [`AnchorError::Unreadable`].
@@ -190,7 +340,7 @@ impl DiskTable {
         &self,
         mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let done = self.ask("read", |database| {
+        let done = self.ask_once("read", |database| {
             let read = database.begin_read()?;
             for space in Space::ALL {
                 for row in read.open_table(definition(space))?.range::<&[u8]>(..)? {
@@ -202,7 +352,7 @@ impl DiskTable {
             }
             Ok(Ok(()))
         });
-        done?
+        done.map_err(|(error, _)| error)?
     }
 
     /// The next rows of a scan: those that begin with `prefix`, behind the key `after`.
@@ -225,12 +375,13 @@ impl DiskTable {
 
 impl Drop for DiskTable {
     fn drop(&mut self) {
-        let database = self.database.take();
+        let handle = self.database.get_mut().handle.take();
         if self.is_broken.load(Ordering::Acquire) {
             // It would go on where it has panicked. The system closes the file with the process.
-            std::mem::forget(database);
+            std::mem::forget(handle);
         } else {
-            fenced(|| drop(database));
+            fenced(|| drop(handle));
+            self.backend.release();
         }
     }
 }
@@ -247,14 +398,14 @@ fn existing(path: &Path, access: OFlags) -> Result<File, AnchorError> {
         rustix::io::Errno::NOENT => AnchorError::Missing { path: path.to_owned() },
         // A symbolic link, a directory, a fifo without a reader.
         rustix::io::Errno::LOOP | rustix::io::Errno::ISDIR | rustix::io::Errno::NXIO => not_private(path),
-        errno => AnchorError::io("open")(errno.into()),
+        errno => AnchorError::io("open", path)(errno.into()),
     })?;
     Ok(file.into())
 }
 
 /// The file, if it is a regular one that is ours alone.
 fn private(file: File, path: &Path) -> Result<File, AnchorError> {
-    let st = file.metadata().map_err(AnchorError::io("stat"))?;
+    let st = file.metadata().map_err(AnchorError::io("stat", path))?;
     let is_ours = st.uid() == rustix::process::geteuid().as_raw();
     match st.is_file() && is_ours && st.mode() & 0o077 == 0 && st.nlink() == 1 {
         true => Ok(file),
@@ -265,7 +416,7 @@ fn private(file: File, path: &Path) -> Result<File, AnchorError> {
 fn not_opened(error: redb::DatabaseError, path: &Path) -> AnchorError {
     match error {
         redb::DatabaseError::DatabaseAlreadyOpen => AnchorError::Locked { path: path.to_owned() },
-        error => failed("open", error.into()),
+        error => failed("open", error.into(), path),
     }
 }
 
@@ -276,7 +427,7 @@ fn not_private(path: &Path) -> AnchorError {
 fn sync_parent(path: &Path) -> Result<(), AnchorError> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.map_or_else(|| PathBuf::from("."), Path::to_owned);
-    File::open(parent).and_then(|dir| dir.sync_all()).map_err(AnchorError::io("sync the directory of"))
+    File::open(parent).and_then(|dir| dir.sync_all()).map_err(AnchorError::io("sync the directory of", path))
 }
 
 /// Whether it says that the file is cut short, or no database: not that the system could not read it.
@@ -284,13 +435,31 @@ fn is_of_content(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
 }
 
-/// What redb says: the system's errors are told from damage.
-fn failed(op: &'static str, error: redb::Error) -> AnchorError {
+fn failed(op: &'static str, error: redb::Error, path: &Path) -> AnchorError {
     match error {
-        redb::Error::Io(source) if !is_of_content(&source) => AnchorError::Io { op, source },
-        redb::Error::PreviousIo => AnchorError::Io { op, source: io::Error::from_raw_os_error(libc::EIO) },
+        redb::Error::Io(source) if !is_of_content(&source) => AnchorError::io(op, path)(source),
+        redb::Error::PreviousIo => AnchorError::io(op, path)(io::Error::from_raw_os_error(libc::EIO)),
         detail => AnchorError::Unreadable { detail: Box::new(detail) },
     }
+}
+
+fn write(database: &Handle, changes: &[Change]) -> Result<(), redb::Error> {
+    let mut write = database.writer()?.begin_write()?;
+    write.set_durability(Durability::Immediate)?;
+    for space in Space::ALL {
+        let mut of_space = changes.iter().filter(|change| change.space == space).peekable();
+        if of_space.peek().is_none() {
+            continue;
+        }
+        let mut table = write.open_table(definition(space))?;
+        for Change { key, value, .. } in of_space {
+            match value {
+                Some(value) => drop(table.insert(&key[..], &value[..])?),
+                None => drop(table.remove(&key[..])?),
+            }
+        }
+    }
+    Ok(write.commit()?)
 }
 
 impl Table for DiskTable {
@@ -313,23 +482,27 @@ impl Table for DiskTable {
     }
 
     fn commit(&self, changes: &[Change]) -> Result<(), AnchorError> {
-        self.ask("commit to", |database| {
-            let mut write = database.writer()?.begin_write()?;
-            write.set_durability(Durability::Immediate)?;
-            for space in Space::ALL {
-                let mut of_space = changes.iter().filter(|change| change.space == space).peekable();
-                if of_space.peek().is_none() {
-                    continue;
-                }
-                let mut table = write.open_table(definition(space))?;
-                for Change { key, value, .. } in of_space {
-                    match value {
-                        Some(value) => drop(table.insert(&key[..], &value[..])?),
-                        None => drop(table.remove(&key[..])?),
-                    }
-                }
-            }
-            Ok(write.commit()?)
-        })
+        const OP: &str = "commit to";
+        if self.role == Role::Writer {
+            self.is_in_place()?;
+            self.backend.reserve_again().map_err(AnchorError::io(OP, &self.path))?;
+        }
+        let _one_at_a_time = self.committing.lock();
+        let given_up = Some(self.database.read()).filter(|current| current.handle.is_none());
+        if let Some(number) = given_up.map(|current| current.number) {
+            self.open_anew(OP, number)?;
+        }
+        let before = self.backend.last_transaction();
+        let Err((error, number)) = self.ask_once(OP, |database| write(database, changes)) else { return Ok(()) };
+        if !matches!(error, AnchorError::Io { .. }) || self.role != Role::Writer {
+            return Err(error);
+        }
+        let is_durable = self.backend.last_transaction() != before;
+        // Now, so that what follows finds a database; else when the disk is back.
+        match self.open_anew(OP, number) {
+            Ok(()) | Err(AnchorError::Io { .. }) if is_durable => Ok(()),
+            Ok(()) | Err(AnchorError::Io { .. }) => Err(error),
+            Err(other) => Err(other),
+        }
     }
 }

@@ -118,6 +118,10 @@ impl Anchors {
             Access::Read => DiskTable::open_read_only(&path, Readers::InsteadOfWriter)?,
             Access::Write => DiskTable::open(&path)?,
         };
+        // What its disk has changed would be an alarm about the store, or none.
+        if table.is_small() {
+            table.verify()?;
+        }
         let anchor = Arc::new(Anchor::open(Arc::new(table), vault)?);
         opened.insert(*vault, Open { anchor: Arc::downgrade(&anchor), access });
         Ok(anchor)
@@ -138,6 +142,22 @@ impl Anchors {
         Ok((path, table))
     }
 
+    /// The same, and with the checksums of all of it compared. False: they were not, beside a writer.
+    ///
+    /// # Errors
+    /// As [`Anchors::open`].
+    pub fn look_closely(&self, vault: &[u8; 16]) -> Result<(PathBuf, DiskTable, bool)> {
+        let path = self.file_of(vault)?.ok_or(Error::NoAnchorPlace)?;
+        match DiskTable::open_read_only(&path, Readers::InsteadOfWriter) {
+            Err(AnchorError::Locked { .. }) => self.look(vault).map(|(path, table)| (path, table, false)),
+            table => {
+                let table = table?;
+                table.verify()?;
+                Ok((path, table, true))
+            }
+        }
+    }
+
     /// The anchor that a vault with this header is opened with; `None`: it has none, or a person said that it is to be
     /// read without.
     ///
@@ -155,6 +175,18 @@ impl Anchors {
                 true => Err(proof::outdated(proof::HEADER)),
                 false => Ok(None),
             },
+        }
+    }
+
+    /// That a vault with this header is anchored.
+    ///
+    /// # Errors
+    /// [`Error::Unanchored`]; [`VaultError::Outdated`] where it was once: the header is from before, or was edited.
+    pub fn require(&self, header: &VaultHeader) -> Result<()> {
+        match header.is_anchored() {
+            true => Ok(()),
+            false if self.is_there(&header.id())? => Err(proof::outdated(proof::HEADER)),
+            false => Err(Error::Unanchored),
         }
     }
 

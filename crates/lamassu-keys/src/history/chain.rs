@@ -199,6 +199,28 @@ pub(super) fn walk(
     }
 }
 
+/// The digest of an entry, counted from 1, which takes no key; `None` where the chain does not go so far. That the
+/// entries before it are what they were takes the key: it is bound to them.
+pub(super) fn head_at(mut input: impl Read, count: u64) -> std::io::Result<Option<[u8; 32]>> {
+    let mut bytes = Vec::with_capacity(4096);
+    for sequence in 1..=count {
+        bytes.clear();
+        input.by_ref().take(4).read_to_end(&mut bytes)?;
+        let len = bytes.first_chunk().map_or(0, |len| u32::from_le_bytes(*len) as usize);
+        if len == 0 || len > CONTENT_MAX || !len.is_multiple_of(UNIT) {
+            return Ok(None);
+        }
+        input.by_ref().take((HEAD_LEN - 4 + len) as u64).read_to_end(&mut bytes)?;
+        if bytes.len() != HEAD_LEN + len {
+            return Ok(None);
+        }
+        if sequence == count {
+            return Ok(Some(wrap::sha256(&bytes)));
+        }
+    }
+    Ok(None)
+}
+
 /// A chain of entries with these contents, each at most [`CONTENT_MAX`] bytes.
 #[cfg(feature = "testing")]
 pub(crate) fn chain_of(key: &Secret<32>, id: &[u8; 16], contents: &[&[u8]]) -> Result<Vec<u8>, KeyError> {
@@ -250,6 +272,18 @@ mod tests {
         let (link, good, end) = walk(bytes, &key(), &ID, |_, _| seen += 1).unwrap();
         assert_eq!(link.mark.count, seen as u64);
         (seen, good, end)
+    }
+
+    #[test]
+    fn an_entry_is_found_without_a_key() {
+        let bytes = chain(&["a", "b", "c"]);
+        let mut heads = vec![None];
+        walk(&bytes[..], &key(), &ID, |_, link| heads.push(Some(link.mark.head))).unwrap();
+        heads.push(None);
+        let found: Vec<_> = (0..5).map(|count| head_at(&bytes[..], count).unwrap()).collect();
+        assert_eq!(found, heads);
+        assert_eq!(head_at(&bytes[..bytes.len() - 1], 3).unwrap(), None);
+        assert_eq!(head_at(&[0xff; 9][..], 1).unwrap(), None);
     }
 
     #[test]

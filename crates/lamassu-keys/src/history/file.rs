@@ -74,6 +74,33 @@ struct Scanned {
     fault: Option<Fault>,
 }
 
+/// Whether the history of the vault in `dir` goes as far as somebody remembers, and is the same there: told without a
+/// key. Whether it verifies is not.
+///
+/// # Errors
+/// [`HistoryError::Io`]. What is no file, or not there, goes nowhere.
+pub fn reaches(dir: &Path, remembered: HistoryMark) -> Result<bool, HistoryError> {
+    let path = dir.join(name::HISTORY);
+    let failed = |op| {
+        let path = shown(&path);
+        move |source| HistoryError::Io { op, path, source }
+    };
+    if remembered.count == 0 {
+        return Ok(true);
+    }
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => return Ok(false),
+        opened => opened.map_err(failed("open"))?,
+    };
+    if !file.metadata().map_err(failed("stat"))?.is_file() {
+        return Ok(false);
+    }
+    let head = chain::head_at(BufReader::new(file), remembered.count).map_err(failed("read"))?;
+    Ok(head == Some(remembered.head))
+}
+
 impl History {
     pub(super) fn new(path: PathBuf, id: [u8; 16], key: Secret<32>, mark: Option<HistoryMark>) -> History {
         History { path, id, key, mark }

@@ -19,7 +19,7 @@ pub use chain::{Entry, Fault, Report};
 pub(crate) use chain::{chain_of, read_chain};
 pub use event::{Event, EventKind};
 pub(crate) use event::{host_name, user_name};
-pub use file::{History, HistoryError};
+pub use file::{History, HistoryError, reaches};
 
 use crate::header_file::Update;
 use crate::{KeyError, Unlocked};

@@ -71,7 +71,25 @@ impl Vault {
         // What was completed in files has to be there before it is said to be.
         self.sync_store()?;
         run.flush()?;
-        Ok(run.done)
+        let (is_all, done) = (recursive && components(path)?.is_empty(), run.done);
+        if let Some(last) = self.book.last().filter(|_| is_all) {
+            anchored.anchor.sessions_go_to(last)?;
+        }
+        Ok(done)
+    }
+
+    /// That there is something at a plain path to accept: in the store, or in the anchor. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`Vault::accept`].
+    pub fn may_accept(&self, path: &OsStr) -> Result<()> {
+        let anchored = self.anchored.as_ref().ok_or(VaultError::Refused("the vault is not anchored"))?;
+        let _tree = self.tree.read();
+        let Some((dir, object, name, _)) = self.way_to(anchored, path)? else { return Ok(()) };
+        if anchored.anchor.entry(&anchored.place(object, &name))?.is_some() {
+            return Ok(());
+        }
+        dir.stat_entry(&name).map(drop).map_err(io("stat"))
     }
 
     /// The directory that a path leads to, and the stored name in it; `None`: the root. The way is verified.

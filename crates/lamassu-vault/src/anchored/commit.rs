@@ -181,7 +181,12 @@ impl Vault {
         }
         if let Err(error) = anchored.commit() {
             tracing::error!(%error, "the anchor could not be written; it will be tried again");
+            let first = bad.len();
             bad.extend(good.drain(..).map(not_now));
+            // One of them says why.
+            if let (Some((_, failed)), crate::VaultError::Anchor(error)) = (bad.get_mut(first), error) {
+                *failed = StoreError::Anchor(error);
+            }
         }
         (good, bad)
     }

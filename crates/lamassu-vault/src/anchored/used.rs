@@ -13,7 +13,8 @@ impl Anchored {
     /// Those of the anchor: nothing may be changed.
     pub fn note_in_use(&self) -> Result<()> {
         if !self.in_use.load(Ordering::Acquire) {
-            if !self.anchor.vault().is_in_use {
+            // What is only queued, since a commit failed, nobody else knows.
+            if !self.anchor.vault().is_in_use || !self.anchor.is_in_use_now()? {
                 self.anchor.commit_vault(|vault| vault.is_in_use = true)?;
             }
             self.in_use.store(true, Ordering::Release);
@@ -26,7 +27,12 @@ impl Anchored {
     fn note_out_of_use(&self) -> Result<()> {
         let is_over = self.anchor.queued() == 0 && !self.after_crash.load(Ordering::Acquire);
         if is_over && self.anchor.vault().is_in_use {
-            self.anchor.commit_vault(|vault| vault.is_in_use = false)?;
+            let done = self.anchor.commit_vault(|vault| vault.is_in_use = false);
+            if done.is_err() {
+                // A later commit must not say so beside changes of the store.
+                self.anchor.change_vault(|vault| vault.is_in_use = true);
+            }
+            done?;
             self.in_use.store(false, Ordering::Release);
         }
         Ok(())

@@ -1,5 +1,7 @@
 //! What a check reports: stable words and numbers, for programs and for people.
 
+use super::kind;
+
 /// Progress of a check, in files and backing bytes.
 pub trait Progress: Send + Sync {
     /// How much lies ahead, when known.
@@ -99,6 +101,8 @@ const KEPT_BYTES_MAX: usize = 64 << 20;
 pub struct Tally {
     /// Damaged, and not mended.
     pub damaged: u64,
+    /// Those among them that are as somebody wrote them once, and not the newest, as the anchor knows.
+    pub stale: u64,
     /// Reads, and not as it was written last.
     pub undone: u64,
     /// Mended.
@@ -121,6 +125,10 @@ impl Report {
     /// Counts a problem, each block of a run, and keeps it while there is room.
     pub fn add(&mut self, problem: Problem) {
         let tally = &mut self.tally;
+        let is_left = !(problem.repaired || problem.undone || problem.harmless);
+        if is_left && [kind::STALE, kind::OTHER_KIND, kind::MISSING, kind::UNRECORDED].contains(&&*problem.kind) {
+            tally.stale += problem.blocks.unwrap_or(1);
+        }
         let count = match (problem.repaired, problem.undone, problem.harmless) {
             (true, _, _) => &mut tally.repaired,
             (false, true, _) => &mut tally.undone,
@@ -128,7 +136,7 @@ impl Report {
             (false, false, false) => &mut tally.damaged,
         };
         *count += problem.blocks.unwrap_or(1);
-        tally.io += u64::from(problem.kind == super::kind::IO);
+        tally.io += u64::from(problem.kind == kind::IO);
         match tally.kept_bytes.saturating_add(problem.bytes()) {
             bytes if bytes <= KEPT_BYTES_MAX => {
                 tally.kept_bytes = bytes;
@@ -145,6 +153,7 @@ impl Report {
         self.problems_left_out += other.problems_left_out;
         self.tally = Tally {
             damaged: before.damaged + counted.damaged,
+            stale: before.stale + counted.stale,
             undone: before.undone + counted.undone,
             repaired: before.repaired + counted.repaired,
             harmless: before.harmless + counted.harmless,
@@ -161,6 +170,11 @@ impl Report {
     /// Whether something is damaged that was not mended.
     pub fn is_damaged(&self) -> bool {
         self.tally.damaged > 0
+    }
+
+    /// Whether something is not the newest, and all that is damaged is that.
+    pub fn is_stale(&self) -> bool {
+        self.tally.stale > 0 && self.tally.stale == self.tally.damaged
     }
 
     /// Whether something reads, and not as it was written last.
@@ -189,7 +203,7 @@ mod tests {
         let problem = |harmless| Problem { stored: "d/".repeat(2000), harmless, ..Problem::default() };
         let mut report = Report::default();
         (0..30_000).for_each(|_| report.add(problem(true)));
-        report.add(Problem { kind: super::super::kind::IO.into(), ..problem(false) });
+        report.add(Problem { kind: kind::IO.into(), ..problem(false) });
         assert!(report.is_damaged() && !report.is_all_at_rest(), "although it is not kept");
         let kept: usize = report.problems.iter().map(Problem::bytes).sum();
         assert!(kept <= KEPT_BYTES_MAX && kept > KEPT_BYTES_MAX / 2, "{kept}");

@@ -385,8 +385,9 @@ fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) ->
     let store = store_kind::of(&args.dir);
     let block_size = header.geometry().block_size() as u32;
     let on_disk_of_store = anchor.as_ref().and_then(|file| anchor_place::warning(file, &args.dir));
+    let open_to_others = anchor.as_deref().and_then(anchor_place::open_to_others);
     let advice = store.iter().filter_map(|s| s.advice(block_size));
-    let warnings: Vec<String> = advice.chain(on_disk_of_store).collect();
+    let warnings: Vec<String> = advice.chain(on_disk_of_store).chain(open_to_others).collect();
     warnings.iter().for_each(|warning| ui.warn(warning));
     if let Some(remark) = store.as_ref().and_then(StoreKind::remark) {
         ui.detail(remark);

@@ -6,9 +6,11 @@ use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::signals;
 use crate::text;
-use lamassu_anchor::{Anchor, Digest, ObjectId};
+use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId};
+use lamassu_format::header::{HistoryMark, VaultHeader};
+use lamassu_format::name;
 use lamassu_host::Error;
-use lamassu_keys::witness;
+use lamassu_keys::{HistoryError, header_file, history, witness};
 use lamassu_store::Backend;
 use lamassu_vault::VaultError;
 use lamassu_vault::scrub::{ScrubFinding, ScrubWatch, Scrubbed, scrub};
@@ -28,6 +30,8 @@ Exit status: 0 all is as the anchor says, 30 something is not, 31 nothing is sta
 
 /// How often the state is written.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// How often records are looked at that a writer replaces meanwhile.
+const LOOKS_MAX: u32 = 5;
 /// Findings that one report keeps; all are counted.
 const FINDINGS_MAX: usize = 100_000;
 
@@ -97,6 +101,8 @@ struct Watch<'a> {
     saved: Instant,
     failed: Option<std::io::Error>,
     throttle: Throttle,
+    /// Datasets that were met, by their paths in the store.
+    datasets: Vec<PathBuf>,
 }
 
 /// Keeps reads below a rate.
@@ -122,13 +128,9 @@ impl Throttle {
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let found = open::found(ui, &args.dir)?;
     let header = found.header;
-    if !header.is_anchored() {
-        return Err(Error::NotAnchored.into());
-    }
+    ui.policy.anchors.require(&header)?;
     let (_, table) = ui.policy.anchors.look(&header.id())?;
-    let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(|error| Error::from(VaultError::from(error)))?;
-    let seen = Digest(witness::digest(&header).map_err(Error::from)?);
-    let is_newest = anchor.vault().header.is_current(seen);
+    let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(Error::from)?;
     let backend = lamassu_host::backend(&args.dir)?.without_access_times();
     let state = match &args.state {
         Some(file) => State::read(file, &text::hex(&header.id()))?,
@@ -143,16 +145,20 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         saved: Instant::now(),
         failed: None,
         throttle: Throttle { limit: args.limit, begun: Instant::now(), read: 0 },
+        datasets: Vec::new(),
     };
-    if !is_newest {
-        watch.tell("stale", lamassu_format::name::HEADER, "the header is not the one that the anchor knows");
-    }
+    let mut records = compare_records(ui, &mut watch, &args.dir, Path::new(""), &anchor)?;
     let done = scrub(backend.root(), &header, &anchor, &mut watch).map_err(Error::from);
     let is_stopped = signals::interrupted();
     if done.is_err() || is_stopped {
         watch.save();
     } else if let Some(file) = watch.file {
         let _ = std::fs::remove_file(file);
+    }
+    if done.is_ok() && !is_stopped {
+        for stored in std::mem::take(&mut watch.datasets) {
+            records += dataset_records(ui, &mut watch, &args.dir, &stored)?;
+        }
     }
     let (findings, failed) = (watch.findings, watch.failed);
     drop(watch.meter);
@@ -161,7 +167,65 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     let done = done?;
     signals::check()?;
-    report(ui, args, Scrubbed { findings: done.findings + u64::from(!is_newest), ..done }, findings)
+    report(ui, args, Scrubbed { findings: done.findings + records, ..done }, findings)
+}
+
+/// The header, the history and the record of sessions of the vault in `dir`, as far as that is told without a key: how
+/// many are not as its anchor knows. `stored`: where it lies in the store that is gone through.
+fn compare_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path, anchor: &Anchor) -> Result<u64> {
+    let mut found: Vec<(&'static str, &'static str, &'static str)> = Vec::new();
+    for _ in 0..LOOKS_MAX {
+        found.clear();
+        let known = anchor.vault_now().map_err(Error::from)?;
+        let seen = header_file::read::<VaultHeader>(&dir.join(name::HEADER)).map_err(Error::from)?;
+        if !known.header.is_current(Digest(witness::digest(&seen).map_err(Error::from)?)) {
+            found.push(("stale", name::HEADER, "the header is not the one that the anchor knows"));
+        }
+        let (count, Digest(head)) = known.history;
+        let has_history = match history::reaches(dir, HistoryMark { count, head }) {
+            // The mode of a dataset's directory may deny it to its owner.
+            Err(HistoryError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                ui.warn(format_args!("{}: the history cannot be read, and was not compared", dir.display()));
+                true
+            }
+            told => told.map_err(Error::from)?,
+        };
+        if !has_history {
+            let is_there = dir.join(name::HISTORY).symlink_metadata().is_ok();
+            let kind = if is_there { "stale" } else { "missing" };
+            found.push((kind, name::HISTORY, "the history does not go as far as the anchor knows"));
+        }
+        let record = dir.join(name::SESSIONS).join(name::SESSIONS_RECORD);
+        if record.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            found.push(("missing", name::SESSIONS, "the record of sessions is not there"));
+        }
+        // A writer may have replaced something in between: the anchor knows of it before the store does.
+        if found.is_empty() || anchor.vault_now().map_err(Error::from)?.revision == known.revision {
+            break;
+        }
+    }
+    for (kind, name, what) in &found {
+        watch.tell(kind, stored.join(name).display().to_string(), *what);
+    }
+    Ok(found.len() as u64)
+}
+
+/// The same of a dataset, where this host has its anchor.
+fn dataset_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path) -> Result<u64> {
+    let dir = dir.join(stored);
+    let header: VaultHeader = match header_file::read(&dir.join(name::HEADER)) {
+        Ok(header) => header,
+        Err(error) => {
+            watch.tell("unreadable", stored.join(name::HEADER).display().to_string(), error.to_string());
+            return Ok(1);
+        }
+    };
+    let table = match ui.policy.anchors.look(&header.id()) {
+        Err(Error::Vault(VaultError::Anchor(AnchorError::Missing { .. })) | Error::NoAnchorPlace) => return Ok(0),
+        found => found?.1,
+    };
+    let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(Error::from)?;
+    compare_records(ui, watch, &dir, stored, &anchor)
 }
 
 fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<()> {
@@ -279,6 +343,10 @@ impl ScrubWatch for Watch<'_> {
     fn found(&mut self, finding: &ScrubFinding) {
         let kind = finding.kind.map_or("unreadable", |kind| kind.word());
         self.tell(kind, finding.path.display().to_string(), finding.what.clone());
+    }
+
+    fn dataset(&mut self, stored: &Path) {
+        self.datasets.push(stored.to_owned());
     }
 
     fn verified(&mut self, object: ObjectId) {

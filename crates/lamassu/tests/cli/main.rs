@@ -4,6 +4,8 @@
 
 mod admin;
 mod alerts;
+mod anchor_disk;
+mod anchor_faults;
 mod anchors;
 mod asked;
 mod ciphers;
@@ -37,6 +39,7 @@ mod put_back;
 mod pykmip;
 mod recipes;
 mod rekey;
+mod restored;
 mod served;
 mod shares;
 mod slots;

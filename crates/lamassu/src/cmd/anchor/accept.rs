@@ -5,12 +5,15 @@ use crate::fault::{Context, Fault, Result};
 use crate::keys;
 use crate::open;
 use crate::output::Ui;
+use crate::text;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_host::anchors::Access;
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Update};
+use lamassu_store::Backend as _;
+use lamassu_vault::VaultError;
 use lamassu_vault::anchor::Accepted;
 use std::path::Path;
 
@@ -23,7 +26,8 @@ pub fn accept(ui: &Ui, args: &Accept) -> Result<()> {
     }
 }
 
-/// The header and the history as they are: they are written anew with the entry that says so.
+/// The header and the history as they are: they are written anew with the entry that says so. The record of sessions
+/// goes on behind the sessions that the anchor knows.
 fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
     let source = args.key.source()?;
     open::found(ui, &args.dir)?;
@@ -34,11 +38,27 @@ fn header_and_history(ui: &Ui, args: &Accept) -> Result<()> {
     unlocked.may_change(&header)?;
     // Where there is none to remember it, nothing is accepted; and one from before the vault was anchored says that it
     // is from now on.
-    ui.policy.anchors.open(&header.id(), Access::Write)?;
+    let anchor = ui.policy.anchors.open(&header.id(), Access::Write)?;
     unlocked.set_anchored(&mut header)?;
     let event = Event::new(EventKind::AnchorAccepted).slot(unlocked.slot()).detail("what", "header and history");
     update.record(&mut header, &unlocked, &[event])?;
     ui.note("the header and the history are taken for the newest, as they are");
+    // A store that was restored whole has the record of sessions of that time, which gives numbers that were given.
+    let (root, ring) = (open::backend(&args.dir)?.root(), unlocked.key_ring(header.suite())?);
+    match lamassu_vault::accept_sessions(&*root, &ring, &header.id(), anchor.vault().session) {
+        Ok(false) => {
+            let last = lamassu_vault::last_session(&*root, &ring, &header.id())?;
+            anchor.sessions_go_to(last).map_err(Error::from)?;
+        }
+        Ok(true) => ui.note(format_args!(
+            "so is the record of sessions, an older one: what the vault holds may be older, too; `lamassu check {0}` names \
+             what is, and `lamassu anchor accept -r {0} /` takes all of it",
+            text::printable(&args.dir.display().to_string())
+        )),
+        // Nothing is accepted of what is not there; `check --repair` makes a new one.
+        Err(error @ VaultError::Damaged { .. }) => ui.warn(error),
+        Err(error) => return Err(error.into()),
+    }
     Ok(())
 }
 
@@ -49,12 +69,13 @@ fn paths(ui: &Ui, args: &Accept) -> Result<()> {
     unsealed.keys.may_change(&unsealed.found.header)?;
     let opened = unsealed.open_to_serve(open::options(false), false)?;
     if opened.anchor.is_none() {
-        return Err(Error::NotAnchored.into());
+        return Err(Error::Unanchored.into());
     }
     let done = args.paths.iter().try_for_each(|path| {
-        note(ui, &unsealed, &args.dir, path, args.recursive)?;
         let plain = path.strip_prefix("/").unwrap_or(path);
         let context = || format!("vault:{}", path.display());
+        opened.vault.may_accept(plain.as_os_str()).with_context(context)?;
+        note(ui, &unsealed, &args.dir, path, args.recursive)?;
         let accepted = opened.vault.accept(plain.as_os_str(), args.recursive).with_context(context)?;
         tell(ui, path, &accepted);
         match accepted.damaged {
@@ -76,6 +97,6 @@ fn tell(ui: &Ui, path: &Path, accepted: &Accepted) {
     let Accepted { changed, added, removed, kept, damaged } = accepted;
     ui.note(format_args!(
         "vault:{}: {changed} changed, {added} new, {removed} gone, {kept} as they were, {damaged} do not open and stay stale",
-        crate::text::printable(&path.display().to_string())
+        text::printable(&path.display().to_string())
     ));
 }

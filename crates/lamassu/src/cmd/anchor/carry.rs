@@ -6,11 +6,12 @@ use crate::fault::{Fault, Result};
 use crate::open;
 use crate::output::Ui;
 use crate::text;
-use lamassu_anchor::{AnchorError, Digest, export};
+use lamassu_anchor::{Anchor, AnchorError, Digest, export};
 use lamassu_host::anchors::{Access, ImportError};
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::Event;
 use lamassu_keys::history::EventKind;
+use lamassu_store::Backend as _;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -20,6 +21,7 @@ pub fn export(ui: &Ui, args: &Export) -> Result<()> {
     let (dir, _) = anchored(ui, &args.dir)?;
     let Unsealed { found, keys, .. } = open::unlocked(ui, &dir, &args.key)?;
     let id = found.header.id();
+    anchor_place::refuse_in_vault(&args.file, &dir)?;
     let (_, table) = ui.policy.anchors.look(&id)?;
     let local = |op| move |source| Fault::Local { op, path: args.file.clone(), source };
     let made = File::options().write(true).create_new(true).mode(0o600).open(&args.file);
@@ -71,13 +73,22 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
         }
     }
     // Now, and not at the next mount, is the time to learn that it does not fit.
-    match unsealed.anchor(Access::Read) {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            ui.warn(format_args!("the anchor is imported, and the vault is not in the state that it knows"));
-            Err(error.into())
-        }
-    }
+    let fits = unsealed.anchor(Access::Read).map_err(Into::into).and_then(|anchor| match anchor {
+        Some(anchor) => fits_sessions(&unsealed, &dir, &anchor),
+        None => Ok(()),
+    });
+    fits.inspect_err(|_| ui.warn("the anchor is imported, and the vault is not in the state that it knows"))
+}
+
+/// That the vault has had the sessions that its anchor knows, and no others: the export is of the state that lies
+/// there, as far as that is told without going through all of it.
+fn fits_sessions(unsealed: &Unsealed, dir: &Path, anchor: &Anchor) -> Result<()> {
+    let header = &unsealed.found.header;
+    let (root, ring) = (open::backend(dir)?.root(), unsealed.keys.key_ring(header.suite())?);
+    let known = anchor.vault().session;
+    lamassu_vault::verify_sessions(&*root, &ring, &header.id(), known)?;
+    let last = lamassu_vault::last_session(&*root, &ring, &header.id())?;
+    if last == known { Ok(()) } else { Err(Fault::WrittenSince { last, known }.into()) }
 }
 
 /// Appends to the history, which the anchor is told of.
@@ -99,6 +110,9 @@ pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
     let _lock = open::lock_out_writers(ui, &dir)?;
     let (from, to) = ui.policy.anchors.move_to(&header.id(), &dir, &args.file)?;
     ui.note(format_args!("moved {} to {}", from.display(), to.display()));
+    if let Some(warning) = anchor_place::open_to_others(&to) {
+        ui.warn(warning);
+    }
     if let Some(warning) = anchor_place::warning(&to, &dir) {
         ui.warn(warning);
     }

@@ -189,10 +189,8 @@ pub fn run(ui: &Ui, command: AnchorCommand) -> Result<()> {
 fn anchored(ui: &Ui, path: &Path) -> Result<(PathBuf, VaultHeader)> {
     let dir = served::dir_of(path)?;
     let header = open::found(ui, &dir)?.header;
-    match header.is_anchored() {
-        true => Ok((dir, header)),
-        false => Err(lamassu_host::Error::NotAnchored.into()),
-    }
+    ui.policy.anchors.require(&header)?;
+    Ok((dir, header))
 }
 
 /// Refuses what takes the vault alone where it is mounted.

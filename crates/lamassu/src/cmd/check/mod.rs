@@ -24,8 +24,8 @@ Examples:
   lamassu check --repair /srv/store/vault
       completes interrupted commits, and moves what cannot be mended to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
-Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 29 no damage, but writes of an interrupted session are not there, 51 no
-damage, but there are datasets that were not verified, as their keys are not at hand.";
+Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 30 what is left is not the newest, and nothing else is wrong, 29 no damage,
+but writes of an interrupted session are not there, 51 no damage, but there are datasets that were not verified, as their keys are not at hand.";
 
 /// Options of `check`.
 #[derive(clap::Args, Debug)]
@@ -87,13 +87,16 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         "undone" => Err(Fault::Undone { problems: report.tally().undone }.into()),
         "locked" => Err(Fault::NotVerified { datasets: report.locked.len() }.into()),
         "repaired" => Err(Fault::Repaired { problems: report.tally().repaired }.into()),
+        "stale" => Err(Fault::CheckStale { problems: report.tally().stale }.into()),
         _ => Err(Fault::DamageLeft { problems: report.tally().damaged }.into()),
     }
 }
 
 /// The worst that was found. What was not verified is worse than what was mended: the vault is not known to be clean.
 fn status_of(report: &Report, skip_locked: bool) -> &'static str {
-    if report.is_damaged() {
+    if report.is_stale() {
+        "stale"
+    } else if report.is_damaged() {
         "damaged"
     } else if report.is_undone() {
         "undone"

@@ -3,7 +3,7 @@
 use super::{Original, Top};
 use crate::fault::Result;
 use crate::output::Ui;
-use crate::{anchor_place, text};
+use crate::{anchor_place, open, text};
 use lamassu_anchor::Anchor;
 use lamassu_anchor::export::Rights;
 use lamassu_anchor::table::DiskTable;
@@ -11,6 +11,7 @@ use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
 use lamassu_host::anchors::{self, Access, Choice, CopiedDatasets, Made};
 use lamassu_keys::{Unlocked, header_file};
+use lamassu_store::Backend as _;
 use lamassu_store::backend::Privileges;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,6 +31,10 @@ impl Original {
         let table = Arc::new(table);
         let anchor = Anchor::open(table.clone(), &id).map_err(lamassu_host::Error::from)?;
         anchors::check(&anchor, Access::Read, header, keys, &self.dir)?;
+        // A store that was put back whole. Files are copied as they lie there: those that are not the newest are not in
+        // the copy either, by its anchor.
+        let (root, ring) = (open::backend(&self.dir)?.root(), keys.key_ring(header.suite())?);
+        lamassu_vault::verify_sessions(&*root, &ring, &id, anchor.vault().session)?;
         Ok(Some(table))
     }
 

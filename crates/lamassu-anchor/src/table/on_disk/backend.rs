@@ -1,0 +1,268 @@
+//! What redb reads and writes: one open file, and its locks, which outlive a database that has failed.
+//!
+//! redb gives up a database at the first error of its disk. So another is opened on the same file, and meanwhile:
+//!
+//! * Locks stay. They belong to the open file, which is one throughout: nobody else gets in between.
+//! * A transaction that has failed is rolled back, whatever of it had arrived. redb never writes over what its last
+//!   durable transaction refers to, so that the header of that one is all it takes.
+//!
+//! The file is longer before redb learns of it only where the disk has the room: a full disk shows before anything of a
+//! transaction is written, wherever the file system can reserve.
+
+use parking_lot::Mutex;
+use redb::backends::FileBackend;
+use redb::{BackendError, StorageBackend};
+use rustix::fs::FallocateFlags;
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::ops::Bound;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes at the front of the file that tell which transaction is the last.
+const HEADER_LEN: usize = 320;
+/// The byte of them whose lowest bit says in which of two places that transaction is described: each one changes it, in
+/// its last write before a barrier.
+const LAST_AT: usize = 9;
+
+type Range = (Bound<u64>, Bound<u64>);
+
+/// See the module's head.
+#[derive(Debug)]
+pub(super) struct Backend {
+    /// The same open file as that of `redb`.
+    file: File,
+    redb: FileBackend,
+    locks: Mutex<Locks>,
+    header: Mutex<Header>,
+    /// Bytes that the file could not be made longer by.
+    short_of: AtomicU64,
+    #[cfg(test)]
+    pub fails: Mutex<Option<Fails>>,
+}
+
+#[derive(Debug, Default)]
+struct Locks {
+    held: HashSet<Range>,
+    /// Those that stay locked, whatever redb says: a database is being exchanged for another.
+    kept: HashSet<Range>,
+}
+
+#[derive(Debug, Default)]
+struct Header {
+    /// As it was written last; empty while the file has none.
+    written: Vec<u8>,
+    /// The same, as of the last barrier.
+    durable: Vec<u8>,
+}
+
+/// Has calls fail, for tests.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fails {
+    pub call: &'static str,
+    /// So many succeed before.
+    pub after: u32,
+    pub errno: i32,
+}
+
+impl Backend {
+    pub fn new(file: File) -> io::Result<Backend> {
+        let mut header = vec![0; HEADER_LEN];
+        match file.read_exact_at(&mut header, 0) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => header.clear(),
+            done => done?,
+        }
+        let redb = FileBackend::new(file.try_clone()?).map_err(io::Error::other)?;
+        Ok(Backend {
+            file,
+            redb,
+            locks: Mutex::default(),
+            header: Mutex::new(Header { durable: header.clone(), written: header }),
+            short_of: AtomicU64::new(0),
+            #[cfg(test)]
+            fails: Mutex::new(None),
+        })
+    }
+
+    /// The open file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// From now on the locks that are held stay. To be called with no transaction under way.
+    pub fn keep_locks(&self) {
+        let locks = &mut *self.locks.lock();
+        locks.kept.extend(locks.held.iter().copied());
+    }
+
+    /// A database has them again.
+    pub fn leave_locks(&self) {
+        self.locks.lock().kept.clear();
+    }
+
+    /// Lets go of all locks: no database will use the file again.
+    pub fn release(&self) {
+        // Closing the file does the same, later where a process that is just being started has a copy of it.
+        let _ = self.redb.close();
+    }
+
+    /// Another one after each transaction that has become durable, whatever failed behind that.
+    pub fn last_transaction(&self) -> Option<u8> {
+        self.header.lock().durable.get(LAST_AT).map(|byte| byte & 1)
+    }
+
+    /// Takes back what a transaction wrote that has failed.
+    pub fn roll_back(&self) -> io::Result<()> {
+        let header = &mut *self.header.lock();
+        if header.written != header.durable && !header.durable.is_empty() {
+            self.check("write")?;
+            self.file.write_all_at(&header.durable, 0)?;
+            header.written.clone_from(&header.durable);
+        }
+        // Also of what is as it was, a barrier that failed tells nothing.
+        self.check("sync")?;
+        self.file.sync_data()
+    }
+
+    /// Fails as the disk would if the file still cannot be made longer: nothing need be begun then.
+    pub fn reserve_again(&self) -> io::Result<()> {
+        match self.short_of.load(Ordering::Acquire) {
+            0 => Ok(()),
+            short_of => self.reserve(self.file.metadata()?.len(), short_of),
+        }
+    }
+
+    /// Reserves room behind the end of the file, where the file system can. Its length stays: redb knows only lengths
+    /// that it chose itself, and a crash must leave one of those.
+    fn reserve(&self, end: u64, more: u64) -> io::Result<()> {
+        let reserved = self.check("reserve").and_then(|()| {
+            rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, end, more).map_err(io::Error::from)
+        });
+        let is_full = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+        match reserved {
+            Err(error) if is_full(&error) => {
+                self.short_of.store(more, Ordering::Release);
+                Err(error)
+            }
+            Ok(()) | Err(_) => {
+                self.short_of.store(0, Ordering::Release);
+                Ok(())
+            }
+        }
+    }
+
+    /// Fails where a test wants it.
+    #[cfg(test)]
+    fn check(&self, call: &'static str) -> io::Result<()> {
+        let fails = &mut *self.fails.lock();
+        let Some(fails) = fails.as_mut().filter(|fails| fails.call == call) else { return Ok(()) };
+        if fails.after > 0 {
+            fails.after -= 1;
+            return Ok(());
+        }
+        Err(io::Error::from_raw_os_error(fails.errno))
+    }
+
+    #[cfg(not(test))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)] // the same as for tests
+    fn check(&self, _: &'static str) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a database has of it.
+#[derive(Clone, Debug)]
+pub(super) struct Shared(pub Arc<Backend>);
+
+impl Shared {
+    fn locked(&self, range: Range, locked: Result<bool, BackendError>) -> Result<bool, BackendError> {
+        if matches!(locked, Ok(true)) {
+            self.0.locks.lock().held.insert(range);
+        }
+        locked
+    }
+}
+
+impl StorageBackend for Shared {
+    fn len(&self) -> io::Result<u64> {
+        self.0.check("read")?;
+        self.0.redb.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.check("read")?;
+        self.0.redb.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let now = self.0.file.metadata()?.len();
+        if len > now {
+            self.0.reserve(now, len - now)?;
+            return self.0.redb.set_len(len);
+        }
+        // A file that stays longer does no harm, and the transaction that no longer needs the room is durable.
+        let _ = self.0.redb.set_len(len);
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.check("sync")?;
+        self.0.redb.sync_data()?;
+        let header = &mut *self.0.header.lock();
+        header.durable.clone_from(&header.written);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        if at < HEADER_LEN {
+            // Before: of a write that fails part may arrive.
+            let header = &mut *self.0.header.lock();
+            header.written.resize(HEADER_LEN, 0);
+            let len = data.len().min(HEADER_LEN - at);
+            header.written[at..at + len].copy_from_slice(&data[..len]);
+        }
+        self.0.check("write")?;
+        self.0.redb.write(offset, data)
+    }
+
+    /// The table lets go of the locks, when it ends.
+    fn close(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.locked((start, end), self.0.redb.try_lock_range(start, end))
+    }
+
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.locked((start, end), self.0.redb.try_lock_shared_range(start, end))
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.redb.lock_range(start, end)?;
+        self.locked((start, end), Ok(true)).map(drop)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.redb.lock_shared_range(start, end)?;
+        self.locked((start, end), Ok(true)).map(drop)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        let locks = &mut *self.0.locks.lock();
+        if locks.kept.contains(&(start, end)) {
+            return Ok(());
+        }
+        self.0.redb.unlock_range(start, end)?;
+        locks.held.remove(&(start, end));
+        Ok(())
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.redb.query_lock_range(start, end)
+    }
+}

@@ -1,0 +1,144 @@
+//! A disk that fails under an open file, at every call that it is asked for.
+#![allow(clippy::unwrap_used)] // a panic is a failed test
+
+use super::backend::Fails;
+use super::*;
+
+fn put(key: &[u8], value: &[u8]) -> Change {
+    Change { space: Space::Objects, key: key.to_vec(), value: Some(value.to_vec()) }
+}
+
+fn fail(table: &DiskTable, call: &'static str, after: u32, errno: i32) {
+    *table.backend.fails.lock() = Some(Fails { call, after, errno });
+}
+
+fn mend(table: &DiskTable) {
+    *table.backend.fails.lock() = None;
+}
+
+fn value(table: &DiskTable, key: &[u8]) -> Option<Vec<u8>> {
+    table.get(Space::Objects, key).unwrap()
+}
+
+fn errno(done: Result<(), AnchorError>) -> Option<i32> {
+    match done {
+        Err(AnchorError::Io { source, .. }) => source.raw_os_error(),
+        Err(other) => panic!("{other:?}"),
+        Ok(()) => None,
+    }
+}
+
+/// A commit whose disk fails at a call, after so many of them. How many there were where it does not.
+fn failing(call: &'static str, after: u32) -> Option<u32> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let table = DiskTable::create(&path).unwrap();
+    table.commit(&[put(b"a", b"1")]).unwrap();
+    let changes = (0..8000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200]));
+    let changes: Vec<_> = changes.chain([put(b"a", b"2")]).collect();
+    fail(&table, call, after, libc::ENOSPC);
+    let done = table.commit(&changes);
+    let calls = table.backend.fails.lock().as_ref().map(|fails| after - fails.after);
+    let has_failed = done.is_err();
+    if has_failed {
+        assert_eq!(errno(done), Some(libc::ENOSPC), "{call} {after}");
+        // The disk may let the file be read, or not: nothing else is answered.
+        if let Ok(found) = table.get(Space::Objects, b"a") {
+            assert_eq!(found.unwrap(), b"1", "{call} {after}");
+        }
+        assert!(table.commit(&changes).is_err(), "{call} {after}");
+    }
+    mend(&table);
+    assert_eq!(value(&table, b"a").unwrap(), if has_failed { b"1" } else { b"2" }, "{call} {after}");
+    assert!(matches!(DiskTable::open(&path), Err(AnchorError::Locked { .. })), "the locks stay");
+    let reader = DiskTable::open_read_only(&path, Readers::BesideWriter).unwrap();
+    table.commit(&[put(b"a", b"3")]).unwrap();
+    assert_eq!(value(&table, b"a").unwrap(), b"3");
+    assert_eq!(value(&reader, b"a").unwrap(), b"3");
+    drop((table, reader));
+    let table = DiskTable::open(&path).unwrap();
+    assert_eq!(value(&table, b"a").unwrap(), b"3");
+    assert_eq!(value(&table, &7_u32.to_be_bytes()).is_some(), !has_failed);
+    calls.filter(|_| !has_failed)
+}
+
+/// A commit that returns an error did not happen, wherever its disk failed; and the next one does.
+#[test]
+fn what_failed_did_not_happen_and_what_follows_does() {
+    for call in ["write", "sync", "reserve"] {
+        let calls = failing(call, u32::MAX).unwrap();
+        assert!(calls > 0, "{call}");
+        let first = 0..calls.min(3);
+        let last = calls.saturating_sub(8).max(first.end)..calls;
+        for after in first.chain((3..last.start).step_by(211)).chain(last) {
+            // What follows the last barrier may fail without harm.
+            assert!(failing(call, after).is_none() || after + 1 == calls, "{call} {after} of {calls}");
+        }
+    }
+}
+
+/// A file whose disk is gone for a while is read again when it is back.
+#[test]
+fn reads_fail_while_the_disk_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("anchor");
+    let writer = DiskTable::create(&path).unwrap();
+    // More than is kept in memory.
+    for first in [0, 10_000, 20_000_u32] {
+        let rows: Vec<_> = (first..first + 10_000).map(|n| put(&n.to_be_bytes(), &[7; 1000])).collect();
+        writer.commit(&rows).unwrap();
+    }
+    drop(writer);
+    let writer = DiskTable::open(&path).unwrap();
+    let reader = DiskTable::open_read_only(&path, Readers::BesideWriter).unwrap();
+    let count = |table: &DiskTable| {
+        let mut count = 0;
+        let counted = table.scan(Space::Objects, &[], &mut |_, _| {
+            count += 1;
+            std::ops::ControlFlow::Continue(())
+        });
+        counted.map(|()| count)
+    };
+    for table in [writer, reader] {
+        assert_eq!(count(&table).unwrap(), 30_000);
+        for _ in 0..2 {
+            fail(&table, "read", 0, libc::EIO);
+            assert_eq!(errno(count(&table).map(drop)), Some(libc::EIO));
+            assert_eq!(errno(table.get(Space::Objects, &[]).map(drop)), Some(libc::EIO));
+            mend(&table);
+            assert_eq!(count(&table).unwrap(), 30_000);
+        }
+    }
+}
+
+/// Nothing is begun while the file cannot become longer.
+#[test]
+fn a_full_disk_shows_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = DiskTable::create(&dir.path().join("anchor")).unwrap();
+    let many: Vec<_> = (0..20_000_u32).map(|n| put(&n.to_be_bytes(), &[7; 200])).collect();
+    fail(&table, "reserve", 0, libc::ENOSPC);
+    assert_eq!(errno(table.commit(&many)), Some(libc::ENOSPC));
+    let number = table.database.read().number;
+    for _ in 0..3 {
+        assert_eq!(errno(table.commit(&[put(b"a", b"1")])), Some(libc::ENOSPC));
+    }
+    assert_eq!(table.database.read().number, number, "no other database had to be opened");
+    mend(&table);
+    table.commit(&many).unwrap();
+}
+
+#[test]
+fn a_commit_is_in_the_file_that_the_path_leads_to() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, away) = (dir.path().join("anchor"), dir.path().join("away"));
+    let table = DiskTable::create(&path).unwrap();
+    table.commit(&[put(b"a", b"1")]).unwrap();
+    std::fs::rename(&path, &away).unwrap();
+    assert!(matches!(table.commit(&[put(b"a", b"2")]), Err(AnchorError::Gone { .. })));
+    std::fs::copy(&away, &path).unwrap();
+    assert!(matches!(table.commit(&[put(b"a", b"2")]), Err(AnchorError::Gone { .. })), "another file");
+    assert_eq!(value(&table, b"a").unwrap(), b"1");
+    std::fs::rename(&away, &path).unwrap();
+    table.commit(&[put(b"a", b"2")]).unwrap();
+}

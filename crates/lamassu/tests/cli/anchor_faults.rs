@@ -1,0 +1,269 @@
+//! What is wrong with an anchor, an export, or a store beside it, and what each command says of that.
+
+use crate::mounts::is_mounted;
+use crate::support::{Bench, Ran};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::Command;
+
+fn bench() -> Bench {
+    let b = Bench::new();
+    b.run("init v").ok();
+    b.dir("m");
+    b.dir("disk");
+    b.run_with("cp v - vault:f", b"content").ok();
+    b
+}
+
+fn anchor(b: &Bench) -> PathBuf {
+    b.run("info --json v").ok().json()["anchor"].as_str().unwrap().into()
+}
+
+fn copy(b: &Bench, from: &str, to: &str) {
+    let _ = fs::remove_dir_all(b.path(to));
+    assert!(Command::new("cp").arg("-a").arg(b.path(from)).arg(b.path(to)).status().unwrap().success());
+}
+
+fn findings(b: &Bench, code: i32) -> Vec<(String, String)> {
+    let told = b.run("scrub --json v").code(code).json();
+    let all = told["findings"].as_array().unwrap().iter();
+    all.map(|f| (f["kind"].as_str().unwrap().into(), f["path"].as_str().unwrap().into())).collect()
+}
+
+#[test]
+fn a_scrub_compares_the_history_and_the_record_of_sessions() {
+    let b = bench();
+    assert_eq!(findings(&b, 0), []);
+    let log = b.path("v/lamassu.history");
+    let old = fs::read(&log).unwrap();
+    let second = b.key("second");
+    b.run(&format!("key add -n {second} v")).ok();
+    let whole = fs::read(&log).unwrap();
+    let is = |kind: &str, path: &str| vec![(kind.to_string(), path.to_string())];
+    fs::write(&log, &old).unwrap();
+    assert_eq!(findings(&b, 30), is("stale", "lamassu.history"));
+    let mut other = whole.clone();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(&log, &other).unwrap();
+    assert_eq!(findings(&b, 30), is("stale", "lamassu.history"));
+    fs::remove_file(&log).unwrap();
+    assert_eq!(findings(&b, 30), is("missing", "lamassu.history"));
+    fs::write(&log, &whole).unwrap();
+    fs::rename(b.path("v/lamassu.sessions"), b.path("away")).unwrap();
+    assert_eq!(findings(&b, 30), is("missing", "lamassu.sessions"));
+    fs::rename(b.path("away"), b.path("v/lamassu.sessions")).unwrap();
+    // A header that says that the vault is not anchored is from before, or was edited.
+    let header = fs::read_to_string(b.path("v/lamassu.vault")).unwrap();
+    let mut edited: serde_json::Value = serde_json::from_str(&header).unwrap();
+    edited.as_object_mut().unwrap().remove("anchored").unwrap();
+    fs::write(b.path("v/lamassu.vault"), edited.to_string()).unwrap();
+    for line in ["scrub v", "anchor status v", "anchor verify v"] {
+        b.run(line).code(30).says("stale vault header");
+    }
+    fs::write(b.path("v/lamassu.vault"), header).unwrap();
+    assert_eq!(findings(&b, 0), []);
+}
+
+#[test]
+fn a_scrub_compares_the_headers_of_datasets() {
+    let b = bench();
+    b.run("mount v m").ok();
+    let own = b.key("own");
+    b.run(&format!("dataset create -n {own} m/d")).ok();
+    b.unmount("m");
+    let dir = b.stored("v", "d");
+    let files = ["lamassu.vault", "lamassu.history"].map(|name| dir.join(name));
+    let old = files.clone().map(|file| fs::read(file).unwrap());
+    let third = b.key("third");
+    b.run(&format!("key add -k {own} -n {third} {}", dir.display())).ok();
+    assert_eq!(findings(&b, 0), []);
+    files.iter().zip(&old).for_each(|(file, bytes)| fs::write(file, bytes).unwrap());
+    let stored = dir.strip_prefix(b.path("v")).unwrap().display().to_string();
+    let expected = ["lamassu.vault", "lamassu.history"].map(|name| ("stale".to_string(), format!("{stored}/{name}")));
+    assert_eq!(findings(&b, 30), expected);
+}
+
+/// Wherever it is: a page of the file that is in use has a checksum.
+#[test]
+fn a_flipped_bit_in_the_anchor_is_found() {
+    let b = bench();
+    let (file, id) = (anchor(&b), b.run("info --json v").ok().json()["id"].as_str().unwrap().to_string());
+    b.run("anchor status v").ok().text().find("checksums").expect("a line");
+    assert_eq!(b.run("anchor status --json v").ok().json()["checked"], true);
+    let whole = fs::read(&file).unwrap();
+    let id = data_encoding::HEXLOWER.decode(id.as_bytes()).unwrap();
+    // Behind the id of the vault, in its row, and in every older copy of that.
+    let rows: Vec<_> = (0..whole.len() - id.len()).filter(|at| whole[*at..].starts_with(&id)).collect();
+    assert!(!rows.is_empty());
+    let mut bytes = whole.clone();
+    rows.iter().for_each(|at| bytes[at + id.len() + 40] ^= 4);
+    fs::write(&file, bytes).unwrap();
+    for line in ["ls v", "mount v m", "mount --read-only v m", "anchor status v", "anchor verify v", "check v"] {
+        b.run(line).code(62).says("anchor import");
+    }
+    b.run_with("cp v - vault:g", b"x").code(62);
+    fs::write(&file, whole).unwrap();
+    b.run("mount v m").ok();
+    assert_eq!(b.run("anchor status --json v").ok().json()["checked"], false, "beside a writer");
+    b.run("anchor verify v").ok().says("not compared");
+    b.unmount("m");
+}
+
+#[test]
+fn an_anchor_that_knows_no_vault_is_called_empty() {
+    let b = bench();
+    let file = anchor(&b);
+    let whole = fs::read(&file).unwrap();
+    fs::write(&file, b"").unwrap();
+    for line in ["mount v m", "anchor status v", "anchor verify v", "ls v"] {
+        let ran = b.run(line).code(62);
+        assert!(ran.err.contains("empty") || ran.err.contains("damaged"), "{line}: {}", ran.err);
+        assert!(!ran.err.contains("the vault's row"), "{line}: {}", ran.err);
+    }
+    b.run("mount v m").code(62).says("knows no vault").says("anchor import");
+    b.run("anchor status v").code(62).says("knows no vault");
+    assert!(!is_mounted(&b.path("m")));
+    fs::write(&file, whole).unwrap();
+    b.run("ls v").ok();
+}
+
+#[test]
+fn an_export_that_does_not_fit_is_told() {
+    let b = bench();
+    b.run("anchor export v out").ok();
+    // The same keys, other content: the header tells nothing.
+    b.run_with("cp v - vault:g", b"more").ok();
+    b.run("anchor import --older v out").code(30).says("written since the export was made").says("lamassu check");
+    b.run("check v").code(30);
+    copy(&b, "v", "backup");
+    b.run("anchor accept -r v /").ok();
+    b.run("anchor export v fits").ok();
+    b.run("anchor import v fits").ok();
+    // And a store that is older than the export.
+    copy(&b, "v", "older");
+    b.run_with("cp v - vault:h", b"more").ok();
+    b.run("anchor export v newer").ok();
+    copy(&b, "older", "v");
+    b.run("anchor import v newer").code(30).says("stale record of sessions");
+}
+
+#[test]
+fn an_export_does_not_go_into_the_vault() {
+    let b = bench();
+    fs::create_dir(b.path("v/deep")).unwrap();
+    for place in ["v/out", "v/deep/out", "disk/../v/out"] {
+        b.run(&format!("anchor export v {place}")).code(28).says("would lie in");
+        assert!(!b.path(place).exists());
+    }
+    b.run("anchor export v disk/out").ok();
+}
+
+#[test]
+fn a_directory_that_others_may_write_to_is_no_place() {
+    let b = bench();
+    let mode = |bits| fs::set_permissions(b.path("disk"), fs::Permissions::from_mode(bits)).unwrap();
+    mode(0o777);
+    b.run("init --anchor disk/w w").ok().says("others may write to");
+    b.run("anchor move v disk/v").ok().says("others may write to");
+    for bits in [0o1777, 0o755] {
+        mode(bits);
+        let ran = b.run(&format!("anchor move v disk/{bits}")).ok();
+        assert!(!ran.err.contains("others may write"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn what_is_not_there_is_not_accepted_and_not_written_down() {
+    let b = bench();
+    let before = fs::read(b.path("v/lamassu.history")).unwrap();
+    b.run("anchor accept v nosuch").code(3);
+    b.run("anchor accept v nosuch/deeper").code(3);
+    b.run("anchor accept -r v nosuch").code(3);
+    assert_eq!(fs::read(b.path("v/lamassu.history")).unwrap(), before);
+    b.run("anchor accept v f").ok();
+    assert_ne!(fs::read(b.path("v/lamassu.history")).unwrap(), before);
+}
+
+#[test]
+fn a_vault_without_an_anchor_is_not_told_to_leave_it_out() {
+    let b = Bench::new();
+    b.run("init --anchor none v").ok();
+    for line in ["anchor status v", "anchor verify v", "anchor export v out", "scrub v"] {
+        let ran = b.run(line).code(2).says("not anchored").says("anchor rebuild");
+        assert!(!ran.err.contains("leave out"), "{line}: {}", ran.err);
+    }
+    b.file("a", b"");
+    b.run("ls --anchor a v").code(2).says("leave out --anchor");
+}
+
+/// Something else lies where a writer's locks belong: the store's doing, whatever the command.
+#[test]
+fn what_lies_in_the_place_of_a_lock_is_the_stores_fault() {
+    let b = bench();
+    let refused = |said: &str| {
+        for line in ["mount v m", "check v", "check --repair v", "anchor accept v", "anchor rebuild v"] {
+            b.run(line).code(5).says(said);
+        }
+        b.run_with("cp v - vault:g", b"x").code(5).says(said);
+        assert_eq!(b.run("cat v f").ok().text(), "content");
+        assert!(!is_mounted(&b.path("m")));
+    };
+    fs::remove_file(b.path("v/lamassu.lock")).unwrap();
+    assert!(Command::new("mkfifo").arg(b.path("v/lamassu.lock")).status().unwrap().success());
+    refused("lamassu.lock");
+    fs::remove_file(b.path("v/lamassu.lock")).unwrap();
+    b.run("check v").ok();
+    fs::remove_dir(b.path("v/lamassu.staging")).unwrap();
+    symlink("/tmp", b.path("v/lamassu.staging")).unwrap();
+    refused("lamassu.staging");
+    fs::remove_file(b.path("v/lamassu.staging")).unwrap();
+    b.run("mount v m").ok();
+    b.unmount("m");
+    b.run("check v").ok();
+}
+
+#[test]
+fn a_store_that_was_put_back_is_not_cloned() {
+    let b = bench();
+    copy(&b, "v", "older");
+    b.run_with("cp v - vault:g", b"more").ok();
+    copy(&b, "v", "newest");
+    copy(&b, "older", "v");
+    for line in ["clone v w", "snapshot v s"] {
+        b.run(line).code(30).says("stale record of sessions").says("lamassu.sessions");
+    }
+    assert!(!b.path("w").exists() && !b.path("s").exists());
+    copy(&b, "newest", "v");
+    b.run("clone v w").ok();
+    // One file that was put back is not the newest in the copy either.
+    let stored = |dir: &str| b.path(dir).join(b.stored("v", "f").strip_prefix(b.path("v")).unwrap());
+    b.file("new", b"changed");
+    let before = fs::read(stored("v")).unwrap();
+    b.run("cp v new vault:f").ok();
+    fs::write(stored("v"), before).unwrap();
+    b.run("clone v x").ok();
+    for vault in ["v", "x"] {
+        let ran: Ran = b.run(&format!("check {vault}"));
+        ran.code(30);
+        b.run(&format!("cat {vault} f")).code(30);
+    }
+}
+
+/// The vault's directory is another one under a mount: what the daemon has open it goes on with.
+#[test]
+fn a_vault_whose_directory_was_replaced_is_not_found_under_its_path() {
+    let b = bench();
+    b.run("mount v m").ok();
+    fs::rename(b.path("v"), b.path("away")).unwrap();
+    b.run("ls v").code(6);
+    b.dir("v");
+    b.run("check v").code(6).says("not a vault");
+    assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
+    fs::write(b.path("m/g"), b"more").unwrap();
+    b.unmount("m");
+    fs::remove_dir(b.path("v")).unwrap();
+    crate::mounts::wait_for("the end of the daemon", || b.run("check away").code == 0);
+    fs::rename(b.path("away"), b.path("v")).unwrap();
+    assert_eq!(b.run("cat v g").ok().text(), "more");
+}
