@@ -14,11 +14,13 @@
 
 mod backend;
 mod overlay;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 
 use self::backend::{Backend, Shared};
 use self::overlay::Overlay;
+use self::snapshot::{Kept, Snapshot};
 use super::{Change, Space, Table, Visit};
 use crate::AnchorError;
 use parking_lot::{Mutex, RwLock};
@@ -131,6 +133,8 @@ pub struct DiskTable {
 struct Current {
     /// `None`: it was given up, and no other could be opened yet.
     handle: Option<Handle>,
+    /// What is read of it.
+    kept: Kept,
     /// How many were given up before.
     number: u64,
 }
@@ -205,14 +209,14 @@ impl DiskTable {
             path: absolute,
             role,
             backend,
-            database: RwLock::new(Current { handle: Some(handle), number: 0 }),
+            database: RwLock::new(Current { handle: Some(handle), kept: Kept::default(), number: 0 }),
             committing: Mutex::new(()),
             is_broken: AtomicBool::new(false),
         }))
     }
 
     fn make_tables(&self) -> Result<(), AnchorError> {
-        let made = self.ask_once("open", |database| {
+        let made = self.ask_once("open", |database, _| {
             let write = database.writer()?.begin_write()?;
             for space in Space::ALL {
                 write.open_table(definition(space))?;
@@ -222,16 +226,17 @@ impl DiskTable {
         made.map_err(|(error, _)| error)
     }
 
-    /// Asks the database, and once more if it has failed, or had before.
+    /// Reads what was committed last, and once more if the database has failed, or had before.
     fn ask<T>(
         &self,
         op: &'static str,
-        mut work: impl FnMut(&Handle) -> Result<T, redb::Error>,
+        mut work: impl FnMut(&Snapshot) -> Result<T, redb::Error>,
     ) -> Result<T, AnchorError> {
-        match self.ask_once(op, &mut work) {
+        let mut read = |handle: &Handle, kept: &Kept| work(&*kept.get(handle)?);
+        match self.ask_once(op, &mut read) {
             Err((AnchorError::Io { .. }, number)) => {
                 self.open_anew(op, number)?;
-                self.ask_once(op, work).map_err(|(error, _)| error)
+                self.ask_once(op, read).map_err(|(error, _)| error)
             }
             done => done.map_err(|(error, _)| error),
         }
@@ -241,14 +246,14 @@ impl DiskTable {
     fn ask_once<T>(
         &self,
         op: &'static str,
-        work: impl FnOnce(&Handle) -> Result<T, redb::Error>,
+        work: impl FnOnce(&Handle, &Kept) -> Result<T, redb::Error>,
     ) -> Result<T, (AnchorError, u64)> {
         let current = self.database.read();
         if self.is_broken.load(Ordering::Acquire) {
             return Err((AnchorError::Broken, current.number));
         }
         let done = match &current.handle {
-            Some(handle) => fenced(|| work(handle)),
+            Some(handle) => fenced(|| work(handle, &current.kept)),
             None => Some(Err(redb::Error::PreviousIo)),
         };
         if done.is_none() {
@@ -275,6 +280,7 @@ impl DiskTable {
             AnchorError::Broken
         };
         self.backend.keep_locks();
+        current.kept.forget();
         let old = current.handle.take();
         current.number += 1;
         fenced(|| drop(old)).ok_or_else(broken)?;
@@ -340,7 +346,7 @@ impl DiskTable {
         &self,
         mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let done = self.ask_once("read", |database| {
+        let done = self.ask_once("read", |database, _| {
             let read = database.begin_read()?;
             for space in Space::ALL {
                 for row in read.open_table(definition(space))?.range::<&[u8]>(..)? {
@@ -357,8 +363,8 @@ impl DiskTable {
 
     /// The next rows of a scan: those that begin with `prefix`, behind the key `after`.
     fn rows(&self, space: Space, prefix: &[u8], after: Option<&[u8]>) -> Result<Vec<Row>, AnchorError> {
-        self.ask("read", |database| {
-            let table = database.begin_read()?.open_table(definition(space))?;
+        self.ask("read", |snapshot| {
+            let table = snapshot.table(space)?;
             let from = after.map_or(Bound::Included(prefix), Bound::Excluded);
             let mut rows = Vec::new();
             for row in table.range::<&[u8]>((from, Bound::Unbounded))?.take(SCANNED_AT_ONCE) {
@@ -375,12 +381,17 @@ impl DiskTable {
 
 impl Drop for DiskTable {
     fn drop(&mut self) {
-        let handle = self.database.get_mut().handle.take();
+        let current = self.database.get_mut();
+        let handle = current.handle.take();
         if self.is_broken.load(Ordering::Acquire) {
             // It would go on where it has panicked. The system closes the file with the process.
             std::mem::forget(handle);
         } else {
-            fenced(|| drop(handle));
+            let kept = &current.kept;
+            fenced(|| {
+                kept.forget();
+                drop(handle);
+            });
             self.backend.release();
         }
     }
@@ -443,7 +454,8 @@ fn failed(op: &'static str, error: redb::Error, path: &Path) -> AnchorError {
     }
 }
 
-fn write(database: &Handle, changes: &[Change]) -> Result<(), redb::Error> {
+fn write(database: &Handle, kept: &Kept, changes: &[Change]) -> Result<(), redb::Error> {
+    kept.forget();
     let mut write = database.writer()?.begin_write()?;
     write.set_durability(Durability::Immediate)?;
     for space in Space::ALL {
@@ -459,13 +471,15 @@ fn write(database: &Handle, changes: &[Change]) -> Result<(), redb::Error> {
             }
         }
     }
-    Ok(write.commit()?)
+    let done = write.commit();
+    kept.forget();
+    Ok(done?)
 }
 
 impl Table for DiskTable {
     fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
-        self.ask("read", |database| {
-            let table = database.begin_read()?.open_table(definition(space))?;
+        self.ask("read", |snapshot| {
+            let table = snapshot.table(space)?;
             Ok(table.get(key)?.map(|value| value.value().to_vec()))
         })
     }
@@ -493,7 +507,9 @@ impl Table for DiskTable {
             self.open_anew(OP, number)?;
         }
         let before = self.backend.last_transaction();
-        let Err((error, number)) = self.ask_once(OP, |database| write(database, changes)) else { return Ok(()) };
+        let Err((error, number)) = self.ask_once(OP, |database, kept| write(database, kept, changes)) else {
+            return Ok(());
+        };
         if !matches!(error, AnchorError::Io { .. }) || self.role != Role::Writer {
             return Err(error);
         }

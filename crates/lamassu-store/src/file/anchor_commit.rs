@@ -9,10 +9,20 @@ use lamassu_anchor::Digest;
 use lamassu_format::PageNo;
 use std::collections::HashSet;
 
+/// What comes of a file that a barrier has covered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// It is likely to be written again, as after an fsync(2). Its row stays open where it is, since to open it again
+    /// would take a commit of the anchor before the next write.
+    GoesOn,
+    /// It is to be clean if it can be.
+    Rests,
+}
+
 impl Core {
     /// A4: queues what the file is. To be called after a barrier that covered it up to `mark`. A9: a write since that
     /// mark voids it, and nothing is queued; neither is it while anything is uncertain.
-    pub fn covered(&self, st: &mut State, mark: Mark) -> Result<(), StoreError> {
+    pub fn covered(&self, st: &mut State, mark: Mark, outlook: Outlook) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         if self.ctx.read_only || !fresh.is_ahead() {
             return Ok(());
@@ -28,7 +38,7 @@ impl Core {
             false => st.last_page(self.geo()).0 + 1,
         };
         // A7: what carries no stamp is clean.
-        let is_clean = is_done || !fresh.has_stamped();
+        let is_clean = (is_done && outlook == Outlook::Rests) || !fresh.has_stamped();
         // Of a file that goes on changing the root over blocks would soon be another.
         let blocks = if is_clean { self.block_root(st).unwrap_or_default() } else { None };
         fresh.commit(&*self.backing, pages, st.sizes.stored(), (twin, blocks), is_clean)
@@ -56,7 +66,7 @@ impl Core {
     pub fn anchor_now(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
         self.sync_data(st)?;
-        self.covered(st, st.marks.written())?;
+        self.covered(st, st.marks.written(), Outlook::Rests)?;
         self.wait_for_anchor(fresh)
     }
 
@@ -69,7 +79,7 @@ impl Core {
     /// may follow.
     pub fn anchor_covered(&self, st: &mut State) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
-        self.covered(st, st.marks.written())?;
+        self.covered(st, st.marks.written(), Outlook::Rests)?;
         self.wait_for_anchor(fresh)
     }
 

@@ -12,6 +12,7 @@
 //! | rounds until nothing is left | I1 to I4, I6 to I8, I11 to I13 |
 //! | [`Core::drop_stray_pages`]: pages past the end that a failed write may have left are made void | I11 |
 
+use super::anchor_commit::Outlook;
 use super::primitives::Core;
 use super::read::View;
 use super::state::{Dirty, PageState, State};
@@ -150,7 +151,7 @@ impl Core {
     /// written again says nothing about the rest.
     pub fn sync(&self, st: &mut State) -> Result<(), StoreError> {
         let done = self.commit(st).and_then(|()| self.sync_data(st));
-        let done = done.and_then(|()| self.covered(st, st.marks.written()));
+        let done = done.and_then(|()| self.covered(st, st.marks.written(), Outlook::GoesOn));
         let unreported = st.failures.take_unreported();
         done?;
         match unreported {

@@ -163,7 +163,7 @@ impl File {
     /// Those of the anchor.
     pub fn covered(&self, mark: Mark) -> Result<(), StoreError> {
         let mut st = self.exclusive();
-        self.core.covered(&mut st, mark)
+        self.core.covered(&mut st, mark, anchor_commit::Outlook::Rests)
     }
 
     /// Whether the anchor knows the file as it is; true in an un-anchored vault.
