@@ -4,7 +4,7 @@
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::DiskTable;
-use lamassu_anchor::{Anchor, Digest, EntryPlace, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Anchor, Digest, EntryPlace, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_crypto::wrap::sha256;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,20 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files: u64 = std::env::args().nth(1).unwrap_or_else(|| "100000".into()).parse()?;
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("anchor");
-    let vault = VaultRow {
-        vault: VAULT,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2: 4,
-        blocks: false,
-        is_in_use: false,
-        tokens: TokenKey::random()?,
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
+    let vault = VaultRow::new(VAULT, TokenKey::random()?);
     let directory = |parent, name| Content::Dir { record: Sealed::Is(Digest([1; 32])), parent, name };
     let root = row(directory(ObjectId::ROOT, Token([0; 16])));
     let anchor = Anchor::create(Arc::new(DiskTable::create(&path)?), vault, root)?;

@@ -212,6 +212,27 @@ pub struct VaultRow {
     pub root_permissions: Sealed,
 }
 
+impl VaultRow {
+    /// Of a vault with nothing but its root, and trees of the usual degree over pages alone. Its header, its history
+    /// and its root's permissions are not known yet.
+    pub fn new(vault: [u8; 16], tokens: TokenKey) -> VaultRow {
+        VaultRow {
+            vault,
+            revision: Revision(1),
+            next_object: ObjectId(ObjectId::ROOT.0 + 1),
+            next_intent: 1,
+            session: 0,
+            degree_log2: 4,
+            blocks: false,
+            is_in_use: false,
+            tokens,
+            header: Sealed::Nothing,
+            history: (0, Digest::NONE),
+            root_permissions: Sealed::Nothing,
+        }
+    }
+}
+
 mod flag {
     pub const KIND: u8 = 7;
     pub const TWIN: u8 = 1 << 3;

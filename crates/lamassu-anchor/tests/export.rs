@@ -24,20 +24,7 @@ fn row(content: Content) -> Row {
 fn anchor(path: &Path, files: u64) -> Arc<Anchor> {
     let table = Arc::new(DiskTable::create(path).unwrap());
     let root = row(Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) });
-    let vault = VaultRow {
-        vault: VAULT,
-        revision: Revision(1),
-        next_object: ObjectId(2),
-        next_intent: 1,
-        session: 0,
-        degree_log2: 4,
-        blocks: false,
-        is_in_use: false,
-        tokens: TokenKey::new([3; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
+    let vault = VaultRow::new(VAULT, TokenKey::new([3; 32]));
     let anchor = Anchor::create(table, vault, root).unwrap();
     for n in 0..files {
         let name = anchor.token(ObjectId::ROOT, &n.to_le_bytes());

@@ -9,7 +9,7 @@
 
 use lamassu_anchor::row::{Content, EntryPlace, FileRow, Intent, Row, Sealed};
 use lamassu_anchor::table::MemoryTable;
-use lamassu_anchor::{Anchor, Digest, Made, Mark, ObjectId, Removal, Renamed, Revision, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Anchor, Made, Mark, ObjectId, Removal, Renamed, Token, TokenKey, VaultRow};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -88,20 +88,7 @@ fn row(content: Content) -> Row {
 impl World {
     fn new() -> World {
         let table = Arc::new(MemoryTable::default());
-        let vault = VaultRow {
-            vault: [1; 16],
-            revision: Revision(0),
-            next_object: ObjectId(2),
-            next_intent: 0,
-            session: 0,
-            degree_log2: 4,
-            blocks: false,
-            is_in_use: false,
-            tokens: TokenKey::new([2; 32]),
-            header: Sealed::Nothing,
-            history: (0, Digest::NONE),
-            root_permissions: Sealed::Nothing,
-        };
+        let vault = VaultRow::new([1; 16], TokenKey::new([2; 32]));
         let root = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
         let anchor = Anchor::create(table.clone(), vault, row(root)).unwrap();
         World {

@@ -157,6 +157,48 @@ fn an_anchor_that_fails_loses_nothing() {
     read(&File::open_object(ctx, backing, len, "again", side.object).unwrap());
 }
 
+/// Somebody may refer to a file for a while after it was closed: it says nothing more of what has become of it.
+#[test]
+fn a_file_that_was_put_away_does_not_speak_for_the_one_that_was_opened_since() {
+    let (store, side) = (MemoryBackend::new(), AnchorSide::new(Arc::new(|| 0), 4, true));
+    let setup = Setup { anchored: true, ..Setup::default() };
+    let ctx = setup.context_with(Some(side.files.clone()));
+    let commit = || {
+        let closed = side.files.closed();
+        side.files.covered(closed).unwrap();
+        side.commit(side.files.anchor().mark());
+    };
+    let first = File::create_object(ctx.clone(), create_in(&store), "first", side.object).unwrap();
+    first.write_at(0, &vec![1; 600_000]).unwrap();
+    first.sync().unwrap();
+    first.write_at(0, &vec![2; 50_000]).unwrap();
+    first.settle_now().unwrap();
+    first.write_at(9, &vec![3; 50_000]).unwrap();
+    first.flush().unwrap();
+    first.settle_now().unwrap();
+    first.put_away();
+    let len = raw(&store).stat().unwrap().len;
+    let second = File::open_object(ctx.clone(), raw(&store), len, "second", side.object).unwrap();
+    second.write_at(400_000, &vec![4; 50_000]).unwrap();
+    second.flush().unwrap();
+    let mark = first.covered_mark();
+    first.settle(mark).unwrap();
+    first.covered(mark).unwrap();
+    commit();
+    second.sync().unwrap();
+    drop(first);
+    commit();
+    second.write_at(500_000, &vec![5; 50_000]).unwrap();
+    second.sync().unwrap();
+    second.settle_now().unwrap();
+    drop(second);
+    commit();
+    let third = File::open_object(ctx, raw(&store), raw(&store).stat().unwrap().len, "third", side.object).unwrap();
+    let mut back = vec![0; 600_000];
+    assert_eq!(third.read_at(0, &mut back).unwrap(), back.len());
+    assert_eq!([0, 9, 400_000, 500_000].map(|at| back[at]), [2, 3, 4, 5]);
+}
+
 /// A file that is not the newest can be emptied, and be written again: that is how its user gets rid of it.
 #[test]
 fn what_is_stale_can_be_emptied() {

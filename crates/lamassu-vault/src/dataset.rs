@@ -1,7 +1,7 @@
 //! Directories of a tree that are vaults of their own: told apart, made whole and removed whole. What is in them is
 //! their own vault's (`forest`).
 
-use crate::anchored::{Departing, Fresh};
+use crate::anchored::{Departing, Fresh, digest_of_dataset};
 use crate::attr::Wanted;
 use crate::error::{errno, io, is_not_found};
 use crate::event::IntegrityKind;
@@ -9,8 +9,9 @@ use crate::inode::StoreId;
 use crate::names::Names;
 use crate::record::{RecordFault, remove_companion};
 use crate::staging::{PRIVATE, dataset_name, delete_tree, lending, rename_no_replace};
-use crate::walk::{Failed, Met, Visit, has_header, walk};
+use crate::walk::{Failed, Met, Visit, has_header, header_id, walk};
 use crate::{Entry, Ino, Kind, Owner, ROOT, Result, Vault, VaultError};
+use lamassu_anchor::Digest;
 use lamassu_format::name::{DIR_RECORD, STAGING};
 use lamassu_store::backend::{Listed, Stat, Time};
 use lamassu_store::{Backend, BackendDir};
@@ -216,7 +217,18 @@ impl Vault {
         self.unsynced.add(StoreId::from(&st));
         // The number may have been another directory's, and the store's clock be coarse.
         self.shut.0.lock().pop(&StoreId::from(&st));
-        let object = self.record_made(&dir, &stored, &Fresh::new(st, wanted.mode), &wanted)?;
+        let content = match &self.anchored {
+            Some(_) => {
+                let id = self.look_into(&made, "read a dataset's header", header_id)?;
+                let damaged = || VaultError::Damaged {
+                    what: "dataset header",
+                    stored: self.path_in(dir.ino, &stored.name).display().to_string(),
+                };
+                digest_of_dataset(&id.ok_or_else(damaged)?)
+            }
+            None => Digest::NONE,
+        };
+        let object = self.record_made(&dir, &stored, &Fresh { content, ..Fresh::new(st, wanted.mode) }, &wanted)?;
         Ok(self.new_entry(&dir, &stored.name, &st, object)?)
     }
 

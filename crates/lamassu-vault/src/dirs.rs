@@ -127,7 +127,8 @@ impl Vault {
             other => other,
         };
         let path = || self.path_in(dir.ino, OsStr::new(DIR_RECORD));
-        if let Ok(Some(_)) | Err(DirFault::Missing | DirFault::NotARecord) = read {
+        // Also where names are plain: there may be a dataset's place.
+        if let Ok(_) | Err(DirFault::Missing | DirFault::NotARecord) = read {
             self.verify_record(dir.object, read.as_ref().ok().and_then(|t| t.as_deref()), &|| {
                 path().display().to_string()
             })?;

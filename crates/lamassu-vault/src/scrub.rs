@@ -6,12 +6,14 @@
 //!
 //! Never: opens a seal, follows a link, takes what the store shows for the newest.
 
-use crate::anchored::{StoredAttrs, TreeFiles, digest_of_attributes, digest_of_link, digest_of_text, object_kind};
+use crate::anchored::{
+    StoredAttrs, TreeFiles, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text, object_kind,
+};
 use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::inode::StoreId;
 use crate::record::read_text;
-use crate::walk::{Failed, Met, Visit, has_header, is_entry, walk};
+use crate::walk::{Failed, Met, Visit, has_header, header_id, is_entry, walk};
 use crate::{Kind, Result};
 use lamassu_anchor::judge::{self, EntryVerdict};
 use lamassu_anchor::row::Content;
@@ -135,12 +137,19 @@ impl Visit for Scrub<'_> {
     type Here = BTreeMap<Token, Entry>;
 
     fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
+        let row = self.anchor.row(at.passed)?;
         if !at.is_root() && has_header(&**dir).unwrap_or(false) {
             self.done.datasets += 1;
-            self.watch.dataset(&at.stored);
+            let shown = header_id(&**dir).ok().flatten().map_or(Digest::NONE, |id| digest_of_dataset(&id));
+            match row.content {
+                Content::Dir { record, .. } if !record.is_current(shown) => {
+                    let what = "another dataset lies here, or one in a directory's place";
+                    self.tell_stale(at.passed, &row, at.stored.clone(), what);
+                }
+                _ => self.watch.dataset(&at.stored),
+            }
             return Ok(None);
         }
-        let row = self.anchor.row(at.passed)?;
         if let Content::Dir { record, .. } = row.content {
             let shown = match read_text(&**dir, OsStr::new(DIR_RECORD)) {
                 Ok(text) => digest_of_text(&text),

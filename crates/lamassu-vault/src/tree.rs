@@ -218,37 +218,28 @@ impl Vault {
         access: Access,
         owner: Owner,
     ) -> Result<(Entry, HandleId)> {
-        self.with_room(|| self.create_once(parent, name, mode, access, owner))
-    }
-
-    fn create_once(
-        &self,
-        parent: Ino,
-        name: &OsStr,
-        mode: u32,
-        access: Access,
-        owner: Owner,
-    ) -> Result<(Entry, HandleId)> {
-        let (entry, open) = self.make(parent, name, |dir, stored| {
-            let wanted = self.wanted(dir, Kind::File, mode, owner)?;
-            let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
-            let object = self.record_made(dir, stored, &fresh, &wanted)?;
-            let st = fresh.st;
-            let found = self.nodes.lock().reference_new(dir.ino, &stored.name, &st, object);
-            let ino = found.ino;
-            self.unsynced.add(StoreId::from(&st));
-            let created = match &self.anchored {
-                Some(_) => File::create_object(self.ctx.clone(), backing, &self.tag(ino), object),
-                None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
-            };
-            let file = created.inspect_err(|_| self.forget(ino, 1))?;
-            let open = self.insert_held(ino, file, true);
-            open.touched(self.now());
-            Ok((self.entry_of(&found, dir, &stored.name, &st), open))
-        })?;
-        // Not under the locks of the tree: it may settle others.
-        let entry = entry.inspect_err(|_| self.unhold(&open))?;
-        Ok((entry, self.handles.add(Handle::File { file: open, access })))
+        self.with_room(|| {
+            let (entry, open) = self.make(parent, name, |dir, stored| {
+                let wanted = self.wanted(dir, Kind::File, mode, owner)?;
+                let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
+                let object = self.record_made(dir, stored, &fresh, &wanted)?;
+                let st = fresh.st;
+                let found = self.nodes.lock().reference_new(dir.ino, &stored.name, &st, object);
+                let ino = found.ino;
+                self.unsynced.add(StoreId::from(&st));
+                let created = match &self.anchored {
+                    Some(_) => File::create_object(self.ctx.clone(), backing, &self.tag(ino), object),
+                    None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
+                };
+                let file = created.inspect_err(|_| self.forget(ino, 1))?;
+                let open = self.insert_held(ino, file, true);
+                open.touched(self.now());
+                Ok((self.entry_of(&found, dir, &stored.name, &st), open))
+            })?;
+            // Not under the locks of the tree: it may settle others.
+            let entry = entry.inspect_err(|_| self.unhold(&open))?;
+            Ok((entry, self.handles.add(Handle::File { file: open, access })))
+        })
     }
 
     /// Creates a regular file, fifo, socket or device node.

@@ -10,9 +10,9 @@
 //! Never: follows a link, reads what is in a file, changes anything.
 
 use crate::error::is_not_found;
-use crate::inode::DEPTH_MAX;
+use crate::inode::{DEPTH_MAX, StoreId};
 use crate::{Kind, Result};
-use lamassu_format::header::NameMode;
+use lamassu_format::header::{HEADER_MAX, Header, NameMode, VaultHeader};
 use lamassu_format::name::{HEADER, Stored, classify};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::{Listed, Stat};
@@ -164,6 +164,27 @@ pub(crate) fn has_header(dir: &dyn BackendDir) -> io::Result<bool> {
         Err(e) if is_not_found(&e) => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// The bytes of a header, at most one more than a header may have. As `lamassu_keys::header_file::read_bytes`.
+pub(crate) fn read_header_bytes(dir: &dyn BackendDir) -> io::Result<Vec<u8>> {
+    const ATTEMPTS_MAX: usize = 16;
+    for _ in 0..ATTEMPTS_MAX {
+        let file = dir.open_file(OsStr::new(HEADER), false)?;
+        let mut bytes = vec![0; HEADER_MAX + 1];
+        let len = file.read_at(0, &mut bytes)?;
+        // What was replaced meanwhile is overwritten, so what was read of it may be noise.
+        if StoreId::from(&file.stat()?) == StoreId::from(&dir.stat_entry(OsStr::new(HEADER))?) {
+            bytes.truncate(len);
+            return Ok(bytes);
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// The id in the header of the vault that lies in this directory. Not authenticated; none in one that does not parse.
+pub(crate) fn header_id(dir: &dyn BackendDir) -> io::Result<Option<[u8; 16]>> {
+    Ok(VaultHeader::parse(&read_header_bytes(dir)?).ok().map(|header| header.id()))
 }
 
 /// Whether a stored name is that of an entry of the tree.

@@ -215,6 +215,7 @@ fn modes_and_owners_are_the_newest_and_the_store_is_mended() {
             let attr = v.find("f").unwrap().attr;
             assert_eq!((attr.mode, attr.uid), (0o640, 7));
             assert_eq!(v.find("d").unwrap().attr.mode, 0o755);
+            assert_eq!(v.find("d").unwrap().attr.nlink, 1);
             assert_eq!(v.find("p").unwrap().attr.gid, me().gid);
         }
         let st = root.stat_entry(&f).unwrap();
@@ -396,24 +397,10 @@ fn a_removal_that_the_anchor_knows_is_carried_out_by_the_next_writer() {
 
 /// What a scrub of the store says: findings, and how much is unfinished.
 fn scrubbed(lab: &Lab) -> (Vec<String>, u64) {
-    struct Watch(Vec<String>);
-    impl scrub::ScrubWatch for Watch {
-        fn read(&mut self, _: u64) {}
-        fn found(&mut self, finding: &scrub::ScrubFinding) {
-            self.0.push(finding.what.clone());
-        }
-        fn verified(&mut self, _: lamassu_anchor::ObjectId) {}
-        fn is_verified(&self, _: lamassu_anchor::ObjectId) -> bool {
-            false
-        }
-        fn is_stopped(&self) -> bool {
-            false
-        }
-    }
-    let mut watch = Watch(Vec::new());
+    let mut found = Findings::default();
     let anchor = common::anchored::anchor(&lab.recipe, &lab.table);
-    let done = scrub::scrub(lab.backend.root(), &lab.recipe.header(), &anchor, &mut watch).unwrap();
-    (watch.0, done.unfinished)
+    let done = scrub::scrub(lab.backend.root(), &lab.recipe.header(), &anchor, &mut found).unwrap();
+    (found.0.into_iter().map(|finding| finding.what).collect(), done.unfinished)
 }
 
 #[test]

@@ -6,12 +6,10 @@ mod common;
 
 use common::anchored::*;
 use common::*;
-use lamassu_anchor::AnchorError;
-use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
+use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_store::backend::{CrashBackend, CrashSim, MemoryBackend};
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::*;
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -31,26 +29,6 @@ fn entries(vault: &Vault) -> (Entries, BTreeSet<Ino>) {
         all.insert((vault.ino(parent), name.to_owned()), what);
     }
     (all, dirs)
-}
-/// A table that remembers what it was at each position of the store.
-struct Watched {
-    table: MemoryTable,
-    store: Arc<CrashBackend>,
-    states: Mutex<Vec<(usize, MemoryTable)>>,
-}
-
-impl Table for Watched {
-    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
-        self.table.get(space, key)
-    }
-    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
-        self.table.scan(space, prefix, visit)
-    }
-    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
-        self.table.commit(changes)?;
-        self.states.lock().push((self.store.position(), self.table.clone()));
-        Ok(())
-    }
 }
 
 /// What names may lead to.
@@ -72,7 +50,7 @@ type Step<'a> = (&'a str, &'a dyn Fn(&Vault));
 /// all of it, and one that is called `ack` and a path that path.
 fn run(recipe: Recipe, steps: &[Step<'_>]) -> Run {
     let crash = Arc::new(CrashBackend::new());
-    let watched = Arc::new(Watched { table: MemoryTable::default(), store: crash.clone(), states: Mutex::default() });
+    let watched = Watched::over(&crash);
     let (lab, v) = Lab::over(recipe, crash.clone(), watched.clone());
     v.sync_all().unwrap();
     let mut states = vec![(crash.position(), Allowed::new())];
@@ -152,9 +130,8 @@ impl Run {
         for (at, left) in all_of(&sim, self.states[0].0) {
             for table in self.anchors(at) {
                 let crash = Arc::new(CrashBackend::over(&left, 4096));
-                let watched = Watched { table, store: crash.clone(), states: Mutex::default() };
+                let watched = Watched::of(table, &crash);
                 watched.states.lock().push((0, watched.table.clone()));
-                let watched = Arc::new(watched);
                 let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (crash.clone(), watched.clone());
                 std::mem::forget(open_anchored(&self.lab.recipe, &backend, &table, false).unwrap());
                 let lab = Lab { recipe: self.lab.recipe, backend, table };

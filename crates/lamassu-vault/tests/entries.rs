@@ -1,16 +1,17 @@
-//! What a store can do to entries: to what a name leads to, link targets, attributes, types, modes and owners. The
-//! second table of `docs/damage.md`; it must equal what is found here. `LAMASSU_WRITE_DOCS=1 cargo test -p
-//! lamassu-vault --test entries` writes it (as root: devices and owners are changed, too).
+//! What a store can do to entries: to what a name leads to, link targets, attributes, types, modes and owners, of a
+//! vault without an anchor and of one with. A table of `docs/damage.md`; it must equal what is found here.
+//! `LAMASSU_WRITE_DOCS=1 cargo test -p lamassu-vault --test entries` writes it (as root: devices and owners are
+//! changed, too).
 //!
 //! In every case: no panic; nothing shows that was not written somewhere in the vault, unless the table says what;
-//! nothing else changes; `check` finds what a read finds.
+//! nothing else changes; `check` finds what a read finds. With an anchor everything shows as before, or is an error.
 
 #![allow(clippy::unwrap_used)] // a helper of a test may panic, too
 
 mod common;
 
-use common::wood::{Wood, wood};
-use common::{Quiet, me, n};
+use common::wood::{Wood, wood_with};
+use common::{Quiet, me, n, words};
 use lamassu_format::header::NameMode;
 use lamassu_vault::forest::ROOT_VOLUME;
 use lamassu_vault::forest::volume_of;
@@ -29,6 +30,8 @@ const LONG: usize = 3000;
 /// Of one path: its kind, mode, owner, target, attributes, what a directory lists, a file's content. `None`: it is
 /// there and does not open.
 type Facts = BTreeMap<&'static str, Option<String>>;
+/// In place of all facts: the path itself is an error.
+const ALL: &str = "all";
 /// By path.
 type Seen = BTreeMap<&'static str, Facts>;
 
@@ -60,7 +63,7 @@ const ROWS: &[Row] = &[
         lab.rename("set", "one");
     }),
     row("two datasets exchanged that inherit from one parent", "set", "set2", |lab| lab.swap("set", "set2")),
-    row("a file moved to another directory under its stored name", "one/in", "", |lab| {
+    row("a file moved to another directory under its stored name", "one/in", "two", |lab| {
         std::fs::rename(lab.at("one/in"), lab.at("two").join(lab.at("one/in").file_name().unwrap())).unwrap();
     }),
     row("the target of a short link: a bit flipped", "short", "", |lab| {
@@ -158,8 +161,8 @@ fn list(group: u8) -> Vec<u8> {
 }
 
 impl Lab {
-    fn new() -> Lab {
-        let wood = wood(NameMode::Encrypted);
+    fn new(names: NameMode, is_anchored: bool) -> Lab {
+        let wood = wood_with(names, is_anchored);
         let forest = wood.forest.clone();
         for dir in ["one", "two", "one/deep", "two/deep"] {
             let (parent, name) = dir.rsplit_once('/').unwrap_or(("", dir));
@@ -318,7 +321,11 @@ fn see(forest: &Forest) -> Seen {
     let mut seen = Seen::new();
     for path in PATHS {
         let mut facts = Facts::new();
-        if let Ok(entry) = forest.resolve(n(path)) {
+        let resolved = forest.resolve(n(path));
+        if matches!(resolved, Err(VaultError::Outdated { .. })) {
+            facts.insert(ALL, None);
+        }
+        if let Ok(entry) = resolved {
             let (ino, attr) = (entry.attr.ino, entry.attr);
             let kind = match volume_of(ino) == ROOT_VOLUME {
                 true => format!("{:?}", attr.kind),
@@ -341,7 +348,7 @@ fn see(forest: &Forest) -> Seen {
             for (name, what) in ATTRIBUTES.iter().zip(["note", "capability", "access list", "default list"]) {
                 match forest.get_xattr(ino, n(name)) {
                     Ok(value) => drop(facts.insert(what, Some(format!("{value:?}")))),
-                    Err(VaultError::Damaged { .. }) => drop(facts.insert(what, None)),
+                    Err(VaultError::Damaged { .. } | VaultError::Outdated { .. }) => drop(facts.insert(what, None)),
                     Err(_) => {}
                 }
             }
@@ -379,13 +386,14 @@ fn entries(forest: &Forest, ino: Ino) -> Option<String> {
     Some(text)
 }
 
-/// The row's cells: what `check` says, and what shows.
-fn cells(row: &Row) -> [String; 2] {
-    let lab = Lab::new();
+/// The row's cells: what is found, and what shows.
+fn cells(row: &Row, names: NameMode, is_anchored: bool) -> [String; 2] {
+    let lab = Lab::new(names, is_anchored);
     let before = see(&lab.wood.again(false));
     assert!(before.iter().all(|(path, facts)| facts.contains_key("type") || path.is_empty()), "{before:#?}");
     (row.act)(&lab);
-    eprintln!("{}", row.title); // what fails is the last of these
+    eprintln!("{names:?} names, anchored {is_anchored}: {}", row.title); // what fails is the last of these
+    let scrubbed = if is_anchored { lab.wood.scrubbed() } else { BTreeSet::new() };
     let forest = lab.wood.again(false);
     let after = see(&forest);
     let report = forest.at(ROOT).unwrap().check(&[], false, &Quiet).unwrap();
@@ -393,18 +401,25 @@ fn cells(row: &Row) -> [String; 2] {
     let mut shows = Vec::new();
     for (path, facts) in &after {
         let is_below = |top: &str| !top.is_empty() && (*path == top || path.starts_with(&format!("{top}/")));
-        let is_above = row.here.starts_with(&format!("{path}/"));
+        let is_above = [row.here, row.there].iter().any(|place| place.starts_with(&format!("{path}/")));
         let concerned = is_above || is_below(row.here) || is_below(row.there);
         assert!(concerned || *facts == before[path], "{path} changes as well: {facts:#?}, before {:#?}", before[path]);
-        damaged |=
-            facts.iter().any(|(what, fact)| fact.is_none() && before[path].get(what).is_some_and(Option::is_some));
+        let is_error = |(what, fact): (&&str, &Option<String>)| {
+            fact.is_none() && (*what == ALL || before[path].get(what).is_some_and(Option::is_some))
+        };
+        damaged |= facts.iter().any(is_error);
+        let told = told(facts, &before[path], before.get(row.there));
+        assert!(!is_anchored || told.iter().all(|what| !what.contains("**")), "{path}: {told:?}");
         if *path == row.here {
-            shows = told(facts, &before[path], before.get(row.there));
+            shows = told;
         }
     }
     assert!(!damaged || report.is_damaged(), "a read finds damage and a check none: {after:#?}");
-    let kinds: BTreeSet<_> = report.problems.iter().filter(|p| !p.harmless).map(|p| format!("`{}`", p.kind)).collect();
-    let says = if kinds.is_empty() { "–".to_owned() } else { kinds.into_iter().collect::<Vec<_>>().join(", ") };
+    let kinds: BTreeSet<_> = report.problems.iter().filter(|p| !p.harmless).map(|p| p.kind.clone()).collect();
+    let mut says = if kinds.is_empty() { "–".to_owned() } else { words(kinds) };
+    if !scrubbed.is_empty() {
+        write!(says, "; scrub {}", words(scrubbed)).unwrap();
+    }
     [says, if shows.is_empty() { "as before".to_owned() } else { shows.join(", ") }]
 }
 
@@ -412,6 +427,9 @@ fn cells(row: &Row) -> [String; 2] {
 fn told(now: &Facts, before: &Facts, theirs: Option<&Facts>) -> Vec<String> {
     if now.is_empty() {
         return vec!["**gone**".into()];
+    }
+    if now.contains_key(ALL) {
+        return vec!["error".into()];
     }
     let mut unreadable = Vec::new();
     let mut strange = Vec::new();
@@ -432,31 +450,41 @@ fn told(now: &Facts, before: &Facts, theirs: Option<&Facts>) -> Vec<String> {
             (Some(Some(fact)), _) => strange.push(format!("{what} {fact}")),
         }
     }
+    let names = ["access list", "capability", "default list", "note"].map(|name| format!("{name}: error"));
+    if names.iter().all(|name| unreadable.contains(name)) {
+        unreadable.retain(|what| !names.contains(what));
+        unreadable.push("attributes: error".into());
+    }
     let strange = strange.into_iter().map(|text| format!("**{text}**"));
     unreadable.into_iter().chain(strange).collect()
 }
 
 #[test]
 fn the_documented_changes_are_what_is_found() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/damage.md");
-    let text = std::fs::read_to_string(&page).unwrap();
-    let (before, rest) = text.split_once("<!-- entries -->\n").unwrap();
-    let (documented, after) = rest.split_once("<!-- end of entries -->\n").unwrap();
-    let root = rustix::process::geteuid().is_root();
-    let mut found = String::from("| what the store does | `check` | what shows |\n|---|---|---|\n");
+    let is_root = rustix::process::geteuid().is_root();
+    let documented = common::documented("entries");
+    let mut found = String::from(
+        "| what the store does | `check` | what shows | anchored: `check` and scrub | anchored: what shows |\n\
+         |---|---|---|---|---|\n",
+    );
     let mut rows = documented.lines().skip(2);
     for row in ROWS {
         let written = rows.next().unwrap_or_default();
-        if row.root && !root {
+        if row.root && !is_root {
             writeln!(found, "{written}").unwrap();
             continue;
         }
-        let [says, shows] = cells(row);
-        writeln!(found, "| {} | {says} | {shows} |", row.title).unwrap();
+        let of = |is_anchored| cells(row, NameMode::Encrypted, is_anchored).join(" | ");
+        writeln!(found, "| {} | {} | {} |", row.title, of(false), of(true)).unwrap();
     }
-    if std::env::var_os("LAMASSU_WRITE_DOCS").is_some() {
-        std::fs::write(&page, format!("{before}<!-- entries -->\n{found}<!-- end of entries -->\n{after}")).unwrap();
-        return;
+    common::is_documented("entries", &found);
+}
+
+/// In a vault with plain names the store knows where everything is, and there are no directory records.
+#[test]
+fn with_plain_names_an_anchor_tells_as_much() {
+    let is_root = rustix::process::geteuid().is_root();
+    for row in ROWS.iter().filter(|row| is_root || !row.root) {
+        cells(row, NameMode::Plain, true);
     }
-    assert_eq!(documented, found, "LAMASSU_WRITE_DOCS=1 writes it anew");
 }

@@ -230,7 +230,7 @@ mod tests {
     use super::*;
     use crate::row::FileRow;
     use crate::table::MemoryTable;
-    use crate::{EntryPlace, Made, Revision, Token, TokenKey, VaultRow};
+    use crate::{EntryPlace, Made, Token, TokenKey, VaultRow};
     use std::sync::Arc;
 
     const A: Digest = Digest([1; 32]);
@@ -245,20 +245,7 @@ mod tests {
 
     fn anchor() -> (Arc<MemoryTable>, Anchor) {
         let table = Arc::new(MemoryTable::default());
-        let vault = VaultRow {
-            vault: VAULT,
-            revision: Revision(1),
-            next_object: ObjectId(2),
-            next_intent: 1,
-            session: 0,
-            degree_log2: 4,
-            blocks: false,
-            is_in_use: false,
-            tokens: TokenKey::new([1; 32]),
-            header: Sealed::Nothing,
-            history: (0, Digest::NONE),
-            root_permissions: Sealed::Nothing,
-        };
+        let vault = VaultRow::new(VAULT, TokenKey::new([1; 32]));
         let root = Content::Dir { record: Sealed::Is(A), parent: ObjectId::ROOT, name: Token([0; 16]) };
         let anchor = Anchor::create(table.clone(), vault, row(root, Sealed::Is(A))).unwrap();
         (table, anchor)

@@ -6,8 +6,7 @@ use lamassu_anchor::judge::{self, Pages, Shown, Stamp, Verdict};
 use lamassu_anchor::row::{Content, FileRow, Open, Sealed};
 use lamassu_anchor::table::MemoryTable;
 use lamassu_anchor::{
-    Anchor, Digest, EntryPlace, FileCommit, Made, ObjectId, Opening, RecordNo, Revision, Row, Token, TokenKey,
-    VaultRow, Window,
+    Anchor, Digest, EntryPlace, FileCommit, Made, ObjectId, Opening, RecordNo, Row, Token, TokenKey, VaultRow, Window,
 };
 use lamassu_crypto::wrap::sha256;
 use lamassu_format::{FileId, PageNo, SessionTag};
@@ -160,18 +159,10 @@ fn root_of(leaves: &[Digest; PAGES]) -> Digest {
 
 fn vault_row() -> VaultRow {
     VaultRow {
-        vault: [1; 16],
-        revision: Revision(0),
         next_object: object(0),
-        next_intent: 0,
         session: SESSION,
         degree_log2: DEGREE.ilog2() as u8,
-        blocks: false,
-        is_in_use: false,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
+        ..VaultRow::new([1; 16], TokenKey::new([2; 32]))
     }
 }
 

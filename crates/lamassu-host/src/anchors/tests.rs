@@ -2,7 +2,7 @@
 
 use super::*;
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::{Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::{Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_keys::witness::Witness;
 use std::fs;
 
@@ -29,20 +29,7 @@ impl Host {
     fn make(&self, vault: [u8; 16], file: &Path) -> Result<Made> {
         let content = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
         let root = Row { mode: 0o700, uid: 1, gid: 2, links: 1, content, attributes: Sealed::Nothing };
-        let row = VaultRow {
-            vault,
-            revision: Revision(1),
-            next_object: ObjectId(2),
-            next_intent: 1,
-            session: 0,
-            degree_log2: NewTrees::default().degree_log2,
-            blocks: false,
-            is_in_use: false,
-            tokens: TokenKey::random()?,
-            header: Sealed::Nothing,
-            history: (0, Digest::NONE),
-            root_permissions: Sealed::Nothing,
-        };
+        let row = VaultRow::new(vault, TokenKey::random()?);
         self.anchors.made(vault, file, &self.path("vault"), |table| Ok(Anchor::create(table, row, root)?))
     }
 

@@ -24,7 +24,7 @@ impl Core {
     /// mark voids it, and nothing is queued; neither is it while anything is uncertain.
     pub fn covered(&self, st: &mut State, mark: Mark, outlook: Outlook) -> Result<(), StoreError> {
         let Some(fresh) = &self.fresh else { return Ok(()) };
-        if self.ctx.read_only || !fresh.is_ahead() {
+        if self.ctx.read_only || !fresh.is_ahead() || fresh.is_put_away() {
             return Ok(());
         }
         if st.marks.written() != mark || !st.failures.is_clear() || !fresh.is_certain() {
@@ -42,6 +42,26 @@ impl Core {
         // Of a file that goes on changing the root over blocks would soon be another.
         let blocks = if is_clean { self.block_root(st).unwrap_or_default() } else { None };
         fresh.commit(&*self.backing, pages, st.sizes.stored(), (twin, blocks), is_clean)
+    }
+
+    /// What a file leaves behind when it is closed.
+    pub fn put_away(&self, st: &mut State) {
+        if self.ctx.read_only || self.fresh.as_ref().is_some_and(super::fresh::Fresh::is_put_away) {
+            return;
+        }
+        let has_name = || self.backing.stat().map_or(true, |st| st.nlink > 0);
+        let is_settled = self.is_settled(st);
+        if !is_settled && has_name() {
+            self.ctx.sessions.note_left_behind();
+        }
+        let Some(fresh) = &self.fresh else { return };
+        // What is left unsettled is recovered when it is opened again, as after a crash.
+        if is_settled && fresh.is_ahead() && fresh.is_certain() {
+            // Without it a scrub without keys verifies less of the file.
+            let blocks = self.block_root(st).unwrap_or_default();
+            fresh.remember(st.sizes.stored(), blocks);
+        }
+        fresh.note_put_away();
     }
 
     /// A6: the digest of the convergent page that settling will write.

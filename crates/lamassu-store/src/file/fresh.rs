@@ -89,6 +89,8 @@ pub(super) struct Known {
     last: Option<Window>,
     /// Pages were written, or taken over, since the last commit.
     is_ahead: bool,
+    /// The file is closed: another that was opened since tells the anchor what it is.
+    is_put_away: bool,
     /// The tree over its blocks, in vaults that have one.
     pub blocks: BlockTree,
 }
@@ -120,9 +122,10 @@ impl Fresh {
         geometry: Geometry,
         writes: bool,
     ) -> Result<Fresh, StoreError> {
+        // In this order: what is not remembered any more is in the row.
+        let remembered = files.remembered(object, writes);
         let row = files.anchor().row(object)?;
         let row = row.file().ok_or(AnchorError::Unknown { object })?.clone();
-        let remembered = files.remembered(object, writes);
         let pages = if row.root.is_none() { 0 } else { geometry.last_page(row.size).0 + 1 };
         let (root, pages) = remembered.as_ref().map_or((row.root, pages), |closed| (closed.root, closed.pages));
         let known = Known {
@@ -139,6 +142,7 @@ impl Fresh {
             held: BTreeSet::new(),
             last: remembered.as_ref().and_then(|closed| closed.last),
             is_ahead: remembered.is_some(),
+            is_put_away: false,
             blocks: BlockTree::default(),
             row,
         };
@@ -434,6 +438,16 @@ impl Fresh {
             known.held = records.into_iter().collect();
         }
         Ok(())
+    }
+
+    /// Whether the file is closed.
+    pub fn is_put_away(&self) -> bool {
+        self.known.lock().is_put_away
+    }
+
+    /// It is.
+    pub fn note_put_away(&self) {
+        self.known.lock().is_put_away = true;
     }
 
     /// The file is closed as it is: what no commit covers is remembered, records go to their file.

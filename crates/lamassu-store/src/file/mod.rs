@@ -455,6 +455,12 @@ impl File {
             || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
     }
 
+    /// The file is closed, also where somebody still refers to it: from here on it tells the anchor nothing, and whoever
+    /// opens it again takes over what it knows. To be called before that, and by nobody who still changes it.
+    pub fn put_away(&self) {
+        self.core.put_away(&mut self.exclusive());
+    }
+
     /// What an anchor would say of the file as the store shows it. Every page is opened, and what an interruption left
     /// is completed; of an anchored file, whose pages are judged, that is what its row says.
     ///
@@ -474,22 +480,6 @@ impl File {
 /// A file that is closed unsettled leaves its open commits to the next session, as a crash does.
 impl Drop for File {
     fn drop(&mut self) {
-        let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
-        if self.core.ctx.read_only {
-            return;
-        }
-        let st = self.state.get_mut();
-        let is_settled = self.core.is_settled(st);
-        if !is_settled && has_name() {
-            self.core.ctx.sessions.note_left_behind();
-        }
-        // What is left unsettled is recovered when it is opened again, as after a crash.
-        if let Some(fresh) =
-            self.core.fresh.as_ref().filter(|fresh| is_settled && fresh.is_ahead() && fresh.is_certain())
-        {
-            // Without it a scrub without keys verifies less of the file.
-            let blocks = self.core.block_root(st).unwrap_or_default();
-            fresh.remember(st.sizes.stored(), blocks);
-        }
+        self.core.put_away(self.state.get_mut());
     }
 }

@@ -2,9 +2,7 @@
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{
-    Anchor, AnchorError, Digest, EntryPlace, Made, Mark, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
-};
+use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Made, Mark, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_format::Geometry;
 use lamassu_format::tree::Shape;
 use lamassu_store::file::{AnchoredFiles, ScrubContext, TreeOf, Trees};
@@ -74,20 +72,7 @@ fn row() -> Row {
 }
 
 fn vault_row(degree_log2: u8) -> VaultRow {
-    VaultRow {
-        vault: VAULT,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2,
-        blocks: degree_log2 == 4,
-        is_in_use: false,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    }
+    VaultRow { degree_log2, blocks: degree_log2 == 4, ..VaultRow::new(VAULT, TokenKey::new([2; 32])) }
 }
 
 impl AnchorSide {

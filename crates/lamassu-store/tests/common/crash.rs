@@ -603,9 +603,9 @@ pub fn chosen_seed() -> Option<u64> {
 /// Runs one workload of the test `name`, or fails with the command that does so again.
 pub fn must_survive(name: &str, setup: &Setup, trace: &Trace, seed: u64, depth: Depth) -> u64 {
     explore(setup, trace, seed, depth).unwrap_or_else(|e| {
-        let (scale, b) = (scale(), setup.block_size);
+        let (scale, b, test) = (scale(), setup.block_size, if setup.anchored { "anchored" } else { "crash" });
         panic!(
-            "{name}, blocks of {b}: {e}\nreproduce: LAMASSU_CRASH_SCALE={scale} LAMASSU_CRASH_SEED={seed} cargo test -p lamassu-store --test crash -- --exact {name}"
+            "{name}, blocks of {b}: {e}\nreproduce: LAMASSU_CRASH_SCALE={scale} LAMASSU_CRASH_SEED={seed} cargo test -p lamassu-store --test {test} -- --exact {name}"
         )
     })
 }

@@ -11,6 +11,8 @@ use std::os::unix::ffi::OsStrExt;
 const TEXT: u8 = 2;
 /// Before attributes.
 const ATTRIBUTES: u8 = 3;
+/// Before the id of a dataset. 4 is before a block.
+const DATASET: u8 = 5;
 
 /// Sealed attributes of one object: names and values as they are stored.
 pub(crate) type StoredAttrs = BTreeMap<OsString, Vec<u8>>;
@@ -41,6 +43,12 @@ pub(crate) fn digest_of_attributes(attrs: &StoredAttrs) -> Digest {
         bytes.extend(part);
     }
     Digest(wrap::sha256(&bytes))
+}
+
+/// What stands for the content of a directory that is a dataset: SHA-256(0x05 ‖ its id). Its record, header and entries
+/// are its own anchor's affair; which dataset lies in a place is that of the vault around it.
+pub(crate) fn digest_of_dataset(id: &[u8; 16]) -> Digest {
+    Digest(wrap::sha256(&[&[DATASET][..], id].concat()))
 }
 
 #[cfg(test)]

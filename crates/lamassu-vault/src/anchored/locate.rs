@@ -2,9 +2,10 @@
 //! their tokens; and whether what lies there is what is recorded.
 
 use super::history::History;
-use super::{Anchored, digest_of_text, object_kind};
+use super::{Anchored, digest_of_dataset, digest_of_text, object_kind};
 use crate::error::is_not_found;
 use crate::record::read_text;
+use crate::walk::header_id;
 use crate::{Kind, Vault, symlink};
 use lamassu_anchor::row::{Content, Sealed};
 use lamassu_anchor::{Digest, Entry, EntryPlace, ObjectId, Token};
@@ -124,7 +125,8 @@ impl<'a> Located<'a> {
         let Some(dir) = opened(item) else { return false };
         if record != Sealed::Nothing {
             let seen = read_text(&*dir, OsStr::new(DIR_RECORD)).map_or(Digest::NONE, |text| digest_of_text(&text));
-            return record.is_current(seen);
+            let dataset = || header_id(&*dir).ok().flatten().map(|id| digest_of_dataset(&id));
+            return record.is_current(seen) || dataset().is_some_and(|seen| record.is_current(seen));
         }
         let Ok(recorded) = self.anchored.anchor.entries(object) else { return false };
         let listed = dir.read_dir().unwrap_or_default();

@@ -8,9 +8,9 @@ use crate::names::Names;
 use crate::root::shown_digest;
 use crate::walk::{Failed, Met, Visit, walk};
 use crate::{Kind, Result, Vault, VaultError};
-use lamassu_anchor::row::{Content, Sealed};
+use lamassu_anchor::row::Content;
 use lamassu_anchor::table::Table;
-use lamassu_anchor::{Anchor, Builder, Digest, ObjectId, Revision, Row, TokenKey, VaultRow};
+use lamassu_anchor::{Anchor, Builder, ObjectId, Row, TokenKey, VaultRow};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::BackendDir;
 use lamassu_store::backend::Listed;
@@ -94,18 +94,10 @@ pub fn rebuild(
     }
     vault.verify_sessions()?;
     let row = VaultRow {
-        vault: header.id(),
-        revision: Revision(1),
-        next_object: ObjectId(ObjectId::ROOT.0 + 1),
-        next_intent: 1,
-        session: 0,
         degree_log2: trees.degree_log2,
         blocks: trees.blocks,
-        is_in_use: false,
-        tokens: TokenKey::random()?,
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
         root_permissions: super::take::is(shown_digest(&*vault.dirs.root().handle)?),
+        ..VaultRow::new(header.id(), TokenKey::random()?)
     };
     let mut rebuild = Rebuild {
         vault,

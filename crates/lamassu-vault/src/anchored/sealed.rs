@@ -5,7 +5,7 @@
 //! the only way to write one. A change that takes several calls of the store is several such steps.
 
 use super::take::shown;
-use super::{StoredAttrs, digest_of_attributes, digest_of_link, digest_of_text};
+use super::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_link, digest_of_text};
 use crate::dirs::Dir;
 use crate::error::{errno, io};
 use crate::event::IntegrityKind;
@@ -65,6 +65,18 @@ impl Vault {
         match self.is_newest(object, SealedPart::Content, shown)? {
             true => Ok(()),
             false => Err(self.outdated_at("directory record", stored())),
+        }
+    }
+
+    /// Refuses a dataset that is not the one that was put there last.
+    ///
+    /// # Errors
+    /// [`VaultError::Outdated`], [`VaultError::Anchor`].
+    pub(crate) fn verify_dataset(&self, ino: Ino, id: &[u8; 16]) -> Result<()> {
+        let object = self.nodes.lock().object(ino);
+        match self.is_newest(object, SealedPart::Content, digest_of_dataset(id))? {
+            true => Ok(()),
+            false => Err(self.outdated_at("dataset", self.tag(ino))),
         }
     }
 

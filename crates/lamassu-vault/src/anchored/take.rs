@@ -1,9 +1,9 @@
 //! What the store shows, as a row: for an anchor that is made, and for what is accepted. What does not open is damage,
 //! and no row.
 
-use super::{StoredAttrs, digest_of_attributes, digest_of_text};
+use super::{StoredAttrs, digest_of_attributes, digest_of_dataset, digest_of_text};
 use crate::error::io;
-use crate::walk::has_header;
+use crate::walk::{has_header, header_id};
 use crate::xattr::{Holder, open_name, open_value};
 use crate::{Kind, Result, Vault, VaultError, symlink};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
@@ -75,7 +75,10 @@ impl<'a> Taker<'a> {
             Kind::Dir => {
                 let below = dir.open_dir(name).map_err(io("open a directory"))?;
                 if self.vault.has_datasets() && has_header(&*below).map_err(io("look for a dataset's header"))? {
-                    return Ok(Taken { st, row: row(&st, dir_content(Sealed::Nothing), Sealed::Nothing), dir: None });
+                    let id = header_id(&*below).map_err(io("read a dataset's header"))?;
+                    let id = id.ok_or_else(|| damaged("dataset header", stored))?;
+                    let content = dir_content(Sealed::Is(digest_of_dataset(&id)));
+                    return Ok(Taken { st, row: row(&st, content, Sealed::Nothing), dir: None });
                 }
                 let (record, id) = self.record(&*below, stored)?;
                 opened = Some(below);

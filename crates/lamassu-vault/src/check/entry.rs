@@ -2,11 +2,12 @@
 
 use super::runs::{DamageRun, runs};
 use super::{Checker, Found, Located, Problem, kind};
+use crate::anchored::digest_of_dataset;
 use crate::error::is_not_found;
 use crate::event::{EventRange, IntegrityEvent};
 use crate::inode::StoreId;
 use crate::symlink::{self, LinkFault};
-use crate::walk::has_header;
+use crate::walk::{has_header, header_id};
 use crate::xattr::Holder;
 use crate::{Dataset, Kind, VaultError, xattr};
 use lamassu_anchor::SealedPart;
@@ -77,8 +78,15 @@ impl Checker<'_> {
             }
         }
         if st.kind == Kind::Dir && self.vault.has_datasets() {
-            match at.dir.open_dir(&at.name).and_then(|dir| has_header(&*dir)) {
-                Ok(true) => {
+            let look = |dir: Arc<dyn BackendDir>| Ok(has_header(&*dir)?.then(|| header_id(&*dir).ok().flatten()));
+            match at.dir.open_dir(&at.name).and_then(look) {
+                Ok(Some(id)) => {
+                    // One that does not parse is told by whoever goes into it.
+                    if let Some(shown) = id.map(|id| digest_of_dataset(&id))
+                        && !self.is_newest(at, SealedPart::Content, shown, "the dataset here is").unwrap_or(false)
+                    {
+                        return None;
+                    }
                     self.report.datasets.push(Dataset { plain: at.plain.clone(), stored: at.stored.clone() });
                     return None;
                 }
@@ -87,7 +95,7 @@ impl Checker<'_> {
                     self.note_io(at, "whether the directory is a dataset cannot be seen", &e);
                     return None;
                 }
-                Ok(false) | Err(_) => {}
+                Ok(None) | Err(_) => {}
             }
         }
         self.xattrs_of(at, &at.dir, Some(&at.name), st.kind);

@@ -20,10 +20,10 @@ pub use states::{State, Volume};
 use crate::error::io;
 use crate::event::IntegrityKind;
 use crate::inode::{OWN_MAX, StoreId};
+use crate::walk::read_header_bytes;
 use crate::{Attr, Entry, FileSystem, HandleId, Ino, Kind, Options, ROOT, Result, Vault, VaultError};
 use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::header::{HEADER_MAX, Header, VaultHeader};
-use lamassu_format::name::HEADER;
+use lamassu_format::header::{Header, VaultHeader};
 use lamassu_store::{Backend, BackendDir};
 use parking_lot::{Mutex, RwLock};
 use states::KnownVolume;
@@ -349,6 +349,7 @@ impl Forest {
             return Ok(Some(slot));
         }
         let header = read_header(Some(vault), &dir).inspect_err(|error| tell_damage(vault, ino, error))?;
+        vault.verify_dataset(ino, &header.id())?;
         let slot = self.sight(vault, header.id(), store, &dir)?;
         // One at a time: what follows asks for the places of others.
         let mut crossings = self.crossings.write();
@@ -459,20 +460,4 @@ fn read_header(lender: Option<&Vault>, dir: &Arc<dyn BackendDir>) -> Result<Vaul
         None => read_header_bytes(&**dir).map_err(io(READ))?,
     };
     VaultHeader::parse(&bytes).map_err(|e| damaged(e.to_string()))
-}
-
-/// The bytes of a header, at most one more than a header may have. As `lamassu_keys::header_file::read_bytes`.
-fn read_header_bytes(dir: &dyn BackendDir) -> std::io::Result<Vec<u8>> {
-    const ATTEMPTS_MAX: usize = 16;
-    for _ in 0..ATTEMPTS_MAX {
-        let file = dir.open_file(OsStr::new(HEADER), false)?;
-        let mut bytes = vec![0; HEADER_MAX + 1];
-        let len = file.read_at(0, &mut bytes)?;
-        // What was replaced meanwhile is overwritten, so what was read of it may be noise.
-        if StoreId::from(&file.stat()?) == StoreId::from(&dir.stat_entry(OsStr::new(HEADER))?) {
-            bytes.truncate(len);
-            return Ok(bytes);
-        }
-    }
-    Err(std::io::ErrorKind::ResourceBusy.into())
 }

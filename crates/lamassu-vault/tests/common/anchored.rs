@@ -2,58 +2,48 @@
 
 use super::*;
 use lamassu_anchor::row::{Content, Sealed};
-use lamassu_anchor::table::{MemoryTable, Space, Table};
-use lamassu_anchor::{Anchor, Digest, ObjectId, Revision, Row, Token, TokenKey, VaultRow};
+use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
+use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_store::BackendDir;
-use lamassu_vault::{RenameMode, VaultError};
-use std::collections::BTreeMap;
+use lamassu_store::backend::CrashBackend;
+use lamassu_vault::anchor::RebuildProgress;
+use lamassu_vault::{RenameMode, VaultError, scrub};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::path::Path;
 
 /// The anchor of a vault.
 pub fn anchor(recipe: &Recipe, table: &Arc<dyn Table>) -> Arc<Anchor> {
     Arc::new(Anchor::open(table.clone(), &recipe.header().id()).unwrap())
 }
 
-/// The same, made of the root alone if there is none.
-fn new_anchor(recipe: &Recipe, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>) -> Arc<Anchor> {
-    let vault = recipe.header().id();
-    if table.get(Space::Vault, b"vault").unwrap().is_some() {
-        return anchor(recipe, table);
-    }
-    let record = match recipe.names {
+/// Makes the anchor of a vault that is empty.
+pub fn new_anchor(header: &VaultHeader, backend: &dyn Backend, table: &Arc<dyn Table>) -> Anchor {
+    let record = match header.names() {
         NameMode::Encrypted => {
             let text = backend.root().read_link(n("lamassu.dir")).unwrap();
             Sealed::Is(Digest(lamassu_crypto::wrap::sha256(&[b"\x02", text.as_encoded_bytes()].concat())))
         }
         NameMode::Plain => Sealed::Nothing,
     };
-    let row = VaultRow {
-        vault,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2: 4,
-        blocks: false,
-        is_in_use: false,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
+    let row = VaultRow::new(header.id(), TokenKey::new([2; 32]));
     let content = Content::Dir { record, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let root = Row { mode: 0o700, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
-    Arc::new(Anchor::create(table.clone(), row, root).unwrap())
+    Anchor::create(table.clone(), row, root).unwrap()
 }
 
-/// Opens an anchored vault.
+/// Opens an anchored vault, and makes the anchor of one that is empty.
 pub fn open_anchored(
     recipe: &Recipe,
     backend: &Arc<dyn Backend>,
     table: &Arc<dyn Table>,
     read_only: bool,
 ) -> Result<Vault> {
-    let options = Options { anchor: Some(new_anchor(recipe, backend, table)), ..options(read_only) };
+    if table.get(Space::Vault, b"vault").unwrap().is_none() {
+        drop(new_anchor(&recipe.header(), &**backend, table));
+    }
+    let options = Options { anchor: Some(anchor(recipe, table)), ..options(read_only) };
     Vault::open(backend.clone(), &recipe.header(), recipe.ring(), options)
 }
 
@@ -103,6 +93,72 @@ impl Lab {
             })
             .unwrap();
         count
+    }
+}
+
+/// A table that remembers what it was at each position of the store.
+pub struct Watched {
+    pub table: MemoryTable,
+    pub store: Arc<CrashBackend>,
+    pub states: Mutex<Vec<(usize, MemoryTable)>>,
+}
+
+impl Watched {
+    pub fn over(store: &Arc<CrashBackend>) -> Arc<Watched> {
+        Watched::of(MemoryTable::default(), store)
+    }
+
+    pub fn of(table: MemoryTable, store: &Arc<CrashBackend>) -> Arc<Watched> {
+        Arc::new(Watched { table, store: store.clone(), states: Mutex::default() })
+    }
+}
+
+impl Table for Watched {
+    fn get(&self, space: Space, key: &[u8]) -> std::result::Result<Option<Vec<u8>>, AnchorError> {
+        self.table.get(space, key)
+    }
+    fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> std::result::Result<(), AnchorError> {
+        self.table.scan(space, prefix, visit)
+    }
+    fn commit(&self, changes: &[Change]) -> std::result::Result<(), AnchorError> {
+        self.table.commit(changes)?;
+        self.states.lock().push((self.store.position(), self.table.clone()));
+        Ok(())
+    }
+}
+
+/// Keeps what a scrub finds.
+#[derive(Default)]
+pub struct Findings(pub Vec<scrub::ScrubFinding>);
+
+impl Findings {
+    /// As kinds: the words of a check.
+    pub fn kinds(&self) -> BTreeSet<String> {
+        self.0.iter().map(|finding| finding.kind.map_or("io", |kind| kind.word()).to_owned()).collect()
+    }
+}
+
+impl scrub::ScrubWatch for Findings {
+    fn read(&mut self, _: u64) {}
+    fn found(&mut self, finding: &scrub::ScrubFinding) {
+        self.0.push(finding.clone());
+    }
+    fn verified(&mut self, _: ObjectId) {}
+    fn is_verified(&self, _: ObjectId) -> bool {
+        false
+    }
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+/// Watches an anchor being made, and is told of nothing that is left out.
+pub struct Nobody;
+
+impl RebuildProgress for Nobody {
+    fn advance(&self, _: u64, _: u64) {}
+    fn damaged(&self, stored: &Path, error: &VaultError) {
+        panic!("{}: {error}", stored.display());
     }
 }
 

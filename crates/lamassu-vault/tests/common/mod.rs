@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod anchored;
+pub mod keyed;
 pub mod steps;
 pub mod wood;
 
@@ -252,4 +253,36 @@ impl check::Progress for Quiet {
     fn total(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64, _: u64) {}
     fn problem(&self, _: &check::Problem) {}
+}
+
+/// Kinds, as a table of `docs/damage.md` has them.
+pub fn words(kinds: impl IntoIterator<Item = String>) -> String {
+    kinds.into_iter().map(|kind| format!("`{kind}`")).collect::<Vec<_>>().join(", ")
+}
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/damage.md");
+
+fn table_comments(name: &str) -> [String; 2] {
+    [format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n")]
+}
+
+/// The table that `docs/damage.md` has between two comments: `<!-- NAME -->` and `<!-- end of NAME -->`.
+pub fn documented(name: &str) -> String {
+    let [begin, end] = table_comments(name);
+    let text = std::fs::read_to_string(PAGE).unwrap();
+    let (_, rest) = text.split_once(&begin).unwrap();
+    rest.split_once(&end).unwrap().0.to_owned()
+}
+
+/// That this table is documented. With `LAMASSU_WRITE_DOCS` set it is written there.
+pub fn is_documented(name: &str, found: &str) {
+    let written = documented(name);
+    if std::env::var_os("LAMASSU_WRITE_DOCS").is_some() {
+        let [begin, end] = table_comments(name);
+        let text = std::fs::read_to_string(PAGE).unwrap();
+        let table = text.replacen(&format!("{begin}{written}{end}"), &format!("{begin}{found}{end}"), 1);
+        std::fs::write(PAGE, table).unwrap();
+        return;
+    }
+    assert_eq!(written, found, "LAMASSU_WRITE_DOCS=1 writes it anew");
 }

@@ -1,6 +1,9 @@
-//! A vault with datasets, over a directory of this host, and who opens them.
+//! A vault with datasets, over a directory of this host, with anchors or without, and who opens them.
 
+use super::anchored::{Findings, new_anchor};
 use super::{RO, RW, local, me, n, options};
+use lamassu_anchor::Anchor;
+use lamassu_anchor::table::{MemoryTable, Table};
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, NameMode, VaultHeader};
 use lamassu_format::{Domain, Geometry, Suite};
@@ -11,8 +14,8 @@ use lamassu_keys::{
 use lamassu_store::backend::LocalBackend;
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::forest::{Number, Opener, Opening, ROOT_VOLUME, State, volume_of};
-use lamassu_vault::{FileSystem, Forest, HandleId, Ino, Result, Vault, VaultError};
-use std::collections::HashMap;
+use lamassu_vault::{FileSystem, Forest, HandleId, Ino, Options, Result, Vault, VaultError, scrub};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,6 +31,23 @@ pub struct Keys {
     pub kept: Mutex<HashMap<Number, (VaultHeader, Unlocked)>>,
     pub told: Mutex<Vec<String>>,
     pub read_only: AtomicBool,
+    /// The anchors of those that have one.
+    pub tables: Mutex<HashMap<[u8; 16], Arc<dyn Table>>>,
+}
+
+impl Keys {
+    fn options(&self, header: &VaultHeader, read_only: bool) -> Options {
+        let table = self.tables.lock().unwrap().get(&header.id()).cloned();
+        let anchor = table.map(|table| Arc::new(Anchor::open(table, &header.id()).unwrap()));
+        Options { anchor, ..options(read_only) }
+    }
+
+    /// Makes the anchor of a vault that is empty.
+    fn anchor(&self, header: &VaultHeader, backend: &dyn Backend) {
+        let table: Arc<dyn Table> = Arc::new(MemoryTable::default());
+        drop(new_anchor(header, backend, &table));
+        self.tables.lock().unwrap().insert(header.id(), table);
+    }
 }
 
 impl Opener for Keys {
@@ -42,7 +62,7 @@ impl Opener for Keys {
         let Some(keys) = found else { return Ok(None) };
         let ring = keys.key_ring(header.suite()).unwrap();
         self.kept.lock().unwrap().insert(volume, (header.clone(), keys));
-        let options = options(self.read_only.load(Relaxed));
+        let options = self.options(&header, self.read_only.load(Relaxed));
         Ok(Some(Opening { header, ring, options, cached: true }))
     }
 
@@ -65,7 +85,16 @@ pub fn wood(names: NameMode) -> Wood {
     wood_over(names, |backend| backend)
 }
 
+/// One whose vaults have anchors, if `is_anchored` says so.
+pub fn wood_with(names: NameMode, is_anchored: bool) -> Wood {
+    make_wood(names, |backend| backend, is_anchored)
+}
+
 pub fn wood_over(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>) -> Wood {
+    make_wood(names, wrap, false)
+}
+
+fn make_wood(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn Backend>, is_anchored: bool) -> Wood {
     let (dir, backend) = local();
     let backend = wrap(backend);
     let new = NewVault {
@@ -83,14 +112,22 @@ pub fn wood_over(names: NameMode, wrap: impl FnOnce(Arc<dyn Backend>) -> Arc<dyn
     let ring = keys.key_ring(header.suite()).unwrap();
     Vault::make_tree(&*backend, &header, &ring).unwrap();
     std::fs::write(dir.path().join("lamassu.vault"), header.to_json().unwrap()).unwrap();
-    let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options(false)).unwrap());
     let (id, opener) = (header.id(), Arc::new(Keys::default()));
+    if is_anchored {
+        opener.anchor(&header, &*backend);
+    }
+    let options = opener.options(&header, false);
+    let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options).unwrap());
     opener.kept.lock().unwrap().insert(ROOT_VOLUME, (header, keys));
     let forest = Forest::new(vault, backend, id, true, opener.clone()).unwrap();
     Wood { forest, keys: opener, dir }
 }
 
 impl Wood {
+    pub fn is_anchored(&self) -> bool {
+        !self.keys.tables.lock().unwrap().is_empty()
+    }
+
     /// Makes a dataset; `inherit` or locked for ever.
     pub fn plant(&self, path: &str, inherit: bool) -> Ino {
         let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
@@ -123,6 +160,9 @@ impl Wood {
             let ring = keys.key_ring(header.suite()).unwrap();
             Vault::make_tree(backend, &header, &ring)?;
             write_header(&*backend.root(), &header.to_json().unwrap());
+            if self.is_anchored() {
+                self.keys.anchor(&header, backend);
+            }
             Ok(())
         });
         let volume = made.unwrap();
@@ -165,13 +205,25 @@ impl Wood {
             (header.clone(), keys.key_ring(header.suite()).unwrap())
         };
         self.keys.read_only.store(read_only, Relaxed);
-        let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options(read_only)).unwrap());
+        let options = self.keys.options(&header, read_only);
+        let vault = Arc::new(Vault::open(backend.clone(), &header, ring, options).unwrap());
         Forest::new(vault, backend, header.id(), true, self.keys.clone()).unwrap()
     }
 
     /// Directory of a volume in the store.
     pub fn stored(&self, root: Ino) -> PathBuf {
         self.dir.path().join(self.forest.stored_dir(volume_of(root)).unwrap())
+    }
+
+    /// The kinds of what a scrub of the outermost vault finds.
+    pub fn scrubbed(&self) -> BTreeSet<String> {
+        let header = self.keys.kept.lock().unwrap()[&ROOT_VOLUME].0.clone();
+        let table = self.keys.tables.lock().unwrap()[&header.id()].clone();
+        let (anchor, mut found) = (Anchor::open(table, &header.id()).unwrap(), Findings::default());
+        let root = LocalBackend::open(self.dir.path()).unwrap().root();
+        let done = scrub::scrub(root, &header, &anchor, &mut found).unwrap();
+        assert_eq!((done.unfinished, done.open_files), (0, 0));
+        found.kinds()
     }
 
     pub fn state(&self, volume: Number) -> State {
@@ -189,7 +241,8 @@ impl Wood {
             let (header, keys) = &kept[&ROOT_VOLUME];
             (self.header(ROOT_VOLUME).unwrap(), keys.key_ring(header.suite()).unwrap())
         };
-        let opening = Opening { header, ring, options: options(false), cached: true };
+        let options = self.keys.options(&header, false);
+        let opening = Opening { header, ring, options, cached: true };
         self.forest.load(ROOT_VOLUME, || Ok::<_, VaultError>(opening)).unwrap();
     }
 }

@@ -1,7 +1,15 @@
-//! A vault in memory with known content, an older state of it, and what is seen of it afterwards.
+//! A vault in memory with known content, with an anchor or without, an older state of it, and what is seen of it
+//! afterwards.
 #![allow(clippy::unwrap_used)]
 
-use crate::common::{RO, Short, me, n, options};
+mod seen;
+
+pub use seen::Seen;
+
+use crate::common::anchored::{Findings, Nobody};
+use crate::common::{Short, me, n, options};
+use lamassu_anchor::Anchor;
+use lamassu_anchor::table::MemoryTable;
 use lamassu_crypto::SecretBytes;
 use lamassu_format::header::{Header, NameMode, SlotKind, VaultHeader};
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, HEADER, LINK_PREFIX, LONG_PREFIX};
@@ -9,7 +17,8 @@ use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_keys::{Argon2Params, Material, NewSlot, NewVault, Unlocked, Zone, create_vault, unlock};
 use lamassu_store::backend::MemoryBackend;
 use lamassu_store::{Backend, BackendDir};
-use lamassu_vault::{Access, Kind, ROOT, Vault, VaultError, check};
+use lamassu_vault::anchor::{NewTrees, rebuild};
+use lamassu_vault::{Access, Kind, Options, ROOT, Vault, scrub};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -22,12 +31,15 @@ const FILES: [&str; 7] = ["big", "twin", "small", "little", "dir/inner", "other/
 /// A vault whose store can be changed, and the states it is made from.
 pub struct Lab {
     store: Arc<MemoryBackend>,
+    /// That of its anchor, if it has one.
+    table: Option<Arc<MemoryTable>>,
     made: &'static Made,
 }
 
 struct Made {
     older: MemoryBackend,
     now: MemoryBackend,
+    table: Option<MemoryTable>,
     older_header: Vec<u8>,
     /// Where everything lies.
     stored: BTreeMap<String, PathBuf>,
@@ -66,16 +78,33 @@ fn long(letter: &str) -> String {
     letter.repeat(250)
 }
 
-fn make() -> Made {
+/// Opens the vault, by its anchor if there is one.
+fn open(
+    backend: &Arc<dyn Backend>,
+    header: &VaultHeader,
+    unlocked: &Unlocked,
+    table: Option<&Arc<MemoryTable>>,
+) -> Vault {
+    let anchor = table.map(|table| Arc::new(Anchor::open(table.clone(), &header.id()).unwrap()));
+    let ring = unlocked.key_ring(header.suite()).unwrap();
+    Vault::open(backend.clone(), header, ring, Options { anchor, ..options(false) }).unwrap()
+}
+
+fn make(is_anchored: bool) -> Made {
     let (mut header, unlocked) = new_header();
     let store = Arc::new(MemoryBackend::new());
     let backend: Arc<dyn Backend> = store.clone();
     let older_header = header.to_json().unwrap();
     put_file(&*backend.root(), OsStr::new(HEADER), &older_header);
     Vault::make_tree(&*backend, &header, &unlocked.key_ring(Suite::Aes).unwrap()).unwrap();
-    let open = |header: &VaultHeader| {
-        Vault::open(backend.clone(), header, unlocked.key_ring(Suite::Aes).unwrap(), options(false)).unwrap()
-    };
+    let table = is_anchored.then(|| {
+        let (v, table) = (open(&backend, &header, &unlocked, None), Arc::new(MemoryTable::default()));
+        let (_, done) = rebuild(&v, &header, table.clone(), NewTrees::default(), &Nobody).unwrap();
+        assert_eq!((done.objects, done.damaged), (1, 0));
+        v.close().unwrap();
+        table
+    });
+    let open = |header: &VaultHeader| open(&backend, header, &unlocked, table.as_ref());
     let v = open(&header);
     let mut contents = BTreeMap::new();
     for dir in ["dir", "other"] {
@@ -114,8 +143,10 @@ fn make() -> Made {
     let paths = contents.keys().cloned().chain(["dir", "other", "link-l", "link-m"].map(String::from));
     let stored = paths.map(|p| (p.clone(), v.stored_path(n(&p)).unwrap())).collect();
     v.clean();
+    v.close().unwrap();
     drop(v);
-    Made { older, now: store.snapshot(), older_header, stored, contents }
+    let table = table.map(|table| MemoryTable::clone(&table));
+    Made { older, now: store.snapshot(), table, older_header, stored, contents }
 }
 
 fn put_file(dir: &dyn BackendDir, name: &OsStr, bytes: &[u8]) {
@@ -124,10 +155,10 @@ fn put_file(dir: &dyn BackendDir, name: &OsStr, bytes: &[u8]) {
 }
 
 impl Lab {
-    pub fn new() -> Lab {
-        static MADE: OnceLock<Made> = OnceLock::new();
-        let made = MADE.get_or_init(make);
-        Lab { store: Arc::new(made.now.snapshot()), made }
+    pub fn new(is_anchored: bool) -> Lab {
+        static MADE: [OnceLock<Made>; 2] = [const { OnceLock::new() }; 2];
+        let made = MADE[usize::from(is_anchored)].get_or_init(|| make(is_anchored));
+        Lab { store: Arc::new(made.now.snapshot()), table: made.table.clone().map(Arc::new), made }
     }
 
     /// Opens the vault as a program does: header, key, tree. A refusal is told in a word.
@@ -137,7 +168,17 @@ impl Lab {
         let unlocked =
             unlock(&header, &material()).map_err(|e| if e.is_wrong_key() { "wrong key" } else { "altered" })?;
         let backend: Arc<dyn Backend> = self.store.clone();
-        Ok(Vault::open(backend, &header, unlocked.key_ring(header.suite()).unwrap(), options(false)).unwrap())
+        Ok(open(&backend, &header, &unlocked, self.table.as_ref()))
+    }
+
+    /// The kinds of what a scrub finds.
+    pub fn scrubbed(&self) -> BTreeSet<String> {
+        let header = VaultHeader::parse(&text_of(&self.store, Path::new(HEADER)).unwrap()).unwrap();
+        let anchor = Anchor::open(self.table.clone().unwrap(), &header.id()).unwrap();
+        let mut found = Findings::default();
+        let done = scrub::scrub(self.store.root(), &header, &anchor, &mut found).unwrap();
+        assert_eq!((done.unfinished, done.open_files), (0, 0));
+        found.kinds()
     }
 
     pub fn long_path(&self) -> String {
@@ -309,182 +350,4 @@ fn read(file: &dyn lamassu_store::BackendFile, from: u64, count: u64) -> Vec<u8>
     let mut bytes = vec![0; (count as usize) * B];
     file.read_at(from * B as u64, &mut bytes).unwrap();
     bytes
-}
-
-/// What an application sees.
-#[derive(Debug, Default, PartialEq)]
-pub struct Seen {
-    /// Blocks that read as errors, by path.
-    bad: BTreeMap<String, BTreeSet<usize>>,
-    /// Paths that give an error, or are not there.
-    lost: BTreeSet<String>,
-    gone: BTreeSet<String>,
-    /// Files that are as they once were; or as another one is.
-    older: BTreeSet<String>,
-    foreign: BTreeSet<String>,
-    /// Links.
-    bad_links: BTreeSet<String>,
-}
-
-impl Seen {
-    pub fn of(lab: &Lab, vault: &Vault) -> Seen {
-        let mut seen = Seen::default();
-        for path in lab.made.contents.keys() {
-            let entry = match vault.find(path) {
-                Ok(entry) => entry,
-                Err(VaultError::NotFound) => {
-                    seen.gone.insert(path.clone());
-                    continue;
-                }
-                Err(VaultError::Damaged { .. }) => {
-                    seen.lost.insert(path.clone());
-                    continue;
-                }
-                Err(other) => panic!("{path}: {other}"),
-            };
-            assert_eq!(entry.attr.kind, Kind::File);
-            seen.read(lab, vault, path, entry.attr.ino, entry.attr.size);
-        }
-        for letter in ["l", "m"] {
-            let path = format!("link-{letter}");
-            match vault.readlink(vault.ino(&path)) {
-                Ok(target) => assert_eq!(target, letter.repeat(3000).into_bytes()),
-                Err(VaultError::Damaged { .. }) => drop(seen.bad_links.insert(path)),
-                Err(other) => panic!("{path}: {other}"),
-            }
-        }
-        seen.listed(vault);
-        seen
-    }
-
-    /// What is listed is what is there, but for names that do not open.
-    fn listed(&mut self, vault: &Vault) {
-        let listed = vault.list("");
-        for path in FILES.iter().filter(|p| !p.contains('/') && !self.gone.contains(**p)) {
-            assert!(listed.iter().any(|l| l == path), "{path} is not listed");
-        }
-        for path in [long("l"), long("m")] {
-            if !listed.contains(&path) && !self.gone.contains(&path) {
-                self.lost.insert(path);
-            }
-        }
-    }
-
-    fn read(&mut self, lab: &Lab, vault: &Vault, path: &str, ino: u64, size: u64) {
-        let [old, now] = &lab.made.contents[path];
-        let block = |content: &[u8], b: usize| -> Vec<u8> {
-            content.get(b * B..content.len().min((b + 1) * B)).unwrap_or_default().to_vec()
-        };
-        let handle = vault.open_file(ino, RO).unwrap();
-        let mut blocks = Vec::new();
-        for b in 0..now.len().max(size as usize).div_ceil(B) {
-            let mut buf = vec![0; B];
-            match vault.read(handle, (b * B) as u64, &mut buf) {
-                Ok(got) => {
-                    buf.truncate(got);
-                    blocks.push(Some(buf));
-                }
-                Err(VaultError::Store(lamassu_store::StoreError::Damaged(_))) => {
-                    self.bad.entry(path.to_owned()).or_default().insert(b);
-                    blocks.push(None);
-                }
-                Err(other) => panic!("{path}, block {b}: {other}"),
-            }
-        }
-        vault.release(handle).unwrap();
-        // With its last page the exact size is lost: what lies past the one shown counts as unreadable with the block
-        // before it.
-        for (b, got) in blocks.iter_mut().enumerate().skip((size as usize).div_ceil(B)) {
-            if self.bad.get(path).is_some_and(|bad| bad.contains(&(b - 1))) {
-                *got = None;
-                self.bad.get_mut(path).unwrap().insert(b);
-            }
-        }
-        let is = |content: &[u8]| {
-            content.len().div_ceil(B) <= blocks.len()
-                && blocks.iter().enumerate().all(|(b, got)| got.as_ref().is_none_or(|got| *got == block(content, b)))
-        };
-        if is(now) {
-            return;
-        }
-        if is(old) {
-            self.older.insert(path.to_owned());
-            return;
-        }
-        let theirs = |(other, contents): (&String, &[Vec<u8>; 2])| other != path && is(&contents[1]);
-        if lab.made.contents.iter().any(theirs) {
-            self.foreign.insert(path.to_owned());
-            return;
-        }
-        let strange = |(b, got): &(usize, &Option<Vec<u8>>)| got.as_ref().is_some_and(|got| *got != block(now, *b));
-        let strange: Vec<_> =
-            blocks.iter().enumerate().filter(strange).map(|(b, got)| (b, got.as_ref().map(Vec::len))).collect();
-        assert!(size == 0, "{path} of {size} bytes reads as what was never written there: (block, bytes) {strange:?}");
-        self.gone.insert(path.to_owned());
-    }
-
-    /// A check finds damage where reads do, and only there.
-    pub fn agrees_with(&self, found: &check::Report) {
-        let errors = !(self.bad.is_empty() && self.lost.is_empty() && self.bad_links.is_empty());
-        if errors {
-            assert!(found.is_damaged(), "{self:?}, and a check finds nothing");
-        }
-        for path in self.bad.keys() {
-            assert!(found.problems.iter().any(|p| p.path.as_deref() == Some(path)), "{path}: {:#?}", found.problems);
-        }
-        for p in found.problems.iter().filter(|p| p.block.is_some()) {
-            let (path, first) = (p.path.as_ref().unwrap(), p.block.unwrap() as usize);
-            let run = first..first + p.blocks.unwrap_or(1) as usize;
-            assert!(self.bad.get(path).is_some_and(|bad| run.clone().all(|b| bad.contains(&b))), "{p:?} reads well");
-        }
-    }
-
-    /// A repair takes nothing away that could be read, but for what has no name.
-    pub fn is_kept(&self, after: &Seen) {
-        assert!(after.bad.iter().all(|(path, blocks)| self.bad.get(path).is_some_and(|b| blocks.is_subset(b))));
-        assert_eq!(after.older, self.older);
-        assert_eq!(after.foreign, self.foreign);
-        assert!(after.bad_links.is_subset(&self.bad_links));
-        let named = |seen: &Seen| seen.lost.union(&seen.gone).cloned().collect::<BTreeSet<_>>();
-        assert!(named(after).is_subset(&named(self)));
-    }
-
-    /// In the words of the table.
-    pub fn told(&self, found: &check::Report) -> String {
-        let kinds: BTreeSet<_> =
-            found.problems.iter().filter(|p| !p.harmless).map(|p| format!("`{}`", p.kind)).collect();
-        let mut parts = Vec::new();
-        for blocks in self.bad.values() {
-            parts.push(match blocks.len() {
-                1 => "1 block".to_owned(),
-                many => format!("{many} blocks"),
-            });
-        }
-        parts.dedup();
-        let named = [("names below it", &self.lost), ("names not found", &self.gone), ("target", &self.bad_links)];
-        for (what, set) in named {
-            if !set.is_empty() && !kinds.is_empty() {
-                parts.push(match (what, set.iter().all(|p| !p.contains('/'))) {
-                    ("names below it" | "names not found", true) => "its name".to_owned(),
-                    _ => what.to_owned(),
-                });
-            }
-        }
-        let mut text = kinds.iter().cloned().collect::<Vec<_>>().join(", ");
-        if !parts.is_empty() {
-            text.push_str(&format!(": {}", parts.join(", ")));
-        }
-        let silent = [("**older content**", &self.older), ("**the other's content**", &self.foreign)];
-        for (what, set) in silent {
-            if !set.is_empty() {
-                text.push_str(if text.is_empty() { "" } else { "; " });
-                text.push_str(what);
-            }
-        }
-        match (text.is_empty(), self.gone.is_empty()) {
-            (true, false) => "**gone**".into(),
-            (true, true) => "no effect".into(),
-            (false, _) => text,
-        }
-    }
 }
