@@ -402,6 +402,7 @@ fn scrubbed(lab: &Lab) -> (Vec<String>, u64) {
         fn found(&mut self, finding: &scrub::ScrubFinding) {
             self.0.push(finding.what.clone());
         }
+        fn dataset(&mut self, _: &std::path::Path) {}
         fn verified(&mut self, _: lamassu_anchor::ObjectId) {}
         fn is_verified(&self, _: lamassu_anchor::ObjectId) -> bool {
             false
