@@ -49,9 +49,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let len = std::fs::metadata(&path)?.len();
     println!("size: {:.1} MiB, {} bytes a file", len as f64 / 1048576.0, len / files);
     let begun = Instant::now();
-    let anchor = Anchor::open(Arc::new(DiskTable::open(&path)?), &VAULT)?;
+    let table = Arc::new(DiskTable::open(&path)?);
+    let anchor = Anchor::open(table.clone(), &VAULT)?;
     let open = anchor.open_objects()?.len();
     println!("open: {:.3} s, {open} files to recover", begun.elapsed().as_secs_f64());
+    let begun = Instant::now();
+    table.verify()?;
+    println!("checksums: {:.3} s", begun.elapsed().as_secs_f64());
     let begun = Instant::now();
     let looked = 100_000.min(files);
     for n in 0..looked {

@@ -143,6 +143,7 @@ impl scrub::ScrubWatch for Findings {
     fn found(&mut self, finding: &scrub::ScrubFinding) {
         self.0.push(finding.clone());
     }
+    fn dataset(&mut self, _: &std::path::Path) {}
     fn verified(&mut self, _: ObjectId) {}
     fn is_verified(&self, _: ObjectId) -> bool {
         false
