@@ -6,9 +6,7 @@
 
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
-use lamassu_anchor::{
-    Anchor, AnchorError, Digest, EntryPlace, Made, ObjectId, Revision, Row, Token, TokenKey, VaultRow,
-};
+use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Made, ObjectId, Row, Token, TokenKey, VaultRow};
 use lamassu_crypto::{Engine, KeyRing, Secret};
 use lamassu_format::{Domain, Geometry, Suite};
 use lamassu_store::backend::fault::Call;
@@ -202,20 +200,7 @@ impl Random {
 }
 
 fn anchor(degree_log2: u8, counts: Arc<Counts>) -> Outcome<(Arc<Anchor>, ObjectId)> {
-    let vault = VaultRow {
-        vault: VAULT,
-        revision: Revision(0),
-        next_object: ObjectId(2),
-        next_intent: 0,
-        session: 0,
-        degree_log2,
-        blocks: false,
-        is_in_use: false,
-        tokens: TokenKey::new([2; 32]),
-        header: Sealed::Nothing,
-        history: (0, Digest::NONE),
-        root_permissions: Sealed::Nothing,
-    };
+    let vault = VaultRow { degree_log2, ..VaultRow::new(VAULT, TokenKey::new([2; 32])) };
     let row = |content| Row { mode: 0o600, uid: 0, gid: 0, links: 1, content, attributes: Sealed::Nothing };
     let top = Content::Dir { record: Sealed::Nothing, parent: ObjectId::ROOT, name: Token([0; 16]) };
     let table = CountedTable { inner: MemoryTable::default(), counts };

@@ -2,8 +2,8 @@
 //! redb for each read would take four locks of the file, which readers in other processes make necessary, and five
 //! times as long as the read itself.
 //!
-//! Only the process that writes keeps one: no other process changes what it reads. One is dropped before a commit, since
-//! it would keep the pages that the commit before has freed, and one that was made meanwhile behind it.
+//! Only the process that writes keeps one: no other process changes what it reads. One is dropped before a commit,
+//! since it would keep the pages that the commit before has freed, and one that was made meanwhile behind it.
 
 use super::super::Space;
 use super::{Handle, definition};
