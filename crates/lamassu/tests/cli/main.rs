@@ -36,6 +36,7 @@ mod put_back;
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod recipes;
+mod records;
 mod rekey;
 mod served;
 mod shares;
