@@ -453,8 +453,8 @@ impl File {
             || (!self.is_dirty() && self.state.try_read().is_some_and(|st| self.core.is_settled(&st)))
     }
 
-    /// The file is closed, also where somebody still refers to it: from here on it tells the anchor nothing, and whoever
-    /// opens it again takes over what it knows. To be called before that, and by nobody who still changes it.
+    /// The file is closed, also where somebody still refers to it: from here on it tells the anchor nothing, and
+    /// whoever opens it again takes over what it knows. To be called before that, and by nobody who still changes it.
     pub fn put_away(&self) {
         self.core.put_away(&mut self.exclusive());
     }
