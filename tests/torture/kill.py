@@ -3,6 +3,8 @@
 Two kinds of load. *Blocks*: a process writes, truncates and syncs files, and notes for every block of 4 KiB each content it has had since the last
 completed fsync; after the crash the block must be one of these. *Names*: a process makes, renames, links and removes entries, and
 notes after each call how the tree must look; after a killed daemon the tree is as after the last completed call, or the one under way.
+With an anchor changes of names that nobody synced may be taken back, one by one (docs/freshness.md): each entry of a directory is as it
+was at some moment of the mount, and what was there all the time is there.
 """
 
 import multiprocessing
@@ -138,9 +140,19 @@ class Names:
     def __init__(self):
         self.tree = {}  # path -> None for a directory, bytes for a file, str for a link's target
         self.under_way = None  # the tree as it is if the last call took effect
+        self.past = [self.tree]  # the trees since this mount began, that one last
+        self.first_names = {}  # last name of a directory, which is no other's -> the one that it was made with
+
+    def done(self):
+        self.tree = self.under_way
+        self.past.append(self.tree)
+
+    def settle(self, found):
+        """From here on, this is what there is."""
+        self.tree, self.under_way, self.past = found, None, [found]
 
 
-def next_change(rng, tree, counter):
+def next_change(rng, tree, counter, first_names):
     """A random change: (call, tree after it). `call` takes the mount's directory."""
     dirs = [""] + [path for path, kind in tree.items() if kind is None]
     leaves = [path for path, kind in tree.items() if kind is not None]
@@ -177,6 +189,7 @@ def next_change(rng, tree, counter):
             del after[victim]
             return (lambda top: os.rmdir(top / victim)), after
         if what == "movedir" and not (fresh + "/").startswith(victim + "/"):
+            first_names[os.path.basename(fresh)] = first_name(first_names, victim)
             for path in [victim, *inside]:
                 after[fresh + path[len(victim) :]] = after.pop(path)
             return (lambda top: os.rename(top / victim, top / fresh)), after
@@ -202,17 +215,18 @@ def change_names(seed, path, out, _cut):
                 name, content = f"{counter:x}", rng.randbytes(rng.choice((0, 10, 4000, 5000, 30_000)))
                 model.under_way = model.tree | {name: ...}
                 save(path / name, content)
-                model.tree = model.tree | {name: content}
-            elif (change := next_change(rng, model.tree, counter)) is not None:
+                model.under_way = model.tree | {name: content}
+                model.done()
+            elif (change := next_change(rng, model.tree, counter, model.first_names)) is not None:
                 call, model.under_way = change
                 call(path)
-                model.tree = model.under_way
+                model.done()
             if len(model.tree) > 60:
                 # Deepest last: what nothing lies under can go.
                 victim = max(model.tree, key=lambda p: (p.count("/"), rng.random()))
                 model.under_way = {p: kind for p, kind in model.tree.items() if p != victim}
                 (os.rmdir if model.tree[victim] is None else os.unlink)(path / victim)
-                model.tree = model.under_way
+                model.done()
     except OSError as error:
         with open(out, "wb") as saved:
             pickle.dump(model, saved)
@@ -249,6 +263,43 @@ def verify_names(model, found):
     raise Failure("names: " + "; ".join(lines[:8]))
 
 
+ABSENT = "absent"
+
+
+def first_name(first_names, path):
+    """Tells a directory from all others, wherever it was moved."""
+    name = os.path.basename(path)
+    return first_names.get(name, name)
+
+
+def entries(model, tree):
+    """(directory, name) -> what it leads to."""
+    of = {}
+    for path, kind in tree.items():
+        parent, name = os.path.split(path)
+        of[first_name(model.first_names, parent), name] = first_name(model.first_names, path) if kind is None else kind
+    return of
+
+
+def verify_unsynced_names(model, found):
+    """Each entry by itself: an anchor acknowledges them one by one, so that a removal may be taken back and a later rename not. A new file
+    may be there before its content is."""
+    past = [entries(model, tree) for tree in model.past + [model.under_way or model.tree]]
+    now = entries(model, found)
+    for entry in {entry for moment in past for entry in moment} | now.keys():
+        possible = [moment.get(entry, ABSENT) for moment in past]
+        is_new_file = isinstance(now.get(entry), bytes) and ABSENT in possible and any(isinstance(kind, (bytes, type(...))) for kind in possible)
+        if now.get(entry, ABSENT) not in possible and not is_new_file:
+            raise Failure(f"names: {entry[1][:60]} is {str(now.get(entry, ABSENT))[:40]}, as it was at none of {len(past)} moments")
+    dirs = [first_name(model.first_names, path) for path, kind in found.items() if kind is None]
+    if len(dirs) != len(set(dirs)):
+        raise Failure("names: a directory is in two places")
+    # What nobody removed is somewhere.
+    kept = [{kind for kind in moment.values() if isinstance(kind, bytes) and kind} for moment in past]
+    if lost := set.intersection(*kept) - set(now.values()):
+        raise Failure(f"names: {len(lost)} files are gone that nobody removed")
+
+
 class Load:
     """The processes of a cycle, and their models between cycles."""
 
@@ -280,14 +331,14 @@ class Load:
             processes[-1].start()
         return processes
 
-    def verify(self, mnt, power):
+    def verify(self, mnt, power, anchored):
         for name in self.saved:
             model = self.load(name)
             if isinstance(model, Names):
                 found = read_tree(mnt / name) if (mnt / name).exists() else {}
                 if not power:
-                    verify_names(model, found)
-                model.tree, model.under_way = found, None
+                    (verify_unsynced_names if anchored else verify_names)(model, found)
+                model.settle(found)
             elif (mnt / name).exists():
                 found = (mnt / name).read_bytes()
                 model.verify(found)
@@ -297,7 +348,7 @@ class Load:
             self.save(name, model)
 
 
-def cycle(lab, vault, load, cache, rng, power):
+def cycle(lab, vault, load, cache, rng, power, anchored):
     """Mount, load, crash, check, mount, verify."""
     vault.mount("-c", cache)
     cut = multiprocessing.Event()
@@ -330,7 +381,7 @@ def cycle(lab, vault, load, cache, rng, power):
         if report["recovered"]:
             raise Failure(f"check after a repair still recovers {report['recovered']} blocks")
     vault.mount("-c", cache)
-    load.verify(vault.mnt, power)
+    load.verify(vault.mnt, power, anchored)
     vault.umount()
     # What nobody used since the crash, and no repair has completed, is still as it was left.
     vault.check(expect=CRASHED)
@@ -343,6 +394,7 @@ SETUPS = (
     ("none", ("-s", "blake3")),
     ("writeback", ("-s", "chacha", "--small-files", "random")),
 )
+UNANCHORED = ("--anchor", "none")
 
 
 def run(seed, seconds, power=False):
@@ -351,18 +403,16 @@ def run(seed, seconds, power=False):
     until = time.monotonic() + seconds
     cycles = 0
     while cycles == 0 or time.monotonic() < until:
-        for n, (cache, options) in enumerate(SETUPS):
+        # Four of five times with an anchor, as vaults are made.
+        for cache, options in (*SETUPS, ("writeback", UNANCHORED)):
             with Lab("xfs" if power else "dir") as lab:
-                # With an anchor, names made in the seconds before a kill may be moved to lamassu.lost. The
-                # vault's own tests check that.
-                anchor = () if power else ("--anchor", "none")
-                vault = lab.vault("v", *anchor, *options)
+                vault = lab.vault("v", *options)
                 load = Load(lab, files=2, names=1)
                 part = time.monotonic() + seconds / 8
                 done = 0
                 while done < 3 or time.monotonic() < min(part, until):
                     try:
-                        cycle(lab, vault, load, cache, rng, power)
+                        cycle(lab, vault, load, cache, rng, power, options != UNANCHORED)
                     except Failure as failure:
                         name = "power cut" if power else "kill"
                         where = f"{name} {done} of cache={cache} {' '.join(options)} seed={seed}"

@@ -20,7 +20,9 @@ use lamassu_anchor::row::Content;
 use lamassu_anchor::{Anchor, Digest, Entry, EntryPlace, Intent, ObjectId, Row, Token};
 use lamassu_crypto::name::NameKey;
 use lamassu_format::header::{NameMode, VaultHeader};
-use lamassu_format::name::{DIR_RECORD, LINK_PREFIX, Stored, XATTR_PREFIX, classify, companion_name, decode};
+use lamassu_format::name::{
+    DIR_RECORD, LINK_PREFIX, ROOT_RECORD, Stored, XATTR_PREFIX, classify, companion_name, decode,
+};
 use lamassu_format::tree::Shape;
 use lamassu_store::backend::{Listed, Stat};
 use lamassu_store::file::{FileScrub, ScrubContext, StaleRanges};
@@ -114,6 +116,7 @@ pub fn scrub(
         watch,
         done: Scrubbed::default(),
     };
+    scrub.root_permissions(&*root);
     walk(Met::first(root, PathBuf::new(), ObjectId::ROOT), &mut scrub)?;
     Ok(scrub.done)
 }
@@ -235,6 +238,16 @@ impl Visit for Scrub<'_> {
 }
 
 impl Scrub<'_> {
+    /// The record of the root's permissions. A writer may be replacing it.
+    fn root_permissions(&mut self, root: &dyn BackendDir) {
+        let shown = read_text(root, OsStr::new(ROOT_RECORD)).map_or(Digest::NONE, |text| digest_of_text(&text));
+        match self.anchor.vault().root_permissions.is_current(shown) {
+            true => {}
+            false if self.anchor.is_in_use_now().unwrap_or(false) => self.done.unfinished += 1,
+            false => self.tell(IntegrityKind::Stale, ROOT_RECORD.into(), "the record of the root's permissions"),
+        }
+    }
+
     fn tell(&mut self, kind: IntegrityKind, path: PathBuf, what: impl Into<String>) {
         self.done.findings += 1;
         self.watch.found(&ScrubFinding { kind: Some(kind), path, what: what.into() });

@@ -39,7 +39,7 @@ pub(crate) use sealed::ShownLink;
 pub(crate) use take::shown as shown_attrs;
 pub(crate) use trees::TreeFiles;
 
-use crate::event::IntegrityKind;
+use crate::event::{IntegrityEvent, IntegrityKind, place_of};
 use crate::open::OpenFile;
 use crate::{Ino, Kind, Result, Vault, VaultError};
 use lamassu_anchor::{Anchor, EntryPlace, Mark, ObjectId, ObjectKind, Row};
@@ -179,7 +179,9 @@ impl Vault {
 
     /// The same of a kind of its own.
     pub(crate) fn outdated_as(&self, kind: IntegrityKind, what: &'static str, stored: String) -> VaultError {
-        self.tell(kind.at(&*stored, format!("{what}: the store shows another state than the newest")));
+        let (path, inode) = place_of(&stored);
+        let event = kind.at(path, format!("{what}: the store shows another state than the newest"));
+        self.tell(IntegrityEvent { inode, ..event });
         VaultError::Outdated { what, stored }
     }
 }

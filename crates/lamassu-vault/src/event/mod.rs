@@ -249,7 +249,7 @@ impl Vault {
 }
 
 /// What the two parts of `Vault::tag` say.
-fn place_of(tag: &str) -> (&str, Option<u64>) {
+pub(crate) fn place_of(tag: &str) -> (&str, Option<u64>) {
     let number = |rest: &str| rest.strip_suffix(')')?.parse().ok();
     match tag.rsplit_once("(inode ").and_then(|(path, rest)| Some((path, number(rest)?))) {
         Some((path, inode)) => (path.strip_suffix(' ').unwrap_or(path), Some(inode)),

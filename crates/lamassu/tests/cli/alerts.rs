@@ -66,8 +66,24 @@ fn fails(path: &Path) {
     assert_eq!(fs::read(path).unwrap_err().raw_os_error(), Some(libc::EIO), "{}", path.display());
 }
 
-/// What lies in the store under these names is damaged: a block, a page, a link, an attribute, a record, a name.
-fn damaged(b: &Bench) -> Vec<(&'static str, String)> {
+/// A file with one damaged block.
+fn damaged_file(b: &Bench, name: &str) {
+    b.file(name, &noise(100_000, name.as_bytes()[0].into()));
+    b.run(&format!("cp v {name} vault:")).ok();
+    flip(&b.stored("v", name), 3 * 4096);
+}
+
+/// With an anchor, and without: there is damage that an anchor calls by another name.
+const BOTH: [bool; 2] = [true, false];
+
+fn bench_with(is_anchored: bool) -> Bench {
+    bench(if is_anchored { "" } else { "--anchor none" })
+}
+
+/// What lies in the store under these names is damaged: a block, a page, a link, an attribute, a record, a name. As
+/// which kinds that is found, and where.
+fn damaged(b: &Bench, is_anchored: bool) -> Vec<(&'static str, String)> {
+    let of = |kind, anchored| if is_anchored { anchored } else { kind };
     let plain = |name: &str| b.path("m").join(format!("{SECRET}-{name}"));
     b.run("mount v m").ok();
     fs::write(plain("block"), noise(100_000, 1)).unwrap();
@@ -91,19 +107,19 @@ fn damaged(b: &Bench) -> Vec<(&'static str, String)> {
     fs::remove_file(&link).unwrap();
     let other = if target.starts_with('A') { "B" } else { "A" };
     std::os::unix::fs::symlink(format!("{other}{}", &target[1..]), &link).unwrap();
-    all.push(("symlink", shown(&link)));
+    all.push((of("symlink", "stale"), shown(&link)));
     let record = stored("record");
     let text = fs::read_link(record.join("lamassu.dir")).unwrap().into_os_string().into_string().unwrap();
     fs::remove_file(record.join("lamassu.dir")).unwrap();
     let other = if text.starts_with('A') { "B" } else { "A" };
     std::os::unix::fs::symlink(format!("{other}{}", &text[1..]), record.join("lamassu.dir")).unwrap();
-    all.push(("directory-record", format!("{}/lamassu.dir", shown(&record))));
+    all.push((of("directory-record", "stale"), format!("{}/lamassu.dir", shown(&record))));
     let name = stored(&format!("dir/{SECRET}-name"));
     let moved = stored("dir").parent().unwrap().join(name.file_name().unwrap());
     fs::rename(&name, &moved).unwrap();
-    all.push(("name", shown(&moved)));
+    all.push((of("name", "unrecorded"), shown(&moved)));
     if has_attributes {
-        let of = stored("attribute");
+        let (of, kind) = (stored("attribute"), of("xattr", "stale"));
         let mut names = [0; 4096];
         let len = listxattr(&of, &mut names[..]).unwrap();
         let attr = names[..len].split(|b| *b == 0).find(|name| name.starts_with(b"user.lamassu")).unwrap().to_vec();
@@ -111,7 +127,7 @@ fn damaged(b: &Bench) -> Vec<(&'static str, String)> {
         let len = getxattr(&of, &attr[..], &mut value[..]).unwrap();
         value[len - 1] ^= 1;
         setxattr(&of, &attr[..], &value[..len], flags).unwrap();
-        all.push(("xattr", shown(&of)));
+        all.push((kind, shown(&of)));
     }
     all
 }
@@ -136,9 +152,12 @@ fn a_command_is_told_of_everything_that_is_damaged() {
     if !can_mount() {
         return;
     }
-    // Without an anchor: there everything of it would be one kind, `stale`.
-    let b = bench("--anchor none");
-    let damaged = damaged(&b);
+    BOTH.iter().for_each(|is_anchored| a_command_is_told(*is_anchored));
+}
+
+fn a_command_is_told(is_anchored: bool) {
+    let b = bench_with(is_anchored);
+    let damaged = damaged(&b, is_anchored);
     mount(&b, &collector(&b), &[]);
     meet(&b);
     let has = |(kind, path): &(&str, String)| events(&b).iter().any(|e| e["kind"] == *kind && e["path"] == **path);
@@ -217,11 +236,7 @@ fn a_command_that_hangs_keeps_nobody_waiting() {
         return;
     }
     let b = bench("");
-    for (name, seed) in [("f", 1), ("g", 2)] {
-        b.file(name, &noise(100_000, seed));
-        b.run(&format!("cp v {name} vault:")).ok();
-        flip(&b.stored("v", name), 3 * 4096);
-    }
+    ["f", "g"].iter().for_each(|name| damaged_file(&b, name));
     mount(&b, &format!("echo $$ >> {}; sleep 1000", b.path("pids").display()), &[]);
     let started = Instant::now();
     fails(&b.path("m/f"));
@@ -244,9 +259,7 @@ fn a_command_that_fails_is_counted_and_an_option_of_fstab_names_it() {
         return;
     }
     let b = bench("");
-    b.file("f", &noise(100_000, 1));
-    b.run("cp v f vault:").ok();
-    flip(&b.stored("v", "f"), 3 * 4096);
+    damaged_file(&b, "f");
     let log = b.path("log");
     let words = r"on_integrity_failure=test a \, b; exit 3";
     let ran = b.command(["mount", "--log-file", log.to_str().unwrap(), "-o", words, "v", "m"]).output().unwrap();
@@ -265,8 +278,12 @@ fn events_reach_the_journal_with_their_fields_or_else_syslog() {
     if !can_mount() {
         return;
     }
-    let b = bench("--anchor none");
-    let damaged = damaged(&b);
+    BOTH.iter().for_each(|is_anchored| events_are_logged(*is_anchored));
+}
+
+fn events_are_logged(is_anchored: bool) {
+    let b = bench_with(is_anchored);
+    let damaged = damaged(&b, is_anchored);
     for (name, variable) in [("journal", "LAMASSU_JOURNAL"), ("syslog", "LAMASSU_SYSLOG")] {
         let socket = UnixDatagram::bind(b.path(name)).unwrap();
         // A socket holds ten messages.
@@ -342,9 +359,7 @@ fn a_service_whose_standard_error_is_the_journal_writes_fields() {
         return;
     }
     let b = bench("");
-    b.file("f", &noise(100_000, 1));
-    b.run("cp v f vault:").ok();
-    flip(&b.stored("v", "f"), 3 * 4096);
+    damaged_file(&b, "f");
     let socket = UnixDatagram::bind(b.path("journal")).unwrap();
     for is_journal in [true, false] {
         let stderr = fs::File::create(b.path("stderr")).unwrap();

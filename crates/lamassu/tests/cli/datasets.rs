@@ -439,10 +439,16 @@ fn what_a_crash_leaves_is_cleared() {
 }
 
 /// Whoever can write to the store puts the header of a vault of their own into a plain directory: all in it is out of
-/// reach of a check then.
+/// reach of a check then, and an anchor knows better.
 #[test]
 fn a_directory_that_is_made_to_look_like_a_dataset_is_not_passed_over() {
-    let b = mounted("", "");
+    for is_anchored in [true, false] {
+        is_not_passed_over(is_anchored);
+    }
+}
+
+fn is_not_passed_over(is_anchored: bool) {
+    let b = mounted(if is_anchored { "" } else { "--anchor none" }, "");
     b.run("dataset create m/a").ok();
     fs::create_dir(b.path("m/d")).unwrap();
     write(&b, "m/d/f", &[7; 10_000]);
@@ -452,10 +458,16 @@ fn a_directory_that_is_made_to_look_like_a_dataset_is_not_passed_over() {
     let own = b.key("own");
     b.run(&format!("init -k {own} other")).ok();
     fs::copy(b.path("other/lamassu.vault"), stored.join("lamassu.vault")).unwrap();
-    b.run("check v").code(51).says("were not verified").says("--skip-locked");
-    b.run("check --repair v").code(51);
-    assert_eq!(b.run("check --json v").code(51).json()["locked"], serde_json::json!(["d"]));
-    b.run("check --skip-locked v").ok();
+    if is_anchored {
+        let checked = b.run("check --json v").code(26).json();
+        assert_eq!((&checked["problems"][0]["kind"], &checked["problems"][0]["path"]), (&"stale".into(), &"d".into()));
+        b.run("check --repair v").code(26);
+    } else {
+        b.run("check v").code(51).says("were not verified").says("--skip-locked");
+        b.run("check --repair v").code(51);
+        assert_eq!(b.run("check --json v").code(51).json()["locked"], serde_json::json!(["d"]));
+        b.run("check --skip-locked v").ok();
+    }
     fs::remove_file(stored.join("lamassu.vault")).unwrap();
     b.run("check v").ok();
 }

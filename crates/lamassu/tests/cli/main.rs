@@ -38,6 +38,7 @@ mod put_back;
 #[cfg(feature = "kmip")]
 mod pykmip;
 mod recipes;
+mod records;
 mod rekey;
 mod restored;
 mod served;
