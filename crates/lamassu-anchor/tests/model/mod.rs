@@ -10,7 +10,7 @@ use lamassu_anchor::{
     VaultRow, Window,
 };
 use lamassu_crypto::wrap::sha256;
-use lamassu_format::{FileId, PageNo, SessionTag};
+use lamassu_format::{FileId, PageNo, Profile, SessionTag};
 use smallvec::smallvec;
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -429,6 +429,7 @@ impl World {
             object: object(file),
             root: root_of(&marked.leaves),
             size: if marked.leaves[1].is_none() { 1 } else { 2 },
+            profile: Profile::DEFAULT,
             blocks: None,
             twin: marked.twin.filter(|_| left != Some(Left::Twin)),
             window: Some(Window { session: self.session, tag: SessionTag::NONE, covered: marked.covered }),
