@@ -221,7 +221,6 @@ mod flag {
     pub const CUT: u8 = 1 << 5;
     pub const BLOCKS: u8 = 1 << 6;
     pub const PROFILE: u8 = 1 << 7;
-    pub const OF_FILES: u8 = TWIN | OPEN | CUT | BLOCKS | PROFILE;
 }
 
 impl Row {
@@ -291,9 +290,9 @@ impl Row {
 fn decode_row(bytes: &[u8]) -> Option<Row> {
     let (&first, rest) = bytes.split_first()?;
     let kind = ObjectKind::of_number(first & flag::KIND)?;
-    let has_unknown_flags = first & !(flag::KIND | flag::OF_FILES) != 0;
     let has_lone_cut = first & flag::CUT != 0 && first & flag::OPEN == 0;
-    if has_unknown_flags || has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
+    // Each bit has a meaning, of files alone but for the kind.
+    if has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
         return None;
     }
     let mut from = Reader(rest);
