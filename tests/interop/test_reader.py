@@ -807,7 +807,10 @@ class Files(Temp):
         junk_slot, after_tail = 128 - 56 + 50 * 32, 4039
         fid = b"i" * 16
         for page, words, *content in (
-            (PageSpec(4096, keys=[key], more_flags=8), "unknown flags"),
+            (PageSpec(4096, keys=[key], more_flags=1 << 6), "unknown flags"),
+            (PageSpec(4096, keys=[key], more_flags=5 << 3), "random keys of plain"),
+            (PageSpec(4096, keys=[key], more_flags=4 << 3), "without a file id has"),
+            (PageSpec(4096, keys=[key], more_flags=1 << 7), "without a file id has"),
             (PageSpec(4096, keys=[key], more_flags=1 << 16), "a session tag"),  # of a page without a file id
             (PageSpec(4096, keys=[key], more_flags=1 << 63), "a session tag"),
             (PageSpec(4096, used=117), "117 slots"),
@@ -838,6 +841,62 @@ class Files(Temp):
                     self.damaged(w, path, words)
                 else:
                     self.assertEqual(self.read(w, path), content[0])
+
+    def test_profiles(self) -> None:
+        """Blocks that are stored plain, and under the file's id; and the same while a file comes to another profile."""
+        fid = b"i" * 16
+        for suite in ("aes", "paper", "blake3", "chacha"):
+            w = self.writer(suite, reserved=62)
+            blocks = [noise(4096, 200 + n) for n in range(3)]
+
+            def put(path: Path, n: int, form: str) -> bytes:
+                key, cipher = w.block(blocks[n], salt=fid if form == "random" else b"")
+                if form == "plain":
+                    key, cipher = w.inner.plain_key(blocks[n]), blocks[n]
+                w.put(path, w.block_at(n), cipher)
+                return key
+
+            forms = ["zone", "plain"] + (["random"] if suite != "paper" else [])
+            numbers = {"zone": (0, 2), "plain": (1, 3), "random": (4, 6)}
+            for form in forms:
+                for number in numbers[form]:
+                    path = w.dir / f"{form}{number}"
+                    keys = [put(path, n, form) for n in range(3)]
+                    w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=keys, more_flags=number << 3))
+                    self.assertEqual(self.read(w, path), b"".join(blocks))
+                    # Verified, whatever the profile says of reads.
+                    w.put(path, w.block_at(1) + 7, b"!")
+                    self.damaged(w, path, "does not match")
+                    # In no other form.
+                    for wrong in {n for f in forms if f != form for n in numbers[f]}:
+                        w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=keys, more_flags=wrong << 3))
+                        self.damaged(w, path, "does not match")
+            path = w.dir / "changing"
+            mixed = [put(path, n, forms[n % len(forms)]) for n in range(3)]
+            w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=mixed, more_flags=1 << 3 | 1 << 7))
+            self.assertEqual(self.read(w, path), b"".join(blocks))
+
+    def test_pages_of_another_profile(self) -> None:
+        """They are older ones, unless page 0 says that the profile is being changed."""
+        w = self.writer(reserved=62)
+        size, fid = w.N * w.B + 1, b"i" * 16
+        for zero, last, words in (
+            (0, 1, "another profile"),
+            (1, 0, "another profile"),
+            (1, 1 | 1 << 4, "another profile"),
+            (1 | 1 << 4, 0, None),
+            (1 | 1 << 4, 1 | 1 << 4, None),
+            (2, 2, None),
+        ):
+            path = w.dir / f"f{zero}.{last}"
+            hole = [HOLE] * w.N
+            w.put_page(path, 0, PageSpec(size, fid, CLOSED, keys=hole, sparse=True, more_flags=zero << 3))
+            w.put_page(path, 1, PageSpec(size, fid, CLOSED, tail=b"t", more_flags=last << 3))
+            with self.subTest(zero=zero, last=last):
+                if words:
+                    self.damaged(w, path, words)
+                else:
+                    self.assertEqual(self.read(w, path), bytes(w.N * w.B) + b"t")
 
     def test_tail_too_long(self) -> None:
         """A tail that does not fit beside the keys."""
@@ -1298,7 +1357,9 @@ class Tree(Temp):
             (b"\2\0\0\0" + bytes(52), "version 2"),
             (b"\1\0\1\0" + bytes(52), "flags"),
             (b"\1\0\0\0" + bytes(53), "trailing"),
-            (b"\1\0\0\0" + bytes(48) + b"\1\0\0\0!", "properties"),
+            (b"\1\0\0\0" + bytes(48) + b"\2\0\0\0!!", "properties"),
+            (b"\1\0\0\0" + bytes(48) + b"\1\0\0\0\0", "profile 0"),
+            (b"\1\0\0\0" + bytes(48) + b"\1\0\0\0\5", "profile 5"),
             (b"\1\0\0\0", "directory record of 4"),
         ):
             w.directory_record(sub, content)

@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             anchor.make(EntryPlace { dir: ObjectId::ROOT, name }, row(directory(ObjectId::ROOT, name)))?;
         }
         let root = Digest(sha256(&n.to_le_bytes()));
-        let file = FileRow { root, size: n * 1000, twin: None, blocks: None, open: None };
+        let file = FileRow { root, size: n * 1000, ..FileRow::default() };
         let name = anchor.token(parent, &n.to_le_bytes());
         anchor.make(EntryPlace { dir: parent, name }, row(Content::File(file)))?;
         if n % A_COMMIT == 0 {

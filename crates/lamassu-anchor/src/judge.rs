@@ -135,7 +135,7 @@ mod tests {
         let windows: Windows =
             windows.iter().map(|&(session, covered)| Window { session, tag: TAG, covered }).collect();
         let open = (!windows.is_empty()).then_some(Open { file: ID, windows, cut: None });
-        FileRow { root: LEAF, size: 1, twin: Some(TWIN), blocks: None, open }
+        FileRow { root: LEAF, size: 1, twin: Some(TWIN), open, ..FileRow::default() }
     }
 
     fn stamp((session, sequence, file): (u32, u32, FileId)) -> Stamp {

@@ -5,7 +5,7 @@
 use crate::codec::{Reader, put};
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, ObjectId, ObjectKind, Part, Revision, Token, TokenKey, Window, Windows};
-use lamassu_format::{FileId, PageNo, SessionTag};
+use lamassu_format::{FileId, PageNo, Profile, SessionTag};
 
 /// Version of all of it, in the row of the vault.
 const VERSION: u8 = 1;
@@ -90,6 +90,8 @@ pub struct FileRow {
     pub root: Digest,
     /// Bytes.
     pub size: u64,
+    /// How its blocks are protected. Of a clean file with pages its page 0 says the same.
+    pub profile: Profile,
     /// Digest of a second page 0 with the same content, of a file of one page.
     pub twin: Option<Digest>,
     /// Merkle root over its blocks as they lie in the store; `None`: not known.
@@ -239,6 +241,7 @@ mod flag {
     pub const OPEN: u8 = 1 << 4;
     pub const CUT: u8 = 1 << 5;
     pub const BLOCKS: u8 = 1 << 6;
+    pub const PROFILE: u8 = 1 << 7;
 }
 
 impl Row {
@@ -273,6 +276,7 @@ impl Row {
                 (file.open.is_some(), flag::OPEN),
                 (cut, flag::CUT),
                 (file.blocks.is_some(), flag::BLOCKS),
+                (!file.profile.is_default(), flag::PROFILE),
             ];
             set.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum()
         });
@@ -307,9 +311,9 @@ impl Row {
 fn decode_row(bytes: &[u8]) -> Option<Row> {
     let (&first, rest) = bytes.split_first()?;
     let kind = ObjectKind::of_number(first & flag::KIND)?;
-    let has_unknown_flags = first & !(flag::KIND | flag::TWIN | flag::OPEN | flag::CUT | flag::BLOCKS) != 0;
     let has_lone_cut = first & flag::CUT != 0 && first & flag::OPEN == 0;
-    if has_unknown_flags || has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
+    // Each bit has a meaning, of files alone but for the kind.
+    if has_lone_cut || (kind != ObjectKind::File && first != kind.number()) {
         return None;
     }
     let mut from = Reader(rest);
@@ -334,6 +338,9 @@ fn decode_row(bytes: &[u8]) -> Option<Row> {
 fn put_file(out: &mut Vec<u8>, file: &FileRow) {
     put(out, file.size);
     out.extend(file.root.0);
+    if !file.profile.is_default() {
+        out.push(file.profile.number());
+    }
     out.extend(file.twin.iter().flat_map(|twin| twin.0));
     out.extend(file.blocks.iter().flat_map(|blocks| blocks.0));
     if let Some(open) = &file.open {
@@ -362,10 +369,17 @@ fn window(from: &mut Reader<'_>) -> Option<Window> {
 fn file(from: &mut Reader<'_>, flags: u8) -> Option<FileRow> {
     let size = from.number()?;
     let root = from.digest()?;
+    let profile = if flags & flag::PROFILE != 0 { profile(from)? } else { Profile::DEFAULT };
     let twin = if flags & flag::TWIN != 0 { Some(from.digest()?) } else { None };
     let blocks = if flags & flag::BLOCKS != 0 { Some(from.digest()?) } else { None };
     let open = if flags & flag::OPEN != 0 { Some(open(from, flags & flag::CUT != 0)?) } else { None };
-    Some(FileRow { root, size, twin, blocks, open })
+    Some(FileRow { root, size, profile, twin, blocks, open })
+}
+
+/// The default is not written.
+fn profile(from: &mut Reader<'_>) -> Option<Profile> {
+    let [number] = from.bytes()?;
+    Profile::of_number(number).filter(|profile| !profile.is_default())
 }
 
 fn open(from: &mut Reader<'_>, has_cut: bool) -> Option<Open> {

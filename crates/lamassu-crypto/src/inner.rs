@@ -34,13 +34,16 @@ impl InnerKey {
         InnerKey { suite, kernel, kdf: without_trace(|| (suite.expand)(kernel, k_in)) }
     }
 
-    /// Derives the keys and encrypts in place. `blocks` is `keys.len()` blocks of `block_size` bytes.
+    /// Derives the keys and encrypts in place; blocks that are to be stored plain keep their content, and get their
+    /// hash for a key. `blocks` is `keys.len()` blocks of `block_size` bytes.
     pub fn seal(&self, salts: Salts<'_>, blocks: &mut [u8], block_size: usize, keys: &mut [BlockKey]) {
         check_shape(blocks.len(), block_size, keys.len());
         for (n, (group, keys)) in blocks.chunks_mut(GROUP * block_size).zip(keys.chunks_mut(GROUP)).enumerate() {
             let plain = Group::of(group.chunks_exact(block_size));
             timed(Stage::Key, || self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys));
-            timed(Stage::Encrypt, || self.encrypt_group(group, keys));
+            if !salts.is_plain() {
+                timed(Stage::Encrypt, || self.encrypt_group(group, keys));
+            }
         }
     }
 
@@ -67,9 +70,12 @@ impl InnerKey {
         self.kdf.hash(self.kernel, blocks, hashes);
     }
 
-    /// K of each H, at most [`GROUP`].
+    /// K of each H, at most [`GROUP`]; of plain blocks H itself.
     pub(crate) fn keys_of_hashes(&self, hashes: &[[u8; 32]], salts: Salts<'_>, keys: &mut [BlockKey]) {
-        without_trace(|| self.kdf.keys(self.kernel, hashes, salts, keys));
+        match salts.is_plain() {
+            true => keys.copy_from_slice(&hashes[..keys.len()]),
+            false => without_trace(|| self.kdf.keys(self.kernel, hashes, salts, keys)),
+        }
         keys.iter_mut().for_each(|k| self.suite.finish(k));
     }
 }

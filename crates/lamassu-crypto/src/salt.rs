@@ -6,12 +6,13 @@ use lamassu_format::{BlockNo, Domain, FileId};
 /// The longest salt, bytes: a file's id and a block's number.
 pub(crate) const SALT_MAX: usize = 24;
 
-/// The salts of a batch's blocks.
+/// The salts of a batch's blocks, or that they are stored plain.
 #[derive(Clone, Copy, Debug)]
 pub struct Salts<'a> {
     domain: Domain,
     file: FileId,
     numbers: Numbers<'a>,
+    is_plain: bool,
 }
 
 /// The numbers of a batch's blocks in their file.
@@ -24,16 +25,23 @@ enum Numbers<'a> {
 impl<'a> Salts<'a> {
     /// No salt: equal blocks have equal keys wherever K_in is known.
     pub const EMPTY: Salts<'static> =
-        Salts { domain: Domain::Zone, file: FileId::NONE, numbers: Numbers::From(BlockNo::ZERO) };
+        Salts { domain: Domain::Zone, file: FileId::NONE, numbers: Numbers::From(BlockNo::ZERO), is_plain: false };
+    /// Of blocks that are stored as they are: in the place of a key they have their hash, and no salt goes into it.
+    pub const PLAIN: Salts<'static> = Salts { is_plain: true, ..Salts::EMPTY };
 
     /// Salts of consecutive blocks of a file, from block `first` on.
     pub fn from_block(domain: Domain, file: FileId, first: BlockNo) -> Salts<'static> {
-        Salts { domain, file, numbers: Numbers::From(first) }
+        Salts { domain, file, numbers: Numbers::From(first), is_plain: false }
     }
 
     /// Salts of the blocks with these numbers in a file.
     pub fn of_blocks(domain: Domain, file: FileId, numbers: &'a [BlockNo]) -> Salts<'a> {
-        Salts { domain, file, numbers: Numbers::Each(numbers) }
+        Salts { domain, file, numbers: Numbers::Each(numbers), is_plain: false }
+    }
+
+    /// Whether the blocks are stored as they are.
+    pub fn is_plain(self) -> bool {
+        self.is_plain
     }
 
     /// The salts of the batch without its first `n` blocks.
@@ -48,7 +56,7 @@ impl<'a> Salts<'a> {
     /// The salts of the first `count` blocks, which borrow nothing.
     pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
         let numbers = (0..count).map(|at| self.number(at)).collect();
-        OwnedSalts { domain: self.domain, file: self.file, numbers }
+        OwnedSalts { domain: self.domain, file: self.file, numbers, is_plain: self.is_plain }
     }
 
     /// The salts of some blocks of the batch. `numbers`, of the same length, takes their numbers.
@@ -56,7 +64,7 @@ impl<'a> Salts<'a> {
         for (number, &at) in numbers.iter_mut().zip(blocks) {
             *number = self.number(at);
         }
-        Salts { domain: self.domain, file: self.file, numbers: Numbers::Each(numbers) }
+        Salts { numbers: Numbers::Each(numbers), ..self }
     }
 
     fn number(self, at: usize) -> BlockNo {
@@ -93,11 +101,12 @@ pub(crate) struct OwnedSalts {
     domain: Domain,
     file: FileId,
     numbers: Vec<BlockNo>,
+    is_plain: bool,
 }
 
 impl OwnedSalts {
     pub fn as_salts(&self) -> Salts<'_> {
-        Salts::of_blocks(self.domain, self.file, &self.numbers)
+        Salts { is_plain: self.is_plain, ..Salts::of_blocks(self.domain, self.file, &self.numbers) }
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`geometry`] | 8 | where pages and blocks are in a backing file |
 //! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
 //! | [`tree`] | | the Merkle tree over a file's pages: numbers of its records |
+//! | [`profile`] | 9, 6 | how the blocks of a file are protected |
 //! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ pub mod keys;
 pub mod name;
 pub mod number;
 pub mod page;
+pub mod profile;
 pub mod record;
 pub mod root;
 pub mod sessions;
@@ -37,6 +39,7 @@ pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use keys::{Keys, SlotKey};
 pub use number::{BlockNo, FileId, PageNo, SessionTag};
 pub use page::{Page, PageError};
+pub use profile::Profile;
 pub use record::DirRecord;
 pub use root::RootRecord;
 pub use sessions::SessionRecord;

@@ -2,7 +2,9 @@
 //!
 //! A page holds the keys of its blocks, and the tail of its file. Dropping it wipes both.
 
-use crate::{FileId, Geometry, KEY_LEN, Keys, PAGE_LEN, PageNo, SessionTag, SlotKey, geometry::SLOTS};
+use crate::geometry::SLOTS;
+use crate::profile::{KeyKind, Profile};
+use crate::{FileId, Geometry, KEY_LEN, Keys, PAGE_LEN, PageNo, SessionTag, SlotKey};
 use zeroize::Zeroize;
 
 /// Offset of the AEAD tag.
@@ -23,8 +25,12 @@ const _: () = assert!(SLOTS_AT + SLOTS * KEY_LEN == PAGE_LEN);
 const FLAG_TAIL: u16 = 1;
 const FLAG_SPARSE: u16 = 2;
 const FLAG_CUT: u16 = 4;
+const PROFILE_SHIFT: u32 = 3;
+const PROFILE_BITS: u16 = (1 << Profile::BITS) - 1;
+const FLAG_CHANGING: u16 = 1 << 7;
 const USED_SHIFT: u32 = 8;
-const FLAGS_KNOWN: u16 = FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | 0xff << USED_SHIFT;
+const FLAGS_KNOWN: u16 =
+    FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | PROFILE_BITS << PROFILE_SHIFT | FLAG_CHANGING | 0xff << USED_SHIFT;
 
 /// Why a page with a good seal is not a page: a faulty or newer program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
@@ -66,6 +72,11 @@ pub struct Page {
     pub sparse: bool,
     /// A shrink was begun: `size` is decisive (page 0 only).
     pub cut: bool,
+    /// How its blocks are protected.
+    pub profile: Profile,
+    /// The profile is being changed: blocks of this page may still be as another profile has them. In page 0 it says
+    /// that of the whole file, and other pages may have other profiles.
+    pub changing: bool,
     /// Blocks whose data is not known to be durable, bit i for slot i.
     pub pending: u128,
     /// Blocks whose previous key is kept, within `pending`.
@@ -87,6 +98,8 @@ impl std::fmt::Debug for Page {
             .field("sequence", &self.sequence)
             .field("sparse", &self.sparse)
             .field("cut", &self.cut)
+            .field("profile", &self.profile)
+            .field("changing", &self.changing)
             .field("pending", &format_args!("{:#x}", self.pending))
             .field("replaced", &format_args!("{:#x}", self.replaced))
             .field("used", &self.keys.len())
@@ -113,6 +126,8 @@ impl Page {
             sequence: 0,
             sparse: false,
             cut: false,
+            profile: Profile::DEFAULT,
+            changing: false,
             pending: 0,
             replaced: 0,
             keys: Keys::default(),
@@ -146,6 +161,8 @@ impl Page {
         if flags & !FLAGS_KNOWN != 0 || (g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
             return Err(PageError::Flags(flags));
         }
+        let profile = Profile::of_number((flags >> PROFILE_SHIFT & PROFILE_BITS) as u8);
+        let (profile, changing) = (profile.ok_or(PageError::Flags(flags))?, flags & FLAG_CHANGING != 0);
         let used = (flags >> USED_SHIFT) as usize & 0xff;
         let used_max = geometry.blocks_per_page() as usize;
         if used > used_max {
@@ -173,7 +190,9 @@ impl Page {
         let session_tag = SessionTag(bytes[SESSION_TAG_AT..PENDING_AT].try_into().expect("6 bytes"));
         let is_unstamped = sequence == 0 && session_tag == SessionTag::NONE;
         let is_at_rest = pending == 0 && flags & (FLAG_SPARSE | FLAG_CUT) == 0 && is_unstamped && g == PageNo::ZERO;
-        if is_convergent != (session == 0) || (is_convergent && !is_at_rest) {
+        // The keys of random ones come from the file's id.
+        let is_final = !changing && profile.key() == KeyKind::Convergent;
+        if is_convergent != (session == 0) || (is_convergent && !(is_at_rest && is_final)) {
             return Err(PageError::Session);
         }
         let slots = |range: std::ops::Range<usize>| -> Keys {
@@ -189,6 +208,8 @@ impl Page {
             sequence,
             sparse: flags & FLAG_SPARSE != 0,
             cut: flags & FLAG_CUT != 0,
+            profile,
+            changing,
             pending,
             replaced,
             keys: slots(0..used),
@@ -208,6 +229,8 @@ impl Page {
         flags |= if self.tail.is_empty() { 0 } else { FLAG_TAIL };
         flags |= if self.sparse { FLAG_SPARSE } else { 0 };
         flags |= if self.cut { FLAG_CUT } else { 0 };
+        flags |= u16::from(self.profile.number()) << PROFILE_SHIFT;
+        flags |= if self.changing { FLAG_CHANGING } else { 0 };
         assert!(Page::fits(self.keys.len(), self.previous.len(), self.tail.len()), "page overflows");
         bytes[SIZE_AT..FILE_ID_AT].copy_from_slice(&self.size.to_le_bytes());
         bytes[FILE_ID_AT..SESSION_AT].copy_from_slice(&self.file_id.0);
@@ -250,4 +273,64 @@ fn u64_at(bytes: &[u8; PAGE_LEN], at: usize) -> u64 {
 
 fn u128_at(bytes: &[u8; PAGE_LEN], at: usize) -> u128 {
     u128::from_le_bytes(bytes[at..at + 16].try_into().expect("16 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry() -> Geometry {
+        Geometry::new(4096, 8).unwrap()
+    }
+
+    fn stamped(profile: Profile) -> Page {
+        let mut page = Page::empty(FileId([1; 16]));
+        (page.size, page.tail, page.profile) = (5, vec![7; 5], profile);
+        (page.session_tag, page.session, page.sequence) = (SessionTag([3; 6]), 4, 5);
+        page
+    }
+
+    #[test]
+    fn a_page_says_its_profile_and_the_default_takes_no_flag() {
+        for profile in (0..=u8::MAX).filter_map(Profile::of_number) {
+            for changing in [false, true] {
+                for g in [PageNo::ZERO, PageNo(1)] {
+                    let mut page = stamped(profile);
+                    (page.changing, page.size) = (changing, geometry().page_start(g) + 5);
+                    let bytes = page.build(&geometry(), g);
+                    let flags = 1 | profile.number() << 3 | u8::from(changing) << 7;
+                    assert_eq!(bytes[FLAGS_AT..FLAGS_AT + 2], [flags, 0]);
+                    assert_eq!(Page::parse(&bytes, &geometry(), g), Ok(page));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_page_has_flags_that_mean_nothing() {
+        let bytes = *stamped(Profile::DEFAULT).build(&geometry(), PageNo::ZERO);
+        // Plain blocks have no keys that could be random; bit 6 has no meaning.
+        for flags in [1 | 5 << 3, 1 | 7 << 3, 1 | 1 << 6] {
+            let mut bytes = bytes;
+            bytes[FLAGS_AT] = flags;
+            assert_eq!(Page::parse(&bytes, &geometry(), PageNo::ZERO), Err(PageError::Flags(flags.into())));
+        }
+    }
+
+    #[test]
+    fn a_convergent_page_has_no_random_keys_and_no_change_under_way() {
+        let parsed = |profile: Profile, changing: bool| {
+            let mut page = stamped(profile);
+            page.changing = changing;
+            let mut bytes = *page.build(&geometry(), PageNo::ZERO);
+            bytes[FILE_ID_AT..FLAGS_AT].fill(0);
+            bytes[SESSION_TAG_AT..PENDING_AT].fill(0);
+            Page::parse(&bytes, &geometry(), PageNo::ZERO).map(|page| page.profile)
+        };
+        for profile in (0..=u8::MAX).filter_map(Profile::of_number) {
+            let is_random = profile.key() == KeyKind::Random;
+            assert_eq!(parsed(profile, false), if is_random { Err(PageError::Session) } else { Ok(profile) });
+            assert_eq!(parsed(profile, true), Err(PageError::Session));
+        }
+    }
 }

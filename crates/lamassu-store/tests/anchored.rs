@@ -7,8 +7,8 @@ mod common;
 use common::anchor::Disorder;
 use common::anchor::{self, AnchorSide, MemoryTrees};
 use common::crash::{Attacks, Depth, attack, chosen_seed, explore, must_survive, random_workload, scale, tell};
-use common::{Setup, create_in, raw};
-use lamassu_format::Domain;
+use common::{Setup, create_in, profiles, raw, verified_profiles};
+use lamassu_format::{Domain, Suite};
 use lamassu_store::backend::memory::MemoryBackend;
 use lamassu_store::file::DamageKind;
 use lamassu_store::{File, StoreError};
@@ -96,6 +96,27 @@ fn nothing_older_is_believed_of_several_pages() {
 fn nothing_older_is_believed_where_nothing_is_convergent() {
     let anchored = Setup { anchored: true, reserved: 8, convergent: false, ..Setup::default() };
     let done = attacked(&anchored, 300..330, 60_000, 4).unwrap_or_else(|lie| panic!("{lie}"));
+    println!("{done:?}");
+}
+
+#[test]
+fn profiles_at_any_time() {
+    let setup = Setup { anchored: true, profiles: profiles(Suite::Aes).leak(), reserved: 8, ..Setup::default() };
+    let states = random("profiles", &setup, 110_000..110_030, 25, 40_000, Depth { losses: 6, stride: 1 });
+    tell("profiles", states, 3_000);
+    let states = random("profiles", &setup, 120_000..120_010, 16, 900_000, Depth { losses: 4, stride: 24 });
+    tell("profiles of several pages", states, 200);
+}
+
+/// A store that puts back pages and blocks of other profiles: what is read is verified by the newest.
+#[test]
+fn no_older_profile_is_believed() {
+    let setup =
+        Setup { anchored: true, profiles: verified_profiles(Suite::Aes).leak(), reserved: 8, ..Setup::default() };
+    let done = attacked(&setup, 400..430, 40_000, 4).unwrap_or_else(|lie| panic!("{lie}"));
+    println!("{done:?}");
+    assert!(done.found > 500 && done.read > 500, "{done:?}");
+    let done = attacked(&setup, 500..508, 700_000, 24).unwrap_or_else(|lie| panic!("{lie}"));
     println!("{done:?}");
 }
 

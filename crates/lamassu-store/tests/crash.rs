@@ -9,16 +9,16 @@
 //! print both.
 
 mod common;
-use common::Setup;
 use common::crash::{Depth, Recording, chosen_seed, explore, must_survive, random_workload, scale, tell};
-use lamassu_format::Domain;
+use common::{Setup, profiles};
+use lamassu_format::{Domain, Suite};
 use lamassu_store::backend::crash::{Op, Record};
 use lamassu_store::backend::memory::Barrier;
 use lamassu_store::file::{Durability, Rekey};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The least number of crash states of each test below; together what one run promises.
-const MINIMA: [(&str, u64); 20] = [
+const MINIMA: [(&str, u64); 22] = [
     ("small_files", 35_000),
     ("small_files_too", 35_000),
     ("several_pages", 600),
@@ -39,6 +39,8 @@ const MINIMA: [(&str, u64); 20] = [
     ("grown_by_holes", 300),
     ("rekeying", 500),
     ("rekey_at_any_time", 5_000),
+    ("profiles_at_any_time", 5_000),
+    ("profiles_of_several_pages", 300),
 ];
 
 const _: () = {
@@ -126,9 +128,23 @@ fn random_small_files() {
 
 #[test]
 fn malleable_suite() {
-    let setup = Setup { suite: lamassu_format::Suite::Blake3, reserved: 8, ..Setup::default() };
+    let setup = Setup { suite: Suite::Blake3, reserved: 8, ..Setup::default() };
     let plan = Plan { seeds: 40_000..40_030, steps: 25, size_max: 60_000, depth: Depth { losses: 6, stride: 2 } };
     random("malleable_suite", &setup, &plan);
+}
+
+#[test]
+fn profiles_at_any_time() {
+    let setup = Setup { profiles: profiles(Suite::Aes).leak(), reserved: 8, ..Setup::default() };
+    let plan = Plan { seeds: 110_000..110_040, steps: 25, size_max: 40_000, depth: Depth { losses: 8, stride: 1 } };
+    random("profiles_at_any_time", &setup, &plan);
+}
+
+#[test]
+fn profiles_of_several_pages() {
+    let setup = Setup { profiles: profiles(Suite::Aes).leak(), reserved: 8, ..Setup::default() };
+    let plan = Plan { seeds: 120_000..120_016, steps: 16, size_max: 900_000, depth: Depth { losses: 4, stride: 24 } };
+    random("profiles_of_several_pages", &setup, &plan);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::record;
 use crate::staging::lending;
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
 use lamassu_anchor::ObjectId;
+use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::DIR_RECORD;
 use lamassu_store::BackendDir;
@@ -18,6 +19,7 @@ use std::ffi::OsStr;
 use std::io::ErrorKind;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// An open backing directory.
@@ -28,11 +30,13 @@ pub(crate) struct Dir {
     pub object: ObjectId,
     pub handle: Arc<dyn BackendDir>,
     names: OnceLock<Names>,
+    /// The number of the profile of what is made in it, once `names` is known: that of its record.
+    profile: AtomicU8,
 }
 
 impl Dir {
     pub fn new(ino: Ino, dev: u64, object: ObjectId, handle: Arc<dyn BackendDir>) -> Arc<Self> {
-        Arc::new(Dir { ino, dev, object, handle, names: OnceLock::new() })
+        Arc::new(Dir { ino, dev, object, handle, names: OnceLock::new(), profile: AtomicU8::default() })
     }
 }
 
@@ -139,7 +143,26 @@ impl Vault {
             self.tell(IntegrityKind::DirectoryRecord.at(&*stored, text).of_inode(dir.ino));
             VaultError::Damaged { what: "directory record", stored }
         })?;
-        Ok(dir.names.get_or_init(|| names))
+        Ok(dir.names.get_or_init(|| {
+            dir.profile.store(names.profile().number(), Ordering::Release);
+            names
+        }))
+    }
+
+    /// The profile of what is made in `dir`.
+    pub(crate) fn profile_in(&self, dir: &Dir) -> Result<Profile> {
+        self.names(dir)?;
+        Ok(Profile::of_number(dir.profile.load(Ordering::Acquire)).unwrap_or_default())
+    }
+
+    /// The record of `dir` says this profile from now on.
+    ///
+    /// # Errors
+    /// Those of [`Vault::names`].
+    pub(crate) fn profile_changed(&self, dir: &Dir, profile: Profile) -> Result<()> {
+        self.names(dir)?; // nobody reads the record for the first time behind this
+        dir.profile.store(profile.number(), Ordering::Release);
+        Ok(())
     }
 
     /// The same for a directory outside of the node table.
@@ -159,7 +182,10 @@ impl Vault {
         let name_max = self.name_max;
         Ok(match text {
             None => Names::Plain { name_max },
-            Some(text) => Names::Sealed { key: names::open_record(&self.ctx.ring, &text)?, name_max },
+            Some(text) => {
+                let (key, profile) = names::open_record(&self.ctx.ring, &text)?;
+                Names::Sealed { key, name_max, profile }
+            }
         })
     }
 

@@ -81,7 +81,7 @@ pub use file_system::FileSystem;
 pub use file_system::Panics;
 pub use forest::Forest;
 pub use regions::{Region, datasets_below, has_dataset, regions, stored_bytes};
-pub use rekey::{Rekey, RekeyProgress, Rekeyed};
+pub use rekey::{KnownProfile, Rekey, RekeyProgress, Rekeyed};
 pub use root::create_root_record;
 pub use session::{
     accept_sessions, copy_sessions, has_interrupted_sessions, last_session, shown_ranges, verify_sessions,
@@ -93,6 +93,7 @@ use crate::anchored::Anchored;
 use crate::error::io;
 use lamassu_anchor::ObjectId;
 use lamassu_crypto::{Engine, KeyRing};
+use lamassu_format::Profile;
 use lamassu_format::header::{NameMode, VaultHeader};
 use lamassu_format::name::LOCK;
 use lamassu_store::file::{AnchoredFiles, Sessions};
@@ -176,7 +177,7 @@ impl Vault {
     pub fn make_tree(backend: &dyn Backend, header: &VaultHeader, ring: &KeyRing) -> Result<()> {
         let root = backend.root();
         if header.names() == NameMode::Encrypted {
-            names::create_record(ring, &*root)?;
+            names::create_record(ring, &*root, Profile::DEFAULT)?;
         }
         session::create(&*root, ring, &header.id())?;
         match root.make_dir(OsStr::new(lamassu_format::name::STAGING), 0o700) {

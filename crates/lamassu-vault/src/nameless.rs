@@ -77,7 +77,7 @@ impl Vault {
     /// Such a file as something to stat, for a caller that will not write.
     pub(crate) fn open_nameless(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let (backing, _) = self.nameless.get(ino)?;
-        let file = self.new_file(ino, backing, false).ok()?;
+        let file = self.new_file(ino, backing, false, lamassu_format::Profile::DEFAULT).ok()?;
         Some(OpenFile::new(ino, file, false))
     }
 }

@@ -6,9 +6,10 @@ use crate::record::{DIRECTORY, RecordFault, read_text, write_text};
 use crate::{Result, VaultError};
 use lamassu_crypto::secret::Secret;
 use lamassu_crypto::{KeyRing, name::NameKey};
+use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, NameError, Stored};
-use lamassu_format::record::{DIR_RECORD_LEN, DirRecord, RecordError};
+use lamassu_format::record::{DIR_RECORD_LEN_MAX, DirRecord, RecordError};
 use lamassu_store::BackendDir;
 use std::ffi::{OsStr, OsString};
 use std::io as stdio;
@@ -19,7 +20,7 @@ pub(crate) enum Names {
     /// As they are; at most that many bytes.
     Plain { name_max: usize },
     /// Sealed.
-    Sealed { key: NameKey, name_max: usize },
+    Sealed { key: NameKey, name_max: usize, profile: Profile },
 }
 
 /// A stored name, and what has to stand beside it.
@@ -85,13 +86,21 @@ impl Names {
         }
     }
 
+    /// The profile of what is made in the directory, as its record says; the default where it has none.
+    pub fn profile(&self) -> Profile {
+        match self {
+            Names::Plain { .. } => Profile::DEFAULT,
+            Names::Sealed { profile, .. } => *profile,
+        }
+    }
+
     /// The stored form of a plain name.
     pub fn seal(&self, plain: &OsStr) -> Result<StoredName> {
         let bytes = plain.as_bytes();
         self.check(bytes)?;
         match self {
             Names::Plain { .. } => Ok(StoredName { name: plain.to_owned(), companion: None }),
-            Names::Sealed { key, name_max } => {
+            Names::Sealed { key, name_max, .. } => {
                 let sealed = key.seal(bytes);
                 if let Some(name) = name::entry_name(&sealed, *name_max) {
                     return Ok(StoredName { name: name.into(), companion: None });
@@ -110,7 +119,7 @@ impl Names {
                 Stored::Plain => Ok(Some(stored.to_owned())),
                 _ => Ok(None),
             },
-            Names::Sealed { key, name_max } => match name::classify(NameMode::Encrypted, stored.as_bytes()) {
+            Names::Sealed { key, name_max, .. } => match name::classify(NameMode::Encrypted, stored.as_bytes()) {
                 Stored::Sealed(_) if stored.len() > *name_max => Err(NameFault::WrongForm),
                 Stored::Sealed(sealed) => open_sealed(key, &sealed).map(Some),
                 Stored::Long(hash) => {
@@ -167,24 +176,32 @@ pub(crate) struct NewRecord {
     pub text: String,
 }
 
-/// Makes the record of a new directory.
-pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir) -> Result<NewRecord> {
+/// Makes the record of a new directory, in which things are made with this profile.
+pub(crate) fn create_record(ring: &KeyRing, dir: &dyn BackendDir, profile: Profile) -> Result<NewRecord> {
     let mut id = [0; 16];
     lamassu_crypto::random(&mut id)?;
     let secret = Secret::<32>::random()?;
-    let mut content = [0; DIR_RECORD_LEN];
-    DirRecord { id, secret: secret.expose() }.encode_into(&mut content);
-    let content = Secret::new(&mut content);
-    let text = DIRECTORY.seal(ring, &[], content.expose())?;
+    let text = seal_record(ring, &DirRecord { id, secret: secret.expose(), profile })?;
     write_text(dir, OsStr::new(DIRECTORY.name), &text).map_err(io("create a directory record"))?;
     Ok(NewRecord { id, text })
 }
 
+/// The text of a record.
+///
+/// # Errors
+/// No randomness.
+pub(crate) fn seal_record(ring: &KeyRing, record: &DirRecord<'_>) -> Result<String> {
+    let mut content = [0; DIR_RECORD_LEN_MAX];
+    let len = record.encode_into(&mut content);
+    let content = Secret::new(&mut content);
+    DIRECTORY.seal(ring, &[], &content.expose()[..len])
+}
+
 /// Opens the text of a directory's record.
-pub(crate) fn open_record(ring: &KeyRing, text: &[u8]) -> std::result::Result<NameKey, DirFault> {
+pub(crate) fn open_record(ring: &KeyRing, text: &[u8]) -> std::result::Result<(NameKey, Profile), DirFault> {
     DIRECTORY.open(text, ring, &[], |content| {
         let record = DirRecord::parse(content)?;
-        Ok(NameKey::new(&Secret::new(&mut record.secret.clone()), record.id))
+        Ok((NameKey::new(&Secret::new(&mut record.secret.clone()), record.id), record.profile))
     })
 }
 

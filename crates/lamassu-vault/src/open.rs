@@ -4,6 +4,7 @@
 use crate::error::{errno, io, is_not_found};
 use crate::inode::CachedSize;
 use crate::{Access, Fallocate, HandleId, Ino, Kind, ROOT, Result, Vault, VaultError, Whence};
+use lamassu_format::{PAGE_LEN, Profile};
 use lamassu_store::{BackendFile, File, FileContext, StoreError};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -210,7 +211,7 @@ impl Vault {
         let _opening = self.opening(ino).lock();
         if let Some(open) = self.files.get_and_hold(ino) {
             if write && !open.is_writable() {
-                match self.open_backing(ino, true).and_then(|(b, _)| self.new_file(ino, b, true)) {
+                match self.open_backing(ino, true).and_then(|opened| self.new_file(ino, opened.0, true, opened.2)) {
                     Ok(file) => open.upgrade(file),
                     Err(e) => {
                         self.unhold(&open);
@@ -220,8 +221,8 @@ impl Vault {
             }
             return Ok(open);
         }
-        let (backing, writable) = self.open_backing(ino, write)?;
-        let file = self.new_file(ino, backing, writable)?;
+        let (backing, writable, profile) = self.open_backing(ino, write)?;
+        let file = self.new_file(ino, backing, writable, profile)?;
         Ok(self.insert_held(ino, file, writable))
     }
 
@@ -233,10 +234,19 @@ impl Vault {
         open
     }
 
-    pub(crate) fn new_file(&self, ino: Ino, backing: Arc<dyn BackendFile>, write: bool) -> Result<File> {
+    /// The file of an inode; `profile`: that of its directory, which it has if nothing in it says another.
+    pub(crate) fn new_file(
+        &self,
+        ino: Ino,
+        backing: Arc<dyn BackendFile>,
+        write: bool,
+        profile: Profile,
+    ) -> Result<File> {
         let ctx = if write { &self.ctx } else { &self.ctx_read };
         let len = backing.stat().map_err(io("stat"))?.len;
-        self.file_of_node(ino, ctx, backing, len, &self.tag(ino))
+        let file = self.file_of_node(ino, ctx, backing, len, &self.tag(ino))?;
+        file.inherit(profile);
+        Ok(file)
     }
 
     /// The file of a node: in an anchored vault as an object of the anchor.
@@ -255,9 +265,9 @@ impl Vault {
         Ok(File::open_object(ctx.clone(), backing, len, tag, object)?)
     }
 
-    /// Opens a backing file, and says whether for writing. A writer's vault opens for writing also what is only read,
-    /// where the mode allows it: an interrupted commit is completed when it is met.
-    fn open_backing(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool)> {
+    /// Opens a backing file; says whether for writing, and which profile its directory has. A writer's vault opens for
+    /// writing also what is only read, where the mode allows it: an interrupted commit is completed when it is met.
+    fn open_backing(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         let _tree = self.tree.read();
         if ino == ROOT {
             return Err(VaultError::IsDirectory);
@@ -273,7 +283,12 @@ impl Vault {
                 let mended = if may_mend && !write { open(true).ok() } else { None };
                 // Since `place` the name may have gone, or have been given to another file.
                 match mended.map_or_else(|| open(write), Ok) {
-                    Ok((Some(file), writable)) => Ok((file, writable)),
+                    Ok((Some(file), writable)) => {
+                        // A longer file has a page, which says its profile.
+                        let may_lack_page = st.len <= PAGE_LEN as u64;
+                        let profile = if may_lack_page { self.profile_in(&dir)? } else { Profile::DEFAULT };
+                        Ok((file, writable, profile))
+                    }
                     Ok((None, _)) => self.backing_without_name(ino, write),
                     Err(e) if is_not_found(&e) => self.backing_without_name(ino, write),
                     Err(e) => Err(io("open")(e)),
@@ -286,10 +301,10 @@ impl Vault {
     }
 
     /// The backing file of what was found by a name that it lost before it was opened.
-    fn backing_without_name(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool)> {
+    fn backing_without_name(&self, ino: Ino, write: bool) -> Result<(Arc<dyn BackendFile>, bool, Profile)> {
         match self.nameless.get(ino) {
             Some((_, false)) if write => Err(errno("open", libc::EACCES)),
-            Some(kept) => Ok(kept),
+            Some((backing, writable)) => Ok((backing, writable, Profile::DEFAULT)),
             None => Err(VaultError::Stale),
         }
     }

@@ -18,6 +18,7 @@ use crate::xattr::Holder;
 use crate::{Kind, RenameMode, Result, Vault, VaultError};
 use lamassu_anchor::Digest;
 use lamassu_anchor::row::Sealed;
+use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{COMPANION_PREFIX, DIR_RECORD, LINK_PREFIX, STAGING};
 use lamassu_store::BackendDir;
@@ -317,10 +318,11 @@ impl Vault {
     pub(crate) fn stage_dir(&self, parent: &Dir, stored: &OsStr, wanted: &Wanted) -> Result<Fresh> {
         let (dir, name) = self.staged_dir()?;
         let staging = &*self.staging()?.dir;
-        let placed = self.fill_staged(&*dir, wanted).and_then(|filled| {
-            rename_no_replace(staging, &name, &*parent.handle, stored).map_err(io("create a directory"))?;
-            Ok(filled)
-        });
+        let placed =
+            self.profile_in(parent).and_then(|profile| self.fill_staged(&*dir, wanted, profile)).and_then(|filled| {
+                rename_no_replace(staging, &name, &*parent.handle, stored).map_err(io("create a directory"))?;
+                Ok(filled)
+            });
         match placed {
             // Moving a directory takes write permission on it, so a mode without that comes last.
             Ok((mode, content, attributes)) => {
@@ -339,10 +341,15 @@ impl Vault {
     }
 
     /// Returns its mode, the digest of its record, and that of its attributes.
-    fn fill_staged(&self, dir: &dyn BackendDir, wanted: &Wanted) -> Result<(Option<u32>, Digest, Sealed)> {
+    fn fill_staged(
+        &self,
+        dir: &dyn BackendDir,
+        wanted: &Wanted,
+        profile: Profile,
+    ) -> Result<(Option<u32>, Digest, Sealed)> {
         let (id, record) = match self.name_mode {
             NameMode::Encrypted => {
-                let made = names::create_record(&self.ctx.ring, dir)?;
+                let made = names::create_record(&self.ctx.ring, dir, profile)?;
                 (Some(made.id), digest_of_text(made.text.as_bytes()))
             }
             NameMode::Plain => (None, Digest::NONE),

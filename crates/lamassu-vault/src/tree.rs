@@ -221,7 +221,9 @@ impl Vault {
         self.with_room(|| {
             let (entry, open) = self.make(parent, name, |dir, stored| {
                 let wanted = self.wanted(dir, Kind::File, mode, owner)?;
+                let profile = self.profile_in(dir)?;
                 let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
+                let fresh = Fresh { profile, ..fresh };
                 let object = self.record_made(dir, stored, &fresh, &wanted)?;
                 let st = fresh.st;
                 let found = self.nodes.lock().reference_new(dir.ino, &stored.name, &st, object);
@@ -232,6 +234,7 @@ impl Vault {
                     None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
                 };
                 let file = created.inspect_err(|_| self.forget(ino, 1))?;
+                file.inherit(profile);
                 let open = self.insert_held(ino, file, true);
                 open.touched(self.now());
                 Ok((self.entry_of(&found, dir, &stored.name, &st), open))

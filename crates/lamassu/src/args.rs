@@ -130,6 +130,9 @@ pub enum Command {
     Clone(cmd::clone::Args),
     /// The same, a copy that nobody writes
     Snapshot(cmd::clone::SnapshotArgs),
+    /// Choose or show how the blocks of files are protected, by file and directory
+    #[command(subcommand)]
+    Profile(cmd::profile::ProfileCommand),
     /// Tell where a file lies in the store, or which file a path in the store is
     Path(cmd::path::Args),
     /// Make everything durable and hold changes back, while a backup copies the store

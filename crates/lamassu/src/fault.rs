@@ -4,6 +4,7 @@
 use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
+use lamassu_format::profile::ProfileError;
 use lamassu_fuse::control::ControlError;
 use lamassu_fuse::{MountError, OptionError};
 use lamassu_host::Error as HostError;
@@ -347,6 +348,14 @@ pub enum Fault {
     /// Some objects stay under older keys.
     #[error("objects that could not be re-keyed: {failed}; `lamassu check` tells what is wrong with them")]
     NotRekeyed { failed: u64 },
+    /// Some files keep their profile, or are between two.
+    #[error(
+        "files and directories whose profile is not changed: {failed}; `lamassu check` tells what is wrong with them"
+    )]
+    NotChanged { failed: u64 },
+    /// No vault, or not this one, has files of that profile.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
     /// The tree was not gone through as a whole.
     #[error("files were renamed faster than the tree could be gone through: run it again")]
     RekeyIncomplete,

@@ -11,7 +11,7 @@ from typing import Self
 from .crypto import InnerKeys
 from .errors import Damage, Where, show
 from .header import Header
-from .pages import NO_ID, PAGE, ZERO_KEY, Geometry, Page, open_page
+from .pages import NO_ID, PAGE, PLAIN, RANDOM, ZERO_KEY, Geometry, Page, open_page
 from .sessions import ALL_OPEN, Sessions
 
 ZEROS = bytes(1 << 20)
@@ -52,6 +52,7 @@ class File:
         self._cached: tuple[int, Page | Damage | None] | None = None
         self._refused: dict[int, Damage] = {}
         self._file_id: bytes | None = None
+        self._profile, self._changing = 0, False
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             self._length = os.fstat(self._fd).st_size
@@ -173,9 +174,12 @@ class File:
         if page.cut and not self._sessions.is_open(page.session):
             raise Damage(name, f"an interrupted shrink in a page of session {page.session}, which is not open")
         if self._file_id is None:
-            self._file_id = page.file_id
+            # Without page 0 nothing tells whether the profile is being changed.
+            self._file_id, self._profile, self._changing = page.file_id, page.profile, page.changing or g > 0
         elif page.file_id != self._file_id:
             raise Damage(name, "the page belongs to another file")
+        elif g and not self._changing and (page.changing or page.profile != self._profile):
+            raise Damage(name, "an older page, of another profile")
         return page
 
     def _is_cut_stale(self, zero: Page) -> bool:
@@ -222,6 +226,7 @@ class File:
             # A session that was closed has brought page 0 to its end: this one is from before.
             self._refused[0] = Damage(self._page_name(0), "an older page, from when the file ended in it")
             zero, self._cached, self._floor, self._sparse, self._file_id = None, None, 0, False, page.file_id
+            self._changing = True  # as far as can be told
         if page is None:
             size = max(self._floor, self._geo.reach(last, self._length))
             # Past the floor nothing tells how far the file goes, nor that what is empty is a hole.
@@ -275,22 +280,30 @@ class File:
 
     # --- blocks ------------------------------------------------------------------------------
 
-    def _salt(self, b: int) -> bytes:
+    def _salt(self, b: int, domain: str) -> bytes:
         """What the key of block b depends on beside its content and K_in. A page of the file has been opened before."""
-        if self._domain not in ("file", "none"):
+        if domain not in ("file", "none"):
             return b""
         assert self._file_id is not None
-        return self._file_id + (b.to_bytes(8, "little") if self._domain == "none" else b"")
+        return self._file_id + (b.to_bytes(8, "little") if domain == "none" else b"")
+
+    def _forms(self) -> list[str]:
+        """The forms that a block may be in: `plain`, or the domain whose salt goes into its key."""
+        salted = self._domain if self._domain in ("file", "none") or self._suite.name == "paper" else "file"
+        if self._changing:
+            return [self._domain, salted, "plain"]
+        return ["plain" if self._profile & PLAIN else salted if self._profile & RANDOM else self._domain]
 
     def _verified(self, b: int, key: bytes, raw: bytes) -> bytes | None:
         """The plaintext if it hashes back to `key` under some epoch. A key with the compression mark never does."""
-        plain = self._suite.decrypt_block(key, raw)
-        salt = self._salt(b)
-        for n, keys in enumerate(self._inner):
-            if keys.block_key(plain, salt) == key:
-                if n:  # last hit first
-                    self._inner.insert(0, self._inner.pop(n))
-                return plain
+        for form in self._forms():
+            plain = raw if form == "plain" else self._suite.decrypt_block(key, raw)
+            salt = self._salt(b, form)
+            for n, keys in enumerate(self._inner):
+                if (keys.plain_key(plain) if form == "plain" else keys.block_key(plain, salt)) == key:
+                    if n:  # last hit first
+                        self._inner.insert(0, self._inner.pop(n))
+                    return plain
         return None
 
     def _pending(self, b: int, key: bytes, previous: bytes | None) -> bytes | None:

@@ -199,13 +199,20 @@ class InnerKeys:
     key: bytes
     hash_key: bytes
 
+    def block_hash(self, plain: bytes) -> bytes:
+        """h of a data block with plaintext `plain`."""
+        if self.suite.name in ("aes", "paper"):
+            return hashlib.sha256(plain).digest()
+        return blake3.blake3(plain, key=self.hash_key).digest()
+
+    def plain_key(self, plain: bytes) -> bytes:
+        """K of a block that is stored plain."""
+        return self._fixed(self.block_hash(plain))
+
     def block_key(self, plain: bytes, salt: bytes = b"") -> bytes:
         """K of a data block with plaintext `plain`."""
         name = self.suite.name
-        if name in ("aes", "paper"):
-            h = hashlib.sha256(plain).digest()
-        else:
-            h = blake3.blake3(plain, key=self.hash_key).digest()
+        h = self.block_hash(plain)
         if name == "paper":
             k = _aes_block(self.key, h)
         elif name == "aes":
@@ -217,6 +224,10 @@ class InnerKeys:
             k = b"".join(parts)
         else:
             k = blake3.blake3(h + salt, key=self.key).digest()
+        return self._fixed(k)
+
+    def _fixed(self, k: bytes) -> bytes:
+        """A key with the bits that the format sets and clears in every key."""
         if not self.suite.last_bit_kept:
             k = k[:31] + bytes((k[31] & 0xFE,))
         if k == bytes(32):  # cannot be tested

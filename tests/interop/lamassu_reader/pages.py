@@ -16,7 +16,16 @@ NO_ID = bytes(16)
 """The file id of a convergent page."""
 
 _TAIL, _SPARSE, _CUT = 1, 2, 4
-_KNOWN_FLAGS = _TAIL | _SPARSE | _CUT | 0xFF00
+_PROFILE_SHIFT, _PROFILE, _CHANGING = 3, 7, 1 << 7
+_KNOWN_FLAGS = _TAIL | _SPARSE | _CUT | _PROFILE << _PROFILE_SHIFT | _CHANGING | 0xFF00
+
+PLAIN, UNVERIFIED, RANDOM = 1, 2, 4
+"""The bits of a profile."""
+
+
+def is_profile(number: int) -> bool:
+    """Whether version 1 has this profile: plain blocks have no random keys."""
+    return number <= _PROFILE and number & (PLAIN | RANDOM) != PLAIN | RANDOM
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,9 @@ class Page:
     sequence: int
     sparse: bool
     cut: bool
+    profile: int
+    changing: bool
+    """The profile is being changed: blocks of this page may be in any form."""
     used: int
     pending: int
     keys: tuple[bytes, ...]
@@ -136,6 +148,9 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
 
     if flags & ~_KNOWN_FLAGS:
         raise Damage(where, f"unknown flags {flags:#x}")
+    profile, changing = flags >> _PROFILE_SHIFT & _PROFILE, bool(flags & _CHANGING)
+    if not is_profile(profile):
+        raise Damage(where, "random keys of plain blocks")
     if g and flags & (_SPARSE | _CUT):
         raise Damage(where, "`sparse` or `cut` in a page other than page 0")
     if used > geo.per_page:
@@ -164,7 +179,8 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
             raise Damage(where, "non-zero bytes after the tail")
     if any(slots[(used + q) * SLOT : (SLOTS - tail_slots) * SLOT]):
         raise Damage(where, "non-zero bytes in an unused slot")
-    _check_identity(g, file_id, session, sequence or session_tag, bool(pending), bool(flags & (_SPARSE | _CUT)), where)
+    flagged = bool(flags & (_SPARSE | _CUT | _CHANGING | RANDOM << _PROFILE_SHIFT))
+    _check_identity(g, file_id, session, sequence or session_tag, bool(pending), flagged, where)
 
     def slot(i: int) -> bytes:
         return slots[i * SLOT : (i + 1) * SLOT]
@@ -177,6 +193,8 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
         sequence=sequence,
         sparse=bool(flags & _SPARSE),
         cut=bool(flags & _CUT),
+        profile=profile,
+        changing=changing,
         used=used,
         pending=pending,
         keys=tuple(slot(i) for i in range(used)),
@@ -196,4 +214,4 @@ def _check_identity(g: int, file_id: bytes, session: int, stamp: int, pending: b
     if g:
         raise Damage(where, "a page other than page 0 without a file id")
     if stamp or pending or flagged:
-        raise Damage(where, "a page without a file id has a sequence, a session tag, a pending bit, `sparse` or `cut`")
+        raise Damage(where, "a page without a file id has a sequence, a session tag, a pending bit, `sparse`, `cut` or the like")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .crypto import NONCE, TAG, OpenFailed, Suite, b64, hkdf, outer, prf, same, siv_open, unb64
 from .errors import Damage, Where
+from .pages import is_profile
 
 DIRECTORY, LINK, LONG_LINK, LINK_REST, XATTR, PARENT_SLOT, SESSIONS, ROOT = 1, 2, 3, 4, 5, 6, 7, 8
 HEAD = NONCE + TAG + 16
@@ -64,6 +65,8 @@ class DirectoryKeys:
 
     id: bytes
     name_key: bytes
+    profile: int
+    """Of what is made in the directory."""
 
     def open_name(self, sealed: bytes, where: Where) -> bytes:
         """The name behind a sealed name."""
@@ -87,9 +90,12 @@ def parse_directory(content: bytes, where: Where) -> DirectoryKeys:
         raise Damage(where, f"directory record version {version}")
     if flags:
         raise Damage(where, f"unknown directory flags {flags:#x}")
-    if properties or len(content) != 56:
+    if properties > 1 or len(content) != 56 + properties:
         raise Damage(where, f"directory record with properties or trailing bytes ({properties}, {len(content)})")
-    return DirectoryKeys(id=content[4:20], name_key=hkdf(content[20:52], b"lamassu v1 name", 64))
+    profile = content[56] if properties else 0
+    if properties and (not profile or not is_profile(profile)):
+        raise Damage(where, f"directory record with profile {profile}")
+    return DirectoryKeys(content[4:20], hkdf(content[20:52], b"lamassu v1 name", 64), profile)
 
 
 def open_link(suite: Suite, epochs: tuple[bytes, ...], path: bytes, stored: bytes) -> bytes:

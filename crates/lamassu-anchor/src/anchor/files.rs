@@ -7,7 +7,7 @@ use crate::row::{Cut, FileRow, Open, Row};
 use crate::table::Space;
 use crate::types::WINDOWS_MAX;
 use crate::{AnchorError, Digest, Digests, ObjectId, RecordNo, Window, Windows};
-use lamassu_format::{FileId, PageNo};
+use lamassu_format::{FileId, PageNo, Profile};
 use std::collections::{BTreeMap, HashSet};
 
 /// A file whose recorded pages are about to change (A1).
@@ -32,6 +32,8 @@ pub struct FileCommit {
     pub root: Digest,
     /// Its size.
     pub size: u64,
+    /// How its blocks are protected.
+    pub profile: Profile,
     /// A second page 0 that is as good.
     pub twin: Option<Digest>,
     /// The root over its blocks, where it has one and is clean.
@@ -135,6 +137,7 @@ impl Anchor {
         let file = row.file_mut().ok_or(AnchorError::Unknown { object })?;
         refuse_disorder(file, &commit)?;
         (file.root, file.size, file.twin) = (commit.root, commit.size, commit.twin);
+        file.profile = commit.profile;
         file.blocks = commit.blocks.filter(|_| commit.is_clean);
         // What is held besides is of an earlier root.
         let held = held_of(&*self.table, state, object)?;

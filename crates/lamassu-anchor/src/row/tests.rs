@@ -29,8 +29,12 @@ fn file_row() -> impl Strategy<Value = FileRow> {
     let open = (id, windows(), proptest::option::of(cut));
     let open = open.prop_map(|(file, windows, cut)| Open { file, windows, cut });
     let digests = || proptest::option::of(digest());
-    let parts = (any::<[u8; 32]>(), any::<u64>(), digests(), digests(), proptest::option::of(open));
-    parts.prop_map(|(root, size, twin, blocks, open)| FileRow { root: Digest(root), size, twin, blocks, open })
+    let profile = (0..=u8::MAX).prop_filter_map("a profile", Profile::of_number);
+    let parts = (any::<[u8; 32]>(), any::<u64>(), profile, digests(), digests(), proptest::option::of(open));
+    parts.prop_map(|(root, size, profile, twin, blocks, open)| {
+        let root = Digest(root);
+        FileRow { root, size, profile, twin, blocks, open }
+    })
 }
 
 fn content() -> impl Strategy<Value = Content> {
@@ -131,7 +135,7 @@ proptest! {
 
 #[test]
 fn the_row_of_a_plain_file_is_small() {
-    let content = Content::File(FileRow { root: Digest([7; 32]), size: 100_000, twin: None, blocks: None, open: None });
+    let content = Content::File(FileRow { root: Digest([7; 32]), size: 100_000, ..FileRow::default() });
     let row = Row { mode: 0o644, uid: 1000, gid: 1000, links: 1, content, attributes: Sealed::Nothing };
     let entry = Entry { kind: ObjectKind::File, object: ObjectId(1 << 20) };
     // Keys: 8 bytes of an object, 24 of an entry.

@@ -9,7 +9,7 @@ use lamassu_anchor::{
     Anchor, Digest, EntryPlace, FileCommit, Made, ObjectId, Opening, RecordNo, Row, Token, TokenKey, VaultRow, Window,
 };
 use lamassu_crypto::wrap::sha256;
-use lamassu_format::{FileId, PageNo, SessionTag};
+use lamassu_format::{FileId, PageNo, Profile, SessionTag};
 use smallvec::smallvec;
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -420,6 +420,7 @@ impl World {
             object: object(file),
             root: root_of(&marked.leaves),
             size: if marked.leaves[1].is_none() { 1 } else { 2 },
+            profile: Profile::DEFAULT,
             blocks: None,
             twin: marked.twin.filter(|_| left != Some(Left::Twin)),
             window: Some(Window { session: self.session, tag: SessionTag::NONE, covered: marked.covered }),

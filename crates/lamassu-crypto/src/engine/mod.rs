@@ -143,8 +143,8 @@ impl Engine {
 
     /// Decrypts a batch in place and verifies it under any K_in epoch of `ring`. Returns the indices of the blocks that
     /// failed, ascending; their bytes in `blocks` are zeroed. Blocks with an all-zero key are zeroed and never fail. A
-    /// key that the suite cannot have derived (its last bit is set, §10) fails. In a malleable suite every block is
-    /// verified, whatever `verify` says.
+    /// key that the suite cannot have derived (its last bit is set, §10) fails. In a malleable suite every encrypted
+    /// block is verified, whatever `verify` says.
     ///
     /// # Panics
     /// Unless `blocks.len() == keys.len() * block_size`.
@@ -156,7 +156,7 @@ impl Engine {
         keyed: Keyed<'_>,
         verify: Verify,
     ) -> Vec<usize> {
-        let verify = if ring.suite().is_malleable() { Verify::Full } else { verify };
+        let verify = allowed(ring, keyed, verify);
         self.open_as_told(ring, blocks, block_size, keyed, verify)
     }
 
@@ -176,7 +176,7 @@ impl Engine {
         verify: Verify,
         fetch: impl Fn(usize, &mut [u8]) -> Result<(), E> + Sync,
     ) -> Result<Vec<usize>, E> {
-        let verify = if ring.suite().is_malleable() { Verify::Full } else { verify };
+        let verify = allowed(ring, keyed, verify);
         self.fetch_and_open(ring, blocks, block_size, keyed, verify, fetch)
     }
 
@@ -273,6 +273,11 @@ impl Engine {
     }
 }
 
+/// What may be left out of `verify`: a malleable cipher is never read without its hash.
+fn allowed(ring: &KeyRing, keyed: Keyed<'_>, verify: Verify) -> Verify {
+    if ring.suite().is_malleable() && !keyed.salts.is_plain() { Verify::Full } else { verify }
+}
+
 /// Counts a thread as busy for its own lifetime.
 struct Busy<'a>(&'a AtomicUsize);
 
@@ -326,7 +331,9 @@ fn open_group(
             block.fill(0);
             fail(i);
         } else {
-            suite.cipher.decrypt(kernel, key, block);
+            if !keyed.salts.is_plain() {
+                suite.cipher.decrypt(kernel, key, block);
+            }
             live[live_count] = i;
             live_count += 1;
         }

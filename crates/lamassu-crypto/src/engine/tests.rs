@@ -4,6 +4,7 @@ use super::*;
 use crate::{Secret, Suite};
 use lamassu_format::{Domain, FileId};
 use proptest::prelude::*;
+use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn ring(suite: Suite, inner: &[u8]) -> KeyRing {
@@ -104,6 +105,35 @@ fn a_block_opens_under_the_salt_it_was_sealed_with() {
         assert_eq!(failed(Salts::from_block(domain, other, FIRST)), if domain.is_salted() { 36 } else { 0 });
         assert_eq!(failed(Salts::from_block(domain, one, FIRST + 1)), if domain == Domain::None { 36 } else { 0 });
         assert_eq!(failed(Salts::EMPTY), if domain.is_salted() { 36 } else { 0 });
+    }
+}
+
+/// Blocks that are stored plain are what they were, keyed by their hash, and verified by it where that is asked for, in
+/// a malleable suite too.
+#[test]
+fn plain_blocks_are_kept_and_verified() {
+    for suite in Suite::ALL {
+        let (engine, old, ring) = (Engine::new(2), ring(suite, &[6]), ring(suite, &[5, 6]));
+        let plain = pattern(40 * 4096, 3);
+        for at in [&old, &ring] {
+            let (mut stored, mut keys) = (vec![0; plain.len()], vec![[0; 32]; 40]);
+            engine.seal_to(&at.inner(), Salts::PLAIN, &plain, &mut stored, 4096, &mut keys);
+            assert!(stored == plain && keys.iter().all(|key| *key != [0; 32]));
+            if suite == Suite::Aes {
+                let mut hash: BlockKey = Sha256::digest(&plain[..4096]).into();
+                hash[31] &= 0xfe;
+                assert_eq!(keys[0], hash);
+            }
+            let keyed = Keyed { keys: &keys, salts: Salts::PLAIN };
+            stored[17 * 4096 + 5] ^= 1;
+            let mut opened = stored.clone();
+            assert_eq!(engine.open(&ring, &mut opened, 4096, keyed, Verify::Full), [17], "{suite:?}");
+            assert!(opened[..17 * 4096] == plain[..17 * 4096] && opened[17 * 4096..][..4096] == [0; 4096]);
+            assert!(engine.open(&ring, &mut stored.clone(), 4096, keyed, Verify::No).is_empty(), "{suite:?}");
+            // Neither opens as the other.
+            let encrypted = Keyed { keys: &keys, salts: Salts::EMPTY };
+            assert_eq!(engine.open(&ring, &mut stored.clone(), 4096, encrypted, Verify::Full).len(), 40);
+        }
     }
 }
 

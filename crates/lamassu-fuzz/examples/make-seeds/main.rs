@@ -130,8 +130,9 @@ fn records(seeds: &mut Seeds, testdata: &Path) -> Result<()> {
             _ => {}
         }
     }
-    let mut record = [0; lamassu_format::record::DIR_RECORD_LEN];
-    lamassu_format::DirRecord { id: [1; 16], secret: &[2; 32] }.encode_into(&mut record);
+    let mut record = [0; lamassu_format::record::DIR_RECORD_LEN_MAX];
+    let profile = lamassu_format::Profile::of_number(1).expect("integrity");
+    let _ = lamassu_format::DirRecord { id: [1; 16], secret: &[2; 32], profile }.encode_into(&mut record);
     seeds.entry("dir_record").or_default().push([&[4][..], &record].concat());
     let root = lamassu_format::RootRecord { mode: 0o750, uid: 1000, gid: 100 }.encode();
     let mut sessions = lamassu_format::SessionRecord::after(3, 0);
@@ -269,9 +270,10 @@ fn anchor_rows(seeds: &mut Seeds) {
             size: 5000,
             twin: Some(digest(2)),
             blocks: Some(digest(3)),
-            open: None,
+            ..FileRow::default()
         }),
-        Content::File(FileRow { root: digest(1), size: 1 << 40, twin: None, blocks: None, open: Some(open) }),
+        Content::File(FileRow { root: digest(1), size: 1 << 40, open: Some(open), ..FileRow::default() }),
+        Content::File(FileRow { profile: lamassu_format::Profile::of_number(3).expect("none"), ..FileRow::default() }),
         Content::Dir { record: Sealed::Is(digest(4)), parent: ObjectId(1), name },
         Content::Link(Sealed::Becomes { old: digest(4), new: digest(5) }),
         Content::Char(0x501),

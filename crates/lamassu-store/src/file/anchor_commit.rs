@@ -41,7 +41,8 @@ impl Core {
         let is_clean = (is_done && outlook == Outlook::Rests) || !fresh.has_stamped();
         // Of a file that goes on changing the root over blocks would soon be another.
         let blocks = if is_clean { self.block_root(st).unwrap_or_default() } else { None };
-        fresh.commit(&*self.backing, pages, st.sizes.stored(), (twin, blocks), is_clean)
+        let (size, profile) = (st.sizes.stored(), st.identity.profile());
+        fresh.commit(&*self.backing, pages, (size, profile), (twin, blocks), is_clean)
     }
 
     /// What a file leaves behind when it is closed.
@@ -59,7 +60,7 @@ impl Core {
         if is_settled && fresh.is_ahead() && fresh.is_certain() {
             // Without it a scrub without keys verifies less of the file.
             let blocks = self.block_root(st).unwrap_or_default();
-            fresh.remember(st.sizes.stored(), blocks);
+            fresh.remember((st.sizes.stored(), st.identity.profile()), blocks);
         }
         fresh.note_put_away();
     }
@@ -67,7 +68,7 @@ impl Core {
     /// A6: the digest of the convergent page that settling will write.
     fn next_convergent(&self, st: &State) -> Option<Digest> {
         let is_single = st.last_page(self.geo()) == PageNo::ZERO && !st.shrink.is_cut();
-        let held = st.pages.good(PageNo::ZERO).filter(|_| is_single && self.ctx.convergent_small_files)?;
+        let held = st.pages.good(PageNo::ZERO).filter(|_| is_single && self.may_be_convergent(&st.identity))?;
         if held.page().file_id.is_none() || held.lost() != 0 {
             return None;
         }

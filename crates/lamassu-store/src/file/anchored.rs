@@ -8,6 +8,7 @@
 use super::beside::{Fetching, ReadTime};
 use crate::integrity::Records;
 use lamassu_anchor::{Anchor, AnchorError, Digest, FileCommit, ObjectId, Window};
+use lamassu_format::Profile;
 use lamassu_format::tree::Shape;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -34,6 +35,7 @@ pub(super) struct ClosedFile {
     pub root: Digest,
     pub pages: u64,
     pub size: u64,
+    pub profile: Profile,
     /// The session that wrote its pages last, and the highest sequence. `None`: no page with a stamp.
     pub last: Option<Window>,
     /// The root over its blocks, where that is known.
@@ -125,9 +127,9 @@ impl AnchoredFiles {
         for (object, number) in closed.0 {
             let closed = &mut *self.closed.lock();
             let Some(file) = closed.files.get(&object).filter(|file| file.number == number) else { continue };
-            let ClosedFile { root, size, last: window, blocks, .. } = *file;
+            let ClosedFile { root, size, profile, last: window, blocks, .. } = *file;
             let held = Vec::new();
-            let commit = FileCommit { object, root, size, twin: None, blocks, window, held, is_clean: true };
+            let commit = FileCommit { object, root, size, profile, twin: None, blocks, window, held, is_clean: true };
             match self.anchor.commit_file(commit) {
                 // It is removed.
                 Ok(()) | Err(AnchorError::Unknown { .. }) => drop(closed.files.remove(&object)),

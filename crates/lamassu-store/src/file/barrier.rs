@@ -55,10 +55,9 @@ impl Core {
             let mut bytes = vec![0u8; self.ctx.block_len()];
             self.read_padded(offset, &mut bytes)?;
             let is_zero = bytes.iter().all(|&b| b == 0);
-            let salts = self.salts(page.file_id, block);
             let matches = |key: &SlotKey| match key.is_hole() {
                 true => is_zero,
-                false => self.block_matches(&bytes, key, salts),
+                false => self.block_matches(&bytes, key, held.page(), block),
             };
             if !page.keys.get(i).is_some_and(|key| matches(&key)) {
                 match page.previous_key(i).or(Some(SlotKey::HOLE)).filter(matches) {

@@ -7,12 +7,13 @@
 //!
 //! After a crash the root is not known until the file becomes clean again, and then all of its blocks are read once.
 
+use super::form::Numbers;
 use super::primitives::Core;
 use super::state::{PageState, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError};
-use lamassu_crypto::{Keyed, Verify, wrap};
+use lamassu_crypto::wrap;
 use lamassu_format::{BlockNo, Digest, Geometry, PageNo};
 use std::collections::BTreeSet;
 use std::io;
@@ -171,8 +172,8 @@ impl Core {
             for (n, block) in bytes.chunks_exact(len).enumerate() {
                 digests[at + n] = block_digest(run + n as u64, block);
             }
-            let keyed = Keyed { keys: &keys.raw()[at..at + count], salts: self.salts(st.identity.id(), run) };
-            if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keyed, Verify::Full).is_empty() {
+            let (forms, keys) = (self.forms(&st.identity), &keys.raw()[at..at + count]);
+            if !self.open_blocks(forms, &mut bytes, keys, Numbers::From(run)).is_empty() {
                 return Ok(None);
             }
             at += count;

@@ -1,13 +1,13 @@
 //! The ciphertext of a round of a commit, and where it lies: sealed now, before the commit, or by another file.
 
 use super::copy::CopiedBlock;
+use super::form::Numbers;
 use super::plan::Round;
 use super::presealed::SealedBlock;
 use super::primitives::Core;
 use super::state::{Dirty, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_crypto::Salts;
 use lamassu_format::Keys;
 use std::cell::Cell;
 
@@ -107,10 +107,9 @@ impl Core {
     /// Ciphertext and keys of the round's data blocks, in their order.
     pub fn seal(&self, st: &mut State, round: &Round) -> Result<Ciphertext, StoreError> {
         let len = self.ctx.block_len();
-        let id = match self.ctx.domain.is_salted() && !round.data.is_empty() {
-            true => st.identity.ensure_id()?,
-            false => st.identity.id(),
-        };
+        if self.is_salted(&st.identity) && !round.data.is_empty() {
+            st.identity.ensure_id()?;
+        }
         let mut keys = Keys::holes(round.data.len());
         let mut places = Vec::with_capacity(round.data.len());
         let (mut plain, mut contents, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
@@ -134,7 +133,7 @@ impl Core {
             }
         }
         let mut new_keys = Keys::holes(plain.len());
-        let salts = Salts::of_blocks(self.ctx.domain, id, &numbers);
+        let salts = self.forms(&st.identity).salts(Numbers::Each(&numbers));
         let mut scratch = SCRATCH.take();
         if let Some(more) = (plain.len() * len).checked_sub(scratch.len()) {
             scratch.reserve_exact(more); // capacity beyond what is needed could pass what is kept

@@ -27,6 +27,7 @@ use lamassu_format::{BlockNo, PageNo};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Deref, DerefMut};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Bytes in the overlay at most.
@@ -161,7 +162,8 @@ impl Drop for OpenCommit<'_> {
 impl Core {
     /// Publishes what the state says.
     pub fn publish(&self, st: &State) {
-        if self.ctx.domain.is_salted() {
+        self.profile_hint.store(st.identity.profile().number(), Ordering::Release);
+        if self.is_salted(&st.identity) {
             *self.id_hint.lock() = st.identity.id();
         }
         let (is_dirty, buffered) = (self.needs_commit(st), self.buffered_len(st) as u64);
@@ -353,7 +355,7 @@ impl Core {
         let (first, last) = (geo.block_at(offset), geo.block_at(end - 1));
         let backing_len = geo.block_offset(last) + size;
         let fits = snapshot.space.can_hold(backing_len) || self.backing.check_len(backing_len).is_ok();
-        if !fits || !presealed.is_for(&self.ctx, snapshot.identity.id()) || !self.are_good(snapshot, first, last) {
+        if !fits || !presealed.is_for(&self.ctx, &snapshot.identity) || !self.are_good(snapshot, first, last) {
             return Attempt::Refused;
         }
         let mut published = self.concurrent.published.lock();

@@ -76,6 +76,11 @@ pub(super) fn copy(from: &File, to: &File, from_offset: u64, offset: u64, len: u
     if !source.buffer.is_empty() || source.failures.needs_rewrite() {
         return Ok(None);
     }
+    // A block is stored as its file's profile has it.
+    let is_final = |st: &State| !st.identity.is_changing() && !from.core.is_salted(&st.identity);
+    if source.identity.profile() != st.identity.profile() || !is_final(&source) || !is_final(&st) {
+        return Ok(None);
+    }
     let end = from_offset.saturating_add(len).min(source.sizes.logical());
     let blocks = geo.block_at(from_offset)..geo.block_at(end);
     if blocks.is_empty() {
@@ -141,7 +146,13 @@ fn copy_piece(
         for block in copies.into_iter().filter(|block| to.is_lost(st, *block)).collect::<Vec<_>>() {
             let mut bytes = Block::zeroed(to.ctx.block_len());
             let mut bad = |b: BlockNo, kind| Err(from.damaged(kind, from.geo().page_of(b), Some(b)));
-            let read = from.read_blocks(&view, blocks.start + (block - there), &mut bytes, from.verify(), &mut bad);
+            let read = from.read_blocks(
+                &view,
+                blocks.start + (block - there),
+                &mut bytes,
+                from.verify(&source.identity),
+                &mut bad,
+            );
             if read.is_ok() && to.geo().block_start(block) < st.sizes.logical() {
                 st.buffer.put(block, Dirty::Data(bytes), false);
             }

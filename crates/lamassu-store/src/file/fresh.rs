@@ -18,7 +18,7 @@ use crate::backend::BackendFile;
 use crate::integrity::{Leaves, Tree, TreeError, leaf_digest};
 use lamassu_anchor::row::FileRow;
 use lamassu_anchor::{AnchorError, Digest, FileCommit, ObjectId, Opening, Window};
-use lamassu_format::{FileId, Geometry, PAGE_LEN, PageNo, RecordNo};
+use lamassu_format::{FileId, Geometry, PAGE_LEN, PageNo, Profile, RecordNo};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -75,6 +75,8 @@ pub(super) struct Known {
     pub row: FileRow,
     /// The size, where that is not for the pages to say.
     pub size: Option<u64>,
+    /// The profile: of a file without pages, and where the size is known.
+    profile: Profile,
     /// A crash may have changed it since its root was committed.
     pub is_interrupted: bool,
     /// Pages that are accepted because of that, and whose pending bits were not looked at.
@@ -99,6 +101,11 @@ impl Known {
     /// Whether pages were written, or taken over, since the last commit.
     pub fn is_ahead(&self) -> bool {
         self.is_ahead
+    }
+
+    /// Size and profile, where that is not for the pages to say; the profile is that of a file without pages otherwise.
+    pub fn told(&self) -> (Option<u64>, Profile) {
+        (self.size, self.profile)
     }
 
     /// The file has a page that its root does not tell of.
@@ -135,6 +142,7 @@ impl Fresh {
                 (None, None) => Some(row.size),
                 (None, Some(_)) => None,
             },
+            profile: remembered.as_ref().map_or(row.profile, |closed| closed.profile),
             is_interrupted: remembered.is_none() && row.open.is_some(),
             in_flight: BTreeSet::new(),
             doubtful: BTreeMap::new(),
@@ -408,7 +416,7 @@ impl Fresh {
         &self,
         backing: &dyn BackendFile,
         pages: u64,
-        size: u64,
+        (size, profile): (u64, Profile),
         (twin, blocks): (Option<Digest>, Option<Digest>),
         is_clean: bool,
     ) -> Result<(), StoreError> {
@@ -420,7 +428,8 @@ impl Fresh {
         let window = known.last;
         let held: Vec<_> = if is_clean { Vec::new() } else { sealed.changed.into_iter().collect() };
         let records: Vec<RecordNo> = held.iter().map(|(record, _)| *record).collect();
-        let commit = FileCommit { object: self.object, root: sealed.root, size, twin, blocks, window, held, is_clean };
+        let (object, root) = (self.object, sealed.root);
+        let commit = FileCommit { object, root, size, profile, twin, blocks, window, held, is_clean };
         match self.files.anchor().commit_file(commit) {
             Err(AnchorError::Unknown { .. }) => return Ok(()), // it is removed
             done => done?,
@@ -451,11 +460,11 @@ impl Fresh {
     }
 
     /// The file is closed as it is: what no commit covers is remembered, records go to their file.
-    pub fn remember(&self, size: u64, blocks: Option<Digest>) {
+    pub fn remember(&self, (size, profile): (u64, Profile), blocks: Option<Digest>) {
         let known = &mut *self.known.lock();
         let sealed = known.tree.seal();
         known.tree.committed();
         let (root, pages, last) = (sealed.root, sealed.pages, known.last);
-        self.files.remember(self.object, ClosedFile { root, pages, size, last, blocks, number: 0 });
+        self.files.remember(self.object, ClosedFile { root, pages, size, profile, last, blocks, number: 0 });
     }
 }

@@ -20,15 +20,20 @@ impl Core {
     pub fn open_anchored(&self, fresh: &Fresh, st: &mut State) -> Result<(), StoreError> {
         self.take_first_page(fresh)?;
         let reached = if fresh.is_interrupted() { self.judge_pages(fresh)? } else { None };
-        let zero = self.read_page(PageNo::ZERO)?;
-        if let PageState::Absent = zero
-            && fresh.known().tree.pages() == 0
-        {
-            st.identity.found_unsealed();
-            return Ok(());
-        }
+        let (size, profile) = fresh.known().told();
+        let zero = match self.read_page(PageNo::ZERO)? {
+            PageState::Absent if fresh.known().tree.pages() == 0 => {
+                st.identity.found_unsealed();
+                st.identity.set_profile(profile, false);
+                return Ok(());
+            }
+            // The row says what protects the file.
+            PageState::Good(held) if size.is_some() && held.page().profile != profile => {
+                PageState::Bad(DamageKind::Stale)
+            }
+            zero => zero,
+        };
         let geo = *self.geo();
-        let size = fresh.known().size;
         let cut = zero.good().is_some_and(|held| held.page().cut);
         let last = match (size, &zero) {
             (Some(size), _) => geo.last_page(size),
@@ -61,8 +66,10 @@ impl Core {
         match zero {
             PageState::Good(held) => {
                 let page = Arc::unwrap_or_clone(held).into_page();
-                if !page.file_id.is_none() {
-                    st.identity.found_id(page.file_id);
+                let id = st.identity.id();
+                st.identity.found_page_zero(&page);
+                if page.file_id.is_none() {
+                    st.identity.found_id(id);
                 }
                 st.pages.put_unresolved(PageNo::ZERO, page);
             }
@@ -90,6 +97,9 @@ impl Core {
             PageState::Good(held) => {
                 let page = Arc::unwrap_or_clone(held).into_page();
                 let size = page.size;
+                if zero.is_none() {
+                    st.identity.found_page(&page);
+                }
                 st.identity.found_id(page.file_id);
                 st.pages.put_unresolved(last, page);
                 Ok(size.max(zero.map_or(0, |page| page.size)))

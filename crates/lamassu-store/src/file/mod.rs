@@ -16,13 +16,14 @@
 //! | `plan`, `ciphertext`, `round`, `commit` | what a round changes, its ciphertext, its steps; the rounds of a commit |
 //! | `settle`, `shrink` | what follows a barrier; making a file shorter |
 //! | `read`, `write`, `seek`, `copy` | the operations of a file's users |
+//! | `form`, `profile` | how blocks are keyed and stored by the file's profile; changing it |
 //! | `check`, `rekey` | verifying a whole file; bringing it to the newest keys |
 //! | `concurrent`, `presealed` | what runs during a commit; blocks sealed before the lock is taken |
 //! | `anchored`, `fresh`, `judge`, `anchor_commit` | files of anchored vaults: what is current, what a crash left, what the anchor learns |
 //! | `survey` | what an anchor would say of a file |
 //! | `session`, `types`, `block` | sessions of writers; shared types and errors; memory for plaintext |
 //!
-//! The invariants I1 to I13 that comments name are those of `docs/format.md` section 13. The order of locks is in
+//! The invariants I1 to I14 that comments name are those of `docs/format.md` section 13. The order of locks is in
 //! `concurrent`.
 
 mod anchor_commit;
@@ -36,12 +37,14 @@ mod ciphertext;
 mod commit;
 mod concurrent;
 mod copy;
+mod form;
 mod fresh;
 mod judge;
 mod open;
 mod plan;
 mod presealed;
 mod primitives;
+mod profile;
 mod read;
 mod recover;
 mod rekey;
@@ -73,7 +76,7 @@ use concurrent::{Exclusive, PATIENCE};
 use fresh::Fresh;
 use lamassu_anchor::ObjectId;
 use lamassu_format::tree::Shape;
-use lamassu_format::{FileId, PageNo};
+use lamassu_format::{FileId, PageNo, Profile};
 use parking_lot::{RwLock, RwLockReadGuard};
 use presealed::Presealed;
 use state::State;
@@ -232,7 +235,7 @@ impl File {
     pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         let mut at = offset;
         for piece in data.chunks(write::PIECE_LEN) {
-            let presealed = self.core.preseal(at, piece, &self.chunk_len, || self.sealing_id())?;
+            let presealed = self.core.preseal(at, piece, &self.chunk_len, || self.sealed_as())?;
             self.write_piece(at, piece, &presealed)?;
             at += piece.len() as u64;
         }
@@ -250,20 +253,22 @@ impl File {
         }
     }
 
-    /// The id that blocks are sealed with before the lock is taken; zero where none goes into their keys.
-    fn sealing_id(&self) -> Result<FileId, StoreError> {
-        if !self.core.ctx.domain.is_salted() {
-            return Ok(FileId::NONE);
+    /// The id and the profile that blocks are sealed with before the lock is taken; no id where none goes into their
+    /// keys.
+    fn sealed_as(&self) -> Result<(FileId, Profile), StoreError> {
+        let profile = Profile::of_number(self.core.profile_hint.load(Ordering::Acquire)).unwrap_or_default();
+        if !form::is_salted(&self.core.ctx, profile) {
+            return Ok((FileId::NONE, profile));
         }
         let hint = *self.core.id_hint.lock();
         if !hint.is_none() {
-            return Ok(hint);
+            return Ok((hint, profile));
         }
         let mut st = self.exclusive();
         self.core.prepare_write(&mut st)?;
-        let id = st.identity.ensure_id()?;
+        let (id, profile) = (st.identity.ensure_id()?, st.identity.profile());
         *self.core.id_hint.lock() = id;
-        Ok(id)
+        Ok((id, profile))
     }
 
     /// Appends atomically; returns the offset.
@@ -446,6 +451,41 @@ impl File {
     /// Those of the store; [`StoreError::Damaged`] where the file cannot be written at all; [`StoreError::ReadOnly`].
     pub fn rekey(&self, work: Rekey, from: PageNo) -> Result<RekeyStep, StoreError> {
         self.core.rekey(&mut self.exclusive(), work, from)
+    }
+
+    /// How the blocks of the file are protected, and whether that is being changed.
+    pub fn profile(&self) -> (Profile, bool) {
+        let st = self.state.read();
+        (st.identity.profile(), st.identity.is_changing())
+    }
+
+    /// Gives a file that has no page its profile: that of its directory. Of an object of the anchor its row has it.
+    pub fn inherit(&self, profile: Profile) {
+        if self.core.fresh.is_some() || self.profile() == (profile, false) {
+            return;
+        }
+        let st = &mut *self.exclusive();
+        if st.identity.is_unsealed_empty() && st.buffer.is_empty() {
+            st.identity.set_profile(profile, false);
+        }
+    }
+
+    /// Begins to give the file another profile, durably. `true`: then [`File::rekey`] with [`Rekey::Profile`] has to go
+    /// through the file, from page 0 on, and if it has met no damage [`File::end_profile`] ends it. Broken off, the
+    /// file is whole, and can be begun with again.
+    ///
+    /// # Errors
+    /// As [`File::rekey`].
+    pub fn begin_profile(&self, profile: Profile) -> Result<bool, StoreError> {
+        self.core.begin_profile(&mut self.exclusive(), profile)
+    }
+
+    /// Ends a change of profile; `false`: pages are left that say another one.
+    ///
+    /// # Errors
+    /// As [`File::rekey`].
+    pub fn end_profile(&self) -> Result<bool, StoreError> {
+        self.core.end_profile(&mut self.exclusive())
     }
 
     /// Whether every page that this file has written is as it stays, but for damaged blocks; on disk once a barrier has

@@ -134,7 +134,7 @@ impl Core {
             PageState::Good(held) if geo.last_page(held.page().size) == last => {
                 let page = Arc::unwrap_or_clone(held).into_page();
                 let size = page.size;
-                st.identity.found_id(page.file_id);
+                st.identity.found_page(&page);
                 st.pages.put_unresolved(last, page);
                 return Ok(size);
             }
@@ -150,11 +150,19 @@ impl Core {
     fn found_by_page_zero(&self, st: &mut State, page: &Page, last: PageNo, present: u64) -> Found {
         let geo = *self.geo();
         let is_same_file = page.file_id == st.identity.id() && !page.file_id.is_none();
-        if last > PageNo::ZERO && !is_same_file && !st.pages.contains(last) {
-            st.pages.take_unresolved(last);
-            st.pages.put(last, PageState::Bad(DamageKind::PageOfOtherFile));
+        st.identity.found_page_zero(page);
+        if last > PageNo::ZERO && !st.pages.contains(last) {
+            let is_of_profile = st.pages.unresolved(last).is_none_or(|page| st.identity.allows(page));
+            let kind = match (is_same_file, is_of_profile) {
+                (false, _) => Some(DamageKind::PageOfOtherFile),
+                (true, false) => Some(DamageKind::PageStale),
+                (true, true) => None,
+            };
+            if let Some(kind) = kind {
+                st.pages.take_unresolved(last);
+                st.pages.put(last, PageState::Bad(kind));
+            }
         }
-        st.identity.found_id(page.file_id);
         let recorded = if page.cut || last == PageNo::ZERO { page.size } else { present.max(page.size) };
         let reached = if page.cut {
             page.size

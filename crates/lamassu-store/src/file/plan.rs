@@ -184,7 +184,7 @@ impl Core {
         self.good_page(st, g)?;
         let (mut page, mut lost, uncovered) = match st.pages.good(g) {
             Some(held) => (held.page().clone(), held.lost(), held.is_uncovered(&st.marks)),
-            None => (Page::empty(st.identity.id()), 0, false),
+            None => (self.new_page(st), 0, false),
         };
         let old_tail = (!page.tail.is_empty()).then(|| geo.first_block(g) + page.keys.len() as u64);
         if !uncovered {

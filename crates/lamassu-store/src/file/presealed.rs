@@ -2,10 +2,12 @@
 //! parallel, and the commit finds ciphertext. Smaller writes are buffered as plaintext and sealed by the commit, since
 //! they may well be written again before it.
 
+use super::form::is_salted;
 use super::primitives::Core;
+use super::state::Identity;
 use super::types::{FileContext, StoreError};
 use lamassu_crypto::InnerKey;
-use lamassu_format::{BlockKey, BlockNo, FileId, Keys};
+use lamassu_format::{BlockKey, BlockNo, FileId, Keys, Profile};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,6 +134,8 @@ impl SealedBlock {
 pub(super) struct Presealed {
     /// The id of the file that the blocks were sealed for, where that goes into their keys.
     file_id: FileId,
+    /// Its profile.
+    profile: Profile,
     first: BlockNo,
     chunk: Option<Arc<Chunk>>,
     /// The K_in that they were sealed under.
@@ -139,11 +143,12 @@ pub(super) struct Presealed {
 }
 
 impl Presealed {
-    /// Whether they were sealed for the file with this id, where the id matters, and under the newest K_in. The file
-    /// may have been emptied since, and a re-keying may already have passed the place that they go to.
-    pub fn is_for(&self, ctx: &FileContext, file_id: FileId) -> bool {
+    /// Whether they were sealed for this file, its id and profile, where these matter, and under the newest K_in. The
+    /// file may have been emptied since, and a re-keying may already have passed the place that they go to.
+    pub fn is_for(&self, ctx: &FileContext, identity: &Identity) -> bool {
         let Some(inner) = &self.inner else { return true };
-        Arc::ptr_eq(inner, &ctx.ring.inner()) && (!ctx.domain.is_salted() || self.file_id == file_id)
+        let is_same = !is_salted(ctx, self.profile) || self.file_id == identity.id();
+        Arc::ptr_eq(inner, &ctx.ring.inner()) && self.profile == identity.profile() && is_same
     }
 
     /// Block `b`, if it is among them. `len` is the block size.
@@ -155,14 +160,14 @@ impl Presealed {
 }
 
 impl Core {
-    /// Seals the whole blocks of a write, if they are enough, with the id that `file_id` gives; needs no lock. `living`
-    /// counts the bytes of chunks of the file.
+    /// Seals the whole blocks of a write, if they are enough, for the file that `identity` names; needs no lock.
+    /// `living` counts the bytes of chunks of the file.
     pub fn preseal(
         &self,
         offset: u64,
         data: &[u8],
         living: &Arc<AtomicUsize>,
-        file_id: impl FnOnce() -> Result<FileId, StoreError>,
+        identity: impl FnOnce() -> Result<(FileId, Profile), StoreError>,
     ) -> Result<Presealed, StoreError> {
         let geo = self.geo();
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= geo.size_max());
@@ -171,14 +176,14 @@ impl Core {
         if self.ctx.read_only || count * geo.block_size() < PRESEAL_LEN_MIN {
             return Ok(Presealed::default());
         }
-        let file_id = file_id()?;
+        let (file_id, profile) = identity()?;
         let len = self.ctx.block_len();
         let plain = &data[(geo.block_start(first) - offset) as usize..][..count as usize * len];
         let mut chunk = Chunk::new(plain.len(), count as usize, living);
-        let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, first));
+        let (key, salts) = (self.ctx.ring.inner(), self.salts(file_id, profile, first));
         let sealed = &mut chunk.memory[..plain.len()];
         self.ctx.engine.seal_to(&key, salts, plain, sealed, len, chunk.keys.raw_mut());
-        Ok(Presealed { file_id, first, chunk: Some(Arc::new(chunk)), inner: Some(key) })
+        Ok(Presealed { file_id, profile, first, chunk: Some(Arc::new(chunk)), inner: Some(key) })
     }
 }
 

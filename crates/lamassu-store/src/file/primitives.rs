@@ -8,17 +8,17 @@
 use super::concurrent::Concurrent;
 use super::fresh::{Fresh, digest_of};
 use super::session::Stamp;
-use super::state::{Held, PageState, SizeFields, State};
+use super::state::{Held, Identity, PageState, SizeFields, State};
 use super::types::{Damage, DamageKind, FileContext, StoreError};
 use crate::backend::BackendFile;
 use lamassu_anchor::Window;
-use lamassu_crypto::Salts;
 use lamassu_crypto::ring::OpenError;
+use lamassu_format::profile::KeyKind;
 use lamassu_format::{BlockNo, FileId, Geometry, PAGE_LEN, Page, PageNo};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 use zeroize::Zeroize;
 
@@ -43,6 +43,8 @@ pub(super) struct Core {
     /// The file's id as it was last, to seal blocks without the lock of the state; zero: not known. A hint: the file
     /// may have been emptied since.
     pub id_hint: Mutex<FileId>,
+    /// The number of the file's profile as it was last, for the same use.
+    pub profile_hint: AtomicU8,
     /// Damage that was reported already.
     reported: Mutex<HashSet<Damage>>,
     /// What other threads see and do during a commit.
@@ -62,6 +64,7 @@ impl Core {
             tag: tag.to_owned(),
             clock: AtomicU64::new(1),
             id_hint: Mutex::default(),
+            profile_hint: AtomicU8::default(),
             reported: Mutex::default(),
             concurrent: Concurrent::default(),
             fresh,
@@ -72,9 +75,11 @@ impl Core {
         &self.ctx.geometry
     }
 
-    /// What the keys of blocks from `first` on depend on, in the file with this id.
-    pub fn salts(&self, file_id: FileId, first: BlockNo) -> Salts<'static> {
-        Salts::from_block(self.ctx.domain, file_id, first)
+    /// A page without blocks, for this file.
+    pub fn new_page(&self, st: &State) -> Page {
+        let mut page = Page::empty(st.identity.id());
+        page.profile = st.identity.profile();
+        page
     }
 
     /// Makes a damage, passes it to the reporter, and returns the error for the caller.
@@ -176,8 +181,9 @@ impl Core {
         entry
     }
 
-    /// Seals and writes page `g`, and keeps it as the one on disk. Its size, id, session and sequence are set here,
-    /// from `fields` and `id`. The sizes in the state are the caller's to change; the floor is changed with page 0.
+    /// Seals and writes page `g`, and keeps it as the one on disk. Its size, id, profile, session and sequence are set
+    /// here, from `fields` and `id`. The sizes in the state are the caller's to change; the floor is changed with page
+    /// 0.
     pub fn write_page(
         &self,
         st: &mut State,
@@ -190,8 +196,9 @@ impl Core {
         let last = self.geo().last_page(fields.size);
         page.size = self.size_field(g, &page, fields);
         page.sparse = g == PageNo::ZERO && last > PageNo::ZERO && fields.sparse;
+        set_profile(&mut page, g, &st.identity);
         let is_clean_single = g == PageNo::ZERO && last == PageNo::ZERO && !page.cut && page.pending == 0;
-        let fits = is_clean_single && self.ctx.convergent_small_files && id == PageId::AsFits;
+        let fits = is_clean_single && self.may_be_convergent(&st.identity) && id == PageId::AsFits;
         // I12: the session is durably open, and stays so while the stamp is held. A convergent page carries no session,
         // but is not written outside of one either.
         let stamp = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?;
@@ -232,6 +239,12 @@ impl Core {
         st.note_page_write(offset);
         self.keep_written_page(st, g, page, lost, last > PageNo::ZERO);
         Ok(())
+    }
+
+    /// Whether the clean page of a file of one page is convergent. The keys of random ones come from the file's id.
+    pub fn may_be_convergent(&self, identity: &Identity) -> bool {
+        let is_random = identity.profile().key() == KeyKind::Random;
+        self.ctx.convergent_small_files && !is_random && !identity.is_changing()
     }
 
     /// Page 0 sealed so that its ciphertext follows from its content, where it may be written so: in an anchored vault
@@ -379,6 +392,17 @@ impl Core {
         st.note_block_write(from, until - from);
         Ok(())
     }
+}
+
+/// Gives a page that is about to be written the profile of its file. Blocks that it named under another one are there
+/// still, and it says so.
+fn set_profile(page: &mut Page, g: PageNo, identity: &Identity) {
+    if g == PageNo::ZERO {
+        page.changing = identity.is_changing();
+    } else if page.profile != identity.profile() {
+        page.changing = true;
+    }
+    page.profile = identity.profile();
 }
 
 /// Whether a slot that was being punched is no longer: until that is durable, recovery expects zeros there.

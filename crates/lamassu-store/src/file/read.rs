@@ -6,10 +6,11 @@
 //! as one that meets an interrupted commit, takes the lock alone.
 
 use super::block::Block;
+use super::form::{Forms, Numbers};
 use super::presealed::SealedBlock;
 use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
-use super::types::{DamageKind, Integrity, StoreError};
+use super::types::{DamageKind, StoreError};
 use lamassu_crypto::{Keyed, Verify};
 use lamassu_format::{BlockKey, BlockNo, Keys, PageNo};
 use parking_lot::Mutex;
@@ -207,8 +208,12 @@ impl Core {
         let len = self.ctx.block_len();
         let batch = self.sources(view, first, out.len() / len);
         let fetch = |at: usize, bytes: &mut [u8]| self.fetch(&batch, at, bytes);
-        let keyed = Keyed { keys: batch.keys.raw(), salts: self.salts(view.st.identity.id(), first) };
-        let failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, keyed, verify, fetch)?;
+        let forms = self.forms(&view.st.identity);
+        let keyed = Keyed { keys: batch.keys.raw(), salts: forms.salts(Numbers::From(first)) };
+        let mut failed = self.ctx.engine.open_fetched(&self.ctx.ring, out, len, keyed, verify, fetch)?;
+        if forms.may_differ() {
+            self.read_otherwise(&batch, forms, out, &mut failed)?;
+        }
         let missing = batch.missing.into_inner();
         let kind = |at: &usize| match missing.contains(at) {
             true => DamageKind::BlockMissing,
@@ -229,6 +234,31 @@ impl Core {
         }
         damage.sort_unstable();
         damage.into_iter().try_for_each(|(at, kind)| bad(first + at as u64, kind))
+    }
+
+    /// Reads the blocks of a batch again that have `failed`, in the forms that they may have been stored in before the
+    /// profile of their file began to change; those that fit one are taken out.
+    fn read_otherwise(
+        &self,
+        batch: &Batch<'_>,
+        forms: Forms,
+        out: &mut [u8],
+        failed: &mut Vec<usize>,
+    ) -> Result<(), StoreError> {
+        let len = self.ctx.block_len();
+        let mut left = Vec::new();
+        for &at in failed.iter() {
+            let mut stored = vec![0; len];
+            if !batch.missing.lock().contains(&at) {
+                self.fetch(batch, at, &mut stored)?;
+            }
+            let opened = &mut out[at * len..][..len];
+            if !self.open_otherwise(forms, (&stored, opened), &batch.keys.raw()[at], batch.first + at as u64) {
+                left.push(at);
+            }
+        }
+        *failed = left;
+        Ok(())
     }
 
     /// Brings the ciphertext of some blocks of a batch, those from index `at` on, to where they belong in it.
@@ -264,14 +294,6 @@ impl Core {
     /// Whether block `first + n` follows the `n` blocks from `first` without a gap.
     pub fn continues(&self, first: BlockNo, n: u64) -> bool {
         self.geo().block_offset(first + n) == self.geo().block_offset(first) + n * self.geo().block_size()
-    }
-
-    /// What reads of this mount check.
-    pub fn verify(&self) -> Verify {
-        match self.ctx.integrity {
-            Integrity::Metadata if !self.ctx.ring.suite().is_malleable() => Verify::No,
-            _ => Verify::Full,
-        }
     }
 
     /// Reads up to `buf.len()` bytes at `offset` under the shared lock; `None` if the read needs the lock alone.
@@ -323,11 +345,11 @@ impl Core {
         let size = self.geo().block_size();
         let (first, end) = (self.geo().block_at(offset), self.geo().end_block(offset + want as u64));
         if offset.is_multiple_of(size) && (want as u64).is_multiple_of(size) {
-            self.read_blocks(view, first, buf, self.verify(), bad)?;
+            self.read_blocks(view, first, buf, self.verify(&view.st.identity), bad)?;
             return Ok(want);
         }
         let mut scratch = vec![0u8; ((end - first) * size) as usize];
-        self.read_blocks(view, first, &mut scratch, self.verify(), bad)?;
+        self.read_blocks(view, first, &mut scratch, self.verify(&view.st.identity), bad)?;
         let from = (offset - self.geo().block_start(first)) as usize;
         buf.copy_from_slice(&scratch[from..from + want]);
         Ok(want)
@@ -344,7 +366,8 @@ impl Core {
         let start = self.geo().block_start(b);
         if start < size {
             self.load_pages(st, b, b)?;
-            self.read_blocks(&View::of(st), b, &mut bytes, self.verify(), &mut |b, kind| self.bad_block(b, kind))?;
+            let (view, verify) = (View::of(st), self.verify(&st.identity));
+            self.read_blocks(&view, b, &mut bytes, verify, &mut |b, kind| self.bad_block(b, kind))?;
             let inside = (size - start).min(bytes.len() as u64) as usize;
             bytes[inside..].fill(0);
         }

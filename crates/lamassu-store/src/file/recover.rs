@@ -6,11 +6,12 @@
 //! durable before anything new is written under the page, and I11, since a page whose write failed here is resolved the
 //! same way.
 
+use super::form::Numbers;
 use super::primitives::{Core, PageId};
 use super::session::Standing;
 use super::state::{Held, PageState, State};
-use super::types::{DamageKind, Integrity, StoreError};
-use lamassu_crypto::{Keyed, Salts, Verify};
+use super::types::{DamageKind, StoreError};
+use lamassu_crypto::Verify;
 use lamassu_format::{BlockNo, Keys, Page, PageNo, SlotKey};
 use std::sync::Arc;
 
@@ -57,7 +58,7 @@ impl Core {
             && st.identity.id().is_none()
             && st.pages.is_bad(PageNo::ZERO)
         {
-            st.identity.found_id(held.page().file_id); // page 0 and the last one were unreadable
+            st.identity.found_page(held.page()); // page 0 and the last one were unreadable
         }
         match self.place_page(st, g, entry) {
             PageState::Good(held) => {
@@ -155,6 +156,9 @@ impl Core {
             PageState::Good(held) if g > PageNo::ZERO && (held.page().file_id != id || id.is_none()) => {
                 PageState::Bad(DamageKind::PageOfOtherFile)
             }
+            PageState::Good(held) if g > PageNo::ZERO && !st.identity.allows(held.page()) => {
+                PageState::Bad(DamageKind::PageStale)
+            }
             PageState::Good(held)
                 if self.fresh.is_none()
                     && self.is_followed(st, g)
@@ -167,7 +171,7 @@ impl Core {
                 let blocks = geo.end_block(size).0.saturating_sub(geo.first_block(g).0);
                 let page = Arc::make_mut(&mut held).page_mut();
                 clip(page, blocks.min(geo.blocks_per_page()) as usize, size, &geo, g);
-                if page.pending != 0 && !self.is_believed(st, g, page) && self.ctx.integrity == Integrity::Full {
+                if page.pending != 0 && !self.is_believed(st, g, page) && self.verify(&st.identity) == Verify::Full {
                     keep_bits(page, 0);
                 }
                 PageState::Good(held)
@@ -286,7 +290,7 @@ impl Core {
                 if is_zero {
                     return Ok(Some(key));
                 }
-            } else if self.block_matches(&bytes, &key, self.salts(page.file_id, block)) {
+            } else if self.block_matches(&bytes, &key, page, block) {
                 return Ok(Some(key));
             }
         }
@@ -299,17 +303,10 @@ impl Core {
         st.pages.good(g).is_some_and(|held| held.is_lost(i))
     }
 
-    /// Whether ciphertext verifies under `key`.
-    pub fn block_matches(&self, ciphertext: &[u8], key: &SlotKey, salts: Salts<'_>) -> bool {
-        let mut copy = ciphertext.to_vec();
-        let failed = self.ctx.engine.open(
-            &self.ctx.ring,
-            &mut copy,
-            self.ctx.block_len(),
-            Keyed { keys: key.as_batch(), salts },
-            Verify::Full,
-        );
-        failed.is_empty()
+    /// Whether a block as it is stored verifies under `key`, which is of this page.
+    pub fn block_matches(&self, stored: &[u8], key: &SlotKey, page: &Page, block: BlockNo) -> bool {
+        let mut copy = stored.to_vec();
+        self.open_blocks(self.forms_of(page), &mut copy, key.as_batch(), Numbers::From(block)).is_empty()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Re-keying: pages sealed under an older K_out are sealed again, and on demand blocks under an older K_in are
-//! encrypted again.
+//! encrypted again. In the same way a file's blocks and pages are brought to a profile that it got
+//! ([`super::profile`]).
 //!
 //! It goes from page to page in steps, so that other threads can use the file in between. Pages and blocks under the
 //! newest keys are left alone: after a crash, or a second time, it continues with what is left. A page is replaced by
@@ -7,10 +8,11 @@
 //! modification time.
 
 use super::block::Block;
+use super::form::Numbers;
 use super::primitives::Core;
 use super::state::{Dirty, Held, PageState, State};
 use super::types::{DamageKind, StoreError};
-use lamassu_crypto::{KeyRing, Keyed, Salts, Verify};
+use lamassu_crypto::{KeyRing, Keyed, Verify};
 use lamassu_format::{BlockNo, Keys, PAGE_LEN, PageNo, SlotKey};
 
 /// Pages looked at in a step that re-seals; of these, pages written.
@@ -31,6 +33,8 @@ pub enum Rekey {
     Outer,
     /// Pages and data blocks, to the newest K_out and K_in.
     Full,
+    /// Pages and data blocks of a file whose profile is being changed, to that profile.
+    Profile,
 }
 
 /// What a step of [`super::File::rekey`] did.
@@ -57,9 +61,9 @@ impl Core {
     pub fn rekey(&self, st: &mut State, work: Rekey, from: PageNo) -> Result<RekeyStep, StoreError> {
         self.prepare_write(st)?;
         self.commit(st)?;
-        let newest = self.ctx.ring.newest_inner();
+        let good = if work == Rekey::Profile { self.ctx.ring.clone() } else { self.ctx.ring.newest_inner() };
         let mut step = RekeyStep { pages: st.last_page(self.geo()).0 + 1, ..RekeyStep::default() };
-        let (mut next, mut seen, mut old) = (from, Vec::new(), 0);
+        let (mut next, mut seen, mut whole, mut old) = (from, Vec::new(), Vec::new(), 0);
         while let Some(g) = self.next_page(st, next)? {
             next = g.next();
             if let PageState::Bad(kind) = self.page(st, g)? {
@@ -70,14 +74,19 @@ impl Core {
                 continue;
             }
             seen.push(g);
-            if work == Rekey::Full {
-                self.gather_old_blocks(st, g, &newest, &mut step)?;
+            if work != Rekey::Outer {
+                let before = step.damaged;
+                if work == Rekey::Profile {
+                    step.damaged += u64::from(st.pages.good(g).map_or(0, |held| held.lost().count_ones()));
+                }
+                self.gather_old_blocks(st, g, &good, &mut step)?;
+                whole.extend((step.damaged == before).then_some(g));
             }
             old += usize::from(self.is_of_older_seal(g, &mut step)?);
             let pages = seen.len() as u64;
             let is_full = match work {
                 Rekey::Outer => pages >= STEP_PAGES_MAX || old >= STEP_SEALED_MAX,
-                Rekey::Full => pages * self.geo().page_span() >= STEP_LEN_MAX,
+                Rekey::Full | Rekey::Profile => pages * self.geo().page_span() >= STEP_LEN_MAX,
             };
             if is_full {
                 step.next = Some(next);
@@ -86,7 +95,10 @@ impl Core {
         }
         self.commit(st)?;
         self.reseal_old(st, &seen, &mut step)?;
-        if step.next.is_none() && work == Rekey::Full && self.needs_settle(st) {
+        if work != Rekey::Outer {
+            self.note_changed(st, &whole, &mut step)?;
+        }
+        if step.next.is_none() && work != Rekey::Outer && self.needs_settle(st) {
             self.settle_now(st)?;
         }
         Ok(step)
@@ -133,13 +145,13 @@ impl Core {
         })
     }
 
-    /// Puts the blocks of a page that the newest K_in does not verify into the buffer, from where a commit encrypts
-    /// them anew.
+    /// Puts the blocks of a page that the keys in `good` do not verify, or that are not stored as the profile of the
+    /// file has them, into the buffer, from where a commit seals them anew.
     fn gather_old_blocks(
         &self,
         st: &mut State,
         g: PageNo,
-        newest: &KeyRing,
+        good: &KeyRing,
         step: &mut RekeyStep,
     ) -> Result<(), StoreError> {
         let len = self.ctx.block_len();
@@ -147,7 +159,7 @@ impl Core {
             Some(held) => (held.page().keys.clone(), held.lost()),
             None => return Ok(()),
         };
-        let per_chunk = (CHUNK_LEN / len).max(1);
+        let (per_chunk, forms) = ((CHUNK_LEN / len).max(1), self.forms(&st.identity));
         for (n, keys) in keys.raw().chunks(per_chunk).enumerate() {
             let first = self.geo().first_block(g) + (n * per_chunk) as u64;
             let mut wanted = Keys::from(keys);
@@ -159,16 +171,14 @@ impl Core {
             }
             let sealed = self.read_keyed(first, &wanted, step)?;
             let mut copy = sealed.clone();
-            let keyed = Keyed { keys: wanted.raw(), salts: self.salts(st.identity.id(), first) };
-            let failed = self.ctx.engine.open(newest, &mut copy, len, keyed, Verify::Full);
+            let keyed = Keyed { keys: wanted.raw(), salts: forms.salts(Numbers::From(first)) };
+            let failed = self.ctx.engine.open(good, &mut copy, len, keyed, Verify::Full);
             drop(copy);
             let mut plain: Vec<u8> = failed.iter().flat_map(|i| &sealed[i * len..][..len]).copied().collect();
             let mut old_keys = Keys::default();
             failed.iter().filter_map(|i| wanted.get(*i)).for_each(|key| old_keys.push(&key));
             let numbers: Vec<BlockNo> = failed.iter().map(|i| first + *i as u64).collect();
-            let salts = Salts::of_blocks(self.ctx.domain, st.identity.id(), &numbers);
-            let keyed = Keyed { keys: old_keys.raw(), salts };
-            let bad = self.ctx.engine.open(&self.ctx.ring, &mut plain, len, keyed, Verify::Full);
+            let bad = self.open_blocks(forms, &mut plain, old_keys.raw(), Numbers::Each(&numbers));
             for (at, (i, bytes)) in failed.into_iter().zip(plain.chunks_exact(len)).enumerate() {
                 let block = first + i as u64;
                 if bad.binary_search(&at).is_ok() {

@@ -22,7 +22,7 @@ use super::recover::keep_bits;
 use super::state::{Held, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
 use crate::backend::BackendFile;
-use lamassu_format::{BlockNo, FileId, Keys, PAGE_LEN, Page, PageNo, SlotKey};
+use lamassu_format::{BlockNo, Keys, PAGE_LEN, Page, PageNo, SlotKey};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -151,7 +151,7 @@ impl Core {
         let session = self.ctx.sessions.stamp().map_err(StoreError::io("begin a session", 0))?.session();
         if !st.identity.is_page_zero_of(session, &st.marks) {
             let held = self.page_as_covered(st, PageNo::ZERO)?;
-            let (mut page, lost) = held.unwrap_or((Page::empty(FileId::NONE), 0));
+            let (mut page, lost) = held.unwrap_or((self.new_page(st), 0));
             page.cut = false;
             self.write_page(st, PageNo::ZERO, page, lost, st.sizes.fields(), PageId::OfFile)?;
             self.barrier(st)?;

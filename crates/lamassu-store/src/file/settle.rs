@@ -13,7 +13,7 @@
 use super::block::Block;
 use super::primitives::{Core, PageId};
 use super::recover::keep_bits;
-use super::state::{Dirty, Held, Mark, PageState, SizeFields, State};
+use super::state::{Dirty, Held, Identity, Mark, PageState, SizeFields, State};
 use super::types::StoreError;
 use lamassu_format::page::TAG_AT;
 use lamassu_format::{Page, PageNo};
@@ -28,7 +28,7 @@ impl Core {
             return false;
         }
         let zero = st.pages.good(PageNo::ZERO).filter(|_| st.last_page(self.geo()) == PageNo::ZERO);
-        let is_random = zero.is_some_and(|held| self.wants_convergent(held));
+        let is_random = zero.is_some_and(|held| self.wants_convergent(&st.identity, held));
         self.is_under_way(st) || is_random || st.shrink.has_excess()
     }
 
@@ -52,8 +52,8 @@ impl Core {
         st.inherited.is_truncated() || st.pages.is_bad(PageNo::ZERO)
     }
 
-    fn wants_convergent(&self, held: &Held) -> bool {
-        self.ctx.convergent_small_files && !held.page().file_id.is_none() && held.lost() == 0
+    fn wants_convergent(&self, identity: &Identity, held: &Held) -> bool {
+        self.may_be_convergent(identity) && !held.page().file_id.is_none() && held.lost() == 0
     }
 
     /// Names the writes so far; the size that they record is durable once a barrier covers them.
@@ -148,7 +148,9 @@ impl Core {
         let is_cut_done = st.shrink.is_cut() && !st.shrink.has_open_steps();
         let is_cut_done = is_cut_done && !st.marks.holds_data_back() && is_last_durable;
         let Some(zero) = self.good_page(st, PageNo::ZERO)? else { return Ok(()) };
-        let convergent = last == PageNo::ZERO && !zero.is_open() && self.wants_convergent(zero);
+        let convergent = last == PageNo::ZERO && !zero.is_open();
+        let convergent =
+            convergent && st.pages.good(PageNo::ZERO).is_some_and(|zero| self.wants_convergent(&st.identity, zero));
         let convergent = convergent && self.may_settle_convergent();
         let fills = st.sizes.is_sparse() && last > PageNo::ZERO && self.is_dense(st)?;
         if !is_cut_done && raised.is_none() && !convergent && !fills {

@@ -17,7 +17,7 @@ use super::primitives::{Core, PageId};
 use super::recover::clip;
 use super::state::{Dirty, PageState, SizeFields, State};
 use super::types::StoreError;
-use lamassu_format::{BlockNo, PAGE_LEN, Page, PageNo};
+use lamassu_format::{BlockNo, PAGE_LEN, PageNo};
 
 impl Core {
     /// Sets the size, if that makes the file longer.
@@ -162,7 +162,7 @@ impl Core {
         } else {
             self.mend_above_floor(st, size)?;
             let zero = self.page_as_covered(st, PageNo::ZERO)?;
-            let (mut page, lost) = zero.unwrap_or((Page::empty(st.identity.id()), 0));
+            let (mut page, lost) = zero.unwrap_or((self.new_page(st), 0));
             page.cut = true;
             self.open_pages(st, [PageNo::ZERO, last], Some(last.next()))?;
             self.write_page(
@@ -265,7 +265,7 @@ impl Core {
         let geo = *self.geo();
         let g = geo.last_page(size);
         let held = self.page_as_covered(st, g)?;
-        let (mut page, mut lost) = held.unwrap_or((Page::empty(st.identity.id()), 0));
+        let (mut page, mut lost) = held.unwrap_or((self.new_page(st), 0));
         let blocks = (geo.end_block(size) - geo.first_block(g)) as usize;
         clip(&mut page, blocks, size, &geo, g);
         if page.tail.is_empty() {

@@ -6,7 +6,7 @@ use super::state::{PageState, State};
 use super::types::{DamageKind, StoreError};
 use crate::integrity::{Leaves, RootOf};
 use lamassu_format::tree::Shape;
-use lamassu_format::{Digest, PageNo};
+use lamassu_format::{Digest, PageNo, Profile};
 
 /// A file, as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub struct Surveyed {
     pub root: Digest,
     /// Bytes.
     pub size: u64,
+    /// How its blocks are protected.
+    pub profile: Profile,
 }
 
 impl Core {
@@ -43,10 +45,11 @@ impl Core {
         if !self.is_settled(st) || (self.ctx.read_only && is_left) {
             return Err(StoreError::ReadOnly);
         }
-        self.root_of(st.sizes.logical(), shape)
+        let (root, size) = (self.root_of(st.sizes.logical(), shape)?, st.sizes.logical());
+        Ok(Surveyed { root, size, profile: st.identity.profile() })
     }
 
-    fn root_of(&self, size: u64, shape: Shape) -> Result<Surveyed, StoreError> {
+    fn root_of(&self, size: u64, shape: Shape) -> Result<Digest, StoreError> {
         let geo = self.geo();
         let shown = StorePages { backing: &*self.backing, geometry: geo };
         let (last, mut root, mut next) = (geo.last_page(size), RootOf::new(shape), Some(PageNo::ZERO));
@@ -61,7 +64,6 @@ impl Core {
             }
             next = Some(page.next());
         }
-        let root = if is_any { root.finish(last.0 + 1) } else { Digest::NONE };
-        Ok(Surveyed { root, size })
+        Ok(if is_any { root.finish(last.0 + 1) } else { Digest::NONE })
     }
 }

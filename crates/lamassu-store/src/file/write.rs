@@ -1,11 +1,11 @@
 //! Changing a file: everything goes into the buffer of dirty blocks first.
 
 use super::block::Block;
+use super::form::Numbers;
 use super::presealed::Presealed;
 use super::primitives::Core;
 use super::state::{Dirty, PageState, State};
 use super::types::{DamageKind, Durability, StoreError};
-use lamassu_crypto::{Keyed, Verify};
 use lamassu_format::{BlockNo, FileId, PageNo};
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl Core {
             self.grow(st, offset)?;
         }
         let size = self.geo().block_size();
-        let presealed = match presealed.is_for(&self.ctx, st.identity.id()) {
+        let presealed = match presealed.is_for(&self.ctx, &st.identity) {
             true => presealed,
             false => {
                 *self.id_hint.lock() = FileId::NONE;
@@ -176,8 +176,8 @@ impl Core {
         let Some(Dirty::Sealed(sealed)) = st.buffer.get(block) else { return Ok(()) };
         let len = self.ctx.block_len();
         let mut bytes = Block::of(sealed.bytes(len));
-        let keyed = Keyed { keys: std::slice::from_ref(sealed.key()), salts: self.salts(st.identity.id(), block) };
-        if !self.ctx.engine.open(&self.ctx.ring, &mut bytes, len, keyed, Verify::Full).is_empty() {
+        let (forms, keys) = (self.forms(&st.identity), std::slice::from_ref(sealed.key()));
+        if !self.open_blocks(forms, &mut bytes, keys, Numbers::From(block)).is_empty() {
             return Err(self.damaged(DamageKind::BlockHash, self.geo().page_of(block), Some(block)));
         }
         st.buffer.put(block, Dirty::Data(bytes), false);

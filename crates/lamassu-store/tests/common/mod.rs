@@ -5,10 +5,11 @@ pub mod anchor;
 pub mod crash;
 
 use lamassu_crypto::{Engine, KeyRing, Secret};
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::{Domain, Geometry, PageNo, Profile, Suite};
 use lamassu_store::backend::fault::FaultBackend;
 use lamassu_store::backend::{Backend, BackendFile};
-use lamassu_store::file::{AnchoredFiles, Durability, FileContext, Integrity, Sessions};
+use lamassu_store::file::{AnchoredFiles, Durability, FileContext, Integrity, Rekey, Sessions};
+use lamassu_store::{File, StoreError};
 use std::ffi::OsStr;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
@@ -42,6 +43,8 @@ pub struct Setup {
     pub epochs: u8,
     /// Whether an anchor remembers the file.
     pub anchored: bool,
+    /// The profiles that the file gets in random workloads, one after another.
+    pub profiles: &'static [Profile],
 }
 
 impl Default for Setup {
@@ -57,6 +60,7 @@ impl Default for Setup {
             domain: Domain::Zone,
             epochs: 1,
             anchored: false,
+            profiles: &[],
         }
     }
 }
@@ -81,6 +85,34 @@ impl Setup {
             anchored,
             report: Arc::new(|_, _| {}),
         })
+    }
+}
+
+/// Every profile that a suite can keep.
+pub fn profiles(suite: Suite) -> Vec<Profile> {
+    (0..=u8::MAX).filter_map(Profile::of_number).filter(|profile| profile.check(suite).is_ok()).collect()
+}
+
+/// Those whose blocks are verified on each read.
+pub fn verified_profiles(suite: Suite) -> Vec<Profile> {
+    profiles(suite).into_iter().filter(|profile| !profile.protection().is_unverified()).collect()
+}
+
+/// Steps of a change of profile, which is broken off after some of them. Whether it is done.
+pub fn change_profile(file: &File, profile: Profile, steps_max: usize) -> Result<bool, StoreError> {
+    if !file.begin_profile(profile)? {
+        return Ok(true);
+    }
+    let mut from = Some(PageNo::ZERO);
+    for _ in 0..steps_max {
+        let Some(page) = from else { break };
+        let step = file.rekey(Rekey::Profile, page)?;
+        assert_eq!(step.damaged, 0);
+        from = step.next;
+    }
+    match from {
+        Some(_) => Ok(false),
+        None => file.end_profile(),
     }
 }
 

@@ -7,6 +7,7 @@ use crate::names::StoredName;
 use crate::{Kind, Result, Vault};
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::{Digest, EntryPlace, Made, ObjectId, Row};
+use lamassu_format::Profile;
 use lamassu_store::backend::Stat;
 
 /// How often a name is tried whose removal is under way.
@@ -23,19 +24,21 @@ pub(crate) struct Fresh {
     pub attributes: Sealed,
     /// The device number that was asked for.
     pub rdev: u64,
+    /// Of a file: how its blocks are protected.
+    pub profile: Profile,
 }
 
 impl Fresh {
     /// Something without a content and without attributes.
     pub fn new(st: Stat, mode: Option<u32>) -> Fresh {
-        Fresh { st, mode, content: Digest::NONE, attributes: Sealed::Nothing, rdev: 0 }
+        Fresh { st, mode, content: Digest::NONE, attributes: Sealed::Nothing, rdev: 0, profile: Profile::DEFAULT }
     }
 
     /// Its row. Nothing of it is what the store says, but the kind.
     fn row(&self, place: &EntryPlace, wanted: &Wanted) -> Row {
         let sealed = if self.content.is_none() { Sealed::Nothing } else { Sealed::Is(self.content) };
         let content = match self.st.kind {
-            Kind::File => Content::File(FileRow::default()),
+            Kind::File => Content::File(FileRow { profile: self.profile, ..FileRow::default() }),
             Kind::Dir => Content::Dir { record: sealed, parent: place.dir, name: place.name },
             Kind::Symlink => Content::Link(sealed),
             Kind::Fifo => Content::Fifo,

@@ -107,8 +107,11 @@ impl<'a> Taker<'a> {
         let opened = dir.open_same(name, st, !self.files.read_only).map_err(io("open"))?;
         let backing = opened.ok_or(VaultError::Stale)?;
         let file = File::open_with_len(self.files.clone(), backing, st.len, &stored.display().to_string())?;
+        if st.len == 0 {
+            file.inherit(self.vault.read_names(dir).map_err(|_| damaged("directory record", stored))?.profile());
+        }
         let found = file.survey(self.shape)?;
-        Ok(FileRow { root: found.root, size: found.size, twin: None, blocks: None, open: None })
+        Ok(FileRow { root: found.root, size: found.size, profile: found.profile, ..FileRow::default() })
     }
 
     fn link(&self, dir: &dyn BackendDir, name: &OsStr, stored: &Path) -> Result<Sealed> {

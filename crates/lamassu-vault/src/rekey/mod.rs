@@ -10,6 +10,7 @@
 
 mod attrs;
 mod links;
+mod profile;
 mod records;
 
 use crate::error::{io, is_not_found};
@@ -18,8 +19,8 @@ use crate::regions::bytes_of;
 use crate::target::hold;
 use crate::walk::{Ahead, Met, is_entry, walk};
 use crate::{Ino, Kind, ROOT, Result, Vault, VaultError};
-use lamassu_format::PageNo;
 use lamassu_format::header::NameMode;
+use lamassu_format::{PageNo, Profile};
 use lamassu_store::backend::Stat;
 use links::LinkGroups;
 use records::Batch;
@@ -31,6 +32,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 pub use lamassu_store::file::Rekey;
+pub use profile::KnownProfile;
 
 /// Walks over a tree in which things are renamed all the while.
 const WALKS_MAX: usize = 5;
@@ -86,6 +88,8 @@ impl Rekeyed {
 struct RekeyRun<'a> {
     vault: &'a Vault,
     work: Rekey,
+    /// What everything gets, where that is the work.
+    profile: Option<Profile>,
     bytes_per_second: Option<u64>,
     progress: &'a dyn RekeyProgress,
     started: Instant,
@@ -109,6 +113,7 @@ impl Vault {
         let mut run = RekeyRun {
             vault: self,
             work,
+            profile: None,
             bytes_per_second,
             progress,
             started: Instant::now(),
@@ -201,8 +206,10 @@ impl RekeyRun<'_> {
             let staged = self.stage_record(ino);
             self.note(ino, staged)?;
         }
-        let resealed = self.attributes(ino);
-        self.note(ino, resealed)?;
+        if self.profile.is_none() {
+            let resealed = self.attributes(ino);
+            self.note(ino, resealed)?;
+        }
         let entries = {
             let _tree = vault.tree.read();
             vault.dir(ino)?.handle.read_dir().map_err(io("list a directory"))?
@@ -248,6 +255,13 @@ impl RekeyRun<'_> {
 
     /// Anything but a directory.
     fn leaf(&mut self, ino: Ino, parent: Ino, name: &OsStr, st: &Stat) -> Result<()> {
+        if self.profile.is_some() {
+            return match st.kind {
+                Kind::File if st.nlink > 1 && !self.seen.insert(StoreId::from(st)) => Ok(()),
+                Kind::File => self.file(ino, st),
+                _ => Ok(()),
+            };
+        }
         if st.kind == Kind::Symlink {
             return match st.nlink {
                 0 | 1 => self.stage_link(ino),
@@ -268,7 +282,10 @@ impl RekeyRun<'_> {
 
     fn file(&mut self, ino: Ino, st: &Stat) -> Result<()> {
         let share = bytes_of(st);
-        if st.len == 0 && !self.vault.files.get(ino).is_some_and(|open| open.file().is_dirty()) {
+        if st.len == 0
+            && self.profile.is_none()
+            && !self.vault.files.get(ino).is_some_and(|open| open.file().is_dirty())
+        {
             return Ok(());
         }
         let open = match self.vault.acquire(ino, true) {
@@ -290,6 +307,14 @@ impl RekeyRun<'_> {
 
     fn steps(&mut self, open: &crate::open::OpenFile, share: u64) -> Result<()> {
         let (mut from, mut told, mut damaged) = (Some(PageNo::ZERO), 0, 0);
+        if let Some(profile) = self.profile {
+            let _pass = self.vault.change()?;
+            let was = open.file().profile();
+            if !open.file().begin_profile(profile)? {
+                self.done.pages += u64::from(was != (profile, false));
+                return Ok(());
+            }
+        }
         while let Some(page) = from {
             if self.progress.is_cancelled() {
                 return Ok(());
@@ -308,6 +333,11 @@ impl RekeyRun<'_> {
             self.done.read += step.read;
             self.done.written += step.written;
             self.pace();
+        }
+        if damaged == 0 && self.work != Rekey::Outer {
+            // Also of a change that was interrupted, and that re-keying has carried on.
+            let _pass = self.vault.change()?;
+            damaged += u64::from(!open.file().end_profile()?);
         }
         match damaged {
             0 => Ok(()),

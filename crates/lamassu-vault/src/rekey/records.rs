@@ -1,17 +1,18 @@
-//! Directory records, and the batch in which records and links are replaced: staged, made durable together by one
-//! barrier, then renamed into place. A record is all there is of a directory's names, so the one that replaces it is
-//! durable before it does.
+//! Directory records, sealed anew or with another profile, and the batch in which records and links are replaced:
+//! staged, made durable together by one barrier, then renamed into place. A record is all there is of a directory's
+//! names, so the one that replaces it is durable before it does.
 
 use super::RekeyRun;
 use super::links::StagedLink;
 use crate::anchored::digest_of_text;
 use crate::error::io;
 use crate::event::IntegrityKind;
-use crate::record;
 use crate::{Ino, RenameMode, Result, Vault, VaultError};
+use crate::{names, record};
 use lamassu_anchor::{Digest, SealedPart};
 use lamassu_crypto::SecretBytes;
 use lamassu_crypto::outer::RecordKind;
+use lamassu_format::DirRecord;
 use lamassu_format::name::{self, COMPANION_PREFIX, DIR_RECORD};
 use lamassu_store::BackendDir;
 use lamassu_store::backend::SetTime;
@@ -87,15 +88,20 @@ impl RekeyRun<'_> {
             vault.verify_record(dir.object, Some(&text), &|| vault.tag(ino))?;
             (name::decode(&text).ok_or_else(|| damaged(vault, ino))?, digest_of_text(&text))
         };
-        if ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1) {
+        let is_newest = ring.record_epoch(RecordKind::Directory, &[], &sealed) == Some(ring.newest().1);
+        if is_newest && self.profile.is_none() {
             return Ok(());
         }
         let content = ring.open_record(RecordKind::Directory, &[], &sealed).map_err(|_| damaged(vault, ino))?;
         let content = SecretBytes::new(content);
-        let fresh = ring.outer().seal_record(RecordKind::Directory, &[], content.expose())?;
+        let record = DirRecord::parse(content.expose()).map_err(|_| damaged(vault, ino))?;
+        let profile = self.profile.unwrap_or(record.profile);
+        if is_newest && profile == record.profile {
+            return Ok(());
+        }
+        let text = names::seal_record(ring, &DirRecord { profile, ..record })?;
         let _pass = vault.change()?;
         let (dir, temp) = self.batch.place(vault)?;
-        let text = name::encode(&fresh);
         record::write_text(&*dir, &temp, &text).map_err(io("create a directory record"))?;
         vault.nodes.lock().add_reference(ino);
         self.batch.records.push(StagedRecord { ino, temp, digests: (old, digest_of_text(text.as_bytes())) });
@@ -140,6 +146,9 @@ impl RekeyRun<'_> {
         let dir = vault.dir(record.ino)?;
         let step = || replace(staged, &record.temp, &*dir.handle, OsStr::new(DIR_RECORD));
         vault.replacing(dir.object, SealedPart::Content, record.digests, &|| vault.tag(record.ino), step)?;
+        if let Some(profile) = self.profile {
+            vault.profile_changed(&dir, profile)?;
+        }
         self.done.records += 1;
         Ok(())
     }

@@ -8,6 +8,7 @@ use crate::distinct::{self, Counted, Distinct, digest};
 use crate::fault::{Fault, Result};
 use crate::output::{self, Ui};
 use crate::{signals, text};
+use lamassu_format::profile::{KeyKind, Profile, Protection};
 use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
 use lamassu_store::backend::next_data;
 use serde::Serialize;
@@ -21,7 +22,8 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu dedup-estimate /srv/images
   lamassu dedup-estimate -b 4K -b 128K --json /home /srv/images | jq '.sizes[].vault'
-  lamassu dedup-estimate --domain file /srv/images           what is left where only blocks of one file may be equal";
+  lamassu dedup-estimate --domain file /srv/images           what is left where only blocks of one file may be equal
+  lamassu dedup-estimate --block-keys random /srv/letters    the same of files with random keys";
 
 /// Bytes read at once: the largest block.
 const PIECE: u64 = 1 << 20;
@@ -41,6 +43,12 @@ pub struct Args {
     /// Deduplication domain of the vault, as for `init`; `zone` and `family` come to the same for one vault
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
     domain: Domain,
+    /// Protection of the files, as for `profile set`: blocks that are stored plain are equal as plain ones are
+    #[arg(long, value_name = "WHAT", value_parser = super::profile::protections(), default_value = Protection::Both.name())]
+    protect: Protection,
+    /// Kind of the blocks' keys, as for `profile set`: with random ones blocks are equal within a file alone
+    #[arg(long, value_name = "KIND", value_parser = super::profile::key_kinds(), default_value = KeyKind::Convergent.name())]
+    block_keys: KeyKind,
     /// Memory for counting, in MiB; what does not fit is sorted on disk
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     memory: u32,
@@ -64,6 +72,9 @@ struct Estimate {
     unreadable: u64,
     /// of the vault
     domain: &'static str,
+    /// of the files
+    protect: &'static str,
+    block_keys: &'static str,
     sizes: Vec<Size>,
 }
 
@@ -90,7 +101,9 @@ struct Stored {
 /// One block size.
 struct Counter {
     geometry: Geometry,
+    /// Within which encrypted blocks are equal.
     domain: Domain,
+    profile: Profile,
     plain: Distinct,
     vault: Distinct,
     /// Pages of files of one page, which are equal where the files are.
@@ -109,6 +122,7 @@ const FILE: u8 = 2;
 
 struct Reader {
     domain: Domain,
+    profile: Profile,
     counters: Vec<Counter>,
     seen: HashSet<(u64, u64)>,
     files: u64,
@@ -121,6 +135,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let mut sizes = if args.block_size.is_empty() { DEFAULT_SIZES.to_vec() } else { args.block_size };
     sizes.sort_unstable();
     sizes.dedup();
+    let profile = Profile::new(args.protect, args.block_keys)?;
     let dir = args.temp_dir.unwrap_or_else(std::env::temp_dir);
     let memory = ((args.memory as usize) << 20) / (3 * sizes.len());
     let counters = sizes.iter().map(|&size| {
@@ -129,7 +144,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         let distinct = || Distinct::new(memory, &dir);
         Counter {
             geometry,
-            domain: args.domain,
+            domain: profile.domain(args.domain),
+            profile,
             plain: distinct(),
             vault: distinct(),
             small: distinct(),
@@ -140,7 +156,8 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         }
     });
     let counters = counters.collect();
-    let mut reader = Reader { domain: args.domain, counters, seen: HashSet::new(), files: 0, bytes: 0, unreadable: 0 };
+    let mut reader =
+        Reader { domain: args.domain, profile, counters, seen: HashSet::new(), files: 0, bytes: 0, unreadable: 0 };
     for path in &args.paths {
         std::fs::symlink_metadata(path).map_err(|source| Fault::Local { op: "read", path: path.clone(), source })?;
         reader.walk(ui, path)?;
@@ -223,8 +240,15 @@ impl Reader {
 
     fn finish(self) -> Result<Estimate> {
         let sizes: Result<Vec<Size>> = self.counters.into_iter().map(Counter::finish).collect();
-        let (domain, sizes) = (self.domain.name(), sizes?);
-        Ok(Estimate { files: self.files, bytes: self.bytes, unreadable: self.unreadable, domain, sizes })
+        Ok(Estimate {
+            files: self.files,
+            bytes: self.bytes,
+            unreadable: self.unreadable,
+            domain: self.domain.name(),
+            protect: self.profile.protection().name(),
+            block_keys: self.profile.key().name(),
+            sizes: sizes?,
+        })
     }
 }
 
@@ -292,6 +316,7 @@ impl Counter {
     fn sealed(&self, file: u64, number: u64, block: &[u8]) -> Result<u128> {
         let mut salted = distinct::hasher(FULL)?;
         match self.domain {
+            _ if self.profile.protection().is_plain() => {}
             Domain::Zone | Domain::Family => {}
             Domain::File => drop(salted.update(&file.to_le_bytes())),
             Domain::None => drop(salted.update(&file.to_le_bytes()).update(&number.to_le_bytes())),

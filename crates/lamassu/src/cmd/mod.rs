@@ -18,6 +18,7 @@ pub mod leak;
 pub mod ls;
 pub mod mount;
 pub mod path;
+pub mod profile;
 pub mod receipt;
 pub mod rekey;
 pub mod remount;
@@ -60,6 +61,7 @@ pub fn run(ui: &Ui, command: Command) -> Result<Code> {
         Command::Clone(args) => clone::run(ui, args),
         Command::Snapshot(args) => clone::snapshot(ui, args),
         Command::Path(args) => path::run(ui, args),
+        Command::Profile(command) => profile::run(ui, command),
         Command::Freeze(args) => freeze::freeze(ui, args),
         Command::Thaw(args) => freeze::thaw(ui, args),
         Command::Speed(args) => speed::run(ui, args),

@@ -33,6 +33,7 @@ mod lines;
 mod model;
 mod mounts;
 mod private;
+mod profiles;
 mod put_back;
 #[path = "../../../lamassu-keys/tests/support/pykmip.rs"]
 #[cfg(feature = "kmip")]

@@ -1,8 +1,10 @@
-//! Which file this is: its id, whether it was made here, and whether it has a page yet.
+//! Which file this is: its id, its profile, whether it was made here, and whether it has a page yet.
 //!
 //! Invariants:
 //! * The id is zero until one is needed: by the first block that is sealed in a salted domain, otherwise by the first
 //!   page that is not convergent. From then on it stays until the file is emptied.
+//! * The profile is that of page 0, or of the first page that opens; of a file without a page it is what it was made
+//!   with. It changes through [`Identity::set_profile`] alone, and blocks are sealed under no other.
 //! * A file that was created or emptied here gets a page with the next commit, although it may hold nothing.
 //! * `zero_of` names a session only while page 0 on disk is of that session and without `cut`: pages past the last one
 //!   may then be written, once that is durable (I4).
@@ -10,12 +12,15 @@
 
 use super::{Mark, Marks};
 use crate::file::types::StoreError;
-use lamassu_format::{FileId, Page};
+use lamassu_format::{FileId, Page, Profile};
 
 /// The identity of one open file.
 #[derive(Default)]
 pub(in crate::file) struct Identity {
     id: FileId,
+    profile: Profile,
+    /// Pages and blocks may still be as another profile has them.
+    changing: bool,
     /// The file must have a page although it may be empty.
     wants_page: bool,
     /// The file was created or emptied here, at this mark.
@@ -29,7 +34,13 @@ pub(in crate::file) struct Identity {
 impl Identity {
     /// What readers of a snapshot need.
     pub fn snapshot(&self) -> Identity {
-        Identity { id: self.id, unsealed_empty: self.unsealed_empty, ..Identity::default() }
+        Identity {
+            id: self.id,
+            profile: self.profile,
+            changing: self.changing,
+            unsealed_empty: self.unsealed_empty,
+            ..Identity::default()
+        }
     }
 
     /// The file's id; zero: none yet.
@@ -45,9 +56,40 @@ impl Identity {
         Ok(self.id)
     }
 
-    /// A page of the file has this id.
+    /// The pages of the file have this id.
     pub fn found_id(&mut self, id: FileId) {
         self.id = id;
+    }
+
+    /// Page 0 opened.
+    pub fn found_page_zero(&mut self, page: &Page) {
+        (self.id, self.profile, self.changing) = (page.file_id, page.profile, page.changing);
+    }
+
+    /// A later page opened, and page 0 is not known. It may say that the profile is being changed.
+    pub fn found_page(&mut self, page: &Page) {
+        (self.id, self.profile, self.changing) = (page.file_id, page.profile, true);
+    }
+
+    /// How the blocks of the file are protected.
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Whether pages and blocks may still be as another profile has them.
+    pub fn is_changing(&self) -> bool {
+        self.changing
+    }
+
+    /// From now on blocks are sealed under this profile; `changing`: others may be there.
+    pub fn set_profile(&mut self, profile: Profile, changing: bool) {
+        (self.profile, self.changing) = (profile, changing);
+    }
+
+    /// Whether a page that follows page 0 may be one of the file, by its profile. One of another profile is from before
+    /// that was changed.
+    pub fn allows(&self, page: &Page) -> bool {
+        self.changing || (page.profile == self.profile && !page.changing)
     }
 
     /// The backing file holds no page.
@@ -83,6 +125,7 @@ impl Identity {
     /// The backing file was cut to nothing: the id of a page that is gone goes with it.
     pub fn note_cut_to_nothing(&mut self) {
         self.id = FileId::NONE;
+        self.changing = false; // nothing is left
         self.unsealed_empty = true;
     }
 

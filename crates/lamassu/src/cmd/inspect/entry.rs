@@ -38,6 +38,9 @@ pub struct Record {
     /// of a directory
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
+    /// of what is made in that directory
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<String>,
 }
 
 /// A symbolic link, decoded.
@@ -89,12 +92,14 @@ pub fn directory(subject: &Subject<'_>) -> Result<Directory> {
 fn directory_record(subject: &Subject<'_>, path: &Path) -> Result<Record> {
     let text = match read_text(path) {
         Ok(text) => text,
-        Err(error) => return Ok(Record { state: format!("unreadable: {error}"), sealed_bytes: 0, id: None }),
+        Err(error) => {
+            return Ok(Record { state: format!("unreadable: {error}"), sealed_bytes: 0, id: None, profile: None });
+        }
     };
     let (record, content) = open(subject, &[RecordKind::Directory], &text)?;
     let parsed = content.as_deref().map(DirRecord::parse);
     Ok(match parsed {
-        Some(Ok(dir)) => Record { id: Some(text::hex(&dir.id)), ..record },
+        Some(Ok(dir)) => Record { id: Some(text::hex(&dir.id)), profile: Some(dir.profile.to_string()), ..record },
         Some(Err(error)) => Record { state: error.to_string(), ..record },
         None => record,
     })
@@ -119,18 +124,20 @@ fn read_text(path: &Path) -> io::Result<Vec<u8>> {
 /// Opens b64 of a sealed record of one of `kinds`. The content may hold secrets: callers show its shape alone.
 fn open(subject: &Subject<'_>, kinds: &[RecordKind], text: &[u8]) -> Result<(Record, Option<Vec<u8>>)> {
     let Some(sealed) = name::decode(text) else {
-        return Ok((Record { state: "not base64url".into(), sealed_bytes: 0, id: None }, None));
+        return Ok((Record { state: "not base64url".into(), sealed_bytes: 0, id: None, profile: None }, None));
     };
     let ring = subject.unsealed.keys.key_ring(subject.unsealed.found.header.suite())?;
     let sealed_bytes = sealed.len();
     let mut state = String::new();
     for kind in kinds {
         match ring.open_record(*kind, &[], &sealed) {
-            Ok(content) => return Ok((Record { state: "good".into(), sealed_bytes, id: None }, Some(content))),
+            Ok(content) => {
+                return Ok((Record { state: "good".into(), sealed_bytes, id: None, profile: None }, Some(content)));
+            }
             Err(error) => state = error.to_string(),
         }
     }
-    Ok((Record { state, sealed_bytes, id: None }, None))
+    Ok((Record { state, sealed_bytes, id: None, profile: None }, None))
 }
 
 pub fn symlink(subject: &Subject<'_>) -> Result<Symlink> {
@@ -158,7 +165,10 @@ pub fn special() -> Special {
 
 impl Record {
     fn text(&self) -> String {
-        let id = self.id.as_ref().map_or(String::new(), |id| format!(", id {id}"));
+        let mut id = self.id.as_ref().map_or(String::new(), |id| format!(", id {id}"));
+        if let Some(profile) = &self.profile {
+            id.push_str(&format!(", profile {profile}"));
+        }
         let content = self.sealed_bytes.saturating_sub(HEAD_LEN);
         format!("record        {}, {content} bytes sealed{id}\n", self.state)
     }

@@ -29,6 +29,8 @@ pub struct Inspected {
     size: Option<u64>,
     file_id: Option<String>,
     convergent: bool,
+    /// how its blocks are protected, as page 0 says
+    profile: Option<String>,
     pages: Vec<InspectedPage>,
 }
 
@@ -59,6 +61,9 @@ struct Content {
     sequence: u32,
     sparse: bool,
     cut: bool,
+    /// how blocks are protected that it names, and whether some may still be as another profile has them
+    profile: String,
+    changing: bool,
     used: usize,
     tail_bytes: usize,
     pending: Vec<u64>,
@@ -112,6 +117,7 @@ pub fn inspect(subject: &Subject<'_>) -> Result<Inspected> {
         stored_bytes: len,
         size: if len == 0 { Some(0) } else { size },
         file_id: first.map(|c| c.file_id.clone()),
+        profile: first.map(|c| c.profile.clone()),
         convergent: first.is_some_and(|c| c.session == 0 && c.file_id.bytes().all(|b| b == b'0')),
         pages,
     })
@@ -199,6 +205,8 @@ impl Reader<'_> {
             sequence: page.sequence,
             sparse: page.sparse,
             cut: page.cut,
+            profile: page.profile.to_string(),
+            changing: page.changing,
             used: page.keys.len(),
             tail_bytes: page.tail.len(),
             pending: blocks(page.pending),
@@ -242,15 +250,19 @@ impl Shown for Inspected {
             let id = if self.convergent { "none: a convergent page" } else { id };
             let _ = writeln!(out, "file id       {id}");
         }
+        if let Some(profile) = &self.profile {
+            let _ = writeln!(out, "profile       {profile}");
+        }
         for page in &self.pages {
-            out.push_str(&page.text());
+            out.push_str(&page.text(self.profile.as_deref()));
         }
         out
     }
 }
 
 impl InspectedPage {
-    fn text(&self) -> String {
+    /// `profile`: that of the file.
+    fn text(&self, profile: Option<&str>) -> String {
         let mut out = format!("page {:<8} segment {}, offset {}: {}", self.page, self.segment, self.offset, self.state);
         if let Some(why) = &self.why {
             let _ = write!(out, " ({why})");
@@ -267,10 +279,13 @@ impl InspectedPage {
         if c.tail_bytes > 0 {
             let _ = write!(out, ", tail of {} bytes", c.tail_bytes);
         }
-        for (flag, set) in [("sparse", c.sparse), ("cut", c.cut)] {
+        for (flag, set) in [("sparse", c.sparse), ("cut", c.cut), ("changing", c.changing)] {
             if set {
                 let _ = write!(out, ", {flag}");
             }
+        }
+        if profile != Some(&c.profile) {
+            let _ = write!(out, ", profile {}", c.profile);
         }
         for (name, blocks) in [("pending", &c.pending), ("replaced", &c.replaced), ("holes", &c.holes)] {
             if !blocks.is_empty() {

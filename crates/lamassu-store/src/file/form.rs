@@ -1,0 +1,164 @@
+//! How blocks of a file are keyed and stored: by its profile, and while that is being changed in one of several ways.
+//!
+//! Which way rules is what the sealed pages say (`docs/format.md` §9). Blocks of a file whose profile is being changed
+//! are tried in each way that the vault has, and always verified: a slot's key fits one content in one way alone, so
+//! trying gives the store no choice.
+
+use super::primitives::Core;
+use super::state::Identity;
+use super::types::{FileContext, Integrity};
+use lamassu_crypto::{Keyed, Salts, Verify};
+use lamassu_format::profile::Protection;
+use lamassu_format::{BlockKey, BlockNo, Domain, FileId, Page, Profile};
+
+/// One way to store a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// As it is.
+    Plain,
+    /// Encrypted, under a key that the salt of a domain goes into.
+    Encrypted(Domain),
+}
+
+/// The ways that blocks of a file or a page may be stored in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Forms {
+    file: FileId,
+    /// That of new blocks.
+    first: Form,
+    /// What else old ones may be in: all ways.
+    may_differ: bool,
+}
+
+impl Form {
+    fn of(profile: Profile, ctx: &FileContext) -> Form {
+        match profile.protection().is_plain() {
+            true => Form::Plain,
+            false => Form::Encrypted(profile.domain(ctx.domain)),
+        }
+    }
+
+    fn salts<'a>(self, file: FileId, numbers: Numbers<'a>) -> Salts<'a> {
+        match (self, numbers) {
+            (Form::Plain, _) => Salts::PLAIN,
+            (Form::Encrypted(domain), Numbers::From(first)) => Salts::from_block(domain, file, first),
+            (Form::Encrypted(domain), Numbers::Each(numbers)) => Salts::of_blocks(domain, file, numbers),
+        }
+    }
+
+    /// All that a vault has.
+    fn all(ctx: &FileContext) -> impl Iterator<Item = Form> {
+        let salted = Form::Encrypted(Domain::File);
+        let has_salted = !ctx.domain.is_salted() && ctx.ring.suite().takes_salt();
+        [Form::Encrypted(ctx.domain), Form::Plain].into_iter().chain(has_salted.then_some(salted))
+    }
+}
+
+/// The numbers of blocks in their file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Numbers<'a> {
+    From(BlockNo),
+    Each(&'a [BlockNo]),
+}
+
+impl Numbers<'_> {
+    fn at(self, at: usize) -> BlockNo {
+        match self {
+            Numbers::From(first) => first + at as u64,
+            Numbers::Each(numbers) => numbers[at],
+        }
+    }
+}
+
+impl Forms {
+    /// What the salts of new blocks are.
+    pub fn salts(self, numbers: Numbers<'_>) -> Salts<'_> {
+        self.first.salts(self.file, numbers)
+    }
+
+    /// Whether old blocks may be in another form than new ones.
+    pub fn may_differ(self) -> bool {
+        self.may_differ
+    }
+}
+
+impl Core {
+    /// The forms of the blocks of an open file.
+    pub fn forms(&self, identity: &Identity) -> Forms {
+        let first = Form::of(identity.profile(), &self.ctx);
+        Forms { file: identity.id(), first, may_differ: identity.is_changing() }
+    }
+
+    /// Those of the blocks that a page names, by what it says itself.
+    pub fn forms_of(&self, page: &Page) -> Forms {
+        Forms { file: page.file_id, first: Form::of(page.profile, &self.ctx), may_differ: page.changing }
+    }
+
+    /// Whether the id of the file goes into the keys of new blocks.
+    pub fn is_salted(&self, identity: &Identity) -> bool {
+        is_salted(&self.ctx, identity.profile())
+    }
+
+    /// The salts of blocks from `first` on in a file with this id and profile.
+    pub fn salts(&self, file: FileId, profile: Profile, first: BlockNo) -> Salts<'static> {
+        match Form::of(profile, &self.ctx) {
+            Form::Plain => Salts::PLAIN,
+            Form::Encrypted(domain) => Salts::from_block(domain, file, first),
+        }
+    }
+
+    /// What reads of a file check.
+    pub fn verify(&self, identity: &Identity) -> Verify {
+        if identity.is_changing() { Verify::Full } else { self.verify_in(identity.profile()) }
+    }
+
+    /// What reads check of a file of this profile. What a mount leaves out it leaves out of files of the default alone:
+    /// blocks that are plain are verified wherever their profile says so.
+    pub fn verify_in(&self, profile: Profile) -> Verify {
+        let is_left_out = match profile.protection() {
+            Protection::Both => self.ctx.integrity == Integrity::Metadata && !self.ctx.ring.suite().is_malleable(),
+            Protection::Encrypt => !self.ctx.ring.suite().is_malleable(),
+            Protection::None => true,
+            Protection::Integrity => false,
+        };
+        if is_left_out { Verify::No } else { Verify::Full }
+    }
+
+    /// Opens and verifies blocks in place, in the first of the forms that fits; returns those that fit none. Those are
+    /// zeros then.
+    pub fn open_blocks(&self, forms: Forms, bytes: &mut [u8], keys: &[BlockKey], numbers: Numbers<'_>) -> Vec<usize> {
+        let len = self.ctx.block_len();
+        let stored = forms.may_differ.then(|| bytes.to_vec());
+        let keyed = Keyed { keys, salts: forms.salts(numbers) };
+        let mut failed = self.ctx.engine.open(&self.ctx.ring, bytes, len, keyed, Verify::Full);
+        if let Some(stored) = stored {
+            failed.retain(|at| {
+                let range = at * len..(at + 1) * len;
+                !self.open_otherwise(forms, (&stored[range.clone()], &mut bytes[range]), &keys[*at], numbers.at(*at))
+            });
+        }
+        failed
+    }
+
+    /// Opens one block in another form than the first; whether it fits one.
+    pub fn open_otherwise(
+        &self,
+        forms: Forms,
+        (stored, opened): (&[u8], &mut [u8]),
+        key: &BlockKey,
+        number: BlockNo,
+    ) -> bool {
+        let (len, keys) = (self.ctx.block_len(), std::slice::from_ref(key));
+        forms.may_differ
+            && Form::all(&self.ctx).filter(|form| *form != forms.first).any(|form| {
+                opened.copy_from_slice(stored);
+                let keyed = Keyed { keys, salts: form.salts(forms.file, Numbers::From(number)) };
+                self.ctx.engine.open(&self.ctx.ring, opened, len, keyed, Verify::Full).is_empty()
+            })
+    }
+}
+
+/// Whether the id of a file goes into the keys of its blocks.
+pub(super) fn is_salted(ctx: &FileContext, profile: Profile) -> bool {
+    !profile.protection().is_plain() && profile.domain(ctx.domain).is_salted()
+}

@@ -1,0 +1,116 @@
+//! Changing the profile of a file that is there (I14).
+//!
+//! | step | what is durable after it |
+//! |---|---|
+//! | [`Core::begin_profile`] | page 0 says the new profile, and that it is being changed: pages and blocks of other profiles are allowed, and tried |
+//! | [`Rekey::Profile`], step by step | every block is stored as the new profile has it, and every page says so |
+//! | [`Core::end_profile`] | page 0 says that all is done: from then on a page of another profile is an older one, and damage |
+//!
+//! Everything that is written from the first step on is sealed under the new profile. Broken off at any moment the file
+//! is whole, and the same change, or another, goes on with what is left. Content, size and modification time never
+//! change.
+//!
+//! [`Rekey::Profile`]: super::rekey::Rekey::Profile
+
+use super::primitives::{Core, PageId};
+use super::rekey::RekeyStep;
+use super::state::{Held, PageState, State};
+use super::types::StoreError;
+use lamassu_format::{PAGE_LEN, PageNo, Profile};
+
+impl Core {
+    /// Begins to change the profile; `false`: nothing is left to be done.
+    pub fn begin_profile(&self, st: &mut State, profile: Profile) -> Result<bool, StoreError> {
+        self.prepare_write(st)?;
+        let before = (st.identity.profile(), st.identity.is_changing());
+        if before == (profile, false) {
+            return Ok(false);
+        }
+        self.commit(st)?; // what is buffered may be sealed already
+        if !matches!(self.page(st, PageNo::ZERO)?, PageState::Good(_)) {
+            // A file without a page: it has no blocks, and gets its page with the profile.
+            st.identity.set_profile(profile, false);
+            st.identity.want_page();
+            self.commit(st)?;
+            return Ok(false);
+        }
+        st.identity.set_profile(profile, true);
+        let done = self.write_page_zero_durably(st);
+        if done.is_err() {
+            // Page 0 may say so already: nothing else is of the new profile then, and none will be.
+            st.identity.set_profile(before.0, before.1);
+        }
+        done.map(|()| true)
+    }
+
+    /// Ends the change, if every page is of the new profile. Page 0 must have been gone through without damage.
+    pub fn end_profile(&self, st: &mut State) -> Result<bool, StoreError> {
+        if !st.identity.is_changing() {
+            return Ok(true);
+        }
+        self.prepare_write(st)?;
+        self.commit(st)?;
+        let (mut next, profile) = (PageNo(1), st.identity.profile());
+        while let Some(g) = self.next_page(st, next)? {
+            match self.page(st, g)? {
+                PageState::Bad(_) => return Ok(false),
+                PageState::Good(held) if !is_changed(held, profile) => return Ok(false),
+                PageState::Good(_) | PageState::Absent => next = g.next(),
+            }
+            st.evict(self.geo());
+        }
+        self.settle_now(st)?; // what they say is durable before page 0 goes by it
+        st.identity.set_profile(profile, false);
+        let done = self.write_page_zero_durably(st);
+        if done.is_err() {
+            st.identity.set_profile(profile, true);
+        }
+        done.map(|()| true)
+    }
+
+    /// Writes pages again that still say another profile, or that their blocks may be of one, although none is: those
+    /// of
+    /// `whole`.
+    pub fn note_changed(&self, st: &mut State, whole: &[PageNo], step: &mut RekeyStep) -> Result<(), StoreError> {
+        let profile = st.identity.profile();
+        let is_open = |st: &State, g: &PageNo| st.pages.good(*g).is_some_and(Held::is_open);
+        let mut left = Vec::new();
+        for &g in whole.iter().filter(|g| **g > PageNo::ZERO) {
+            if let PageState::Good(held) = self.page(st, g)?
+                && !is_changed(held, profile)
+            {
+                left.push(g);
+            }
+        }
+        if left.is_empty() {
+            return Ok(());
+        }
+        if left.iter().any(|g| is_open(st, g)) {
+            self.settle_now(st)?;
+        }
+        self.keeping_mtime(st, |core, st| {
+            core.open_pages(st, left.iter().copied(), None)?;
+            for g in left {
+                let Some((mut page, lost)) = core.page_as_covered(st, g)? else { continue };
+                (page.profile, page.changing) = (profile, false);
+                core.write_page(st, g, page, lost, st.sizes.fields(), PageId::AsFits)?;
+                step.resealed += 1;
+                step.written += PAGE_LEN as u64;
+            }
+            Ok(())
+        })
+    }
+
+    fn write_page_zero_durably(&self, st: &mut State) -> Result<(), StoreError> {
+        self.keeping_mtime(st, |core, st| {
+            core.open_pages(st, [PageNo::ZERO], None)?;
+            core.settle_page(st, PageNo::ZERO)?;
+            core.barrier(st)
+        })
+    }
+}
+
+/// Whether a page and the blocks under it are of a profile.
+fn is_changed(held: &Held, profile: Profile) -> bool {
+    held.page().profile == profile && !held.page().changing
+}
