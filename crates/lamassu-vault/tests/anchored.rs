@@ -258,6 +258,23 @@ fn a_file_that_is_removed_stays_usable_and_leaves_the_store_after_the_anchor_kno
     });
 }
 
+/// Its last writes are settled never, and nobody misses them.
+#[test]
+fn a_file_that_is_removed_while_it_is_written_leaves_no_session_open() {
+    both(|lab, v| {
+        let (_, handle) = v.new_file("f");
+        v.write(handle, 0, &[1; 500_000]).unwrap();
+        v.sync_all().unwrap();
+        v.write(handle, 0, &[2; 300_000]).unwrap();
+        v.flush(handle).unwrap();
+        rm(&v, "f").unwrap();
+        v.release(handle).unwrap();
+        v.close().unwrap();
+        let report = lab.read_only().check(&[], false, &Quiet).unwrap();
+        assert!(report.open_sessions.is_empty(), "{:?}", report.open_sessions);
+    });
+}
+
 /// A table that fails now and then.
 struct Failing {
     table: MemoryTable,

@@ -45,19 +45,13 @@ impl Core {
         fresh.commit(&*self.backing, pages, (size, profile), (twin, blocks), is_clean)
     }
 
-    /// What a file leaves behind when it is closed.
+    /// A file that is closed leaves behind what no commit covers.
     pub fn put_away(&self, st: &mut State) {
-        if self.ctx.read_only || self.fresh.as_ref().is_some_and(super::fresh::Fresh::is_put_away) {
+        let Some(fresh) = self.fresh.as_ref().filter(|fresh| !self.ctx.read_only && !fresh.is_put_away()) else {
             return;
-        }
-        let has_name = || self.backing.stat().map_or(true, |st| st.nlink > 0);
-        let is_settled = self.is_settled(st);
-        if !is_settled && has_name() {
-            self.ctx.sessions.note_left_behind();
-        }
-        let Some(fresh) = &self.fresh else { return };
+        };
         // What is left unsettled is recovered when it is opened again, as after a crash.
-        if is_settled && fresh.is_ahead() && fresh.is_certain() {
+        if self.is_settled(st) && fresh.is_ahead() && fresh.is_certain() {
             // Without it a scrub without keys verifies less of the file.
             let blocks = self.block_root(st).unwrap_or_default();
             fresh.remember((st.sizes.stored(), st.identity.profile()), blocks);

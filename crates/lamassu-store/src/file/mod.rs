@@ -520,6 +520,15 @@ impl File {
 /// A file that is closed unsettled leaves its open commits to the next session, as a crash does.
 impl Drop for File {
     fn drop(&mut self) {
-        self.core.put_away(self.state.get_mut());
+        if self.core.ctx.read_only {
+            return;
+        }
+        let st = self.state.get_mut();
+        // Not when it is put away: the store may be about to remove its last name, and then nobody opens it again.
+        let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
+        if !self.core.is_settled(st) && has_name() {
+            self.core.ctx.sessions.note_left_behind();
+        }
+        self.core.put_away(st);
     }
 }

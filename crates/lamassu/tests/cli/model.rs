@@ -458,8 +458,8 @@ impl Lab {
     }
 }
 
-/// Syncs every directory: names are acknowledged with that, also of links, and removals. (syncfs(2) does not reach a FUSE
-/// file system.)
+/// Syncs every directory: names are acknowledged with that, also of links, and removals. (syncfs(2) does not reach a
+/// FUSE file system.)
 fn sync_names(root: &Path) {
     let is_dir = |node: &Node| node.mode & 0o170_000 == 0o040_000;
     let below = tree(root).into_iter().filter(|(_, node)| is_dir(node)).map(|(path, _)| root.join(path));
