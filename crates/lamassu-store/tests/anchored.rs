@@ -144,6 +144,40 @@ fn disorder_is_found() {
     }
 }
 
+/// A file that is synced again and again takes one commit of the anchor for each time, however long it is; once it rests
+/// it is clean, and what was synced is what the row says.
+#[test]
+fn a_file_that_is_synced_again_takes_one_commit_each_time() {
+    let setup = Setup { anchored: true, ..Setup::default() };
+    for len in [3000, 40_000, 700_000] {
+        let (store, side) = (MemoryBackend::new(), AnchorSide::new(Arc::new(|| 0), 4, true));
+        let ctx = setup.context_with(Some(side.files.clone()));
+        let file = File::create_object(ctx, create_in(&store), "test", side.object).unwrap();
+        let sync = || {
+            file.sync().unwrap();
+            side.commit(side.files.anchor().mark());
+        };
+        file.write_at(0, &vec![1; len]).unwrap();
+        sync();
+        file.write_at(7, b"first").unwrap();
+        sync();
+        let before = side.commits();
+        for n in 0..5 {
+            file.write_at(1000 + n, b"again").unwrap();
+            sync();
+        }
+        assert_eq!(side.commits() - before, 5, "{len} bytes");
+        let row = || side.files.anchor().row(side.object).unwrap().file().cloned().unwrap();
+        assert!(row().open.is_some() && row().size == len as u64);
+        for _ in 0..2 {
+            file.settle_now().unwrap();
+            file.covered(file.covered_mark()).unwrap();
+            side.commit(side.files.anchor().mark());
+        }
+        assert_eq!(row().open, None, "{len} bytes");
+    }
+}
+
 /// An anchor that fails for a while: what it would have to know is not written, nothing is lost, and it goes on.
 #[test]
 fn an_anchor_that_fails_loses_nothing() {

@@ -104,6 +104,11 @@ impl AnchorSide {
         self.table.inner.refuse(errno);
     }
 
+    /// How often it was committed to.
+    pub fn commits(&self) -> usize {
+        self.table.copies.lock().expect("no panic").len()
+    }
+
     /// What is durable.
     pub fn table(&self) -> Arc<MemoryTable> {
         Arc::new(self.table.inner.clone())
