@@ -144,8 +144,8 @@ fn disorder_is_found() {
     }
 }
 
-/// A file that is synced again and again takes one commit of the anchor for each time, however long it is; once it rests
-/// it is clean, and what was synced is what the row says.
+/// A file that is synced again and again takes one commit of the anchor for each time, however long it is; once it
+/// rests it is clean, and what was synced is what the row says.
 #[test]
 fn a_file_that_is_synced_again_takes_one_commit_each_time() {
     let setup = Setup { anchored: true, ..Setup::default() };
