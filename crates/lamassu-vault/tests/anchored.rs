@@ -269,6 +269,16 @@ fn a_file_that_is_removed_while_it_is_written_leaves_no_session_open() {
         v.flush(handle).unwrap();
         rm(&v, "f").unwrap();
         v.release(handle).unwrap();
+        // One whose last name leaves the store at once, and the one before later.
+        let (entry, handle) = v.new_file("g");
+        v.write(handle, 0, &[1; 500_000]).unwrap();
+        v.sync_all().unwrap();
+        v.write(handle, 0, &[2; 300_000]).unwrap();
+        v.flush(handle).unwrap();
+        v.release(handle).unwrap();
+        v.link(entry.attr.ino, ROOT, n("h")).unwrap();
+        rm(&v, "g").unwrap();
+        rm(&v, "h").unwrap();
         v.close().unwrap();
         let report = lab.read_only().check(&[], false, &Quiet).unwrap();
         assert!(report.open_sessions.is_empty(), "{:?}", report.open_sessions);

@@ -59,6 +59,15 @@ impl Departures {
         state.nodes.extend(node.map(|node| (node, number)));
     }
 
+    /// A node lost its last name at once: what waits to be removed besides are other names of it.
+    fn lost_last(&self, node: Ino, id: StoreId) {
+        let state = &mut *self.state.lock();
+        let other = state.waiting.iter().rfind(|(_, departing)| StoreId::from(&departing.st) == id);
+        if let Some((number, _)) = other {
+            state.nodes.insert(node, *number);
+        }
+    }
+
     /// Keeps a file whose node is among them.
     pub fn keep(&self, open: Arc<OpenFile>) {
         let state = &mut *self.state.lock();
@@ -124,6 +133,10 @@ impl Vault {
                     return Err(error);
                 }
                 self.remove_rest(&departing);
+                let id = StoreId::from(&departing.st);
+                if let Some(node) = self.nodes.lock().find(id).filter(|_| is_last && departing.st.nlink > 1) {
+                    anchored.departures.lost_last(node, id);
+                }
             }
         }
         Ok(is_last)
