@@ -112,7 +112,11 @@ class Lab:
 
     def detach(self):
         while is_mounted(self.store):
-            subprocess.run(["umount", str(self.store)], capture_output=True, timeout=60)
+            # A process that was killed may hold it for a moment yet. Attached again before it is gone, a store that was shut down stays so.
+            for _ in range(100):
+                if subprocess.run(["umount", str(self.store)], capture_output=True, timeout=60).returncode == 0:
+                    break
+                time.sleep(0.05)
             if is_mounted(self.store):
                 subprocess.run(["umount", "-l", str(self.store)], capture_output=True, timeout=60)
 
