@@ -296,6 +296,7 @@ fn code(fault: &Fault) -> Code {
         | Fault::OtherId { .. }
         | Fault::NotThatDataset { .. }
         | Fault::NewerKeys { .. }
+        | Fault::NotAScrubState { .. }
         | Fault::OpenStore { .. } => Code::Refused,
         Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,

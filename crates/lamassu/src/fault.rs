@@ -168,6 +168,11 @@ pub enum Fault {
     /// The user's: something that a file cannot replace.
     #[error("{path} is there already, and no regular file")]
     NoRegularFile { path: String },
+    /// The user's: a file that `scrub --state` would replace, and remove in the end.
+    #[error(
+        "{path:?} is no state of a scrub of this vault, and is left as it is: name a file that does not exist yet, outside of the vault"
+    )]
+    NotAScrubState { path: PathBuf },
     /// The user's: a tree deeper than is copied.
     #[error("{path}: more than {max} directories deep; what is in it is left out")]
     TooDeep { path: String, max: usize },

@@ -167,9 +167,13 @@ impl Anchor {
         let state = &mut *self.state.lock();
         let mut row = self.known(state, object)?;
         let sealed = row.sealed(part);
-        let is_current = sealed.is_current(seen);
-        let is_left_open =
-            matches!(sealed, Sealed::Becomes { .. }) && !state.replaced.parts.contains_key(&(object, part));
+        let own = state.replaced.parts.get(&(object, part));
+        let is_current = match (sealed, own) {
+            // This process knows that the store has carried it out: only a crash may still leave the old one.
+            (Sealed::Becomes { new, .. }, Some(Some(_))) => seen == new,
+            _ => sealed.is_current(seen),
+        };
+        let is_left_open = matches!(sealed, Sealed::Becomes { .. }) && own.is_none();
         if is_current && is_left_open && may_note {
             row.set_sealed(part, is(seen));
             state.queue_row(object, row);
@@ -269,6 +273,8 @@ mod tests {
         assert_eq!(durable(&table, root), Some(Sealed::Becomes { old: A, new: B }));
         let before = anchor.mark();
         anchor.replaced(root, PART, B).unwrap();
+        let seen = |digest| anchor.seen(root, PART, digest, true).unwrap();
+        assert!(seen(B) && !seen(A), "this process knows that the step was done");
         anchor.commit(before).unwrap();
         assert_eq!(
             durable(&table, root),

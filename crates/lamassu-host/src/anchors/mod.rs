@@ -178,6 +178,14 @@ impl Anchors {
         }
     }
 
+    /// That nobody said that the vault is to be read without its anchor.
+    ///
+    /// # Errors
+    /// [`Error::UnverifiedWrite`].
+    pub fn may_change(&self) -> Result<()> {
+        if matches!(self.choice, Choice::Unverified) { Err(Error::UnverifiedWrite) } else { Ok(()) }
+    }
+
     /// That a vault with this header is anchored.
     ///
     /// # Errors

@@ -133,7 +133,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let anchor = Anchor::open(Arc::new(table), &header.id()).map_err(Error::from)?;
     let backend = lamassu_host::backend(&args.dir)?.without_access_times();
     let state = match &args.state {
-        Some(file) => State::read(file, &text::hex(&header.id()))?,
+        Some(file) => State::read(file, &args.dir, &text::hex(&header.id()))?,
         None => State::default(),
     };
     let mut watch = Watch {
@@ -296,17 +296,26 @@ fn shown(status: &str, done: &Scrubbed) -> String {
 }
 
 impl State {
-    /// What an earlier scrub of this vault has verified; of another one nothing counts.
-    fn read(file: &Path, vault: &str) -> Result<State> {
-        let fresh = State { vault: vault.into(), verified: BTreeSet::new() };
+    /// The state in a file, which may not be there yet. Another file than the state of a scrub of this vault is
+    /// refused: it would be replaced, and removed in the end.
+    fn read(file: &Path, dir: &Path, vault: &str) -> Result<State> {
+        let refused = || Fault::NotAScrubState { path: file.to_owned() };
         let local = |source| Fault::Local { op: "read", path: file.to_owned(), source };
-        let bytes = match std::fs::read(file) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(fresh),
-            read => read.map_err(local)?,
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = parent.canonicalize().map_err(local)?;
+        if parent.starts_with(dir.canonicalize().map_err(local)?) {
+            return Err(refused().into());
+        }
+        let bytes = match file.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(State { vault: vault.into(), verified: BTreeSet::new() });
+            }
+            Ok(st) if !st.is_file() => return Err(refused().into()),
+            Ok(_) => std::fs::read(file).map_err(local)?,
+            Err(error) => return Err(local(error).into()),
         };
-        // Half a state is none.
-        let read: State = serde_json::from_slice(&bytes).unwrap_or_default();
-        Ok(if read.vault == vault { read } else { fresh })
+        let read: State = serde_json::from_slice(&bytes).map_err(|_| refused())?;
+        if read.vault == vault { Ok(read) } else { Err(refused().into()) }
     }
 }
 
@@ -325,7 +334,8 @@ impl Watch<'_> {
     /// Whole or not at all: it is written beside, then renamed.
     fn save(&mut self) {
         let Some(file) = self.file else { return };
-        let beside = file.with_extension("new");
+        let mut beside = file.as_os_str().to_owned();
+        beside.push(".new");
         let bytes = serde_json::to_vec(&self.state).map_err(std::io::Error::other);
         let written =
             bytes.and_then(|bytes| std::fs::write(&beside, bytes)).and_then(|()| std::fs::rename(&beside, file));

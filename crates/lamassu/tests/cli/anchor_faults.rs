@@ -250,6 +250,32 @@ fn a_store_that_was_put_back_is_not_cloned() {
     }
 }
 
+/// The state that a scrub keeps is removed in the end: it takes no other file's place.
+#[test]
+fn the_state_of_a_scrub_takes_the_place_of_no_other_file() {
+    let b = bench();
+    b.run("check v").ok();
+    fs::write(b.path("notes"), b"notes").unwrap();
+    std::os::unix::fs::symlink("notes", b.path("link")).unwrap();
+    for file in ["notes", "link", "v/lamassu.vault", "v/new", "v"] {
+        b.run(&format!("scrub --state {file} v")).code(28).says("no state of a scrub of this vault");
+    }
+    assert_eq!(fs::read(b.path("notes")).unwrap(), b"notes");
+    b.run("scrub --state state-of-scrub v").ok();
+    assert!(!b.path("state-of-scrub").exists());
+    b.run("check v").ok();
+}
+
+/// Who reads a vault without its anchor makes no other anchor in its place.
+#[test]
+fn an_anchor_is_not_rebuilt_by_who_reads_without_it() {
+    let b = bench();
+    let before = b.run("anchor status --json v").ok().text();
+    b.run("--anchor none anchor rebuild v").code(28).says("not changed");
+    assert_eq!(b.run("anchor status --json v").ok().text(), before);
+    b.run("check v").ok();
+}
+
 /// The vault's directory is another one under a mount: what the daemon has open it goes on with.
 #[test]
 fn a_vault_whose_directory_was_replaced_is_not_found_under_its_path() {
@@ -262,7 +288,8 @@ fn a_vault_whose_directory_was_replaced_is_not_found_under_its_path() {
     assert_eq!(fs::read(b.path("m/f")).unwrap(), b"content");
     fs::write(b.path("m/g"), b"more").unwrap();
     b.unmount("m");
-    fs::remove_dir(b.path("v")).unwrap();
+    // umount waits for the daemon by the lock in that path, and may have made it.
+    fs::remove_dir_all(b.path("v")).unwrap();
     crate::mounts::wait_for("the end of the daemon", || b.run("check away").code == 0);
     fs::rename(b.path("away"), b.path("v")).unwrap();
     assert_eq!(b.run("cat v g").ok().text(), "more");
