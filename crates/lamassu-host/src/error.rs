@@ -58,6 +58,9 @@ pub enum Error {
     /// The user's: a change that nothing would remember.
     #[error("the vault is anchored: with --anchor none it can be read, unverified, and not changed")]
     UnverifiedWrite,
+    /// The user's: work on the anchor, without it.
+    #[error("this works on the vault's anchor: leave out --anchor none")]
+    WithoutAnchor,
     /// The user's: an anchor was named of a vault that has none.
     #[error("the vault is not anchored: leave out --anchor, or make it an anchor: `lamassu anchor rebuild DIR`")]
     NotAnchored,

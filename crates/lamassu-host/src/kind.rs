@@ -122,9 +122,8 @@ fn host(error: &Error) -> FaultKind {
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
-        Error::Usage(_) | Error::Member { .. } | Error::NotADataset | Error::NotAnchored | Error::Unanchored => {
-            FaultKind::Usage
-        }
+        Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
+        Error::WithoutAnchor | Error::NotAnchored | Error::Unanchored => FaultKind::Usage,
         Error::SuiteNeedsFull { .. }
         | Error::NotApproved { .. }
         | Error::AnchorInStore { .. }

@@ -1,10 +1,8 @@
 //! Sequential throughput of one encrypted file over a directory of the caller's choice, without a mount.
 //! `cargo run --release -p lamassu-store --example throughput -- /dev/shm`
 
-use lamassu_crypto::{Engine, KeyRing, Secret};
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::Suite;
 use lamassu_store::backend::LocalBackend;
-use lamassu_store::file::{Durability, Integrity, Sessions};
 use lamassu_store::{Backend, File, FileContext};
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,20 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::env::args().nth(1).ok_or("give a directory")?;
     let backend = LocalBackend::open(&dir)?;
     for suite in Suite::ALL {
-        let ring = KeyRing::new(suite, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])]);
-        let ctx = Arc::new(FileContext {
-            ring,
-            geometry: Geometry::new(4096, 8).ok_or("geometry")?,
-            engine: Arc::new(Engine::new(2)),
-            integrity: Integrity::Full,
-            durability: Durability::Ordered,
-            convergent_small_files: true,
-            domain: Domain::Zone,
-            read_only: false,
-            sessions: Arc::new(Sessions::all_interrupted()),
-            anchored: None,
-            report: Arc::new(|_, _| {}),
-        });
+        let ctx = Arc::new(FileContext::to_measure(suite));
         let name = std::ffi::OsStr::new("lamassu-throughput.tmp");
         let backing = backend.root().create_file(name)?;
         let file = File::create(ctx, backing, "throughput")?;

@@ -7,11 +7,10 @@
 use lamassu_anchor::row::{Content, FileRow, Sealed};
 use lamassu_anchor::table::{Change, MemoryTable, Space, Table, Visit};
 use lamassu_anchor::{Anchor, AnchorError, EntryPlace, Made, ObjectId, Row, Token, TokenKey, VaultRow};
-use lamassu_crypto::{Engine, KeyRing, Secret};
-use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_format::Suite;
 use lamassu_store::backend::fault::Call;
 use lamassu_store::backend::{BackendFile, FaultBackend, LocalBackend};
-use lamassu_store::file::{AnchoredFiles, Durability, Fetching, Integrity, Sessions, TreeOf, Trees};
+use lamassu_store::file::{AnchoredFiles, Fetching, TreeOf, Trees};
 use lamassu_store::integrity::{FileRecords, Records};
 use lamassu_store::{Backend, File, FileContext};
 use std::collections::HashSet;
@@ -107,20 +106,7 @@ struct Study {
 impl Study {
     fn file(&self, fetching: Fetching) -> Outcome<File> {
         let files = AnchoredFiles::with(self.anchor.clone(), Arc::new(self.trees.clone()), fetching);
-        let ring = KeyRing::new(Suite::Aes, &[Secret::new(&mut [1; 32])], &[Secret::new(&mut [2; 32])]);
-        let context = FileContext {
-            ring,
-            geometry: Geometry::new(4096, 8).ok_or("geometry")?,
-            engine: Arc::new(Engine::new(2)),
-            integrity: Integrity::Full,
-            durability: Durability::Ordered,
-            convergent_small_files: true,
-            domain: Domain::Zone,
-            read_only: false,
-            sessions: Arc::new(Sessions::all_interrupted()),
-            anchored: Some(files),
-            report: Arc::new(|_, damage| eprintln!("damage: {damage:?}")),
-        };
+        let context = FileContext { anchored: Some(files), ..FileContext::to_measure(Suite::Aes) };
         let len = self.backing.stat()?.len;
         Ok(File::open_object(Arc::new(context), self.backing.clone(), len, "tree", self.object)?)
     }

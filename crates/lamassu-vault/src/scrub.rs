@@ -112,6 +112,7 @@ pub fn scrub(
         names: header.names(),
         context: ScrubContext { geometry: header.geometry(), shape, trees },
         going: going.collect(),
+        here: None,
         seen: HashSet::new(),
         watch,
         done: Scrubbed::default(),
@@ -127,6 +128,8 @@ struct Scrub<'a> {
     context: ScrubContext,
     /// Places of removals that the store has not carried out.
     going: HashSet<EntryPlace>,
+    /// The entry that is looked at, and its place.
+    here: Option<(EntryPlace, Entry)>,
     /// Files with several names that were gone through, each in the inode that the name leads to: the store can make a
     /// name lead to another.
     seen: HashSet<(ObjectId, StoreId)>,
@@ -194,6 +197,10 @@ impl Visit for Scrub<'_> {
                 self.tell(IntegrityKind::Unrecorded, path, "the anchor knows no such entry");
                 return Ok(None);
             }
+            EntryVerdict::OtherKind if recorded.is_some_and(|recorded| self.is_moving(&place, &recorded)) => {
+                self.done.unfinished += 1;
+                return Ok(None);
+            }
             EntryVerdict::Missing | EntryVerdict::OtherKind => {
                 self.tell(IntegrityKind::OtherKind, path, "another kind of thing is there");
                 return Ok(None);
@@ -206,10 +213,15 @@ impl Visit for Scrub<'_> {
             self.tell(IntegrityKind::Companion, path.clone(), what);
         }
         if st.kind == Kind::Dir {
-            return Ok(Some(recorded.object));
+            // The one that lay here before would not be what is recorded, and neither would all that is in it.
+            let is_moving = self.is_moving(&place, &recorded);
+            self.done.unfinished += u64::from(is_moving);
+            return Ok(Some(recorded.object).filter(|_| !is_moving));
         }
+        self.here = Some((place, recorded));
         let row = self.anchor.row(recorded.object)?;
         self.object(&**dir, &entry.name, (&path, &st), recorded.object, &row);
+        self.here = None;
         Ok(None)
     }
 
@@ -253,12 +265,12 @@ impl Scrub<'_> {
         self.watch.found(&ScrubFinding { kind: Some(kind), path, what: what.into() });
     }
 
-    /// Tells of what is not as its row says, unless a writer has changed the row since it was read: the anchor knows of
-    /// a change before the store does.
+    /// Tells of what is not as its row says, unless a writer has changed the row since it was read, or moves something
+    /// to or from there: the anchor knows of both before the store does.
     fn tell_stale(&mut self, object: ObjectId, row: &Row, path: PathBuf, what: impl Into<String>) {
         let is_changing =
             self.anchor.is_in_use_now().unwrap_or(false) && !self.anchor.row(object).is_ok_and(|now| now == *row);
-        match is_changing {
+        match is_changing || self.here.is_some_and(|(place, entry)| self.is_moving(&place, &entry)) {
             true => self.done.unfinished += 1,
             false => self.tell(IntegrityKind::Stale, path, what),
         }
@@ -280,11 +292,17 @@ impl Scrub<'_> {
         if now.is_none_or(|now| now.object != entry.object) {
             return true;
         }
-        let moves = |intent: Intent| matches!(intent, Intent::Move { from, to, .. } if from == place || to == place);
-        let is_moving = self.anchor.is_in_use_now().unwrap_or(false)
-            && self.anchor.intents().is_ok_and(|intents| intents.into_values().any(moves));
+        let is_moving = self.is_moving(&place, entry);
         self.done.unfinished += u64::from(is_moving);
         is_moving
+    }
+
+    /// Whether a writer moves something to a place or from there, or did when it was interrupted.
+    fn is_moving(&self, place: &EntryPlace, entry: &Entry) -> bool {
+        let moves = |intent: Intent| matches!(intent, Intent::Move { from, to, .. } if from == *place || to == *place);
+        let is_other = || self.anchor.entry(place).is_ok_and(|now| now != Some(*entry));
+        self.anchor.is_in_use_now().unwrap_or(false)
+            && (is_other() || self.anchor.intents().is_ok_and(|intents| intents.into_values().any(moves)))
     }
 
     /// Whether the companion of a long name holds it. That takes no key: it is bound to the stored name by a hash.

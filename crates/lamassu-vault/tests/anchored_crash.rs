@@ -161,11 +161,24 @@ impl Run {
         allowed
     }
 
+    /// What a scrub and a check say while nobody has put anything right yet: no honest store is called stale.
+    fn look(&self, backend: &Arc<dyn Backend>, table: &Arc<dyn Table>, at: usize) {
+        let mut found = Findings::default();
+        let header = self.lab.recipe.header();
+        scrub::scrub(backend.root(), &header, &anchor(&self.lab.recipe, table), &mut found).unwrap();
+        assert!(found.0.is_empty(), "record {at}: a scrub says {:?}", found.0);
+        let v = open_anchored(&self.lab.recipe, backend, table, true).unwrap();
+        let report = v.check(&[], false, &Quiet).unwrap();
+        let damage: Vec<_> = report.problems.iter().filter(|problem| !problem.harmless).collect();
+        assert!(damage.is_empty(), "record {at}: a check says {damage:?}");
+    }
+
     fn check(&self, store: MemoryBackend, table: MemoryTable, allowed: &Allowed, at: usize) {
         let shadow = table.clone();
         let before = tree_of(&*store.root(), 0);
         let _before = Told(format!("before: {before}"));
         let (backend, table): (Arc<dyn Backend>, Arc<dyn Table>) = (Arc::new(store), Arc::new(table));
+        self.look(&backend, &table, at);
         let v = open_anchored(&self.lab.recipe, &backend, &table, false).unwrap();
         let intents = anchor(&self.lab.recipe, &(Arc::new(shadow) as Arc<dyn Table>)).intents().unwrap();
         let _told = Told(format!("record {at}, intents {intents:?}, {}", tree_of(&*backend.root(), 0)));

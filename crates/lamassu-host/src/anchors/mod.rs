@@ -181,16 +181,18 @@ impl Anchors {
     /// That nobody said that the vault is to be read without its anchor.
     ///
     /// # Errors
-    /// [`Error::UnverifiedWrite`].
-    pub fn may_change(&self) -> Result<()> {
-        if matches!(self.choice, Choice::Unverified) { Err(Error::UnverifiedWrite) } else { Ok(()) }
+    /// [`Error::WithoutAnchor`].
+    pub fn are_used(&self) -> Result<()> {
+        if matches!(self.choice, Choice::Unverified) { Err(Error::WithoutAnchor) } else { Ok(()) }
     }
 
-    /// That a vault with this header is anchored.
+    /// That a vault with this header is anchored, for work on its anchor.
     ///
     /// # Errors
-    /// [`Error::Unanchored`]; [`VaultError::Outdated`] where it was once: the header is from before, or was edited.
+    /// [`Error::WithoutAnchor`], [`Error::Unanchored`]; [`VaultError::Outdated`] where it was once: the header is from
+    /// before, or was edited.
     pub fn require(&self, header: &VaultHeader) -> Result<()> {
+        self.are_used()?;
         match header.is_anchored() {
             true => Ok(()),
             false if self.is_there(&header.id())? => Err(proof::outdated(proof::HEADER)),

@@ -101,10 +101,7 @@ impl Core {
 
     /// The salts of blocks from `first` on in a file with this id and profile.
     pub fn salts(&self, file: FileId, profile: Profile, first: BlockNo) -> Salts<'static> {
-        match Form::of(profile, &self.ctx) {
-            Form::Plain => Salts::PLAIN,
-            Form::Encrypted(domain) => Salts::from_block(domain, file, first),
-        }
+        Form::of(profile, &self.ctx).salts(file, Numbers::From(first))
     }
 
     /// What reads of a file check.

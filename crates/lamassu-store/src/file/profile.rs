@@ -68,9 +68,8 @@ impl Core {
         done.map(|()| true)
     }
 
-    /// Writes pages again that still say another profile, or that their blocks may be of one, although none is: those
-    /// of
-    /// `whole`.
+    /// Writes pages again that still say another profile, or that their blocks may be of one, although none is:
+    /// those of `whole`.
     pub fn note_changed(&self, st: &mut State, whole: &[PageNo], step: &mut RekeyStep) -> Result<(), StoreError> {
         let profile = st.identity.profile();
         let is_open = |st: &State, g: &PageNo| st.pages.good(*g).is_some_and(Held::is_open);

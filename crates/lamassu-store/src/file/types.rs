@@ -229,6 +229,28 @@ pub struct FileContext {
     pub report: Reporter,
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl FileContext {
+    /// Of a file by itself, as programs that measure have it: with the defaults of a vault, keys that everybody knows,
+    /// and damage on standard error.
+    pub fn to_measure(suite: lamassu_format::Suite) -> FileContext {
+        let key = |byte| lamassu_crypto::Secret::new(&mut [byte; 32]);
+        FileContext {
+            ring: KeyRing::new(suite, &[key(1)], &[key(2)]),
+            geometry: Geometry::new(4096, 8).expect("the default"),
+            engine: Arc::new(Engine::new(2)),
+            integrity: Integrity::Full,
+            durability: Durability::Ordered,
+            convergent_small_files: true,
+            domain: Domain::Zone,
+            read_only: false,
+            sessions: Arc::new(Sessions::all_interrupted()),
+            anchored: None,
+            report: Arc::new(|file, damage| eprintln!("{file}: {damage:?}")),
+        }
+    }
+}
+
 impl FileContext {
     pub(super) fn block_len(&self) -> usize {
         self.geometry.block_size() as usize

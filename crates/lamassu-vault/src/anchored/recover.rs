@@ -20,7 +20,7 @@ use lamassu_anchor::row::{Intent, Over};
 use lamassu_anchor::{Entry, EntryPlace};
 use lamassu_format::name::{Stored, classify, companion_name};
 use lamassu_store::BackendDir;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -54,10 +54,7 @@ impl Vault {
 
     fn put_right(&self, anchored: &Anchored, intents: &BTreeMap<u64, Intent>) -> Result<()> {
         let history = History::of(intents);
-        let mut recorded = BTreeMap::new();
-        for place in &history.places {
-            recorded.extend(anchored.anchor.entry(place)?.map(|entry| (*place, entry)));
-        }
+        let recorded = recorded_in(anchored, &history)?;
         let (kept, mut located) = self.how_many_were_kept(anchored, &history, &recorded);
         let mut work = Work { vault: self, places: HashMap::new() };
         for place in &history.places {
@@ -70,6 +67,18 @@ impl Vault {
         work.clear(&removed)?;
         let unrecorded: Vec<_> = history.places.iter().filter(|place| !recorded.contains_key(place)).collect();
         work.clear_rest(&unrecorded)
+    }
+
+    /// The places of moves that the store has not carried out, and that nobody has put right yet.
+    ///
+    /// # Errors
+    /// [`VaultError::Anchor`].
+    pub(crate) fn places_of_moves_left(&self) -> Result<HashSet<EntryPlace>> {
+        let Some(anchored) = &self.anchored else { return Ok(HashSet::new()) };
+        let history = History::of(&anchored.anchor.intents()?);
+        let recorded = recorded_in(anchored, &history)?;
+        let (kept, _) = self.how_many_were_kept(anchored, &history, &recorded);
+        Ok(history.moves.iter().skip(kept).flat_map(|left| [left.from, left.to]).collect())
     }
 
     /// How many of the moves the store has kept: for that number most of what is recorded lies where it should, and
@@ -105,6 +114,15 @@ impl Vault {
         let none = || (0, Located::new(self, anchored, history, 0));
         best.map_or_else(none, |(_, kept, located)| (kept, located))
     }
+}
+
+/// What the anchor has in the places that are named.
+fn recorded_in(anchored: &Anchored, history: &History) -> Result<BTreeMap<EntryPlace, Entry>> {
+    let mut recorded = BTreeMap::new();
+    for place in &history.places {
+        recorded.extend(anchored.anchor.entry(place)?.map(|entry| (*place, entry)));
+    }
+    Ok(recorded)
 }
 
 /// A place in the store: its directory, and the stored name, where that is known.

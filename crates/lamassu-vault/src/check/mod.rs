@@ -19,7 +19,7 @@ pub use report::{Problem, Progress, Report, Tally};
 use crate::event::{IntegrityEvent, IntegrityKind};
 use crate::walk::Met;
 use crate::{Result, Vault, VaultError};
-use lamassu_anchor::{EntryPlace, Intent, ObjectId};
+use lamassu_anchor::{EntryPlace, ObjectId};
 use lamassu_store::BackendDir;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -101,13 +101,7 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(vault: &'a Vault, repair: bool, progress: &'a dyn Progress) -> Result<Checker<'a>> {
-        let intents = vault.anchored.as_ref().map(|anchored| anchored.anchor.intents()).transpose()?;
-        let moves =
-            intents.into_iter().flat_map(std::collections::BTreeMap::into_values).filter_map(|intent| match intent {
-                Intent::Move { from, to, .. } => Some([from, to]),
-                Intent::Remove { .. } => None,
-            });
-        let moving = moves.flatten().collect();
+        let moving = vault.places_of_moves_left()?;
         Ok(Checker { vault, repair, progress, report: Report::default(), seen: HashMap::new(), moving })
     }
 

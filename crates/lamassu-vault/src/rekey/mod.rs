@@ -100,6 +100,23 @@ struct RekeyRun<'a> {
     batch: Batch,
 }
 
+impl<'a> RekeyRun<'a> {
+    fn new(vault: &'a Vault, work: Rekey, progress: &'a dyn RekeyProgress) -> RekeyRun<'a> {
+        RekeyRun {
+            vault,
+            work,
+            profile: None,
+            bytes_per_second: None,
+            progress,
+            started: Instant::now(),
+            done: Rekeyed::default(),
+            seen: HashSet::new(),
+            groups: LinkGroups::default(),
+            batch: Batch::default(),
+        }
+    }
+}
+
 impl Vault {
     /// Brings everything to the newest keys, reading and writing at most so many bytes of files a second, while others
     /// use the vault.
@@ -110,18 +127,7 @@ impl Vault {
     pub fn rekey(&self, work: Rekey, bytes_per_second: Option<u64>, progress: &dyn RekeyProgress) -> Result<Rekeyed> {
         drop(self.change()?);
         let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
-        let mut run = RekeyRun {
-            vault: self,
-            work,
-            profile: None,
-            bytes_per_second,
-            progress,
-            started: Instant::now(),
-            done: Rekeyed::default(),
-            seen: HashSet::new(),
-            groups: LinkGroups::default(),
-            batch: Batch::default(),
-        };
+        let mut run = RekeyRun { bytes_per_second, ..RekeyRun::new(self, work, progress) };
         run.walks()?;
         // What was written becomes durable before the caller learns that the old keys are no longer needed.
         let _pass = self.change()?;

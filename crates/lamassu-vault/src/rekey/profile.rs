@@ -3,13 +3,10 @@
 //! A file keeps its profile wherever it is moved to. A directory has one for what is made in it, in its record: sealed,
 //! and in an anchored vault the anchor has its digest. So a store can choose neither.
 
-use super::{LinkGroups, RekeyRun};
-use crate::rekey::records::Batch;
+use super::RekeyRun;
 use crate::{Ino, Kind, ROOT, Rekey, RekeyProgress, Rekeyed, Result, Vault, VaultError};
 use lamassu_format::Profile;
 use lamassu_format::header::NameMode;
-use std::collections::HashSet;
-use std::time::Instant;
 
 /// Walks over a tree in which things are made and changed all the while.
 const WALKS_MAX: usize = 5;
@@ -69,18 +66,7 @@ impl Vault {
             ));
         }
         let _one = self.rekeying.try_lock().ok_or(VaultError::Refused("a re-keying is under way already"))?;
-        let mut run = RekeyRun {
-            vault: self,
-            work: Rekey::Profile,
-            profile: Some(profile),
-            bytes_per_second: None,
-            progress,
-            started: Instant::now(),
-            done: Rekeyed::default(),
-            seen: HashSet::new(),
-            groups: LinkGroups::default(),
-            batch: Batch::default(),
-        };
+        let mut run = RekeyRun { profile: Some(profile), ..RekeyRun::new(self, Rekey::Profile, progress) };
         match kind {
             Kind::File => run.one_file(ino)?,
             Kind::Dir => run.directories(ino, below)?,

@@ -65,12 +65,6 @@ struct Wanted {
     /// convergent: equal blocks are equal as far as the vault's domain reaches; random: within the file alone
     #[arg(long, value_name = "KIND", value_parser = key_kinds())]
     block_keys: Option<KeyKind>,
-    /// The cipher of the vault's suite is the only one
-    #[arg(long, value_name = "CIPHER", value_parser = PossibleValuesParser::new(["aes-256", "aes-128", "chacha20"]))]
-    cipher: Option<String>,
-    /// The hash of the vault's suite is the only one
-    #[arg(long, value_name = "HASH", value_parser = PossibleValuesParser::new(["sha-256", "blake3"]))]
-    hash: Option<String>,
 }
 
 /// Options of `profile show`.
@@ -124,15 +118,8 @@ impl Wanted {
     /// A profile with what was chosen, the rest as in another one.
     ///
     /// # Errors
-    /// [`Fault::Profile`], [`Fault::Usage`].
+    /// [`Fault::Profile`].
     fn over(&self, before: Profile, suite: Suite) -> Result<Profile, Fault> {
-        let (cipher, hash) = primitives(suite);
-        if self.cipher.as_ref().is_some_and(|wanted| wanted != cipher) {
-            return Err(Fault::Usage("the cipher is that of the vault's suite, for all its files: leave out --cipher"));
-        }
-        if self.hash.as_ref().is_some_and(|wanted| wanted != hash) {
-            return Err(Fault::Usage("the hash is that of the vault's suite, for all its files: leave out --hash"));
-        }
         let protection = self.protect.unwrap_or(before.protection());
         // Plain blocks have no keys, so that a file which was of another kind loses it.
         let kept = if protection.is_plain() { KeyKind::Convergent } else { before.key() };

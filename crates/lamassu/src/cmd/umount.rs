@@ -8,6 +8,7 @@ use crate::exit::Code;
 use crate::fault::{Context, Fault, Result};
 use crate::mounts::{self, Mount};
 use crate::output::Ui;
+use lamassu_format::name;
 use lamassu_fuse::control::{self, ControlError, Root};
 use lamassu_host::control::AskError;
 use lamassu_host::control::protocol::{Failed, Status};
@@ -273,6 +274,10 @@ fn unmount_by_helper(path: &Path, lazy: bool) -> Result<(), Fault> {
 fn wait_until_closed(ui: &Ui, vault: &Path, mount: &Mount) -> Result<()> {
     let started = Instant::now();
     let mut hints = PATIENCE.into_iter().zip([|_: &Mount| CLOSING.to_string(), held]).peekable();
+    // To ask for the lock may make its file, which has no place in another directory that lies in that path by now.
+    if !vault.join(name::HEADER).exists() {
+        return Ok(());
+    }
     while let Err(error) = lock::lock_out_writers(&ui.policy, vault) {
         let locked = matches!(error, HostError::Locked { .. });
         // Not to be told, or it was mounted again: then there is nothing to wait for.

@@ -87,17 +87,12 @@ fn what_makes_no_sense_is_a_usage_error() {
         "v a",
         "--protect nothing v a",
         "--protect integrity --block-keys random v a",
-        "--cipher aes-128 v a",
-        "--cipher chacha20 v a",
-        "--hash blake3 v a",
         "--protect encrypt c a",
-        "--hash sha-256 c a",
         "--block-keys random p a",
         "--protect both v",
     ] {
         b.run(&format!("profile set {refused}")).code(2);
     }
-    b.run("profile set --cipher aes-256 --hash sha-256 v a").ok();
     b.run("profile set --protect both v missing").code(3);
     b.run("profile set --protect integrity n /").code(28);
     b.run("profile set --protect integrity n a").ok();

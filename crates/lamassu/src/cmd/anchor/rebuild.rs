@@ -44,7 +44,7 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     refuse_mounted(&args.dir)?;
     let found = open::found(ui, &args.dir)?;
     let anchors = &ui.policy.anchors;
-    anchors.may_change()?;
+    anchors.are_used()?;
     let id = found.header.id();
     anchor_place::check(&anchors.file_for_new(&id, None)?, &args.dir)?;
     let source = args.key.source()?;
