@@ -273,6 +273,7 @@ impl Vault {
             vault.recover_names()?;
             vault.tell_interrupted();
         }
+        vault.tell_older_anchor();
         Ok(vault)
     }
 

@@ -66,8 +66,13 @@ impl Book {
 
     /// Whether it is an older one, by the anchor: sessions began that it does not know.
     pub fn is_outdated(&self) -> bool {
-        let last = self.kept.lock().record.as_ref().ok().map(|record| record.last());
-        self.anchor.as_ref().zip(last).is_some_and(|(anchor, last)| last < anchor.vault().session)
+        self.anchor.as_ref().zip(self.last()).is_some_and(|(anchor, last)| last < anchor.vault().session)
+    }
+
+    /// The sessions that began, and that the anchor knows nothing of: first and last.
+    pub fn unknown_to_anchor(&self) -> Option<(u32, u32)> {
+        let known = self.anchor.as_ref()?.vault().session;
+        self.last().filter(|last| *last > known).map(|last| (known + 1, last))
     }
 
     /// The highest number that was given, where the record opens.
@@ -350,6 +355,18 @@ impl Vault {
             "this vault was not closed at the end of these sessions; what they left is completed file by file as it is \
              used, and all of it by `lamassu check --repair`"
         );
+    }
+
+    /// Tells people of an anchor that may be an older copy of itself. It proves nothing: a session that could not begin
+    /// there has a number, too, and has written nothing.
+    pub(crate) fn tell_older_anchor(&self) {
+        if let Some((first, last)) = self.book.unknown_to_anchor() {
+            tracing::warn!(
+                sessions = shown_ranges(&[(first, last)]),
+                "the anchor knows nothing of these sessions: they wrote nothing, or it is an older copy, and what was \
+                 written since is not served; `lamassu check` names it"
+            );
+        }
     }
 
     /// Ends the session under way, if everything that was written is settled. The caller has closed the gate, settled

@@ -250,6 +250,18 @@ fn a_store_that_was_put_back_is_not_cloned() {
     }
 }
 
+/// The anchor's disk was put back: what was written since is not served, and whoever opens the vault hears of it.
+#[test]
+fn an_older_anchor_is_told() {
+    let b = bench();
+    let older = fs::read(anchor(&b)).unwrap();
+    b.run_with("cp v - vault:g", &[7; 500_000]).ok();
+    assert!(!b.run("ls v").ok().err.contains("older copy"));
+    fs::write(anchor(&b), older).unwrap();
+    b.run("ls v").says("it is an older copy");
+    b.run("check v").code(30).says("it is an older copy");
+}
+
 /// The state that a scrub keeps is removed in the end: it takes no other file's place.
 #[test]
 fn the_state_of_a_scrub_takes_the_place_of_no_other_file() {
