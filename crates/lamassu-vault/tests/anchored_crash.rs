@@ -481,3 +481,28 @@ fn so_it_is_after_any_steps() {
         run(Recipe::default(), &steps).survive(seed % 2 == 0);
     }
 }
+
+/// A crash between a rename and the end of its intent leaves nothing unverified where the store had carried it out.
+#[test]
+fn after_a_crash_a_check_verifies_what_was_moved() {
+    let store = Arc::new(MemoryBackend::new());
+    let (lab, v) = Lab::over(Recipe::plain(), store.clone(), Arc::new(MemoryTable::default()));
+    for name in ["a", "b"] {
+        let handle = v.new_file(name).1;
+        v.write(handle, 0, name.as_bytes()).unwrap();
+        v.release(handle).unwrap();
+    }
+    v.sync_all().unwrap();
+    mv(&v, "a", "b", RenameMode::Replace).unwrap();
+    std::mem::forget(v);
+    assert!(lab.intents() > 0);
+    let problems = |change: &dyn Fn(&dyn BackendDir)| {
+        let lab = Lab { backend: Arc::new(store.snapshot()), recipe: lab.recipe, table: lab.table.clone() };
+        change(&*lab.backend.root());
+        let report = lab.read_only().check(&[], false, &Quiet).unwrap();
+        report.problems.into_iter().filter(|problem| !problem.harmless).map(|problem| problem.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(problems(&|_| {}), Vec::<String>::new());
+    assert_eq!(problems(&|root| root.unlink(n("b")).unwrap()), ["missing"]);
+    assert_eq!(problems(&|root| root.open_file(n("b"), true).unwrap().write_at(100, b"x").unwrap()), ["page-seal"]);
+}

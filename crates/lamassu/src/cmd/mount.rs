@@ -60,7 +60,7 @@ pub struct Args {
     #[arg(long, value_enum)]
     durability: Option<DurabilityArg>,
     /// When the anchor knows what an fsync covers: before it returns, so that nothing older passes for it (`fsync`), or
-    /// within a second (`interval`, faster) [default: fsync]
+    /// some seconds later (`interval`, faster) [default: fsync]
     #[arg(long, value_enum)]
     freshness: Option<FreshnessArg>,
     /// Change nothing in the store; several hosts may mount so
