@@ -73,6 +73,11 @@ impl Layer {
         self.len() == 0 && self.vault.is_none()
     }
 
+    /// Whether nothing changes but the vault.
+    pub fn is_of_vault_alone(&self) -> bool {
+        self.len() == 0
+    }
+
     /// How many keys change, that of the vault aside.
     pub fn len(&self) -> usize {
         self.objects.len() + self.entries.len() + self.held.len() + self.intents.len()

@@ -195,15 +195,15 @@ impl Vault {
     /// chmod of a target, which the anchor hears of.
     pub(crate) fn set_mode(&self, ino: Ino, target: &Target, mode: u32) -> Result<()> {
         self.refuse_stale_root(target)?;
-        target.set_mode(mode).map_err(io("set the mode"))?;
-        self.record_change(ino, |row| row.mode = mode)
+        let step = || target.set_mode(mode).map_err(io("set the mode"));
+        self.change_mode(ino, step, |row| row.mode = mode)
     }
 
     /// The same of chown; `None` leaves. As in every store, no file keeps a set-id bit for another owner.
     fn set_owner(&self, ino: Ino, target: &Target, kind: Kind, (uid, gid): (Option<u32>, Option<u32>)) -> Result<()> {
         self.refuse_stale_root(target)?;
-        target.set_owner(uid, gid).map_err(io("set the owner"))?;
-        self.record_change(ino, |row| {
+        let step = || target.set_owner(uid, gid).map_err(io("set the owner"));
+        self.change_mode(ino, step, |row| {
             (row.uid, row.gid) = (uid.unwrap_or(row.uid), gid.unwrap_or(row.gid));
             if kind != Kind::Dir {
                 let is_locking = row.mode & libc::S_IXGRP == 0;

@@ -225,6 +225,9 @@ impl Vault {
             {
                 remove_companion(&*to.dir.handle, rest);
             }
+            if is_last {
+                self.lost_last_name(st);
+            }
             self.entry_gone(&to.dir, &to.stored.name, st, is_last, to.object);
         }
         if let Some(ino) = kept {

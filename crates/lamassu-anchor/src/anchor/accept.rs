@@ -64,6 +64,6 @@ impl Anchor {
             state.fly(layer)
         };
         let done = self.table.commit(&flying.changes());
-        self.state.lock().landed(flying, done).map_err(|(error, _)| error)
+        self.state.lock().landed(flying, done).map_err(|failed| failed.0)
     }
 }

@@ -85,6 +85,9 @@ struct Replaced {
     row: Option<Row>,
 }
 
+/// Why a layer is not durable, and the layer.
+type Failed = Box<(AnchorError, Layer)>;
+
 impl Anchor {
     /// Makes the anchor of a new vault in an empty table: the root alone.
     ///
@@ -416,7 +419,7 @@ impl State {
     }
 
     /// What flew is durable, or is given back.
-    fn landed(&mut self, flying: Arc<Layer>, done: Result<()>) -> std::result::Result<(), (AnchorError, Layer)> {
+    fn landed(&mut self, flying: Arc<Layer>, done: Result<()>) -> std::result::Result<(), Failed> {
         self.flying = None;
         // Nobody else keeps one: it is looked at under the lock alone.
         let layer = Arc::into_inner(flying).unwrap_or_default();
@@ -425,11 +428,12 @@ impl State {
                 self.due.extend(layer.intents());
                 Ok(())
             }
-            Err(error) => Err((error, layer)),
+            Err(error) => Err(Box::new((error, layer))),
         }
     }
 
-    fn put_back(&mut self, (error, layer): (AnchorError, Layer)) -> AnchorError {
+    fn put_back(&mut self, failed: Failed) -> AnchorError {
+        let (error, layer) = *failed;
         self.queued.put_back(layer);
         error
     }

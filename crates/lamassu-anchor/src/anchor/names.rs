@@ -173,7 +173,7 @@ impl Anchor {
             };
             // Of that, what was queued meanwhile: nothing more can be now.
             let basis = state.queued.take(Scope::Objects(&ends.objects), covered);
-            if basis.len() > 0 {
+            if !basis.is_of_vault_alone() {
                 let flying = state.fly(basis);
                 let done = self.table.commit(&flying.changes());
                 state.landed(flying, done).map_err(|failed| state.put_back(failed))?;
@@ -187,7 +187,8 @@ impl Anchor {
         let number = moving.number;
         match state.landed(flying, done) {
             Ok(()) => state.has_moved(),
-            Err((error, layer)) => {
+            Err(failed) => {
+                let (error, layer) = *failed;
                 state.has_not_moved(&layer, moving);
                 return Err(error);
             }

@@ -133,13 +133,21 @@ impl Vault {
                     return Err(error);
                 }
                 self.remove_rest(&departing);
-                let id = StoreId::from(&departing.st);
-                if let Some(node) = self.nodes.lock().find(id).filter(|_| is_last && departing.st.nlink > 1) {
-                    anchored.departures.lost_last(node, id);
+                if is_last {
+                    self.lost_last_name(&departing.st);
                 }
             }
         }
         Ok(is_last)
+    }
+
+    /// An inode has lost its last name, in the store, too: but that may still have others, which wait to be removed.
+    pub(crate) fn lost_last_name(&self, st: &Stat) {
+        let Some(anchored) = self.anchored.as_ref().filter(|_| st.nlink > 1) else { return };
+        let id = StoreId::from(st);
+        if let Some(node) = self.nodes.lock().find(id) {
+            anchored.departures.lost_last(node, id);
+        }
     }
 
     fn remove_from_store(&self, departing: &Departing) -> Result<()> {

@@ -141,34 +141,51 @@ impl Vault {
             return Ok(());
         };
         let Some(row) = self.row_of(ino)? else { return Ok(()) };
-        let wanted = as_recorded(&row, *st);
-        let is_as_wanted = |st: &Stat| {
-            let has_mode = st.kind == Kind::Symlink || st.mode == wanted.mode;
-            has_mode && (st.uid, st.gid) == (wanted.uid, wanted.gid)
-        };
-        if is_as_wanted(st) || anchored.is_unmendable(ino) {
+        if is_as_recorded(&row, st) || anchored.is_unmendable(ino) {
             return Ok(());
         }
         let Some(_pass) = self.gate.try_enter().filter(|_| !self.closed.load(std::sync::atomic::Ordering::Acquire))
         else {
             return Ok(());
         };
+        // The store may have been seen in the middle of a change, which it has made and the row does not say yet.
+        let _changes = anchored.mode_of(ino).lock();
+        let Some(row) = self.row_of(ino)? else { return Ok(()) };
+        let held = hold(dir, stored, st);
+        if held.as_ref().is_ok_and(|held| held.stat().is_ok_and(|st| is_as_recorded(&row, &st))) {
+            return Ok(());
+        }
         let entry = self.path_in(dir.ino, stored).display().to_string();
         tracing::warn!(entry, "the store shows another mode or owner than the newest: mended");
-        let mended = hold(dir, stored, st).and_then(|held| {
-            if (st.uid, st.gid) != (wanted.uid, wanted.gid) {
-                held.set_owner(Some(wanted.uid), Some(wanted.gid))?;
+        let mended = held.and_then(|held| {
+            if (st.uid, st.gid) != (row.uid, row.gid) {
+                held.set_owner(Some(row.uid), Some(row.gid))?;
             }
             if st.kind != Kind::Symlink {
-                held.set_mode(wanted.mode)?;
+                held.set_mode(row.mode)?;
             }
             held.stat()
         });
-        if !mended.as_ref().is_ok_and(is_as_wanted) {
+        if !mended.as_ref().is_ok_and(|st| is_as_recorded(&row, st)) {
             tracing::warn!(entry, error = ?mended.err(), "the store does not take the mode or owner; the newest is shown");
             anchored.note_unmendable(ino);
         }
         Ok(())
+    }
+
+    /// Has the store change the mode or the owner of a node, and notes it in the node's row.
+    ///
+    /// # Errors
+    /// That of the step; [`VaultError::Anchor`].
+    pub(crate) fn change_mode(
+        &self,
+        ino: Ino,
+        step: impl FnOnce() -> Result<()>,
+        change: impl FnOnce(&mut Row),
+    ) -> Result<()> {
+        let _changes = self.anchored.as_ref().map(|anchored| anchored.mode_of(ino).lock());
+        step()?;
+        self.record_change(ino, change)
     }
 
     /// Notes a new mode or owner of a node, which the store has already.
@@ -190,6 +207,11 @@ impl Vault {
 }
 
 impl super::Anchored {
+    /// Held while the mode or the owner of a node changes, in the store and in its row.
+    fn mode_of(&self, ino: Ino) -> &parking_lot::Mutex<()> {
+        &self.mode_locks[(ino % crate::STRIPES as u64) as usize]
+    }
+
     /// Whether an unrecorded entry is told of for the first time.
     fn tell(&self, place: lamassu_anchor::EntryPlace) -> bool {
         let mut told = self.told.lock();
@@ -207,6 +229,11 @@ impl super::Anchored {
         }
         unmendable.insert(ino);
     }
+}
+
+/// Whether the store has the mode and the owner that a row says.
+fn is_as_recorded(row: &Row, st: &Stat) -> bool {
+    (st.kind == Kind::Symlink || st.mode == row.mode) && (st.uid, st.gid) == (row.uid, row.gid)
 }
 
 fn as_recorded(row: &Row, st: Stat) -> Stat {

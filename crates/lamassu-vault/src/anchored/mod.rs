@@ -83,6 +83,8 @@ pub(crate) struct Anchored {
     unmendable: Mutex<HashSet<Ino>>,
     /// Attributes of a node are looked at together, and change alone.
     attrs_locks: [RwLock<()>; crate::STRIPES],
+    /// The mode and the owner of a node change in the store and in its row together, for who mends one by the other.
+    mode_locks: [Mutex<()>; crate::STRIPES],
 }
 
 impl Anchored {
@@ -105,6 +107,7 @@ impl Anchored {
             told: Mutex::default(),
             unmendable: Mutex::default(),
             attrs_locks: std::array::from_fn(|_| RwLock::new(())),
+            mode_locks: std::array::from_fn(|_| Mutex::new(())),
         }
     }
 
