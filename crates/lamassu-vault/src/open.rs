@@ -245,7 +245,7 @@ impl Vault {
         let ctx = if write { &self.ctx } else { &self.ctx_read };
         let len = backing.stat().map_err(io("stat"))?.len;
         let file = self.file_of_node(ino, ctx, backing, len, &self.tag(ino))?;
-        file.inherit(profile);
+        file.inherit(profile)?;
         Ok(file)
     }
 

@@ -114,6 +114,7 @@ impl File {
 
     fn open_core(core: Core, len: u64) -> Result<File, StoreError> {
         let state = core.open_state(len)?;
+        core.ctx.check_approved(state.identity.profile())?;
         core.publish(&state);
         let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
         Ok(File { core, chunk_len, lost_barriers, state: RwLock::new(state) })
@@ -460,14 +461,19 @@ impl File {
     }
 
     /// Gives a file that has no page its profile: that of its directory. Of an object of the anchor its row has it.
-    pub fn inherit(&self, profile: Profile) {
+    ///
+    /// # Errors
+    /// [`StoreError::NotApproved`].
+    pub fn inherit(&self, profile: Profile) -> Result<(), StoreError> {
         if self.core.fresh.is_some() || self.profile() == (profile, false) {
-            return;
+            return Ok(());
         }
         let st = &mut *self.exclusive();
         if st.identity.is_unsealed_empty() && st.buffer.is_empty() {
+            self.core.ctx.check_approved(profile)?;
             st.identity.set_profile(profile, false);
         }
+        Ok(())
     }
 
     /// Begins to give the file another profile, durably. `true`: then [`File::rekey`] with [`Rekey::Profile`] has to go
@@ -477,6 +483,7 @@ impl File {
     /// # Errors
     /// As [`File::rekey`].
     pub fn begin_profile(&self, profile: Profile) -> Result<bool, StoreError> {
+        self.core.ctx.check_approved(profile)?;
         self.core.begin_profile(&mut self.exclusive(), profile)
     }
 
