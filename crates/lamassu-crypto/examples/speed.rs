@@ -1,6 +1,6 @@
 //! Prints what `lamassu speed` measures and more, for `scripts/bench`: the parts of the engine by themselves, and a
-//! loop-back device. `speed [BLOCK_SIZE [MS_A_ROW [METHODS]]]`; a JSON array of rows. METHODS 1: also by the ciphers and
-//! hashes that files may have in place of the suite's.
+//! loop-back device. `speed [BLOCK_SIZE [MS_A_ROW [METHODS]]]`; a JSON array of rows. METHODS 1: also by the ciphers
+//! and hashes that files may have in place of the suite's.
 
 use lamassu_crypto::kernel::Kernel;
 use lamassu_crypto::speed::{self, Plan, Row};

@@ -31,13 +31,16 @@ const USED_SHIFT: u32 = 8;
 const USED_BITS: u16 = 0x7f;
 const _: () = assert!(SLOTS <= USED_BITS as usize && PROFILE_SHIFT + Profile::BITS == USED_SHIFT);
 const FLAG_CHANGING: u16 = 1 << 15;
-const FLAGS_KNOWN: u16 =
-    FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | PROFILE_BITS << PROFILE_SHIFT | USED_BITS << USED_SHIFT | FLAG_CHANGING;
+// Every bit has a meaning, so none is left to refuse.
+const _: () = assert!(
+    FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | PROFILE_BITS << PROFILE_SHIFT | USED_BITS << USED_SHIFT | FLAG_CHANGING
+        == u16::MAX
+);
 
 /// Why a page with a good seal is not a page: a faulty or newer program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum PageError {
-    /// A flag that this version does not know, or that does not belong to this page.
+    /// A flag that does not belong to this page, or a profile that there is not.
     #[error("page has flags {0:#x} that version 1 does not allow here")]
     Flags(u16),
     /// More key slots in use than the page has blocks.
@@ -160,7 +163,7 @@ impl Page {
     /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are ignored.
     pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: PageNo) -> Result<Page, PageError> {
         let flags = u16::from_le_bytes([bytes[FLAGS_AT], bytes[FLAGS_AT + 1]]);
-        if flags & !FLAGS_KNOWN != 0 || (g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
+        if g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0 {
             return Err(PageError::Flags(flags));
         }
         let profile = Profile::of_number((flags >> PROFILE_SHIFT & PROFILE_BITS) as u8);

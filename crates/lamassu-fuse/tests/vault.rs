@@ -100,6 +100,7 @@ impl Fixture {
             integrity: Integrity::Full,
             durability: Durability::Ordered,
             read_only,
+            approved_only: false,
             threads: 2,
             device: None,
             anchor: None,

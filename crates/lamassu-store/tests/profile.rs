@@ -175,8 +175,8 @@ fn a_page_of_any_other_profile_is_an_older_one() {
     }
 }
 
-/// With approved primitives alone a file whose hash is BLAKE3 neither opens nor is made, in any suite. One that is being
-/// brought to SHA-256 opens, and is brought to the end: what is left of it is not taken for damage.
+/// With approved primitives alone a file whose hash is BLAKE3 neither opens nor is made, in any suite. One that is
+/// being brought to SHA-256 opens, and is brought to the end: what is left of it is not taken for damage.
 #[test]
 fn approved_primitives_alone() {
     for suite in Suite::ALL {

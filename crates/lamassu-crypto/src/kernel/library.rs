@@ -40,9 +40,13 @@ pub(super) fn cbc_decrypt<const N: usize>(key: &BlockKey, data: &mut [u8]) {
 }
 
 pub(super) fn ctr<const N: usize>(key: &BlockKey, data: &mut [u8]) {
+    let iv = [0; 16];
     match N {
-        AES_128 => with_zero_iv::<ctr::Ctr128BE<Aes128>>(key_of::<N>(key)).apply_keystream(data),
-        _ => with_zero_iv::<ctr::Ctr128BE<Aes256>>(key_of::<N>(key)).apply_keystream(data),
+        AES_128 => {
+            let key: &[u8; 16] = key.first_chunk().expect("32 bytes");
+            ctr::Ctr128BE::<Aes128>::new(key.into(), &iv.into()).apply_keystream(data);
+        }
+        _ => ctr::Ctr128BE::<Aes256>::new(key.into(), &iv.into()).apply_keystream(data),
     }
 }
 

@@ -218,8 +218,8 @@ impl Kernel {
         }
     }
 
-    /// AES-CBC with a zero IV, each lane under its own key: that of [`AES_128`] is the first half of what is given. Lanes
-    /// are of one length, whole cipher blocks.
+    /// AES-CBC with a zero IV, each lane under its own key: that of [`AES_128`] is the first half of what is given.
+    /// Lanes are of one length, whole cipher blocks.
     pub fn cbc_encrypt<const N: usize>(&self, keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
         assert_eq!(keys.len(), lanes.len());
         const { assert!(N == AES_128 || N == AES_256) };

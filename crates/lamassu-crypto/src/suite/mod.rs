@@ -140,8 +140,8 @@ pub fn unapproved_hash(hash: Hash) -> Option<&'static str> {
     }
 }
 
-/// What the key is derived for under which a method derives keys of blocks (§10). It names the cipher and the hash where
-/// they are not the suite's.
+/// What the key is derived for under which a method derives keys of blocks (§10). It names the cipher and the hash
+/// where they are not the suite's.
 pub(crate) fn purpose(suite: Suite, method: Method) -> Cow<'static, str> {
     const OF_SUITE: &str = "block key";
     let cipher = method.has_short_key().then(|| method.cipher(suite).name());

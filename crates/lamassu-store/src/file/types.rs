@@ -225,7 +225,8 @@ pub struct FileContext {
     /// Nothing is ever written.
     pub read_only: bool,
     /// Approved primitives alone (FIPS): files whose hash is none do not open. One that is being brought to another
-    /// hash does: until that is done, what is left is verified by the earlier one, so that no block is taken for damage.
+    /// hash does: until that is done, what is left is verified by the earlier one, so that no block is taken for
+    /// damage.
     pub approved_only: bool,
     /// Which session writes pages, and which were interrupted.
     pub sessions: Arc<Sessions>,

@@ -47,7 +47,8 @@ impl Vault {
     /// every file is whole.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; as [`Vault::rekey`].
+    /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; as
+    /// [`Vault::rekey`].
     pub fn set_profile(
         &self,
         ino: Ino,
