@@ -135,14 +135,20 @@ assert xaes_seal(b"\3" * 32, b"ABCDEFGHIJKLMNOPQRSTUVWX", b"c2sp.org/XAES-256-GC
 
 # --- the format -------------------------------------------------------------------------------------------------------------------
 
-def block_key(suite, k_in, data, salt=b""):
-    if suite in ("aes", "paper"):
-        h = hashlib.sha256(data).digest()
-    else:
-        h = blake3_keyed(derive(suite, k_in, "block hash"), data)
+OWN = {"aes": ("aes-256", "sha-256"), "paper": ("aes-256", "sha-256"), "blake3": ("aes-256", "blake3"), "chacha": ("chacha20", "blake3")}
+
+
+def block_hash(suite, k_in, data, method):
+    return hashlib.sha256(data).digest() if method[1] == "sha-256" else blake3_keyed(derive(suite, k_in, "block hash"), data)
+
+
+def block_key(suite, k_in, data, salt=b"", method=None):
+    method = method or OWN[suite]
+    h = block_hash(suite, k_in, data, method)
     if suite == "paper":
         return ecb(k_in, h)
-    kdf = derive(suite, k_in, "block key")
+    differs = [part for part, own in zip(method, OWN[suite]) if part != own]
+    kdf = derive(suite, k_in, " ".join(["block key", *differs]))
     if suite == "aes":
         key = b""
         for c in (1, 2):
@@ -154,7 +160,9 @@ def block_key(suite, k_in, data, salt=b""):
     return key[:31] + bytes([key[31] & 0xFE])
 
 
-def encrypt_block(suite, key, data):
+def encrypt_block(suite, key, data, method=None):
+    if method and method[0] == "aes-128":
+        key = key[:16]
     if suite in ("aes", "paper"):
         return aes(modes.CBC(bytes(16)), key, data)
     if suite == "blake3":
@@ -207,6 +215,25 @@ def salted_blocks():
             # SHA-256 of "block 0", of "block 1", …, joined.
             yield {"suite": suite, "domain": domain, "k_in": k_in.hex(), "file_id": file_id.hex(), "number": number, "block_size": len(data),
                    "k": key.hex(), "block_stream": "block", "ciphertext_sha256": hashlib.sha256(encrypt_block(suite, key, data)).hexdigest()}
+
+
+def methods():
+    """Blocks of files whose cipher or hash is not the suite's, and the K of the same blocks stored plain."""
+    file_id = stream("file id", 16)
+    for suite, ciphers in (("aes", ("aes-256", "aes-128")), ("blake3", ("aes-256", "aes-128")), ("chacha", ("chacha20",))):
+        k_in = stream(f"K_in {suite}", 32)
+        for method in ((cipher, h) for cipher in ciphers for h in ("sha-256", "blake3")):
+            if method == OWN[suite]:
+                continue
+            for label, salt in (("zeros", b""), ("block", b""), ("block", file_id)):
+                data = bytes(4096) if label == "zeros" else stream(label, 4096)
+                key = block_key(suite, k_in, data, salt, method)
+                plain_k = block_hash(suite, k_in, data, method)
+                row = {"suite": suite, "cipher": method[0], "hash": method[1], "k_in": k_in.hex(), "block_size": len(data), "k": key.hex(),
+                       "plain_k": (plain_k[:31] + bytes([plain_k[31] & 0xFE])).hex(),
+                       "ciphertext_sha256": hashlib.sha256(encrypt_block(suite, key, data, method)).hexdigest()}
+                row |= {"block_zeros": len(data)} if label == "zeros" else {"block_stream": label}
+                yield row | ({"domain": "file", "file_id": file_id.hex(), "number": 7} if salt else {})
 
 
 def pages():
@@ -269,7 +296,7 @@ def slots():
                      "wrapped": (tag + sealed).hex()}
 
 
-for make in (blocks, salted_blocks, pages, records, xattrs, names, slots):
+for make in (blocks, salted_blocks, methods, pages, records, xattrs, names, slots):
     path = pathlib.Path(__file__).with_name(make.__name__ + ".json")
     path.write_text(json.dumps(list(make()), indent=1, ensure_ascii=False) + "\n")
     print(path.name)

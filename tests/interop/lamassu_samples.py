@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lamassu_reader.crypto import SUITES, b64, hkdf, outer, siv_seal
+from lamassu_reader.crypto import OF_SUITE, SUITES, b64, hkdf, outer, siv_seal
 from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer, counter_rand
 
 RAW = bytes(range(0x40, 0x60))
@@ -53,8 +53,8 @@ def suite_vectors(name: str) -> dict[str, Any]:
         "record seal": keys.record_seal.hex(),
         "record select": keys.record_select.hex(),
         "xattr name": keys.xattr_name.hex(),
-        "block hash": inner.hash_key.hex() or None,
-        "block key": inner.key.hex(),
+        "block hash": inner.hash_key.hex() if suite.hashes_by_blake3(OF_SUITE) else None,
+        "block key": inner.keys[OF_SUITE].hex(),
         "block": {
             "plaintext": "byte i is i mod 251",
             "K": block_key.hex(),

@@ -18,7 +18,7 @@ from argon2 import Type
 from argon2.low_level import hash_secret_raw
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lamassu_reader.crypto import SUITES, InnerKeys, OuterKeys, b64, hkdf, outer, prf, siv_seal, xaes_seal
+from lamassu_reader.crypto import OF_SUITE, SUITES, InnerKeys, Method, OuterKeys, b64, hkdf, outer, prf, siv_seal, xaes_seal
 
 Rand = Callable[[int], bytes]
 HOLE = bytes(32)
@@ -346,11 +346,13 @@ class Writer:
         self.put(path, self.block_at(b), cipher)
         return key
 
-    def block(self, data: bytes, inner: InnerKeys | None = None, salt: bytes = b"") -> tuple[bytes, bytes]:
+    def block(
+        self, data: bytes, inner: InnerKeys | None = None, salt: bytes = b"", method: Method = OF_SUITE
+    ) -> tuple[bytes, bytes]:
         """Key and ciphertext of a block."""
         plain = data.ljust(self.B, b"\0")
-        key = (inner or self.inner).block_key(plain, salt)
-        return key, self.suite.encrypt_block(key, plain)
+        key = (inner or self.inner).block_key(plain, salt, method)
+        return key, self.suite.encrypt_block(key, plain, method)
 
     def write_file(self, path: Path, data: bytes, holes: frozenset[int] = frozenset(), sparse: bool = False) -> None:
         """A whole file. Blocks in `holes` must be zero in `data`; pages of holes alone are left out."""

@@ -28,6 +28,7 @@ import lamassu_samples
 import worked_example
 from lamassu_reader import crypto, root, sessions, treehash
 from lamassu_reader.header import KeySource, load, parse
+from lamassu_reader.pages import is_profile, is_profile_of, method_of
 from lamassu_writer_min import CLOSED, HOLE, OPEN, PageSpec, Writer, le
 
 HERE = Path(__file__).resolve().parent
@@ -134,7 +135,7 @@ class Primitives(unittest.TestCase):
                 hashlib.sha256(plain).digest() + salt,
                 None,
             )
-            want = bytearray(kdf.derive(inner.key))
+            want = bytearray(kdf.derive(inner.keys[crypto.OF_SUITE]))
             want[31] &= 0xFE
             self.assertEqual(inner.block_key(plain, salt), want)
 
@@ -807,10 +808,10 @@ class Files(Temp):
         junk_slot, after_tail = 128 - 56 + 50 * 32, 4039
         fid = b"i" * 16
         for page, words, *content in (
-            (PageSpec(4096, keys=[key], more_flags=1 << 6), "unknown flags"),
-            (PageSpec(4096, keys=[key], more_flags=5 << 3), "random keys of plain"),
+            (PageSpec(4096, keys=[key], more_flags=5 << 3), "keys or a cipher of plain"),
+            (PageSpec(4096, keys=[key], more_flags=9 << 3), "keys or a cipher of plain"),
             (PageSpec(4096, keys=[key], more_flags=4 << 3), "without a file id has"),
-            (PageSpec(4096, keys=[key], more_flags=1 << 7), "without a file id has"),
+            (PageSpec(4096, keys=[key], more_flags=1 << 15), "without a file id has"),
             (PageSpec(4096, keys=[key], more_flags=1 << 16), "a session tag"),  # of a page without a file id
             (PageSpec(4096, keys=[key], more_flags=1 << 63), "a session tag"),
             (PageSpec(4096, used=117), "117 slots"),
@@ -843,38 +844,48 @@ class Files(Temp):
                     self.assertEqual(self.read(w, path), content[0])
 
     def test_profiles(self) -> None:
-        """Blocks that are stored plain, and under the file's id; and the same while a file comes to another profile."""
+        """Blocks that are stored plain, under the file's id, and by every cipher and hash; and the same while a file comes
+        to another profile."""
         fid = b"i" * 16
         for suite in ("aes", "paper", "blake3", "chacha"):
             w = self.writer(suite, reserved=62)
-            blocks = [noise(4096, 200 + n) for n in range(3)]
+            blocks = [noise(4096, 200 + n) for n in range(4)]
 
-            def put(path: Path, n: int, form: str) -> bytes:
-                key, cipher = w.block(blocks[n], salt=fid if form == "random" else b"")
-                if form == "plain":
-                    key, cipher = w.inner.plain_key(blocks[n]), blocks[n]
+            def put(path: Path, n: int, number: int) -> bytes:
+                method = method_of(number)
+                key, cipher = w.block(blocks[n % 4], salt=fid if number & 4 else b"", method=method)
+                if number & 1:
+                    key, cipher = w.inner.plain_key(blocks[n % 4], method), blocks[n % 4]
                 w.put(path, w.block_at(n), cipher)
                 return key
 
-            forms = ["zone", "plain"] + (["random"] if suite != "paper" else [])
-            numbers = {"zone": (0, 2), "plain": (1, 3), "random": (4, 6)}
-            for form in forms:
-                for number in numbers[form]:
-                    path = w.dir / f"{form}{number}"
-                    keys = [put(path, n, form) for n in range(3)]
-                    w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=keys, more_flags=number << 3))
-                    self.assertEqual(self.read(w, path), b"".join(blocks))
-                    # Verified, whatever the profile says of reads.
-                    w.put(path, w.block_at(1) + 7, b"!")
+            numbers = [n for n in range(32) if is_profile(n) and is_profile_of(w.suite, n)]
+            self.assertEqual(len(numbers), {"aes": 20, "paper": 4, "blake3": 12, "chacha": 8}[suite])
+            for number in numbers:
+                path = w.dir / f"{number}"
+                keys = [put(path, n, number) for n in range(3)]
+                w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=keys, more_flags=number << 3))
+                self.assertEqual(self.read(w, path), b"".join(blocks[:3]))
+                # Verified, whatever the profile says of reads.
+                w.put(path, w.block_at(1) + 7, b"!")
+                self.damaged(w, path, "does not match")
+                # In no other form: bit 1 alone makes none.
+                for wrong in (n for n in numbers if n & ~2 != number & ~2):
+                    w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=keys, more_flags=wrong << 3))
                     self.damaged(w, path, "does not match")
-                    # In no other form.
-                    for wrong in {n for f in forms if f != form for n in numbers[f]}:
-                        w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=keys, more_flags=wrong << 3))
-                        self.damaged(w, path, "does not match")
             path = w.dir / "changing"
-            mixed = [put(path, n, forms[n % len(forms)]) for n in range(3)]
-            w.put_page(path, 0, PageSpec(3 * 4096, fid, CLOSED, keys=mixed, more_flags=1 << 3 | 1 << 7))
-            self.assertEqual(self.read(w, path), b"".join(blocks))
+            mixed = [put(path, n, number) for n, number in enumerate(numbers)]
+            w.put_page(path, 0, PageSpec(len(mixed) * 4096, fid, CLOSED, keys=mixed, more_flags=1 << 3 | 1 << 15))
+            self.assertEqual(self.read(w, path), b"".join(blocks[n % 4] for n in range(len(mixed))))
+
+    def test_profiles_of_other_suites(self) -> None:
+        """A page says nothing that its suite cannot keep."""
+        for suite, number in (("paper", 4), ("paper", 8), ("paper", 16), ("chacha", 2), ("chacha", 8), ("blake3", 2)):
+            w = self.writer(suite)
+            path = w.dir / "f"
+            key = w.put_block(path, 0, b"x" * 4096)
+            w.put_page(path, 0, PageSpec(4096, b"i" * 16, CLOSED, keys=[key], more_flags=number << 3))
+            self.damaged(w, path, f"profile {number}, which the suite cannot keep")
 
     def test_pages_of_another_profile(self) -> None:
         """They are older ones, unless page 0 says that the profile is being changed."""
@@ -883,10 +894,13 @@ class Files(Temp):
         for zero, last, words in (
             (0, 1, "another profile"),
             (1, 0, "another profile"),
-            (1, 1 | 1 << 4, "another profile"),
-            (1 | 1 << 4, 0, None),
-            (1 | 1 << 4, 1 | 1 << 4, None),
+            (1, 1 | 1 << 12, "another profile"),
+            (0, 8, "another profile"),
+            (16, 24, "another profile"),
+            (1 | 1 << 12, 0, None),
+            (1 | 1 << 12, 1 | 1 << 12, None),
             (2, 2, None),
+            (24, 24, None),
         ):
             path = w.dir / f"f{zero}.{last}"
             hole = [HOLE] * w.N

@@ -8,8 +8,10 @@ use crate::kernel::Kernel;
 use crate::salt::Salts;
 use crate::secret::{Secret, without_trace};
 use crate::stages::{Stage, timed};
-use crate::suite::{BlockKdf, CipherSuite};
+use crate::suite::{BlockHash, BlockKdf, CipherSuite, purpose};
 use crate::{BlockKey, Suite};
+use lamassu_format::Method;
+use std::sync::OnceLock;
 use zeroize::Zeroizing;
 
 /// Blocks that go through the kernels together: as many as the widest kernel has lanes.
@@ -19,6 +21,14 @@ pub(crate) const GROUP: usize = 16;
 pub struct InnerKey {
     suite: &'static CipherSuite,
     kernel: Kernel,
+    k_in: Secret<32>,
+    /// By [`Method::index`]: most vaults use that of the suite alone, so the others are expanded when they are needed.
+    expanded: [OnceLock<Expanded>; Method::ALL.len()],
+}
+
+/// K_in, expanded for a method.
+struct Expanded {
+    hash: BlockHash,
     kdf: Box<dyn BlockKdf>,
 }
 
@@ -30,8 +40,23 @@ impl InnerKey {
 
     /// The same on a kernel of choice.
     pub fn with_kernel(suite: Suite, k_in: &Secret<32>, kernel: Kernel) -> Self {
-        let suite = CipherSuite::of(suite);
-        InnerKey { suite, kernel, kdf: without_trace(|| (suite.expand)(kernel, k_in)) }
+        let (suite, k_in) = (CipherSuite::of(suite), k_in.duplicate());
+        let key = InnerKey { suite, kernel, k_in, expanded: Default::default() };
+        key.by(Method::OF_SUITE);
+        key
+    }
+
+    /// # Panics
+    /// If the suite does not have the method: as [`CipherSuite::cipher`].
+    fn by(&self, method: Method) -> &Expanded {
+        self.expanded[method.index()].get_or_init(|| {
+            let suite = self.suite.id;
+            assert!(method.check(suite).is_ok(), "a profile is checked against its suite");
+            without_trace(|| Expanded {
+                hash: BlockHash::new(suite, method.hash(suite), &self.k_in),
+                kdf: (self.suite.expand)(self.kernel, &self.k_in, &purpose(suite, method)),
+            })
+        })
     }
 
     /// Derives the keys and encrypts in place; blocks that are to be stored plain keep their content, and get their
@@ -42,39 +67,39 @@ impl InnerKey {
             let plain = Group::of(group.chunks_exact(block_size));
             timed(Stage::Key, || self.derive_group(salts.skip(n * GROUP), plain.as_slice(), keys));
             if !salts.is_plain() {
-                timed(Stage::Encrypt, || self.encrypt_group(group, keys));
+                timed(Stage::Encrypt, || self.encrypt_group(salts.method(), group, keys));
             }
         }
     }
 
     /// Encrypts 1 to [`GROUP`] blocks in place, under keys that are known already.
-    pub(crate) fn encrypt_group(&self, group: &mut [u8], keys: &[BlockKey]) {
-        self.suite.cipher.encrypt(self.kernel, keys, group);
+    pub(crate) fn encrypt_group(&self, method: Method, group: &mut [u8], keys: &[BlockKey]) {
+        self.suite.cipher(method).encrypt(self.kernel, keys, group);
     }
 
     /// Keys of at most [`GROUP`] blocks.
     fn derive_group(&self, salts: Salts<'_>, blocks: &[&[u8]], keys: &mut [BlockKey]) {
         let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
         let hashes = &mut hashes[..blocks.len()];
-        self.hash_group(blocks, hashes);
+        self.hash_group(salts.method(), blocks, hashes);
         self.keys_of_hashes(hashes, salts, keys);
     }
 
     /// Whether H itself depends on K_in.
-    pub(crate) fn is_hash_keyed(&self) -> bool {
-        self.suite.is_hash_keyed
+    pub(crate) fn is_hash_keyed(&self, method: Method) -> bool {
+        self.by(method).hash.is_keyed()
     }
 
     /// H of at most [`GROUP`] blocks.
-    pub(crate) fn hash_group(&self, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
-        self.kdf.hash(self.kernel, blocks, hashes);
+    pub(crate) fn hash_group(&self, method: Method, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
+        self.by(method).hash.of(self.kernel, blocks, hashes);
     }
 
     /// K of each H, at most [`GROUP`]; of plain blocks H itself.
     pub(crate) fn keys_of_hashes(&self, hashes: &[[u8; 32]], salts: Salts<'_>, keys: &mut [BlockKey]) {
         match salts.is_plain() {
             true => keys.copy_from_slice(&hashes[..keys.len()]),
-            false => without_trace(|| self.kdf.keys(self.kernel, hashes, salts, keys)),
+            false => without_trace(|| self.by(salts.method()).kdf.keys(self.kernel, hashes, salts, keys)),
         }
         keys.iter_mut().for_each(|k| self.suite.finish(k));
     }

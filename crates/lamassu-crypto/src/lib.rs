@@ -52,7 +52,7 @@ pub use provider::{Provider, ProviderInUse};
 pub use ring::KeyRing;
 pub use salt::{Keyed, Salts};
 pub use secret::{Secret, SecretBytes};
-pub use suite::unapproved;
+pub use suite::{unapproved, unapproved_hash};
 
 /// An AEAD or MAC check failed. It says nothing more, on purpose.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]

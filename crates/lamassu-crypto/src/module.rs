@@ -8,7 +8,7 @@
 use crate::Unauthentic;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::cipher::{
-    AES_256, DecryptingKey, DecryptionContext, EncryptingKey, EncryptionContext, UnboundCipherKey,
+    AES_128, AES_256, DecryptingKey, DecryptionContext, EncryptingKey, EncryptionContext, UnboundCipherKey,
 };
 use aws_lc_rs::iv::FixedLength;
 use aws_lc_rs::{digest, hkdf, hmac, rand};
@@ -50,8 +50,10 @@ pub(crate) fn hkdf(ikm: &[u8], salt: &[u8], info: &[u8], out: &mut [u8]) {
     prk.expand(&[info], Len(out.len())).and_then(|okm| okm.fill(out)).expect(SOUND);
 }
 
-fn aes(key: &[u8; 32]) -> UnboundCipherKey {
-    UnboundCipherKey::new(&AES_256, key).expect("a key of 32 bytes")
+/// AES by the length of the key.
+fn aes(key: &[u8]) -> UnboundCipherKey {
+    let algorithm = if key.len() == 16 { &AES_128 } else { &AES_256 };
+    UnboundCipherKey::new(algorithm, key).expect("a key of 16 or 32 bytes")
 }
 
 fn zero_iv() -> FixedLength<16> {
@@ -63,20 +65,20 @@ pub(crate) fn ecb_encrypt(key: &[u8; 32], data: &mut [u8]) {
     EncryptingKey::ecb(aes(key)).and_then(|key| key.encrypt(data)).expect(SOUND);
 }
 
-/// AES-256-CBC under a zero IV, whole cipher blocks.
-pub(crate) fn cbc_encrypt(key: &[u8; 32], data: &mut [u8]) {
+/// AES-CBC under a zero IV, whole cipher blocks.
+pub(crate) fn cbc_encrypt(key: &[u8], data: &mut [u8]) {
     let key = EncryptingKey::cbc(aes(key));
     key.and_then(|key| key.less_safe_encrypt(data, EncryptionContext::Iv128(zero_iv()))).expect(SOUND);
 }
 
 /// And back.
-pub(crate) fn cbc_decrypt(key: &[u8; 32], data: &mut [u8]) {
+pub(crate) fn cbc_decrypt(key: &[u8], data: &mut [u8]) {
     let key = DecryptingKey::cbc(aes(key)).expect(SOUND);
     key.decrypt(data, DecryptionContext::Iv128(zero_iv())).expect(SOUND);
 }
 
-/// AES-256-CTR, the initial counter block zero.
-pub(crate) fn ctr(key: &[u8; 32], data: &mut [u8]) {
+/// AES-CTR, the initial counter block zero.
+pub(crate) fn ctr(key: &[u8], data: &mut [u8]) {
     let key = EncryptingKey::ctr(aes(key));
     key.and_then(|key| key.less_safe_encrypt(data, EncryptionContext::Iv128(zero_iv()))).expect(SOUND);
 }

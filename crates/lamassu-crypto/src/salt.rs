@@ -1,18 +1,19 @@
-//! What a block's key depends on besides its content and K_in, by deduplication domain (§10).
+//! What a block's key depends on besides its content and K_in (§10): the salt, by deduplication domain, and the method.
 
 use crate::BlockKey;
-use lamassu_format::{BlockNo, Domain, FileId};
+use lamassu_format::{BlockNo, Domain, FileId, Method};
 
 /// The longest salt, bytes: a file's id and a block's number.
 pub(crate) const SALT_MAX: usize = 24;
 
-/// The salts of a batch's blocks, or that they are stored plain.
+/// The salts of a batch's blocks, or that they are stored plain; and their cipher and hash.
 #[derive(Clone, Copy, Debug)]
 pub struct Salts<'a> {
     domain: Domain,
     file: FileId,
     numbers: Numbers<'a>,
     is_plain: bool,
+    method: Method,
 }
 
 /// The numbers of a batch's blocks in their file.
@@ -24,24 +25,40 @@ enum Numbers<'a> {
 
 impl<'a> Salts<'a> {
     /// No salt: equal blocks have equal keys wherever K_in is known.
-    pub const EMPTY: Salts<'static> =
-        Salts { domain: Domain::Zone, file: FileId::NONE, numbers: Numbers::From(BlockNo::ZERO), is_plain: false };
+    pub const EMPTY: Salts<'static> = Salts {
+        domain: Domain::Zone,
+        file: FileId::NONE,
+        numbers: Numbers::From(BlockNo::ZERO),
+        is_plain: false,
+        method: Method::OF_SUITE,
+    };
     /// Of blocks that are stored as they are: in the place of a key they have their hash, and no salt goes into it.
     pub const PLAIN: Salts<'static> = Salts { is_plain: true, ..Salts::EMPTY };
 
     /// Salts of consecutive blocks of a file, from block `first` on.
     pub fn from_block(domain: Domain, file: FileId, first: BlockNo) -> Salts<'static> {
-        Salts { domain, file, numbers: Numbers::From(first), is_plain: false }
+        Salts { domain, file, numbers: Numbers::From(first), ..Salts::EMPTY }
     }
 
     /// Salts of the blocks with these numbers in a file.
     pub fn of_blocks(domain: Domain, file: FileId, numbers: &'a [BlockNo]) -> Salts<'a> {
-        Salts { domain, file, numbers: Numbers::Each(numbers), is_plain: false }
+        Salts { domain, file, numbers: Numbers::Each(numbers), ..Salts::EMPTY }
     }
 
     /// Whether the blocks are stored as they are.
     pub fn is_plain(self) -> bool {
         self.is_plain
+    }
+
+    /// The same for blocks of another method.
+    ///
+    /// Sealing and opening panic if the suite does not have it.
+    pub const fn by(self, method: Method) -> Salts<'a> {
+        Salts { method, ..self }
+    }
+
+    pub(crate) fn method(self) -> Method {
+        self.method
     }
 
     /// The salts of the batch without its first `n` blocks.
@@ -56,7 +73,7 @@ impl<'a> Salts<'a> {
     /// The salts of the first `count` blocks, which borrow nothing.
     pub(crate) fn to_owned(self, count: usize) -> OwnedSalts {
         let numbers = (0..count).map(|at| self.number(at)).collect();
-        OwnedSalts { domain: self.domain, file: self.file, numbers, is_plain: self.is_plain }
+        OwnedSalts { domain: self.domain, file: self.file, numbers, is_plain: self.is_plain, method: self.method }
     }
 
     /// The salts of some blocks of the batch. `numbers`, of the same length, takes their numbers.
@@ -102,11 +119,13 @@ pub(crate) struct OwnedSalts {
     file: FileId,
     numbers: Vec<BlockNo>,
     is_plain: bool,
+    method: Method,
 }
 
 impl OwnedSalts {
     pub fn as_salts(&self) -> Salts<'_> {
-        Salts { is_plain: self.is_plain, ..Salts::of_blocks(self.domain, self.file, &self.numbers) }
+        let salts = Salts::of_blocks(self.domain, self.file, &self.numbers);
+        Salts { is_plain: self.is_plain, method: self.method, ..salts }
     }
 }
 

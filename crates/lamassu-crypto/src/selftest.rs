@@ -4,7 +4,7 @@
 //! `testdata/vectors/`.
 
 use crate::argon::argon2id;
-use crate::kernel::Kernel;
+use crate::kernel::{AES_128, AES_256, Kernel};
 use crate::name::{siv_open, siv_seal};
 use crate::suite::chacha::XChaCha;
 use crate::suite::{Aead, CipherSuite, KnownAnswer};
@@ -65,13 +65,15 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(&'static str, bool)) {
         #[cfg(feature = "fips")]
         Provider::Module => "DRBG",
     };
-    let tests: [Test; 14] = [
+    let tests: [Test; 16] = [
         ("SHA-256", sha256),
         ("HMAC-SHA-256", hmac),
         ("HKDF-SHA-256", hkdf),
         ("AES-256", aes256),
         ("AES-256-CBC", cbc),
         ("AES-256-CTR", ctr),
+        ("AES-128-CBC", cbc_128),
+        ("AES-128-CTR", ctr_128),
         ("ChaCha20", chacha20),
         ("BLAKE3", blake3),
         ("XAES-256-GCM", xaes),
@@ -90,7 +92,9 @@ pub fn each_on(kernel: Kernel, mut report: impl FnMut(&'static str, bool)) {
     }
     for s in Suite::ALL {
         let suite = CipherSuite::of(s);
-        report(suite.known_answer.name, suite_passes(kernel, suite));
+        for answer in suite.known_answers {
+            report(answer.name, suite_passes(kernel, suite, answer));
+        }
     }
 }
 
@@ -140,24 +144,47 @@ fn aes256(kernel: Kernel) -> bool {
     blocks == [hex("f3eed1bdb5d2a03c064b5a7e3db181f8"); 19]
 }
 
-/// SP 800-38A, F.2.5 (its first two blocks; its IV is XORed into the first).
+/// SP 800-38A, F.2.5.
 fn cbc(kernel: Kernel) -> bool {
+    cbc_passes::<AES_256>(
+        kernel,
+        &SP800_38A_KEY,
+        hex("f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d"),
+    )
+}
+
+/// SP 800-38A, F.2.1. What is behind the key is no part of it.
+fn cbc_128(kernel: Kernel) -> bool {
+    let key = hex("2b7e151628aed2a6abf7158809cf4f3cffffffffffffffffffffffffffffffff");
+    cbc_passes::<AES_128>(kernel, &key, hex("7649abac8119b246cee98e9b12e9197d5086cb9b507219ee95db113a917678b2"))
+}
+
+/// The first two blocks of SP 800-38A, F.2. Its IV is XORed into the first.
+fn cbc_passes<const N: usize>(kernel: Kernel, key: &[u8; 32], sealed: [u8; 32]) -> bool {
     let iv: [u8; 16] = hex("000102030405060708090a0b0c0d0e0f");
     let mut plain: [u8; 32] = hex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51");
     plain.iter_mut().zip(iv).for_each(|(p, i)| *p ^= i);
     let mut lanes = [plain; 19];
-    kernel.cbc_encrypt(&[SP800_38A_KEY; 19], &mut lanes.each_mut().map(|l| &mut l[..]));
-    let sealed = lanes == [hex("f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d"); 19];
-    lanes.iter_mut().for_each(|l| kernel.cbc_decrypt(&SP800_38A_KEY, l));
-    sealed && lanes == [plain; 19]
+    kernel.cbc_encrypt::<N>(&[*key; 19], &mut lanes.each_mut().map(|l| &mut l[..]));
+    let is_sealed = lanes == [sealed; 19];
+    lanes.iter_mut().for_each(|l| kernel.cbc_decrypt::<N>(key, l));
+    is_sealed && lanes == [plain; 19]
 }
 
 /// AES-256 of the counters 0 and 1 under a zero key (NIST AESAVS, GFSbox key; the second by
 /// `testdata/vectors/generate.py`).
 fn ctr(kernel: Kernel) -> bool {
     let mut data = [0; 32];
-    kernel.ctr(&[0; 32], &mut data);
+    kernel.ctr::<AES_256>(&[0; 32], &mut data);
     data == hex("dc95c078a2408989ad48a21492842087530f8afbc74536b9a963b4f1c4cb738b")
+}
+
+/// AES-128 of the counters 0 and 1 under a zero key: H and the mask of the tag of the first test case of the GCM
+/// specification (McGrew, Viega).
+fn ctr_128(kernel: Kernel) -> bool {
+    let mut data = [0; 32];
+    kernel.ctr::<AES_128>(&[0; 32], &mut data);
+    data == hex("66e94bd4ef8a2c3b884cfa59ca342b2e58e2fccefa7e3061367f1d57a4e7455a")
 }
 
 /// RFC 8439, A.1, test vector 3 begins at counter 1; this is test vector 1: zero key, zero nonce, counter 0.
@@ -222,13 +249,14 @@ fn random(kernel: Kernel) -> bool {
     fill(&mut a) && fill(&mut b) && a != b && a != [0; 32]
 }
 
-fn suite_passes(kernel: Kernel, suite: &CipherSuite) -> bool {
-    let KnownAnswer { mut k_in, key, ciphertext, .. } = suite.known_answer;
+fn suite_passes(kernel: Kernel, suite: &CipherSuite, answer: &KnownAnswer) -> bool {
+    let &KnownAnswer { method, key, ciphertext, .. } = answer;
+    let (mut k_in, salts) = (suite.known_k_in, Salts::EMPTY.by(method));
     let k_in = [Secret::new(&mut k_in)];
     let ring = KeyRing::with_kernel(suite.id, &k_in, &[Secret::new(&mut [0; 32])], kernel);
     let inner: &InnerKey = &ring.inner();
     let (mut blocks, mut keys) = (vec![0; 19 * 4096], [[0; 32]; 19]);
-    inner.seal(Salts::EMPTY, &mut blocks, 4096, &mut keys);
+    inner.seal(salts, &mut blocks, 4096, &mut keys);
     let mut digests = [[0; 32]; 19];
     let ciphertexts: Vec<&[u8]> = blocks.chunks(4096).collect();
     kernel.sha256(&ciphertexts, &mut digests);
@@ -236,7 +264,8 @@ fn suite_passes(kernel: Kernel, suite: &CipherSuite) -> bool {
         return false;
     }
     blocks[7 * 4096 + 99] ^= 1;
-    let failed = Engine::with_kernel(1, kernel).open(&ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::Full);
+    let keyed = Keyed { keys: &keys, salts };
+    let failed = Engine::with_kernel(1, kernel).open(&ring, &mut blocks, 4096, keyed, Verify::Full);
     failed == [7] && blocks.iter().all(|&b| b == 0)
 }
 
@@ -263,11 +292,21 @@ pub(crate) const fn hex<const N: usize>(digits: &str) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lamassu_format::Method;
 
     #[test]
     fn every_kernel_passes() {
         for kernel in Kernel::available() {
             run_on(kernel).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_method_of_every_suite_has_a_known_answer() {
+        for suite in Suite::ALL {
+            let tested = CipherSuite::of(suite).known_answers.iter().map(|answer| answer.method).collect::<Vec<_>>();
+            assert_eq!(tested.len(), Method::all(suite).count(), "{suite:?}");
+            assert!(Method::all(suite).all(|method| tested.contains(&method)), "{suite:?}");
         }
     }
 

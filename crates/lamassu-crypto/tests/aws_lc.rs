@@ -2,35 +2,39 @@
 #![allow(clippy::unwrap_used)]
 
 use aws_lc_rs::cipher::{
-    AES_256, DecryptingKey, DecryptionContext, EncryptingKey, EncryptionContext, UnboundCipherKey,
+    AES_128 as LC_128, AES_256 as LC_256, DecryptingKey, DecryptionContext, EncryptingKey, EncryptionContext,
+    UnboundCipherKey,
 };
 use aws_lc_rs::digest;
 use aws_lc_rs::iv::FixedLength;
-use lamassu_crypto::kernel::Kernel;
+use lamassu_crypto::kernel::{AES_128, AES_256, Kernel};
 use lamassu_format::BlockKey;
 use proptest::prelude::*;
 
-fn key_of(key: &BlockKey) -> UnboundCipherKey {
-    UnboundCipherKey::new(&AES_256, key).unwrap()
+fn key_of<const N: usize>(key: &BlockKey) -> UnboundCipherKey {
+    match N {
+        AES_128 => UnboundCipherKey::new(&LC_128, &key[..16]).unwrap(),
+        _ => UnboundCipherKey::new(&LC_256, key).unwrap(),
+    }
 }
 
 fn sha256(message: &[u8]) -> [u8; 32] {
     digest::digest(&digest::SHA256, message).as_ref().try_into().unwrap()
 }
 
-fn cbc_encrypt(key: &BlockKey, data: &mut [u8]) {
+fn cbc_encrypt<const N: usize>(key: &BlockKey, data: &mut [u8]) {
     let zero = EncryptionContext::Iv128(FixedLength::from([0; 16]));
-    EncryptingKey::cbc(key_of(key)).unwrap().less_safe_encrypt(data, zero).unwrap();
+    EncryptingKey::cbc(key_of::<N>(key)).unwrap().less_safe_encrypt(data, zero).unwrap();
 }
 
-fn cbc_decrypt(key: &BlockKey, data: &mut [u8]) {
+fn cbc_decrypt<const N: usize>(key: &BlockKey, data: &mut [u8]) {
     let zero = DecryptionContext::Iv128(FixedLength::from([0; 16]));
-    DecryptingKey::cbc(key_of(key)).unwrap().decrypt(data, zero).unwrap();
+    DecryptingKey::cbc(key_of::<N>(key)).unwrap().decrypt(data, zero).unwrap();
 }
 
-fn ctr(key: &BlockKey, data: &mut [u8]) {
+fn ctr<const N: usize>(key: &BlockKey, data: &mut [u8]) {
     let zero = EncryptionContext::Iv128(FixedLength::from([0; 16]));
-    EncryptingKey::ctr(key_of(key)).unwrap().less_safe_encrypt(data, zero).unwrap();
+    EncryptingKey::ctr(key_of::<N>(key)).unwrap().less_safe_encrypt(data, zero).unwrap();
 }
 
 fn data(len: usize, seed: u64) -> Vec<u8> {
@@ -64,35 +68,46 @@ proptest! {
 
     #[test]
     fn cbc_is_that_of_aws_lc(keys in proptest::collection::vec(any::<BlockKey>(), 0..35), len in lens(), seed: u64) {
-        let len = len / 16 * 16;
-        let plain: Vec<Vec<u8>> = (0..keys.len() as u64).map(|i| data(len, seed ^ i)).collect();
-        let mut sealed = plain.clone();
-        keys.iter().zip(&mut sealed).for_each(|(key, block)| cbc_encrypt(key, block));
-        for kernel in Kernel::available() {
-            let mut found = plain.clone();
-            kernel.cbc_encrypt(&keys, &mut found.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
-            prop_assert!(found == sealed, "{} {} lanes of {}", kernel, keys.len(), len);
-        }
-        // What is decrypted need not be anything that was encrypted.
-        if let Some(key) = keys.first() {
-            let mut expected = data(len, !seed);
-            cbc_decrypt(key, &mut expected);
-            for kernel in Kernel::available() {
-                let mut found = data(len, !seed);
-                kernel.cbc_decrypt(key, &mut found);
-                prop_assert!(found == expected, "{} {}", kernel, len);
-            }
-        }
+        cbc_agrees::<AES_256>(&keys, len / 16 * 16, seed)?;
+        cbc_agrees::<AES_128>(&keys, len / 16 * 16, seed)?;
     }
 
     #[test]
     fn ctr_is_that_of_aws_lc(key: BlockKey, len in lens(), seed: u64) {
-        let mut expected = data(len, seed);
-        ctr(&key, &mut expected);
+        ctr_agrees::<AES_256>(&key, len, seed)?;
+        ctr_agrees::<AES_128>(&key, len, seed)?;
+    }
+}
+
+fn cbc_agrees<const N: usize>(keys: &[BlockKey], len: usize, seed: u64) -> Result<(), TestCaseError> {
+    let plain: Vec<Vec<u8>> = (0..keys.len() as u64).map(|i| data(len, seed ^ i)).collect();
+    let mut sealed = plain.clone();
+    keys.iter().zip(&mut sealed).for_each(|(key, block)| cbc_encrypt::<N>(key, block));
+    for kernel in Kernel::available() {
+        let mut found = plain.clone();
+        kernel.cbc_encrypt::<N>(keys, &mut found.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+        prop_assert!(found == sealed, "{} {} {} lanes of {}", kernel, N, keys.len(), len);
+    }
+    // What is decrypted need not be anything that was encrypted.
+    if let Some(key) = keys.first() {
+        let mut expected = data(len, !seed);
+        cbc_decrypt::<N>(key, &mut expected);
         for kernel in Kernel::available() {
-            let mut found = data(len, seed);
-            kernel.ctr(&key, &mut found);
-            prop_assert!(found == expected, "{} {}", kernel, len);
+            let mut found = data(len, !seed);
+            kernel.cbc_decrypt::<N>(key, &mut found);
+            prop_assert!(found == expected, "{} {} {}", kernel, N, len);
         }
     }
+    Ok(())
+}
+
+fn ctr_agrees<const N: usize>(key: &BlockKey, len: usize, seed: u64) -> Result<(), TestCaseError> {
+    let mut expected = data(len, seed);
+    ctr::<N>(key, &mut expected);
+    for kernel in Kernel::available() {
+        let mut found = data(len, seed);
+        kernel.ctr::<N>(key, &mut found);
+        prop_assert!(found == expected, "{} {} {}", kernel, N, len);
+    }
+    Ok(())
 }

@@ -10,7 +10,7 @@ use lamassu_crypto::outer::RecordKind;
 use lamassu_crypto::ring::OpenError;
 use lamassu_crypto::{Engine, InnerKey, KeyRing, Keyed, OuterKey, Salts, Secret, Suite, Verify, wrap};
 use lamassu_format::header::Argon2Params;
-use lamassu_format::{BlockNo, Domain, FileId, PageAad};
+use lamassu_format::{BlockNo, Cipher, Domain, FileId, Hash, Method, PageAad};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -56,16 +56,29 @@ fn block(row: &Value) -> Vec<u8> {
 
 /// The salts of a row's block `count` times over: every copy has the same number.
 fn salts<'a>(row: &Value, numbers: &'a [BlockNo]) -> Salts<'a> {
-    match row["domain"].as_str() {
+    let salts = match row["domain"].as_str() {
         None => Salts::EMPTY,
         Some(domain) => Salts::of_blocks(Domain::from_name(domain).unwrap(), FileId(array(row, "file_id")), numbers),
+    };
+    salts.by(method(row))
+}
+
+/// The suite's own, unless the row says another.
+fn method(row: &Value) -> Method {
+    match row["cipher"].as_str() {
+        None => Method::OF_SUITE,
+        Some(cipher) => Method::OF_SUITE
+            .with_cipher(suite(row), Cipher::from_name(cipher).unwrap())
+            .and_then(|method| method.with_hash(suite(row), Hash::from_name(text(row, "hash")).unwrap()))
+            .unwrap(),
     }
 }
 
 #[test]
 fn blocks_seal_and_open_on_every_kernel() {
-    let rows: Vec<Value> = ["blocks", "salted_blocks"].into_iter().flat_map(vectors).collect();
-    assert_eq!(rows.iter().filter(|row| row["domain"].is_string()).count(), 6);
+    let rows: Vec<Value> = ["blocks", "salted_blocks", "methods"].into_iter().flat_map(vectors).collect();
+    let with = |member: &str| rows.iter().filter(|row| row[member].is_string()).count();
+    assert_eq!((with("domain"), with("cipher")), (6 + 7, 3 * 7));
     for row in rows {
         let (suite, plain, k) = (suite(&row), block(&row), array::<32>(&row, "k"));
         let k_in = [secret(&row, "k_in")];
@@ -94,6 +107,17 @@ fn blocks_seal_and_open_on_every_kernel() {
                 assert!(blocks == plain.repeat(count) && unverified == blocks);
             }
         }
+    }
+}
+
+/// What a block that is stored plain has in the place of its key.
+#[test]
+fn plain_blocks_have_their_hash_for_a_key() {
+    for row in vectors("methods") {
+        let (suite, mut plain, mut keys) = (suite(&row), block(&row), [[0; 32]]);
+        let inner = InnerKey::new(suite, &secret(&row, "k_in"));
+        inner.seal(Salts::PLAIN.by(method(&row)), &mut plain, 4096, &mut keys);
+        assert_eq!((keys, plain), ([array(&row, "plain_k")], block(&row)), "{suite:?}");
     }
 }
 

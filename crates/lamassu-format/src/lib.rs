@@ -14,7 +14,7 @@
 //! | [`geometry`] | 8 | where pages and blocks are in a backing file |
 //! | [`page`], [`keys`] | 9, 10 | the metadata page, and the block keys in it |
 //! | [`tree`] | | the Merkle tree over a file's pages: numbers of its records |
-//! | [`profile`] | 9, 6 | how the blocks of a file are protected |
+//! | [`profile`], [`method`] | 9, 6, 10 | how the blocks of a file are protected; by which cipher and hash |
 //! | [`number`], `words` | | numbers of pages and blocks, ids of files; the words of a header |
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ pub mod domain;
 pub mod geometry;
 pub mod header;
 pub mod keys;
+pub mod method;
 pub mod name;
 pub mod number;
 pub mod page;
@@ -37,6 +38,7 @@ pub use domain::Domain;
 pub use geometry::{Geometry, PageAad};
 pub use header::{Header, NameMode, VaultHeader, ZoneFile};
 pub use keys::{Keys, SlotKey};
+pub use method::{Cipher, Hash, Method};
 pub use number::{BlockNo, FileId, PageNo, SessionTag};
 pub use page::{Page, PageError};
 pub use profile::Profile;

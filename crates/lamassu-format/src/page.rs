@@ -27,15 +27,20 @@ const FLAG_SPARSE: u16 = 2;
 const FLAG_CUT: u16 = 4;
 const PROFILE_SHIFT: u32 = 3;
 const PROFILE_BITS: u16 = (1 << Profile::BITS) - 1;
-const FLAG_CHANGING: u16 = 1 << 7;
 const USED_SHIFT: u32 = 8;
-const FLAGS_KNOWN: u16 =
-    FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | PROFILE_BITS << PROFILE_SHIFT | FLAG_CHANGING | 0xff << USED_SHIFT;
+const USED_BITS: u16 = 0x7f;
+const _: () = assert!(SLOTS <= USED_BITS as usize && PROFILE_SHIFT + Profile::BITS == USED_SHIFT);
+const FLAG_CHANGING: u16 = 1 << 15;
+// Every bit has a meaning, so none is left to refuse.
+const _: () = assert!(
+    FLAG_TAIL | FLAG_SPARSE | FLAG_CUT | PROFILE_BITS << PROFILE_SHIFT | USED_BITS << USED_SHIFT | FLAG_CHANGING
+        == u16::MAX
+);
 
 /// Why a page with a good seal is not a page: a faulty or newer program wrote it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq, Clone, Copy)]
 pub enum PageError {
-    /// A flag that this version does not know, or that does not belong to this page.
+    /// A flag that does not belong to this page, or a profile that there is not.
     #[error("page has flags {0:#x} that version 1 does not allow here")]
     Flags(u16),
     /// More key slots in use than the page has blocks.
@@ -158,12 +163,12 @@ impl Page {
     /// Parses the opened page `g`. Bytes before [`SEALED_AT`] are ignored.
     pub fn parse(bytes: &[u8; PAGE_LEN], geometry: &Geometry, g: PageNo) -> Result<Page, PageError> {
         let flags = u16::from_le_bytes([bytes[FLAGS_AT], bytes[FLAGS_AT + 1]]);
-        if flags & !FLAGS_KNOWN != 0 || (g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0) {
+        if g > PageNo::ZERO && flags & (FLAG_SPARSE | FLAG_CUT) != 0 {
             return Err(PageError::Flags(flags));
         }
         let profile = Profile::of_number((flags >> PROFILE_SHIFT & PROFILE_BITS) as u8);
         let (profile, changing) = (profile.ok_or(PageError::Flags(flags))?, flags & FLAG_CHANGING != 0);
-        let used = (flags >> USED_SHIFT) as usize & 0xff;
+        let used = (flags >> USED_SHIFT & USED_BITS) as usize;
         let used_max = geometry.blocks_per_page() as usize;
         if used > used_max {
             return Err(PageError::Used(used, used_max));
@@ -298,8 +303,8 @@ mod tests {
                     let mut page = stamped(profile);
                     (page.changing, page.size) = (changing, geometry().page_start(g) + 5);
                     let bytes = page.build(&geometry(), g);
-                    let flags = 1 | profile.number() << 3 | u8::from(changing) << 7;
-                    assert_eq!(bytes[FLAGS_AT..FLAGS_AT + 2], [flags, 0]);
+                    let flags = [1 | profile.number() << 3, u8::from(changing) << 7];
+                    assert_eq!(bytes[FLAGS_AT..FLAGS_AT + 2], flags);
                     assert_eq!(Page::parse(&bytes, &geometry(), g), Ok(page));
                 }
             }
@@ -309,8 +314,8 @@ mod tests {
     #[test]
     fn no_page_has_flags_that_mean_nothing() {
         let bytes = *stamped(Profile::DEFAULT).build(&geometry(), PageNo::ZERO);
-        // Plain blocks have no keys that could be random; bit 6 has no meaning.
-        for flags in [1 | 5 << 3, 1 | 7 << 3, 1 | 1 << 6] {
+        // Plain blocks have no keys that could be random, and no cipher that could be another.
+        for flags in [1 | 5 << 3, 1 | 7 << 3, 1 | 9 << 3, 1 | 27 << 3] {
             let mut bytes = bytes;
             bytes[FLAGS_AT] = flags;
             assert_eq!(Page::parse(&bytes, &geometry(), PageNo::ZERO), Err(PageError::Flags(flags.into())));

@@ -1,10 +1,10 @@
-//! The profile of a file (§9): how its blocks are protected, under which kind of key. Directories have one for the
-//! files that are made in them (§6).
+//! The profile of a file (§9): how its blocks are protected, under which kind of key, by which cipher and hash.
+//! Directories have one for the files that are made in them (§6).
 //!
 //! A profile is sealed where it holds: in every page of a file, in the record of a directory. A reader goes by what is
 //! sealed and by nothing else, so that a store cannot say that a file is less protected than it is.
 
-use crate::{Domain, Suite, words};
+use crate::{Cipher, Domain, Hash, Method, Suite, words};
 
 /// What a file's blocks are protected from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,6 +66,7 @@ words! {
 pub struct Profile {
     protection: Protection,
     key: KeyKind,
+    method: Method,
 }
 
 /// Why a vault has no files of a profile.
@@ -74,6 +75,15 @@ pub enum ProfileError {
     /// There is no key.
     #[error("blocks that are stored plain have no key: leave the kind of key out, or protect with both or encrypt")]
     PlainKey,
+    /// There is no cipher.
+    #[error("blocks that are stored plain are not encrypted: leave the cipher out, or protect with both or encrypt")]
+    PlainCipher,
+    /// The suite has another cipher, or is kept as it was published.
+    #[error("suite {} has no files under {}: {}", .0.name(), .1.name(), why_no_cipher(*.0))]
+    NoCipher(Suite, Cipher),
+    /// The suite is kept as it was published.
+    #[error("suite {} is kept as the paper has it, so it does not hash with {}", .0.name(), .1.name())]
+    NoHash(Suite, Hash),
     /// The KDF of the suite takes no salt.
     #[error("suite {} derives its keys without a salt, so it has no random ones", .0.name())]
     NoSalt(Suite),
@@ -82,24 +92,47 @@ pub enum ProfileError {
     Malleable(Suite),
 }
 
+/// Why a suite has no other cipher than those that it has.
+const fn why_no_cipher(suite: Suite) -> &'static str {
+    match (suite.cipher(), suite.takes_short_keys()) {
+        (Cipher::Chacha20, _) => "its cipher is chacha20",
+        (_, true) => "its ciphers are aes-256 and aes-128",
+        (_, false) => "it is kept as the paper has it, with aes-256",
+    }
+}
+
 impl Profile {
     /// What files have unless another one is chosen.
-    pub const DEFAULT: Profile = Profile { protection: Protection::Both, key: KeyKind::Convergent };
+    pub const DEFAULT: Profile =
+        Profile { protection: Protection::Both, key: KeyKind::Convergent, method: Method::OF_SUITE };
     /// Bits of its number.
-    pub const BITS: u32 = 3;
+    pub const BITS: u32 = 5;
     const PLAIN: u8 = 1;
     const UNVERIFIED: u8 = 2;
     const RANDOM: u8 = 4;
+    const SHORT_KEY: u8 = 8;
+    const OTHER_HASH: u8 = 16;
 
-    /// From its parts.
+    /// From its parts, with the suite's cipher and hash.
     ///
     /// # Errors
     /// [`ProfileError::PlainKey`].
     pub const fn new(protection: Protection, key: KeyKind) -> Result<Profile, ProfileError> {
         match (protection.is_plain(), key) {
             (true, KeyKind::Random) => Err(ProfileError::PlainKey),
-            (_, key) => Ok(Profile { protection, key }),
+            (_, key) => Ok(Profile { protection, key, method: Method::OF_SUITE }),
         }
+    }
+
+    /// The same by another method.
+    ///
+    /// # Errors
+    /// [`ProfileError::PlainCipher`].
+    pub const fn by(self, method: Method) -> Result<Profile, ProfileError> {
+        if self.protection.is_plain() && method.has_short_key() {
+            return Err(ProfileError::PlainCipher);
+        }
+        Ok(Profile { method, ..self })
     }
 
     /// Whether a vault of this suite can have files like that.
@@ -113,7 +146,7 @@ impl Profile {
         if matches!(self.protection, Protection::Encrypt) && suite.is_malleable() {
             return Err(ProfileError::Malleable(suite));
         }
-        Ok(())
+        self.method.check(suite)
     }
 
     /// What blocks are protected from.
@@ -124,6 +157,11 @@ impl Profile {
     /// Which keys they have.
     pub const fn key(self) -> KeyKind {
         self.key
+    }
+
+    /// What of its suite's cipher and hash they have differently.
+    pub const fn method(self) -> Method {
+        self.method
     }
 
     /// Whether it is the default.
@@ -143,7 +181,10 @@ impl Profile {
     pub const fn number(self) -> u8 {
         let plain = if self.protection.is_plain() { Self::PLAIN } else { 0 };
         let unverified = if self.protection.is_unverified() { Self::UNVERIFIED } else { 0 };
-        plain | unverified | if matches!(self.key, KeyKind::Random) { Self::RANDOM } else { 0 }
+        let random = if matches!(self.key, KeyKind::Random) { Self::RANDOM } else { 0 };
+        let short_key = if self.method.has_short_key() { Self::SHORT_KEY } else { 0 };
+        let other_hash = if self.method.has_other_hash() { Self::OTHER_HASH } else { 0 };
+        plain | unverified | random | short_key | other_hash
     }
 
     /// The profile of a number; `None`: version 1 has none.
@@ -153,17 +194,37 @@ impl Profile {
         }
         let protection = Protection::of(number & Self::PLAIN != 0, number & Self::UNVERIFIED != 0);
         let key = if number & Self::RANDOM != 0 { KeyKind::Random } else { KeyKind::Convergent };
-        Profile::new(protection, key).ok()
+        let method = Method::new(number & Self::SHORT_KEY != 0, number & Self::OTHER_HASH != 0);
+        Profile::new(protection, key).and_then(|profile| profile.by(method)).ok()
+    }
+
+    /// For people, in a vault of a suite: `both, convergent` and so on, and what is not the suite's.
+    pub fn named(self, suite: Suite) -> Named {
+        Named { profile: self, suite }
     }
 }
 
-/// `both, convergent` and so on.
-impl std::fmt::Display for Profile {
+/// A profile as [`Profile::named`] writes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Named {
+    profile: Profile,
+    suite: Suite,
+}
+
+impl std::fmt::Display for Named {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.protection.is_plain() {
-            true => f.write_str(self.protection.name()),
-            false => write!(f, "{}, {}", self.protection.name(), self.key.name()),
+        let Named { profile: Profile { protection, key, method }, suite } = *self;
+        f.write_str(protection.name())?;
+        if !protection.is_plain() {
+            write!(f, ", {}", key.name())?;
         }
+        if method.has_short_key() {
+            write!(f, ", {}", method.cipher(suite).name())?;
+        }
+        if method.has_other_hash() {
+            write!(f, ", {}", method.hash(suite).name())?;
+        }
+        Ok(())
     }
 }
 
@@ -173,17 +234,18 @@ mod tests {
 
     #[test]
     fn each_profile_has_a_number_of_its_own_and_no_other_number_is_one() {
-        let made: Vec<Profile> = Protection::ALL
-            .iter()
-            .flat_map(|protection| KeyKind::ALL.map(|key| Profile::new(*protection, key)))
-            .flatten()
-            .collect();
-        assert_eq!(made.len(), 6, "plain blocks have no keys");
+        let kinds =
+            Protection::ALL.iter().flat_map(|protection| KeyKind::ALL.map(|key| Profile::new(*protection, key)));
+        let made: Vec<Profile> =
+            kinds.flatten().flat_map(|profile| Method::ALL.map(|method| profile.by(method))).flatten().collect();
+        assert_eq!(made.len(), 4 * 4 + 2 * 2, "plain blocks have no keys and no cipher");
         let of_numbers: Vec<Profile> = (0..=u8::MAX).filter_map(Profile::of_number).collect();
         assert_eq!(of_numbers.len(), made.len());
         assert!(made.iter().all(|profile| Profile::of_number(profile.number()) == Some(*profile)));
         assert!(Profile::default().is_default() && Profile::default().number() == 0);
         assert_eq!(Profile::new(Protection::None, KeyKind::Random), Err(ProfileError::PlainKey));
+        let none = Profile::new(Protection::None, KeyKind::Convergent).unwrap();
+        assert_eq!(none.by(Method::new(true, false)), Err(ProfileError::PlainCipher));
     }
 
     #[test]
@@ -192,6 +254,12 @@ mod tests {
         let random = of(Protection::Both, KeyKind::Random);
         let encrypt = of(Protection::Encrypt, KeyKind::Convergent);
         for suite in Suite::ALL {
+            for method in Method::ALL {
+                assert_eq!(
+                    random.by(method).unwrap().check(suite).is_ok(),
+                    random.check(suite).and(method.check(suite)).is_ok()
+                );
+            }
             assert_eq!(random.check(suite).is_ok(), suite.takes_salt());
             assert_eq!(encrypt.check(suite).is_ok(), !suite.is_malleable());
             assert!(
@@ -200,5 +268,16 @@ mod tests {
         }
         assert_eq!((random.domain(Domain::Zone), random.domain(Domain::None)), (Domain::File, Domain::None));
         assert_eq!((encrypt.domain(Domain::Family), encrypt.domain(Domain::File)), (Domain::Family, Domain::File));
+    }
+
+    #[test]
+    fn a_name_says_what_is_not_the_suites() {
+        let names = |number: u8| {
+            let profile = Profile::of_number(number).unwrap();
+            [Suite::Aes, Suite::Blake3].map(|suite| profile.named(suite).to_string())
+        };
+        assert_eq!(names(0), ["both, convergent", "both, convergent"]);
+        assert_eq!(names(8 | 16 | 4), ["both, random, aes-128, blake3", "both, random, aes-128, sha-256"]);
+        assert_eq!(names(1 | 16), ["integrity, blake3", "integrity, sha-256"]);
     }
 }

@@ -142,7 +142,7 @@ mod tests {
             bytes[56] = number;
             DirRecord::parse(&bytes).map(|record| record.profile)
         };
-        for number in [0, 5, 8, 255] {
+        for number in [0, 5, 9, 32, 255] {
             assert_eq!(with(number), Err(RecordError::Profile { found: number }), "{number}");
         }
     }

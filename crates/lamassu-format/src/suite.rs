@@ -1,5 +1,6 @@
 //! The numbers, names and properties of the cipher suites (§2). What a suite computes is in `lamassu-crypto`.
 
+use crate::{Cipher, Hash};
 use serde::{Deserialize, Serialize};
 
 /// A cipher suite, fixed per isolation zone: files of different suites never deduplicate with one another.
@@ -19,8 +20,11 @@ pub enum Suite {
 
 struct Properties {
     name: &'static str,
+    cipher: Cipher,
+    hash: Hash,
     is_malleable: bool,
-    takes_salt: bool,
+    /// Nothing in it may differ from what was published: its KDF has no place for a salt or a label.
+    is_as_published: bool,
 }
 
 impl Suite {
@@ -29,10 +33,34 @@ impl Suite {
 
     const fn properties(self) -> Properties {
         match self {
-            Suite::Aes => Properties { name: "aes", is_malleable: false, takes_salt: true },
-            Suite::Paper => Properties { name: "paper", is_malleable: false, takes_salt: false },
-            Suite::Blake3 => Properties { name: "blake3", is_malleable: true, takes_salt: true },
-            Suite::Chacha => Properties { name: "chacha", is_malleable: true, takes_salt: true },
+            Suite::Aes => Properties {
+                name: "aes",
+                cipher: Cipher::Aes256,
+                hash: Hash::Sha256,
+                is_malleable: false,
+                is_as_published: false,
+            },
+            Suite::Paper => Properties {
+                name: "paper",
+                cipher: Cipher::Aes256,
+                hash: Hash::Sha256,
+                is_malleable: false,
+                is_as_published: true,
+            },
+            Suite::Blake3 => Properties {
+                name: "blake3",
+                cipher: Cipher::Aes256,
+                hash: Hash::Blake3,
+                is_malleable: true,
+                is_as_published: false,
+            },
+            Suite::Chacha => Properties {
+                name: "chacha",
+                cipher: Cipher::Chacha20,
+                hash: Hash::Blake3,
+                is_malleable: true,
+                is_as_published: false,
+            },
         }
     }
 
@@ -56,8 +84,29 @@ impl Suite {
         self.properties().is_malleable
     }
 
+    /// The cipher of blocks, unless a file has another one.
+    pub const fn cipher(self) -> Cipher {
+        self.properties().cipher
+    }
+
+    /// The hash of blocks, unless a file has another one.
+    pub const fn hash(self) -> Hash {
+        self.properties().hash
+    }
+
     /// Whether its KDF takes a salt. That of `paper`, as published, does not.
     pub const fn takes_salt(self) -> bool {
-        self.properties().takes_salt
+        !self.properties().is_as_published
+    }
+
+    /// Whether files may have AES-128 in place of its cipher, which then is AES-256. In `paper` they may not: its KDF,
+    /// as published, gives no other key for it.
+    pub const fn takes_short_keys(self) -> bool {
+        matches!(self.cipher(), Cipher::Aes256) && !self.properties().is_as_published
+    }
+
+    /// Whether files may have the other hash. In `paper` they may not, for the same reason.
+    pub const fn takes_other_hash(self) -> bool {
+        !self.properties().is_as_published
     }
 }

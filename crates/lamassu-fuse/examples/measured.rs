@@ -52,6 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         integrity,
         durability: Durability::Ordered,
         read_only: false,
+        approved_only: false,
         threads: 1,
         device,
         anchor: None,

@@ -28,6 +28,7 @@ pub fn errno_of(error: &VaultError) -> i32 {
         VaultError::Store(StoreError::Damaged(_)) => libc::EIO,
         VaultError::Store(StoreError::Io { op: _, offset: _, source }) => raw(source),
         VaultError::Store(StoreError::ReadOnly) => libc::EROFS,
+        VaultError::Store(StoreError::NotApproved(_)) => libc::EPERM,
         VaultError::Store(StoreError::TooLarge) => libc::EFBIG,
         VaultError::Store(StoreError::Anchor(error)) => of_cause(error),
         VaultError::Store(StoreError::NoRandom(_)) => libc::EIO,

@@ -45,6 +45,7 @@ fn open(backend: Arc<dyn Backend>, block_size: u32) -> Vault {
         integrity: Integrity::Full,
         durability: Durability::Ordered,
         read_only: false,
+        approved_only: false,
         threads: 1,
         device: None,
         anchor: None,

@@ -41,6 +41,7 @@ impl Story {
             convergent_small_files: self.convergent,
             domain: Domain::Zone,
             read_only,
+            approved_only: false,
             sessions: Arc::new(Sessions::all_interrupted()),
             anchored: None,
             report: Arc::new(|_, _| {}),

@@ -242,6 +242,7 @@ fn open(backend: Arc<dyn Backend>) -> lamassu_vault::Result<Vault> {
         integrity: Integrity::Full,
         durability: Durability::Ordered,
         read_only: false,
+        approved_only: false,
         threads: 1,
         device: None,
         anchor: None,

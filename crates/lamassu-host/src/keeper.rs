@@ -156,7 +156,9 @@ impl Keeper {
         let cache = header.cache();
         let cached = self.caches(cache, cached);
         kept.insert(volume, Kept { keys, integrity, cached, cache, anchor: anchor.clone() });
-        Ok(Opening { header, ring, options: Options { integrity, read_only, anchor, ..self.options.clone() }, cached })
+        let approved_only = self.policy.is_approved_only();
+        let options = Options { integrity, read_only, approved_only, anchor, ..self.options.clone() };
+        Ok(Opening { header, ring, options, cached })
     }
 
     /// The anchor of a volume's vault, open, and that header and history are the newest it knows.

@@ -392,6 +392,7 @@ fn store(error: &StoreError) -> FaultKind {
         StoreError::Anchor(e) => anchor(e),
         StoreError::Damaged(_) => FaultKind::Damaged,
         StoreError::Io { op: _, offset: _, source } => io(source),
+        StoreError::NotApproved(_) => FaultKind::Refused,
         StoreError::ReadOnly | StoreError::TooLarge | StoreError::NoRandom(_) => FaultKind::Other,
     }
 }

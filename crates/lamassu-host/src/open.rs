@@ -51,6 +51,7 @@ pub fn options(read_only: bool) -> Options {
         integrity: Integrity::Full,
         durability: Durability::Ordered,
         read_only,
+        approved_only: false,
         threads: 0,
         device: None,
         anchor: None,
@@ -120,6 +121,11 @@ impl Unsealed {
         Unsealed { found, keys, policy }
     }
 
+    /// What it is opened under.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// Opens the tree.
     ///
     /// # Errors
@@ -161,7 +167,9 @@ impl Unsealed {
         let Found { dir, header } = &self.found;
         once_closed(&self.policy, dir, || {
             let ring = self.keys.key_ring(header.suite())?;
-            match Vault::open(Arc::new(backend(dir)?), header, ring, options(header.is_snapshot())) {
+            let approved_only = self.policy.is_approved_only();
+            let options = Options { approved_only, ..options(header.is_snapshot()) };
+            match Vault::open(Arc::new(backend(dir)?), header, ring, options) {
                 Err(VaultError::Locked) => Err(self.policy.locked(dir)),
                 opened => opened.map_err(|source| Error::CannotOpen { dir: dir.clone(), source }),
             }
@@ -177,8 +185,9 @@ impl Unsealed {
             let ring = self.keys.key_ring(header.suite())?;
             let anchor = self.anchor(Access::of(options.read_only))?;
             let backend: Arc<dyn Backend> = Arc::new(backend(dir)?);
-            let anchored = Options { anchor: anchor.clone(), ..options.clone() };
-            match Vault::open(backend.clone(), header, ring, anchored) {
+            let approved_only = self.policy.is_approved_only();
+            let options = Options { anchor: anchor.clone(), approved_only, ..options.clone() };
+            match Vault::open(backend.clone(), header, ring, options.clone()) {
                 Ok(vault) => Ok(Opened { vault: Arc::new(vault), backend, read_only: options.read_only, anchor }),
                 Err(VaultError::Locked) => Err(self.policy.locked(dir)),
                 Err(VaultError::ReadOnly) => Err(Error::StoreReadOnly { dir: dir.clone() }),

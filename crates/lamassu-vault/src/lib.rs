@@ -461,6 +461,7 @@ fn contexts(
             domain: header.domain(),
             convergent_small_files: header.convergent_small_files(),
             read_only,
+            approved_only: options.approved_only,
             sessions: sessions.clone(),
             anchored: anchored.clone(),
             report: options.events.reporter(),

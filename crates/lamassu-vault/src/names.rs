@@ -201,6 +201,9 @@ pub(crate) fn seal_record(ring: &KeyRing, record: &DirRecord<'_>) -> Result<Stri
 pub(crate) fn open_record(ring: &KeyRing, text: &[u8]) -> std::result::Result<(NameKey, Profile), DirFault> {
     DIRECTORY.open(text, ring, &[], |content| {
         let record = DirRecord::parse(content)?;
+        if record.profile.check(ring.suite()).is_err() {
+            return Err(RecordError::Profile { found: record.profile.number() });
+        }
         Ok((NameKey::new(&Secret::new(&mut record.secret.clone()), record.id), record.profile))
     })
 }

@@ -245,12 +245,12 @@ impl Vault {
         let ctx = if write { &self.ctx } else { &self.ctx_read };
         let len = backing.stat().map_err(io("stat"))?.len;
         let file = self.file_of_node(ino, ctx, backing, len, &self.tag(ino))?;
-        file.inherit(profile);
+        file.inherit(profile)?;
         Ok(file)
     }
 
     /// The file of a node: in an anchored vault as an object of the anchor.
-    pub(crate) fn file_of_node(
+    fn file_of_node(
         &self,
         ino: Ino,
         ctx: &Arc<FileContext>,

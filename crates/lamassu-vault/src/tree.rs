@@ -222,6 +222,7 @@ impl Vault {
             let (entry, open) = self.make(parent, name, |dir, stored| {
                 let wanted = self.wanted(dir, Kind::File, mode, owner)?;
                 let profile = self.profile_in(dir)?;
+                self.ctx.check_approved(profile)?;
                 let (backing, fresh) = self.create_backing(dir, stored, &wanted)?;
                 let fresh = Fresh { profile, ..fresh };
                 let object = self.record_made(dir, stored, &fresh, &wanted)?;
@@ -233,8 +234,8 @@ impl Vault {
                     Some(_) => File::create_object(self.ctx.clone(), backing, &self.tag(ino), object),
                     None => File::create(self.ctx.clone(), backing, &self.tag(ino)),
                 };
-                let file = created.inspect_err(|_| self.forget(ino, 1))?;
-                file.inherit(profile);
+                let file = created.and_then(|file| file.inherit(profile).map(|()| file));
+                let file = file.inspect_err(|_| self.forget(ino, 1))?;
                 let open = self.insert_held(ino, file, true);
                 open.touched(self.now());
                 Ok((self.entry_of(&found, dir, &stored.name, &st), open))

@@ -153,6 +153,8 @@ pub struct Options {
     pub durability: Durability,
     /// never write
     pub read_only: bool,
+    /// approved primitives alone: files whose hash is none do not open
+    pub approved_only: bool,
     /// cipher threads, 0: as many as processors
     pub threads: usize,
     /// ciphers in place of those threads

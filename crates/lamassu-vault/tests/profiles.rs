@@ -8,7 +8,7 @@ use common::anchored::*;
 use common::*;
 use lamassu_format::name::DIR_RECORD;
 use lamassu_format::profile::{KeyKind, Protection};
-use lamassu_format::{Profile, Suite};
+use lamassu_format::{Method, Profile, Suite};
 use lamassu_store::backend::{BackendFile, CrashBackend, CrashSim, MemoryBackend, RenameMode as StoreRename};
 use lamassu_store::{Backend, BackendDir};
 use lamassu_vault::*;
@@ -26,6 +26,15 @@ fn plain() -> Profile {
 
 fn random() -> Profile {
     of(Protection::Both, KeyKind::Random)
+}
+
+fn of_method(method: Method) -> Profile {
+    Profile::DEFAULT.by(method).unwrap()
+}
+
+/// AES-128, and the hash that the suite does not have.
+fn other_method(protection: Protection, key: KeyKind) -> Profile {
+    of(protection, key).by(Method::new(true, true)).unwrap()
 }
 
 /// Ends after so many questions.
@@ -90,6 +99,11 @@ fn what_is_made_inherits_the_profile_of_its_directory() {
     v.dir("d/below");
     v.put("d/below/file", &text(9));
     v.put("beside", &text(9));
+    v.dir("m");
+    let method = other_method(Protection::Encrypt, KeyKind::Convergent);
+    set(&v, "m", method, false);
+    v.put("m/file", &text(9));
+    v.dir("m/below");
     v.rename(v.ino("d"), n("after"), v.ino(""), n("moved"), RenameMode::Replace).unwrap();
     let expected = [
         ("", Profile::DEFAULT),
@@ -99,6 +113,8 @@ fn what_is_made_inherits_the_profile_of_its_directory() {
         ("d/below/file", plain()),
         ("beside", Profile::DEFAULT),
         ("moved", plain()),
+        ("m/file", method),
+        ("m/below", method),
     ];
     v.sync_all().unwrap();
     for (path, expected) in expected {
@@ -132,8 +148,17 @@ fn everything_below_a_directory_is_changed() {
     // It stays open, and is written meanwhile.
     let open = v.open_file(v.ino("d/e/f/large"), RW).unwrap();
     v.write(open, 0, &text(1)).unwrap();
-    for (n, wanted) in
-        [plain(), random(), of(Protection::Encrypt, KeyKind::Random), Profile::DEFAULT].into_iter().enumerate()
+    for (n, wanted) in [
+        plain(),
+        random(),
+        of(Protection::Encrypt, KeyKind::Random),
+        Profile::DEFAULT,
+        other_method(Protection::Both, KeyKind::Convergent),
+        plain().by(Method::new(false, true)).unwrap(),
+        Profile::DEFAULT,
+    ]
+    .into_iter()
+    .enumerate()
     {
         let done = set(&v, "d", wanted, true);
         assert!(done.records == 3 && done.pages > 0, "{done:?}");
@@ -143,7 +168,7 @@ fn everything_below_a_directory_is_changed() {
         assert!(profile(&v, "other").is_default() && profile(&v, "").is_default());
         v.write(open, 300 * BLOCK as u64, &text(301)[300 * BLOCK..]).unwrap();
         v.sync_all().unwrap();
-        assert_eq!(is_plain(&backend, &v, "d/one"), n == 0);
+        assert_eq!(is_plain(&backend, &v, "d/one"), wanted.protection().is_plain(), "{n}");
         assert!(v.get("d/e/f/large") == text(700) && v.get("d/e/again") == text(3));
         v.clean();
         let again = set(&v, "d", wanted, true);
@@ -159,6 +184,9 @@ fn what_a_vault_cannot_keep_is_refused() {
         (Recipe::plain(), "", plain()),
         (Recipe { suite: Suite::Paper, ..Recipe::default() }, "file", random()),
         (Recipe { suite: Suite::Chacha, ..Recipe::default() }, "file", of(Protection::Encrypt, KeyKind::Convergent)),
+        (Recipe { suite: Suite::Paper, ..Recipe::default() }, "file", of_method(Method::new(true, false))),
+        (Recipe { suite: Suite::Paper, ..Recipe::default() }, "", of_method(Method::new(false, true))),
+        (Recipe { suite: Suite::Chacha, ..Recipe::default() }, "file", of_method(Method::new(true, false))),
     ] {
         let v = recipe.make(&memory());
         v.put("file", &text(3));
@@ -180,19 +208,21 @@ fn what_a_vault_cannot_keep_is_refused() {
 fn a_change_may_be_broken_off_anywhere() {
     let recipe = Recipe { reserved: 2, ..Recipe::default() };
     let files = [("a", 1), ("d/b", 150), ("d/c", 3)];
-    for steps in 0..12 {
+    for (steps, wanted) in
+        (0..12).flat_map(|steps| [random(), other_method(Protection::Both, KeyKind::Random)].map(|to| (steps, to)))
+    {
         let backend: Arc<dyn Backend> = Arc::new(MemoryBackend::new());
         let v = recipe.make(&backend);
         v.dir("d");
         files.iter().for_each(|(path, blocks)| v.put(path, &text(*blocks)));
-        let done = v.set_profile(ROOT, random(), true, &Told(steps.into())).unwrap();
+        let done = v.set_profile(ROOT, wanted, true, &Told(steps.into())).unwrap();
         assert!(!done.complete, "{steps} steps");
         v.close().unwrap();
         let v = recipe.open(&backend).unwrap();
         files.iter().for_each(|(path, blocks)| assert!(v.get(path) == text(*blocks), "{path}"));
         v.clean();
-        set(&v, "", random(), true);
-        assert!(files.iter().all(|(path, _)| profile(&v, path) == random()));
+        set(&v, "", wanted, true);
+        assert!(files.iter().all(|(path, _)| profile(&v, path) == wanted));
         v.close().unwrap();
     }
 }
@@ -200,6 +230,12 @@ fn a_change_may_be_broken_off_anywhere() {
 /// A crash after every write of a change: files and directories open, and a second attempt ends it.
 #[test]
 fn a_change_survives_crashes() {
+    for wanted in [plain(), of_method(Method::new(true, false)), of_method(Method::new(true, true))] {
+        crashes_of_a_change(wanted);
+    }
+}
+
+fn crashes_of_a_change(wanted: Profile) {
     let recipe = Recipe { reserved: 8, ..Recipe::default() };
     let store = Arc::new(CrashBackend::new());
     let backend: Arc<dyn Backend> = store.clone();
@@ -209,7 +245,7 @@ fn a_change_survives_crashes() {
     files.iter().for_each(|(path, blocks)| v.put(path, &text(*blocks)));
     v.sync_all().unwrap();
     let start = store.position();
-    set(&v, "", plain(), true);
+    set(&v, "", wanted, true);
     let end = store.position();
     drop(v);
     let sim = CrashSim::new(store.log());
@@ -221,8 +257,8 @@ fn a_change_survives_crashes() {
                 assert!(v.get(path) == text(blocks), "{path}, after {at} of {end}");
             }
             v.check(&[], true, &Quiet).unwrap();
-            set(&v, "", plain(), true);
-            assert!(files.iter().all(|(path, _)| profile(&v, path) == plain()), "after {at}");
+            set(&v, "", wanted, true);
+            assert!(files.iter().all(|(path, _)| profile(&v, path) == wanted), "after {at}");
             v.clean();
             v.close().unwrap();
         }
@@ -232,9 +268,15 @@ fn a_change_survives_crashes() {
 /// An anchored vault goes by what its anchor has: the record of a directory from before is refused, and so is a file.
 #[test]
 fn a_store_cannot_bring_an_older_profile_back() {
+    older_profile_is_refused(of(Protection::None, KeyKind::Convergent));
+    older_profile_is_refused(of_method(Method::new(true, false)));
+    older_profile_is_refused(of_method(Method::new(false, true)));
+}
+
+fn older_profile_is_refused(older: Profile) {
     let (lab, v) = Lab::new(Recipe::default());
     v.dir("d");
-    set(&v, "d", of(Protection::None, KeyKind::Convergent), false);
+    set(&v, "d", older, false);
     v.put("d/file", &text(5));
     v.sync_all().unwrap();
     let (dir, name) = lab.stored(&v, "d/file");

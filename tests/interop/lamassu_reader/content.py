@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from .crypto import InnerKeys
+from .crypto import InnerKeys, Method
 from .errors import Damage, Where, show
 from .header import Header
-from .pages import NO_ID, PAGE, PLAIN, RANDOM, ZERO_KEY, Geometry, Page, open_page
+from .pages import NO_ID, PAGE, PLAIN, RANDOM, ZERO_KEY, Geometry, Page, method_of, open_page
 from .sessions import ALL_OPEN, Sessions
 
 ZEROS = bytes(1 << 20)
@@ -287,20 +287,23 @@ class File:
         assert self._file_id is not None
         return self._file_id + (b.to_bytes(8, "little") if domain == "none" else b"")
 
-    def _forms(self) -> list[str]:
-        """The forms that a block may be in: `plain`, or the domain whose salt goes into its key."""
+    def _forms(self) -> list[tuple[str, Method]]:
+        """The forms that a block may be in: `plain`, or the domain whose salt goes into its key; its cipher and hash."""
         salted = self._domain if self._domain in ("file", "none") or self._suite.name == "paper" else "file"
         if self._changing:
-            return [self._domain, salted, "plain"]
-        return ["plain" if self._profile & PLAIN else salted if self._profile & RANDOM else self._domain]
+            methods = self._suite.methods()
+            encrypted = [(domain, method) for method in methods for domain in dict.fromkeys((self._domain, salted))]
+            return encrypted + [("plain", method) for method in methods if not method.short_key]
+        form = "plain" if self._profile & PLAIN else salted if self._profile & RANDOM else self._domain
+        return [(form, method_of(self._profile))]
 
     def _verified(self, b: int, key: bytes, raw: bytes) -> bytes | None:
         """The plaintext if it hashes back to `key` under some epoch. A key with the compression mark never does."""
-        for form in self._forms():
-            plain = raw if form == "plain" else self._suite.decrypt_block(key, raw)
+        for form, method in self._forms():
+            plain = raw if form == "plain" else self._suite.decrypt_block(key, raw, method)
             salt = self._salt(b, form)
             for n, keys in enumerate(self._inner):
-                if (keys.plain_key(plain) if form == "plain" else keys.block_key(plain, salt)) == key:
+                if (keys.plain_key(plain, method) if form == "plain" else keys.block_key(plain, salt, method)) == key:
                     if n:  # last hit first
                         self._inner.insert(0, self._inner.pop(n))
                     return plain

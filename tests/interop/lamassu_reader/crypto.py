@@ -141,11 +141,43 @@ def siv_open(key: bytes, associated: bytes, sealed: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
+class Method:
+    """What of a suite's cipher and hash a file has differently (section 10)."""
+
+    short_key: bool = False
+    """AES-128 in place of AES-256."""
+    other_hash: bool = False
+    """SHA-256 in a suite of BLAKE3, and the other way round."""
+
+
+OF_SUITE = Method()
+
+
+@dataclass(frozen=True)
 class Suite:
     """One of the four suites."""
 
     name: str
     id: int
+
+    def methods(self) -> list[Method]:
+        """The methods that files of the suite may have."""
+        shorts = (False, True) if self.name in ("aes", "blake3") else (False,)
+        others = (False, True) if self.name != "paper" else (False,)
+        return [Method(short, other) for other in others for short in shorts]
+
+    def hashes_by_blake3(self, method: Method) -> bool:
+        """Whether H of a method is keyed BLAKE3; otherwise it is SHA-256."""
+        return (self.name in ("blake3", "chacha")) != method.other_hash
+
+    def purpose(self, method: Method) -> str:
+        """What the key is derived for under which block keys of a method are derived."""
+        words = ["block key"]
+        if method.short_key:
+            words.append("aes-128")
+        if method.other_hash:
+            words.append("blake3" if self.hashes_by_blake3(method) else "sha-256")
+        return " ".join(words)
 
     def derive(self, key: bytes, purpose: str, length: int = 32) -> bytes:
         """derive(key, purpose) of section 2."""
@@ -162,12 +194,14 @@ class Suite:
     def inner(self, k_in: bytes) -> InnerKeys:
         """What the suite needs of one K_in."""
         if self.name == "paper":
-            return InnerKeys(self, k_in, b"")
-        hash_key = b"" if self.name == "aes" else self.derive(k_in, "block hash")
-        return InnerKeys(self, self.derive(k_in, "block key"), hash_key)
+            return InnerKeys(self, {OF_SUITE: k_in}, b"")
+        keys = {method: self.derive(k_in, self.purpose(method)) for method in self.methods()}
+        return InnerKeys(self, keys, self.derive(k_in, "block hash"))
 
-    def block_cipher(self, key: bytes) -> Cipher:  # type: ignore[type-arg]
+    def block_cipher(self, key: bytes, method: Method = OF_SUITE) -> Cipher:  # type: ignore[type-arg]
         """The data cipher under block key `key`."""
+        if method.short_key:
+            key = key[:16]
         if self.name in ("aes", "paper"):
             return Cipher(algorithms.AES(key), modes.CBC(bytes(16)))
         if self.name == "blake3":
@@ -175,14 +209,14 @@ class Suite:
         # The first 4 of these 16 bytes are the block counter (0), the other 12 the RFC 8439 nonce.
         return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
 
-    def encrypt_block(self, key: bytes, plain: bytes) -> bytes:
+    def encrypt_block(self, key: bytes, plain: bytes, method: Method = OF_SUITE) -> bytes:
         """A data block, from its plaintext."""
-        enc = self.block_cipher(key).encryptor()
+        enc = self.block_cipher(key, method).encryptor()
         return enc.update(plain) + enc.finalize()
 
-    def decrypt_block(self, key: bytes, cipher: bytes) -> bytes:
+    def decrypt_block(self, key: bytes, cipher: bytes, method: Method = OF_SUITE) -> bytes:
         """The plaintext of a data block; says nothing about its integrity."""
-        dec = self.block_cipher(key).decryptor()
+        dec = self.block_cipher(key, method).decryptor()
         return dec.update(cipher) + dec.finalize()
 
     @property
@@ -196,34 +230,34 @@ class InnerKeys:
     """The keys that come from one K_in."""
 
     suite: Suite
-    key: bytes
+    keys: dict[Method, bytes]
     hash_key: bytes
 
-    def block_hash(self, plain: bytes) -> bytes:
+    def block_hash(self, plain: bytes, method: Method = OF_SUITE) -> bytes:
         """h of a data block with plaintext `plain`."""
-        if self.suite.name in ("aes", "paper"):
-            return hashlib.sha256(plain).digest()
-        return blake3.blake3(plain, key=self.hash_key).digest()
+        if self.suite.hashes_by_blake3(method):
+            return blake3.blake3(plain, key=self.hash_key).digest()
+        return hashlib.sha256(plain).digest()
 
-    def plain_key(self, plain: bytes) -> bytes:
+    def plain_key(self, plain: bytes, method: Method = OF_SUITE) -> bytes:
         """K of a block that is stored plain."""
-        return self._fixed(self.block_hash(plain))
+        return self._fixed(self.block_hash(plain, method))
 
-    def block_key(self, plain: bytes, salt: bytes = b"") -> bytes:
+    def block_key(self, plain: bytes, salt: bytes = b"", method: Method = OF_SUITE) -> bytes:
         """K of a data block with plaintext `plain`."""
-        name = self.suite.name
-        h = self.block_hash(plain)
+        name, key = self.suite.name, self.keys[method]
+        h = self.block_hash(plain, method)
         if name == "paper":
-            k = _aes_block(self.key, h)
+            k = _aes_block(key, h)
         elif name == "aes":
             parts = []
             for c in (1, 2):
-                mac = CMAC(algorithms.AES(self.key))
+                mac = CMAC(algorithms.AES(key))
                 mac.update(c.to_bytes(4, "big") + b"lamassu\0" + h + salt + (256).to_bytes(4, "big"))
                 parts.append(mac.finalize())
             k = b"".join(parts)
         else:
-            k = blake3.blake3(h + salt, key=self.key).digest()
+            k = blake3.blake3(h + salt, key=key).digest()
         return self._fixed(k)
 
     def _fixed(self, k: bytes) -> bytes:

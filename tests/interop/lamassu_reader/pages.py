@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .crypto import NONCE, TAG, OpenFailed, Suite, outer, prf, same
+from .crypto import NONCE, TAG, Method, OpenFailed, Suite, outer, prf, same
 from .errors import Damage, Where
 
 PAGE = 4096
@@ -16,16 +16,29 @@ NO_ID = bytes(16)
 """The file id of a convergent page."""
 
 _TAIL, _SPARSE, _CUT = 1, 2, 4
-_PROFILE_SHIFT, _PROFILE, _CHANGING = 3, 7, 1 << 7
-_KNOWN_FLAGS = _TAIL | _SPARSE | _CUT | _PROFILE << _PROFILE_SHIFT | _CHANGING | 0xFF00
+_PROFILE_SHIFT, _PROFILE, _CHANGING = 3, 31, 1 << 15
 
-PLAIN, UNVERIFIED, RANDOM = 1, 2, 4
+PLAIN, UNVERIFIED, RANDOM, SHORT_KEY, OTHER_HASH = 1, 2, 4, 8, 16
 """The bits of a profile."""
 
 
 def is_profile(number: int) -> bool:
-    """Whether version 1 has this profile: plain blocks have no random keys."""
-    return number <= _PROFILE and number & (PLAIN | RANDOM) != PLAIN | RANDOM
+    """Whether version 1 has this profile: plain blocks have no random keys and no cipher."""
+    return number <= _PROFILE and not (number & PLAIN and number & (RANDOM | SHORT_KEY))
+
+
+def is_profile_of(suite: Suite, number: int) -> bool:
+    """Whether a suite can keep it: what sections 9 and 10 exclude."""
+    if number & RANDOM and suite.name == "paper":
+        return False
+    if number & (PLAIN | UNVERIFIED) == UNVERIFIED and suite.name in ("blake3", "chacha"):
+        return False
+    return method_of(number) in suite.methods()
+
+
+def method_of(number: int) -> Method:
+    """The cipher and the hash of a profile."""
+    return Method(bool(number & SHORT_KEY), bool(number & OTHER_HASH))
 
 
 @dataclass(frozen=True)
@@ -128,13 +141,13 @@ def open_page(suite: Suite, epochs: tuple[bytes, ...], geo: Geometry, g: int, ra
         keys = outer(suite, k_out)
         if same(mark, prf(keys.page_select, nonce + aad)[:16]):
             try:
-                return parse_page(geo, g, suite.open(keys.page_seal, nonce, tag, raw[HEAD:], aad), where)
+                return parse_page(suite, geo, g, suite.open(keys.page_seal, nonce, tag, raw[HEAD:], aad), where)
             except OpenFailed:
                 raise Damage(where, "the page is damaged") from None
     raise Damage(where, "no epoch opens the page: key not loaded, or damaged")
 
 
-def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
+def parse_page(suite: Suite, geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
     """Parse the 4040 plaintext bytes of page g, strictly."""
 
     def field(offset: int, size: int) -> int:
@@ -144,13 +157,13 @@ def parse_page(geo: Geometry, g: int, plain: bytes, where: Where) -> Page:
     file_id, session, sequence = plain[64 - HEAD : 80 - HEAD], field(80, 4), field(84, 4)
     pending, replaced = field(96, 16), field(112, 16)
     slots = plain[128 - HEAD :]
-    used = flags >> 8 & 0xFF
+    used = flags >> 8 & 0x7F
 
-    if flags & ~_KNOWN_FLAGS:
-        raise Damage(where, f"unknown flags {flags:#x}")
     profile, changing = flags >> _PROFILE_SHIFT & _PROFILE, bool(flags & _CHANGING)
     if not is_profile(profile):
-        raise Damage(where, "random keys of plain blocks")
+        raise Damage(where, "keys or a cipher of plain blocks")
+    if not is_profile_of(suite, profile):
+        raise Damage(where, f"profile {profile}, which the suite cannot keep")
     if g and flags & (_SPARSE | _CUT):
         raise Damage(where, "`sparse` or `cut` in a page other than page 0")
     if used > geo.per_page:

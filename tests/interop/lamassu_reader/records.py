@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .crypto import NONCE, TAG, OpenFailed, Suite, b64, hkdf, outer, prf, same, siv_open, unb64
 from .errors import Damage, Where
-from .pages import is_profile
+from .pages import is_profile, is_profile_of
 
 DIRECTORY, LINK, LONG_LINK, LINK_REST, XATTR, PARENT_SLOT, SESSIONS, ROOT = 1, 2, 3, 4, 5, 6, 7, 8
 HEAD = NONCE + TAG + 16
@@ -79,7 +79,7 @@ class DirectoryKeys:
         return name
 
 
-def parse_directory(content: bytes, where: Where) -> DirectoryKeys:
+def parse_directory(suite: Suite, content: bytes, where: Where) -> DirectoryKeys:
     """The content of a directory record."""
     if len(content) < 56:
         raise Damage(where, f"a directory record of {len(content)} bytes")
@@ -93,7 +93,7 @@ def parse_directory(content: bytes, where: Where) -> DirectoryKeys:
     if properties > 1 or len(content) != 56 + properties:
         raise Damage(where, f"directory record with properties or trailing bytes ({properties}, {len(content)})")
     profile = content[56] if properties else 0
-    if properties and (not profile or not is_profile(profile)):
+    if properties and not (profile and is_profile(profile) and is_profile_of(suite, profile)):
         raise Damage(where, f"directory record with profile {profile}")
     return DirectoryKeys(content[4:20], hkdf(content[20:52], b"lamassu v1 name", 64), profile)
 

@@ -89,7 +89,7 @@ class Vault:
         record = records.decode(records.read_text(path), path)
         h = self.header
         content = records.open_record(h.suite, h.outer, records.DIRECTORY, b"", record, path)
-        return records.parse_directory(content, path)
+        return records.parse_directory(h.suite, content, path)
 
     def _name(self, keys: records.DirectoryKeys, store: bytes, stored: bytes) -> bytes:
         """The decrypted name of an entry called `stored` in the directory `store`."""

@@ -4,7 +4,7 @@ use super::device::{Device, Job};
 use super::loop_back::LoopBack;
 use super::{Engine, Verify};
 use crate::{BlockKey, KeyRing, Keyed, Salts, Secret, Suite};
-use lamassu_format::{BlockNo, Domain, FileId};
+use lamassu_format::{BlockNo, Domain, FileId, Method};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::convert::Infallible;
@@ -84,7 +84,7 @@ proptest! {
 
     #[test]
     fn a_device_does_what_the_processor_does(
-        suite in proptest::sample::select(&Suite::ALL[..]), count in 0usize..90, log2 in 12u32..15, depth in 1usize..6, threads in 1usize..4, each: bool, plain_blocks: bool,
+        suite in proptest::sample::select(&Suite::ALL[..]), count in 0usize..90, log2 in 12u32..15, depth in 1usize..6, threads in 1usize..4, each: bool, plain_blocks: bool, method in proptest::sample::select(&Method::ALL[..]),
     ) {
         let (size, ring) = (1 << log2, ring(suite, &[9, 8]));
         let mut plain = vec![0; count * size];
@@ -93,6 +93,7 @@ proptest! {
         let domain = Domain::ALL.into_iter().rfind(|domain| domain.is_for(suite)).unwrap();
         let salts = if each { Salts::of_blocks(domain, FileId([7; 16]), &numbers) } else { Salts::from_block(domain, FileId([7; 16]), BlockNo(40)) };
         let salts = if plain_blocks { Salts::PLAIN } else { salts };
+        let salts = if method.check(suite).is_ok() { salts.by(method) } else { salts };
         let expected = round(&Engine::new(2), &ring, salts, &plain, size);
         let careless = Careless { behind: LoopBack::new(threads, depth), jobs: 0.into(), most: 0.into() };
         let devices: [Arc<dyn Device>; 4] =

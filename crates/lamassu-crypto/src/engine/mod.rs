@@ -322,6 +322,7 @@ fn open_group(
     mut fail: impl FnMut(usize),
 ) {
     let (suite, keys) = (ring.cipher_suite(), keyed.keys);
+    let cipher = suite.cipher(keyed.salts.method());
     let mut live = [0usize; GROUP];
     let mut live_count = 0;
     let decrypt = |(i, (block, key)): (usize, (&mut [u8], &BlockKey))| {
@@ -332,7 +333,7 @@ fn open_group(
             fail(i);
         } else {
             if !keyed.salts.is_plain() {
-                suite.cipher.decrypt(kernel, key, block);
+                cipher.decrypt(kernel, key, block);
             }
             live[live_count] = i;
             live_count += 1;
@@ -363,12 +364,13 @@ fn verify_blocks(
     let plain = Group::of(live.iter().map(|&i| &blocks[i * block_size..][..block_size]));
     let mut numbers = [BlockNo::ZERO; GROUP];
     let salts = keyed.salts.pick(live, &mut numbers[..live.len()]);
+    let method = salts.method();
     let mut verified = [Choice::from(0); GROUP];
     let mut hashes = Zeroizing::new([[0u8; 32]; GROUP]);
     let mut derived = Zeroizing::new([[0u8; 32]; GROUP]);
     for (round, (epoch, inner)) in ring.inners_by_last_hit().enumerate() {
-        if round == 0 || inner.is_hash_keyed() {
-            inner.hash_group(plain.as_slice(), &mut hashes[..live.len()]);
+        if round == 0 || inner.is_hash_keyed(method) {
+            inner.hash_group(method, plain.as_slice(), &mut hashes[..live.len()]);
         }
         inner.keys_of_hashes(&hashes[..live.len()], salts, &mut derived[..live.len()]);
         let mut hit = Choice::from(0);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{Secret, Suite};
-use lamassu_format::{Domain, FileId};
+use lamassu_format::{Domain, FileId, Hash, Method};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +16,11 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     let mut out = vec![0; len];
     blake3::Hasher::new_keyed(&[seed; 32]).finalize_xof().fill(&mut out);
     out
+}
+
+/// Every suite by every method that it has.
+fn methods() -> impl Iterator<Item = (Suite, Method)> {
+    Suite::ALL.into_iter().flat_map(|s| Method::all(s).map(move |m| (s, m)))
 }
 
 fn suites() -> impl Strategy<Value = Suite> {
@@ -112,27 +117,49 @@ fn a_block_opens_under_the_salt_it_was_sealed_with() {
 /// a malleable suite too.
 #[test]
 fn plain_blocks_are_kept_and_verified() {
-    for suite in Suite::ALL {
+    for (suite, method) in methods().filter(|(_, method)| !method.has_short_key()) {
+        let salts = Salts::PLAIN.by(method);
         let (engine, old, ring) = (Engine::new(2), ring(suite, &[6]), ring(suite, &[5, 6]));
         let plain = pattern(40 * 4096, 3);
         for at in [&old, &ring] {
             let (mut stored, mut keys) = (vec![0; plain.len()], vec![[0; 32]; 40]);
-            engine.seal_to(&at.inner(), Salts::PLAIN, &plain, &mut stored, 4096, &mut keys);
+            engine.seal_to(&at.inner(), salts, &plain, &mut stored, 4096, &mut keys);
             assert!(stored == plain && keys.iter().all(|key| *key != [0; 32]));
-            if suite == Suite::Aes {
+            if method.hash(suite) == Hash::Sha256 {
                 let mut hash: BlockKey = Sha256::digest(&plain[..4096]).into();
-                hash[31] &= 0xfe;
+                hash[31] &= if suite == Suite::Paper { 0xff } else { 0xfe };
                 assert_eq!(keys[0], hash);
             }
-            let keyed = Keyed { keys: &keys, salts: Salts::PLAIN };
+            let keyed = Keyed { keys: &keys, salts };
             stored[17 * 4096 + 5] ^= 1;
             let mut opened = stored.clone();
             assert_eq!(engine.open(&ring, &mut opened, 4096, keyed, Verify::Full), [17], "{suite:?}");
             assert!(opened[..17 * 4096] == plain[..17 * 4096] && opened[17 * 4096..][..4096] == [0; 4096]);
             assert!(engine.open(&ring, &mut stored.clone(), 4096, keyed, Verify::No).is_empty(), "{suite:?}");
             // Neither opens as the other.
-            let encrypted = Keyed { keys: &keys, salts: Salts::EMPTY };
+            let encrypted = Keyed { keys: &keys, salts: Salts::EMPTY.by(method) };
             assert_eq!(engine.open(&ring, &mut stored.clone(), 4096, encrypted, Verify::Full).len(), 40);
+        }
+    }
+}
+
+/// A block opens by the method that it was sealed by, under every epoch, and by no other.
+#[test]
+fn a_block_opens_by_its_method_alone() {
+    for (suite, method) in methods() {
+        let (engine, old, ring) = (Engine::new(2), ring(suite, &[6]), ring(suite, &[5, 6]));
+        let plain = pattern(40 * 4096, 3);
+        let (mut sealed, mut keys) = (vec![0; plain.len()], vec![[0; 32]; 40]);
+        engine.seal_to(&old.inner(), Salts::EMPTY.by(method), &plain, &mut sealed, 4096, &mut keys);
+        for other in Method::all(suite) {
+            for plain_blocks in [false, true] {
+                let salts = if plain_blocks { Salts::PLAIN } else { Salts::EMPTY }.by(other);
+                let mut opened = sealed.clone();
+                let failed = engine.open(&ring, &mut opened, 4096, Keyed { keys: &keys, salts }, Verify::Full);
+                let fits = other == method && !plain_blocks;
+                assert_eq!(failed.len(), if fits { 0 } else { 40 }, "{suite:?} {method:?} as {other:?}");
+                assert!(!fits || opened == plain, "{suite:?} {method:?}");
+            }
         }
     }
 }
@@ -161,15 +188,15 @@ fn holes_are_zeros_and_impossible_keys_fail() {
 
 #[test]
 fn malleable_suites_are_verified_whatever_the_caller_says() {
-    for suite in Suite::ALL {
-        let ring = ring(suite, &[5]);
+    for (suite, method) in methods() {
+        let (ring, salts) = (ring(suite, &[5]), Salts::EMPTY.by(method));
         let mut blocks = pattern(4096, 1);
         let mut keys = [[0; 32]];
         let engine = Engine::new(1);
-        engine.seal(&ring.inner(), Salts::EMPTY, &mut blocks, 4096, &mut keys);
+        engine.seal(&ring.inner(), salts, &mut blocks, 4096, &mut keys);
         blocks[100] ^= 1;
-        let failed = engine.open(&ring, &mut blocks, 4096, Keyed::unsalted(&keys), Verify::No);
-        assert_eq!(failed.len(), usize::from(suite.is_malleable()));
+        let failed = engine.open(&ring, &mut blocks, 4096, Keyed { keys: &keys, salts }, Verify::No);
+        assert_eq!(failed.len(), usize::from(suite.is_malleable()), "{suite:?} {method:?}");
     }
 }
 

@@ -21,6 +21,7 @@ use lamassu_format::BlockKey;
 use std::fmt;
 
 pub(crate) use aes::RoundKeys;
+pub use aes::{AES_128, AES_256};
 
 /// How AES runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -195,13 +196,13 @@ impl Kernel {
     }
 
     /// Round keys of AES-256.
-    pub(crate) fn expand(&self, key: &BlockKey) -> RoundKeys {
+    pub(crate) fn expand(&self, key: &BlockKey) -> RoundKeys<AES_256> {
         // Once per K_in, so the portable one is fast enough. It runs in constant time.
         portable::aes::expand(key)
     }
 
     /// AES-256 of each block on its own.
-    pub(crate) fn ecb_encrypt(&self, keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+    pub(crate) fn ecb_encrypt(&self, keys: &RoundKeys<AES_256>, blocks: &mut [[u8; 16]]) {
         match self.aes {
             AesKernel::Portable => portable::aes::ecb_encrypt(keys, blocks),
             AesKernel::Library => library::ecb_encrypt(keys, blocks),
@@ -217,62 +218,68 @@ impl Kernel {
         }
     }
 
-    /// AES-256-CBC with a zero IV, each lane under its own key. Lanes are of one length, whole cipher blocks.
-    pub fn cbc_encrypt(&self, keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
+    /// AES-CBC with a zero IV, each lane under its own key: that of [`AES_128`] is the first half of what is given.
+    /// Lanes are of one length, whole cipher blocks.
+    pub fn cbc_encrypt<const N: usize>(&self, keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
         assert_eq!(keys.len(), lanes.len());
+        const { assert!(N == AES_128 || N == AES_256) };
         let len = lanes.first().map_or(0, |l| l.len());
         assert!(lanes.iter().all(|l| l.len() == len) && len.is_multiple_of(16));
         match self.aes {
-            AesKernel::Portable => portable::aes::cbc_encrypt(keys, lanes),
-            AesKernel::Library => library::cbc_encrypt(keys, lanes),
+            AesKernel::Portable => portable::aes::cbc_encrypt::<N>(keys, lanes),
+            AesKernel::Library => library::cbc_encrypt::<N>(keys, lanes),
             #[cfg(feature = "fips")]
-            AesKernel::Module => keys.iter().zip(lanes).for_each(|(key, lane)| module::cbc_encrypt(key, lane)),
+            AesKernel::Module => {
+                keys.iter().zip(lanes).for_each(|(key, lane)| module::cbc_encrypt(aes::key_of::<N>(key), lane))
+            }
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
-            AesKernel::AesNi => unsafe { x86::aesni::cbc_encrypt(keys, lanes) },
+            AesKernel::AesNi => unsafe { x86::aesni::cbc_encrypt::<N>(keys, lanes) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where VAES and AVX2 were detected too.
-            AesKernel::Vaes256 => unsafe { x86::vaes::cbc_encrypt(keys, lanes) },
+            AesKernel::Vaes256 => unsafe { x86::vaes::cbc_encrypt::<N>(keys, lanes) },
             #[cfg(target_arch = "x86_64")]
-            AesKernel::Vaes512 => cbc_encrypt_vaes512(keys, lanes),
+            AesKernel::Vaes512 => cbc_encrypt_vaes512::<N>(keys, lanes),
             #[cfg(not(target_arch = "x86_64"))]
             AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
     }
 
-    /// AES-256-CBC with a zero IV. `data` is whole cipher blocks.
-    pub fn cbc_decrypt(&self, key: &BlockKey, data: &mut [u8]) {
+    /// AES-CBC with a zero IV. `data` is whole cipher blocks.
+    pub fn cbc_decrypt<const N: usize>(&self, key: &BlockKey, data: &mut [u8]) {
+        const { assert!(N == AES_128 || N == AES_256) };
         assert!(data.len().is_multiple_of(16));
         match self.aes {
-            AesKernel::Portable => portable::aes::cbc_decrypt(key, data),
-            AesKernel::Library => library::cbc_decrypt(key, data),
+            AesKernel::Portable => portable::aes::cbc_decrypt::<N>(key, data),
+            AesKernel::Library => library::cbc_decrypt::<N>(key, data),
             #[cfg(feature = "fips")]
-            AesKernel::Module => module::cbc_decrypt(key, data),
+            AesKernel::Module => module::cbc_decrypt(aes::key_of::<N>(key), data),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
-            AesKernel::AesNi => unsafe { x86::aesni::cbc_decrypt(key, data) },
+            AesKernel::AesNi => unsafe { x86::aesni::cbc_decrypt::<N>(key, data) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where VAES and AVX2 were detected too.
-            AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe { x86::vaes::cbc_decrypt(key, data) },
+            AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe { x86::vaes::cbc_decrypt::<N>(key, data) },
             #[cfg(not(target_arch = "x86_64"))]
             AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
     }
 
-    /// AES-256-CTR, the initial counter block zero, counting big-endian. `data` is less than 2³² cipher blocks.
-    pub fn ctr(&self, key: &BlockKey, data: &mut [u8]) {
+    /// AES-CTR, the initial counter block zero, counting big-endian. `data` is less than 2³² cipher blocks.
+    pub fn ctr<const N: usize>(&self, key: &BlockKey, data: &mut [u8]) {
+        const { assert!(N == AES_128 || N == AES_256) };
         assert!(data.len() as u64 <= 16 << 32, "kernels count in 32 bits");
         match self.aes {
-            AesKernel::Portable => portable::aes::ctr(key, data),
-            AesKernel::Library => library::ctr(key, data),
+            AesKernel::Portable => portable::aes::ctr::<N>(key, data),
+            AesKernel::Library => library::ctr::<N>(key, data),
             #[cfg(feature = "fips")]
-            AesKernel::Module => module::ctr(key, data),
+            AesKernel::Module => module::ctr(aes::key_of::<N>(key), data),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where AES, SSE4.1 and SSSE3 were detected.
-            AesKernel::AesNi => unsafe { x86::aesni::ctr(key, data) },
+            AesKernel::AesNi => unsafe { x86::aesni::ctr::<N>(key, data) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the variant exists only where VAES and AVX2 were detected too.
-            AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe { x86::vaes::ctr(key, data) },
+            AesKernel::Vaes256 | AesKernel::Vaes512 => unsafe { x86::vaes::ctr::<N>(key, data) },
             #[cfg(not(target_arch = "x86_64"))]
             AesKernel::AesNi | AesKernel::Vaes256 | AesKernel::Vaes512 => unreachable!("no such kernel is made here"),
         }
@@ -280,15 +287,15 @@ impl Kernel {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn cbc_encrypt_vaes512(mut keys: &[BlockKey], mut lanes: &mut [&mut [u8]]) {
+fn cbc_encrypt_vaes512<const N: usize>(mut keys: &[BlockKey], mut lanes: &mut [&mut [u8]]) {
     use x86::vaes512::{LANES, LEN_MIN};
     while lanes.len() >= LANES && lanes[0].len() >= LEN_MIN {
         // SAFETY: the variant exists only where VAES and AVX-512 F were detected.
-        unsafe { x86::vaes512::cbc_encrypt(keys, lanes) };
+        unsafe { x86::vaes512::cbc_encrypt::<N>(keys, lanes) };
         (keys, lanes) = (&keys[LANES..], &mut lanes[LANES..]);
     }
     // SAFETY: as above, and AVX2.
-    unsafe { x86::vaes::cbc_encrypt(keys, lanes) };
+    unsafe { x86::vaes::cbc_encrypt::<N>(keys, lanes) };
 }
 
 #[cfg(target_arch = "x86_64")]

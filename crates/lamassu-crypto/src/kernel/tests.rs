@@ -27,26 +27,75 @@ fn aes_vectors() {
         kernel.ecb_encrypt(&keys, &mut block);
         assert_eq!(block, [bytes("8ea2b7ca516745bfeafc49904b496089")], "{kernel}");
     }
+    // FIPS 197 Appendix A.1 and C.1.
+    let keys =
+        portable::aes::expand::<AES_128>(&bytes("2b7e151628aed2a6abf7158809cf4f3cffffffffffffffffffffffffffffffff"));
+    assert_eq!(keys.0[1], bytes("a0fafe1788542cb123a339392a6c7605"));
+    assert_eq!(keys.0[10], bytes("d014f9a8c9ee2589e13f0cc8b6630ca6"));
+    let key = bytes("000102030405060708090a0b0c0d0e0fffffffffffffffffffffffffffffffff");
+    for kernel in Kernel::available() {
+        let mut block: [u8; 16] = bytes("00112233445566778899aabbccddeeff");
+        kernel.cbc_encrypt::<AES_128>(&[key], &mut [&mut block]);
+        assert_eq!(block, bytes("69c4e0d86a7b0430d8cdb78070b4c55a"), "{kernel}");
+    }
 }
 
-/// SP 800-38A F.2.5. Its IV is not zero, so it is XORed into the first plaintext block, as CBC does.
+/// SP 800-38A F.2.5 and F.2.1.
 #[test]
 fn cbc_vectors() {
-    let key = bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4");
+    cbc_vector::<AES_256>(
+        bytes("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4"),
+        "f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d39f23369a9d9bacfa530e26304231461b2eb05e2c39be9fcda6c19078c6a9d1b",
+    );
+    for behind in ["00000000000000000000000000000000", "ffffffffffffffffffffffffffffffff"] {
+        cbc_vector::<AES_128>(
+            bytes(&format!("2b7e151628aed2a6abf7158809cf4f3c{behind}")),
+            "7649abac8119b246cee98e9b12e9197d5086cb9b507219ee95db113a917678b273bed6b8e3c1743b7116e69e222295163ff1caa1681fac09120eca307586e1a7",
+        );
+    }
+}
+
+/// The IV of the standard is not zero, so it is XORed into the first plaintext block, as CBC does. In every number of
+/// lanes, and in lanes that are long enough for the widest kernel.
+fn cbc_vector<const N: usize>(key: BlockKey, cipher: &str) {
     let iv: [u8; 16] = bytes("000102030405060708090a0b0c0d0e0f");
     let mut plain: [u8; 64] = bytes(
         "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e5130c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710",
     );
     plain.iter_mut().zip(iv).for_each(|(p, i)| *p ^= i);
-    let cipher: [u8; 64] = bytes(
-        "f58c4c04d6e5f1ba779eabfb5f7bfbd69cfc4e967edb808d679f777bc6702c7d39f23369a9d9bacfa530e26304231461b2eb05e2c39be9fcda6c19078c6a9d1b",
-    );
+    let cipher: [u8; 64] = bytes(cipher);
     for kernel in Kernel::available() {
-        let mut data = plain;
-        kernel.cbc_encrypt(&[key], &mut [&mut data]);
-        assert_eq!(data, cipher, "{kernel}");
-        kernel.cbc_decrypt(&key, &mut data);
-        assert_eq!(data, plain, "{kernel}");
+        for (lanes, len) in LANES.flat_map(|lanes| [(lanes, 64), (lanes, 4096)]) {
+            let mut long = vec![0; len];
+            long[..64].copy_from_slice(&plain);
+            let mut data = vec![long.clone(); lanes];
+            kernel.cbc_encrypt::<N>(&vec![key; lanes], &mut data.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+            for lane in &mut data {
+                assert_eq!(lane[..64], cipher, "{kernel}, {lanes} lanes of {len}");
+                kernel.cbc_decrypt::<N>(&key, lane);
+                assert!(*lane == long, "{kernel}, {lanes} lanes of {len}");
+            }
+        }
+    }
+}
+
+/// SP 800-38A F.5.1: AES-128 of its counter blocks. Kernels count from zero, so each is encrypted as a first CBC block.
+#[test]
+fn ctr_blocks_of_aes_128() {
+    let key = bytes("2b7e151628aed2a6abf7158809cf4f3c00000000000000000000000000000000");
+    for kernel in Kernel::available() {
+        for (counter, stream) in [
+            ("f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff", "ec8cdf7398607cb0f2d21675ea9ea1e4"),
+            ("f0f1f2f3f4f5f6f7f8f9fafbfcfdff00", "362b7c3c6773516318a077d7fc5073ae"),
+        ] {
+            let mut block: [u8; 16] = bytes(counter);
+            kernel.cbc_encrypt::<AES_128>(&[key], &mut [&mut block]);
+            assert_eq!(block, bytes(stream), "{kernel}");
+        }
+        // From zero: the first test case of the GCM specification, H and the mask of its tag.
+        let mut data = [0; 32];
+        kernel.ctr::<AES_128>(&[0; 32], &mut data);
+        assert_eq!(data, bytes("66e94bd4ef8a2c3b884cfa59ca342b2e58e2fccefa7e3061367f1d57a4e7455a"), "{kernel}");
     }
 }
 
@@ -90,33 +139,14 @@ proptest! {
 
     #[test]
     fn kernels_agree_on_cbc(keys in proptest::collection::vec(any::<BlockKey>(), 0..40), blocks in 0usize..70, seed: u8) {
-        let plain: Vec<Vec<u8>> = (0..keys.len()).map(|l| data(blocks * 16, seed ^ l as u8)).collect();
-        let encrypt = |kernel: Kernel| {
-            let mut lanes = plain.clone();
-            kernel.cbc_encrypt(&keys, &mut lanes.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
-            lanes
-        };
-        let expected = encrypt(Kernel::library());
-        for kernel in Kernel::available() {
-            prop_assert!(encrypt(kernel) == expected, "{}", kernel);
-            for ((key, cipher), plain) in keys.iter().zip(&expected).zip(&plain) {
-                let mut lane = cipher.clone();
-                kernel.cbc_decrypt(key, &mut lane);
-                prop_assert!(lane == *plain, "{}", kernel);
-            }
-        }
+        agree_on_cbc::<AES_256>(&keys, blocks, seed)?;
+        agree_on_cbc::<AES_128>(&keys, blocks, seed)?;
     }
 
     #[test]
     fn kernels_agree_on_ctr(key: BlockKey, len in 0usize..9000, seed: u8) {
-        let plain = data(len, seed);
-        let mut expected = plain.clone();
-        Kernel::library().ctr(&key, &mut expected);
-        for kernel in Kernel::available() {
-            let mut found = plain.clone();
-            kernel.ctr(&key, &mut found);
-            prop_assert!(found == expected, "{}", kernel);
-        }
+        agree_on_ctr::<AES_256>(&key, len, seed)?;
+        agree_on_ctr::<AES_128>(&key, len, seed)?;
     }
 
     #[test]
@@ -148,6 +178,37 @@ proptest! {
     }
 }
 
+fn agree_on_cbc<const N: usize>(keys: &[BlockKey], blocks: usize, seed: u8) -> Result<(), TestCaseError> {
+    let plain: Vec<Vec<u8>> = (0..keys.len()).map(|l| data(blocks * 16, seed ^ l as u8)).collect();
+    let encrypt = |kernel: Kernel| {
+        let mut lanes = plain.clone();
+        kernel.cbc_encrypt::<N>(keys, &mut lanes.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+        lanes
+    };
+    let expected = encrypt(Kernel::library());
+    for kernel in Kernel::available() {
+        prop_assert!(encrypt(kernel) == expected, "{} {}", kernel, N);
+        for ((key, cipher), plain) in keys.iter().zip(&expected).zip(&plain) {
+            let mut lane = cipher.clone();
+            kernel.cbc_decrypt::<N>(key, &mut lane);
+            prop_assert!(lane == *plain, "{} {}", kernel, N);
+        }
+    }
+    Ok(())
+}
+
+fn agree_on_ctr<const N: usize>(key: &BlockKey, len: usize, seed: u8) -> Result<(), TestCaseError> {
+    let plain = data(len, seed);
+    let mut expected = plain.clone();
+    Kernel::library().ctr::<N>(key, &mut expected);
+    for kernel in Kernel::available() {
+        let mut found = plain.clone();
+        kernel.ctr::<N>(key, &mut found);
+        prop_assert!(found == expected, "{} {}", kernel, N);
+    }
+    Ok(())
+}
+
 /// Blocks as vaults have them, in every number of lanes: fewer than the narrowest kernel takes, as many as the widest
 /// takes, and more.
 const LANES: std::ops::RangeInclusive<usize> = 1..=17;
@@ -159,20 +220,26 @@ proptest! {
     fn kernels_agree_on_whole_blocks(keys: [BlockKey; 17], len in prop_oneof![Just(4096usize), Just(65_536)], seed: u8) {
         for len in [len, 4096 + 16 * usize::from(seed)] {
             let plain: Vec<Vec<u8>> = keys.iter().map(|key| data(len, seed ^ key[0])).collect();
-            let sealed = each_block(Kernel::library(), &keys, &plain);
-            for kernel in Kernel::available() {
-                for lanes in LANES {
-                    let found = each_block(kernel, &keys[..lanes], &plain[..lanes]);
-                    prop_assert!(found[..] == sealed[..lanes], "{} {} lanes of {}", kernel, lanes, len);
-                }
-                for (key, block) in keys.iter().zip(&sealed) {
-                    let mut opened = block.cbc.clone();
-                    kernel.cbc_decrypt(key, &mut opened);
-                    prop_assert!(opened == block.plain, "{} {}", kernel, len);
-                }
-            }
+            whole_blocks_agree::<AES_256>(&keys, &plain)?;
+            whole_blocks_agree::<AES_128>(&keys, &plain)?;
         }
     }
+}
+
+fn whole_blocks_agree<const N: usize>(keys: &[BlockKey], plain: &[Vec<u8>]) -> Result<(), TestCaseError> {
+    let sealed = each_block::<N>(Kernel::library(), keys, plain);
+    for kernel in Kernel::available() {
+        for lanes in LANES {
+            let found = each_block::<N>(kernel, &keys[..lanes], &plain[..lanes]);
+            prop_assert!(found[..] == sealed[..lanes], "{} {} {} lanes of {}", kernel, N, lanes, plain[0].len());
+        }
+        for (key, block) in keys.iter().zip(&sealed) {
+            let mut opened = block.cbc.clone();
+            kernel.cbc_decrypt::<N>(key, &mut opened);
+            prop_assert!(opened == block.plain, "{} {} {}", kernel, N, block.plain.len());
+        }
+    }
+    Ok(())
 }
 
 /// What becomes of a block.
@@ -184,13 +251,13 @@ struct Block {
     ctr: Vec<u8>,
 }
 
-fn each_block(kernel: Kernel, keys: &[BlockKey], plain: &[Vec<u8>]) -> Vec<Block> {
+fn each_block<const N: usize>(kernel: Kernel, keys: &[BlockKey], plain: &[Vec<u8>]) -> Vec<Block> {
     let mut hashes = vec![[0; 32]; plain.len()];
     kernel.sha256(&plain.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut hashes);
     let mut cbc = plain.to_vec();
-    kernel.cbc_encrypt(keys, &mut cbc.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+    kernel.cbc_encrypt::<N>(keys, &mut cbc.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
     let mut ctr = plain.to_vec();
-    ctr.iter_mut().zip(keys).for_each(|(block, key)| kernel.ctr(key, block));
+    ctr.iter_mut().zip(keys).for_each(|(block, key)| kernel.ctr::<N>(key, block));
     let ciphertexts = hashes.into_iter().zip(cbc.into_iter().zip(ctr));
     plain
         .iter()
@@ -201,12 +268,17 @@ fn each_block(kernel: Kernel, keys: &[BlockKey], plain: &[Vec<u8>]) -> Vec<Block
 
 #[test]
 fn counters_carry_past_one_and_two_bytes() {
+    counters_carry::<AES_256>();
+    counters_carry::<AES_128>();
+}
+
+fn counters_carry<const N: usize>() {
     let mut expected = vec![0; 16 * 70_000 + 5];
-    Kernel::library().ctr(&[7; 32], &mut expected);
+    Kernel::library().ctr::<N>(&[7; 32], &mut expected);
     for kernel in Kernel::available() {
         let mut found = vec![0; expected.len()];
-        kernel.ctr(&[7; 32], &mut found);
-        assert!(found == expected, "{kernel}");
+        kernel.ctr::<N>(&[7; 32], &mut found);
+        assert!(found == expected, "{kernel} {N}");
     }
 }
 

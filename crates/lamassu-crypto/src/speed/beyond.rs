@@ -16,24 +16,24 @@ pub fn parts(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom> 
     let size = plan.block_size;
     for &suite in plan.suites {
         let k_in = Secret::random()?;
-        for &kernel in plan.kernels {
+        for (&kernel, method) in plan.kernels.iter().flat_map(|k| plan.methods_of(suite).map(move |m| (k, m))) {
             let key = InnerKey::with_kernel(suite, &k_in, kernel);
             let mut work = plan.batch()?;
             let mut keys = vec![BlockKey::default(); work.len() / size];
-            key.seal(Salts::EMPTY, &mut work, size, &mut keys);
+            key.seal(Salts::EMPTY.by(method), &mut work, size, &mut keys);
             let mut hashes = [[0; 32]; GROUP];
             for op in [Op::Hash, Op::Encrypt] {
                 let gb_per_s = rate(plan.duration, work.len(), || {
                     for (blocks, keys) in work.chunks_mut(GROUP * size).zip(keys.chunks(GROUP)) {
                         if op == Op::Encrypt {
-                            key.encrypt_group(blocks, keys);
+                            key.encrypt_group(method, blocks, keys);
                         } else {
-                            let blocks = Group::of(blocks.chunks_exact(size));
-                            key.hash_group(black_box(blocks.as_slice()), black_box(&mut hashes[..keys.len()]));
+                            let (blocks, hashes) = (Group::of(blocks.chunks_exact(size)), &mut hashes[..keys.len()]);
+                            key.hash_group(method, black_box(blocks.as_slice()), black_box(hashes));
                         }
                     }
                 });
-                row(Row { suite, op, kernel: kernel.to_string(), threads: 1, gb_per_s });
+                row(Row { suite, method, op, kernel: kernel.to_string(), threads: 1, gb_per_s });
             }
         }
     }
@@ -50,7 +50,10 @@ pub fn device(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom>
         let ring = KeyRing::new(suite, &[Secret::random()?], &[Secret::random()?]);
         let pipelined = LoopBack::new(1, DEPTH);
         for (name, device) in [("device, one at a time", LoopBack::one_at_a_time()), ("device, pipelined", pipelined)] {
-            measure_one(plan, (suite, name), &ring, &Engine::with_device(Arc::new(device)), &mut row)?;
+            let engine = Engine::with_device(Arc::new(device));
+            for method in plan.methods_of(suite) {
+                measure_one(plan, (suite, method, name), &ring, &engine, &mut row)?;
+            }
         }
     }
     Ok(())

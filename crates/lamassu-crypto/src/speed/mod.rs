@@ -6,6 +6,7 @@ pub mod beyond;
 
 use crate::kernel::Kernel;
 use crate::{BlockKey, Engine, KeyRing, Keyed, NoRandom, Salts, Secret, Suite, Verify};
+use lamassu_format::Method;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,8 @@ impl Op {
 pub struct Row {
     /// The suite.
     pub suite: Suite,
+    /// The cipher and the hash.
+    pub method: Method,
     /// What was done.
     pub op: Op,
     /// The kernel, or how a device is used. `library` composes RustCrypto calls one block after another, as a program
@@ -62,6 +65,8 @@ pub struct Row {
 pub struct Plan<'a> {
     /// Which suites.
     pub suites: &'a [Suite],
+    /// By which methods, of those that a suite has.
+    pub methods: &'a [Method],
     /// Which kernels.
     pub kernels: &'a [Kernel],
     /// Which numbers of threads. The `library` kernel is measured with one.
@@ -90,7 +95,9 @@ pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom
             for &threads in plan.threads {
                 if kernel != Kernel::library() || threads == 1 {
                     let engine = Engine::with_kernel(threads, kernel);
-                    measure_one(plan, (suite, &kernel.to_string()), &ring, &engine, &mut row)?;
+                    for method in plan.methods_of(suite) {
+                        measure_one(plan, (suite, method, &kernel.to_string()), &ring, &engine, &mut row)?;
+                    }
                 }
             }
         }
@@ -100,45 +107,50 @@ pub fn measure(plan: &Plan<'_>, mut row: impl FnMut(Row)) -> Result<(), NoRandom
 
 fn measure_one(
     plan: &Plan<'_>,
-    (suite, kernel): (Suite, &str),
+    (suite, method, kernel): (Suite, Method, &str),
     ring: &KeyRing,
     engine: &Engine,
     row: &mut impl FnMut(Row),
 ) -> Result<(), NoRandom> {
-    let size = plan.block_size;
+    let (size, salts) = (plan.block_size, Salts::EMPTY.by(method));
     let plain = plan.batch()?;
     let mut keys = vec![BlockKey::default(); plain.len() / size];
     let mut sealed = plain.clone();
     let key = &ring.inner();
-    engine.seal(key, Salts::EMPTY, &mut sealed, size, &mut keys);
+    engine.seal(key, salts, &mut sealed, size, &mut keys);
     let mut work = plain;
     let mut scratch = keys.clone();
     for op in [Op::Seal, Op::Open, Op::OpenUnverified] {
         // Sealing what was sealed costs the same, so nothing is copied for it. The input of `Open` must verify: each
         // chunk is copied just before it is opened, as a file's is read.
         let gb_per_s = rate(plan.duration, work.len(), || match op {
-            Op::Seal => engine.seal(key, Salts::EMPTY, &mut work, size, &mut scratch),
+            Op::Seal => engine.seal(key, salts, &mut work, size, &mut scratch),
             Op::Open => {
                 let fetch = |first: usize, blocks: &mut [u8]| {
                     blocks.copy_from_slice(&sealed[first * size..][..blocks.len()]);
                     Ok::<(), Infallible>(())
                 };
-                let Ok(failed) =
-                    engine.open_fetched(ring, &mut work, size, Keyed::unsalted(&keys), Verify::Full, fetch);
+                let keyed = Keyed { keys: &keys, salts };
+                let Ok(failed) = engine.open_fetched(ring, &mut work, size, keyed, Verify::Full, fetch);
                 assert!(failed.is_empty());
             }
             Op::OpenUnverified => {
-                assert!(engine.open_as_told(ring, &mut work, size, Keyed::unsalted(&keys), Verify::No).is_empty());
+                let keyed = Keyed { keys: &keys, salts };
+                assert!(engine.open_as_told(ring, &mut work, size, keyed, Verify::No).is_empty());
             }
             #[cfg(any(test, feature = "measure"))]
             Op::Hash | Op::Encrypt => unreachable!("parts are measured without an engine"),
         });
-        row(Row { suite, op, kernel: kernel.into(), threads: engine.threads(), gb_per_s });
+        row(Row { suite, method, op, kernel: kernel.into(), threads: engine.threads(), gb_per_s });
     }
     Ok(())
 }
 
 impl Plan<'_> {
+    fn methods_of(&self, suite: Suite) -> impl Iterator<Item = Method> {
+        self.methods.iter().copied().filter(move |method| method.check(suite).is_ok())
+    }
+
     /// Random data.
     fn batch(&self) -> Result<Vec<u8>, NoRandom> {
         let mut batch = vec![0; (self.batch_bytes / self.block_size).max(1) * self.block_size];
@@ -167,6 +179,7 @@ mod tests {
         let mut rows = Vec::new();
         let plan = Plan {
             suites: &Suite::ALL,
+            methods: &Method::ALL,
             kernels: &[Kernel::library(), Kernel::best()],
             threads: &[1, 2],
             block_size: 8192,
@@ -174,14 +187,15 @@ mod tests {
             duration: Duration::from_millis(1),
         };
         measure(&plan, |r| rows.push(r)).unwrap();
-        assert_eq!(rows.len(), 4 * 3 * 3);
+        let methods = 4 + 1 + 4 + 2;
+        assert_eq!(rows.len(), methods * 3 * 3);
         beyond::parts(&plan, |r| rows.push(r)).unwrap();
-        assert_eq!(rows.len(), 4 * (3 * 3 + 2 * 2));
+        assert_eq!(rows.len(), methods * (3 * 3 + 2 * 2));
         beyond::device(&plan, |r| rows.push(r)).unwrap();
-        assert_eq!(rows.len(), 4 * (3 * (3 + 2) + 2 * 2));
+        assert_eq!(rows.len(), methods * (3 * (3 + 2) + 2 * 2));
         for (i, r) in rows.iter().enumerate() {
             assert!(r.gb_per_s > 0.0);
-            let key = |r: &Row| (r.suite.id(), r.op.name(), r.kernel.clone(), r.threads);
+            let key = |r: &Row| (r.suite.id(), r.method, r.op.name(), r.kernel.clone(), r.threads);
             assert!(rows[..i].iter().all(|other| key(other) != key(r)));
         }
     }

@@ -2,48 +2,71 @@
 
 use super::{BlockCipher, BlockKdf, CipherSuite, KnownAnswer};
 use crate::inner::GROUP;
-use crate::kernel::{Kernel, RoundKeys};
+use crate::kernel::{AES_128, AES_256, Kernel, RoundKeys};
 use crate::salt::{SALT_MAX, Salts};
 use crate::secret::Locked;
 use crate::selftest::hex;
 use crate::xaes::{Xaes, doubled};
 use crate::{BlockKey, derive};
-use lamassu_format::Suite;
+use lamassu_format::{Method, Suite};
 use zeroize::Zeroizing;
 
 pub(super) static SUITE: CipherSuite = CipherSuite {
     id: Suite::Aes,
-    cipher: &Cbc,
-    expand: |kernel, k_in| Box::new(Locked::new(CmacKey::new(kernel, derive(Suite::Aes, k_in, "block key").expose()))),
-    is_hash_keyed: false,
+    cipher: &Cbc::<AES_256>,
+    short_cipher: Some(&Cbc::<AES_128>),
+    expand: |kernel, k_in, purpose| {
+        Box::new(Locked::new(CmacKey::new(kernel, derive(Suite::Aes, k_in, purpose).expose())))
+    },
     is_last_bit_clear: true,
     aead: |key| Box::new(Xaes::new(key)),
     unapproved: None,
-    known_answer: KnownAnswer {
-        name: "suite aes",
-        k_in: hex("24f01a8e27d42c792be7dedd824d8d96c4291f8e5cdf7606977a830364bba9f6"),
-        key: hex("6b5cd13d015f14d37f66e742ee3c615621e01aafd7240034e66fbccf48ad2716"),
-        ciphertext: hex("51270759e472250c292af774c351db56a5c5c0ed0e6612be3fedfe1cd0314ad7"),
-    },
+    known_k_in: hex("24f01a8e27d42c792be7dedd824d8d96c4291f8e5cdf7606977a830364bba9f6"),
+    known_answers: &[
+        KnownAnswer {
+            name: "suite aes",
+            method: Method::OF_SUITE,
+            key: hex("6b5cd13d015f14d37f66e742ee3c615621e01aafd7240034e66fbccf48ad2716"),
+            ciphertext: hex("51270759e472250c292af774c351db56a5c5c0ed0e6612be3fedfe1cd0314ad7"),
+        },
+        KnownAnswer {
+            name: "suite aes, blake3",
+            method: Method::new(false, true),
+            key: hex("ac55046dbd1c3f9be4369cb9a0e5081be09ea1db79bea9c32476a3270748a468"),
+            ciphertext: hex("5ebe74ae961c7740d82bc57baa591940503276dd6543ec86fbefe83f6cad4812"),
+        },
+        KnownAnswer {
+            name: "suite aes, aes-128",
+            method: Method::new(true, false),
+            key: hex("2bc408a09e81f9596b6f4c3d399cc52f6bcddaffb787aa38a14c6ee827410126"),
+            ciphertext: hex("519123c913dbe5fee117c8d36af56e1c918887d899d8512e28841aaab3d9d886"),
+        },
+        KnownAnswer {
+            name: "suite aes, aes-128, blake3",
+            method: Method::new(true, true),
+            key: hex("0ec63a7c136b4ff4173cc8e279251a6eb9275a76d017c3849094bac54eb3c8b2"),
+            ciphertext: hex("eeede9a99f2173aa6631cf950c24c3581a73d6592ea24434bd28b11a8d9d375f"),
+        },
+    ],
 };
 
-/// AES-256-CBC with a zero IV.
-pub(super) struct Cbc;
+/// AES-CBC with a zero IV, by the number of round keys.
+pub(super) struct Cbc<const N: usize>;
 
-impl BlockCipher for Cbc {
+impl<const N: usize> BlockCipher for Cbc<N> {
     fn encrypt(&self, kernel: Kernel, keys: &[BlockKey], group: &mut [u8]) {
         let mut lanes: Vec<&mut [u8]> = group.chunks_exact_mut(group.len() / keys.len()).collect();
-        kernel.cbc_encrypt(keys, &mut lanes);
+        kernel.cbc_encrypt::<N>(keys, &mut lanes);
     }
 
     fn decrypt(&self, kernel: Kernel, key: &BlockKey, block: &mut [u8]) {
-        kernel.cbc_decrypt(key, block);
+        kernel.cbc_decrypt::<N>(key, block);
     }
 }
 
 /// A key of AES-256-CMAC (SP 800-38B).
 struct CmacKey {
-    keys: RoundKeys,
+    keys: RoundKeys<AES_256>,
     /// For messages of whole cipher blocks.
     k1: Zeroizing<[u8; 16]>,
     /// For others.
@@ -67,10 +90,6 @@ const SALT_AT: usize = HASH_AT + 32;
 const INPUT_MAX: usize = (SALT_AT + SALT_MAX + 4).next_multiple_of(16);
 
 impl BlockKdf for Locked<CmacKey> {
-    fn hash(&self, kernel: Kernel, blocks: &[&[u8]], hashes: &mut [[u8; 32]]) {
-        kernel.sha256(blocks, hashes);
-    }
-
     /// SP 800-108 counter KDF over AES-256-CMAC: c ‖ `lamassu` ‖ 00 ‖ H ‖ salt ‖ 256, for c = 1 and 2.
     fn keys(&self, kernel: Kernel, hashes: &[[u8; 32]], salts: Salts<'_>, keys: &mut [BlockKey]) {
         let salt_end = SALT_AT + salts.len();

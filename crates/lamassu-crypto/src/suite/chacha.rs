@@ -5,27 +5,36 @@ use super::{Aead, BlockCipher, CipherSuite, KnownAnswer};
 use crate::kernel::Kernel;
 use crate::secret::{Locked, Secret};
 use crate::selftest::hex;
-use crate::{BlockKey, Unauthentic};
+use crate::{BlockKey, Unauthentic, derive};
 use chacha20::ChaCha20;
 use chacha20::cipher::{KeyIvInit, StreamCipher};
 use chacha20poly1305::XChaCha20Poly1305;
 use chacha20poly1305::aead::{AeadInOut, KeyInit};
-use lamassu_format::Suite;
+use lamassu_format::{Method, Suite};
 
 pub(super) static SUITE: CipherSuite = CipherSuite {
     id: Suite::Chacha,
     cipher: &Stream,
-    expand: |_, k_in| Box::new(KeyedHash::new(Suite::Chacha, k_in)),
-    is_hash_keyed: true,
+    short_cipher: None,
+    expand: |_, k_in, purpose| Box::new(KeyedHash(derive(Suite::Chacha, k_in, purpose))),
     is_last_bit_clear: true,
     aead: |key| Box::new(XChaCha::new(key)),
     unapproved: Some("suite chacha encrypts with ChaCha20, which is not approved; use aes"),
-    known_answer: KnownAnswer {
-        name: "suite chacha",
-        k_in: hex("df89ae669a278c6db3a9a20205e2d33888ae1fc6ace5d5fa6bb765573982badd"),
-        key: hex("8f5d4a97b503f75a5945e46e79e611c6f2a6015fc5e91a201a0db2863730f144"),
-        ciphertext: hex("9737e64968fe23a595e7ad33ac5b46e643df61df23ff4568a420984dd0a1ed10"),
-    },
+    known_k_in: hex("df89ae669a278c6db3a9a20205e2d33888ae1fc6ace5d5fa6bb765573982badd"),
+    known_answers: &[
+        KnownAnswer {
+            name: "suite chacha",
+            method: Method::OF_SUITE,
+            key: hex("8f5d4a97b503f75a5945e46e79e611c6f2a6015fc5e91a201a0db2863730f144"),
+            ciphertext: hex("9737e64968fe23a595e7ad33ac5b46e643df61df23ff4568a420984dd0a1ed10"),
+        },
+        KnownAnswer {
+            name: "suite chacha, sha-256",
+            method: Method::new(false, true),
+            key: hex("83f4ca6f4994445207e58b9abf2b4817a3d1abb307adc00e8566a6eed7e8d14c"),
+            ciphertext: hex("91b45877076dcdb61fe19a4e0db75967457f8cd1e0a6941dd8482603e7dfb930"),
+        },
+    ],
 };
 
 /// ChaCha20 with a zero nonce. Malleable.

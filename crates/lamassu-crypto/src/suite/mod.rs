@@ -9,29 +9,38 @@
 //! | [`paper`] | SHA-256 | AES-ECB | AES-256-CBC | XAES-256-GCM |
 //! | [`blake3`] | keyed BLAKE3 | keyed BLAKE3 | AES-256-CTR | XAES-256-GCM |
 //! | [`chacha`] | keyed BLAKE3 | keyed BLAKE3 | ChaCha20 | XChaCha20-Poly1305 |
+//!
+//! Files may have AES-128 in place of AES-256, and the other of the two hashes, as far as the suite allows: a
+//! [`Method`]. Each method derives its block keys under a key of its own ([`purpose`]), so a block's key by one method
+//! tells nothing about its key by another.
 
 mod aes;
 mod blake3;
 pub(crate) mod chacha;
+mod hash;
 mod paper;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use hash::BlockHash;
 
 use crate::kernel::Kernel;
 use crate::salt::Salts;
 use crate::secret::Secret;
 use crate::{BlockKey, Suite, Unauthentic};
+use lamassu_format::{Hash, Method};
+use std::borrow::Cow;
 
 /// What a suite is made of.
 pub(crate) struct CipherSuite {
     /// Its number and name in the format.
     pub(crate) id: Suite,
     /// Encrypts blocks under their keys.
-    pub(crate) cipher: &'static dyn BlockCipher,
-    /// Expands K_in.
-    pub(crate) expand: fn(Kernel, &Secret<32>) -> Box<dyn BlockKdf>,
-    /// Whether H depends on K_in. Then it is computed again for each epoch.
-    pub(crate) is_hash_keyed: bool,
+    cipher: &'static dyn BlockCipher,
+    /// The same with keys of 128 bits, where files may have them.
+    short_cipher: Option<&'static dyn BlockCipher>,
+    /// Expands K_in, for one [`purpose`].
+    pub(crate) expand: fn(Kernel, &Secret<32>, &str) -> Box<dyn BlockKdf>,
     /// Whether the last bit of every block key is clear (§10). A key with that bit set marks what version 1 does not
     /// write.
     pub(crate) is_last_bit_clear: bool,
@@ -39,16 +48,18 @@ pub(crate) struct CipherSuite {
     pub(crate) aead: fn(&Secret<32>) -> Box<dyn Aead>,
     /// Why no NIST publication approves of it; `None` if one does.
     pub(crate) unapproved: Option<&'static str>,
-    /// What the self-test expects.
-    pub(crate) known_answer: KnownAnswer,
+    /// The K_in of the self-test.
+    pub(crate) known_k_in: [u8; 32],
+    /// What it expects by each method of the suite, its own first.
+    pub(crate) known_answers: &'static [KnownAnswer],
 }
 
-/// A row `zeros` of `testdata/vectors/blocks.json`: one block of 4096 zero bytes.
-#[derive(Clone, Copy)]
+/// One block of 4096 zero bytes: a row of `testdata/vectors/blocks.json`, or of `methods.json` where the method is not
+/// the suite's.
 pub(crate) struct KnownAnswer {
-    /// The suite's name in reports.
+    /// The name in reports: the suite, and what is not the suite's.
     pub(crate) name: &'static str,
-    pub(crate) k_in: [u8; 32],
+    pub(crate) method: Method,
     pub(crate) key: BlockKey,
     /// SHA-256 of the ciphertext.
     pub(crate) ciphertext: [u8; 32],
@@ -63,11 +74,8 @@ pub(crate) trait BlockCipher: Sync {
     fn decrypt(&self, kernel: Kernel, key: &BlockKey, block: &mut [u8]);
 }
 
-/// K_in of one epoch, expanded: what hashes blocks and derives their keys, at most [`crate::inner::GROUP`] at once.
+/// K_in of one epoch, expanded for one method: what derives keys of blocks, at most [`crate::inner::GROUP`] at once.
 pub(crate) trait BlockKdf: Send + Sync {
-    /// H of each block.
-    fn hash(&self, kernel: Kernel, blocks: &[&[u8]], hashes: &mut [[u8; 32]]);
-
     /// K of each H, before the bits that the format fixes.
     fn keys(&self, kernel: Kernel, hashes: &[[u8; 32]], salts: Salts<'_>, keys: &mut [BlockKey]);
 }
@@ -92,6 +100,17 @@ impl CipherSuite {
         }
     }
 
+    /// The cipher of a method.
+    ///
+    /// # Panics
+    /// If the suite does not have it: a page or record that names such a profile is refused when it is read.
+    pub(crate) fn cipher(&self, method: Method) -> &'static dyn BlockCipher {
+        match method.has_short_key() {
+            true => self.short_cipher.expect("a profile is checked against its suite"),
+            false => self.cipher,
+        }
+    }
+
     /// Sets the bits of K that the format fixes (§10). K is never all zero, which stands for a hole.
     pub(crate) fn finish(&self, key: &mut BlockKey) {
         if self.is_last_bit_clear {
@@ -111,4 +130,25 @@ impl CipherSuite {
 /// Why no NIST publication approves of a suite; `None` if one does.
 pub fn unapproved(suite: Suite) -> Option<&'static str> {
     CipherSuite::of(suite).unapproved
+}
+
+/// Why no NIST publication approves of a hash; `None` if one does.
+pub fn unapproved_hash(hash: Hash) -> Option<&'static str> {
+    match hash {
+        Hash::Sha256 => None,
+        Hash::Blake3 => Some("BLAKE3 is no hash of FIPS 180-4 or 202; use sha-256"),
+    }
+}
+
+/// What the key is derived for under which a method derives keys of blocks (§10). It names the cipher and the hash
+/// where they are not the suite's.
+pub(crate) fn purpose(suite: Suite, method: Method) -> Cow<'static, str> {
+    const OF_SUITE: &str = "block key";
+    let cipher = method.has_short_key().then(|| method.cipher(suite).name());
+    let hash = method.has_other_hash().then(|| method.hash(suite).name());
+    match (cipher, hash) {
+        (None, None) => OF_SUITE.into(),
+        (Some(one), None) | (None, Some(one)) => format!("{OF_SUITE} {one}").into(),
+        (Some(cipher), Some(hash)) => format!("{OF_SUITE} {cipher} {hash}").into(),
+    }
 }

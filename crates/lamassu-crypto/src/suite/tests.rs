@@ -3,11 +3,11 @@
 use super::{Aead, CipherSuite};
 use crate::kernel::Kernel;
 use crate::{BlockKey, InnerKey, KeyRing, OuterKey, Salts, Secret, Suite, Unauthentic, derive};
-use aes::Aes256;
 use aes::cipher::BlockCipherEncrypt;
+use aes::{Aes128, Aes256};
 use cmac::{Cmac, KeyInit, Mac};
 use data_encoding::HEXLOWER;
-use lamassu_format::{BlockNo, Domain, FileId, PageAad};
+use lamassu_format::{BlockNo, Domain, FileId, Hash, Method, PageAad};
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 
@@ -19,9 +19,14 @@ fn all() -> [&'static CipherSuite; 4] {
     Suite::ALL.map(CipherSuite::of)
 }
 
-/// A suite in every domain that it can keep.
-fn everywhere() -> impl Iterator<Item = (Suite, Domain)> {
-    Suite::ALL.into_iter().flat_map(|s| Domain::ALL.map(|d| (s, d))).filter(|(s, d)| d.is_for(*s))
+/// A suite by every method that it has.
+fn methods() -> impl Iterator<Item = (Suite, Method)> {
+    Suite::ALL.into_iter().flat_map(|s| Method::all(s).map(move |m| (s, m)))
+}
+
+/// The same in every domain that it can keep.
+fn everywhere() -> impl Iterator<Item = (Suite, Method, Domain)> {
+    methods().flat_map(|(s, m)| Domain::ALL.map(|d| (s, m, d))).filter(|(s, _, d)| d.is_for(*s))
 }
 
 fn k_in(byte: u8) -> Secret<32> {
@@ -49,29 +54,42 @@ fn salt(domain: Domain, n: u64) -> Vec<u8> {
     }
 }
 
-/// K by the libraries' own calls, from the words of the format page.
-fn expected_key(suite: Suite, k_in: &Secret<32>, plain: &[u8], salt: &[u8]) -> BlockKey {
-    let kdf = derive(suite, k_in, "block key");
+/// H by the libraries' own calls, from the words of the format page.
+fn expected_hash(suite: Suite, method: Method, k_in: &Secret<32>, plain: &[u8]) -> [u8; 32] {
+    match method.hash(suite) {
+        Hash::Sha256 => Sha256::digest(plain).into(),
+        Hash::Blake3 => ::blake3::keyed_hash(derive(suite, k_in, "block hash").expose(), plain).into(),
+    }
+}
+
+/// K, likewise.
+fn expected_key(suite: Suite, method: Method, k_in: &Secret<32>, plain: &[u8], salt: &[u8]) -> BlockKey {
+    let h = expected_hash(suite, method, k_in, plain);
+    let purpose = match (suite, method.index()) {
+        (_, 0) => "block key",
+        (_, 1) => "block key aes-128",
+        (Suite::Aes, 2) => "block key blake3",
+        (_, 2) => "block key sha-256",
+        (Suite::Aes, _) => "block key aes-128 blake3",
+        (_, _) => "block key aes-128 sha-256",
+    };
+    let kdf = derive(suite, k_in, purpose);
     let mut key: BlockKey = match suite {
         Suite::Aes => {
             let half = |counter: u32| -> [u8; 16] {
                 let mut mac = Cmac::<Aes256>::new(kdf.expose().into());
-                let h = Sha256::digest(plain);
                 mac.update(&[&counter.to_be_bytes()[..], b"lamassu\0", &h[..], salt, &[0, 0, 1, 0]].concat());
                 mac.finalize().into_bytes().into()
             };
             [half(1), half(2)].as_flattened().try_into().unwrap()
         }
         Suite::Paper => {
-            let mut key: BlockKey = Sha256::digest(plain).into();
+            let mut key: BlockKey = h;
             let cipher = Aes256::new(k_in.expose().into());
             key.as_chunks_mut::<16>().0.iter_mut().for_each(|half| cipher.encrypt_block(half.into()));
             return key;
         }
-        Suite::Blake3 | Suite::Chacha => {
-            let h = ::blake3::keyed_hash(derive(suite, k_in, "block hash").expose(), plain);
-            ::blake3::keyed_hash(kdf.expose(), &[&h.as_bytes()[..], salt].concat()).into()
-        }
+        Suite::Blake3 | Suite::Chacha => ::blake3::keyed_hash(kdf.expose(), &[&h[..], salt].concat()).into(),
     };
     key[31] &= 0xfe;
     key
@@ -91,16 +109,59 @@ fn each_suite_has_a_number_and_a_name_of_its_own() {
 #[test]
 fn keys_are_those_of_the_libraries_on_every_kernel() {
     let plain: Vec<u8> = (0..21).flat_map(block).collect();
-    for (suite, domain) in everywhere() {
+    for (suite, method, domain) in everywhere() {
         for kernel in Kernel::available() {
             let key = InnerKey::with_kernel(suite, &k_in(0x42), kernel);
-            let (_, keys) = seal(&key, Salts::from_block(domain, FILE, FIRST), &plain);
+            let (_, keys) = seal(&key, Salts::from_block(domain, FILE, FIRST).by(method), &plain);
             for ((n, plain), key) in (0..).zip(plain.chunks(SIZE)).zip(keys) {
-                let expected = expected_key(suite, &k_in(0x42), plain, &salt(domain, n));
-                assert_eq!(key, expected, "{suite:?} {domain:?} {kernel}");
+                let expected = expected_key(suite, method, &k_in(0x42), plain, &salt(domain, n));
+                assert_eq!(key, expected, "{suite:?} {method:?} {domain:?} {kernel}");
+            }
+            let (stored, keys) = seal(&key, Salts::PLAIN.by(method), &plain);
+            assert!(stored == plain);
+            for (plain, key) in plain.chunks(SIZE).zip(keys) {
+                let mut expected = expected_hash(suite, method, &k_in(0x42), plain);
+                CipherSuite::of(suite).finish(&mut expected);
+                assert_eq!(key, expected, "{suite:?} {method:?} {kernel}");
             }
         }
     }
+}
+
+/// A key by one method tells nothing of a key by another: not even a half of it is equal.
+#[test]
+fn methods_share_no_keys_and_no_ciphertext() {
+    for suite in Suite::ALL {
+        let (key, mut halves, mut sealed) = (InnerKey::new(suite, &k_in(1)), HashSet::new(), HashSet::new());
+        let count = Method::all(suite).inspect(|method| {
+            let (blocks, keys) = seal(&key, Salts::EMPTY.by(*method), &block(1));
+            halves.extend(keys[0].as_chunks::<16>().0.to_vec());
+            sealed.extend(blocks.chunks(16).map(<[u8]>::to_vec));
+        });
+        let count = count.count();
+        assert_eq!((halves.len(), sealed.len()), (2 * count, count * SIZE / 16), "{suite:?}");
+    }
+}
+
+/// AES-128 takes the first half of what is derived, by the library's own calls.
+#[test]
+fn a_short_key_is_the_first_half() {
+    for (suite, method) in methods().filter(|(_, method)| method.has_short_key()) {
+        let (sealed, keys) = seal(&InnerKey::new(suite, &k_in(1)), Salts::EMPTY.by(method), &block(1));
+        let cipher = Aes128::new(keys[0][..16].try_into().unwrap());
+        let mut first: [u8; 16] = if suite.is_malleable() { [0; 16] } else { block(1)[..16].try_into().unwrap() };
+        cipher.encrypt_block((&mut first).into());
+        if suite.is_malleable() {
+            first.iter_mut().zip(block(1)).for_each(|(stream, plain)| *stream ^= plain);
+        }
+        assert_eq!(sealed[..16], first, "{suite:?} {method:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "checked against its suite")]
+fn a_method_that_the_suite_lacks_is_a_fault_of_the_program() {
+    seal(&InnerKey::new(Suite::Chacha, &k_in(1)), Salts::EMPTY.by(Method::new(true, false)), &block(1));
 }
 
 #[test]
@@ -111,11 +172,11 @@ fn paper_takes_no_salt() {
 
 #[test]
 fn equal_blocks_have_equal_keys_and_ciphertext_wherever_they_stand() {
-    for suite in Suite::ALL {
+    for (suite, method) in methods() {
         let key = InnerKey::new(suite, &k_in(1));
-        let (alone, alone_key) = seal(&key, Salts::EMPTY, &block(7));
+        let (alone, alone_key) = seal(&key, Salts::EMPTY.by(method), &block(7));
         let plain: Vec<u8> = (0..37).flat_map(|i| block(i % 3 + 6)).collect();
-        let (blocks, keys) = seal(&key, Salts::EMPTY, &plain);
+        let (blocks, keys) = seal(&key, Salts::EMPTY.by(method), &plain);
         for i in (1..37).step_by(3) {
             assert_eq!(keys[i], alone_key[0]);
             assert!(blocks[i * SIZE..][..SIZE] == alone[..]);
@@ -127,15 +188,15 @@ fn equal_blocks_have_equal_keys_and_ciphertext_wherever_they_stand() {
 fn a_group_is_encrypted_as_its_blocks_are_and_decrypts() {
     let plain: Vec<u8> = (0..16).flat_map(block).collect();
     let keys: Vec<BlockKey> = (1..=16).map(|i| [i; 32]).collect();
-    for (suite, kernel) in all().into_iter().flat_map(|s| Kernel::available().into_iter().map(move |k| (s, k))) {
-        let mut group = plain.clone();
-        suite.cipher.encrypt(kernel, &keys, &mut group);
+    for ((suite, method), kernel) in methods().flat_map(|m| Kernel::available().into_iter().map(move |k| (m, k))) {
+        let (cipher, mut group) = (CipherSuite::of(suite).cipher(method), plain.clone());
+        cipher.encrypt(kernel, &keys, &mut group);
         for ((sealed, plain), key) in group.chunks_mut(SIZE).zip(plain.chunks(SIZE)).zip(&keys) {
             let mut alone = plain.to_vec();
-            suite.cipher.encrypt(kernel, std::slice::from_ref(key), &mut alone);
-            assert!(alone == sealed && alone != plain, "{:?} {kernel}", suite.id);
-            suite.cipher.decrypt(kernel, key, sealed);
-            assert!(sealed == plain, "{:?} {kernel}", suite.id);
+            cipher.encrypt(kernel, std::slice::from_ref(key), &mut alone);
+            assert!(alone == sealed && alone != plain, "{suite:?} {method:?} {kernel}");
+            cipher.decrypt(kernel, key, sealed);
+            assert!(sealed == plain, "{suite:?} {method:?} {kernel}");
         }
     }
 }
@@ -143,13 +204,13 @@ fn a_group_is_encrypted_as_its_blocks_are_and_decrypts() {
 /// In a malleable suite, and in no other, flipping a bit of ciphertext flips that bit of the plaintext alone.
 #[test]
 fn malleable_suites_are_named_so() {
-    for suite in all() {
-        let mut data = block(1);
-        suite.cipher.encrypt(Kernel::best(), &[[3; 32]], &mut data);
+    for (suite, method) in methods() {
+        let (cipher, mut data) = (CipherSuite::of(suite).cipher(method), block(1));
+        cipher.encrypt(Kernel::best(), &[[3; 32]], &mut data);
         data[100] ^= 1;
-        suite.cipher.decrypt(Kernel::best(), &[3; 32], &mut data);
+        cipher.decrypt(Kernel::best(), &[3; 32], &mut data);
         let changed = data.iter().zip(block(1)).filter(|(a, b)| **a != *b).count();
-        assert_eq!((changed, data[100] ^ block(1)[100]) == (1, 1), suite.id.is_malleable(), "{:?}", suite.id);
+        assert_eq!((changed, data[100] ^ block(1)[100]) == (1, 1), suite.is_malleable(), "{suite:?} {method:?}");
     }
 }
 
@@ -163,14 +224,14 @@ fn zones_and_suites_share_nothing() {
 }
 
 #[test]
-fn h_depends_on_k_in_where_the_suite_says_so() {
-    for suite in all() {
+fn h_depends_on_k_in_where_it_is_blake3() {
+    for (suite, method) in methods() {
         let hash = |byte| {
             let mut hashes = [[0; 32]];
-            InnerKey::new(suite.id, &k_in(byte)).hash_group(&[&block(1)], &mut hashes);
+            InnerKey::new(suite, &k_in(byte)).hash_group(method, &[&block(1)], &mut hashes);
             hashes
         };
-        assert_eq!(hash(1) != hash(2), suite.is_hash_keyed, "{:?}", suite.id);
+        assert_eq!(hash(1) != hash(2), method.hash(suite) == Hash::Blake3, "{suite:?} {method:?}");
     }
 }
 

@@ -9,15 +9,16 @@ use super::state::Identity;
 use super::types::{FileContext, Integrity};
 use lamassu_crypto::{Keyed, Salts, Verify};
 use lamassu_format::profile::Protection;
-use lamassu_format::{BlockKey, BlockNo, Domain, FileId, Page, Profile};
+use lamassu_format::{BlockKey, BlockNo, Domain, FileId, Method, Page, Profile};
+use std::sync::atomic::Ordering;
 
 /// One way to store a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// As it is.
-    Plain,
-    /// Encrypted, under a key that the salt of a domain goes into.
-    Encrypted(Domain),
+struct Form {
+    /// The domain whose salt goes into its key; `None`: it is stored as it is.
+    encrypted: Option<Domain>,
+    /// Its hash, and its cipher where it is encrypted.
+    method: Method,
 }
 
 /// The ways that blocks of a file or a page may be stored in.
@@ -32,25 +33,28 @@ pub(super) struct Forms {
 
 impl Form {
     fn of(profile: Profile, ctx: &FileContext) -> Form {
-        match profile.protection().is_plain() {
-            true => Form::Plain,
-            false => Form::Encrypted(profile.domain(ctx.domain)),
-        }
+        let encrypted = (!profile.protection().is_plain()).then(|| profile.domain(ctx.domain));
+        Form { encrypted, method: profile.method() }
     }
 
     fn salts<'a>(self, file: FileId, numbers: Numbers<'a>) -> Salts<'a> {
-        match (self, numbers) {
-            (Form::Plain, _) => Salts::PLAIN,
-            (Form::Encrypted(domain), Numbers::From(first)) => Salts::from_block(domain, file, first),
-            (Form::Encrypted(domain), Numbers::Each(numbers)) => Salts::of_blocks(domain, file, numbers),
-        }
+        let salts = match (self.encrypted, numbers) {
+            (None, _) => Salts::PLAIN,
+            (Some(domain), Numbers::From(first)) => Salts::from_block(domain, file, first),
+            (Some(domain), Numbers::Each(numbers)) => Salts::of_blocks(domain, file, numbers),
+        };
+        salts.by(self.method)
     }
 
     /// All that a vault has.
     fn all(ctx: &FileContext) -> impl Iterator<Item = Form> {
-        let salted = Form::Encrypted(Domain::File);
-        let has_salted = !ctx.domain.is_salted() && ctx.ring.suite().takes_salt();
-        [Form::Encrypted(ctx.domain), Form::Plain].into_iter().chain(has_salted.then_some(salted))
+        let suite = ctx.ring.suite();
+        let has_salted = !ctx.domain.is_salted() && suite.takes_salt();
+        let encrypted = [Some(ctx.domain), has_salted.then_some(Domain::File)];
+        let encrypted = move |method| encrypted.into_iter().flatten().map(move |d| Form { encrypted: Some(d), method });
+        let plain = |method: &Method| !method.has_short_key();
+        let plain = Method::all(suite).filter(plain).map(|method| Form { encrypted: None, method });
+        Method::all(suite).flat_map(encrypted).chain(plain)
     }
 }
 
@@ -146,11 +150,22 @@ impl Core {
         number: BlockNo,
     ) -> bool {
         let (len, keys) = (self.ctx.block_len(), std::slice::from_ref(key));
+        // Most blocks that are tried are in the form that the last one was in.
+        let hint = usize::from(self.form_hint.load(Ordering::Relaxed));
+        let others = Form::all(&self.ctx).enumerate().filter(|(at, _)| *at != hint);
+        let mut tried = Form::all(&self.ctx).enumerate().skip(hint).take(1).chain(others);
         forms.may_differ
-            && Form::all(&self.ctx).filter(|form| *form != forms.first).any(|form| {
+            && tried.any(|(at, form)| {
+                if form == forms.first {
+                    return false;
+                }
                 opened.copy_from_slice(stored);
                 let keyed = Keyed { keys, salts: form.salts(forms.file, Numbers::From(number)) };
-                self.ctx.engine.open(&self.ctx.ring, opened, len, keyed, Verify::Full).is_empty()
+                let fits = self.ctx.engine.open(&self.ctx.ring, opened, len, keyed, Verify::Full).is_empty();
+                if fits {
+                    self.form_hint.store(at as u8, Ordering::Relaxed);
+                }
+                fits
             })
     }
 }

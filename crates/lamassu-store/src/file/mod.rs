@@ -112,7 +112,30 @@ impl File {
         Self::open_core(Core::new(ctx, backing, tag, None), len)
     }
 
+    /// The size that the pages of a backing file record, whose stat has just shown this length. Files have one that do
+    /// not open because their blocks are hashed by what is not approved: no block is looked at.
+    ///
+    /// # Errors
+    /// As [`File::open_object`].
+    pub fn recorded_size(
+        ctx: Arc<FileContext>,
+        backing: Arc<dyn BackendFile>,
+        len: u64,
+        tag: &str,
+        object: ObjectId,
+    ) -> Result<u64, StoreError> {
+        let fresh = |files| Fresh::open(files, object, ctx.geometry, !ctx.read_only);
+        let fresh = ctx.anchored.clone().map(fresh).transpose()?;
+        Ok(Self::open_any(Core::new(ctx, backing, tag, fresh), len)?.size())
+    }
+
     fn open_core(core: Core, len: u64) -> Result<File, StoreError> {
+        let file = Self::open_any(core, len)?;
+        file.core.ctx.check_approved(file.profile().0)?;
+        Ok(file)
+    }
+
+    fn open_any(core: Core, len: u64) -> Result<File, StoreError> {
         let state = core.open_state(len)?;
         core.publish(&state);
         let (chunk_len, lost_barriers) = (state.buffer.chunk_len(), state.failures.lost_barriers());
@@ -460,14 +483,19 @@ impl File {
     }
 
     /// Gives a file that has no page its profile: that of its directory. Of an object of the anchor its row has it.
-    pub fn inherit(&self, profile: Profile) {
+    ///
+    /// # Errors
+    /// [`StoreError::NotApproved`].
+    pub fn inherit(&self, profile: Profile) -> Result<(), StoreError> {
         if self.core.fresh.is_some() || self.profile() == (profile, false) {
-            return;
+            return Ok(());
         }
         let st = &mut *self.exclusive();
         if st.identity.is_unsealed_empty() && st.buffer.is_empty() {
+            self.core.ctx.check_approved(profile)?;
             st.identity.set_profile(profile, false);
         }
+        Ok(())
     }
 
     /// Begins to give the file another profile, durably. `true`: then [`File::rekey`] with [`Rekey::Profile`] has to go
@@ -477,6 +505,7 @@ impl File {
     /// # Errors
     /// As [`File::rekey`].
     pub fn begin_profile(&self, profile: Profile) -> Result<bool, StoreError> {
+        self.core.ctx.check_approved(profile)?;
         self.core.begin_profile(&mut self.exclusive(), profile)
     }
 

@@ -45,6 +45,8 @@ pub(super) struct Core {
     pub id_hint: Mutex<FileId>,
     /// The number of the file's profile as it was last, for the same use.
     pub profile_hint: AtomicU8,
+    /// The form that a block of a file whose profile is being changed was found in last: it is tried first.
+    pub form_hint: AtomicU8,
     /// Damage that was reported already.
     reported: Mutex<HashSet<Damage>>,
     /// What other threads see and do during a commit.
@@ -65,6 +67,7 @@ impl Core {
             clock: AtomicU64::new(1),
             id_hint: Mutex::default(),
             profile_hint: AtomicU8::default(),
+            form_hint: AtomicU8::default(),
             reported: Mutex::default(),
             concurrent: Concurrent::default(),
             fresh,
@@ -171,6 +174,10 @@ impl Core {
             Err(OpenError::Unauthentic) => PageState::Bad(DamageKind::PageSeal),
             Ok(_) => match Page::parse(bytes, self.geo(), g) {
                 Ok(page) if self.ctx.domain.is_salted() && page.file_id.is_none() => {
+                    PageState::Bad(DamageKind::PageFormat)
+                }
+                // No program writes a profile that the suite cannot keep.
+                Ok(page) if page.profile.check(self.ctx.ring.suite()).is_err() => {
                     PageState::Bad(DamageKind::PageFormat)
                 }
                 Ok(page) => PageState::Good(Arc::new(Held::new(page, 0))),

@@ -4,7 +4,7 @@ use super::anchored::AnchoredFiles;
 use super::session::Sessions;
 use lamassu_anchor::AnchorError;
 use lamassu_crypto::{Engine, KeyRing};
-use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
+use lamassu_format::{BlockNo, Domain, Geometry, PageNo, Profile};
 use std::sync::Arc;
 
 /// What a damaged range turned out to be.
@@ -164,6 +164,9 @@ pub enum StoreError {
     /// Past the largest size of the geometry.
     #[error("file too large")]
     TooLarge,
+    /// The hash of the file's profile is not approved, and this process may use approved primitives alone.
+    #[error("approved primitives alone are allowed (--fips): {0}")]
+    NotApproved(&'static str),
     /// No randomness.
     #[error(transparent)]
     NoRandom(#[from] lamassu_crypto::NoRandom),
@@ -221,6 +224,10 @@ pub struct FileContext {
     pub convergent_small_files: bool,
     /// Nothing is ever written.
     pub read_only: bool,
+    /// Approved primitives alone (FIPS): files whose hash is none do not open. One that is being brought to another
+    /// hash does: until that is done, what is left is verified by the earlier one, so that no block is taken for
+    /// damage.
+    pub approved_only: bool,
     /// Which session writes pages, and which were interrupted.
     pub sessions: Arc<Sessions>,
     /// What outside of the store remembers the newest state of files; `None`: an un-anchored vault.
@@ -244,6 +251,7 @@ impl FileContext {
             convergent_small_files: true,
             domain: Domain::Zone,
             read_only: false,
+            approved_only: false,
             sessions: Arc::new(Sessions::all_interrupted()),
             anchored: None,
             report: Arc::new(|file, damage| eprintln!("{file}: {damage:?}")),
@@ -254,6 +262,17 @@ impl FileContext {
 impl FileContext {
     pub(super) fn block_len(&self) -> usize {
         self.geometry.block_size() as usize
+    }
+
+    /// Refuses a profile by whose hash this process may not work.
+    ///
+    /// # Errors
+    /// [`StoreError::NotApproved`].
+    pub fn check_approved(&self, profile: Profile) -> Result<(), StoreError> {
+        match lamassu_crypto::unapproved_hash(profile.method().hash(self.ring.suite())) {
+            Some(why) if self.approved_only => Err(StoreError::NotApproved(why)),
+            Some(_) | None => Ok(()),
+        }
     }
 }
 

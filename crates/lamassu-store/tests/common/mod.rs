@@ -37,6 +37,8 @@ pub struct Setup {
     pub integrity: Integrity,
     pub durability: Durability,
     pub read_only: bool,
+    /// Whether files whose hash is not approved are refused.
+    pub approved_only: bool,
     pub convergent: bool,
     pub domain: Domain,
     /// Epochs of K_in and K_out whose keys are loaded.
@@ -56,6 +58,7 @@ impl Default for Setup {
             integrity: Integrity::Full,
             durability: Durability::Ordered,
             read_only: false,
+            approved_only: false,
             convergent: true,
             domain: Domain::Zone,
             epochs: 1,
@@ -81,6 +84,7 @@ impl Setup {
             domain: self.domain,
             convergent_small_files: self.convergent && !self.domain.is_salted(),
             read_only: self.read_only,
+            approved_only: self.approved_only,
             sessions: Arc::new(Sessions::all_interrupted()),
             anchored,
             report: Arc::new(|_, _| {}),

@@ -51,6 +51,7 @@ impl<'a> Taker<'a> {
             domain: ctx.domain,
             convergent_small_files: ctx.convergent_small_files,
             read_only: ctx.read_only,
+            approved_only: ctx.approved_only,
             sessions: ctx.sessions.clone(),
             anchored: None,
             report: ctx.report.clone(),
@@ -108,7 +109,7 @@ impl<'a> Taker<'a> {
         let backing = opened.ok_or(VaultError::Stale)?;
         let file = File::open_with_len(self.files.clone(), backing, st.len, &stored.display().to_string())?;
         if st.len == 0 {
-            file.inherit(self.vault.read_names(dir).map_err(|_| damaged("directory record", stored))?.profile());
+            file.inherit(self.vault.read_names(dir).map_err(|_| damaged("directory record", stored))?.profile())?;
         }
         let found = file.survey(self.shape)?;
         Ok(FileRow { root: found.root, size: found.size, profile: found.profile, ..FileRow::default() })

@@ -47,7 +47,8 @@ impl Vault {
     /// every file is whole.
     ///
     /// # Errors
-    /// [`VaultError::Refused`] where the vault cannot keep it; as [`Vault::rekey`].
+    /// [`VaultError::Refused`] where the vault cannot keep it; [`lamassu_store::StoreError::NotApproved`]; as
+    /// [`Vault::rekey`].
     pub fn set_profile(
         &self,
         ino: Ino,
@@ -60,6 +61,7 @@ impl Vault {
         if profile.check(self.ctx.ring.suite()).is_err() {
             return Err(VaultError::Refused("the suite of this vault has no files of that profile"));
         }
+        self.ctx.check_approved(profile)?;
         if kind == Kind::Dir && self.name_mode == NameMode::Plain {
             return Err(VaultError::Refused(
                 "directories of a vault with plain names have no record that could hold a profile: set those of files",

@@ -122,6 +122,7 @@ pub fn options(read_only: bool) -> Options {
         integrity: Integrity::Full,
         durability: Durability::Ordered,
         read_only,
+        approved_only: false,
         threads: 1,
         device: None,
         anchor: None,

@@ -6,7 +6,7 @@ use crate::output::{self, Ui, shown};
 use crate::{open, signals, text};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lamassu_format::profile::{KeyKind, Protection};
-use lamassu_format::{Profile, Suite};
+use lamassu_format::{Cipher, Hash, Profile, Suite};
 use lamassu_vault::forest::local;
 use lamassu_vault::{FileSystem, Forest, Ino, KnownProfile, RekeyProgress, Vault, VaultError};
 use serde::Serialize;
@@ -19,6 +19,8 @@ Examples:
       what is made in letters from now on has blocks that no other file has
   lamassu profile set -R --protect integrity /srv/store/vault mirror
       also what is there: stored plain, verified on each read
+  lamassu profile set --cipher aes-128 --hash blake3 /srv/store/vault video
+      what is made in video from now on is encrypted and hashed by others than the suite's
   lamassu profile set --protect both /srv/store/vault mirror/notes.txt
 May be stopped at any moment, and run again: it goes on with what is left. docs/profiles.md says what to choose.";
 
@@ -65,6 +67,12 @@ struct Wanted {
     /// convergent: equal blocks are equal as far as the vault's domain reaches; random: within the file alone
     #[arg(long, value_name = "KIND", value_parser = key_kinds())]
     block_keys: Option<KeyKind>,
+    /// How blocks are encrypted: aes-256 or aes-128 where the suite is aes or blake3, chacha20 where it is chacha
+    #[arg(long, value_name = "CIPHER", value_parser = ciphers())]
+    cipher: Option<Cipher>,
+    /// How blocks are hashed; in suite paper by sha-256 alone
+    #[arg(long, value_name = "HASH", value_parser = hashes())]
+    hash: Option<Hash>,
 }
 
 /// Options of `profile show`.
@@ -98,13 +106,14 @@ pub fn key_kinds() -> impl TypedValueParser<Value = KeyKind> {
         .map(|name| KeyKind::from_name(&name).expect("clap lets only these names through"))
 }
 
-/// What a suite encrypts blocks with, and what it hashes them with.
-const fn primitives(suite: Suite) -> (&'static str, &'static str) {
-    match suite {
-        Suite::Aes | Suite::Paper => ("aes-256", "sha-256"),
-        Suite::Blake3 => ("aes-256", "blake3"),
-        Suite::Chacha => ("chacha20", "blake3"),
-    }
+fn ciphers() -> impl TypedValueParser<Value = Cipher> {
+    PossibleValuesParser::new(Cipher::ALL.map(Cipher::name))
+        .map(|name| Cipher::from_name(&name).expect("clap lets only these names through"))
+}
+
+fn hashes() -> impl TypedValueParser<Value = Hash> {
+    PossibleValuesParser::new(Hash::ALL.map(Hash::name))
+        .map(|name| Hash::from_name(&name).expect("clap lets only these names through"))
 }
 
 pub fn run(ui: &Ui, command: ProfileCommand) -> Result<()> {
@@ -121,9 +130,19 @@ impl Wanted {
     /// [`Fault::Profile`].
     fn over(&self, before: Profile, suite: Suite) -> Result<Profile, Fault> {
         let protection = self.protect.unwrap_or(before.protection());
-        // Plain blocks have no keys, so that a file which was of another kind loses it.
+        // Plain blocks have no keys and no cipher, so that a file which had others than the default loses them.
         let kept = if protection.is_plain() { KeyKind::Convergent } else { before.key() };
-        let profile = Profile::new(protection, self.block_keys.unwrap_or(kept))?;
+        let mut method = before.method();
+        if protection.is_plain() {
+            method = method.without_cipher();
+        }
+        if let Some(cipher) = self.cipher {
+            method = method.with_cipher(suite, cipher)?;
+        }
+        if let Some(hash) = self.hash {
+            method = method.with_hash(suite, hash)?;
+        }
+        let profile = Profile::new(protection, self.block_keys.unwrap_or(kept))?.by(method)?;
         profile.check(suite)?;
         Ok(profile)
     }
@@ -213,7 +232,7 @@ fn set_one(ui: &Ui, forest: &Forest, args: &SetArgs, path: &Path) -> Result<()> 
     if !done.complete {
         return Err(Fault::RekeyIncomplete.into());
     }
-    ui.note(format_args!("{}: {profile}", named(path)));
+    ui.note(format_args!("{}: {}", named(path), profile.named(held.suite())));
     ui.detail(format_args!(
         "{} directories, {} pages and {} blocks were written",
         done.records, done.pages, done.blocks
@@ -248,13 +267,13 @@ fn show(ui: &Ui, args: &ShowArgs) -> Result<()> {
     for path in paths {
         let held = Held::at(&forest, path)?;
         let KnownProfile { profile, is_changing } = held.profile(path)?;
-        let ((cipher, hash), is_plain) = (primitives(held.suite()), profile.protection().is_plain());
+        let (suite, method, is_plain) = (held.suite(), profile.method(), profile.protection().is_plain());
         profiles.push(Row {
             path: path.to_string_lossy().into_owned(),
             protect: profile.protection().name(),
             block_keys: (!is_plain).then_some(profile.key().name()),
-            cipher: (!is_plain).then_some(cipher),
-            hash,
+            cipher: (!is_plain).then_some(method.cipher(suite).name()),
+            hash: method.hash(suite).name(),
             changing: is_changing,
         });
     }

@@ -5,7 +5,7 @@ use crate::output::{self, Ui};
 use crate::text;
 use lamassu_crypto::kernel::Kernel;
 use lamassu_crypto::speed::{self, Plan, Row};
-use lamassu_format::Suite;
+use lamassu_format::{Method, Suite};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -79,6 +79,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     kernels.dedup();
     let plan = Plan {
         suites: &suites,
+        methods: &[Method::OF_SUITE],
         kernels: &kernels,
         threads: &threads,
         block_size: args.block_size as usize,

@@ -7,7 +7,7 @@ use crate::fault::{Context, Fault, Result};
 use crate::open::{self, Unsealed};
 use lamassu_format::header::VaultHeader;
 use lamassu_store::{Backend, File};
-use lamassu_vault::{Kind, VaultError};
+use lamassu_vault::{Kind, Options, VaultError};
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
@@ -31,7 +31,9 @@ impl<'a> Stored<'a> {
         let header: &VaultHeader = &self.unsealed.found.header;
         let ring = self.unsealed.keys.key_ring(header.suite())?;
         let tag = path.display().to_string();
-        lamassu_vault::open_orphan(backing, header, ring, &open::options(true), &tag).with_context(|| self.name(path))
+        let approved_only = self.unsealed.policy().is_approved_only();
+        let options = Options { approved_only, ..open::options(true) };
+        lamassu_vault::open_orphan(backing, header, ring, &options, &tag).with_context(|| self.name(path))
     }
 }
 

@@ -34,6 +34,43 @@ fn only_what_is_built_of_approved_primitives_is_made_and_opened() {
     b.run("ls plain").ok();
 }
 
+/// A hash that is not approved is refused by file, too: where it is chosen, inherited, read, or looked through.
+#[test]
+fn files_are_hashed_by_approved_hashes_alone() {
+    let b = Bench::new();
+    let content = crate::support::noise(300_000, 3);
+    b.file("x", &content);
+    b.run("init --small-files random v").ok();
+    b.run("--fips cp v x vault:").ok();
+    b.run("--fips profile set --hash blake3 v x").code(28).says("--fips").says("sha-256");
+    b.run("--fips profile set --hash blake3 v /").code(28).says("BLAKE3");
+    b.run("--fips profile set --cipher aes-128 v x").ok();
+    assert_eq!(b.run("--fips cat v x").ok().out, content);
+    b.run("--fips check v").ok();
+
+    b.run("cp v x vault:/y").ok();
+    b.run("profile set --hash blake3 v / y").ok();
+    assert_eq!(b.run("cat v y").ok().out, content);
+    b.run("--fips cat v y").code(28).says("BLAKE3");
+    b.run("--fips cp v x vault:/z").code(28).says("BLAKE3");
+    let stored = b.stored("v", "y");
+    b.run(&format!("--fips cat --orphan v {}", stored.display())).code(28).says("BLAKE3");
+    assert_eq!(b.run("--fips cat v x").ok().out, content);
+    b.dir("m");
+    b.run("--fips mount v m").ok();
+    assert_eq!(std::fs::read(b.path("m/x")).unwrap(), content);
+    let errno = |done: std::io::Result<Vec<u8>>| done.unwrap_err().raw_os_error();
+    assert_eq!(errno(std::fs::read(b.path("m/y"))), Some(libc::EPERM));
+    assert_eq!(errno(std::fs::write(b.path("m/new"), b"new").map(|()| vec![])), Some(libc::EPERM));
+    assert!(!b.path("m/new").exists() && b.path("m/y").exists());
+    b.unmount("m");
+    b.run("check v").ok();
+    // Away from it without, and all is well with.
+    b.run("profile set -R --hash sha-256 v /").ok();
+    assert_eq!(b.run("--fips cat v y").ok().out, content);
+    b.run("--fips check v").ok();
+}
+
 #[test]
 fn datasets_and_what_a_daemon_is_given_are_approved_too() {
     let b = Bench::new();

@@ -72,6 +72,137 @@ fn files_are_protected_as_their_directory_says() {
     assert!(b.run("cat w mirror/a").ok().out == text(20));
 }
 
+/// What a file of a profile tells of its cipher and its hash.
+fn primitives(b: &Bench, vault: &str, path: &str) -> (String, String) {
+    let told = b.run(&format!("profile show --json {vault} {path}")).ok().json();
+    let word = |name: &str| told["profiles"][0][name].as_str().unwrap_or("-").to_owned();
+    (word("cipher"), word("hash"))
+}
+
+/// The first block of a file, as the store has it.
+fn first_block(b: &Bench, vault: &str, path: &str) -> Vec<u8> {
+    fs::read(b.stored(vault, path)).unwrap()[B..2 * B].to_vec()
+}
+
+/// Cipher and hash, inherited and changed: who has them shows them, and equal blocks are equal in the store among files
+/// that have the same.
+#[test]
+fn files_have_the_cipher_and_the_hash_of_their_directory() {
+    let b = Bench::new();
+    b.run("init v").ok();
+    fs::create_dir(b.path("d")).unwrap();
+    b.file("d/a", &text(20));
+    for dir in ["own", "short", "keyed", "both"] {
+        b.run(&format!("cp -r v d vault:/{dir}")).ok();
+    }
+    let all = [
+        ("own", "aes-256", "sha-256"),
+        ("short", "aes-128", "sha-256"),
+        ("keyed", "aes-256", "blake3"),
+        ("both", "aes-128", "blake3"),
+    ];
+    b.run("profile set --cipher aes-128 v short both").ok();
+    b.run("profile set --hash blake3 v keyed both").ok();
+    b.run("profile set -R --cipher aes-256 --hash sha-256 v own").ok();
+    for (dir, cipher, hash) in all {
+        b.run(&format!("cp v d/a vault:/{dir}/b")).ok();
+        b.run(&format!("cp v d/a vault:/{dir}/c")).ok();
+        assert_eq!(
+            primitives(&b, "v", &format!("{dir}/a")),
+            ("aes-256".into(), "sha-256".into()),
+            "{dir}: from now on"
+        );
+        assert_eq!(primitives(&b, "v", &format!("{dir}/b")), (cipher.into(), hash.into()), "{dir}");
+        assert!(first_block(&b, "v", &format!("{dir}/b")) == first_block(&b, "v", &format!("{dir}/c")), "{dir}");
+        assert!(b.run(&format!("cat v {dir}/b")).ok().out == text(20), "{dir}");
+    }
+    for (one, other) in all.iter().flat_map(|(one, ..)| all.map(|(other, ..)| (*one, other))) {
+        let [of_one, of_other] = [one, other].map(|dir| first_block(&b, "v", &format!("{dir}/b")));
+        assert_eq!(of_one == of_other, one == other, "{one} {other}");
+    }
+    // Twelve files of seven distinct blocks each: four methods, four times as many in the store.
+    let told = b.run("leak --json v").ok().json();
+    assert_eq!(
+        (&told["equal_blocks"]["count"], &told["equal_blocks"]["distinct"]),
+        (&240.into(), &(4 * 7).into()),
+        "{told}"
+    );
+    assert_eq!(told["plain_blocks"], 0);
+
+    // What is there, in one step; the part that is not named stays.
+    b.run("profile set -R --cipher aes-128 v keyed").ok();
+    assert_eq!(primitives(&b, "v", "keyed/b"), ("aes-128".into(), "blake3".into()));
+    assert!(first_block(&b, "v", "keyed/b") == first_block(&b, "v", "both/b"));
+    // Plain blocks have no cipher, and keep the hash.
+    b.run("profile set --protect integrity v keyed/b").ok();
+    assert_eq!(primitives(&b, "v", "keyed/b"), ("-".into(), "blake3".into()));
+    assert!(first_block(&b, "v", "keyed/b") == text(1));
+    b.run("profile set --protect both --cipher aes-128 v keyed/b").ok();
+    assert!(first_block(&b, "v", "keyed/b") == first_block(&b, "v", "both/b"));
+    // Shown everywhere.
+    let told = b.run("inspect --json v both/b").ok().json();
+    assert_eq!(
+        (&told["profile"], &told["pages"][0]["profile"]),
+        (&"both, convergent, aes-128, blake3".into(), &told["profile"])
+    );
+    assert_eq!(b.run("inspect --json v both").ok().json()["record"]["profile"], "both, convergent, aes-128, blake3");
+    let table = b.run("profile show v both/b own/b").ok().text();
+    assert!(table.contains("both       convergent  aes-128   blake3   /both/b"), "{table}");
+    assert!(table.contains("both       convergent  aes-256   sha-256  /own/b"), "{table}");
+    b.run("key rotate --inner v").ok();
+    b.run("rekey --full v").ok();
+    assert_eq!(primitives(&b, "v", "both/b"), ("aes-128".into(), "blake3".into()));
+    assert!(b.run("cat v both/b").ok().out == text(20));
+    b.run("check v").ok();
+    b.run("scrub v").ok();
+}
+
+/// Every suite takes its own, and what it can keep beside them.
+#[test]
+fn a_suite_has_the_ciphers_and_hashes_that_it_can_keep() {
+    let b = Bench::new();
+    b.file("a", &text(3));
+    for (suite, ciphers, hashes) in [
+        ("aes", &["aes-256", "aes-128"][..], &["sha-256", "blake3"][..]),
+        ("blake3", &["aes-256", "aes-128"], &["sha-256", "blake3"]),
+        ("chacha", &["chacha20"], &["sha-256", "blake3"]),
+        ("paper", &["aes-256"], &["sha-256"]),
+    ] {
+        b.run(&format!("init --suite {suite} {suite}")).ok();
+        b.run(&format!("cp {suite} a vault:/a")).ok();
+        for cipher in ["aes-256", "aes-128", "chacha20"] {
+            let set = b.run(&format!("profile set --cipher {cipher} {suite} a"));
+            match ciphers.contains(&cipher) {
+                true => assert_eq!(
+                    {
+                        set.ok();
+                        primitives(&b, suite, "a").0
+                    },
+                    cipher,
+                    "{suite}"
+                ),
+                false => drop(set.code(2).says(&format!("suite {suite}"))),
+            }
+        }
+        for hash in ["sha-256", "blake3"] {
+            let set = b.run(&format!("profile set --hash {hash} {suite} a"));
+            match hashes.contains(&hash) {
+                true => assert_eq!(
+                    {
+                        set.ok();
+                        primitives(&b, suite, "a").1
+                    },
+                    hash,
+                    "{suite}"
+                ),
+                false => drop(set.code(2).says("suite paper")),
+            }
+        }
+        assert!(b.run(&format!("cat {suite} a")).ok().out == text(3));
+        b.run(&format!("check {suite}")).ok();
+    }
+}
+
 #[test]
 fn what_makes_no_sense_is_a_usage_error() {
     let b = Bench::new();
@@ -87,6 +218,9 @@ fn what_makes_no_sense_is_a_usage_error() {
         "v a",
         "--protect nothing v a",
         "--protect integrity --block-keys random v a",
+        "--protect integrity --cipher aes-128 v a",
+        "--cipher rot13 v a",
+        "--hash md5 v a",
         "--protect encrypt c a",
         "--block-keys random p a",
         "--protect both v",

@@ -1,4 +1,4 @@
-//! AES-256 bitsliced over four blocks at a time: no table, no branch on a secret. The four blocks may have four keys.
+//! AES bitsliced over four blocks at a time: no table, no branch on a secret. The four blocks may have four keys.
 //!
 //! The representation (eight 64-bit words, one for each bit of a byte) and the linear layers follow BearSSL's
 //! `aes_ct64` by Thomas Pornin (MIT licence). The S-box is the circuit of Boyar and Peralta ("A depth-16 circuit for
@@ -7,39 +7,42 @@
 use lamassu_format::BlockKey;
 use zeroize::Zeroizing;
 
-use crate::kernel::aes::{ROUNDS, RoundKeys};
+use crate::kernel::aes::{RoundKeys, key_len, key_of};
 
 /// Four blocks, bitsliced.
 type Sliced = [u64; 8];
 /// The round keys of four lanes, bitsliced.
-type SlicedKeys = Zeroizing<[Sliced; ROUNDS + 1]>;
+type SlicedKeys<const N: usize> = Zeroizing<[Sliced; N]>;
 const LANES: usize = 4;
 
 /// The key schedule of FIPS 197 §5.2.
-pub(in crate::kernel) fn expand(key: &BlockKey) -> RoundKeys {
-    let mut w = Zeroizing::new([0u32; 4 * (ROUNDS + 1)]);
-    for (w, bytes) in w.iter_mut().zip(key.as_chunks::<4>().0) {
+pub(in crate::kernel) fn expand<const N: usize>(key: &BlockKey) -> RoundKeys<N> {
+    let nk = key_len(N) / 4;
+    let mut words = Zeroizing::new([[0u32; 4]; N]);
+    let w = words.as_flattened_mut();
+    for (w, bytes) in w.iter_mut().zip(key_of::<N>(key).as_chunks::<4>().0) {
         *w = u32::from_le_bytes(*bytes);
     }
     let mut rcon = 1;
-    for i in 8..w.len() {
+    for i in nk..w.len() {
         let mut x = w[i - 1];
-        if i % 8 == 0 {
+        if i % nk == 0 {
             x = sub_word(x.rotate_right(8)) ^ rcon;
-            rcon <<= 1;
-        } else if i % 8 == 4 {
+            // Doubled in GF(2⁸).
+            rcon = if rcon == 0x80 { 0x1b } else { rcon << 1 };
+        } else if nk > 6 && i % nk == 4 {
             x = sub_word(x);
         }
-        w[i] = w[i - 8] ^ x;
+        w[i] = w[i - nk] ^ x;
     }
-    let mut keys = RoundKeys::default();
+    let mut keys = RoundKeys([[0; 16]; N]);
     for (bytes, w) in keys.0.as_flattened_mut().as_chunks_mut::<4>().0.iter_mut().zip(w.iter()) {
         *bytes = w.to_le_bytes();
     }
     keys
 }
 
-pub(in crate::kernel) fn ecb_encrypt(keys: &RoundKeys, blocks: &mut [[u8; 16]]) {
+pub(in crate::kernel) fn ecb_encrypt<const N: usize>(keys: &RoundKeys<N>, blocks: &mut [[u8; 16]]) {
     let sliced = slice_keys(&[keys; LANES]);
     for group in blocks.chunks_mut(LANES) {
         let mut four = [[0; 16]; LANES];
@@ -49,9 +52,9 @@ pub(in crate::kernel) fn ecb_encrypt(keys: &RoundKeys, blocks: &mut [[u8; 16]]) 
     }
 }
 
-pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
+pub(in crate::kernel) fn cbc_encrypt<const N: usize>(keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
     for (keys, lanes) in keys.chunks(LANES).zip(lanes.chunks_mut(LANES)) {
-        let expanded: [RoundKeys; LANES] = std::array::from_fn(|l| expand(&keys[l.min(keys.len() - 1)]));
+        let expanded: [RoundKeys<N>; LANES] = std::array::from_fn(|l| expand(&keys[l.min(keys.len() - 1)]));
         let sliced = slice_keys(&expanded.each_ref());
         let len = lanes[0].len();
         let mut chain = [[0u8; 16]; LANES];
@@ -67,8 +70,8 @@ pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]])
     }
 }
 
-pub(in crate::kernel) fn cbc_decrypt(key: &BlockKey, data: &mut [u8]) {
-    let keys = expand(key);
+pub(in crate::kernel) fn cbc_decrypt<const N: usize>(key: &BlockKey, data: &mut [u8]) {
+    let keys = expand::<N>(key);
     let sliced = slice_keys(&[&keys; LANES]);
     let mut previous = [0u8; 16];
     for group in data.as_chunks_mut::<16>().0.chunks_mut(LANES) {
@@ -83,8 +86,8 @@ pub(in crate::kernel) fn cbc_decrypt(key: &BlockKey, data: &mut [u8]) {
     }
 }
 
-pub(in crate::kernel) fn ctr(key: &BlockKey, data: &mut [u8]) {
-    let keys = expand(key);
+pub(in crate::kernel) fn ctr<const N: usize>(key: &BlockKey, data: &mut [u8]) {
+    let keys = expand::<N>(key);
     let sliced = slice_keys(&[&keys; LANES]);
     for (n, group) in data.chunks_mut(16 * LANES).enumerate() {
         let mut stream: [[u8; 16]; LANES] = std::array::from_fn(|l| ((n * LANES + l) as u128).to_be_bytes());
@@ -93,10 +96,10 @@ pub(in crate::kernel) fn ctr(key: &BlockKey, data: &mut [u8]) {
     }
 }
 
-fn encrypt(keys: &SlicedKeys, blocks: &mut [[u8; 16]; LANES]) {
+fn encrypt<const N: usize>(keys: &SlicedKeys<N>, blocks: &mut [[u8; 16]; LANES]) {
     let mut q = slice(blocks);
     add(&mut q, &keys[0]);
-    for key in &keys[1..ROUNDS] {
+    for key in &keys[1..N - 1] {
         sub_bytes(&mut q);
         q = q.map(shift_rows);
         mix_columns(&mut q);
@@ -104,14 +107,14 @@ fn encrypt(keys: &SlicedKeys, blocks: &mut [[u8; 16]; LANES]) {
     }
     sub_bytes(&mut q);
     q = q.map(shift_rows);
-    add(&mut q, &keys[ROUNDS]);
+    add(&mut q, &keys[N - 1]);
     unslice(q, blocks);
 }
 
-fn decrypt(keys: &SlicedKeys, blocks: &mut [[u8; 16]; LANES]) {
+fn decrypt<const N: usize>(keys: &SlicedKeys<N>, blocks: &mut [[u8; 16]; LANES]) {
     let mut q = slice(blocks);
-    add(&mut q, &keys[ROUNDS]);
-    for key in keys[1..ROUNDS].iter().rev() {
+    add(&mut q, &keys[N - 1]);
+    for key in keys[1..N - 1].iter().rev() {
         q = q.map(inverse_shift_rows);
         inverse_sub_bytes(&mut q);
         add(&mut q, key);
@@ -126,8 +129,8 @@ fn decrypt(keys: &SlicedKeys, blocks: &mut [[u8; 16]; LANES]) {
     unslice(q, blocks);
 }
 
-fn slice_keys(lanes: &[&RoundKeys; LANES]) -> SlicedKeys {
-    let mut sliced = SlicedKeys::default();
+fn slice_keys<const N: usize>(lanes: &[&RoundKeys<N>; LANES]) -> SlicedKeys<N> {
+    let mut sliced = Zeroizing::new([[0; 8]; N]);
     for (round, out) in sliced.iter_mut().enumerate() {
         *out = slice(&lanes.map(|l| l.0[round]));
     }

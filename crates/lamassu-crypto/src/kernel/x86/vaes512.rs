@@ -1,9 +1,8 @@
-//! AES-256-CBC encryption by VAES over 512-bit registers: sixteen lanes of different keys, four per instruction. Fewer
+//! AES-CBC encryption by VAES over 512-bit registers: sixteen lanes of different keys, four per instruction. Fewer
 //! lanes go to [`super::vaes`]: each block of a lane waits for the one before it, so the number of lanes in flight
 //! decides.
 
 use super::aesni::expand;
-use crate::kernel::aes::ROUNDS;
 use lamassu_format::BlockKey;
 use std::arch::x86_64::*;
 use zeroize::Zeroize;
@@ -19,16 +18,16 @@ const LAG: usize = 64;
 pub(in crate::kernel) const LEN_MIN: usize = 16 * LAG;
 
 /// The round keys of four lanes; wiped when dropped.
-struct Quad([__m512i; ROUNDS + 1]);
+struct Quad<const N: usize>([__m512i; N]);
 
-impl Drop for Quad {
+impl<const N: usize> Drop for Quad<N> {
     fn drop(&mut self) {
         self.0.zeroize();
     }
 }
 
-impl Quad {
-    const fn zero() -> Quad {
+impl<const N: usize> Quad<N> {
+    const fn zero() -> Quad<N> {
         // SAFETY: a vector of integers may hold any bits.
         Quad(unsafe { std::mem::zeroed() })
     }
@@ -36,7 +35,7 @@ impl Quad {
     #[inline]
     #[target_feature(enable = "avx512f,aes,ssse3")]
     fn set(&mut self, keys: &[BlockKey; 4]) {
-        let keys = keys.each_ref().map(|key| expand(key));
+        let keys = keys.each_ref().map(|key| expand::<N>(key));
         for (r, k) in self.0.iter_mut().enumerate() {
             *k = four(keys.each_ref().map(|key| key.0[r]));
         }
@@ -54,8 +53,8 @@ type Starts = [[*mut u8; 4]; WIDTH];
 
 /// Encrypts the first [`LANES`] lanes, of one length, at least [`LEN_MIN`] and whole blocks.
 #[target_feature(enable = "avx512f,vaes,aes,ssse3")]
-pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
-    let mut k = [const { Quad::zero() }; WIDTH];
+pub(in crate::kernel) fn cbc_encrypt<const N: usize>(keys: &[BlockKey], lanes: &mut [&mut [u8]]) {
+    let mut k = [const { Quad::<N>::zero() }; WIDTH];
     for (k, keys) in k.iter_mut().zip(keys.as_chunks::<4>().0) {
         k.set(keys);
     }
@@ -68,15 +67,15 @@ pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]])
     // SAFETY: the first half runs from 0 to len; so does the second, LAG behind.
     unsafe {
         while at < LAG {
-            x = step::<0, { WIDTH / 2 }>(&k, &starts, x, at);
+            x = step::<N, 0, { WIDTH / 2 }>(&k, &starts, x, at);
             at += 16;
         }
         while at < len {
-            x = step::<0, WIDTH>(&k, &starts, x, at);
+            x = step::<N, 0, WIDTH>(&k, &starts, x, at);
             at += 16;
         }
         while at < len + LAG {
-            x = step::<{ WIDTH / 2 }, WIDTH>(&k, &starts, x, at);
+            x = step::<N, { WIDTH / 2 }, WIDTH>(&k, &starts, x, at);
             at += 16;
         }
     }
@@ -89,8 +88,8 @@ pub(in crate::kernel) fn cbc_encrypt(keys: &[BlockKey], lanes: &mut [&mut [u8]])
 /// There are 16 bytes there in every lane concerned, and no other reference to them.
 #[inline]
 #[target_feature(enable = "avx512f,vaes")]
-unsafe fn step<const FROM: usize, const UNTIL: usize>(
-    k: &[Quad; WIDTH],
+unsafe fn step<const N: usize, const FROM: usize, const UNTIL: usize>(
+    k: &[Quad<N>; WIDTH],
     starts: &Starts,
     mut x: [__m512i; WIDTH],
     at: usize,
@@ -101,13 +100,13 @@ unsafe fn step<const FROM: usize, const UNTIL: usize>(
         let plain = four(starts[p].map(|start| unsafe { _mm_loadu_si128(start.add(place(p)).cast()) }));
         x[p] = _mm512_ternarylogic_epi32::<0x96>(plain, k[p].0[0], x[p]);
     }
-    for r in 1..ROUNDS {
+    for r in 1..N - 1 {
         for p in FROM..UNTIL {
             x[p] = _mm512_aesenc_epi128(x[p], k[p].0[r]);
         }
     }
     for p in FROM..UNTIL {
-        x[p] = _mm512_aesenclast_epi128(x[p], k[p].0[ROUNDS]);
+        x[p] = _mm512_aesenclast_epi128(x[p], k[p].0[N - 1]);
         // SAFETY: the caller's promise; the stores ask for no alignment.
         unsafe {
             _mm_storeu_si128(starts[p][0].add(place(p)).cast(), _mm512_castsi512_si128(x[p]));

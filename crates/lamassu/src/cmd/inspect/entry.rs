@@ -98,8 +98,9 @@ fn directory_record(subject: &Subject<'_>, path: &Path) -> Result<Record> {
     };
     let (record, content) = open(subject, &[RecordKind::Directory], &text)?;
     let parsed = content.as_deref().map(DirRecord::parse);
+    let named = |dir: &DirRecord<'_>| dir.profile.named(subject.unsealed.found.header.suite()).to_string();
     Ok(match parsed {
-        Some(Ok(dir)) => Record { id: Some(text::hex(&dir.id)), profile: Some(dir.profile.to_string()), ..record },
+        Some(Ok(dir)) => Record { id: Some(text::hex(&dir.id)), profile: Some(named(&dir)), ..record },
         Some(Err(error)) => Record { state: error.to_string(), ..record },
         None => record,
     })

@@ -205,7 +205,7 @@ impl Reader<'_> {
             sequence: page.sequence,
             sparse: page.sparse,
             cut: page.cut,
-            profile: page.profile.to_string(),
+            profile: page.profile.named(self.suite).to_string(),
             changing: page.changing,
             used: page.keys.len(),
             tail_bytes: page.tail.len(),
