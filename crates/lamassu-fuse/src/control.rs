@@ -11,7 +11,7 @@ mod asked;
 
 pub use asked::{Asked, Links};
 
-use crate::mount_table::mount_id;
+use lamassu_store::mount_table::mount_id;
 
 use lamassu_vault::Ino;
 use std::fs::File;

@@ -6,6 +6,7 @@ use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_keys::{FileError, HistoryError, KeyError};
+use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,41 @@ pub enum Error {
     /// The system gave no random numbers.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),
+    /// Of copying a vault in the store.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The user's: a copy is made in a place of its own.
+    #[error("{path:?} exists already: a clone or snapshot is made in a directory that does not exist yet")]
+    CloneExists {
+        /// as given
+        path: PathBuf,
+    },
+    /// The user's: a copy within the original would be copied too, or change while it is copied.
+    #[error("{path:?} lies in {within:?}, which belongs to the vault that is copied: choose a place outside")]
+    CloneWithin {
+        /// as given
+        path: PathBuf,
+        /// the vault, or where it is mounted
+        within: PathBuf,
+    },
+    /// The user's: what an interruption left cannot be completed in what is never written.
+    #[error(
+        "{dir:?} was not closed at the end of an earlier session, and what that left can never be completed in a \
+         snapshot, which nobody writes: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, and \
+         make the snapshot then"
+    )]
+    SnapshotOfInterrupted {
+        /// the vault's
+        dir: PathBuf,
+    },
+    /// The copy of a vault got no record of what was interrupted in the original.
+    #[error("cannot copy the record of sessions of {}", .dir.display())]
+    CannotCopySessions {
+        /// the original's
+        dir: PathBuf,
+        /// why
+        source: VaultError,
+    },
     /// Of an export of an anchor that was to be imported.
     #[error(transparent)]
     Import(#[from] ImportError),

@@ -11,6 +11,7 @@ use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
+use lamassu_store::backend::CopyError;
 use lamassu_store::file::DamageKind;
 use lamassu_vault::VaultError;
 use serde::{Deserialize, Serialize};
@@ -115,11 +116,16 @@ fn host(error: &Error) -> FaultKind {
         Error::File(e) => file(e),
         Error::History(e) => history(e),
         Error::Vault(e) => vault(e),
-        Error::CannotOpen { dir: _, source } | Error::CannotList { dir: _, source } => vault(source),
+        Error::CannotOpen { dir: _, source }
+        | Error::CannotList { dir: _, source }
+        | Error::CannotCopySessions { dir: _, source } => vault(source),
+        Error::Copy(CopyError::Io { .. } | CopyError::Exchanged { .. }) => FaultKind::Store,
+        Error::Copy(CopyError::Stopped) => FaultKind::Interrupted,
         Error::SelfTest(_) => FaultKind::SelfTest,
         Error::Import(e) => import(e),
         Error::NoAnchorPlace => FaultKind::AnchorMissing,
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
+        Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
         Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
@@ -133,6 +139,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::ReadOnlyMount
         | Error::Frozen
         | Error::Snapshot
+        | Error::SnapshotOfInterrupted { .. }
         | Error::ZoneNotAhead
         | Error::LostNotEmpty { .. }
         | Error::EpochNeeded { .. } => FaultKind::Refused,

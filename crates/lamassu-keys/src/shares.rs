@@ -153,6 +153,20 @@ pub fn split(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<Vec<S
     split_with(key, scheme, vault, lamassu_crypto::random)
 }
 
+/// The sheets of the shares of a set, an empty line between two: see [`split`].
+pub(crate) fn sheets(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<SecretBytes, NoRandom> {
+    let sheets: Vec<SecretBytes> = split(key, scheme, vault)?.iter().map(|s| s.sheet(scheme.of)).collect();
+    // Reserved at once, so that no copy is left behind by a reallocation.
+    let mut all = Vec::with_capacity(sheets.iter().map(|s| s.len() + 1).sum());
+    for (i, sheet) in sheets.iter().enumerate() {
+        if i > 0 {
+            all.push(b'\n');
+        }
+        all.extend_from_slice(sheet.expose());
+    }
+    Ok(SecretBytes::new(all))
+}
+
 fn split_with(
     key: &Secret<32>,
     scheme: Scheme,

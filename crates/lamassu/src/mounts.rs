@@ -8,8 +8,8 @@ use crate::control;
 use crate::fault::{Fault, Result};
 use lamassu_format::name;
 use lamassu_fuse::control::{Asked, Links, Root};
-use lamassu_fuse::mount_table::{self, MountLine, mounts_of};
 use lamassu_host::control::protocol::{Request, Status};
+use lamassu_store::mount_table::{self, MountLine, mounts_of};
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// The type a mount of ours has, unless `-o subtype=` said otherwise.
-pub const TYPE: &str = "fuse.lamassu";
+pub use lamassu_host::anchors::MOUNT_TYPE as TYPE;
 /// How long a daemon may take to say what it serves.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -131,7 +131,7 @@ pub fn all() -> Vec<Mount> {
 
 /// The topmost mount at a path without links.
 pub fn at(mountpoint: &Path) -> Option<Mount> {
-    all().into_iter().rfind(|m| m.mountpoint == mountpoint)
+    mount_table::at(mountpoint).map(Mount)
 }
 
 /// The mount of a number.

@@ -3,6 +3,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`disk`] | whether a file can be the anchor of a vault: not where the store can put it back |
 //! | `place` | which file is the anchor of a vault |
 //! | `proof` | a header and a history against the anchor |
 //! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
@@ -13,11 +14,13 @@
 //!
 //! Never: reads a page or a name of the store.
 
+pub mod disk;
 mod made;
 mod moved;
 mod place;
 mod proof;
 
+pub use disk::MOUNT_TYPE;
 pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
 pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};

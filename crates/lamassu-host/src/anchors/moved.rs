@@ -107,14 +107,14 @@ impl Anchors {
 #[must_use = "they are taken back when this is dropped"]
 pub struct CopiedDatasets {
     files: Vec<PathBuf>,
-    /// those that have no anchor on this host
-    pub missing: Vec<[u8; 16]>,
+    missing: Vec<[u8; 16]>,
 }
 
 impl CopiedDatasets {
-    /// What they are for is done.
-    pub fn keep(mut self) {
+    /// What they are for is done. Returns the datasets that have no anchor on this host.
+    pub fn kept(mut self) -> Vec<[u8; 16]> {
         self.files.clear();
+        std::mem::take(&mut self.missing)
     }
 }
 

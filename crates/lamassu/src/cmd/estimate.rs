@@ -5,11 +5,12 @@
 //! is, within the vault's deduplication domain. Memory is bounded.
 
 use crate::distinct::{self, Counted, Distinct, digest};
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
 use crate::output::{self, Ui};
 use crate::{signals, text};
 use lamassu_format::profile::{KeyKind, Profile, Protection};
 use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
+use lamassu_host::Error as HostError;
 use lamassu_store::backend::next_data;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -159,7 +160,11 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let mut reader =
         Reader { domain: args.domain, profile, counters, seen: HashSet::new(), files: 0, bytes: 0, unreadable: 0 };
     for path in &args.paths {
-        std::fs::symlink_metadata(path).map_err(|source| Fault::Local { op: "read", path: path.clone(), source })?;
+        std::fs::symlink_metadata(path).map_err(|source| HostError::Local {
+            op: "read",
+            path: path.clone(),
+            source,
+        })?;
         reader.walk(ui, path)?;
     }
     let estimate = reader.finish()?;
@@ -172,7 +177,7 @@ impl Reader {
         let mut waiting = vec![start.to_path_buf()];
         while let Some(path) = waiting.pop() {
             if signals::interrupted() {
-                return Err(Fault::Interrupted.into());
+                return Err(HostError::Interrupted.into());
             }
             let done = std::fs::symlink_metadata(&path).and_then(|meta| {
                 if meta.is_dir() {
@@ -210,7 +215,7 @@ impl Reader {
         self.files += 1;
         loop {
             if signals::interrupted() {
-                return Err(Fault::Interrupted.into());
+                return Err(HostError::Interrupted.into());
             }
             let len = match fill(file, &mut piece, at) {
                 Ok(len) => len,

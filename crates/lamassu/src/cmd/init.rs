@@ -6,14 +6,16 @@ use super::info::Described;
 use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::output::{self, Ui};
-use crate::store_kind::{self, StoreKind};
-use crate::{anchor_place, open, text};
+use crate::store_kind::{advice, remark};
+use crate::{open, text};
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
 use lamassu_format::root::MODE_BITS;
 use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
-use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewTrees};
+use lamassu_host::Error as HostError;
+use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewTrees, disk};
 use lamassu_host::slots::check_label;
+use lamassu_host::store_kind::{self, StoreKind};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{
     Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
@@ -167,7 +169,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     check_label(&args.label)?;
     check_domain(&args)?;
     if !args.tree_degree.is_power_of_two() {
-        return Err(Fault::Member { option: "--tree-degree", rule: "a power of two from 2 to 256" }.into());
+        return Err(HostError::Member { option: "--tree-degree", rule: "a power of two from 2 to 256" }.into());
     }
     let source = args.key.source()?;
     ui.policy.check_small_files(args.has_convergent_small_files())?;
@@ -188,7 +190,7 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
         // LAMASSU_ZONE_KEY alone is no request; on the command line the option would be.
         return match &args.zone_key {
             Some(_) if std::env::var_os("LAMASSU_ZONE_KEY").is_none() => {
-                Err(Fault::Usage("--zone-key needs --zone FILE").into())
+                Err(HostError::Usage("--zone-key needs --zone FILE").into())
             }
             _ => Ok(None),
         };
@@ -204,19 +206,19 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
 }
 
 /// What does not fit the deduplication domain. Before anything is asked for.
-fn check_domain(args: &Args) -> Result<(), Fault> {
+fn check_domain(args: &Args) -> Result<(), HostError> {
     if args.domain != Domain::Zone && args.zone.is_some() {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "--zone is for the domain zone alone: in the domains family, file and none a vault has an inner key of its own",
         ));
     }
     if args.domain.is_salted() && args.suite.is_some_and(|suite| !args.domain.is_for(suite)) {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "the domains file and none need another suite than paper, whose keys, as published, depend on a block's content alone",
         ));
     }
     if args.domain.is_salted() && args.small_files == Some(SmallFiles::Convergent) {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "the domains file and none keep equal small files apart: leave out --small-files convergent",
         ));
     }
@@ -227,7 +229,7 @@ fn check_domain(args: &Args) -> Result<(), Fault> {
 fn check_empty(dir: &Path) -> Result<(), Fault> {
     match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(Fault::NotADirectory { dir: dir.into(), source }),
+        Err(source) => Err(HostError::NotADirectory { dir: dir.into(), source }.into()),
         Ok(mut entries) => match entries.next() {
             None => Ok(()),
             Some(_) => Err(Fault::DirNotEmpty { dir: dir.into() }),
@@ -248,7 +250,7 @@ impl VaultPlace {
     /// Makes the directory, or takes one that is empty. It is its owner's alone from here on: what lies in it is no
     /// matter of other users.
     fn prepare(ui: &Ui, dir: &Path) -> Result<VaultPlace> {
-        let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
+        let unusable = |source| HostError::NotADirectory { dir: dir.into(), source };
         let made_dir = match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
             Ok(()) => true,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
@@ -327,7 +329,7 @@ impl VaultPlace {
             return Ok(None);
         }
         let file = anchors.file_for_new(&header.id(), None)?;
-        anchor_place::check(&file, &self.dir)?;
+        disk::check(&file, &self.dir)?;
         keys.set_anchored(header)?;
         let degree_log2 = args.tree_degree.trailing_zeros() as u8;
         let trees = NewTrees { degree_log2, blocks: args.tree_leaves == LeavesArg::Blocks };
@@ -336,7 +338,7 @@ impl VaultPlace {
 
     fn name_max(&self, backend: &dyn Backend) -> Result<u8> {
         let op = "ask the limits of";
-        let stat = backend.stat_fs().map_err(|source| Fault::Backing { op, path: self.dir.clone(), source })?;
+        let stat = backend.stat_fs().map_err(|source| HostError::Backing { op, path: self.dir.clone(), source })?;
         if stat.name_max < NAME_LEN_MIN {
             return Err(Fault::NameMax { dir: self.dir.clone(), found: stat.name_max }.into());
         }
@@ -356,7 +358,7 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
     let suite = args.suite.or(file.map(ZoneFile::suite)).unwrap_or(Suite::Aes);
     let block_size = args.block_size.or(file.map(ZoneFile::block_size)).unwrap_or(BLOCK_SIZE_DEFAULT);
     let geometry = Geometry::new(block_size, args.reserved_slots)
-        .ok_or(Fault::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
+        .ok_or(HostError::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
     let outer = match args.outer {
         Some(OuterArg::Shared) => Outer::Shared,
         Some(OuterArg::Own) | None => Outer::Own,
@@ -384,12 +386,12 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
 fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) -> Result<()> {
     let store = store_kind::of(&args.dir);
     let block_size = header.geometry().block_size() as u32;
-    let on_disk_of_store = anchor.as_ref().and_then(|file| anchor_place::warning(file, &args.dir));
-    let open_to_others = anchor.as_deref().and_then(anchor_place::open_to_others);
-    let advice = store.iter().filter_map(|s| s.advice(block_size));
+    let on_disk_of_store = anchor.as_ref().and_then(|file| disk::warning(file, &args.dir));
+    let open_to_others = anchor.as_deref().and_then(disk::open_to_others);
+    let advice = store.iter().filter_map(|s| advice(s, block_size));
     let warnings: Vec<String> = advice.chain(on_disk_of_store).chain(open_to_others).collect();
     warnings.iter().for_each(|warning| ui.warn(warning));
-    if let Some(remark) = store.as_ref().and_then(StoreKind::remark) {
+    if let Some(remark) = store.as_ref().and_then(remark) {
         ui.detail(remark);
     }
     let vault = Described::of(ui, &header);

@@ -4,13 +4,14 @@
 //! Memory is bounded but for one entry for each directory still to be read.
 
 use crate::distinct::{Counted, Distinct, digest};
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{signals, text};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
+use lamassu_host::Error as HostError;
 use lamassu_store::backend::{next_data, open_regular};
 use rustix::fs::CWD;
 use serde::Serialize;
@@ -185,7 +186,7 @@ impl Observer {
             let listed = std::fs::read_dir(&dir).map_err(|e| self.miss(ui, &dir, &e)).ok();
             for entry in listed.into_iter().flatten() {
                 if signals::interrupted() {
-                    return Err(Fault::Interrupted.into());
+                    return Err(HostError::Interrupted.into());
                 }
                 let seen = entry.and_then(|e| Ok((e.path(), e.file_name(), e.path().symlink_metadata()?)));
                 let (path, name, meta) = match seen {
@@ -283,7 +284,7 @@ impl Observer {
         let mut known: u64 = 0;
         while at < len {
             if signals::interrupted() {
-                return Err(Fault::Interrupted.into());
+                return Err(HostError::Interrupted.into());
             }
             if at >= known {
                 let (start, end) = match next_data(file, at, len) {

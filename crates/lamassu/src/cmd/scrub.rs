@@ -9,6 +9,7 @@ use crate::text;
 use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId};
 use lamassu_format::header::{HistoryMark, VaultHeader};
 use lamassu_format::name;
+use lamassu_host::Error as HostError;
 use lamassu_host::Error;
 use lamassu_keys::{HistoryError, header_file, history, witness};
 use lamassu_store::Backend;
@@ -163,7 +164,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let (findings, failed) = (watch.findings, watch.failed);
     drop(watch.meter);
     if let (Some(source), Some(file)) = (failed, &args.state) {
-        return Err(Fault::Local { op: "write", path: file.clone(), source }.into());
+        return Err(HostError::Local { op: "write", path: file.clone(), source }.into());
     }
     let done = done?;
     signals::check()?;
@@ -300,7 +301,7 @@ impl State {
     /// refused: it would be replaced, and removed in the end.
     fn read(file: &Path, dir: &Path, vault: &str) -> Result<State> {
         let refused = || Fault::NotAScrubState { path: file.to_owned() };
-        let local = |source| Fault::Local { op: "read", path: file.to_owned(), source };
+        let local = |source| HostError::Local { op: "read", path: file.to_owned(), source };
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let parent = parent.canonicalize().map_err(local)?;
         if parent.starts_with(dir.canonicalize().map_err(local)?) {

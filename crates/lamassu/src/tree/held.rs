@@ -8,13 +8,15 @@
 use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Context, Fault, Result};
+use lamassu_host::Error as HostError;
+use lamassu_host::created::{is_empty, is_ours};
 use lamassu_vault::{Kind, Time, VaultError};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use std::ffi::{CStr, OsStr};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::IntoRawFd;
@@ -110,7 +112,7 @@ impl LocalDir {
         self.held.fd.as_fd()
     }
 
-    fn failed(&self, op: &'static str, name: &OsStr) -> impl FnOnce(Errno) -> Fault {
+    fn failed(&self, op: &'static str, name: &OsStr) -> impl FnOnce(Errno) -> HostError {
         let path = self.at(name);
         move |e| failed(op, &path)(e.into())
     }
@@ -129,33 +131,6 @@ impl LocalDir {
             (_, false) => Err(Fault::Moved { path: self.at(name) }.into()),
         }
     }
-}
-
-/// Whether what was found in, or as, this directory has the owner that this process gives to what it makes there.
-/// Usually that is the user it runs as; NFS gives root's to the user `nobody`, and others know no owners.
-pub fn is_ours(dir: BorrowedFd<'_>, uid: u32) -> rustix::io::Result<bool> {
-    if uid == rustix::process::geteuid().as_raw() {
-        return Ok(true);
-    }
-    let name = super::whole::temporary_name().map_err(|_| Errno::IO)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
-    let st = rustix::fs::fstat(&file);
-    rustix::fs::unlinkat(dir, &name, AtFlags::empty())?;
-    Ok(st?.st_uid == uid)
-}
-
-/// Whether nothing is in a directory.
-pub fn is_empty(dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let listed = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
-    let is_dots = |name: &CStr| name == c"." || name == c"..";
-    for entry in rustix::fs::Dir::read_from(listed)? {
-        if !is_dots(entry?.file_name()) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 impl Node for LocalDir {

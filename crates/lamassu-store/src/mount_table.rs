@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,6 +64,11 @@ pub fn mounts() -> Vec<MountLine> {
     read("self").unwrap_or_default()
 }
 
+/// The topmost mount at a path without links.
+pub fn at(mountpoint: &Path) -> Option<MountLine> {
+    mounts().into_iter().rfind(|mount| mount.mountpoint == mountpoint)
+}
+
 /// The mounts that another process sees.
 ///
 /// # Errors
@@ -112,7 +117,6 @@ fn unescape(field: &[u8]) -> PathBuf {
 mod tests {
     use super::*;
     use std::os::unix::ffi::OsStrExt;
-    use std::path::Path;
 
     #[test]
     fn lines_of_mountinfo() {
