@@ -1,5 +1,5 @@
-//! What this process has just made in a directory whose owner may rename what is in it at any time. No call that makes a
-//! directory, a link or a node returns it: it is opened afterwards, and nothing is done to what is not like it.
+//! What this process has just made in a directory whose owner may rename what is in it at any time. No call that makes
+//! a directory, a link or a node returns it: it is opened afterwards, and nothing is done to what is not like it.
 
 use lamassu_crypto::NoRandom;
 use rustix::fs::{AtFlags, Mode, OFlags};

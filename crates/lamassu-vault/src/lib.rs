@@ -72,7 +72,7 @@ mod symlink;
 mod target;
 mod tree;
 pub mod types;
-mod walk;
+pub mod walk;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};

@@ -181,6 +181,7 @@ impl Rebuild<'_> {
 impl Visit for Rebuild<'_> {
     type Passed = ObjectId;
     type Here = Names;
+    type Error = VaultError;
 
     fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
         match self.vault.read_names(&**dir) {

@@ -43,6 +43,7 @@ impl Visit for Look {
     type Passed = ();
     /// Whether it has a record.
     type Here = bool;
+    type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<()>, dir: &Arc<dyn BackendDir>) -> Result<Option<bool>> {
         match has_header(&**dir) {

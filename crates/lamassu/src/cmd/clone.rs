@@ -1,4 +1,5 @@
-//! `lamassu clone|snapshot`: a vault's directory copied in the store, under a header of its own ([`lamassu_host::clone`]).
+//! `lamassu clone|snapshot`: a vault's directory copied in the store, under a header of its own
+//! ([`lamassu_host::clone`]).
 //!
 //! A mount of the original is frozen while it is copied.
 
