@@ -60,7 +60,7 @@ pub enum Error {
     /// The user's: what an interruption left cannot be completed in what is never written.
     #[error(
         "{dir:?} was not closed at the end of an earlier session, and what that left can never be completed in a \
-         snapshot, which nobody writes: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, and \
+         snapshot, which is never written: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, and \
          make the snapshot then"
     )]
     SnapshotOfInterrupted {
@@ -98,10 +98,10 @@ pub enum Error {
     #[error("this works on the vault's anchor: leave out --anchor none")]
     WithoutAnchor,
     /// The user's: an anchor was named of a vault that has none.
-    #[error("the vault is not anchored: leave out --anchor, or make it an anchor: `lamassu anchor rebuild DIR`")]
+    #[error("the vault is not anchored: leave out --anchor, or make an anchor: `lamassu anchor rebuild DIR`")]
     NotAnchored,
     /// The user's: what only an anchored vault has.
-    #[error("the vault is not anchored; `lamassu anchor rebuild DIR` makes it an anchor, of what it shows now")]
+    #[error("the vault is not anchored; `lamassu anchor rebuild DIR` makes an anchor of what the store shows now")]
     Unanchored,
     /// A cipher computes something else than it should.
     #[error(transparent)]
@@ -122,9 +122,9 @@ pub enum Error {
     },
     /// The user's, or the store's: a vault without what opens it.
     #[error(
-        "{dir:?} is not a vault as it is: it has files of one, but no lamassu.vault. Where that was lost, `lamassu \
+        "{dir:?} has files of a vault, but no lamassu.vault. If that was lost, `lamassu \
          key restore BACKUP DIR` puts a copy \
-         back; what a clone left that was cut off can be removed"
+         back; what is left of a clone that was cut off can be removed"
     )]
     NoHeader {
         /// as given
@@ -132,7 +132,7 @@ pub enum Error {
     },
     /// The store's: nothing can be written there.
     #[error(
-        "the store of {dir:?} is read-only, and so can the vault only be read: `lamassu mount --read-only`, `ls`, \
+        "the store of {dir:?} is read-only, and so the vault can only be read: `lamassu mount --read-only`, `ls`, \
          `cat`, `cp` out of it, `check` without --repair"
     )]
     StoreReadOnly {
@@ -294,7 +294,7 @@ pub enum Error {
     RekeyPanicked,
     /// The user's: a change of what is never written.
     #[error(
-        "this vault is a snapshot, which nobody writes: a new key would never be used; `lamassu clone` makes a copy \
+        "this vault is a snapshot, which is never written: a new key would never be used; `lamassu clone` makes a copy \
          to work in"
     )]
     Snapshot,
@@ -302,7 +302,7 @@ pub enum Error {
     #[error("the zone has no newer key than this vault: `lamassu zone rotate FILE` makes one")]
     ZoneNotAhead,
     /// The user's: what a repair has moved away may be under any key.
-    #[error("{dir:?} is not empty, and nobody knows which keys its files need: remove what you do not need there")]
+    #[error("{dir:?} is not empty, and it is not known which keys its files need: remove what you do not need there")]
     LostNotEmpty {
         /// lamassu.lost
         dir: PathBuf,

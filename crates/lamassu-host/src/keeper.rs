@@ -217,7 +217,7 @@ impl Keeper {
 
     fn write_down_or_warn(&self, volume: Number, vault: &Vault) {
         if let Err(error) = self.write_down(volume, vault) {
-            tracing::warn!(%error, "that the vault is loaded is not written down");
+            tracing::warn!(%error, "the history does not record that the vault was loaded");
         }
     }
 
@@ -248,7 +248,7 @@ impl Keeper {
                 remember(anchor.as_deref(), &history)
             });
             if let Some(Err(error)) = noted {
-                tracing::warn!(%error, "the end of the mount is not written down");
+                tracing::warn!(%error, "the history does not record the end of the mount");
             }
         });
         Ok(())

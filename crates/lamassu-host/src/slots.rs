@@ -109,7 +109,7 @@ fn slot<H: Header>(header: &H, id: u32) -> Result<&Slot> {
     Ok(header.keys().slot(id).ok_or(KeyError::NoSlot { id })?)
 }
 
-/// A header, of a vault or a zone, whose slots the holder changes: once, and nobody else meanwhile.
+/// A header, of a vault or a zone, whose slots the holder changes, once. No other process changes it meanwhile.
 pub struct SlotChange<H> {
     update: Update,
     header: H,
@@ -159,12 +159,12 @@ impl<H: Header + Clone> SlotChange<H> {
         Ok(removed)
     }
 
-    /// Removes the slot of a recovery key whose words could not be shown: nobody has them.
+    /// Removes the slot of a recovery key whose words could not be shown.
     ///
     /// # Errors
     /// As [`SlotChange::add`].
     pub fn remove_unshown(mut self, keys: &Unlocked, id: u32) -> Result<()> {
-        let _nobody_has_it = keys.remove_slot(&mut self.header, id)?;
+        let _no_copy_opens_it = keys.remove_slot(&mut self.header, id)?;
         let event = Event::new(EventKind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
         self.record(keys, event).map(drop)
     }

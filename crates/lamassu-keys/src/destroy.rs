@@ -104,7 +104,7 @@ impl Destruction {
         let area = gone.keys_mut();
         lamassu_crypto::random(&mut area.keychain.nonce)?;
         lamassu_crypto::random(&mut area.keychain.sealed)?;
-        // The administrator's signature stays one that can be verified; a MAC would need a key that nobody is to have.
+        // The administrator's signature stays one that can be verified; a MAC would need a key that is gone.
         keys.sign(&mut gone);
         lamassu_crypto::random(&mut gone.keys_mut().mac)?;
         let (path, witness) = (update.path().to_path_buf(), update.witness().clone());

@@ -5,7 +5,7 @@
 //! the stack is overwritten behind it. A share is 30 words of BIP-39's list: its number, how many are needed, which set
 //! it is of, which vault the set is for, 32 bytes, and 34 bits of checksum, so that a word misread, a share of another
 //! set and a share given twice are each found before any slot is tried. The table look-ups of the scheme are not
-//! constant in time: shares are made and joined by a person's command, not for a stranger who measures.
+//! constant in time: shares are made and joined by a person's command, not for a stranger to measure.
 
 use crate::recovery::whole;
 use blahaj::{Share as Point, Sharks};

@@ -20,7 +20,7 @@ pub struct MountLine {
     pub options: String,
     /// `fuse.lamassu`, `ext4`, …
     pub fs_type: String,
-    /// What is mounted, as whoever mounted calls it.
+    /// What is mounted, by the name that it was mounted under.
     pub source: PathBuf,
     /// Of the file system.
     pub super_options: String,

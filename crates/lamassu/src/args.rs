@@ -128,7 +128,7 @@ pub enum Command {
     Cp(cmd::cp::Args),
     /// Copy a vault in the store, sharing its blocks where the store can; the copy may get keys of its own
     Clone(cmd::clone::Args),
-    /// The same, a copy that nobody writes
+    /// The same, a copy that is never written
     Snapshot(cmd::clone::SnapshotArgs),
     /// Choose or show how the blocks of files are protected, by file and directory
     #[command(subcommand)]

@@ -57,7 +57,7 @@ pub fn pack(dir: &Asked, material: &Material, cost: Argon2Params) -> Result<Parc
     client::pack(&Mounted(dir), material, cost)
 }
 
-/// What the daemon of a mount serves, whoever has mounted: it may say what it likes.
+/// What the daemon of any user's mount serves: it may say what it likes.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -65,7 +65,7 @@ pub fn claimed_status(mountpoint: &Path) -> Result<Status, AskError<ControlError
     client::ask(&Strangers(mountpoint), &Request::Status {})
 }
 
-/// Has the daemon of a mount write everything into the store, whoever has mounted.
+/// Has the daemon of any user's mount write everything into the store.
 ///
 /// # Errors
 /// See [`AskError`].

@@ -33,7 +33,7 @@ pub enum Code {
     Refused = 28,
     Undone = 29,
     Stale = 30,
-    Untold = 31,
+    Unverified = 31,
     KeyServerDown = 40,
     KeyServerUntrusted = 41,
     KeyDenied = 42,
@@ -77,7 +77,7 @@ impl Code {
         Code::Refused,
         Code::Undone,
         Code::Stale,
-        Code::Untold,
+        Code::Unverified,
         Code::KeyServerDown,
         Code::KeyServerUntrusted,
         Code::KeyDenied,
@@ -162,7 +162,7 @@ impl Code {
             | Code::Repaired
             | Code::Refused
             | Code::Undone
-            | Code::Untold
+            | Code::Unverified
             | Code::KeyDenied
             | Code::KeyMissing
             | Code::KeyAnswer
@@ -298,7 +298,7 @@ fn code(fault: &Fault) -> Code {
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
         Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::WrittenSince { .. } => Code::Stale,
-        Fault::ScrubUntold { .. } => Code::Untold,
+        Fault::ScrubUnverified { .. } => Code::Unverified,
         Fault::ScrubUnreadable { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,
         Fault::LocalPath { path: _, source } => FaultKind::from(source).into(),

@@ -169,7 +169,7 @@ pub enum Fault {
     NoRegularFile { path: String },
     /// The user's: a file that `scrub --state` would replace, and remove in the end.
     #[error(
-        "{path:?} is no state of a scrub of this vault, and is left as it is: name a file that does not exist yet, outside of the vault"
+        "{path:?} is not the state of a scrub of this vault, and is left as it is: name a file outside the vault that does not exist yet"
     )]
     NotAScrubState { path: PathBuf },
     /// The user's: a tree deeper than is copied.
@@ -266,9 +266,9 @@ pub enum Fault {
     ScrubStale { findings: u64 },
     /// What a scrub without keys cannot tell.
     #[error(
-        "nothing is stale, but without a key it cannot be told of {pages} pages of files that are open, and of {blocks} blocks whose tree records are lost"
+        "nothing is stale, but {pages} pages of open files, and {blocks} blocks whose tree records are lost, cannot be verified without a key"
     )]
-    ScrubUntold { pages: u64, blocks: u64 },
+    ScrubUnverified { pages: u64, blocks: u64 },
     /// What a scrub could not read.
     #[error("nothing is stale, but the store could not be read at {places} places, named above")]
     ScrubUnreadable { places: u64 },

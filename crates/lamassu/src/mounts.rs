@@ -42,7 +42,7 @@ impl Mount {
     }
 
     /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or
-    /// nobody answers.
+    /// it does not answer.
     fn renamed(&self) -> Option<PathBuf> {
         self.asked(|mount| {
             if has_vault(&mount.source) {

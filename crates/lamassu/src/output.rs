@@ -48,7 +48,7 @@ impl Ui {
     }
 }
 
-/// One line to standard error, whatever is in it; where that is closed there is nobody to tell.
+/// One line to standard error, whatever is in it; where that is closed it is lost.
 pub fn say(text: std::fmt::Arguments<'_>) {
     let line = crate::text::printable(&text.to_string()) + "\n";
     let _ = io::stderr().lock().write_all(line.as_bytes());

@@ -64,7 +64,7 @@ pub fn warning(file: &Path, vault: &Path) -> Option<String> {
     let (dir, store) = (nearest_dir(file).ok()?, vault.canonicalize().ok()?);
     is_one_file_system(&dir, &store).then(|| {
         format!(
-            "the anchor {} lies on the same file system as the vault: it shows what others change in the store, and not what whoever can put that whole disk back does; --anchor FILE names another disk",
+            "the anchor {} lies on the same file system as the vault: it shows what others change in the store, but not when that whole disk is put back; --anchor FILE names another disk",
             file.display()
         )
     })

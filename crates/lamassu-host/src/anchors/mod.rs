@@ -9,7 +9,7 @@
 //! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
 //! | `moved` | export, import, another place |
 //!
-//! One process opens an anchor once: whoever asks again gets the same. A vault whose header says that it is anchored is
+//! One process opens an anchor once: a further call gets the same. A vault whose header says that it is anchored is
 //! not opened without its anchor, unless a person said `none`, and then nothing in it is changed.
 //!
 //! Never: reads a page or a name of the store.
@@ -130,7 +130,7 @@ impl Anchors {
         Ok(anchor)
     }
 
-    /// The tables of a vault's anchor, to be looked at beside whoever has it open.
+    /// The tables of a vault's anchor, to be looked at while a process has it open.
     ///
     /// # Errors
     /// As [`Anchors::open`].
@@ -181,7 +181,7 @@ impl Anchors {
         }
     }
 
-    /// That nobody said that the vault is to be read without its anchor.
+    /// Refuses work on the anchor where the vault is to be read without it.
     ///
     /// # Errors
     /// [`Error::WithoutAnchor`].

@@ -67,7 +67,7 @@ impl Anchors {
             make_dir_of(&path)?;
         }
         refuse_within(&path, dir)?;
-        // Held open, so that nobody writes what is about to be replaced.
+        // Held open, so that no process writes what is about to be replaced.
         let present = present(&path, vault)?;
         let replaced = present.as_ref().map(|anchor| anchor.vault().revision);
         let at_least = replaced.filter(|_| !takes_older);

@@ -8,7 +8,7 @@
 //! at any moment: what a name leads to after it was looked at is that user's choice. So no owner, mode, time or
 //! attribute is ever changed by name. It is changed through the descriptor that made a file, through an open directory,
 //! or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a
-//! name alone, when it is made (nodes, links, directories), is made in a directory that nobody else can write to, and
+//! name alone, when it is made (nodes, links, directories), is made in a directory that no other user can write to, and
 //! then moved to its place.
 //!
 //! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory,
@@ -423,10 +423,10 @@ pub trait BackendDir: Send + Sync {
         let _ = write;
         Err(errno(libc::EOPNOTSUPP))
     }
-    /// This directory for looking into it although its owner, who we are, may not: opening, reading links, stat and
-    /// making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment of one
-    /// system call, which no stat of this process shows and which undoes no chmod. What is opened so lends nothing.
-    /// `None` where the store denies nothing.
+    /// This directory for looking into it although its owner, this process's user, may not: opening, reading links,
+    /// stat and making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment
+    /// of one system call, which no stat of this process shows and which undoes no chmod. What is opened so lends
+    /// nothing. `None` where the store denies nothing.
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
         None
     }

@@ -72,7 +72,7 @@ impl Core {
         Some(super::fresh::digest_of(PageNo::ZERO, &self.seal_convergent(&page)))
     }
 
-    /// Whether a convergent page may be written now: an un-anchored vault asks nobody.
+    /// Whether a convergent page may be written now: an un-anchored vault always may.
     pub fn may_settle_convergent(&self) -> bool {
         self.fresh.as_ref().is_none_or(|fresh| fresh.may_be_convergent())
     }

@@ -496,7 +496,7 @@ impl File {
     }
 
     /// The file is closed, also where somebody still refers to it: from here on it tells the anchor nothing, and
-    /// whoever opens it again takes over what it knows. To be called before that, and by nobody who still changes it.
+    /// the next open takes over what it knows. To be called before that, when no call changes it any more.
     pub fn put_away(&self) {
         self.core.put_away(&mut self.exclusive());
     }
@@ -524,7 +524,7 @@ impl Drop for File {
             return;
         }
         let st = self.state.get_mut();
-        // Not when it is put away: the store may be about to remove its last name, and then nobody opens it again.
+        // Not when it is put away: the store may be about to remove its last name, and then it is never opened again.
         let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
         if !self.core.is_settled(st) && has_name() {
             self.core.ctx.sessions.note_left_behind();

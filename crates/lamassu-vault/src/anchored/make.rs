@@ -53,7 +53,7 @@ impl Fresh {
 
 impl Vault {
     /// Whether a name may be made in the store now; false: what is going must be carried out first, which a caller does
-    /// who holds no lock ([`Vault::commit_removals`]). What nobody recorded is moved out of the way.
+    /// which holds no lock ([`Vault::commit_removals`]). What is not recorded is moved out of the way.
     ///
     /// # Errors
     /// [`VaultError::Outdated`] for an entry that is missing; those of the store.

@@ -38,7 +38,7 @@ impl Default for NewTrees {
     }
 }
 
-/// Who watches an anchor being made, and may end it.
+/// Told how far the making of an anchor is; may end it.
 pub trait RebuildProgress: Send + Sync {
     /// More was taken: objects, and bytes of files.
     fn advance(&self, objects: u64, bytes: u64);

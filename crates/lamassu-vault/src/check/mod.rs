@@ -61,7 +61,7 @@ pub mod kind {
     pub const OTHER_KIND: &str = IntegrityKind::OtherKind.word();
     /// In an anchored vault: recorded in this directory, and not there.
     pub const MISSING: &str = IntegrityKind::Missing.word();
-    /// In an anchored vault: there, and recorded by nobody. It is not shown.
+    /// In an anchored vault: there, and not recorded. It is not shown.
     pub const UNRECORDED: &str = IntegrityKind::Unrecorded.word();
     /// The store failed.
     pub const IO: &str = "io";

@@ -33,7 +33,7 @@ pub fn serve() -> Code {
         let started = Instant::now();
         let failure = run(&command, &call).err().map(|error| error.to_string());
         std::thread::sleep(BETWEEN_STARTS.saturating_sub(started.elapsed()));
-        // Where nobody listens any more, what was told before is still to be read.
+        // Where the daemon no longer listens, what it was told before is still to be read.
         let _ = send(&mut socket, &Answer { failure });
     }
     Code::Done
@@ -91,7 +91,7 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-/// A text as a file: a command that does not read its input keeps nobody.
+/// A text as a file: a command that does not read its input blocks nothing.
 fn file_of(text: &str) -> io::Result<OwnedFd> {
     let mut file = File::from(rustix::fs::memfd_create("event", MemfdFlags::CLOEXEC)?);
     file.write_all(text.as_bytes())?;

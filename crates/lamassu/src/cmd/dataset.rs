@@ -138,7 +138,7 @@ pub struct Destroy {
     /// Also while files in it are open
     #[arg(short, long)]
     force: bool,
-    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then be read by nobody. The key
+    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then not be read. The key
     /// of the dataset, or of the vault it lies in, has to be given again
     #[arg(long)]
     shred_key: bool,
@@ -389,7 +389,7 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     };
     if let Some(removed) = removed {
         ui.note(format_args!(
-            "{removed}. Who had the key of the vault it lies in may have opened it and kept its keys: `lamassu key renew`, \
+            "{removed}. A holder of the key of the vault it lies in may have opened it and kept its keys: `lamassu key renew`, \
              `key admin rotate` and `rekey` take those away"
         ));
     }

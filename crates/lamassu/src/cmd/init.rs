@@ -417,7 +417,7 @@ fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) ->
         None => ui.note("it has no anchor: an older state of the store passes for the newest"),
     }
     ui.note(
-        "keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again",
+        "keep a copy of its lamassu.vault elsewhere: without it, or without the key, the vault cannot be read again",
     );
     Ok(())
 }

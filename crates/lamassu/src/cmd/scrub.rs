@@ -230,8 +230,8 @@ fn dataset_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path) ->
 }
 
 fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<()> {
-    let untold = done.unverified_blocks + done.open_pages;
-    let status = match (done.findings, done.failures, untold) {
+    let unverified = done.unverified_blocks + done.open_pages;
+    let status = match (done.findings, done.failures, unverified) {
         (0, 0, 0) => "clean",
         (0, 0, _) => "unverified",
         (0, ..) => "unreadable",
@@ -264,7 +264,7 @@ fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<(
     }
     match status {
         "clean" => Ok(()),
-        "unverified" => Err(Fault::ScrubUntold { pages: done.open_pages, blocks: done.unverified_blocks }.into()),
+        "unverified" => Err(Fault::ScrubUnverified { pages: done.open_pages, blocks: done.unverified_blocks }.into()),
         "unreadable" => Err(Fault::ScrubUnreadable { places: done.failures }.into()),
         _ => Err(Fault::ScrubStale { findings: done.findings }.into()),
     }

@@ -143,8 +143,8 @@ fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     }
 }
 
-/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or who
-/// mounted is not to be believed.
+/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or its
+/// daemon is not to be believed.
 fn written_vault(mount: &Mount, status: Option<Status>) -> Option<PathBuf> {
     let (dir, is_read_only) = match status {
         Some(Status { dir, read_only, .. }) => (PathBuf::from(dir), read_only),

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 
 /// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, before it has its name. A
 /// file that is there already is replaced, and so is a link that leads to one or to nothing; the new contents are
-/// durable before that, so that a power cut leaves the one or the other. Anything else stays: nobody means /dev/null to
+/// durable before that, so that a power cut leaves the one or the other. Anything else stays: /dev/null is not meant to
 /// become a file.
 pub fn write_whole<T>(
     dir: &dyn Dir,

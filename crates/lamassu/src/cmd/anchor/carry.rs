@@ -69,7 +69,7 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
         ));
         let event = Event::new(EventKind::AnchorReplaced).detail("revision", revision).detail("instead_of", before);
         if let Err(error) = note(ui, &unsealed, &dir, event) {
-            ui.warn(format_args!("the import is not written down: {}", crate::output::message(&error)));
+            ui.warn(format_args!("the history does not record the import: {}", crate::output::message(&error)));
         }
     }
     // Now, and not at the next mount, is the time to learn that it does not fit.

@@ -1,5 +1,5 @@
 //! An anchor made anew of what the store shows: after its loss, on a machine that never saw the vault, and for a vault
-//! that never had one. What was before, nobody knows then; the command says so, and so does the history.
+//! that never had one. What was before is not known then; the command says so, and so does the history.
 
 use super::{Rebuild, refuse_mounted};
 use crate::fault::Result;

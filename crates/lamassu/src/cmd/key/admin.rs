@@ -28,14 +28,14 @@ have to be given the new one.";
 const SHOW_EXAMPLES: &str = "\
 Examples:
   lamassu key admin show /srv/store/vault
-  lamassu mount --admin-key HEX /srv/store/vault /mnt      refuses what another administrator has signed, or nobody";
+  lamassu mount --admin-key HEX /srv/store/vault /mnt      refuses what another administrator has signed, or none";
 
 const PIN_EXAMPLES: &str = "\
 Examples:
   lamassu key admin pin /srv/store/vault
   lamassu --admin-key HEX key admin pin /srv/store/vault   compares with what the administrator told you
   lamassu key admin pin --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault
-      in the zone file: whoever gets that one uses it by --admin-zone office.zone";
+      in the zone file: everybody who gets it uses it by --admin-zone office.zone";
 
 /// Administrator commands.
 #[derive(clap::Subcommand, Debug)]
@@ -226,7 +226,10 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     let key = text::hex(&pin.admin);
     keys.pin(&mut zone, pin)?;
     update.replace(&zone)?;
-    ui.note(format_args!("pinned {key} in {}; give the new file to all, who use it by --admin-zone", file.display()));
+    ui.note(format_args!(
+        "pinned {key} in {}; give the new file to everybody who uses it by --admin-zone",
+        file.display()
+    ));
     Ok(())
 }
 
@@ -237,7 +240,7 @@ pub fn tell(ui: &Ui, header: &VaultHeader, dir: &Path) {
     let key = text::hex(&found.public);
     match ui.policy.pins.add(&header.id(), &found.public, &comment(dir)) {
         Ok(Some(path)) => ui.note(format_args!("its administrator's key is {key}, pinned in {}", path.display())),
-        Ok(None) => ui.note(format_args!("its administrator's key is {key}; `--admin-key` elsewhere makes sure of it")),
+        Ok(None) => ui.note(format_args!("its administrator's key is {key}; give it to `--admin-key` on other hosts")),
         Err(error) => ui.warn(format_args!("its administrator's key {key} is not pinned: {error}")),
     }
 }

@@ -250,7 +250,7 @@ fn put<H: Header + Clone>(
             }
             let event = event.detail("with_use_only_slot", slot);
             if let Err(error) = unlocked.history(&args.dir, &header).and_then(|mut history| history.note(event)) {
-                ui.warn(format_args!("the restore is not written down: {error}"));
+                ui.warn(format_args!("the history does not record the restore: {error}"));
             }
         }
         Err(error) => return Err(error.into()),

@@ -306,13 +306,15 @@ impl Run<'_> {
         }
         if draft.epochs.iter().any(|e| e.zone_shares && e.key == lamassu_keys::Tier::Outer) {
             self.ui
-                .warn("its outer key is its zone's too: who has the zone's keys goes on reading it; re-key it first");
+                .warn("its outer key is its zone's too: holders of the zone's keys go on reading it; re-key it first");
         }
         if self.args.how.yes {
             return Ok(());
         }
         if !std::io::stdin().is_terminal() {
-            return Err(HostError::Usage("nobody is there to be asked: --yes destroys the keys without asking").into());
+            return Err(
+                HostError::Usage("there is no terminal to ask on: --yes destroys the keys without asking").into()
+            );
         }
         let slots = draft.slots.len();
         output::say(format_args!(

@@ -47,7 +47,7 @@ pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
     let to_stdout = args.file == Path::new("-");
     if to_stdout && args.kind == KeyKind::Raw && std::io::stdout().is_terminal() {
         return Err(HostError::Usage(
-            "32 raw bytes on a terminal help nobody: redirect standard output, or use --kind",
+            "32 raw bytes are of no use on a terminal: redirect standard output, or use --kind",
         )
         .into());
     }

@@ -68,7 +68,7 @@ pub enum Key {
     Generate(generate::Generate),
     /// Copy the header: without it no key opens the vault
     Backup(backup::Backup),
-    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key
+    /// Make a fresh file key: shuts out holders of an old slot's key and a copy of the header; keeps the slot of --key
     /// alone
     Renew(rotate::Renew),
     /// Start an epoch of the inner or the outer key, which new writes use
