@@ -43,6 +43,26 @@ pub enum Error {
     /// Of copying a vault in the store.
     #[error(transparent)]
     Copy(#[from] CopyError),
+    /// The user's: a vault is made in an empty directory.
+    #[error("{dir:?} is not empty: a vault is made in an empty directory, or in one that does not exist yet")]
+    DirNotEmpty {
+        /// as given
+        dir: PathBuf,
+    },
+    /// The store's: names too short for the format.
+    #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
+    NameMax {
+        /// the vault's
+        dir: PathBuf,
+        /// in bytes
+        found: u32,
+    },
+    /// The tree of a new vault could not be begun.
+    #[error("cannot make the root directory of the vault")]
+    CannotMakeRoot {
+        /// why
+        source: VaultError,
+    },
     /// The user's: a copy is made in a place of its own.
     #[error("{path:?} exists already: a clone or snapshot is made in a directory that does not exist yet")]
     CloneExists {

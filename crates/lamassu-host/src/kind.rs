@@ -118,14 +118,15 @@ fn host(error: &Error) -> FaultKind {
         Error::Vault(e) => vault(e),
         Error::CannotOpen { dir: _, source }
         | Error::CannotList { dir: _, source }
-        | Error::CannotCopySessions { dir: _, source } => vault(source),
+        | Error::CannotCopySessions { dir: _, source }
+        | Error::CannotMakeRoot { source } => vault(source),
         Error::Copy(CopyError::Io { .. } | CopyError::Exchanged { .. }) => FaultKind::Store,
         Error::Copy(CopyError::Stopped) => FaultKind::Interrupted,
         Error::SelfTest(_) => FaultKind::SelfTest,
         Error::Import(e) => import(e),
         Error::NoAnchorPlace => FaultKind::AnchorMissing,
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
-        Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
+        Error::DirNotEmpty { .. } | Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
         Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
@@ -138,6 +139,7 @@ fn host(error: &Error) -> FaultKind {
         | Error::NotWritable
         | Error::ReadOnlyMount
         | Error::Frozen
+        | Error::NameMax { .. }
         | Error::Snapshot
         | Error::SnapshotOfInterrupted { .. }
         | Error::ZoneNotAhead

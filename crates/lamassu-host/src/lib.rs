@@ -19,6 +19,7 @@
 //! | [`job`] | a re-keying on its own thread |
 //! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots, also of a vault that is not open |
 //! | [`destroy`] | what becomes unreadable with a vault's keys |
+//! | [`create`] | a vault made in an empty directory |
 //! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the protocol by which other processes ask a server; counters |
 //! | `answer` | a served vault answers requests |
@@ -34,6 +35,7 @@ pub mod anchors;
 mod answer;
 pub mod clone;
 pub mod control;
+pub mod create;
 pub mod created;
 pub mod datasets;
 pub mod destroy;

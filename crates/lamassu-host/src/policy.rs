@@ -107,11 +107,6 @@ impl Policy {
         Ok(Policy { approved_only: true, ..self })
     }
 
-    /// Whether approved primitives alone are allowed.
-    pub fn is_approved_only(&self) -> bool {
-        self.approved_only
-    }
-
     /// Refuses a suite whose ciphers, hashes or derivation no NIST publication approves.
     ///
     /// # Errors

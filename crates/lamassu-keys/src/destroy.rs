@@ -13,7 +13,7 @@ use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot,
 use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, Witness, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap;
-use lamassu_format::header::{Destroyed, HEADER_MAX, Header, Role, VaultHeader};
+use lamassu_format::header::{Destroyed, HEADER_MAX, Header, VaultHeader};
 use lamassu_format::name;
 use std::fs::File;
 use std::io::Read;
@@ -195,7 +195,6 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
             kind: slot.kind.name().into(),
             label: slot.label.clone(),
             created: slot.created,
-            use_only: slot.role == Role::Use,
         })
         .collect();
     let mark = header.keys().history;

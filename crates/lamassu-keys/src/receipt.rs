@@ -166,8 +166,6 @@ pub struct GoneSlot {
     pub label: String,
     /// when it was made
     pub created: u64,
-    /// whether it could change nothing
-    pub use_only: bool,
 }
 
 /// How far the history went.

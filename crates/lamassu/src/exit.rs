@@ -279,15 +279,14 @@ fn code(fault: &Fault) -> Code {
         Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
         Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,
         Fault::Profile(_) | Fault::PathOutside { .. } => Code::Usage,
-        Fault::DirNotEmpty { .. } | Fault::IsAMount { .. } => Code::Dir,
+        Fault::IsAMount { .. } => Code::Dir,
         Fault::Unwritten { path: _, failed } => failed.kind.into(),
         Fault::NoSuchStored { .. } | Fault::MissingInMount { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
         | Fault::NotAMount { .. }
         | Fault::MountBusy { .. } => Code::Mountpoint,
-        Fault::NameMax { .. }
-        | Fault::OtherVault { .. }
+        Fault::OtherVault { .. }
         | Fault::OtherId { .. }
         | Fault::NotThatDataset { .. }
         | Fault::NewerKeys { .. }

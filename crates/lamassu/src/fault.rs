@@ -187,9 +187,6 @@ pub enum Fault {
     /// The user's: plain files, where ciphertext is wanted.
     #[error("{dir:?} is where the vault in {vault:?} is mounted: give the vault's own directory")]
     IsAMount { dir: PathBuf, vault: PathBuf },
-    /// The user's: init wants an empty directory.
-    #[error("{dir:?} is not empty: a vault is made in an empty directory, or in one that does not exist yet")]
-    DirNotEmpty { dir: PathBuf },
     /// The user's: no such ciphertext file.
     #[error("cannot open the stored file {path:?}: {source}")]
     NoSuchStored { path: PathBuf, source: std::io::Error },
@@ -222,9 +219,6 @@ pub enum Fault {
         /// as the daemon says it
         failed: Failed,
     },
-    /// The store's: names too short for the format.
-    #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
-    NameMax { dir: PathBuf, found: u32 },
     /// The user's: a header that does not belong there.
     #[error(
         "the keys of {file:?} do not open the root directory of {dir:?}: it is another vault's header, or the directory is damaged; --force puts it there all the same"

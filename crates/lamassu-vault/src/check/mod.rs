@@ -34,8 +34,6 @@ pub mod kind {
     pub const RECORD: &str = IntegrityKind::DirectoryRecord.word();
     /// An entry's name does not open.
     pub const NAME: &str = IntegrityKind::Name.word();
-    /// The companion of a long name is missing or belongs to another.
-    pub const COMPANION: &str = IntegrityKind::Companion.word();
     /// A companion without an entry.
     pub const ORPHAN: &str = IntegrityKind::OrphanCompanion.word();
     /// Something in the store that Lamassu did not write.
