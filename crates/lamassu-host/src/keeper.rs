@@ -46,7 +46,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Of a mount, or of a command that works without one, whose own vault is opened with `options`.
+    /// For a mount, or for a command that works without one, whose own vault is opened with `options`.
     pub fn new(
         dir: PathBuf,
         options: Options,
@@ -279,7 +279,7 @@ impl Keeper {
             // Opened by itself, by its own directory.
             Error::Locked { .. } => VaultError::Locked,
             error if anchors::is_locked(&error) => VaultError::Locked,
-            // Of the anchor, or by its word.
+            // The anchor's own, or an older state that it shows.
             Error::Vault(error) => error,
             error => refused(&error),
         })

@@ -188,7 +188,7 @@ pub struct KmipReason {
 }
 
 impl KmipReason {
-    /// Of the number of KMIP's Result Reason, and its Result Message.
+    /// From the number of KMIP's Result Reason, and its Result Message.
     #[cfg(feature = "kmip")]
     pub(crate) fn new(number: u32, said: &str) -> Self {
         const SAID_MAX: usize = 200;

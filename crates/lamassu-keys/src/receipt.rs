@@ -57,7 +57,7 @@ impl std::fmt::Debug for AuditKey {
 }
 
 impl AuditKey {
-    /// Of what a source gave: 32 bytes, however they are written.
+    /// From what a source gave: 32 bytes, however they are written.
     ///
     /// # Errors
     /// [`SourceError::RawLength`] for a passphrase, which can be guessed, or a token, which does not give its key.
@@ -235,7 +235,7 @@ pub struct LeftDataset {
 }
 
 impl Backup {
-    /// Of an entry of the history; looks whether the copy is still there.
+    /// From an entry of the history; looks whether the copy is still there.
     pub(crate) fn of(entry: &Entry) -> Backup {
         let detail = |name: &str| entry.details.get(name).cloned();
         let (file, sha256) = (detail("file").unwrap_or_default(), detail("sha256").unwrap_or_default());

@@ -16,13 +16,13 @@ pub struct MountLine {
     pub device: String,
     /// Where it is.
     pub mountpoint: PathBuf,
-    /// Of the mount; `ro` or `rw` first.
+    /// The mount's options; `ro` or `rw` first.
     pub options: String,
     /// `fuse.lamassu`, `ext4`, …
     pub fs_type: String,
     /// What is mounted, by the name that it was mounted under.
     pub source: PathBuf,
-    /// Of the file system.
+    /// The file system's options.
     pub super_options: String,
 }
 

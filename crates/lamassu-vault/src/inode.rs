@@ -134,7 +134,7 @@ struct Node {
     object: ObjectId,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
-    /// Of a zombie whose removal we saw: what stat said last, without links.
+    /// What stat said last, without links, for a zombie whose removal we saw.
     last: Option<Box<Stat>>,
 }
 

@@ -46,7 +46,7 @@ struct Kept {
 }
 
 impl Book {
-    /// Of the vault with this id below `root`. A record that does not open is told when it is needed.
+    /// For the vault with this id below `root`. A record that does not open is reported when it is needed.
     pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16], anchor: Option<Arc<Anchor>>) -> Book {
         let record = read(&*root, &ring, &vault);
         Book { root, ring, vault, anchor, kept: Mutex::new(Kept { record, looked: Instant::now() }) }

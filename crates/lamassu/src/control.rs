@@ -77,7 +77,7 @@ pub fn sync(mountpoint: &Path) -> Result<(), AskError<ControlError>> {
 pub fn answering(served: &Arc<Served>) -> Calls {
     let served = served.clone();
     Arc::new(move |caller, dir, request| {
-        // Of a process that this one cannot see, the groups beside its own count as none. Owners are not asked for
+        // The groups of a process that this one cannot see, beside its own, count as none. Owners are not asked for
         // theirs.
         let groups = if caller.is_owner { Vec::new() } else { caller.groups() };
         let caller = Caller { uid: caller.uid, gid: caller.gid, groups, is_owner: caller.is_owner };

@@ -1,8 +1,8 @@
 //! The mounts of this machine, from the kernel's table ([`mount_table`]).
 //!
-//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is
-//! asked, for a while. It is also asked whether it has the vault open for writing where the table says read-only, which
-//! a mount can have become later.
+//! The table says which vault a mount shows, unless `-o fsname=` changed that. Then the mount's daemon is asked, for a
+//! limited time. It is also asked whether it has the vault open for writing where the table says read-only, which a
+//! mount can have become later.
 
 use crate::control;
 use crate::fault::{Fault, Result};

@@ -1,4 +1,4 @@
-//! Whether a file can be the anchor of a vault: what the owner of the store can put back as well remembers nothing.
+//! Whether a file can be the anchor of a vault: one that the owner of the store can put back, too, protects nothing.
 
 use crate::{Error, Result, store_kind};
 use lamassu_store::mount_table::{MountLine, at};

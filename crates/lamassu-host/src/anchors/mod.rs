@@ -6,6 +6,7 @@
 //! | [`disk`] | whether a file can be the anchor of a vault: not where the store can put it back |
 //! | `place` | which file is the anchor of a vault |
 //! | `proof` | a header and a history against the anchor |
+//! | `records` | header, history and record of sessions against the anchor, without a key |
 //! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
 //! | `moved` | export, import, another place |
 //!
@@ -19,6 +20,7 @@ mod made;
 mod moved;
 mod place;
 mod proof;
+mod records;
 
 pub use disk::MOUNT_TYPE;
 pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
@@ -26,6 +28,7 @@ pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, refuse_within, settled};
 pub use proof::check;
+pub use records::{ComparedRecords, RecordFinding, compare_records};
 
 use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::table::{DiskTable, Readers};

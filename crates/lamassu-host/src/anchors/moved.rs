@@ -31,7 +31,7 @@ pub struct Imported {
 /// An export was not imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// Of the export.
+    /// The export's.
     #[error(transparent)]
     Export(#[from] ExportError),
     /// The user's: what the anchor here knows would be forgotten.
@@ -195,7 +195,7 @@ pub(super) fn present(file: &Path, vault: &[u8; 16]) -> Result<Option<Anchor>> {
 /// Puts a new table, once it is filled, in the place of what is in a file.
 pub(super) fn replace<T>(file: &Path, fill: impl FnOnce(Arc<DiskTable>) -> Result<T>) -> Result<T> {
     let new = suffixed(file, ".new");
-    // Of a run that was cut off.
+    // Left by a run that was cut off.
     let _ = std::fs::remove_file(&new);
     let filled = DiskTable::create(&new).map_err(Into::into).and_then(|table| fill(Arc::new(table)));
     let done = filled.and_then(|filled| {

@@ -459,7 +459,7 @@ impl File {
         (st.identity.profile(), st.identity.is_changing())
     }
 
-    /// Gives a file that has no page its profile: that of its directory. Of an object of the anchor its row has it.
+    /// Gives a file that has no page its profile: that of its directory. An object of the anchor has it in its row.
     pub fn inherit(&self, profile: Profile) {
         if self.core.fresh.is_some() || self.profile() == (profile, false) {
             return;

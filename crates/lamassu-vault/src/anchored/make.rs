@@ -18,13 +18,13 @@ pub(crate) struct Fresh {
     pub st: Stat,
     /// The mode that it was given; a symbolic link has none.
     pub mode: Option<u32>,
-    /// Of a directory its record, of a link its stored target; none of anything else.
+    /// A directory's record, or a link's stored target; nothing for other kinds.
     pub content: Digest,
     /// All its sealed attributes.
     pub attributes: Sealed,
     /// The device number that was asked for.
     pub rdev: u64,
-    /// Of a file: how its blocks are protected.
+    /// How the blocks of a file are protected.
     pub profile: Profile,
 }
 

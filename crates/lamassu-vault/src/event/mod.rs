@@ -25,7 +25,7 @@ macro_rules! kinds {
         /// What an event tells of. The words are stable, and those of `check`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum IntegrityKind {
-            /// Of the content of a file.
+            /// The content of a file.
             Content(DamageKind),
             $($(#[$doc])* $kind,)*
         }
@@ -72,7 +72,7 @@ kinds! {
     RootPermissions = "root-permissions",
     /// A header does not parse, or is not the one that the keys sealed.
     Header = "header",
-    /// The store shows an older or another state than the newest, known from the anchor. Of a file's content:
+    /// The store shows an older or another state than the newest, known from the anchor. For a file's content:
     /// [`DamageKind::Stale`], which has the same word.
     Stale = "stale",
     /// The anchor knows an entry that the store does not show.

@@ -1,6 +1,6 @@
 //! The broker: runs the command, one at a time, each for a while at most, and starts one a second at most.
 //!
-//! When the mount's process is gone it runs what it has been told of still, and ends.
+//! When the mount's process is gone, it finishes what it was given, and ends.
 
 use super::{Answer, COMMAND, Call, receive, send};
 use crate::exit::Code;
@@ -60,7 +60,7 @@ fn run(command: &std::ffi::OsStr, call: &Call) -> io::Result<()> {
         .stdin(Stdio::from(file_of(&call.input)?))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // Of its own, so that what it starts is ended with it.
+        // A group of its own, so that what it starts is ended with it.
         .process_group(0);
     // SAFETY: between fork and exec one system call is made, prctl(2), and no memory is allocated.
     unsafe { shell.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)) };

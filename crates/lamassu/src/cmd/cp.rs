@@ -290,7 +290,7 @@ fn own_name(source: &Path) -> Option<&OsStr> {
     source.file_name().filter(|_| !source.as_os_str().as_bytes().ends_with(b"/."))
 }
 
-/// Of several sources with one name only the last would be left. Directories are no exception: files in them may have
+/// Only the last of several sources with one name would be left. Directories are no exception: files in them may have
 /// one name.
 fn refuse_same_names(to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Result<()> {
     let mut names = HashSet::new();

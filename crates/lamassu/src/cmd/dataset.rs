@@ -187,7 +187,7 @@ enum Site {
 }
 
 impl Site {
-    /// Of the directory that something is to be made in, and its name there.
+    /// The directory that something is to be made in, and its name there.
     fn of_new(ui: &Ui, key: &KeyArg, places: &[PathBuf]) -> Result<(Site, OsString)> {
         let place = places.last().map_or(Path::new(""), |path| path);
         let name = place.file_name().ok_or(HostError::Usage("a dataset is a directory in a vault: give its path"))?;

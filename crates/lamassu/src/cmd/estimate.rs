@@ -95,7 +95,7 @@ struct Stored {
     deduplicated_bytes: u64,
     /// Of `bytes`, 0 to 1.
     saved: f64,
-    /// Of the vault's bytes, those of metadata pages. Not for plain data.
+    /// Those of metadata pages among the vault's bytes. Not for plain data.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_bytes: Option<u64>,
     blocks: u64,
@@ -337,7 +337,7 @@ impl Extent {
 }
 
 impl Counter {
-    /// Of the `file`th file.
+    /// A piece of the `file`th file.
     fn piece(&mut self, file: u64, piece: &[u8], at: u64, mut has_data: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let size = self.geometry.block_size();
         for (i, block) in piece.chunks(size as usize).enumerate() {

@@ -1,7 +1,7 @@
 //! `lamassu leak`: what an observer of the backing store sees, computed from the store alone, without keys.
 //!
 //! It reads what the observer reads, and says what `docs/threat-model.md` says in general for this vault in numbers.
-//! Memory is bounded but for one entry for each directory still to be visited, on the way to the present one.
+//! Memory is bounded, except for the names of directories still to be visited on the way to the present one.
 
 use crate::distinct::{Counted, Distinct, digest};
 use crate::fault::{Error, Result};
@@ -365,7 +365,7 @@ fn hole_bytes(geometry: &Geometry, from: u64, to: u64) -> u64 {
     let (size, segment) = (geometry.block_size(), geometry.segment_len());
     let (first, end) = (from.div_ceil(segment), to.div_ceil(segment));
     let pages = match end.checked_sub(1) {
-        // Of the blocks of pages only the last may be cut off by the end of the file.
+        // Only the last of the blocks of pages may be cut off by the end of the file.
         Some(last) if last >= first => (last - first) * size + size.min(to - last * segment),
         Some(_) | None => 0,
     };

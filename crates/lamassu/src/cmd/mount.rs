@@ -253,7 +253,7 @@ impl Plan {
 fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
     let wrong = |source| Fault::Mountpoint { path: path.into(), source };
     let canonical = path.canonicalize().map_err(wrong)?;
-    // Of a mount whose daemon has ended, finding the path asks nothing and this does.
+    // Finding the path asks nothing of a mount whose daemon has ended, and this does.
     if !canonical.metadata().map_err(wrong)?.is_dir() {
         return Err(wrong(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }

@@ -91,7 +91,7 @@ fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
     Ok(status.code().map(Code::from_number).ok_or(Fault::WorkerKilled { status })?)
 }
 
-/// Takes the mount away, whatever its daemon does. Of a type that is not ours alone, the daemon has to say that it is,
+/// Takes the mount away, whatever its daemon does. If its type is not ours alone, the daemon has to say that it is,
 /// unless it says nothing.
 fn detach(given: &Path) -> Result<()> {
     let (path, mount) = mounts::fuse_at(given)?;

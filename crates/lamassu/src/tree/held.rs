@@ -2,8 +2,9 @@
 //!
 //! The owner of a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved
 //! once, for the directory that the user named; below it one name at a time is opened, no link is followed, and owner,
-//! mode, times and attributes go to a descriptor. A file is changed by the one that created it. Of directories, links
-//! and nodes no call returns one: they are opened after they were made, and nothing is done to what is not like it.
+//! mode, times and attributes go to a descriptor. A file is changed by the one that created it. No call returns a
+//! descriptor of a directory, a link or a node: those are opened after they were made, and nothing is done to what does
+//! not match.
 
 use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};

@@ -170,7 +170,7 @@ impl Run<'_> {
         let destroyed = draft.mark().map_err(KeyError::from)?;
         if let Some(audit) = &self.audit {
             if let Some(file) = &self.args.how.receipt {
-                // Of a run that was cut off before anything was destroyed there may be a draft.
+                // A run that was cut off before anything was destroyed may have left a draft.
                 let is_draft =
                     receipt::read(file, &audit.public()).is_ok_and(|r| !r.complete && r.vault == draft.vault);
                 if file.symlink_metadata().is_ok() && !is_draft {

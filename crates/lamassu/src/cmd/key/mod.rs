@@ -172,13 +172,13 @@ fn expiry(text: &str) -> Result<Expires, String> {
 }
 
 impl TermsArg {
-    /// Of a new slot.
+    /// The terms of a new slot.
     fn terms(&self) -> Terms {
         let (role, expires) = self.changed();
         Terms { role: role.unwrap_or(Role::Administrator), expires }
     }
 
-    /// Of one that takes the place of another: without a role it keeps that of the other.
+    /// The terms of one that takes the place of another: without a role it keeps that of the other.
     fn changed(&self) -> (Option<Role>, Option<u64>) {
         (self.use_only.then_some(Role::Use), self.expires.and_then(|Expires(at)| at))
     }
