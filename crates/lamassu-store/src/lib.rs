@@ -9,5 +9,5 @@ pub mod file;
 pub mod integrity;
 pub mod mount_table;
 
-pub use backend::{Backend, BackendDir, BackendEntry, BackendFile};
+pub use backend::{Backend, BackendDir, BackendEntry, BackendFile, BackendNode};
 pub use file::{File, FileContext, StoreError};
