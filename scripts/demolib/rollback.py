@@ -72,7 +72,7 @@ class Anchored(Vault):
     name = "Lamassu"
 
     def __init__(self, work, lamassu):
-        self.anchor = ["--anchor", os.path.join(work, "anchor.redb")]
+        self.anchor = ["--anchor", os.path.join(work, "vault.anchor")]
         super().__init__(work, lamassu)
 
 

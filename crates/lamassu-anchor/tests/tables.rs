@@ -9,6 +9,9 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
+/// The log at the front of a file.
+const LOG_LEN: usize = 1 << 20;
+
 fn put(space: Space, key: &[u8], value: &[u8]) -> Change {
     Change { space, key: key.to_vec(), value: Some(value.to_vec()) }
 }
@@ -178,7 +181,7 @@ fn damage_is_an_error() {
         assert!(all_values(&path).is_err() || len == 0, "{len} bytes");
     }
     let mut noticed = 0;
-    for at in (0..whole.len()).step_by(509) {
+    for at in (0..LOG_LEN).step_by(40_009).chain((LOG_LEN..whole.len()).step_by(509)) {
         let mut file = fs::File::options().read(true).write(true).truncate(true).create(true).open(&path).unwrap();
         file.write_all(&whole).unwrap();
         let mut byte = [0];
@@ -218,7 +221,7 @@ fn a_flipped_bit_is_found_by_a_verification() {
         Ok::<_, AnchorError>(all)
     };
     let (before, mut found) = (read(&path).unwrap(), 0);
-    for at in (0..whole.len()).step_by(331) {
+    for at in (0..LOG_LEN).step_by(40_009).chain((LOG_LEN..whole.len()).step_by(331)) {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         fs::write(&bad, &bytes).unwrap();

@@ -2,7 +2,7 @@
 //! encoding.
 
 use lamassu_anchor::export::{self, ExportError, Exported};
-use lamassu_anchor::table::{Change, Space};
+use lamassu_anchor::table::{Change, Space, fuzz_log};
 use lamassu_anchor::{AnchorError, Entry, Intent, Row, VaultRow};
 use lamassu_crypto::Secret;
 
@@ -20,6 +20,11 @@ pub fn anchor_row(input: &[u8]) {
         Err(AnchorError::Damaged { .. } | AnchorError::Version { .. }) => {}
         Err(error) => panic!("a decoder knows nothing else: {error}"),
     }
+}
+
+/// A record of the log in front of an anchor's database.
+pub fn anchor_log(input: &[u8]) {
+    fuzz_log(input);
 }
 
 /// Bytes of an export's head, and of its end.

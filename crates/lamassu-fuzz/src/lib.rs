@@ -49,6 +49,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "history", run: keys::history },
     Target { name: "request", run: request::request },
     Target { name: "anchor_row", run: anchor::anchor_row },
+    Target { name: "anchor_log", run: anchor::anchor_log },
     Target { name: "anchor_export", run: anchor::anchor_export },
 ];
 

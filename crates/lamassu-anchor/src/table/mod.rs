@@ -4,6 +4,8 @@ mod memory;
 mod on_disk;
 
 pub use memory::MemoryTable;
+#[cfg(feature = "testing")]
+pub use on_disk::fuzz_log;
 pub use on_disk::{DiskTable, FILE_MODE, Readers};
 
 use crate::AnchorError;

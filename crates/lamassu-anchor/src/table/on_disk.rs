@@ -3,6 +3,8 @@
 //! The file is opened once, by descriptor, and used only if it is a regular file that is ours alone. redb locks it: one
 //! process writes; others read beside it, or keep writers out while they read ([`Readers`]).
 //!
+//! * A small commit is a record in front of the database (`log`). A large one goes to the database, and so does all that
+//!   was logged, when the log is full and when the file is closed. What was logged lies over what the database has.
 //! * A disk that is full or fails ends nothing: redb gives up its database then, and another is opened on the same file
 //!   (`backend`). A commit that returned an error did not happen. While that cannot be had from the disk, nothing is
 //!   answered, since nobody knows what is durable.
@@ -13,14 +15,18 @@
 //!   all of them verified.
 
 mod backend;
+#[cfg(test)]
+mod crash;
+mod log;
 mod overlay;
 mod snapshot;
 #[cfg(test)]
 mod tests;
 
 use self::backend::{Backend, Shared};
+use self::log::{Logged, Position};
 use self::overlay::Overlay;
-use self::snapshot::{Kept, Snapshot};
+use self::snapshot::{Kept, Snapshot, View};
 use super::{Change, Space, Table, Visit};
 use crate::AnchorError;
 use parking_lot::{Mutex, RwLock};
@@ -31,7 +37,7 @@ use redb::{
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -48,6 +54,9 @@ const SMALL_LEN: u64 = 16 << 20;
 const SCANNED_AT_ONCE: usize = 1024;
 
 type Rows = TableDefinition<'static, &'static [u8], &'static [u8]>;
+/// What is said of the log: by how many transactions it was emptied.
+const LOG: TableDefinition<'static, &'static str, u64> = TableDefinition::new("log");
+const GENERATION: &str = "generation";
 /// A key and its value.
 type Row = (Vec<u8>, Vec<u8>);
 
@@ -124,7 +133,9 @@ pub struct DiskTable {
     backend: Arc<Backend>,
     database: RwLock<Current>,
     /// Held by who commits.
-    committing: Mutex<()>,
+    position: Mutex<Position>,
+    /// What was logged: only a writer keeps it. Taken behind `position` and `database`.
+    logged: Mutex<Arc<Logged>>,
     /// redb has panicked.
     is_broken: AtomicBool,
 }
@@ -150,8 +161,11 @@ impl DiskTable {
             rustix::io::Errno::EXIST => AnchorError::Exists { path: path.to_owned() },
             errno => AnchorError::io("create", path)(errno.into()),
         })?;
-        let table = DiskTable::of(file.into(), path)?;
+        let file = File::from(file);
+        log::make_front(&file).map_err(AnchorError::io("write", path))?;
+        let table = DiskTable::of(file, path)?;
         table.make_tables()?;
+        table.read_log()?;
         sync_parent(path)?;
         Ok(table)
     }
@@ -165,6 +179,7 @@ impl DiskTable {
         let table = DiskTable::of(existing(path, OFlags::RDWR)?, path)?;
         // A file that a killed process has just made has no tables yet, and no vault.
         table.make_tables()?;
+        table.read_log()?;
         Ok(table)
     }
 
@@ -186,7 +201,12 @@ impl DiskTable {
     /// `None`: its last writer was killed, so that it has to be mended.
     fn reader(path: &Path, readers: Readers) -> Result<Option<DiskTable>, AnchorError> {
         match DiskTable::with(existing(path, OFlags::RDONLY)?, path, Role::Reader(readers))? {
-            Ok(table) => Ok(Some(table)),
+            Ok(table) => {
+                if readers == Readers::InsteadOfWriter {
+                    table.read_log()?;
+                }
+                Ok(Some(table))
+            }
             Err(redb::DatabaseError::RepairAborted) => Ok(None),
             Err(error) => Err(not_opened(error, path)),
         }
@@ -198,6 +218,10 @@ impl DiskTable {
 
     fn with(file: File, path: &Path, role: Role) -> Result<Result<DiskTable, redb::DatabaseError>, AnchorError> {
         let file = private(file, path)?;
+        if file.metadata().map_err(AnchorError::io("stat", path))?.len() == 0 {
+            return Err(AnchorError::Empty);
+        }
+        log::check_front(&file).map_err(|error| failed("open", error.into(), path))?;
         // The process may go to another directory.
         let absolute = std::path::absolute(path).map_err(AnchorError::io("find", path))?;
         let backend = Arc::new(Backend::new(file).map_err(AnchorError::io("open", path))?);
@@ -210,7 +234,8 @@ impl DiskTable {
             role,
             backend,
             database: RwLock::new(Current { handle: Some(handle), kept: Kept::default(), number: 0 }),
-            committing: Mutex::new(()),
+            position: Mutex::default(),
+            logged: Mutex::default(),
             is_broken: AtomicBool::new(false),
         }))
     }
@@ -221,18 +246,58 @@ impl DiskTable {
             for space in Space::ALL {
                 write.open_table(definition(space))?;
             }
+            write.open_table(LOG)?;
             Ok(write.commit()?)
         });
         made.map_err(|(error, _)| error)
+    }
+
+    /// Reads what the last writer has logged. None is writing.
+    fn read_log(&self) -> Result<(), AnchorError> {
+        const OP: &str = "read the log of";
+        let failed = AnchorError::io(OP, &self.path);
+        let position = &mut *self.position.lock();
+        let snapshot = self.ask_once(OP, |database, _| Snapshot::of(database)).map_err(|(error, _)| error)?;
+        let (logged, end) = log::read(&self.backend, snapshot.generation).map_err(&failed)?;
+        if log::is_damaged(&self.backend, &end).map_err(&failed)? {
+            let detail = redb::Error::Corrupted("its log has a record behind one that is not whole".into());
+            return Err(AnchorError::Unreadable { detail: Box::new(detail) });
+        }
+        if self.role == Role::Writer {
+            // A process that was killed may have written the last record and not made it durable.
+            if !logged.is_empty() {
+                self.backend.flush().map_err(&failed)?;
+            }
+            *position = end;
+            *self.logged.lock() = Arc::new(logged);
+        }
+        Ok(())
+    }
+
+    /// What is committed now.
+    fn view(&self, database: &Handle, kept: &Kept) -> Result<View, redb::Error> {
+        if self.role == Role::Writer {
+            // Before the snapshot: what a transaction has just moved into the database is in one of them at least.
+            let logged = self.logged.lock().clone();
+            return Ok(View { snapshot: kept.get(database)?, logged });
+        }
+        loop {
+            let snapshot = Snapshot::of(database)?;
+            let (logged, _) = log::read(&self.backend, snapshot.generation)?;
+            // Otherwise the writer has emptied the log meanwhile, and may have begun to write it anew.
+            if Snapshot::of(database)?.generation == snapshot.generation {
+                return Ok(View { snapshot: Arc::new(snapshot), logged: Arc::new(logged) });
+            }
+        }
     }
 
     /// Reads what was committed last, and once more if the database has failed, or had before.
     fn ask<T>(
         &self,
         op: &'static str,
-        mut work: impl FnMut(&Snapshot) -> Result<T, redb::Error>,
+        mut work: impl FnMut(&View) -> Result<T, redb::Error>,
     ) -> Result<T, AnchorError> {
-        let mut read = |handle: &Handle, kept: &Kept| work(&*kept.get(handle)?);
+        let mut read = |handle: &Handle, kept: &Kept| work(&self.view(handle, kept)?);
         match self.ask_once(op, &mut read) {
             Err((AnchorError::Io { .. }, number)) => {
                 self.open_anew(op, number)?;
@@ -303,7 +368,7 @@ impl DiskTable {
         if self.role == Role::Reader(Readers::BesideWriter) {
             return Ok(false);
         }
-        let _no_commit = self.committing.lock();
+        let _no_commit = self.position.lock();
         let overlay = Overlay::over(self.backend.file()).map_err(AnchorError::io(OP, &self.path))?;
         let verified = fenced(|| {
             let mut builder = Builder::new();
@@ -346,41 +411,90 @@ impl DiskTable {
         &self,
         mut visit: impl FnMut(Space, &[u8], &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let done = self.ask_once("read", |database, _| {
-            let read = database.begin_read()?;
+        let done = self.ask_once("read", |database, kept| {
+            let view = self.view(database, kept)?;
+            let mut done = Ok(());
             for space in Space::ALL {
-                for row in read.open_table(definition(space))?.range::<&[u8]>(..)? {
-                    let (key, value) = row?;
-                    if let Err(stopped) = visit(space, key.value(), value.value()) {
-                        return Ok(Err(stopped));
-                    }
+                view.visit(space, Bound::Unbounded, |key, value| {
+                    done = visit(space, key, value);
+                    if done.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                })?;
+                if done.is_err() {
+                    break;
                 }
             }
-            Ok(Ok(()))
+            Ok(done)
         });
         done.map_err(|(error, _)| error)?
     }
 
     /// The next rows of a scan: those that begin with `prefix`, behind the key `after`.
     fn rows(&self, space: Space, prefix: &[u8], after: Option<&[u8]>) -> Result<Vec<Row>, AnchorError> {
-        self.ask("read", |snapshot| {
-            let table = snapshot.table(space)?;
+        self.ask("read", |view| {
             let from = after.map_or(Bound::Included(prefix), Bound::Excluded);
             let mut rows = Vec::new();
-            for row in table.range::<&[u8]>((from, Bound::Unbounded))?.take(SCANNED_AT_ONCE) {
-                let (key, value) = row?;
-                if !key.value().starts_with(prefix) {
-                    break;
+            view.visit(space, from, |key, value| {
+                if !key.starts_with(prefix) {
+                    return ControlFlow::Break(());
                 }
-                rows.push((key.value().to_vec(), value.value().to_vec()));
-            }
+                rows.push((key.to_vec(), value.to_vec()));
+                if rows.len() < SCANNED_AT_ONCE { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
             Ok(rows)
         })
+    }
+
+    /// Makes changes durable in the log. False: they are for the database, which then holds whatever the log does.
+    fn log(&self, position: &mut Position, changes: &[Change]) -> bool {
+        let Some(record) = position.record(changes) else { return false };
+        if self.backend.write_record(&record).is_err() {
+            position.is_in_doubt = true;
+            return false;
+        }
+        position.advance(record.bytes.len());
+        Arc::make_mut(&mut self.logged.lock()).take(changes.iter().cloned());
+        true
+    }
+
+    /// Makes durable in the database what was logged, and changes. The log is empty then.
+    fn store(&self, op: &'static str, position: &mut Position, changes: &[Change]) -> Result<(), AnchorError> {
+        self.backend.reserve_again().map_err(AnchorError::io(op, &self.path))?;
+        let given_up = Some(self.database.read()).filter(|current| current.handle.is_none());
+        if let Some(number) = given_up.map(|current| current.number) {
+            self.open_anew(op, number)?;
+        }
+        let before = self.backend.last_transaction();
+        let (logged, generation) = (self.logged.lock().clone(), position.generation + 1);
+        let done = self.ask_once(op, |database, kept| write(database, kept, &logged, changes, generation));
+        if let Err((error, number)) = done {
+            // The database may have either generation.
+            position.is_in_doubt = true;
+            if !matches!(error, AnchorError::Io { .. }) || self.role != Role::Writer {
+                return Err(error);
+            }
+            let is_durable = self.backend.last_transaction() != before;
+            // Now, so that what follows finds a database; else when the disk is back.
+            match self.open_anew(op, number) {
+                Ok(()) | Err(AnchorError::Io { .. }) if is_durable => {}
+                Ok(()) | Err(AnchorError::Io { .. }) => return Err(error),
+                Err(other) => return Err(other),
+            }
+        }
+        *position = Position::front_of(generation);
+        *self.logged.lock() = Arc::default();
+        Ok(())
     }
 }
 
 impl Drop for DiskTable {
     fn drop(&mut self) {
+        if self.role == Role::Writer && !self.is_broken.load(Ordering::Acquire) {
+            let position = &mut *self.position.lock();
+            if position.is_in_doubt || !self.logged.lock().is_empty() {
+                // Where that fails, the log keeps it.
+                let _ = self.store("close", position, &[]);
+            }
+        }
         let current = self.database.get_mut();
         let handle = current.handle.take();
         if self.is_broken.load(Ordering::Acquire) {
@@ -395,6 +509,12 @@ impl Drop for DiskTable {
             self.backend.release();
         }
     }
+}
+
+/// Reads some bytes as a record of the log would be, for a fuzzer.
+#[cfg(feature = "testing")]
+pub fn fuzz_log(bytes: &[u8]) {
+    log::fuzz(bytes);
 }
 
 /// Runs what may panic on damage. Nothing that it leaves is looked at again.
@@ -454,23 +574,33 @@ fn failed(op: &'static str, error: redb::Error, path: &Path) -> AnchorError {
     }
 }
 
-fn write(database: &Handle, kept: &Kept, changes: &[Change]) -> Result<(), redb::Error> {
+/// A transaction of what was logged, of changes over it, and of the generation that makes the log void.
+fn write(
+    database: &Handle,
+    kept: &Kept,
+    logged: &Logged,
+    changes: &[Change],
+    generation: u64,
+) -> Result<(), redb::Error> {
     kept.forget();
     let mut write = database.writer()?.begin_write()?;
     write.set_durability(Durability::Immediate)?;
+    let changes = changes.iter().map(|change| (change.space, &change.key[..], change.value.as_deref()));
+    let changes: Vec<_> = logged.changes().chain(changes).collect();
     for space in Space::ALL {
-        let mut of_space = changes.iter().filter(|change| change.space == space).peekable();
+        let mut of_space = changes.iter().filter(|(own, ..)| *own == space).peekable();
         if of_space.peek().is_none() {
             continue;
         }
         let mut table = write.open_table(definition(space))?;
-        for Change { key, value, .. } in of_space {
+        for (_, key, value) in of_space {
             match value {
-                Some(value) => drop(table.insert(&key[..], &value[..])?),
-                None => drop(table.remove(&key[..])?),
+                Some(value) => drop(table.insert(key, value)?),
+                None => drop(table.remove(key)?),
             }
         }
     }
+    write.open_table(LOG)?.insert(GENERATION, generation)?;
     let done = write.commit();
     kept.forget();
     Ok(done?)
@@ -478,10 +608,7 @@ fn write(database: &Handle, kept: &Kept, changes: &[Change]) -> Result<(), redb:
 
 impl Table for DiskTable {
     fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, AnchorError> {
-        self.ask("read", |snapshot| {
-            let table = snapshot.table(space)?;
-            Ok(table.get(key)?.map(|value| value.value().to_vec()))
-        })
+        self.ask("read", |view| view.get(space, key))
     }
 
     fn scan(&self, space: Space, prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), AnchorError> {
@@ -499,26 +626,14 @@ impl Table for DiskTable {
         const OP: &str = "commit to";
         if self.role == Role::Writer {
             self.is_in_place()?;
-            self.backend.reserve_again().map_err(AnchorError::io(OP, &self.path))?;
         }
-        let _one_at_a_time = self.committing.lock();
-        let given_up = Some(self.database.read()).filter(|current| current.handle.is_none());
-        if let Some(number) = given_up.map(|current| current.number) {
-            self.open_anew(OP, number)?;
+        let position = &mut *self.position.lock();
+        if self.is_broken.load(Ordering::Acquire) {
+            return Err(AnchorError::Broken);
         }
-        let before = self.backend.last_transaction();
-        let Err((error, number)) = self.ask_once(OP, |database, kept| write(database, kept, changes)) else {
+        if self.role == Role::Writer && self.log(position, changes) {
             return Ok(());
-        };
-        if !matches!(error, AnchorError::Io { .. }) || self.role != Role::Writer {
-            return Err(error);
         }
-        let is_durable = self.backend.last_transaction() != before;
-        // Now, so that what follows finds a database; else when the disk is back.
-        match self.open_anew(OP, number) {
-            Ok(()) | Err(AnchorError::Io { .. }) if is_durable => Ok(()),
-            Ok(()) | Err(AnchorError::Io { .. }) => Err(error),
-            Err(other) => Err(other),
-        }
+        self.store(OP, position, changes)
     }
 }

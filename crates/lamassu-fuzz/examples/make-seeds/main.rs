@@ -325,6 +325,30 @@ fn anchor_exports(seeds: &mut Seeds, vault: &lamassu_anchor::VaultRow, rows: &[(
     let mut writer = Writer::begin(&mut export, vault).expect("memory takes everything");
     all.iter().for_each(|(space, key, value)| writer.row(*space, key, value).expect("rows are short"));
     writer.end(&lamassu_crypto::Secret::new(&mut [3; 32])).expect("memory takes everything");
+    anchor_logs(seeds, &all);
     let made_up = [&export[..40], &vault.encode()].concat();
     seeds.entry("anchor_export").or_default().extend([export, made_up]);
+}
+
+/// The record of a commit of these rows, as the log of an anchor has it; and its changes by themselves.
+fn anchor_logs(seeds: &mut Seeds, rows: &[(lamassu_anchor::table::Space, Vec<u8>, Vec<u8>)]) {
+    use lamassu_anchor::table::{Change, DiskTable, Table};
+    const BLOCK_LEN: usize = 4096;
+    const HEAD_LEN: usize = 64;
+    let path = std::env::temp_dir().join(format!("lamassu-seeds-{}", std::process::id()));
+    let table = DiskTable::create(&path).expect("a file that is not there yet");
+    let changes = rows.iter().enumerate().map(|(n, (space, key, value))| Change {
+        space: *space,
+        key: key.clone(),
+        value: Some(value.clone()).filter(|_| n % 5 != 4),
+    });
+    table.commit(&changes.collect::<Vec<_>>()).expect("there is room for it");
+    let file = std::fs::read(&path).expect("its own file");
+    drop(table);
+    std::fs::remove_file(&path).expect("its own file");
+    let record = &file[BLOCK_LEN..];
+    let len = u64::from_le_bytes(record[24..32].try_into().expect("8 bytes")) as usize;
+    let changes = &record[HEAD_LEN..HEAD_LEN + len];
+    let blocks = (HEAD_LEN + len).next_multiple_of(BLOCK_LEN);
+    seeds.entry("anchor_log").or_default().extend([record[..blocks].to_vec(), changes.to_vec()]);
 }

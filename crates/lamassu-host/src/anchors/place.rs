@@ -39,7 +39,7 @@ impl Anchors {
 
     /// The usual place of a vault's anchor.
     pub fn usual(&self, vault: &[u8; 16]) -> Option<PathBuf> {
-        self.dir.as_ref().map(|dir| dir.join(format!("{}.redb", hex(vault))))
+        self.dir.as_ref().map(|dir| dir.join(format!("{}.anchor", hex(vault))))
     }
 
     fn note_of(&self, vault: &[u8; 16]) -> Option<PathBuf> {
@@ -48,7 +48,7 @@ impl Anchors {
 
     /// Where the anchor of a dataset lies that was copied with the vault `root`: the copy has the id of the original.
     pub(super) fn of_copied(&self, root: &[u8; 16], dataset: &[u8; 16]) -> Option<PathBuf> {
-        self.dir.as_ref().map(|dir| dir.join(format!("{}-{}.redb", hex(root), hex(dataset))))
+        self.dir.as_ref().map(|dir| dir.join(format!("{}-{}.anchor", hex(root), hex(dataset))))
     }
 
     /// Whether a chosen file is that of this vault.
@@ -93,7 +93,7 @@ impl Anchors {
         let above = above.map(|above| self.file_of(above)).transpose()?.flatten();
         let beside = above.as_deref().and_then(Path::parent).filter(|dir| Some(*dir) != self.dir());
         match (beside, self.usual(vault)) {
-            (Some(dir), _) => Ok(dir.join(format!("{}.redb", hex(vault)))),
+            (Some(dir), _) => Ok(dir.join(format!("{}.anchor", hex(vault)))),
             (None, Some(usual)) => Ok(usual),
             (None, None) => Err(Error::NoAnchorPlace),
         }

@@ -10,6 +10,7 @@ use lamassu_store::file::{TreeOf, Trees};
 use lamassu_store::integrity::Records;
 use lamassu_store::{BackendDir, BackendFile};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
@@ -19,23 +20,34 @@ use std::sync::Arc;
 pub(crate) struct TreeFiles {
     root: Arc<dyn BackendDir>,
     read_only: bool,
+    /// Directories `xx` that were not there when they were looked for, so that what is removed needs no look: most
+    /// files have no records. Records that are made in one end that.
+    absent: Arc<Mutex<HashSet<OsString>>>,
 }
 
 impl TreeFiles {
     pub fn new(root: Arc<dyn BackendDir>, read_only: bool) -> TreeFiles {
-        TreeFiles { root, read_only }
+        TreeFiles { root, read_only, absent: Arc::default() }
     }
 
     /// Removes the records of an object that is gone. One that stays does no harm: no object gets its number.
     pub fn remove(&self, object: ObjectId) {
-        for of in [TreeOf::Pages, TreeOf::Blocks] {
-            let (dir, name) = place((object, of));
-            let removed = self.root.open_dir(OsStr::new(TREE)).and_then(|tree| tree.open_dir(&dir)?.unlink(&name));
-            if let Err(error) = removed
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                tracing::debug!(object = object.0, %error, "stays in {TREE}");
+        let (dir, _) = place((object, TreeOf::Pages));
+        if self.absent.lock().contains(&dir) {
+            return;
+        }
+        let opened = self.root.open_dir(OsStr::new(TREE)).and_then(|tree| tree.open_dir(&dir));
+        let removed = opened.map(|dir| [TreeOf::Pages, TreeOf::Blocks].map(|of| dir.unlink(&place((object, of)).1)));
+        let errors = match removed {
+            Ok(removed) => removed.map(Result::err),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.absent.lock().insert(dir);
+                return;
             }
+            Err(error) => [Some(error), None],
+        };
+        for error in errors.into_iter().flatten().filter(|error| error.kind() != io::ErrorKind::NotFound) {
+            tracing::debug!(object = object.0, %error, "stays in {TREE}");
         }
     }
 
@@ -59,9 +71,10 @@ impl TreeFiles {
     fn create(&self, of: (ObjectId, TreeOf)) -> io::Result<Arc<dyn BackendFile>> {
         let (dir, name) = place(of);
         let tree = self.made_tree()?;
-        let dir = made_dir(&*tree, &dir)?;
-        match dir.create_file(&name) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => dir.open_file(&name, true),
+        let files = made_dir(&*tree, &dir)?;
+        self.absent.lock().remove(&dir);
+        match files.create_file(&name) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => files.open_file(&name, true),
             made => made,
         }
     }
@@ -162,6 +175,12 @@ mod tests {
         trees.remove(ObjectId(0x1ab));
         trees.remove(ObjectId(0x1ab));
         assert_eq!(read(&trees, 0x1ab), [0; 4]);
+        // Its directory was not there, and is now.
+        trees.remove(ObjectId(0x1ac));
+        trees.records(ObjectId(0x1ac), TreeOf::Blocks).write(0, &[1]).unwrap();
+        trees.remove(ObjectId(0x1ac));
+        let dir = trees.root.open_dir(OsStr::new(TREE)).unwrap().open_dir(OsStr::new("ac")).unwrap();
+        assert!(dir.read_dir().unwrap().is_empty());
     }
 
     #[test]

@@ -35,7 +35,7 @@ fn on_another_machine(b: &Bench, line: &str) -> Ran {
 fn a_vault_has_its_anchor_in_the_usual_place() {
     let b = Bench::new();
     let made = b.run("init --json v").ok().says("same file system").json();
-    let usual = b.path(&format!("state/lamassu/anchors/{}.redb", made["id"].as_str().unwrap()));
+    let usual = b.path(&format!("state/lamassu/anchors/{}.anchor", made["id"].as_str().unwrap()));
     assert_eq!((made["anchored"].as_bool(), made["anchor"].as_str()), (Some(true), usual.to_str()));
     assert_eq!((mode(&usual), mode(usual.parent().unwrap())), (0o600, 0o700));
     assert!(b.run("info v").ok().text().contains(usual.to_str().unwrap()));
@@ -362,7 +362,7 @@ fn a_header_from_before_the_anchor_is_found() {
     b.run("init w").ok();
     // As if v had got one later.
     let id = b.run("info --json v").ok().json()["id"].as_str().unwrap().to_string();
-    fs::copy(anchor(&b, "w"), b.path(&format!("state/lamassu/anchors/{id}.redb"))).unwrap();
+    fs::copy(anchor(&b, "w"), b.path(&format!("state/lamassu/anchors/{id}.anchor"))).unwrap();
     b.run("ls v").code(30).says("stale vault header");
     assert_eq!(fs::read(&header).unwrap(), old);
 }

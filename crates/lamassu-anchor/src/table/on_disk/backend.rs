@@ -1,4 +1,5 @@
-//! What redb reads and writes: one open file, and its locks, which outlive a database that has failed.
+//! The open file: the log at its front, behind it what redb reads and writes, and its locks, which outlive a database
+//! that has failed.
 //!
 //! redb gives up a database at the first error of its disk. So another is opened on the same file, and meanwhile:
 //!
@@ -9,6 +10,7 @@
 //! The file is longer before redb learns of it only where the disk has the room: a full disk shows before anything of a
 //! transaction is written, wherever the file system can reserve.
 
+use super::log::{DATABASE_AT, Record};
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
 use redb::{BackendError, StorageBackend};
@@ -21,7 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes at the front of the file that tell which transaction is the last.
+/// Bytes at the front of the database that tell which transaction is the last.
 const HEADER_LEN: usize = 320;
 /// The byte of them whose lowest bit says in which of two places that transaction is described: each one changes it, in
 /// its last write before a barrier.
@@ -41,6 +43,17 @@ pub(super) struct Backend {
     short_of: AtomicU64,
     #[cfg(test)]
     pub fails: Mutex<Option<Fails>>,
+    #[cfg(test)]
+    pub traced: Mutex<Option<Vec<Traced>>>,
+}
+
+/// What was done to the file, for tests.
+#[cfg(test)]
+#[derive(Clone, Debug)]
+pub(super) enum Traced {
+    Written { at: u64, bytes: Vec<u8> },
+    Length(u64),
+    Flushed,
 }
 
 #[derive(Debug, Default)]
@@ -71,7 +84,7 @@ pub(super) struct Fails {
 impl Backend {
     pub fn new(file: File) -> io::Result<Backend> {
         let mut header = vec![0; HEADER_LEN];
-        match file.read_exact_at(&mut header, 0) {
+        match file.read_exact_at(&mut header, DATABASE_AT) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => header.clear(),
             done => done?,
         }
@@ -84,7 +97,46 @@ impl Backend {
             short_of: AtomicU64::new(0),
             #[cfg(test)]
             fails: Mutex::new(None),
+            #[cfg(test)]
+            traced: Mutex::new(None),
         })
+    }
+
+    /// Reads from the log.
+    pub fn read_log(&self, at: u64, out: &mut [u8]) -> io::Result<()> {
+        self.check("read")?;
+        self.file.read_exact_at(out, at)
+    }
+
+    /// Writes a record of the log, durably.
+    pub fn write_record(&self, record: &Record) -> io::Result<()> {
+        self.check("write")?;
+        self.write_at(record.at, &record.bytes)?;
+        self.flush()
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        #[cfg(test)]
+        self.trace(|| Traced::Written { at, bytes: bytes.to_vec() });
+        self.file.write_all_at(bytes, at)
+    }
+
+    /// Makes durable what was written.
+    pub fn flush(&self) -> io::Result<()> {
+        self.check("sync")?;
+        self.file.sync_data()?;
+        // XFS that shuts down may answer well although nothing was kept; it does not tell what a file is any more.
+        self.file.metadata()?;
+        #[cfg(test)]
+        self.trace(|| Traced::Flushed);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn trace(&self, done: impl FnOnce() -> Traced) {
+        if let Some(all) = self.traced.lock().as_mut() {
+            all.push(done());
+        }
     }
 
     /// The open file.
@@ -119,12 +171,11 @@ impl Backend {
         let header = &mut *self.header.lock();
         if header.written != header.durable && !header.durable.is_empty() {
             self.check("write")?;
-            self.file.write_all_at(&header.durable, 0)?;
+            self.write_at(DATABASE_AT, &header.durable)?;
             header.written.clone_from(&header.durable);
         }
         // Also of what is as it was, a barrier that failed tells nothing.
-        self.check("sync")?;
-        self.file.sync_data()
+        self.flush()
     }
 
     /// Fails as the disk would if the file still cannot be made longer: nothing need be begun then.
@@ -186,19 +237,26 @@ impl Shared {
     }
 }
 
+/// Where in the file a byte of the database is.
+fn in_file(offset: u64) -> io::Result<u64> {
+    offset.checked_add(DATABASE_AT).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
 impl StorageBackend for Shared {
     fn len(&self) -> io::Result<u64> {
         self.0.check("read")?;
-        self.0.redb.len()
+        Ok(self.0.redb.len()?.saturating_sub(DATABASE_AT))
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.0.check("read")?;
-        self.0.redb.read(offset, out)
+        self.0.redb.read(in_file(offset)?, out)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        let now = self.0.file.metadata()?.len();
+        let (now, len) = (self.0.file.metadata()?.len(), in_file(len)?);
+        #[cfg(test)]
+        self.0.trace(|| Traced::Length(len));
         if len > now {
             self.0.reserve(now, len - now)?;
             return self.0.redb.set_len(len);
@@ -209,10 +267,7 @@ impl StorageBackend for Shared {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.0.check("sync")?;
-        self.0.redb.sync_data()?;
-        // XFS that shuts down may answer well although nothing was kept; it does not tell what a file is any more.
-        self.0.file.metadata()?;
+        self.0.flush()?;
         let header = &mut *self.0.header.lock();
         header.durable.clone_from(&header.written);
         Ok(())
@@ -228,7 +283,7 @@ impl StorageBackend for Shared {
             header.written[at..at + len].copy_from_slice(&data[..len]);
         }
         self.0.check("write")?;
-        self.0.redb.write(offset, data)
+        self.0.write_at(in_file(offset)?, data)
     }
 
     /// The table lets go of the locks, when it ends.

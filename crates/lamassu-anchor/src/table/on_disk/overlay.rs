@@ -1,5 +1,6 @@
-//! A file as redb may mend it while it verifies it: what is written stays in memory.
+//! The database of a file as redb may mend it while it verifies it: what is written stays in memory.
 
+use super::log::DATABASE_AT;
 use parking_lot::Mutex;
 use redb::StorageBackend;
 use std::collections::HashMap;
@@ -26,14 +27,14 @@ struct State {
 impl Overlay {
     pub fn over(file: &File) -> io::Result<Overlay> {
         let file = file.try_clone()?;
-        let len = file.metadata()?.len();
+        let len = file.metadata()?.len().saturating_sub(DATABASE_AT);
         Ok(Overlay { file, state: Mutex::new(State { len, chunks: HashMap::new() }) })
     }
 
     /// A chunk as the file has it, filled up with zeros.
     fn chunk(&self, number: u64) -> io::Result<[u8; CHUNK_LEN]> {
         let mut chunk = [0; CHUNK_LEN];
-        let (mut at, mut filled) = (number * CHUNK_LEN as u64, 0);
+        let (mut at, mut filled) = (DATABASE_AT + number * CHUNK_LEN as u64, 0);
         while filled < CHUNK_LEN {
             match self.file.read_at(&mut chunk[filled..], at) {
                 Ok(0) => break,

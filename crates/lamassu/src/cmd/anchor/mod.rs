@@ -50,7 +50,7 @@ What is accepted is what lies in the store at this moment; the history says who 
 
 const MOVE_EXAMPLES: &str = "\
 Examples:
-  lamassu anchor move /srv/store/vault /var/lib/anchors/vault.redb
+  lamassu anchor move /srv/store/vault /var/lib/anchors/vault.anchor
 Where it lies is remembered; other commands find it there.";
 
 /// Anchor commands.

@@ -1,0 +1,265 @@
+//! Commits as a log in front of the database: a small one is a single write and a single flush of its changes, where
+//! redb writes pages of several trees and flushes twice.
+//!
+//! The log is the front of the file, a fixed number of blocks that were written when the file was made, so that a
+//! commit allocates nothing and its flush writes no metadata of the file system:
+//!
+//! ```text
+//! block 0     magic of the file
+//! block 1 …   records, one after the other, each beginning with a block:
+//!             magic (8) ‖ generation (8) ‖ sequence (8) ‖ length (8) ‖ SHA-256 of all but itself (32) ‖ changes
+//! ```
+//!
+//! * The **generation** is that of the database, a row of its own there. A commit to the database takes in all that was
+//!   logged, and raises the generation in the same transaction: every record in the log is void from then on.
+//! * **Sequences** ascend from 0 in a generation. The log ends with the first record that is not valid. A commit returns
+//!   when its record is durable, and no record shares a block with another one: a crash can only tear the last record,
+//!   of a commit that has not returned.
+//! * A record behind the end of the log says that one before it was damaged.
+
+use super::super::{Change, Space};
+use super::backend::Backend;
+use crate::codec::{Reader, put};
+use lamassu_crypto::wrap::sha256;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Bound;
+use std::os::unix::fs::FileExt;
+
+/// What is written, and torn, as a whole.
+pub(super) const BLOCK_LEN: usize = 4096;
+/// Blocks of the log, and the one with the file's magic.
+const BLOCKS: u64 = 256;
+/// Where the database begins in the file.
+pub(super) const DATABASE_AT: u64 = BLOCKS * BLOCK_LEN as u64;
+/// Longest record: what changes more goes to the database at once, since it would be written twice.
+const RECORD_MAX: usize = 8 * BLOCK_LEN;
+/// At the front of the file.
+const FILE_MAGIC: &[u8; 16] = b"LAMASSU ANCHOR\0\x01";
+/// At the front of a record.
+const MAGIC: &[u8; 8] = b"ANCHORED";
+const HEAD_LEN: usize = 64;
+/// Bytes of the head that the digest covers.
+const COVERED_LEN: usize = 32;
+/// Longest key or value that is read; longer ones are damage.
+const PART_MAX: usize = RECORD_MAX;
+
+/// Makes the front of a new file.
+pub(super) fn make_front(file: &File) -> io::Result<()> {
+    let mut front = vec![0; DATABASE_AT as usize];
+    front[..FILE_MAGIC.len()].copy_from_slice(FILE_MAGIC);
+    file.write_all_at(&front, 0)
+}
+
+/// Looks at the front of a file.
+///
+/// # Errors
+/// [`io::ErrorKind::UnexpectedEof`]: the file is shorter. [`io::ErrorKind::InvalidData`]: it is no anchor.
+pub(super) fn check_front(file: &File) -> io::Result<()> {
+    let mut magic = [0; FILE_MAGIC.len()];
+    file.read_exact_at(&mut magic, 0)?;
+    match (magic == *FILE_MAGIC, file.metadata()?.len() < DATABASE_AT) {
+        (true, false) => Ok(()),
+        (true, true) => Err(io::ErrorKind::UnexpectedEof.into()),
+        (false, _) => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// What was logged and is not in the database yet: the newest value of each key, `None` where it has gone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Logged(BTreeMap<(Space, Vec<u8>), Option<Vec<u8>>>);
+
+impl Logged {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Takes in a commit.
+    pub fn take(&mut self, changes: impl IntoIterator<Item = Change>) {
+        self.0.extend(changes.into_iter().map(|Change { space, key, value }| ((space, key), value)));
+    }
+
+    /// What a key has, if it was changed.
+    pub fn get(&self, space: Space, key: &[u8]) -> Option<Option<&[u8]>> {
+        self.0.get(&(space, key.to_vec())).map(Option::as_deref)
+    }
+
+    /// The keys of a table that were changed, ascending.
+    pub fn range(&self, space: Space, from: Bound<&[u8]>) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        let from = match from {
+            Bound::Unbounded => Bound::Included((space, Vec::new())),
+            from => from.map(|key| (space, key.to_vec())),
+        };
+        let in_space = self.0.range((from, Bound::Unbounded)).take_while(move |((own, _), _)| *own == space);
+        in_space.map(|((_, key), value)| (&key[..], value.as_deref()))
+    }
+
+    /// All of it.
+    pub fn changes(&self) -> impl Iterator<Item = (Space, &[u8], Option<&[u8]>)> {
+        self.0.iter().map(|((space, key), value)| (*space, &key[..], value.as_deref()))
+    }
+}
+
+/// Where the next record goes.
+#[derive(Debug, Default)]
+pub(super) struct Position {
+    pub generation: u64,
+    sequence: u64,
+    block: u64,
+    /// It cannot be told what is durable, since a write or a flush has failed: the next commit goes to the database.
+    pub is_in_doubt: bool,
+}
+
+/// A record, and where it goes.
+pub(super) struct Record {
+    pub at: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Position {
+    /// The front of an empty log.
+    pub fn front_of(generation: u64) -> Position {
+        Position { generation, sequence: 0, block: 1, is_in_doubt: false }
+    }
+
+    /// The record of a commit; `None`: it is one for the database.
+    pub fn record(&self, changes: &[Change]) -> Option<Record> {
+        let len: usize =
+            changes.iter().map(|change| change.key.len() + change.value.as_ref().map_or(0, Vec::len)).sum();
+        if self.is_in_doubt || len > RECORD_MAX {
+            return None;
+        }
+        let bytes = encode(self.generation, self.sequence, changes);
+        let is_fitting = bytes.len() <= RECORD_MAX && self.block + blocks_of(bytes.len()) <= BLOCKS;
+        is_fitting.then(|| Record { at: self.block * BLOCK_LEN as u64, bytes })
+    }
+
+    /// A record of this length is durable.
+    pub fn advance(&mut self, len: usize) {
+        self.sequence += 1;
+        self.block += blocks_of(len);
+    }
+}
+
+fn blocks_of(len: usize) -> u64 {
+    len.div_ceil(BLOCK_LEN) as u64
+}
+
+fn encode(generation: u64, sequence: u64, changes: &[Change]) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD_LEN];
+    for change in changes {
+        put_change(&mut bytes, change);
+    }
+    let len = (bytes.len() - HEAD_LEN) as u64;
+    bytes[..8].copy_from_slice(MAGIC);
+    for (at, number) in [(8, generation), (16, sequence), (24, len)] {
+        bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    }
+    let digest = digest_of(&bytes);
+    bytes[COVERED_LEN..HEAD_LEN].copy_from_slice(&digest);
+    bytes.resize(bytes.len().next_multiple_of(BLOCK_LEN), 0);
+    bytes
+}
+
+/// Over a record without padding.
+fn digest_of(record: &[u8]) -> [u8; 32] {
+    sha256(&[&record[..COVERED_LEN], &record[HEAD_LEN..]].concat())
+}
+
+fn put_change(out: &mut Vec<u8>, change: &Change) {
+    let space = Space::ALL.iter().position(|space| *space == change.space).unwrap_or_default();
+    // The value's presence is the lowest bit.
+    put(out, (space as u64) << 1 | u64::from(change.value.is_some()));
+    for part in std::iter::once(&change.key).chain(&change.value) {
+        put(out, part.len() as u64);
+        out.extend(part);
+    }
+}
+
+fn change(reader: &mut Reader<'_>) -> Option<Change> {
+    let number = reader.number()?;
+    let space = *Space::ALL.get(usize::try_from(number >> 1).ok()?)?;
+    let key = reader.text(PART_MAX)?.into_vec();
+    let value = if number & 1 == 1 { Some(reader.text(PART_MAX)?.into_vec()) } else { None };
+    Some(Change { space, key, value })
+}
+
+/// A record at the front of some bytes.
+struct Parsed {
+    generation: u64,
+    sequence: u64,
+    len: usize,
+    changes: Vec<Change>,
+}
+
+/// `None`: there is none, or not the whole of one.
+fn parse(bytes: &[u8]) -> Option<Parsed> {
+    let head: &[u8; HEAD_LEN] = bytes.first_chunk()?;
+    if !head.starts_with(MAGIC) {
+        return None;
+    }
+    let (numbers, _) = head[8..COVERED_LEN].as_chunks::<8>();
+    let [generation, sequence, len] = [0, 1, 2].map(|at| u64::from_le_bytes(numbers[at]));
+    let len = HEAD_LEN + usize::try_from(len).ok().filter(|len| *len <= RECORD_MAX)?;
+    let record = bytes.get(..len)?;
+    if digest_of(record) != head[COVERED_LEN..] {
+        return None;
+    }
+    let (mut reader, mut changes) = (Reader(&record[HEAD_LEN..]), Vec::new());
+    while !reader.0.is_empty() {
+        changes.push(change(&mut reader)?);
+    }
+    Some(Parsed { generation, sequence, len, changes })
+}
+
+/// What the log holds of a generation, and where it goes on.
+pub(super) fn read(backend: &Backend, generation: u64) -> io::Result<(Logged, Position)> {
+    let (mut logged, mut position) = (Logged::default(), Position::front_of(generation));
+    let mut bytes = vec![0; RECORD_MAX];
+    while position.block < BLOCKS {
+        // Most records are one block.
+        let at = position.block * BLOCK_LEN as u64;
+        let room = usize::try_from(DATABASE_AT - at).unwrap_or(RECORD_MAX).min(RECORD_MAX);
+        backend.read_log(at, &mut bytes[..BLOCK_LEN])?;
+        let is_record = bytes.starts_with(MAGIC);
+        let mut parsed = parse(&bytes[..BLOCK_LEN]);
+        if is_record && parsed.is_none() {
+            backend.read_log(at, &mut bytes[..room])?;
+            parsed = parse(&bytes[..room]);
+        }
+        let next = parsed.filter(|parsed| (parsed.generation, parsed.sequence) == (generation, position.sequence));
+        let Some(parsed) = next else { break };
+        logged.take(parsed.changes);
+        position.advance(parsed.len);
+    }
+    Ok((logged, position))
+}
+
+/// Whether a record lies behind the end of the log, which damage alone explains. No process may be writing it.
+pub(super) fn is_damaged(backend: &Backend, end: &Position) -> io::Result<bool> {
+    let at = end.block * BLOCK_LEN as u64;
+    let mut rest = vec![0; usize::try_from(DATABASE_AT.saturating_sub(at)).unwrap_or(0)];
+    backend.read_log(at, &mut rest)?;
+    let later = |parsed: Parsed| parsed.generation == end.generation && parsed.sequence > end.sequence;
+    Ok((0..rest.len()).step_by(BLOCK_LEN).any(|at| parse(&rest[at..]).is_some_and(later)))
+}
+
+/// A record is read, or there is none: for a fuzzer.
+#[cfg(feature = "testing")]
+pub(super) fn fuzz(bytes: &[u8]) {
+    if let Some(Parsed { generation, sequence, len, changes }) = parse(bytes) {
+        assert_eq!(encode(generation, sequence, &changes)[..len], bytes[..len], "one encoding");
+    }
+    // Without the digest, which a fuzzer cannot forge.
+    let (mut reader, mut changes) = (Reader(bytes), Vec::new());
+    while let Some(change) = change(&mut reader) {
+        changes.push(change);
+    }
+    let mut again = Vec::new();
+    changes.iter().for_each(|change| put_change(&mut again, change));
+    assert!(bytes.starts_with(&again), "one encoding");
+    let record = encode(1, 2, &changes);
+    let parsed = parse(&record).filter(|parsed| parsed.changes == changes);
+    assert!(parsed.is_some() || again.len() > RECORD_MAX, "what was written reads");
+}
