@@ -194,8 +194,8 @@ pub struct Listed {
     pub kind: Option<Kind>,
 }
 
-/// What open files, open directories and held entries have in common. All methods act on the object that is open or held,
-/// whatever its name leads to by now.
+/// What open files, open directories and held entries have in common. All methods act on the object that is open or
+/// held, whatever its name leads to by now.
 pub trait BackendNode: Send + Sync {
     /// stat.
     fn stat(&self) -> io::Result<Stat>;
