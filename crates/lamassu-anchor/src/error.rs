@@ -100,7 +100,7 @@ pub enum AnchorError {
     },
     /// Its file was removed or replaced while it was open: what is written to it nobody would find.
     #[error(
-        "the anchor {} was removed or replaced while it is in use, and nothing is written to a file that would not be found again: \
+        "the anchor {} was removed or replaced while it is in use, and nothing is written to what nobody would find: \
          put that file back (docs/freshness.md tells how)",
         path.display()
     )]

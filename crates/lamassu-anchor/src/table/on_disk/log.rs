@@ -11,10 +11,10 @@
 //! ```
 //!
 //! * The **generation** is that of the database, a row of its own there. A commit to the database takes in all that was
-//! logged, and raises the generation in the same transaction: every record in the log is void from then on. *
-//! **Sequences** ascend from 0 in a generation. The log ends with the first record that is not valid. A commit returns
-//! when its record is durable, and no record shares a block with another one: a crash can only tear the last record, of
-//! a commit that has not returned.
+//!   logged, and raises the generation in the same transaction: every record in the log is void from then on.
+//! * **Sequences** ascend from 0 in a generation. The log ends with the first record that is not valid. A commit returns
+//!   when its record is durable, and no record shares a block with another one: a crash can only tear the last record,
+//!   of a commit that has not returned.
 //! * A record behind the end of the log says that one before it was damaged.
 
 use super::super::{Change, Space};
