@@ -32,10 +32,10 @@ Examples:
   pg_dump db | lamassu cp -k raw:file:k /srv/store/vault - vault:db.sql
   lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
       one stored file out of a backup, by its path in the store
-Kept are contents, holes, modes, times, extended attributes, links, owners when run as root, and, where the
-target can link, that several names are one file. Out of a vault, what the store says is not taken for rights on this host: modes lose
-set-id bits and the umask, files are yours, device nodes are refused, and attributes but those of users and
-access control lists are left out, unless --trust-store takes them. A local file named vault:x is written ./vault:x.";
+`cp` keeps contents, holes, modes, times, extended attributes, links, owners when run as root, and several names of one file if the
+target can link. Out of a vault, the store's word gives no rights on this host: modes lose set-id bits and the umask, files are yours,
+device nodes are refused, and only `user.` attributes and access control lists are kept, unless --trust-store takes the rest. A local
+file named vault:x is written ./vault:x.";
 
 /// Options of `cp`.
 #[derive(clap::Args, Debug)]

@@ -60,8 +60,9 @@ pub struct Args {
     /// [default: convergent; in the domains file and none always random]
     #[arg(long, value_enum)]
     small_files: Option<SmallFiles>,
-    /// Within what equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones; each
-    /// `file`, or nothing (`none`). What deduplicates, and what an observer of the store sees. Fixed for ever
+    /// The scope in which equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones;
+    /// each `file`, or nothing (`none`). It decides what deduplicates, and what an observer of the store sees. Fixed
+    /// for ever
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
     domain: Domain,
     /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or

@@ -40,8 +40,8 @@ pub struct Args {
     /// Bytes read a second at most: 500K, 50M, 1G
     #[arg(long, value_name = "BYTES", value_parser = text::parse_rate)]
     limit: Option<u64>,
-    /// Remember in this file what was verified, and go on there the next time; removed at the end. Not in the vault's
-    /// own directory
+    /// Remember in this file what was verified, and continue from there the next time; removed at the end. Not in the
+    /// vault's own directory
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// Print one JSON document
