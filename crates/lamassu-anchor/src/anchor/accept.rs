@@ -45,14 +45,13 @@ impl Anchor {
     /// [`AnchorError::Order`] for what is queued; those of the table: nothing has changed then.
     pub fn decide(&self, decided: Decided) -> Result<()> {
         let _in_order = self.committing.lock();
-        let mut layer = Layer::default();
-        {
-            let state = self.state.lock();
+        let flying = {
+            let (state, mut layer) = (&mut *self.state.lock(), Layer::default());
             for (object, row) in decided.rows {
                 if state.queued.objects.contains_key(&object) {
                     return Err(AnchorError::Order { object, rule: "decided upon, and still queued" });
                 }
-                let held = held_of(&*self.table, &state, object)?;
+                let held = held_of(&*self.table, state, object)?;
                 layer.held.extend(held.into_iter().map(|record| ((object, record), None)));
                 layer.objects.insert(object, row);
             }
@@ -62,7 +61,9 @@ impl Anchor {
                     None => layer.drop_entry(place, object),
                 }
             }
-        }
-        self.commit_layer(layer).map_err(|failed| failed.0)
+            state.fly(layer)
+        };
+        let done = self.table.commit(&flying.changes());
+        self.state.lock().landed(flying, done).map_err(|(error, _)| error)
     }
 }

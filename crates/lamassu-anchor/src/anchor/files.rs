@@ -94,8 +94,9 @@ impl Anchor {
     pub(super) fn recorded_row(&self, state: &State, object: ObjectId) -> Result<Option<Row>> {
         let flying = state.flying.as_ref().and_then(|layer| layer.objects.get(&object));
         match flying {
-            Some(row) => Ok(row.clone()),
-            None => self.durable_row(object),
+            Some(Some(row)) => Ok(Some(row.clone())),
+            // What flies as gone is there if that commit fails.
+            Some(None) | None => self.durable_row(object),
         }
     }
 

@@ -13,6 +13,8 @@
 //! whose removal the store has not carried out cannot be made again. A commit of a file cannot lower a sequence.
 //!
 //! Locks, in this order: `committing`, `state`. A commit holds the second only to take and to put back what it commits.
+//! What is taken out of the queue flies from the same moment ([`State::fly`]), and it has landed, or is back in the
+//! queue, from the moment that it flies no more: a row is always in one of them or in the table.
 
 mod accept;
 mod files;
@@ -65,12 +67,22 @@ struct State {
     made: u64,
     /// Rows of objects without an entry that are still in use.
     nameless: HashMap<ObjectId, Row>,
+    /// What is losing its last entry by the move that is being committed.
+    replacing: Option<Replaced>,
     /// Changes of names that are durable here, and that the store is to carry out.
     due: BTreeMap<u64, Intent>,
     /// The same, handed out and not carried out yet.
     handed_out: BTreeMap<u64, Intent>,
     /// What the store has replaced, and no barrier has covered yet.
     replaced: replace::Replaced,
+}
+
+/// An object that loses its last entry, until that is durable: it flies as gone, and what changes of it is queued, so
+/// that nothing is lost if the commit fails.
+struct Replaced {
+    object: ObjectId,
+    /// Without a link; `None`: nobody uses it any more.
+    row: Option<Row>,
 }
 
 impl Anchor {
@@ -110,6 +122,7 @@ impl Anchor {
             flying: None,
             made: 0,
             nameless: HashMap::new(),
+            replacing: None,
             due: BTreeMap::new(),
             handed_out: BTreeMap::new(),
             replaced: replace::Replaced::default(),
@@ -184,7 +197,7 @@ impl Anchor {
             Some(row) => row.clone(),
             None => self.durable_row(object)?,
         };
-        row.or_else(|| state.nameless.get(&object).cloned()).ok_or(AnchorError::Unknown { object })
+        row.or_else(|| state.row_without_entry(object)).ok_or(AnchorError::Unknown { object })
     }
 
     fn durable_row(&self, object: ObjectId) -> Result<Option<Row>> {
@@ -331,17 +344,14 @@ impl Anchor {
     /// As for [`Anchor::commit`].
     pub fn commit_unless_late(&self, objects: &HashSet<ObjectId>, covered: Mark) -> Result<bool> {
         let _in_order = self.committing.lock();
-        let layer = {
+        let flying = {
             let state = &mut *self.state.lock();
             if objects.iter().any(|object| state.queued.is_late(*object, covered)) {
                 return Ok(false);
             }
-            if state.queued.is_empty() {
-                return Ok(true);
-            }
-            state.queued.take(Scope::Objects(objects), covered)
+            state.fly_queued(Scope::Objects(objects), covered)
         };
-        self.commit_or_put_back(layer).map(|()| true)
+        self.land(flying).map(|()| true)
     }
 
     /// Objects of queued changes of a directory's entries, and of those in directories that are removed with them.
@@ -373,51 +383,63 @@ impl Anchor {
 
     /// The caller holds `committing`.
     fn commit_taken(&self, scope: Scope<'_>, covered: Mark) -> Result<()> {
-        let layer = {
-            let state = &mut *self.state.lock();
-            if state.queued.is_empty() {
-                return Ok(());
-            }
-            state.queued.take(scope, covered)
-        };
-        self.commit_or_put_back(layer)
+        let flying = self.state.lock().fly_queued(scope, covered);
+        self.land(flying)
     }
 
-    /// The caller holds `committing`.
-    fn commit_or_put_back(&self, layer: Layer) -> Result<()> {
-        self.commit_layer(layer).map_err(|failed| {
-            let (error, layer) = *failed;
-            self.state.lock().queued.put_back(layer);
-            error
-        })
-    }
-
-    /// Makes a layer durable, or gives it back. The caller holds `committing`.
-    fn commit_layer(&self, mut layer: Layer) -> std::result::Result<(), Box<(AnchorError, Layer)>> {
-        let layer = {
-            let state = &mut *self.state.lock();
-            state.vault.revision = Revision(state.vault.revision.0 + 1);
-            layer.vault = Some(state.vault.clone());
-            let layer = Arc::new(layer);
-            state.flying = Some(layer.clone());
-            layer
-        };
-        let done = self.table.commit(&layer.changes());
+    /// Makes durable what flies; what cannot be is queued again. The caller holds `committing`.
+    fn land(&self, flying: Option<Arc<Layer>>) -> Result<()> {
+        let Some(flying) = flying else { return Ok(()) };
+        let done = self.table.commit(&flying.changes());
         let state = &mut *self.state.lock();
-        state.flying = None;
-        // Nobody else keeps one: it is looked at under the lock alone.
-        let layer = Arc::into_inner(layer).unwrap_or_default();
-        match done {
-            Ok(()) => {
-                state.due.extend(layer.intents());
-                Ok(())
-            }
-            Err(error) => Err(Box::new((error, layer))),
-        }
+        state.landed(flying, done).map_err(|failed| state.put_back(failed))
     }
 }
 
 impl State {
+    /// Has what is queued fly; `None`: nothing is.
+    fn fly_queued(&mut self, scope: Scope<'_>, covered: Mark) -> Option<Arc<Layer>> {
+        if self.queued.is_empty() {
+            return None;
+        }
+        let layer = self.queued.take(scope, covered);
+        Some(self.fly(layer))
+    }
+
+    /// Has a layer fly: it is in force, and about to be durable.
+    fn fly(&mut self, mut layer: Layer) -> Arc<Layer> {
+        self.vault.revision = Revision(self.vault.revision.0 + 1);
+        layer.vault = Some(self.vault.clone());
+        let layer = Arc::new(layer);
+        self.flying = Some(layer.clone());
+        layer
+    }
+
+    /// What flew is durable, or is given back.
+    fn landed(&mut self, flying: Arc<Layer>, done: Result<()>) -> std::result::Result<(), (AnchorError, Layer)> {
+        self.flying = None;
+        // Nobody else keeps one: it is looked at under the lock alone.
+        let layer = Arc::into_inner(flying).unwrap_or_default();
+        match done {
+            Ok(()) => {
+                self.due.extend(layer.intents());
+                Ok(())
+            }
+            Err(error) => Err((error, layer)),
+        }
+    }
+
+    fn put_back(&mut self, (error, layer): (AnchorError, Layer)) -> AnchorError {
+        self.queued.put_back(layer);
+        error
+    }
+
+    /// The row of an object that has lost its last entry, and is still in use.
+    fn row_without_entry(&self, object: ObjectId) -> Option<Row> {
+        let replaced = self.replacing.as_ref().filter(|replaced| replaced.object == object);
+        self.nameless.get(&object).or_else(|| replaced?.row.as_ref()).cloned()
+    }
+
     /// Queued changes, the newest first.
     fn layers(&self) -> [Option<&Layer>; 2] {
         [Some(&self.queued), self.flying.as_deref()]

@@ -3,7 +3,7 @@
 //! What is *made* is queued after the store's step. What *goes* is queued, and the store's step follows its commit: see
 //! [`Anchor::due`]. What *moves* is durable before the store's step.
 
-use super::{Anchor, Result, State};
+use super::{Anchor, Replaced, Result, State};
 use crate::queue::{Layer, Mark, Scope};
 use crate::queue::{behind_object, object_key};
 use crate::row::{Content, Entry, EntryPlace, Intent, Over, Row};
@@ -139,7 +139,11 @@ impl Anchor {
 
     /// An object without an entry is in use no longer.
     pub fn forget(&self, object: ObjectId) {
-        self.state.lock().nameless.remove(&object);
+        let state = &mut *self.state.lock();
+        state.nameless.remove(&object);
+        if let Some(replaced) = state.replacing.as_mut().filter(|replaced| replaced.object == object) {
+            replaced.row = None;
+        }
     }
 
     /// Moves an entry, over what is there, or exchanges two. `to_name` is the stored name that it will have. `covered`
@@ -155,55 +159,85 @@ impl Anchor {
         covered: Mark,
     ) -> Result<Renamed> {
         let _in_order = self.committing.lock();
-        let (source, target) = {
-            let state = &mut *self.state.lock();
-            let (source, target) = (self.entry_in(state, &from)?, self.entry_in(state, &to)?);
-            let Some(source) = source.filter(|_| target.is_some() || !is_exchange) else {
-                return Ok(Renamed::NoEntry);
-            };
-            if state.is_going(&to) || source_and_target_are_one(&source, &target) {
-                return Err(AnchorError::Order {
-                    object: source.object,
-                    rule: "a name that is going was renamed over",
-                });
-            }
-            let is_new = self.durable_entry(&from)?.is_none();
-            if is_new && target.is_none() {
-                state.queued.forget_entry(&from);
-                self.place(state, to, source)?;
-                state.make_entry(to, source);
-                return Ok(Renamed::Now);
-            }
-            let ends = [Some(source.object), Some(from.dir), Some(to.dir), target.map(|target| target.object)];
-            if ends.into_iter().flatten().any(|object| state.queued.is_late(object, covered)) {
-                return Ok(Renamed::NeedsBarrier);
-            }
-            (source, target)
-        };
+        let looked = self.look_at_ends(&mut self.state.lock(), from, to, is_exchange, covered)?;
         // What the move builds on becomes durable first, so that the move is a commit of its own.
-        let ends: HashSet<_> = [source.object, from.dir, to.dir].into_iter().chain(target.map(|t| t.object)).collect();
-        self.commit_taken(Scope::Objects(&ends), covered)?;
-        let (layer, number) = self.move_layer((from, source), (to, target, to_name), is_exchange)?;
-        let nameless = target.filter(|_| !is_exchange).map(|target| target.object);
-        let nameless = nameless.filter(|object| matches!(layer.objects.get(object), Some(None)));
-        let row = nameless.map(|object| self.row(object).map(|row| (object, row))).transpose()?;
-        self.commit_layer(layer).map_err(|failed| failed.0)?;
+        match looked {
+            Looked::Done(renamed) => return Ok(renamed),
+            Looked::Ends(ends) => self.commit_taken(Scope::Objects(&ends.objects), covered)?,
+        }
+        let (flying, moving) = {
+            let state = &mut *self.state.lock();
+            let ends = match self.look_at_ends(state, from, to, is_exchange, covered)? {
+                Looked::Done(renamed) => return Ok(renamed),
+                Looked::Ends(ends) => ends,
+            };
+            // Of that, what was queued meanwhile: nothing more can be now.
+            let basis = state.queued.take(Scope::Objects(&ends.objects), covered);
+            if basis.len() > 0 {
+                let flying = state.fly(basis);
+                let done = self.table.commit(&flying.changes());
+                state.landed(flying, done).map_err(|failed| state.put_back(failed))?;
+            }
+            let (layer, moving) =
+                self.move_layer(state, (from, ends.source), (to, ends.target, to_name), is_exchange)?;
+            (state.fly(layer), moving)
+        };
+        let done = self.table.commit(&flying.changes());
         let state = &mut *self.state.lock();
+        let number = moving.number;
+        match state.landed(flying, done) {
+            Ok(()) => state.has_moved(),
+            Err((error, layer)) => {
+                state.has_not_moved(&layer, moving);
+                return Err(error);
+            }
+        }
         // The caller carries it out itself.
         state.due.remove(&number);
-        state.nameless.extend(row.map(|(object, row)| (object, Row { links: 0, ..row })));
         Ok(Renamed::Intended(number))
+    }
+
+    /// What a move is about, unless nothing is to be made durable for it, or not yet.
+    fn look_at_ends(
+        &self,
+        state: &mut State,
+        from: EntryPlace,
+        to: EntryPlace,
+        is_exchange: bool,
+        covered: Mark,
+    ) -> Result<Looked> {
+        let (source, target) = (self.entry_in(state, &from)?, self.entry_in(state, &to)?);
+        let Some(source) = source.filter(|_| target.is_some() || !is_exchange) else {
+            return Ok(Looked::Done(Renamed::NoEntry));
+        };
+        if state.is_going(&to) || source_and_target_are_one(&source, &target) {
+            return Err(AnchorError::Order { object: source.object, rule: "a name that is going was renamed over" });
+        }
+        let is_new = self.durable_entry(&from)?.is_none();
+        if is_new && target.is_none() {
+            state.queued.forget_entry(&from);
+            self.place(state, to, source)?;
+            state.make_entry(to, source);
+            return Ok(Looked::Done(Renamed::Now));
+        }
+        let objects = [Some(source.object), Some(from.dir), Some(to.dir), target.map(|target| target.object)];
+        let objects: HashSet<_> = objects.into_iter().flatten().collect();
+        if objects.iter().any(|object| state.queued.is_late(*object, covered)) {
+            return Ok(Looked::Done(Renamed::NeedsBarrier));
+        }
+        Ok(Looked::Ends(Ends { source, target, objects }))
     }
 
     /// What a move changes. The caller holds `committing`, and nothing of it is queued.
     fn move_layer(
         &self,
+        state: &mut State,
         (from, source): (EntryPlace, Entry),
         (to, target, to_name): (EntryPlace, Option<Entry>, &[u8]),
         is_exchange: bool,
-    ) -> Result<(Layer, u64)> {
-        let state = &mut *self.state.lock();
+    ) -> Result<(Layer, Moving)> {
         let number = state.next_intent();
+        let mut moving = Moving { number, before: Vec::new() };
         let mut layer = Layer::default();
         let over = match target {
             None => Over::Nothing,
@@ -212,24 +246,36 @@ impl Anchor {
         };
         layer.intend(number, Intent::Move { from, to, to_name: to_name.into(), over });
         layer.move_entry(to, source);
-        layer.objects.extend(self.moved_dir(state, to, source)?);
+        let mut move_dir = |layer: &mut Layer, state: &State, to, entry: Entry| {
+            let moved = self.moved_dir(state, to, entry)?;
+            if moved.is_some() {
+                moving.before.push((entry.object, self.known(state, entry.object)?));
+            }
+            layer.objects.extend(moved);
+            Ok(())
+        };
+        move_dir(&mut layer, state, to, source)?;
         match target {
             Some(target) if is_exchange => {
                 layer.move_entry(from, target);
-                layer.objects.extend(self.moved_dir(state, from, target)?);
+                move_dir(&mut layer, state, from, target)?;
             }
             target => {
                 layer.remove_entry(from, source, number);
-                if let Some(target) = target {
-                    let row = self.without_link(state, target.object)?;
+                if let Some(Entry { object, .. }) = target {
+                    moving.before.push((object, self.known(state, object)?));
+                    let row = self.without_link(state, object)?;
                     let is_gone = row.links == 0;
-                    layer.objects.insert(target.object, (!is_gone).then_some(row));
-                    let held = if is_gone { held_of(&*self.table, state, target.object)? } else { Vec::new() };
-                    layer.held.extend(held.into_iter().map(|record| ((target.object, record), None)));
+                    layer.objects.insert(object, (!is_gone).then_some(row.clone()));
+                    if is_gone {
+                        let held = held_of(&*self.table, state, object)?;
+                        layer.held.extend(held.into_iter().map(|record| ((object, record), None)));
+                        state.replacing = Some(Replaced { object, row: Some(row) });
+                    }
                 }
             }
         }
-        Ok((layer, number))
+        Ok((layer, moving))
     }
 
     /// The row of a directory that is somewhere else from now on.
@@ -266,6 +312,26 @@ impl Anchor {
     }
 }
 
+/// The ends of a move.
+struct Ends {
+    source: Entry,
+    target: Option<Entry>,
+    /// Both, and the directories.
+    objects: HashSet<ObjectId>,
+}
+
+enum Looked {
+    Done(Renamed),
+    Ends(Ends),
+}
+
+/// A move that is being committed.
+struct Moving {
+    number: u64,
+    /// Objects whose rows it changes, and those rows as they were.
+    before: Vec<(ObjectId, Row)>,
+}
+
 fn source_and_target_are_one(source: &Entry, target: &Option<Entry>) -> bool {
     target.is_some_and(|target| target.object == source.object)
 }
@@ -285,6 +351,34 @@ pub(super) fn held_of(table: &dyn Table, state: &State, object: ObjectId) -> Res
 }
 
 impl State {
+    /// A move is durable: what it has replaced has no entry any more, and nothing of it is to be made durable.
+    fn has_moved(&mut self) {
+        let Some(Replaced { object, row }) = self.replacing.take() else { return };
+        let changed = self.queued.objects.remove(&object).flatten();
+        let _ = self.queued.held.extract_if((object, RecordNo(0))..=(object, RecordNo(u64::MAX)), |_, _| true).count();
+        self.nameless.extend(row.map(|row| (object, changed.unwrap_or(row))));
+    }
+
+    /// A move could not be committed: what others have changed meanwhile of its objects is changed in what they were.
+    fn has_not_moved(&mut self, layer: &Layer, moving: Moving) {
+        self.replacing = None;
+        self.queued.vault = Some(self.vault.clone());
+        for (object, before) in moving.before {
+            let moved_links = layer.objects.get(&object).and_then(Option::as_ref).map_or(0, |row| row.links);
+            let nameless = self.nameless.remove(&object);
+            let Some(mut row) = nameless.or_else(|| self.queued.objects.get(&object).cloned().flatten()) else {
+                continue;
+            };
+            row.links += before.links - moved_links;
+            if let (Content::Dir { parent, name, .. }, Content::Dir { parent: old_parent, name: old_name, .. }) =
+                (&mut row.content, &before.content)
+            {
+                (*parent, *name) = (*old_parent, *old_name);
+            }
+            self.queued.objects.insert(object, Some(row));
+        }
+    }
+
     fn make_entry(&mut self, place: EntryPlace, entry: Entry) {
         self.made += 1;
         self.queued.make_entry(place, entry, self.made);
