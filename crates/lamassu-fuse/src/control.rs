@@ -1,8 +1,9 @@
 //! Controlling a mounted file system from another process, by ioctl(2) on the mount's root directory; `CALL` also on
 //! any other, which it is then about.
 //!
-//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to whoever mounted, and
-//! its answer back. They are for root and for the user who mounted; calls also for delegates whom they named.
+//! `FREEZE` and `THAW` carry no argument; `STATUS` answers a [`Status`]; `CALL` carries bytes to the daemon of the
+//! mount, and its answer back. They are for root and for the user who mounted; calls also for delegates that they
+//! named.
 //!
 //! Never: knows what a call says ([`Calls`] are given by the program that mounts), keeps one after it was answered,
 //! goes by a path that may lead elsewhere by then ([`Root`], [`Asked`]).
@@ -11,7 +12,7 @@ mod asked;
 
 pub use asked::{Asked, Links};
 
-use crate::mount_table::mount_id;
+use lamassu_store::mount_table::mount_id;
 
 use lamassu_vault::Ino;
 use std::fs::File;
@@ -142,9 +143,9 @@ pub enum ControlError {
     /// The user's: only root and the user who mounted may do this.
     #[error("only root and the user who mounted may do this")]
     NotPermitted,
-    /// The user's, or whoever owns a directory on the way: what the path leads to is not what it says.
+    /// The user's, or the fault of the owner of a directory on the way: what the path leads to is not what it says.
     #[error(
-        "{path:?} leads to {target:?}, by a symbolic link or `..`, and links may be exchanged by whoever owns the directory; give {target:?} itself, if that is meant"
+        "{path:?} leads to {target:?}, by a symbolic link or `..`, and the owner of the directory can exchange links; give {target:?} itself, if that is meant"
     )]
     LeadsAway {
         /// As given.

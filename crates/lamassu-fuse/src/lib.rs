@@ -9,7 +9,6 @@
 //! Modules:
 //!
 //! * `mount`: mounting, waiting for the end, unmounting; the start of the FUSE session.
-//! * `mount_table`: the kernel's table of mounts.
 //! * `adapter`: one short method for each kernel request, and what all of them share (`Shared`).
 //! * `tuning`: what is done for speed with the host's settings, off the way of requests.
 //! * `options`: the words of `-o`.
@@ -34,7 +33,6 @@ mod adapter;
 pub mod control;
 mod errno;
 mod mount;
-pub mod mount_table;
 mod options;
 mod tuning;
 

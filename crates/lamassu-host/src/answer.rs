@@ -7,10 +7,8 @@ use crate::datasets;
 use crate::job::Task;
 use crate::rotation::epochs;
 use crate::serve::Served;
-use crate::slots::about;
-use crate::{Error, Result};
+use crate::{Error, Result, slots};
 use data_encoding::HEXLOWER;
-use lamassu_keys::history::EventKind;
 use lamassu_keys::{Role, Terms};
 use lamassu_vault::{Ino, VaultError};
 use serde::Serialize;
@@ -67,8 +65,8 @@ impl Served {
                 done(&self.change_slot(caller, self.volume(dir)?, &secret, slot, label, (role, expires))?)
             }
             Request::RemoveSlot { slot } => done(&self.change(caller, self.volume(dir)?, |keys, header| {
-                let event = about(EventKind::SlotRemoved, slot, header);
-                Ok((keys.remove_slot(header, slot)?.to_string(), event))
+                let (removed, event) = slots::remove(keys, header, slot)?;
+                Ok((removed.to_string(), event))
             })?),
             Request::Epochs {} => {
                 let kept = self.keeper().kept();

@@ -230,7 +230,7 @@ impl Served {
             Ok::<_, Error>(())
         };
         if let Err(error) = noted() {
-            tracing::warn!(%error, "what was done to a dataset is not written down");
+            tracing::warn!(%error, "the history does not record what was done to a dataset");
         }
     }
 

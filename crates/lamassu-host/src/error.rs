@@ -6,6 +6,7 @@ use lamassu_crypto::NoRandom;
 use lamassu_crypto::selftest::SelfTestFailure;
 use lamassu_format::header::HeaderError;
 use lamassu_keys::{FileError, HistoryError, KeyError};
+use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,6 +40,61 @@ pub enum Error {
     /// The system gave no random numbers.
     #[error(transparent)]
     NoRandom(#[from] NoRandom),
+    /// Of copying a vault in the store.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The user's: a vault is made in an empty directory.
+    #[error("{dir:?} is not empty: a vault is made in an empty directory, or in one that does not exist yet")]
+    DirNotEmpty {
+        /// as given
+        dir: PathBuf,
+    },
+    /// The store's: names too short for the format.
+    #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
+    NameMax {
+        /// the vault's
+        dir: PathBuf,
+        /// in bytes
+        found: u32,
+    },
+    /// The tree of a new vault could not be begun.
+    #[error("cannot make the root directory of the vault")]
+    CannotMakeRoot {
+        /// why
+        source: VaultError,
+    },
+    /// The user's: a copy is made in a place of its own.
+    #[error("{path:?} exists already: a clone or snapshot is made in a directory that does not exist yet")]
+    CloneExists {
+        /// as given
+        path: PathBuf,
+    },
+    /// The user's: a copy within the original would be copied too, or change while it is copied.
+    #[error("{path:?} lies in {within:?}, which belongs to the vault that is copied: choose a place outside")]
+    CloneWithin {
+        /// as given
+        path: PathBuf,
+        /// the vault, or where it is mounted
+        within: PathBuf,
+    },
+    /// The user's: what an interruption left cannot be completed in what is never written.
+    #[error(
+        "{dir:?} was not closed at the end of an earlier session, and what that left can never be completed in a \
+         snapshot, which is never written: unmount the vault if it is mounted, run `lamassu check --repair {dir:?}`, and \
+         make the snapshot then"
+    )]
+    SnapshotOfInterrupted {
+        /// the vault's
+        dir: PathBuf,
+    },
+    /// The copy of a vault got no record of what was interrupted in the original.
+    #[error("cannot copy the record of sessions of {}", .dir.display())]
+    CannotCopySessions {
+        /// the original's
+        dir: PathBuf,
+        /// why
+        source: VaultError,
+    },
     /// Of an export of an anchor that was to be imported.
     #[error(transparent)]
     Import(#[from] ImportError),
@@ -62,10 +118,10 @@ pub enum Error {
     #[error("this works on the vault's anchor: leave out --anchor none")]
     WithoutAnchor,
     /// The user's: an anchor was named of a vault that has none.
-    #[error("the vault is not anchored: leave out --anchor, or make it an anchor: `lamassu anchor rebuild DIR`")]
+    #[error("the vault is not anchored: leave out --anchor, or make an anchor: `lamassu anchor rebuild DIR`")]
     NotAnchored,
     /// The user's: what only an anchored vault has.
-    #[error("the vault is not anchored; `lamassu anchor rebuild DIR` makes it an anchor, of what it shows now")]
+    #[error("the vault is not anchored; `lamassu anchor rebuild DIR` makes an anchor of what the store shows now")]
     Unanchored,
     /// A cipher computes something else than it should.
     #[error(transparent)]
@@ -86,9 +142,9 @@ pub enum Error {
     },
     /// The user's, or the store's: a vault without what opens it.
     #[error(
-        "{dir:?} is not a vault as it is: it has files of one, but no lamassu.vault. Where that was lost, `lamassu \
+        "{dir:?} has files of a vault, but no lamassu.vault. If that was lost, `lamassu \
          key restore BACKUP DIR` puts a copy \
-         back; what a clone left that was cut off can be removed"
+         back; what is left of a clone that was cut off can be removed"
     )]
     NoHeader {
         /// as given
@@ -96,7 +152,7 @@ pub enum Error {
     },
     /// The store's: nothing can be written there.
     #[error(
-        "the store of {dir:?} is read-only, and so can the vault only be read: `lamassu mount --read-only`, `ls`, \
+        "the store of {dir:?} is read-only, and so the vault can only be read: `lamassu mount --read-only`, `ls`, \
          `cat`, `cp` out of it, `check` without --repair"
     )]
     StoreReadOnly {
@@ -258,7 +314,7 @@ pub enum Error {
     RekeyPanicked,
     /// The user's: a change of what is never written.
     #[error(
-        "this vault is a snapshot, which nobody writes: a new key would never be used; `lamassu clone` makes a copy \
+        "this vault is a snapshot, which is never written: a new key would never be used; `lamassu clone` makes a copy \
          to work in"
     )]
     Snapshot,
@@ -266,7 +322,7 @@ pub enum Error {
     #[error("the zone has no newer key than this vault: `lamassu zone rotate FILE` makes one")]
     ZoneNotAhead,
     /// The user's: what a repair has moved away may be under any key.
-    #[error("{dir:?} is not empty, and nobody knows which keys its files need: remove what you do not need there")]
+    #[error("{dir:?} is not empty, and it is not known which keys its files need: remove what you do not need there")]
     LostNotEmpty {
         /// lamassu.lost
         dir: PathBuf,

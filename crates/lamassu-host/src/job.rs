@@ -87,7 +87,7 @@ impl Job {
                 None => event,
             };
             if let Err(error) = history.note(event) {
-                tracing::warn!(%error, "a re-keying is not written down");
+                tracing::warn!(%error, "the history does not record a re-keying");
             }
         };
         note(EventKind::RekeyBegun, None);

@@ -46,7 +46,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Of a mount, or of a command that works without one, whose own vault is opened with `options`.
+    /// For a mount, or for a command that works without one, whose own vault is opened with `options`.
     pub fn new(
         dir: PathBuf,
         options: Options,
@@ -219,7 +219,7 @@ impl Keeper {
 
     fn write_down_or_warn(&self, volume: Number, vault: &Vault) {
         if let Err(error) = self.write_down(volume, vault) {
-            tracing::warn!(%error, "that the vault is loaded is not written down");
+            tracing::warn!(%error, "the history does not record that the vault was loaded");
         }
     }
 
@@ -250,7 +250,7 @@ impl Keeper {
                 remember(anchor.as_deref(), &history)
             });
             if let Some(Err(error)) = noted {
-                tracing::warn!(%error, "the end of the mount is not written down");
+                tracing::warn!(%error, "the history does not record the end of the mount");
             }
         });
         Ok(())
@@ -281,7 +281,7 @@ impl Keeper {
             // Opened by itself, by its own directory.
             Error::Locked { .. } => VaultError::Locked,
             error if anchors::is_locked(&error) => VaultError::Locked,
-            // Of the anchor, or by its word.
+            // The anchor's own, or an older state that it shows.
             Error::Vault(error) => error,
             error => refused(&error),
         })

@@ -11,6 +11,7 @@ use lamassu_format::header::HeaderError;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, KeyState, ServerFault, SourceError, TokenFault};
 use lamassu_store::StoreError;
+use lamassu_store::backend::CopyError;
 use lamassu_store::file::DamageKind;
 use lamassu_vault::VaultError;
 use serde::{Deserialize, Serialize};
@@ -115,11 +116,17 @@ fn host(error: &Error) -> FaultKind {
         Error::File(e) => file(e),
         Error::History(e) => history(e),
         Error::Vault(e) => vault(e),
-        Error::CannotOpen { dir: _, source } | Error::CannotList { dir: _, source } => vault(source),
+        Error::CannotOpen { dir: _, source }
+        | Error::CannotList { dir: _, source }
+        | Error::CannotCopySessions { dir: _, source }
+        | Error::CannotMakeRoot { source } => vault(source),
+        Error::Copy(CopyError::Io { .. } | CopyError::Exchanged { .. }) => FaultKind::Store,
+        Error::Copy(CopyError::Stopped) => FaultKind::Interrupted,
         Error::SelfTest(_) => FaultKind::SelfTest,
         Error::Import(e) => import(e),
         Error::NoAnchorPlace => FaultKind::AnchorMissing,
         Error::NotADirectory { .. } | Error::NotAVault { .. } | Error::NoHeader { .. } => FaultKind::Directory,
+        Error::DirNotEmpty { .. } | Error::CloneExists { .. } | Error::CloneWithin { .. } => FaultKind::Directory,
         Error::Locked { .. } => FaultKind::Locked,
         Error::Interrupted => FaultKind::Interrupted,
         Error::Usage(_) | Error::Member { .. } | Error::NotADataset => FaultKind::Usage,
@@ -132,7 +139,9 @@ fn host(error: &Error) -> FaultKind {
         | Error::NotWritable
         | Error::ReadOnlyMount
         | Error::Frozen
+        | Error::NameMax { .. }
         | Error::Snapshot
+        | Error::SnapshotOfInterrupted { .. }
         | Error::ZoneNotAhead
         | Error::LostNotEmpty { .. }
         | Error::EpochNeeded { .. } => FaultKind::Refused,

@@ -10,12 +10,17 @@
 //! | [`unlock`] | a header, key material, and what opens it |
 //! | [`open`] | from a directory to an open vault |
 //! | [`place`] | a directory of a vault, held open |
+//! | [`created`] | what this process has just made, in a directory that others may change |
+//! | [`store_kind`] | what store lies below a directory |
 //! | [`lock`] | the writer's lock, from outside |
 //! | [`keeper`] | the keys of every vault that is open, by volume |
 //! | [`serve`] | a vault that is served, with its datasets: slots, epochs, re-keying |
 //! | [`datasets`] | datasets of a served vault |
 //! | [`job`] | a re-keying on its own thread |
-//! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots |
+//! | [`rotation`], [`needing`], [`slots`] | changes of epochs and of slots, also of a vault that is not open |
+//! | [`destroy`] | what becomes unreadable with a vault's keys |
+//! | [`create`] | a vault made in an empty directory |
+//! | [`clone`] | a vault copied in the store, under a header of its own |
 //! | [`control`] | the protocol by which other processes ask a server; counters |
 //! | `answer` | a served vault answers requests |
 //! | [`error`], [`kind`] | one enum of errors, and what a program does about each |
@@ -28,8 +33,12 @@
 
 pub mod anchors;
 mod answer;
+pub mod clone;
 pub mod control;
+pub mod create;
+pub mod created;
 pub mod datasets;
+pub mod destroy;
 pub mod error;
 pub mod job;
 pub mod keeper;
@@ -44,6 +53,7 @@ pub mod policy;
 pub mod rotation;
 pub mod serve;
 pub mod slots;
+pub mod store_kind;
 #[cfg(test)]
 mod testing;
 pub mod unlock;

@@ -77,6 +77,11 @@ impl Policy {
         Policy { pins, notes, ..self }
     }
 
+    /// Whether approved primitives alone are allowed.
+    pub fn is_approved_only(&self) -> bool {
+        self.approved_only
+    }
+
     /// The same with these anchors.
     pub fn anchored_by(self, anchors: Anchors) -> Policy {
         Policy { anchors, ..self }
@@ -105,11 +110,6 @@ impl Policy {
     pub fn approved_only(self) -> Result<Policy> {
         selftest::run_approved()?;
         Ok(Policy { approved_only: true, ..self })
-    }
-
-    /// Whether approved primitives alone are allowed.
-    pub fn is_approved_only(&self) -> bool {
-        self.approved_only
     }
 
     /// Refuses a suite whose ciphers, hashes or derivation no NIST publication approves.

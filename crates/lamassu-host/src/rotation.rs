@@ -13,6 +13,7 @@ use crate::{Error, Policy, Result, WriterLock, hex};
 use lamassu_crypto::KeyRing;
 use lamassu_format::header::{Header, Slot, VaultHeader, ZoneFile};
 use lamassu_format::name;
+use lamassu_keys::admin::Exchanged;
 use lamassu_keys::dataset::parent_epoch;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Keychain, Material, NewSlot, Tier, Unlocked, Update, cost, header_file, unix_now};
@@ -131,6 +132,24 @@ impl Alone {
             Event::new(EventKind::SlotChanged).slot(slot).detail("what", "a fresh file key; this slot is the only one");
         self.update.record(&mut self.header, keys, &[event])?;
         Ok(Renewed { slot, gone })
+    }
+
+    /// Exchanges the administrator's key for a new one, which the old one signs. Returns the header as it is now, too.
+    ///
+    /// # Errors
+    /// Those of keys and of the header's file.
+    pub fn exchange_administrator(
+        mut self,
+        keys: &mut Unlocked,
+        material: &Material,
+    ) -> Result<(Exchanged, VaultHeader)> {
+        let done = keys.exchange_administrator(&mut self.header, material)?;
+        let event = Event::new(EventKind::AdminSet)
+            .slot(keys.slot())
+            .detail("key", hex(&done.public))
+            .detail("instead_of", hex(&done.before));
+        self.update.record(&mut self.header, keys, &[event])?;
+        Ok((done, self.header))
     }
 
     /// Proves that nothing needs an epoch, and takes it out of the keychain. Returns the header without it.

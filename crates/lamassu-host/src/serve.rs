@@ -9,11 +9,10 @@ use crate::job::{Job, Task};
 use crate::keeper::Keeper;
 use crate::open::{Opened, Unsealed};
 use crate::rotation::{epochs, rotate};
-use crate::slots::{about, check_label, reseal_parent_slot};
+use crate::slots::{self, Replacement, check_label, reseal_parent_slot};
 use crate::{Error, Policy, Result, hex};
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, KeyError, NewSlot, Role, Terms, Tier, Unlocked, Update, header_file, unix_now};
 use lamassu_vault::forest::{Number, ROOT_VOLUME};
 use lamassu_vault::{Forest, Options, VaultError};
@@ -184,11 +183,8 @@ impl Served {
     ) -> Result<u32> {
         check_label(label)?;
         let (material, cost) = self.channels.unpack(self.policy(), caller.uid, secret)?;
-        self.change(caller, volume, |keys, header| {
-            let new = NewSlot { material: &material, cost, label, created: unix_now() };
-            let id = keys.add_slot_on(header, &new, terms)?;
-            Ok((id, about(EventKind::SlotAdded, id, header)))
-        })
+        let new = NewSlot { material: &material, cost, label, created: unix_now() };
+        self.change(caller, volume, |keys, header| slots::add(keys, header, &new, terms))
     }
 
     pub(crate) fn change_slot(
@@ -202,14 +198,9 @@ impl Served {
     ) -> Result<Changed> {
         label.as_deref().map_or(Ok(()), check_label)?;
         let (material, cost) = self.channels.unpack(self.policy(), caller.uid, secret)?;
+        let new = Replacement { material: &material, cost, label: label.as_deref(), role, expires };
         self.change(caller, volume, |keys, header| {
-            let old = header.keys().slot(slot).map(|s| s.label.clone());
-            let label = label.or(old).ok_or(KeyError::NoSlot { id: slot })?;
-            let new = NewSlot { material: &material, cost, label: &label, created: unix_now() };
-            let kept = header.keys().slot(slot).map_or(Role::Administrator, |s| s.role);
-            let role = role.unwrap_or(kept);
-            let (id, removed) = keys.change_slot_on(header, slot, &new, Terms { role, expires })?;
-            let event = about(EventKind::SlotChanged, id, header).detail("instead_of", slot);
+            let (id, removed, event) = slots::replace(keys, header, slot, &new)?;
             Ok((Changed { id, removed: removed.to_string() }, event))
         })
     }

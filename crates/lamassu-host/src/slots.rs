@@ -1,13 +1,20 @@
-//! What changes of slots have in common.
+//! Changes of key slots, of an open vault ([`add`], [`remove`], [`replace`]) and of a header alone ([`SlotChange`]).
+//!
+//! A header is changed under its update lock, which is held from before it is read. Each change gives the event that
+//! the history records with it.
 
 use crate::error::At;
-use crate::{Error, Place, Result};
+use crate::{Error, Place, Policy, Result};
 use lamassu_crypto::KeyRing;
-use lamassu_format::header::{Header, VaultHeader};
+use lamassu_format::header::{Header, Slot, VaultHeader};
 use lamassu_format::name;
 use lamassu_keys::dataset::{inherits, parent_epoch};
 use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Role, Update, Witness, unlock_by_parent};
+use lamassu_keys::{
+    Argon2Params, Event, KeyError, Material, NewSlot, Removed, Role, Terms, Unlocked, Update, Witness, unix_now,
+    unlock_by_parent,
+};
+use std::path::Path;
 use std::sync::Arc;
 
 /// A label that can be kept and printed.
@@ -39,6 +46,154 @@ pub fn about<H: Header>(kind: EventKind, id: u32, header: &H) -> Event {
             if slot.role == Role::Use { event.detail("role", "use") } else { event }
         }
         None => event,
+    }
+}
+
+/// Adds a slot. Returns its number, and the event.
+///
+/// # Errors
+/// [`Error::Key`].
+pub fn add<H: Header + Clone>(
+    keys: &Unlocked,
+    header: &mut H,
+    new: &NewSlot<'_>,
+    terms: Terms,
+) -> Result<(u32, Event)> {
+    let id = keys.add_slot_on(header, new, terms)?;
+    Ok((id, about(EventKind::SlotAdded, id, header)))
+}
+
+/// Removes a slot. The event tells what it was.
+///
+/// # Errors
+/// [`Error::Key`].
+pub fn remove<H: Header + Clone>(keys: &Unlocked, header: &mut H, id: u32) -> Result<(Removed, Event)> {
+    let event = about(EventKind::SlotRemoved, id, header);
+    Ok((keys.remove_slot(header, id)?, event))
+}
+
+/// A slot that takes the place of another, and keeps of it what is `None` here.
+#[derive(Clone, Copy, Debug)]
+pub struct Replacement<'a> {
+    /// what opens it
+    pub material: &'a Material,
+    /// for passphrases
+    pub cost: Argon2Params,
+    /// for people
+    pub label: Option<&'a str>,
+    /// who may change slots with it
+    pub role: Option<Role>,
+    /// from when on it is warned of, in Unix seconds; `None`: never
+    pub expires: Option<u64>,
+}
+
+/// Replaces a slot. Returns the number of the new one, what the old one was, and the event.
+///
+/// # Errors
+/// [`KeyError::NoSlot`] and others of keys.
+pub fn replace<H: Header + Clone>(
+    keys: &Unlocked,
+    header: &mut H,
+    old: u32,
+    new: &Replacement<'_>,
+) -> Result<(u32, Removed, Event)> {
+    let there = slot(header, old)?;
+    let label = new.label.map_or_else(|| there.label.clone(), Into::into);
+    let terms = Terms { role: new.role.unwrap_or(there.role), expires: new.expires };
+    let made = NewSlot { material: new.material, cost: new.cost, label: &label, created: unix_now() };
+    let (id, removed) = keys.change_slot_on(header, old, &made, terms)?;
+    Ok((id, removed, about(EventKind::SlotChanged, id, header).detail("instead_of", old)))
+}
+
+fn slot<H: Header>(header: &H, id: u32) -> Result<&Slot> {
+    Ok(header.keys().slot(id).ok_or(KeyError::NoSlot { id })?)
+}
+
+/// A header, of a vault or a zone, whose slots the holder changes, once. No other process changes it meanwhile.
+pub struct SlotChange<H> {
+    update: Update,
+    header: H,
+}
+
+impl<H: Header + Clone> SlotChange<H> {
+    /// Takes the update lock of the header in `file`, then reads it.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn begin(policy: &Policy, file: &Path) -> Result<SlotChange<H>> {
+        let update = Update::begin(file, &policy.witness())?;
+        let header = update.read()?;
+        Ok(SlotChange { update, header })
+    }
+
+    /// The header, as it stays until the change.
+    pub fn header(&self) -> &H {
+        &self.header
+    }
+
+    /// Refuses a slot that is not there: before a key is asked for.
+    ///
+    /// # Errors
+    /// [`KeyError::NoSlot`].
+    pub fn has(&self, id: u32) -> Result<()> {
+        slot(&self.header, id).map(drop)
+    }
+
+    /// Adds a slot, and returns its number.
+    ///
+    /// # Errors
+    /// Those of keys and of the header's file.
+    pub fn add(mut self, keys: &Unlocked, new: &NewSlot<'_>, terms: Terms) -> Result<u32> {
+        let (id, event) = add(keys, &mut self.header, new, terms)?;
+        self.record(keys, event)?;
+        Ok(id)
+    }
+
+    /// Removes a slot.
+    ///
+    /// # Errors
+    /// As [`SlotChange::add`].
+    pub fn remove(mut self, keys: &Unlocked, id: u32) -> Result<Removed> {
+        let (removed, event) = remove(keys, &mut self.header, id)?;
+        self.record(keys, event)?;
+        Ok(removed)
+    }
+
+    /// Removes the slot of a recovery key whose words could not be shown.
+    ///
+    /// # Errors
+    /// As [`SlotChange::add`].
+    pub fn remove_unshown(mut self, keys: &Unlocked, id: u32) -> Result<()> {
+        let _no_copy_opens_it = keys.remove_slot(&mut self.header, id)?;
+        let event = Event::new(EventKind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
+        self.record(keys, event).map(drop)
+    }
+
+    /// Replaces a slot, and returns the number of the new one.
+    ///
+    /// # Errors
+    /// As [`replace`], and those of the header's file.
+    pub fn replace(mut self, keys: &Unlocked, old: u32, new: &Replacement<'_>) -> Result<(u32, Removed)> {
+        let (id, removed, event) = replace(keys, &mut self.header, old, new)?;
+        self.record(keys, event)?;
+        Ok((id, removed))
+    }
+
+    fn record(mut self, keys: &Unlocked, event: Event) -> Result<H> {
+        self.update.record(&mut self.header, keys, &[event])?;
+        Ok(self.header)
+    }
+}
+
+impl SlotChange<VaultHeader> {
+    /// Gives a vault that has none an administrator: the slot that `material` opens. Returns the header as it is now.
+    ///
+    /// # Errors
+    /// [`KeyError::HasAdministrator`]; as [`SlotChange::add`].
+    pub fn make_administrator(mut self, keys: &mut Unlocked, material: &Material) -> Result<VaultHeader> {
+        let public = keys.make_administrator(&mut self.header, material)?;
+        let event = Event::new(EventKind::AdminSet).slot(keys.slot()).detail("key", crate::hex(&public));
+        self.record(keys, event)
     }
 }
 

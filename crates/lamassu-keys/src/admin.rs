@@ -1,12 +1,12 @@
 //! The administrator's signature over a header (§4), and what pins it.
 //!
-//! The holder of a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Each
-//! of three finds a header that such a person has changed: the signature itself, which has to verify under the key the
-//! header names; an administrator's slot, which holds the seed of the right key; and whoever has pinned the right key,
-//! in case all of that was exchanged.
+//! The holder of a use-only slot knows the file key, and so can compute the header's MAC, but not this signature. Three
+//! things reveal a header that such a person has changed: the signature itself, which has to verify under the key that
+//! the header names; an administrator's slot, which holds the seed of the right key; and a pin of the right key, in
+//! case all of that was exchanged.
 //!
-//! The key can be exchanged for another, which the old one signs: pins of the old one lead to the new one. Who has the
-//! old seed can sign another successor, for those whose pins have not followed yet.
+//! The key can be exchanged for another, which the old one signs: pins of the old one lead to the new one. A holder of
+//! the old seed can sign another successor, for users whose pins have not followed yet.
 
 use crate::unlock::refuse_parent;
 use crate::{KeyError, Material, NewSlot, Terms, Unlocked};

@@ -13,7 +13,7 @@ use crate::receipt::{AuditKey, Backup, Copied, GoneEpoch, GoneHistory, GoneSlot,
 use crate::{Event, FileError, KeyError, Tier, Unlocked, Update, Witness, rotate};
 use data_encoding::HEXLOWER;
 use lamassu_crypto::wrap;
-use lamassu_format::header::{Destroyed, HEADER_MAX, Header, Role, VaultHeader};
+use lamassu_format::header::{Destroyed, HEADER_MAX, Header, VaultHeader};
 use lamassu_format::name;
 use std::fs::File;
 use std::io::Read;
@@ -104,7 +104,7 @@ impl Destruction {
         let area = gone.keys_mut();
         lamassu_crypto::random(&mut area.keychain.nonce)?;
         lamassu_crypto::random(&mut area.keychain.sealed)?;
-        // The administrator's signature stays one that can be verified; a MAC would need a key that nobody is to have.
+        // The administrator's signature stays one that can be verified; a MAC would need a key that is gone.
         keys.sign(&mut gone);
         lamassu_crypto::random(&mut gone.keys_mut().mac)?;
         let (path, witness) = (update.path().to_path_buf(), update.witness().clone());
@@ -195,7 +195,6 @@ pub fn draft(dir: &Path, header: &VaultHeader, keys: &Unlocked, audit: &AuditKey
             kind: slot.kind.name().into(),
             label: slot.label.clone(),
             created: slot.created,
-            use_only: slot.role == Role::Use,
         })
         .collect();
     let mark = header.keys().history;

@@ -188,7 +188,7 @@ pub struct KmipReason {
 }
 
 impl KmipReason {
-    /// Of the number of KMIP's Result Reason, and its Result Message.
+    /// From the number of KMIP's Result Reason, and its Result Message.
     #[cfg(feature = "kmip")]
     pub(crate) fn new(number: u32, said: &str) -> Self {
         const SAID_MAX: usize = 200;
@@ -257,7 +257,7 @@ pub enum TokenFault {
     /// Too many wrong PINs.
     #[error("the PIN is locked after too many wrong tries; unlock it with the token's own tool and its SO PIN")]
     PinLocked,
-    /// The user's: the token wants a PIN, and there is nobody to ask.
+    /// The user's: the token wants a PIN, and there is no terminal to ask on.
     #[error("the token wants a PIN; add ?pin-source=file:FILE to the URI")]
     NoPin,
     /// It failed.

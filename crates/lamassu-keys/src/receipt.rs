@@ -28,7 +28,7 @@ pub enum ReceiptError {
     /// Another format, or a later version.
     #[error("it is of a format or version that this program does not know")]
     Version,
-    /// Nobody signed it.
+    /// It carries no signature.
     #[error("it is not signed")]
     Unsigned,
     /// Another audit key signed it.
@@ -57,7 +57,7 @@ impl std::fmt::Debug for AuditKey {
 }
 
 impl AuditKey {
-    /// Of what a source gave: 32 bytes, however they are written.
+    /// From what a source gave: 32 bytes, however they are written.
     ///
     /// # Errors
     /// [`SourceError::RawLength`] for a passphrase, which can be guessed, or a token, which does not give its key.
@@ -100,7 +100,7 @@ pub struct Receipt {
     pub epochs: Vec<GoneEpoch>,
     /// slots that opened it
     pub slots: Vec<GoneSlot>,
-    /// its history, which nobody can read any more
+    /// its history, which can no longer be read
     pub history: Option<GoneHistory>,
     /// bytes of its files in the store, where they were counted
     pub stored_bytes: Option<u64>,
@@ -117,7 +117,7 @@ pub struct Receipt {
     /// datasets in it that open without its keys
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub datasets: Vec<LeftDataset>,
-    /// what nobody can know, in words
+    /// what cannot be known, in words
     pub cannot_know: Vec<String>,
     /// public half of the audit key
     pub audit_key: String,
@@ -166,8 +166,6 @@ pub struct GoneSlot {
     pub label: String,
     /// when it was made
     pub created: u64,
-    /// whether it could change nothing
-    pub use_only: bool,
 }
 
 /// How far the history went.
@@ -237,7 +235,7 @@ pub struct LeftDataset {
 }
 
 impl Backup {
-    /// Of an entry of the history; looks whether the copy is still there.
+    /// From an entry of the history; looks whether the copy is still there.
     pub(crate) fn of(entry: &Entry) -> Backup {
         let detail = |name: &str| entry.details.get(name).cloned();
         let (file, sha256) = (detail("file").unwrap_or_default(), detail("sha256").unwrap_or_default());
@@ -315,7 +313,7 @@ impl Receipt {
             "What the store keeps of bytes that were overwritten: copy-on-write, snapshots that share blocks, a journal of data, replicas, and flash behind its translation \
              layer may still hold the old header. Overwriting reaches the blocks that a file has now; headers replaced by programs that did not overwrite may lie in free blocks."
                 .into(),
-            "Processes that have the keys loaded: mounts on other machines, read-only ones too, and whoever kept keys they once loaded.".into(),
+            "Processes that have the keys loaded: mounts on other machines, read-only ones too, and people who kept keys that they once loaded.".into(),
             "What was copied out of the vault, and what is in the page cache, swap or backups as plain data.".into(),
         ];
         let shares = |tier| keys.keychain().epochs(tier).iter().any(|epoch| rotate::is_shared(header, tier, epoch));
@@ -347,7 +345,7 @@ impl Receipt {
         if datasets.iter().any(|d| d.zone_shares) {
             self.epochs.iter_mut().filter(|e| e.key == Tier::Inner).for_each(|e| e.zone_shares = true);
             self.cannot_know.push(
-                "K_in lives on in datasets that are listed here: who opens one can confirm a guess of a block that is stored in the vault.".into(),
+                "K_in lives on in datasets that are listed here: a holder of one's key can confirm a guess of a block that is stored in the vault.".into(),
             );
         }
         self.datasets = datasets;

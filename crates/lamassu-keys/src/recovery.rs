@@ -4,8 +4,10 @@
 //! is found before any slot is tried. How they are written matters little: upper or lower case, numbered or not, on one
 //! line or several.
 
+use crate::shares::{self, Scheme};
+use crate::{Material, SlotKind};
 use bip39::Mnemonic;
-use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_crypto::{NoRandom, Secret, SecretBytes};
 use zeroize::{Zeroize, Zeroizing};
 
 /// Words of a recovery key.
@@ -31,6 +33,20 @@ pub enum RecoveryError {
     /// The user's: words changed places or were misread.
     #[error("the words do not belong together: one was misread, or two changed places")]
     Checksum,
+}
+
+/// Makes a recovery key: what its slot is made of, and the text to write down. `shares`: in shares of this scheme, for
+/// the header of this id.
+///
+/// # Errors
+/// [`NoRandom`].
+pub fn generate(shares: Option<(Scheme, &[u8; 16])>) -> Result<(Material, SecretBytes), NoRandom> {
+    let key = Secret::random()?;
+    let (kind, text) = match shares {
+        None => (SlotKind::Recovery, sheet(&key)),
+        Some((scheme, id)) => (SlotKind::RecoveryShares, shares::sheets(&key, scheme, id)?),
+    };
+    Ok((Material::Key { kind, key }, text))
 }
 
 /// The words of a key, separated by single spaces.

@@ -5,7 +5,7 @@
 //! the stack is overwritten behind it. A share is 30 words of BIP-39's list: its number, how many are needed, which set
 //! it is of, which vault the set is for, 32 bytes, and 34 bits of checksum, so that a word misread, a share of another
 //! set and a share given twice are each found before any slot is tried. The table look-ups of the scheme are not
-//! constant in time: shares are made and joined by a person's command, not for a stranger who measures.
+//! constant in time: shares are made and joined by a person's command, not for a stranger to measure.
 
 use crate::recovery::whole;
 use blahaj::{Share as Point, Sharks};
@@ -151,6 +151,20 @@ impl std::fmt::Debug for Share {
 /// [`NoRandom`] when getrandom(2) fails, or the FIPS module's generator where that is used.
 pub fn split(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<Vec<Share>, NoRandom> {
     split_with(key, scheme, vault, lamassu_crypto::random)
+}
+
+/// The sheets of the shares of a set, an empty line between two: see [`split`].
+pub(crate) fn sheets(key: &Secret<32>, scheme: Scheme, vault: &[u8; 16]) -> Result<SecretBytes, NoRandom> {
+    let sheets: Vec<SecretBytes> = split(key, scheme, vault)?.iter().map(|s| s.sheet(scheme.of)).collect();
+    // Reserved at once, so that no copy is left behind by a reallocation.
+    let mut all = Vec::with_capacity(sheets.iter().map(|s| s.len() + 1).sum());
+    for (i, sheet) in sheets.iter().enumerate() {
+        if i > 0 {
+            all.push(b'\n');
+        }
+        all.extend_from_slice(sheet.expose());
+    }
+    Ok(SecretBytes::new(all))
 }
 
 fn split_with(

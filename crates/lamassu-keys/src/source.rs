@@ -289,16 +289,14 @@ pub enum SourceError {
         form: String,
     },
     /// The user's: a file, say.
-    #[error(
-        "only at a key server (kmip:…) is a key made by its SOURCE; `lamassu key generate FILE` makes one in a file"
-    )]
+    #[error("a SOURCE makes a key only at a key server (kmip:…); `lamassu key generate FILE` makes one in a file")]
     NotMade,
     /// The user's: what is destroyed is a key at a server or in a token.
     #[error("only a key at a KMIP server (kmip:…) or in a token (pkcs11:…) is destroyed by its SOURCE")]
     NotDestroyed,
     /// The user's: K_in and K_out of a zone are those of every vault of it.
     #[error(
-        "these are the keys of a zone, and other vaults may need them; whoever is sure destroys them with the server's own tool"
+        "these are the keys of a zone, and other vaults may need them; to destroy them all the same, use the server's own tool"
     )]
     ZoneShared,
     /// The user's: a zone at a key server is meant.
@@ -353,7 +351,7 @@ pub enum SourceError {
         /// why
         source: std::io::Error,
     },
-    /// There is nobody to ask: use a file, or let standard input be read.
+    /// There is no terminal to ask on: use a file, or let standard input be read.
     #[error("cannot ask for a passphrase on the terminal: {source}; use another key source, e.g. passphrase:file:PATH")]
     Terminal {
         /// why

@@ -1,6 +1,6 @@
 //! What remembers, outside the store, which header and which history of a vault are the newest.
 //!
-//! The trait is here, below whoever implements it, so that no way of replacing a header goes around it
+//! The trait is here, below its implementations, so that no way of replacing a header goes around it
 //! ([`crate::Update`]).
 
 use lamassu_crypto::wrap;

@@ -417,6 +417,7 @@ impl Search<'_> {
 impl Visit for Search<'_> {
     type Passed = PathBuf;
     type Here = Names;
+    type Error = VaultError;
 
     fn enter(&mut self, at: &Met<PathBuf>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
         match self.look(at, dir) {

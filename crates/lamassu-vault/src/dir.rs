@@ -152,7 +152,7 @@ impl Vault {
                     Ok(entry) => entry,
                     // It was removed since the listing began.
                     Err(VaultError::NotFound) if !self.is_recorded(&open.dir, listed.name)? => return Ok(true),
-                    // Its name is there; who looks at it gets the error.
+                    // Its name is there; looking at it gives the error.
                     Err(_) => {
                         let kind = listed.kind.unwrap_or(Kind::File);
                         let ino = self.nodes.lock().shown(open.dir.dev, listed.ino);

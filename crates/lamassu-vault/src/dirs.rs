@@ -160,7 +160,7 @@ impl Vault {
     /// # Errors
     /// Those of [`Vault::names`].
     pub(crate) fn profile_changed(&self, dir: &Dir, profile: Profile) -> Result<()> {
-        self.names(dir)?; // nobody reads the record for the first time behind this
+        self.names(dir)?; // the record is not read for the first time behind this
         dir.profile.store(profile.number(), Ordering::Release);
         Ok(())
     }

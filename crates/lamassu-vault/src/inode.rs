@@ -134,7 +134,7 @@ struct Node {
     object: ObjectId,
     /// False for a zombie: the store's inode is gone, or will be when its last file is closed.
     live: bool,
-    /// Of a zombie whose removal we saw: what stat said last, without links.
+    /// What stat said last, without links, for a zombie whose removal we saw.
     last: Option<Box<Stat>>,
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct NodeTable {
     by_store: HashMap<StoreNumber, Ino>,
     /// Living nodes of objects of the anchor.
     by_object: HashMap<ObjectId, Ino>,
-    /// Objects of zombies that nobody refers to any more.
+    /// Objects of zombies that nothing refers to any more.
     unused: Vec<ObjectId>,
     root_dev: u64,
     /// That of nodes made now.
@@ -223,7 +223,7 @@ impl NodeTable {
         self.nodes.get(&ino).map(|n| n.object).unwrap_or_default()
     }
 
-    /// Objects that have lost their last name and that nobody refers to any more, since the last call.
+    /// Objects that have lost their last name and that nothing refers to any more, since the last call.
     pub fn take_unused(&mut self) -> Vec<ObjectId> {
         std::mem::take(&mut self.unused)
     }

@@ -72,7 +72,7 @@ mod symlink;
 mod target;
 mod tree;
 pub mod types;
-mod walk;
+pub mod walk;
 mod xattr;
 
 pub use dataset::{Dataset, Sighted};
@@ -211,7 +211,7 @@ impl Vault {
         options.events = options.events.of_vault(&header.id());
         if header.is_snapshot() && !options.read_only {
             return Err(VaultError::Refused(
-                "this vault is a snapshot, which nobody writes; `lamassu clone` makes a copy to work in",
+                "this vault is a snapshot, which is never written; `lamassu clone` makes a copy to work in",
             ));
         }
         let lock = if options.read_only { None } else { Some(take_lock(&*backend)?) };

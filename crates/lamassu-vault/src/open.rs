@@ -109,8 +109,8 @@ impl OpenFiles {
     }
 
     /// Takes a file without handles out of the table if it `may_go`. That is asked under the lock, so no write comes in
-    /// between. It is put away under the lock, too: others may refer to it for a while yet, and who opens it meanwhile
-    /// begins with what it left.
+    /// between. It is put away under the lock, too: others may refer to it for a while yet, and a call that opens it
+    /// meanwhile begins with what it left.
     fn remove_idle(&self, ino: Ino, may_go: impl Fn(&OpenFile) -> bool) -> Option<Arc<OpenFile>> {
         let mut files = self.files.lock();
         let go = files.get(&ino).is_some_and(|s| s.handles == 0 && may_go(&s.file));

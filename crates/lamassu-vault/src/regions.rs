@@ -56,6 +56,7 @@ struct Regions(Vec<Region>);
 impl Visit for Regions {
     type Passed = usize;
     type Here = usize;
+    type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<usize>, dir: &Arc<dyn BackendDir>) -> Result<Option<usize>> {
         if at.is_root() || !has_header(&**dir).unwrap_or(false) {
@@ -129,6 +130,7 @@ impl Datasets {
 impl Visit for Datasets {
     type Passed = ();
     type Here = ();
+    type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<()>, dir: &Arc<dyn BackendDir>) -> Result<Option<()>> {
         if !at.is_root() && self.seen(has_header(&**dir))? == Some(true) {

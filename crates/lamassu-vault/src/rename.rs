@@ -22,7 +22,7 @@ struct End {
     st: Option<Stat>,
     /// What lies there in the anchor; 0: nothing, or an un-anchored vault.
     object: ObjectId,
-    /// Something that nobody recorded lies there.
+    /// Something that is not recorded lies there.
     is_in_the_way: bool,
     /// Name of the rest of a long link target.
     rest: Option<OsString>,

@@ -141,6 +141,7 @@ impl Visit for Scrub<'_> {
     type Passed = ObjectId;
     /// Entries that were not met yet.
     type Here = BTreeMap<Token, Entry>;
+    type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>> {
         let row = self.anchor.row(at.passed)?;

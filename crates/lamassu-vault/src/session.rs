@@ -46,7 +46,7 @@ struct Kept {
 }
 
 impl Book {
-    /// Of the vault with this id below `root`. A record that does not open is told when it is needed.
+    /// For the vault with this id below `root`. A record that does not open is reported when it is needed.
     pub fn open(root: Arc<dyn BackendDir>, ring: KeyRing, vault: [u8; 16], anchor: Option<Arc<Anchor>>) -> Book {
         let record = read(&*root, &ring, &vault);
         Book { root, ring, vault, anchor, kept: Mutex::new(Kept { record, looked: Instant::now() }) }
@@ -142,7 +142,7 @@ impl SessionKeeper for Book {
             Ok(true) => Ok(session),
             Ok(false) => Err(stdio::Error::other(outdated())),
             Err(error) => {
-                // It has written nothing. What cannot be said is found out by whoever looks for what it left.
+                // It has written nothing. What cannot be noted is found by the next look for what it left.
                 let _ = self.close(session);
                 Err(stdio::Error::other(error))
             }
@@ -387,7 +387,7 @@ impl Vault {
         if !sessions.is_under_way() {
             return Ended::Closed;
         }
-        let _nobody_settles = self.settling.lock();
+        let _no_settling = self.settling.lock();
         let is_settled = |open: &Arc<crate::open::OpenFile>| !open.is_writable() || open.file().is_settled();
         if !self.files.all().iter().all(is_settled) {
             return Ended::LeftOpen;

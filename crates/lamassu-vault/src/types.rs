@@ -276,4 +276,4 @@ pub enum VaultError {
 }
 
 /// Result of a vault call.
-pub type Result<T> = std::result::Result<T, VaultError>;
+pub type Result<T, E = VaultError> = std::result::Result<T, E>;

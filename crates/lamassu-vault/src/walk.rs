@@ -1,8 +1,9 @@
-//! Walking the directories of a vault in the store: one loop for everything that looks at each of them.
+//! Walking the directories of a vault in the store: one loop for everything that looks at each of
+//! them, also from outside this crate.
 //!
 //! A directory is opened in the one above it and never by its path, which in the store may be longer than the system
 //! takes. The walk holds open the directories on the way to the one that is visited, and of each the names that are
-//! left: no recursion, and no deeper than [`DEPTH_MAX`].
+//! left: no recursion, and no deeper than `DEPTH_MAX`.
 //!
 //! Errors: the visitor is told of a directory that cannot be opened or listed ([`Visit::failed`]). It notes that, or
 //! ends the walk with an error of its own. Nothing is left out without its knowledge.
@@ -11,7 +12,7 @@
 
 use crate::error::is_not_found;
 use crate::inode::{DEPTH_MAX, StoreId};
-use crate::{Kind, Result};
+use crate::{Kind, Result, VaultError};
 use lamassu_format::header::{HEADER_MAX, Header, NameMode, VaultHeader};
 use lamassu_format::name::{HEADER, Stored, classify};
 use lamassu_store::BackendDir;
@@ -23,9 +24,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A directory to be visited.
-pub(crate) struct Met<P> {
+pub struct Met<P> {
     /// The directory it lies in; where `name` is empty, the directory itself.
     pub above: Arc<dyn BackendDir>,
+    /// Its name there.
     pub name: OsString,
     /// Path in the store.
     pub stored: PathBuf,
@@ -47,17 +49,21 @@ impl<P> Met<P> {
 
 /// What cannot be done with a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub enum Failed {
+    /// opened
     Open,
+    /// listed
     List,
 }
 
 /// What a walk is made for.
-pub(crate) trait Visit {
+pub trait Visit {
     /// What is known of a directory before it is opened.
     type Passed;
     /// What is kept while the entries of a directory are gone through.
     type Here;
+    /// What ends a walk.
+    type Error;
 
     /// Opens a directory that a listing showed.
     fn open(&self, above: &dyn BackendDir, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
@@ -65,7 +71,7 @@ pub(crate) trait Visit {
     }
 
     /// A directory is open. `None`: it is not gone into.
-    fn enter(&mut self, at: &Met<Self::Passed>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>>;
+    fn enter(&mut self, at: &Met<Self::Passed>, dir: &Arc<dyn BackendDir>) -> Result<Option<Self::Here>, Self::Error>;
 
     /// An entry of it. `Some`: a directory that is to be visited, after all entries of this one.
     fn entry(
@@ -74,13 +80,13 @@ pub(crate) trait Visit {
         dir: &Arc<dyn BackendDir>,
         here: &mut Self::Here,
         entry: &Listed,
-    ) -> Result<Option<Self::Passed>>;
+    ) -> Result<Option<Self::Passed>, Self::Error>;
 
     /// All its entries were gone through.
     fn leave(&mut self, _at: &Met<Self::Passed>, _dir: &Arc<dyn BackendDir>, _here: Self::Here) {}
 
     /// A directory cannot be opened or listed: that counts nothing, or it ends the walk with an error.
-    fn failed(&mut self, _at: &Met<Self::Passed>, _what: Failed, _error: io::Error) -> Result<()> {
+    fn failed(&mut self, _at: &Met<Self::Passed>, _what: Failed, _error: io::Error) -> Result<(), Self::Error> {
         Ok(())
     }
 
@@ -101,11 +107,11 @@ struct Level<P> {
 ///
 /// # Errors
 /// Those of the visitor.
-pub(crate) fn walk<V: Visit>(first: Met<V::Passed>, visit: &mut V) -> Result<()> {
+pub fn walk<V: Visit>(first: Met<V::Passed>, visit: &mut V) -> Result<(), V::Error> {
     walk_to(DEPTH_MAX, first, visit)
 }
 
-fn walk_to<V: Visit>(depth_max: usize, first: Met<V::Passed>, visit: &mut V) -> Result<()> {
+fn walk_to<V: Visit>(depth_max: usize, first: Met<V::Passed>, visit: &mut V) -> Result<(), V::Error> {
     let mut levels = Vec::new();
     let mut first = Some(first);
     while let Some(met) = first.take().or_else(|| next(&mut levels)) {
@@ -129,10 +135,10 @@ fn next<P>(levels: &mut Vec<Level<P>>) -> Option<Met<P>> {
     None
 }
 
-/// An open directory, and those in it.
-type Opened<P> = (Arc<dyn BackendDir>, Vec<(OsString, P)>);
+/// An open directory, and those in it; `None`: it is not gone into.
+type Opened<P> = Option<(Arc<dyn BackendDir>, Vec<(OsString, P)>)>;
 
-fn directory<V: Visit>(met: &Met<V::Passed>, may_open: bool, visit: &mut V) -> Result<Option<Opened<V::Passed>>> {
+fn directory<V: Visit>(met: &Met<V::Passed>, may_open: bool, visit: &mut V) -> Result<Opened<V::Passed>, V::Error> {
     let opened = match may_open {
         _ if met.name.is_empty() => Ok(met.above.clone()),
         true => visit.open(&*met.above, &met.name),
@@ -217,6 +223,7 @@ impl Ahead<'_> {
 impl Visit for Ahead<'_> {
     type Passed = ();
     type Here = ();
+    type Error = VaultError;
 
     fn enter(&mut self, at: &Met<()>, dir: &Arc<dyn BackendDir>) -> Result<Option<()>> {
         let is_left_out = self.skips_datasets && !at.name.is_empty() && has_header(&**dir).unwrap_or(false);
@@ -267,6 +274,7 @@ mod tests {
     impl Visit for Seen {
         type Passed = ();
         type Here = ();
+        type Error = VaultError;
 
         fn enter(&mut self, at: &Met<()>, _dir: &Arc<dyn BackendDir>) -> Result<Option<()>> {
             self.paths.push(at.stored.display().to_string());

@@ -12,7 +12,7 @@ use lamassu_store::backend::memory::Numbers;
 use lamassu_vault::{Entry, Kind, SetAttr, Vault, VaultError};
 use std::sync::Arc;
 
-const BOTH: [Numbers; 2] = [Numbers::Again, Numbers::AgainUntold];
+const BOTH: [Numbers; 2] = [Numbers::Again, Numbers::AgainUnseen];
 
 struct Lab {
     backend: Arc<dyn Backend>,
@@ -109,7 +109,7 @@ fn of_one_kind_too() {
 #[test]
 fn what_somebody_else_made_is_another_too() {
     // Without birth times only what has another name is told.
-    for (numbers, name) in [(Numbers::Again, "k"), (Numbers::AgainUntold, "other")] {
+    for (numbers, name) in [(Numbers::Again, "k"), (Numbers::AgainUnseen, "other")] {
         let lab = Lab::new(numbers);
         let (known, number) = lab.removed_behind();
         lab.backend.root().open_dir(n("theirs")).unwrap().create_file(n(name)).unwrap();

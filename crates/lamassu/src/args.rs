@@ -46,9 +46,9 @@ pub struct Global {
     /// known-vaults says
     #[arg(long, global = true, value_name = "FILE", conflicts_with = "admin_key", help_heading = "Common options")]
     admin_zone: Option<PathBuf>,
-    /// Where the vault's anchor lies, which knows its newest state: a file outside the store; or `none`, to read
-    /// without one, unverified, or to make a vault without one [default: where it was put last, else below
-    /// $XDG_STATE_HOME/lamassu/anchors, for root in /var/lib/lamassu/anchors]
+    /// The vault's anchor, a file outside the store that knows its newest state. `none` reads without one, unverified,
+    /// or makes a vault without one [default: where it was put last, else below $XDG_STATE_HOME/lamassu/anchors, for
+    /// root in /var/lib/lamassu/anchors]
     #[arg(long, global = true, value_name = "FILE|none", value_parser = anchor_parser(), help_heading = "Common options")]
     anchor: Option<Choice>,
     /// Let a passphrase slot have more than half of the memory that is free here (Argon2id), if it asks for it; else it
@@ -101,7 +101,7 @@ pub enum Command {
     /// Make, list, change or destroy datasets: directories with keys of their own
     #[command(subcommand)]
     Dataset(cmd::dataset::DatasetCommand),
-    /// Look at, copy, move or make anew what knows a vault's newest state, outside the store
+    /// Show, copy, move or rebuild a vault's anchor: a file outside the store that knows its newest state
     #[command(subcommand)]
     Anchor(cmd::anchor::AnchorCommand),
     /// Show what was done to a vault's keys, when and by whom, and verify that nothing of it was changed
@@ -128,7 +128,7 @@ pub enum Command {
     Cp(cmd::cp::Args),
     /// Copy a vault in the store, sharing its blocks where the store can; the copy may get keys of its own
     Clone(cmd::clone::Args),
-    /// The same, a copy that nobody writes
+    /// Copy a vault in the store to keep: a snapshot is never written
     Snapshot(cmd::clone::SnapshotArgs),
     /// Choose or show how the blocks of files are protected, by file and directory
     #[command(subcommand)]
@@ -143,7 +143,7 @@ pub enum Command {
     Speed(cmd::speed::Args),
     /// Test every cipher against known answers, on every kernel that this processor has
     Selftest(cmd::selftest::Args),
-    /// Tell what an observer of the store sees; needs no key
+    /// Show what an observer of the store sees; needs no key
     Leak(cmd::leak::Args),
     /// Predict what deduplication saves, of plain data and of a vault that holds it
     DedupEstimate(cmd::estimate::Args),

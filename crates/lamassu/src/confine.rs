@@ -173,7 +173,7 @@ fn filter_system_calls() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     let mut steps = program(architecture);
     let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-    // Of all threads, and without the mitigation of speculation that old kernels add to every filter.
+    // For all threads, and without the mitigation of speculation that old kernels add to every filter.
     let flags = libc::SECCOMP_FILTER_FLAG_TSYNC | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
     // SAFETY: `program` and the steps it points to live until the call returns; the kernel copies them.
     match unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) } {

@@ -57,7 +57,7 @@ pub fn pack(dir: &Asked, material: &Material, cost: Argon2Params) -> Result<Parc
     client::pack(&Mounted(dir), material, cost)
 }
 
-/// What the daemon of a mount serves, whoever has mounted: it may say what it likes.
+/// What the daemon of any user's mount serves: it may say what it likes.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -65,7 +65,7 @@ pub fn claimed_status(mountpoint: &Path) -> Result<Status, AskError<ControlError
     client::ask(&Strangers(mountpoint), &Request::Status {})
 }
 
-/// Has the daemon of a mount write everything into the store, whoever has mounted.
+/// Has the daemon of any user's mount write everything into the store.
 ///
 /// # Errors
 /// See [`AskError`].
@@ -77,7 +77,7 @@ pub fn sync(mountpoint: &Path) -> Result<(), AskError<ControlError>> {
 pub fn answering(served: &Arc<Served>) -> Calls {
     let served = served.clone();
     Arc::new(move |caller, dir, request| {
-        // Of a process that this one cannot see, the groups beside its own count as none. Owners are not asked for
+        // The groups of a process that this one cannot see, beside its own, count as none. Owners are not asked for
         // theirs.
         let groups = if caller.is_owner { Vec::new() } else { caller.groups() };
         let caller = Caller { uid: caller.uid, gid: caller.gid, groups, is_owner: caller.is_owner };

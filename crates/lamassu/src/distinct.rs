@@ -4,7 +4,8 @@
 //! thing. Runs are merged in tiers, so that their number, and that of open files, grows with the logarithm of what is
 //! counted. Digests are 128 bits of BLAKE3, so "exactly" means: but for one chance in 2⁶⁴ at 2³² things.
 
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
+use lamassu_host::Error as HostError;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
@@ -89,7 +90,7 @@ impl Distinct {
     pub fn add(&mut self, digest: u128, bytes: u32) -> Result<()> {
         self.items.push((digest, bytes));
         if self.items.len() >= self.items_max {
-            self.spill().map_err(|source| Fault::Local { op: "write to", path: self.dir.clone(), source })?;
+            self.spill().map_err(|source| HostError::Local { op: "write to", path: self.dir.clone(), source })?;
         }
         Ok(())
     }
@@ -136,7 +137,7 @@ impl Distinct {
             counted.most = counted.most.max(group.1);
             Ok(())
         });
-        merged.map_err(|source| Fault::Local { op: "read from", path: self.dir, source })?;
+        merged.map_err(|source| HostError::Local { op: "read from", path: self.dir, source })?;
         Ok(counted)
     }
 }

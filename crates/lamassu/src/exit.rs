@@ -8,7 +8,6 @@ use lamassu_fuse::MountError;
 use lamassu_fuse::control::ControlError;
 use lamassu_host::{Error as HostError, FaultKind};
 use lamassu_keys::FileError;
-use lamassu_store::backend::CopyError;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub enum Code {
     Refused = 28,
     Undone = 29,
     Stale = 30,
-    Untold = 31,
+    Unverified = 31,
     KeyServerDown = 40,
     KeyServerUntrusted = 41,
     KeyDenied = 42,
@@ -78,7 +77,7 @@ impl Code {
         Code::Refused,
         Code::Undone,
         Code::Stale,
-        Code::Untold,
+        Code::Unverified,
         Code::KeyServerDown,
         Code::KeyServerUntrusted,
         Code::KeyDenied,
@@ -163,7 +162,7 @@ impl Code {
             | Code::Repaired
             | Code::Refused
             | Code::Undone
-            | Code::Untold
+            | Code::Unverified
             | Code::KeyDenied
             | Code::KeyMissing
             | Code::KeyAnswer
@@ -274,41 +273,35 @@ impl From<FaultKind> for Code {
 fn code(fault: &Fault) -> Code {
     match fault {
         Fault::Host(e) => FaultKind::from(e).into(),
-        Fault::Receipt(e) => FaultKind::from(e).into(),
         Fault::Mount(e) => mount(e),
         Fault::MountOption(_) => Code::Usage,
         Fault::Control(e) => control(e),
-        Fault::Copy(CopyError::Io { .. } | CopyError::Exchanged { .. }) => Code::Store,
-        Fault::Copy(CopyError::Stopped) => Code::Interrupted,
         Fault::System(_) | Fault::Json(_) | Fault::Other(_) | Fault::WorkerKilled { .. } => Code::Other,
         Fault::NoRegularFile { .. } | Fault::TooDeep { .. } | Fault::LiesInItself { .. } => Code::Other,
-        Fault::Usage(_) | Fault::Profile(_) | Fault::Member { .. } | Fault::PathOutside { .. } => Code::Usage,
-        Fault::NotADirectory { .. } | Fault::DirNotEmpty { .. } | Fault::IsAMount { .. } => Code::Dir,
+        Fault::Profile(_) | Fault::PathOutside { .. } => Code::Usage,
+        Fault::IsAMount { .. } => Code::Dir,
         Fault::Unwritten { path: _, failed } => failed.kind.into(),
-        Fault::CloneExists { .. } | Fault::CloneWithin { .. } => Code::Dir,
         Fault::NoSuchStored { .. } | Fault::MissingInMount { .. } => Code::NotFound,
         Fault::Mountpoint { .. }
         | Fault::MountpointInVault { .. }
         | Fault::NotAMount { .. }
         | Fault::MountBusy { .. } => Code::Mountpoint,
-        Fault::NameMax { .. }
-        | Fault::OtherVault { .. }
+        Fault::OtherVault { .. }
         | Fault::OtherId { .. }
         | Fault::NotThatDataset { .. }
         | Fault::NewerKeys { .. }
         | Fault::NotAScrubState { .. }
         | Fault::OpenStore { .. } => Code::Refused,
-        Fault::Interrupted => Code::Interrupted,
         Fault::ReaderGone => Code::Done,
         Fault::DamageLeft { .. } | Fault::HistoryDamaged { .. } => Code::Damaged,
         Fault::Repaired { .. } => Code::Repaired,
         Fault::Undone { .. } => Code::Undone,
         Fault::ScrubStale { .. } | Fault::CheckStale { .. } | Fault::WrittenSince { .. } => Code::Stale,
-        Fault::ScrubUntold { .. } => Code::Untold,
+        Fault::ScrubUnverified { .. } => Code::Unverified,
         Fault::ScrubUnreadable { .. } => Code::Store,
         Fault::Unprinted { .. } => Code::Other,
         Fault::LocalPath { path: _, source } => FaultKind::from(source).into(),
-        Fault::Local { .. } | Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,
+        Fault::Moved { .. } | Fault::DaemonKilled { .. } => Code::Other,
         Fault::DeviceNode => Code::Refused,
         Fault::SomeFailed { .. } | Fault::NotAllSeen { .. } => Code::Other,
         Fault::Told(failed) => failed.kind.into(),
@@ -317,11 +310,9 @@ fn code(fault: &Fault) -> Code {
         Fault::NoSuchUser { .. } => Code::Usage,
         Fault::NotInAMount { .. } => Code::Mountpoint,
         Fault::AboveNotLoaded { .. } | Fault::NotVerified { .. } => Code::KeyNotLoaded,
-        Fault::SnapshotOfInterrupted { .. } => Code::Refused,
         Fault::NotRekeyed { .. } | Fault::NotChanged { .. } => Code::Damaged,
         Fault::RetireMounted { .. } => Code::Locked,
         Fault::LeftAtServer { .. } => Code::Other,
-        Fault::Backing { .. } => Code::Store,
         Fault::Umount { .. } => Code::NoFuse,
     }
 }
@@ -383,7 +374,7 @@ mod tests {
         let gone = || std::io::Error::from_raw_os_error(libc::ENOTCONN);
         let dead = crate::fault::Error::from(ControlError::Io { op: "open mount point", source: gone() });
         assert_eq!((code_of(&dead), hint(&dead)), (Code::Mountpoint, Some(DEAD_MOUNT)));
-        let dead = Fault::NotADirectory { dir: "m".into(), source: gone() };
+        let dead = HostError::NotADirectory { dir: "m".into(), source: gone() };
         assert_eq!(hint(&dead.into()), Some(DEAD_MOUNT));
         let said = Fault::Mountpoint { path: "m".into(), source: gone() };
         assert!(said.to_string().contains("lamassu umount m") && hint(&said.into()).is_none());

@@ -13,7 +13,6 @@ use lamassu_host::control::protocol::Failed;
 use lamassu_keys::receipt::ReceiptError;
 use lamassu_keys::{FileError, HistoryError, KeyError, SourceError};
 use lamassu_store::StoreError;
-use lamassu_store::backend::CopyError;
 use lamassu_vault::VaultError;
 use rustix::io::Errno;
 use std::fmt::Display;
@@ -123,6 +122,12 @@ impl From<SourceError> for Fault {
     }
 }
 
+impl From<ReceiptError> for Fault {
+    fn from(error: ReceiptError) -> Self {
+        KeyError::from(error).into()
+    }
+}
+
 impl From<Errno> for Fault {
     fn from(error: Errno) -> Self {
         io::Error::from(error).into()
@@ -141,9 +146,6 @@ pub enum Fault {
     /// Of vaults, keys, files, and the store below.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// Of receipts.
-    #[error(transparent)]
-    Receipt(#[from] ReceiptError),
     /// Of mounting.
     #[error(transparent)]
     Mount(#[from] MountError),
@@ -153,9 +155,6 @@ pub enum Fault {
     /// Of reaching a mount.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// Of copying a vault in the store.
-    #[error(transparent)]
-    Copy(#[from] CopyError),
     /// The system's; what was tried is said before it.
     #[error(transparent)]
     System(#[from] io::Error),
@@ -170,7 +169,7 @@ pub enum Fault {
     NoRegularFile { path: String },
     /// The user's: a file that `scrub --state` would replace, and remove in the end.
     #[error(
-        "{path:?} is no state of a scrub of this vault, and is left as it is: name a file that does not exist yet, outside of the vault"
+        "{path:?} is not the state of a scrub of this vault, and is left as it is: name a file outside the vault that does not exist yet"
     )]
     NotAScrubState { path: PathBuf },
     /// The user's: a tree deeper than is copied.
@@ -182,30 +181,12 @@ pub enum Fault {
     /// The process that unmounts was killed.
     #[error("the process that unmounts was ended: {status}")]
     WorkerKilled { status: ExitStatus },
-    /// The user's: options that make no sense, or not together.
-    #[error("{0}")]
-    Usage(&'static str),
-    /// The user's: a value outside its bounds.
-    #[error("{option} must be {rule}")]
-    Member { option: &'static str, rule: &'static str },
     /// The user's: a path that is not inside the vault.
     #[error("{path:?} does not lie in {dir:?}")]
     PathOutside { path: PathBuf, dir: PathBuf },
     /// The user's: plain files, where ciphertext is wanted.
     #[error("{dir:?} is where the vault in {vault:?} is mounted: give the vault's own directory")]
     IsAMount { dir: PathBuf, vault: PathBuf },
-    /// The user's: missing, or something else than a directory.
-    #[error("{dir:?} is not a directory that can be used: {source}")]
-    NotADirectory { dir: PathBuf, source: std::io::Error },
-    /// The user's: init wants an empty directory.
-    #[error("{dir:?} is not empty: a vault is made in an empty directory, or in one that does not exist yet")]
-    DirNotEmpty { dir: PathBuf },
-    /// The user's: a copy is made in a place of its own.
-    #[error("{path:?} exists already: a clone or snapshot is made in a directory that does not exist yet")]
-    CloneExists { path: PathBuf },
-    /// The user's: a copy within the original would be copied too, or change while it is copied.
-    #[error("{path:?} lies in {within:?}, which belongs to the vault that is copied: choose a place outside")]
-    CloneWithin { path: PathBuf, within: PathBuf },
     /// The user's: no such ciphertext file.
     #[error("cannot open the stored file {path:?}: {source}")]
     NoSuchStored { path: PathBuf, source: std::io::Error },
@@ -238,9 +219,6 @@ pub enum Fault {
         /// as the daemon says it
         failed: Failed,
     },
-    /// The store's: names too short for the format.
-    #[error("the store below {dir:?} takes names of at most {found} bytes; a vault needs 64")]
-    NameMax { dir: PathBuf, found: u32 },
     /// The user's: a header that does not belong there.
     #[error(
         "the keys of {file:?} do not open the root directory of {dir:?}: it is another vault's header, or the directory is damaged; --force puts it there all the same"
@@ -257,9 +235,6 @@ pub enum Fault {
     /// Standard output did not take a secret that is shown once.
     #[error("the key could not be printed ({reason}), {undone}")]
     Unprinted { reason: String, undone: String },
-    /// SIGINT or SIGTERM.
-    #[error("stopped before the work was done")]
-    Interrupted,
     /// The reader of standard output has closed it, and wants no more.
     #[error("standard output was closed")]
     ReaderGone,
@@ -285,9 +260,9 @@ pub enum Fault {
     ScrubStale { findings: u64 },
     /// What a scrub without keys cannot tell.
     #[error(
-        "nothing is stale, but without a key it cannot be told of {pages} pages of files that are open, and of {blocks} blocks whose tree records are lost"
+        "nothing is stale, but {pages} pages of open files, and {blocks} blocks whose tree records are lost, cannot be verified without a key"
     )]
-    ScrubUntold { pages: u64, blocks: u64 },
+    ScrubUnverified { pages: u64, blocks: u64 },
     /// What a scrub could not read.
     #[error("nothing is stale, but the store could not be read at {places} places, named above")]
     ScrubUnreadable { places: u64 },
@@ -312,9 +287,6 @@ pub enum Fault {
     /// The user's: a path outside the vault that is missing, or that is something else than is wanted.
     #[error("{path:?}: {source}")]
     LocalPath { path: PathBuf, source: VaultError },
-    /// A file outside the vault.
-    #[error("cannot {op} {path:?}: {source}")]
-    Local { op: &'static str, path: PathBuf, source: std::io::Error },
     /// What was just made is not what has its name now.
     #[error(
         "{path:?} was exchanged for something else while it was made: entries are being moved about in that directory"
@@ -323,9 +295,6 @@ pub enum Fault {
     /// The store's word: which device a node is of.
     #[error("is a device node, and nothing vouches for what the store says there; --trust-store makes it")]
     DeviceNode,
-    /// A file of the store, read as it is.
-    #[error("the store failed: cannot {op} {path:?}: {source}")]
-    Backing { op: &'static str, path: PathBuf, source: std::io::Error },
     /// Something killed the daemon before the mount was usable.
     #[error("the mount process was killed by signal {signal} before the mount was usable")]
     DaemonKilled { signal: i32 },
@@ -344,12 +313,6 @@ pub enum Fault {
     /// The user's: not in /etc/passwd.
     #[error("there is no user {user:?} on this machine; give a name of /etc/passwd, or a number")]
     NoSuchUser { user: String },
-    /// The user's: what an interruption left cannot be completed in what is never written.
-    #[error(
-        "{dir:?} was not closed at the end of an earlier session, and what that left can never be completed in a snapshot, which nobody writes: unmount the \
-         vault if it is mounted, run `lamassu check --repair {dir:?}`, and make the snapshot then"
-    )]
-    SnapshotOfInterrupted { dir: PathBuf },
     /// Some objects stay under older keys.
     #[error("objects that could not be re-keyed: {failed}; `lamassu check` tells what is wrong with them")]
     NotRekeyed { failed: u64 },
@@ -412,7 +375,7 @@ mod tests {
     #[test]
     fn an_error_says_where_from_the_outside_in_and_each_cause_once() {
         let io = || io::Error::from_raw_os_error(libc::EIO);
-        let failed: Result<()> = Err(Fault::Local { op: "read", path: "f".into(), source: io() }).context("inner");
+        let failed: Result<()> = Err(HostError::Local { op: "read", path: "f".into(), source: io() }).context("inner");
         let error = failed.with_context(|| "outer").unwrap_err();
         assert_eq!(error.to_string(), "outer");
         assert_eq!(error.message(), format!("outer: inner: cannot read \"f\": {}", io()));

@@ -2,7 +2,7 @@
 //! [-sfnv] [-o OPTIONS]`, and so a line of fstab. mount.fuse3(8), which serves types without a helper of their own,
 //! starts plain `lamassu` with the same words.
 
-use crate::fault::Fault;
+use lamassu_host::Error as HostError;
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -10,7 +10,7 @@ use std::path::Path;
 const NAMES: [&str; 3] = ["mount.lamassu", "mount.fuse.lamassu", "mount.fuse3.lamassu"];
 
 /// The command line of `lamassu mount`, if this is mount(8) calling; otherwise what was given.
-pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
+pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, HostError> {
     if !is_helper(&argv) {
         return Ok(argv);
     }
@@ -21,7 +21,7 @@ pub fn rewrite(argv: Vec<OsString>) -> Result<Vec<OsString>, Fault> {
     while let Some(arg) = rest.next() {
         match arg.to_str() {
             Some("-o") => {
-                let words = rest.next().ok_or(Fault::Usage("-o needs options after it"))?;
+                let words = rest.next().ok_or(HostError::Usage("-o needs options after it"))?;
                 out.extend(["-o".into(), if by_name { words } else { without_defaults(words) }]);
             }
             // The type, which we know.
@@ -63,14 +63,14 @@ fn without_defaults(words: OsString) -> OsString {
 }
 
 /// What a flag of mount(8) is here; `None` for one that changes nothing: FUSE mounts stand in no mtab (`-n`).
-fn flag_of(flag: char) -> Result<Option<&'static str>, Fault> {
+fn flag_of(flag: char) -> Result<Option<&'static str>, HostError> {
     match flag {
         'v' => Ok(Some("-v")),
         'r' => Ok(Some("--read-only")),
         's' => Ok(Some("--sloppy")),
         'f' => Ok(Some("--fake")),
         'n' | 'w' => Ok(None),
-        _ => Err(Fault::Usage("mount helpers take: SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")),
+        _ => Err(HostError::Usage("mount helpers take: SOURCE MOUNTPOINT [-sfnv] [-o OPTIONS]")),
     }
 }
 

@@ -3,10 +3,11 @@
 //! The text of a source is never repeated in a message, and clap never sees it fail: it may be a passphrase typed in
 //! the wrong place.
 
-use crate::fault::{Context, Fault, Result};
+use crate::fault::{Context, Result};
 use crate::output::Ui;
 use crate::{policy, text};
 use lamassu_format::header::{Header, VaultHeader};
+use lamassu_host::Error as HostError;
 use lamassu_keys::{
     Argon2Params, Ask, KeyError, KeySource, Material, Purpose, SlotKind, SourceError, Unlocked, cost, unix_now,
 };
@@ -144,7 +145,7 @@ pub fn load(ui: &Ui, source: &KeySource, subject: &str, purpose: Purpose) -> Res
         Err(SourceError::Terminal { source } | SourceError::Stdin { source })
             if source.kind() == io::ErrorKind::Interrupted =>
         {
-            return Err(Fault::Interrupted.into());
+            return Err(HostError::Interrupted.into());
         }
         Err(error) => return Err(error.into()),
     };

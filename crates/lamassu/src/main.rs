@@ -6,7 +6,6 @@
 #![allow(missing_docs)]
 
 mod alert;
-mod anchor_place;
 mod args;
 mod cmd;
 mod confine;

@@ -1,15 +1,15 @@
 //! The mounts of this machine, from the kernel's table ([`mount_table`]).
 //!
-//! Which vault a mount is of the table says, unless `-o fsname=` had it say something else: then the mount's daemon is
-//! asked, for a while. It is also asked whether it has the vault open for writing where the table says read-only, which
-//! a mount can have become later.
+//! The table says which vault a mount shows, unless `-o fsname=` changed that. Then the mount's daemon is asked, for a
+//! limited time. It is also asked whether it has the vault open for writing where the table says read-only, which a
+//! mount can have become later.
 
 use crate::control;
 use crate::fault::{Fault, Result};
 use lamassu_format::name;
 use lamassu_fuse::control::{Asked, Links, Root};
-use lamassu_fuse::mount_table::{self, MountLine, mounts_of};
 use lamassu_host::control::protocol::{Request, Status};
+use lamassu_store::mount_table::{self, MountLine, mounts_of};
 use std::collections::HashSet;
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 /// The type a mount of ours has, unless `-o subtype=` said otherwise.
-pub const TYPE: &str = "fuse.lamassu";
+pub use lamassu_host::anchors::MOUNT_TYPE as TYPE;
 /// How long a daemon may take to say what it serves.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -42,7 +42,7 @@ impl Mount {
     }
 
     /// The directory of its vault, by its daemon, where the table says something else. `None`: the table says it, or
-    /// nobody answers.
+    /// it does not answer.
     fn renamed(&self) -> Option<PathBuf> {
         self.asked(|mount| {
             if has_vault(&mount.source) {
@@ -131,7 +131,7 @@ pub fn all() -> Vec<Mount> {
 
 /// The topmost mount at a path without links.
 pub fn at(mountpoint: &Path) -> Option<Mount> {
-    all().into_iter().rfind(|m| m.mountpoint == mountpoint)
+    mount_table::at(mountpoint).map(Mount)
 }
 
 /// The mount of a number.

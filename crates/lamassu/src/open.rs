@@ -4,6 +4,7 @@ use crate::fault::{Fault, Result};
 use crate::keys::KeyArg;
 use crate::output::Ui;
 use crate::{keys, mounts, served};
+use lamassu_host::Error as HostError;
 use lamassu_host::{Error, lock};
 use lamassu_keys::header_file;
 use lamassu_vault::Forest;
@@ -82,7 +83,7 @@ impl OrphanArg {
         if !self.orphan {
             return Ok(None);
         }
-        let (dir, rest) = places.split_first().ok_or(Fault::Usage("give the vault, then stored files"))?;
+        let (dir, rest) = places.split_first().ok_or(HostError::Usage("give the vault, then stored files"))?;
         Ok(Some((found(ui, dir)?, rest)))
     }
 }

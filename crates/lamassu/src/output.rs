@@ -4,6 +4,7 @@
 //! escapes all that could make more of it.
 
 use crate::fault::{Error, Fault, Result};
+use lamassu_host::Error as HostError;
 use lamassu_host::Policy;
 use lamassu_host::anchors::Choice;
 use serde::Serialize;
@@ -47,7 +48,7 @@ impl Ui {
     }
 }
 
-/// One line to standard error, whatever is in it; where that is closed there is nobody to tell.
+/// One line to standard error, whatever is in it; where that is closed it is lost.
 pub fn say(text: std::fmt::Arguments<'_>) {
     let line = crate::text::printable(&text.to_string()) + "\n";
     let _ = io::stderr().lock().write_all(line.as_bytes());
@@ -85,7 +86,7 @@ fn written(result: io::Result<()>) -> Result<()> {
     match result {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Err(Fault::ReaderGone.into()),
-        Err(source) => Err(Fault::Local { op: "write to", path: "standard output".into(), source }.into()),
+        Err(source) => Err(HostError::Local { op: "write to", path: "standard output".into(), source }.into()),
     }
 }
 

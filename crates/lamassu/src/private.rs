@@ -5,6 +5,7 @@
 
 use crate::fault::Fault;
 use crate::mounts;
+use lamassu_host::Error as HostError;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -38,7 +39,7 @@ impl Access {
 ///
 /// A dataset is private if the directory of a vault that it lies in is.
 pub fn check(dir: &Path, opened: Option<Access>) -> Result<(), Fault> {
-    let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
+    let unusable = |source| HostError::NotADirectory { dir: dir.into(), source };
     let access = opened.map_or_else(|| Access::of(dir).map_err(unusable), Ok)?;
     let is_below_private = || {
         let above = dir.ancestors().skip(1).filter(|above| mounts::has_vault(above));

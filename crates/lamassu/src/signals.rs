@@ -5,8 +5,8 @@
 //! protocol survives.
 
 use crate::exit::Code;
-use crate::fault::Fault;
 use crate::output;
+use lamassu_host::Error as HostError;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
@@ -79,7 +79,7 @@ fn say_stopped() {
         if output::has_terminal() {
             output::say(format_args!(""));
         }
-        output::say(format_args!("lamassu: {}", Fault::Interrupted));
+        output::say(format_args!("lamassu: {}", HostError::Interrupted));
         let _ = tell.send(());
     };
     if std::thread::Builder::new().spawn(say).is_ok() {
@@ -103,8 +103,8 @@ pub fn interrupted() -> bool {
 }
 
 /// An error if a signal came.
-pub fn check() -> Result<(), Fault> {
-    if interrupted() { Err(Fault::Interrupted) } else { Ok(()) }
+pub fn check() -> Result<(), HostError> {
+    if interrupted() { Err(HostError::Interrupted) } else { Ok(()) }
 }
 
 fn set(what: OnSignal) {

@@ -58,5 +58,5 @@ class History:
             if count >= len(heads):
                 raise Damage(w, f"cut off: the header has seen {count} entries, {len(entries)} verify")
             if heads[count] != head:
-                raise Damage(w, f"entry {count} is another one than the header has seen")
+                raise Damage(w, f"entry {count} is not the one that the header has seen")
         return History(tuple(entries), torn)

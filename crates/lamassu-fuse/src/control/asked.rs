@@ -7,7 +7,7 @@
 //! Never: asks the file system anything while that is not known.
 
 use super::{ControlError, OPEN, Root};
-use crate::mount_table::{MountLine, mount_id, mounts};
+use lamassu_store::mount_table::{MountLine, mount_id, mounts};
 use rustix::fs::{CWD, Mode, OFlags};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

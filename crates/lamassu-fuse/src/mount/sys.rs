@@ -1,9 +1,9 @@
 //! mount(2), umount(2), their set-uid helper fusermount3, and what /proc and /sys say of a mount. No libfuse.
 
 use super::MountError;
-use crate::mount_table::{MountLine, mount_id, mounts};
 use crate::options::MountOptions;
 use crate::tuning::DirtyLimits;
+use lamassu_store::mount_table::{MountLine, mount_id, mounts};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};

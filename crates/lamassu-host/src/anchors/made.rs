@@ -14,7 +14,7 @@ use lamassu_vault::{Vault, VaultError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Nobody watches: there is hardly anything to be seen.
+/// A watcher that shows nothing: making an anchor of a new vault is quick.
 struct Unwatched;
 
 impl RebuildProgress for Unwatched {
@@ -118,7 +118,7 @@ impl Anchors {
             make_dir_of(&file)?;
         }
         refuse_within(&file, dir)?;
-        // Held open, so that nobody writes what is about to be replaced.
+        // Held open, so that no process writes what is about to be replaced.
         let present = super::moved::present(&file, &id)?;
         if let Some(present) = &present {
             let VaultRow { degree_log2, blocks, .. } = present.vault();

@@ -3,26 +3,32 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | [`disk`] | whether a file can be the anchor of a vault: not where the store can put it back |
 //! | `place` | which file is the anchor of a vault |
 //! | `proof` | a header and a history against the anchor |
+//! | `records` | header, history and record of sessions against the anchor, without a key |
 //! | `made` | a new anchor, taken back if what it is for fails; one made anew of what the store shows |
 //! | `moved` | export, import, another place |
 //!
-//! One process opens an anchor once: whoever asks again gets the same. A vault whose header says that it is anchored is
+//! One process opens an anchor once: a further call gets the same. A vault whose header says that it is anchored is
 //! not opened without its anchor, unless a person said `none`, and then nothing in it is changed.
 //!
 //! Never: reads a page or a name of the store.
 
+pub mod disk;
 mod made;
 mod moved;
 mod place;
 mod proof;
+mod records;
 
+pub use disk::MOUNT_TYPE;
 pub use lamassu_vault::anchor::{NewTrees, Rebuilt};
 pub use made::Made;
 pub use moved::{CopiedDatasets, ImportError, Imported};
 pub use place::{Choice, refuse_within, settled};
 pub use proof::check;
+pub use records::{ComparedRecords, RecordFinding, compare_records};
 
 use crate::{Error, Policy, Result, lock};
 use lamassu_anchor::table::{DiskTable, Readers};
@@ -127,7 +133,7 @@ impl Anchors {
         Ok(anchor)
     }
 
-    /// The tables of a vault's anchor, to be looked at beside whoever has it open.
+    /// The tables of a vault's anchor, to be looked at while a process has it open.
     ///
     /// # Errors
     /// As [`Anchors::open`].
@@ -178,7 +184,7 @@ impl Anchors {
         }
     }
 
-    /// That nobody said that the vault is to be read without its anchor.
+    /// Refuses work on the anchor where the vault is to be read without it.
     ///
     /// # Errors
     /// [`Error::WithoutAnchor`].

@@ -31,7 +31,7 @@ pub struct Imported {
 /// An export was not imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// Of the export.
+    /// The export's.
     #[error(transparent)]
     Export(#[from] ExportError),
     /// The user's: what the anchor here knows would be forgotten.
@@ -67,7 +67,7 @@ impl Anchors {
             make_dir_of(&path)?;
         }
         refuse_within(&path, dir)?;
-        // Held open, so that nobody writes what is about to be replaced.
+        // Held open, so that no process writes what is about to be replaced.
         let present = present(&path, vault)?;
         let replaced = present.as_ref().map(|anchor| anchor.vault().revision);
         let at_least = replaced.filter(|_| !takes_older);
@@ -107,14 +107,14 @@ impl Anchors {
 #[must_use = "they are taken back when this is dropped"]
 pub struct CopiedDatasets {
     files: Vec<PathBuf>,
-    /// those that have no anchor on this host
-    pub missing: Vec<[u8; 16]>,
+    missing: Vec<[u8; 16]>,
 }
 
 impl CopiedDatasets {
-    /// What they are for is done.
-    pub fn keep(mut self) {
+    /// What they are for is done. Returns the datasets that have no anchor on this host.
+    pub fn kept(mut self) -> Vec<[u8; 16]> {
         self.files.clear();
+        std::mem::take(&mut self.missing)
     }
 }
 
@@ -195,7 +195,7 @@ pub(super) fn present(file: &Path, vault: &[u8; 16]) -> Result<Option<Anchor>> {
 /// Puts a new table, once it is filled, in the place of what is in a file.
 pub(super) fn replace<T>(file: &Path, fill: impl FnOnce(Arc<DiskTable>) -> Result<T>) -> Result<T> {
     let new = suffixed(file, ".new");
-    // Of a run that was cut off.
+    // Left by a run that was cut off.
     let _ = std::fs::remove_file(&new);
     let filled = DiskTable::create(&new).map_err(Into::into).and_then(|table| fill(Arc::new(table)));
     let done = filled.and_then(|filled| {

@@ -1,4 +1,4 @@
-//! The asking side.
+//! The client's side of the control protocol.
 
 use super::parcel;
 use super::protocol::{Answer, Channel, Failed, Parcel, Request};

@@ -1,5 +1,5 @@
-//! How often what was done, and how long it took: counted with relaxed atomics, read by a status command or a metrics
-//! endpoint.
+//! How often each operation was done, and how long it took: counted with relaxed atomics, read by a status command or a
+//! metrics endpoint.
 
 use super::protocol::Request;
 use serde::{Deserialize, Serialize};

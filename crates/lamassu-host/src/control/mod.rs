@@ -1,6 +1,6 @@
 //! The control protocol: what a server of vaults is asked, and answers.
 //!
-//! [`protocol`] is what is said, [`client`] the asking side; the answering one is `Served::answer` of this crate. How
+//! [`protocol`] has the messages, [`client`] is the client's side, and `Served::answer` the server's. How
 //! bytes get from one to the other is a transport's: a mount carries them by ioctl(2). The client's end implements
 //! [`client::Transport`]; the server's hands requests to `Served::answer`, with the [`protocol::Caller`] as the system
 //! names it.

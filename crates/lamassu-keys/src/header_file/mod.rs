@@ -331,7 +331,7 @@ impl Update {
         if H::IS_VAULT
             && let Err(error) = self.witness.replaced(&self.id, &new)
         {
-            tracing::warn!(%error, "that the header was replaced is not noted yet");
+            tracing::warn!(%error, "the anchor does not yet know that the header was replaced");
         }
         Ok(())
     }

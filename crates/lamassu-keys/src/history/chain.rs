@@ -68,7 +68,7 @@ pub enum Fault {
         found: u64,
     },
     /// Whole chains were exchanged.
-    #[error("entry {sequence} is another one than the header has seen")]
+    #[error("entry {sequence} is not the one that the header has seen")]
     OtherHead {
         /// the header's last entry
         sequence: u64,

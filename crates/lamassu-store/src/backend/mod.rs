@@ -8,7 +8,7 @@
 //! at any moment: what a name leads to after it was looked at is that user's choice. So no owner, mode, time or
 //! attribute is ever changed by name. It is changed through the descriptor that made a file, through an open directory,
 //! or through an entry that is held ([`BackendDir::hold_same`]) and was compared with what was looked up. What has a
-//! name alone, when it is made (nodes, links, directories), is made in a directory that nobody else can write to, and
+//! name alone, when it is made (nodes, links, directories), is made in a directory that no other user can write to, and
 //! then moved to its place.
 //!
 //! Moving and removing go by name, as they must: an entry that was exchanged is then another one of the same directory,
@@ -194,8 +194,29 @@ pub struct Listed {
     pub kind: Option<Kind>,
 }
 
+/// What open files, open directories and held entries have in common. All methods act on the object that is open or
+/// held, whatever its name leads to by now.
+pub trait BackendNode: Send + Sync {
+    /// stat.
+    fn stat(&self) -> io::Result<Stat>;
+    /// futimens.
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
+    /// chmod; `EOPNOTSUPP` for a symbolic link.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
+    /// chown; `None` leaves.
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
+    /// The value of an extended attribute, by its raw name.
+    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>>;
+    /// `flags` as setxattr(2): 0, XATTR_CREATE, XATTR_REPLACE.
+    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
+    /// All raw names.
+    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
+    /// Removes one.
+    fn remove_xattr(&self, name: &OsStr) -> io::Result<()>;
+}
+
 /// An open backing file. All methods take `&self`; concurrent calls are allowed.
-pub trait BackendFile: Send + Sync {
+pub trait BackendFile: BackendNode {
     /// Reads up to `buf.len()` bytes; short only at the end of the file.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
     /// Writes all of `data`.
@@ -218,8 +239,6 @@ pub trait BackendFile: Send + Sync {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// fstat.
-    fn stat(&self) -> io::Result<Stat>;
     /// ftruncate.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// `EFBIG` where no file of the store can be so long. Changes nothing.
@@ -239,20 +258,6 @@ pub trait BackendFile: Send + Sync {
     fn seek_data(&self, offset: u64) -> io::Result<Option<u64>>;
     /// First hole at or after `offset` (the end counts as one); `None` past the end.
     fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>>;
-    /// futimens.
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
-    /// fchmod.
-    fn set_mode(&self, mode: u32) -> io::Result<()>;
-    /// fchown; `None` leaves.
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
-    /// Extended attributes, by raw name.
-    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>>;
-    /// `flags` as setxattr(2): 0, XATTR_CREATE, XATTR_REPLACE.
-    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
-    /// All raw names.
-    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
-    /// Removes one.
-    fn remove_xattr(&self, name: &OsStr) -> io::Result<()>;
 }
 
 /// [`BackendFile::copy_from`] for stores that know nothing better.
@@ -279,23 +284,7 @@ pub(crate) fn copy_through_memory<F: BackendFile + ?Sized>(
 
 /// An entry of a directory that is held: whatever its name leads to by now, this is what is looked at and changed. It
 /// is not open.
-pub trait BackendEntry: Send + Sync {
-    /// stat.
-    fn stat(&self) -> io::Result<Stat>;
-    /// chmod; `EOPNOTSUPP` for a symbolic link.
-    fn set_mode(&self, mode: u32) -> io::Result<()>;
-    /// chown; `None` leaves.
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
-    /// utimensat.
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
-    /// Extended attributes, by raw name.
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>>;
-    /// `flags` as setxattr(2).
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
-    /// All raw names.
-    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
-    /// Removes one.
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()>;
+pub trait BackendEntry: BackendNode {
     /// link(2): another name of it, `to_name` in `to`.
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()>;
 }
@@ -350,7 +339,7 @@ impl ByName for dyn BackendDir {
 }
 
 /// An open backing directory.
-pub trait BackendDir: Send + Sync {
+pub trait BackendDir: BackendNode {
     /// Opens a subdirectory (never through a link).
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>>;
     /// Opens a regular file; `write` false opens read-only. A file that its owner may not read is still opened where
@@ -397,24 +386,8 @@ pub trait BackendDir: Send + Sync {
         let opened = if st.is_full_file() { self.open_same(name, &st, false).ok().flatten() } else { None };
         Ok((st, opened))
     }
-    /// stat of this directory.
-    fn stat(&self) -> io::Result<Stat>;
     /// Entries but `.` and `..`, in the store's order.
     fn read_dir(&self) -> io::Result<Vec<Listed>>;
-    /// chmod of this directory.
-    fn set_mode(&self, mode: u32) -> io::Result<()>;
-    /// chown of this directory.
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()>;
-    /// futimens of this directory.
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()>;
-    /// Extended attributes of this directory, by raw name.
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>>;
-    /// `flags` as setxattr(2).
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()>;
-    /// All raw names.
-    fn list_xattr(&self) -> io::Result<Vec<OsString>>;
-    /// Removes one.
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()>;
     /// fsync of the directory.
     fn sync(&self) -> io::Result<()>;
     /// This directory as a store of its own: that of a vault which lies in another's tree. `write` false: to read
@@ -423,10 +396,10 @@ pub trait BackendDir: Send + Sync {
         let _ = write;
         Err(errno(libc::EOPNOTSUPP))
     }
-    /// This directory for looking into it although its owner, who we are, may not: opening, reading links, stat and
-    /// making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment of one
-    /// system call, which no stat of this process shows and which undoes no chmod. What is opened so lends nothing.
-    /// `None` where the store denies nothing.
+    /// This directory for looking into it although its owner, this process's user, may not: opening, reading links,
+    /// stat and making of directories in it, listing it, and `as_backend` lend it the permission, each for the moment
+    /// of one system call, which no stat of this process shows and which undoes no chmod. What is opened so lends
+    /// nothing. `None` where the store denies nothing.
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
         None
     }

@@ -39,7 +39,7 @@ impl Core {
         };
         // A7: what carries no stamp is clean.
         let is_clean = (is_done && outlook == Outlook::Rests) || !fresh.has_stamped();
-        // Of a file that goes on changing the root over blocks would soon be another.
+        // The root over blocks of a file that goes on changing would soon be another.
         let blocks = if is_clean { self.block_root(st).unwrap_or_default() } else { None };
         let (size, profile) = (st.sizes.stored(), st.identity.profile());
         fresh.commit(&*self.backing, pages, (size, profile), (twin, blocks), is_clean)
@@ -72,7 +72,7 @@ impl Core {
         Some(super::fresh::digest_of(PageNo::ZERO, &self.seal_convergent(&page)))
     }
 
-    /// Whether a convergent page may be written now: an un-anchored vault asks nobody.
+    /// Whether a convergent page may be written now: an un-anchored vault always may.
     pub fn may_settle_convergent(&self) -> bool {
         self.fresh.as_ref().is_none_or(|fresh| fresh.may_be_convergent())
     }

@@ -1,8 +1,8 @@
 //! Tree records are fetched beside the page that needs them (paper 002, section 4.4): where a read of the store takes
 //! its time, as over a network, verifying a page costs no second wait after the page's own.
 //!
-//! What is fetched so is believed as little as any record. On a store that answers from memory the records are read
-//! after the page, since threads cost more than that.
+//! Records that are fetched this way are verified like any others. On a store that answers from memory the records are
+//! read after the page, since threads cost more than that.
 
 use super::fresh::Fresh;
 use crate::integrity::Records;

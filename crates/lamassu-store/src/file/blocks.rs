@@ -2,8 +2,8 @@
 //! whole store can be verified without a key ([`super::scrub`]).
 //!
 //! A block is hashed when its file becomes clean, and only after it was verified under its key: what a store shows then
-//! for a block that was written is the block, or an error. Of a file with a block that does not verify the root is not
-//! known. A slot without a key has no digest, whatever lies there.
+//! for a block that was written is the block, or an error. A file with a block that does not verify has no known root.
+//! A slot without a key has no digest, whatever lies there.
 //!
 //! After a crash the root is not known until the file becomes clean again, and then all of its blocks are read once.
 

@@ -6,7 +6,7 @@
 //!   is accepted if it has that digest, and only so.
 //! * A page that was accepted because a crash may have left it is `in flight` until its pending bits are resolved. No
 //!   root is committed before that: from then on pending bits give no choice (A5).
-//! * Of a page whose write failed the store may have the old bytes or the new ones: both are accepted until one was
+//! * If a write of a page failed, the store may have the old bytes or the new ones: both are accepted until one was
 //!   seen, and no root is committed meanwhile.
 //!
 //! The lock here is taken with or without that of the file's state, and never held while the anchor is waited for.

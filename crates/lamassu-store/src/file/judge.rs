@@ -1,6 +1,6 @@
 //! Opening a file of an anchored vault: which of its pages are accepted, and what its size is.
 //!
-//! Of a clean file both are the row's to say. Of a file that a crash may have changed each page is judged
+//! The row says both for a clean file. In a file that a crash may have changed, each page is judged
 //! (`docs/freshness.md`, sections 3 and 4): those under the tree records that the anchor holds, and those behind the
 //! end that it knows. No other page can have changed, so the cost does not grow with the file.
 

@@ -482,7 +482,7 @@ impl File {
         (st.identity.profile(), st.identity.is_changing())
     }
 
-    /// Gives a file that has no page its profile: that of its directory. Of an object of the anchor its row has it.
+    /// Gives a file that has no page its profile: that of its directory. An object of the anchor has it in its row.
     ///
     /// # Errors
     /// [`StoreError::NotApproved`].
@@ -525,7 +525,7 @@ impl File {
     }
 
     /// The file is closed, also where somebody still refers to it: from here on it tells the anchor nothing, and
-    /// whoever opens it again takes over what it knows. To be called before that, and by nobody who still changes it.
+    /// the next open takes over what it knows. To be called before that, when no call changes it any more.
     pub fn put_away(&self) {
         self.core.put_away(&mut self.exclusive());
     }
@@ -553,7 +553,7 @@ impl Drop for File {
             return;
         }
         let st = self.state.get_mut();
-        // Not when it is put away: the store may be about to remove its last name, and then nobody opens it again.
+        // Not when it is put away: the store may be about to remove its last name, and then it is never opened again.
         let has_name = || self.core.backing.stat().map_or(true, |st| st.nlink > 0);
         if !self.core.is_settled(st) && has_name() {
             self.core.ctx.sessions.note_left_behind();

@@ -1,6 +1,6 @@
 //! Loading pages, and what an interrupted commit left in them (`docs/format.md` §12).
 //!
-//! What an interruption leaves is believed of pages of interrupted sessions alone ([`super::session`]).
+//! What an interruption leaves is accepted only in pages of interrupted sessions ([`super::session`]).
 //!
 //! Recovery is lazy: the first load of a page with pending bits resolves it. It keeps I10, since what it finds is made
 //! durable before anything new is written under the page, and I11, since a page whose write failed here is resolved the

@@ -1,7 +1,7 @@
 //! Verifying a file against its row in the anchor, without any key (`docs/freshness.md`, section 6).
 //!
 //! Every page is read and hashed, and compared with the tree under the row's root. Blocks are bound by keys in the
-//! pages, which nobody reads here: they are verified where the row has a root over blocks ([`super::blocks`]).
+//! pages, which are not read here: they are verified where the row has a root over blocks ([`super::blocks`]).
 
 use super::anchored::{TreeOf, Trees};
 use super::blocks::StoreBlocks;
@@ -130,7 +130,7 @@ impl ScrubContext {
             let mut told = Told { leaves: &blocks, bytes: self.geometry.block_size(), progress: told.progress };
             match self.is_whole(&mut told, root, count)? {
                 Some(good) => found.blocks = good,
-                // What lies in a slot without a key has no digest, and is nobody's concern.
+                // What lies in a slot without a key has no digest, and does not matter.
                 None => {
                     let seen = self.tell(&mut told, (object, TreeOf::Blocks), root, count)?;
                     (found.blocks, found.stale_blocks) = (seen.good, seen.stale);

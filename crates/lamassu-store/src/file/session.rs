@@ -1,9 +1,9 @@
-//! Sessions (`docs/format.md` §12): which session wrote a page, and whether its interrupted state is believed.
+//! Sessions (`docs/format.md` §12): which session wrote a page, and whether its interrupted state is accepted.
 //!
 //! A page may name keys of data that has not arrived yet. It carries the number of the session that wrote it so. What
 //! an interruption may leave in such a page (a block that is old or new or a hole, pages that are absent above the
-//! floor, a half-done shrink) is believed while that session is open: it began and was not closed. Of any other session
-//! only its final state counts. So a store that puts an older page back gets no choice of contents.
+//! floor, a half-done shrink) is accepted while that session is open: it began and was not closed. Any other session
+//! counts only by its final state. So a store that puts an older page back gets no choice of contents.
 //!
 //! * A session's number is durable in the vault's record before the first page that carries it is written.
 //! * A session is closed only when every page it wrote is durable and settled.

@@ -238,7 +238,7 @@ pub struct FileContext {
 
 #[cfg(any(test, feature = "testing"))]
 impl FileContext {
-    /// Of a file by itself, as programs that measure have it: with the defaults of a vault, keys that everybody knows,
+    /// For a file by itself, in programs that measure: with the defaults of a vault, keys that everybody knows,
     /// and damage on standard error.
     pub fn to_measure(suite: lamassu_format::Suite) -> FileContext {
         let key = |byte| lamassu_crypto::Secret::new(&mut [byte; 32]);

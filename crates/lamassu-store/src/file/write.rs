@@ -195,7 +195,8 @@ impl Core {
         if buffered < APPEND_BUFFER_LEN || st.buffer.recent_refusal().is_some() {
             return false;
         }
-        // Of a file that has seen no barrier yet the first commit, made early, finds out. Relaxed commits have none.
+        // A file that has seen no barrier yet finds out by its first commit, made early. Relaxed commits have no
+        // barrier.
         let is_cheap = self.ctx.durability == Durability::Relaxed || st.marks.is_barrier_below(BARRIER_CHEAP);
         buffered >= if st.buffer.replaces() && !is_cheap { REPLACE_BUFFER_LEN } else { APPEND_BUFFER_LEN }
     }

@@ -7,7 +7,7 @@ use lamassu_format::{Digest, PageNo};
 /// See the module's head.
 pub struct RootOf {
     shape: Shape,
-    /// Of each level from 1 the record that is being filled: its index, its children.
+    /// The record of each level, from 1, that is being filled: its index, its children.
     levels: Vec<(u64, Vec<Digest>)>,
     /// The digest of page 0.
     first: Digest,

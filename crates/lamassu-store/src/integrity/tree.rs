@@ -316,7 +316,7 @@ impl Tree {
             let place = RecordPlace { level, index: 0 };
             let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
             if level == old + 1 {
-                // Of a changed top the digest is not known yet; it comes with the next root.
+                // The digest of a changed top is not known yet; it comes with the next root.
                 children[0] = self.top;
             }
             if level == 1 {
@@ -515,7 +515,7 @@ impl Tree {
         let mut children = vec![Digest::NONE; self.shape.degree()].into_boxed_slice();
         let first = self.shape.first_page(place).0;
         let end = (first + self.shape.span(place.level)).min(self.pages);
-        // Of the levels above, what is held may be of an earlier root.
+        // What is held of the levels above may be of an earlier root.
         if let Some(held) = self.before.get(&self.shape.number(place)).filter(|_| place.level == 1) {
             return Ok(held.clone());
         }

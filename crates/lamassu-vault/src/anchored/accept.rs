@@ -27,7 +27,7 @@ const BATCH_LEN: usize = 10_000;
 pub struct Accepted {
     /// Objects whose content, record or attributes were not the newest.
     pub changed: u64,
-    /// Entries that nobody had recorded, or that were of another kind.
+    /// Entries that were not recorded, or that were of another kind.
     pub added: u64,
     /// Entries that the store lacks, with all below them.
     pub removed: u64,
@@ -290,7 +290,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// An entry that nobody had recorded: another name of an object that was met, or an object of its own.
+    /// An entry that was not recorded: another name of an object that was met, or an object of its own.
     fn add(&mut self, place: EntryPlace, mut row: Row, known: Option<ObjectId>) -> Result<ObjectId> {
         let object = match known {
             Some(object) => {

@@ -139,7 +139,7 @@ impl Vault {
     }
 
     /// Until the anchor knows all that there is, and the store has carried out what it was told. The caller has settled
-    /// all files; nobody changes anything, or what is changed meanwhile may be left.
+    /// all files; no call changes anything, or what is changed meanwhile may be left.
     ///
     /// # Errors
     /// As [`Vault::commit_anchor`].
@@ -249,7 +249,7 @@ impl Vault {
         anchored.commit()
     }
 
-    /// Tells the anchor of objects that nobody has in use any more.
+    /// Tells the anchor of objects that are no longer in use.
     pub(crate) fn forget_objects(&self) {
         let Some(anchored) = &self.anchored else { return };
         let unused = self.nodes.lock().take_unused();

@@ -175,7 +175,7 @@ impl Vault {
         }
     }
 
-    /// What is left in a directory that is empty for users was recorded by nobody.
+    /// What is left in a directory that is empty for users is not recorded.
     fn clear_unrecorded(&self, departing: &Departing) -> Result<()> {
         let Departing { dir, stored, st, .. } = departing;
         let Some(anchored) = &self.anchored else { return Ok(()) };
@@ -249,7 +249,7 @@ impl Vault {
                 }
                 Err(error) => {
                     let entry = self.path_in(departing.dir.ino, &departing.stored.name).display().to_string();
-                    tracing::error!(entry, %error, "removed, and still in the store: it will be tried again");
+                    tracing::error!(entry, %error, "an entry is removed, but still in the store: it will be tried again");
                     first = first.and(Err(error));
                 }
             }
@@ -270,7 +270,7 @@ impl Vault {
             Some(now) if now.is_same(st) => {}
             Some(_) => {
                 let entry = self.path_in(dir.ino, &stored.name).display().to_string();
-                tracing::warn!(entry, "another has come to be where an entry was removed: it stays, and is not shown");
+                tracing::warn!(entry, "another entry has the name of one that was removed: it stays, and is not shown");
                 return Ok(());
             }
             None => return Ok(()),

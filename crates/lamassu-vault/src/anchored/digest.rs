@@ -17,7 +17,8 @@ const DATASET: u8 = 5;
 /// Sealed attributes of one object: names and values as they are stored.
 pub(crate) type StoredAttrs = BTreeMap<OsString, Vec<u8>>;
 
-/// The digest of a text as it lies in the store: SHA-256(0x02 ‖ text). Of a long link target: its head, then its rest.
+/// The digest of a text as it lies in the store: SHA-256(0x02 ‖ text). The text of a long link target is its head, then
+/// its rest.
 pub(crate) fn digest_of_text(text: &[u8]) -> Digest {
     let mut bytes = Vec::with_capacity(1 + text.len());
     bytes.push(TEXT);

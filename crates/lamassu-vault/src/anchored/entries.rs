@@ -46,7 +46,7 @@ impl Vault {
                 // What is going is still there for a moment.
                 let is_new = anchored.anchor.may_make(&place) && anchored.tell(place);
                 if is_new {
-                    let text = "an entry that nobody recorded is not shown: the store made it up, or put it back";
+                    let text = "an entry that is not recorded is not shown: the store made it up, or put it back";
                     self.tell(IntegrityKind::Unrecorded.at(path(), text));
                 }
                 Ok(None)

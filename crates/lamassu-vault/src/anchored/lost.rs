@@ -1,4 +1,4 @@
-//! What nobody recorded (N2) goes to `lamassu.lost`, by its stored name, with its companion.
+//! What is not recorded (N2) goes to `lamassu.lost`, by its stored name, with its companion.
 
 use crate::check::{lost_dir, place_in_lost};
 use crate::dirs::Dir;
@@ -82,7 +82,7 @@ impl Vault {
                 tracing::warn!(%error, "the companion of what was moved to {LOST} stays behind");
             }
         }
-        tracing::warn!(entry, lost = %name.to_string_lossy(), "an entry that nobody recorded was moved to {LOST}");
+        tracing::warn!(entry, lost = %name.to_string_lossy(), "an entry that is not recorded was moved to {LOST}");
         Ok(())
     }
 }

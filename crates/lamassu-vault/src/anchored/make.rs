@@ -18,13 +18,13 @@ pub(crate) struct Fresh {
     pub st: Stat,
     /// The mode that it was given; a symbolic link has none.
     pub mode: Option<u32>,
-    /// Of a directory its record, of a link its stored target; none of anything else.
+    /// A directory's record, or a link's stored target; nothing for other kinds.
     pub content: Digest,
     /// All its sealed attributes.
     pub attributes: Sealed,
     /// The device number that was asked for.
     pub rdev: u64,
-    /// Of a file: how its blocks are protected.
+    /// How the blocks of a file are protected.
     pub profile: Profile,
 }
 
@@ -53,7 +53,7 @@ impl Fresh {
 
 impl Vault {
     /// Whether a name may be made in the store now; false: what is going must be carried out first, which a caller does
-    /// who holds no lock ([`Vault::commit_removals`]). What nobody recorded is moved out of the way.
+    /// which holds no lock ([`Vault::commit_removals`]). What is not recorded is moved out of the way.
     ///
     /// # Errors
     /// [`VaultError::Outdated`] for an entry that is missing; those of the store.

@@ -6,7 +6,7 @@
 //! | this one | what an anchored vault keeps; rows of nodes; what is stale |
 //! | `entries` | what names lead to; modes and owners |
 //! | `make`, `moves`, `depart` | entries that are made, that move, and that go |
-//! | `lost` | what nobody recorded |
+//! | `lost` | what is not recorded |
 //! | `recover`, `history`, `locate` | what a crash left |
 //! | `commit` | commits of the anchor, and what fsync waits for |
 //! | `sealed` | records, link targets, attributes: read by their digests, replaced in order |
@@ -71,7 +71,7 @@ pub(crate) struct Anchored {
     departures: depart::Departures,
     /// One pass of carrying out at a time.
     carrying: Mutex<()>,
-    /// An earlier writer ended without closing the vault: what nobody recorded is likely what it made last.
+    /// An earlier writer ended without closing the vault: what is not recorded is likely what it made last.
     after_crash: AtomicBool,
     /// The anchor says durably that this process uses the vault.
     in_use: AtomicBool,

@@ -38,7 +38,7 @@ impl Default for NewTrees {
     }
 }
 
-/// Who watches an anchor being made, and may end it.
+/// Told how far the making of an anchor is; may end it.
 pub trait RebuildProgress: Send + Sync {
     /// More was taken: objects, and bytes of files.
     fn advance(&self, objects: u64, bytes: u64);
@@ -181,6 +181,7 @@ impl Rebuild<'_> {
 impl Visit for Rebuild<'_> {
     type Passed = ObjectId;
     type Here = Names;
+    type Error = VaultError;
 
     fn enter(&mut self, at: &Met<ObjectId>, dir: &Arc<dyn BackendDir>) -> Result<Option<Names>> {
         match self.vault.read_names(&**dir) {

@@ -6,7 +6,7 @@
 //! unrecorded. The intents go when a barrier has covered all of it.
 //!
 //! What cannot be done is told, and its intents stay for the next time. Nothing is lost by that: what is not where it
-//! is recorded is missing, and an error to who looks at it.
+//! is recorded is missing, and an error when it is looked at.
 
 use super::Anchored;
 use super::history::{History, Move};
@@ -69,7 +69,7 @@ impl Vault {
         work.clear_rest(&unrecorded)
     }
 
-    /// The places of moves that the store has not carried out, and that nobody has put right yet.
+    /// The places of moves that the store has not carried out, and that are not put right yet.
     ///
     /// # Errors
     /// [`VaultError::Anchor`].
@@ -258,7 +258,7 @@ impl Vault {
     /// Recovers some of the files that earlier writers left open: opening them does it.
     ///
     /// # Errors
-    /// [`VaultError::Anchor`]. A file that cannot be recovered is told, and is an error to who opens it.
+    /// [`VaultError::Anchor`]. A file that cannot be recovered is reported, and is an error when it is opened.
     pub(crate) fn recover_some(&self) -> Result<()> {
         let Some(anchored) = &self.anchored else { return Ok(()) };
         for place in anchored.next_open(RECOVERED_AT_ONCE)? {

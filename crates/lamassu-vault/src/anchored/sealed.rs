@@ -102,14 +102,15 @@ impl Vault {
         entry.map(|entry| entry.object).ok_or(VaultError::NotFound)
     }
 
-    /// Has nobody change the attributes of a node. Taken by the calls that look at them, not by what those are made of.
+    /// Keeps other calls from changing the attributes of a node. Taken by the calls that look at them, not by what
+    /// those are made of.
     pub(crate) fn attrs_still(&self, ino: Ino) -> Option<RwLockReadGuard<'_, ()>> {
         let anchored = self.anchored.as_ref()?;
         let object = self.nodes.lock().object(ino);
         Some(anchored.attrs_of(object).read())
     }
 
-    /// Has nobody look at the attributes of a node.
+    /// Keeps other calls from looking at the attributes of a node.
     pub(crate) fn attrs_alone(&self, ino: Ino) -> Option<RwLockWriteGuard<'_, ()>> {
         let anchored = self.anchored.as_ref()?;
         let object = self.nodes.lock().object(ino);
@@ -158,7 +159,7 @@ impl Vault {
     }
 
     /// Replaces what is sealed of an object by one step of the store: the anchor durably has both states first. In an
-    /// un-anchored vault the step alone. Nobody else replaces the same.
+    /// un-anchored vault the step alone. No other call replaces the same.
     ///
     /// # Errors
     /// [`VaultError::Outdated`], [`VaultError::Anchor`], those of the step and of the store. Where the step fails, both

@@ -13,7 +13,7 @@ impl Anchored {
     /// Those of the anchor: nothing may be changed.
     pub fn note_in_use(&self) -> Result<()> {
         if !self.in_use.load(Ordering::Acquire) {
-            // What is only queued, since a commit failed, nobody else knows.
+            // What is only queued, since a commit failed, is known to this process alone.
             if !self.anchor.vault().is_in_use || !self.anchor.is_in_use_now()? {
                 self.anchor.commit_vault(|vault| vault.is_in_use = true)?;
             }
@@ -22,7 +22,7 @@ impl Anchored {
         Ok(())
     }
 
-    /// To be called when everything is recorded and nobody changes anything. What an interrupted writer left may lie
+    /// To be called when everything is recorded and no call changes anything. What an interrupted writer left may lie
     /// anywhere, so that then the vault stays in use until a repair has gone over all of it.
     fn note_out_of_use(&self) -> Result<()> {
         let is_over = self.anchor.queued() == 0 && !self.after_crash.load(Ordering::Acquire);
@@ -40,7 +40,7 @@ impl Anchored {
 }
 
 impl Vault {
-    /// Everything is in the store and in the anchor, and nobody changes anything.
+    /// Everything is in the store and in the anchor, and no call changes anything.
     pub(crate) fn note_out_of_use(&self) {
         let done = self.anchored.as_ref().map_or(Ok(()), Anchored::note_out_of_use);
         if let Err(error) = done {

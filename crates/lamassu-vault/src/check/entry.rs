@@ -81,7 +81,7 @@ impl Checker<'_> {
             let look = |dir: Arc<dyn BackendDir>| Ok(has_header(&*dir)?.then(|| header_id(&*dir).ok().flatten()));
             match at.dir.open_dir(&at.name).and_then(look) {
                 Ok(Some(id)) => {
-                    // One that does not parse is told by whoever goes into it.
+                    // One that does not parse is reported when it is gone into.
                     if let Some(shown) = id.map(|id| digest_of_dataset(&id))
                         && !self.is_newest(at, SealedPart::Content, shown, "the dataset here is").unwrap_or(false)
                     {

@@ -1,4 +1,4 @@
-//! What a check of an anchored vault says besides: what is not the newest, what is missing, what nobody recorded.
+//! What a check of an anchored vault says besides: what is not the newest, what is missing, what is not recorded.
 //!
 //! Nothing of it is mended: what the store shows is taken for the newest by a person's decision alone
 //! (`Vault::accept`).
@@ -88,19 +88,19 @@ impl Checker<'_> {
         let (found, text) = match (self.vault.is_after_crash(), self.repair) {
             (false, _) => (
                 Found::Damage,
-                "nobody recorded it, so it is not shown: the store put it back or made it up; see `lamassu anchor \
+                "it is not recorded, so it is not shown: the store put it back or made it up; see `lamassu anchor \
                  accept`",
             ),
             (true, false) => (
                 Found::Harmless,
-                "nobody recorded it, so it is not shown: it was being made when an interruption came, or the store put \
+                "it is not recorded, so it is not shown: it was being made when an interruption came, or the store put \
                  it back; `lamassu check --repair` moves it to lamassu.lost",
             ),
             (true, true) => {
                 let entry = at.stored.display().to_string();
                 match self.vault.move_handle_to_lost(&*at.dir, &at.name, &entry) {
-                    Ok(()) => (Found::Mended, "nobody recorded it: it was moved to lamassu.lost"),
-                    Err(_) => (Found::Damage, "nobody recorded it, and it could not be moved to lamassu.lost"),
+                    Ok(()) => (Found::Mended, "it is not recorded: it was moved to lamassu.lost"),
+                    Err(_) => (Found::Damage, "it is not recorded, and it could not be moved to lamassu.lost"),
                 }
             }
         };

@@ -43,6 +43,7 @@ impl Visit for Look {
     type Passed = ();
     /// Whether it has a record.
     type Here = bool;
+    type Error = crate::VaultError;
 
     fn enter(&mut self, at: &Met<()>, dir: &Arc<dyn BackendDir>) -> Result<Option<bool>> {
         match has_header(&**dir) {
@@ -51,7 +52,7 @@ impl Visit for Look {
                 return Ok(None);
             }
             Err(e) => {
-                let text = format!("whether the directory is a dataset cannot be seen: {e}");
+                let text = format!("cannot tell whether the directory is a dataset: {e}");
                 self.note(&at.stored, kind::IO, text);
                 return Ok(None);
             }

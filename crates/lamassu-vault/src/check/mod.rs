@@ -34,8 +34,6 @@ pub mod kind {
     pub const RECORD: &str = IntegrityKind::DirectoryRecord.word();
     /// An entry's name does not open.
     pub const NAME: &str = IntegrityKind::Name.word();
-    /// The companion of a long name is missing or belongs to another.
-    pub const COMPANION: &str = IntegrityKind::Companion.word();
     /// A companion without an entry.
     pub const ORPHAN: &str = IntegrityKind::OrphanCompanion.word();
     /// Something in the store that Lamassu did not write.
@@ -61,7 +59,7 @@ pub mod kind {
     pub const OTHER_KIND: &str = IntegrityKind::OtherKind.word();
     /// In an anchored vault: recorded in this directory, and not there.
     pub const MISSING: &str = IntegrityKind::Missing.word();
-    /// In an anchored vault: there, and recorded by nobody. It is not shown.
+    /// In an anchored vault: there, and not recorded. It is not shown.
     pub const UNRECORDED: &str = IntegrityKind::Unrecorded.word();
     /// The store failed.
     pub const IO: &str = "io";

@@ -207,6 +207,7 @@ impl Checker<'_> {
 impl Visit for Checker<'_> {
     type Passed = Known;
     type Here = Here;
+    type Error = crate::VaultError;
 
     fn open(&self, above: &dyn BackendDir, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
         looked_at(|| above.open_dir(name))

@@ -1,7 +1,7 @@
 //! What is found not to be as it was written: one type for all of it, one way that all of it goes.
 //!
-//! Whoever finds damage calls [`Events::found`] and no log of its own. The event is counted, always; written to the
-//! log, as far as that may grow ([`limit`]); and queued for a sink ([`queue`]), which never blocks the finder.
+//! Code that finds damage calls [`Events::found`], and writes no log of its own. The event is counted, always; written
+//! to the log, as far as that may grow ([`limit`]); and queued for a sink ([`queue`]), which never blocks the finder.
 //!
 //! An event names objects as the store does. It holds no key, no content, and no plaintext name, but where the vault
 //! keeps names plain (`--names plain`), or the store itself changed a name to one.
@@ -25,7 +25,7 @@ macro_rules! kinds {
         /// What an event tells of. The words are stable, and those of `check`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum IntegrityKind {
-            /// Of the content of a file.
+            /// The content of a file.
             Content(DamageKind),
             $($(#[$doc])* $kind,)*
         }
@@ -72,7 +72,7 @@ kinds! {
     RootPermissions = "root-permissions",
     /// A header does not parse, or is not the one that the keys sealed.
     Header = "header",
-    /// The store shows an older or another state than the newest, known from the anchor. Of a file's content:
+    /// The store shows an older or another state than the newest, known from the anchor. For a file's content:
     /// [`DamageKind::Stale`], which has the same word.
     Stale = "stale",
     /// The anchor knows an entry that the store does not show.
@@ -268,7 +268,7 @@ fn shortened(mut path: String) -> String {
 /// Takes events. Told by a thread of its own, so it may take its time.
 pub trait IntegritySink: Send + Sync {
     /// Some events, the oldest first. `lost`: how many there were since the last call that had no room in the queue.
-    /// They are counted and may be in the log, and nobody will tell more of them.
+    /// They are counted and may be in the log, and nothing more will be told of them.
     fn deliver(&self, events: &[IntegrityEvent], lost: u64);
 
     /// From now on the process ends: nothing is waited for.

@@ -1,4 +1,4 @@
-//! Between those who find and the sink: bounded, and nobody who finds waits for it.
+//! The queue between the threads that find damage and the sink. It is bounded, and a thread never waits for it.
 
 use super::{IntegrityEvent, IntegritySink};
 use parking_lot::{Condvar, Mutex};
@@ -47,7 +47,7 @@ impl Queue {
             waiting.lost += 1;
             waiting.lost_in_all += 1;
             let is_first = waiting.lost == 1;
-            // Nobody waits here for who writes the log.
+            // No thread waits here for the writer of the log.
             drop(waiting);
             if is_first {
                 let text = "events are found faster than they are delivered: some are counted, and not delivered";

@@ -207,13 +207,7 @@ impl Forest {
         Ok(vault)
     }
 
-    /// Every volume that is known.
-    pub fn volumes(&self) -> Vec<Volume> {
-        let slots = self.slots();
-        slots.iter().map(|s| Volume { number: s.number, id: s.id, state: s.state() }).collect()
-    }
-
-    /// One of them.
+    /// What is known of a volume.
     ///
     /// # Errors
     /// [`VaultError::Stale`].

@@ -1,6 +1,6 @@
 //! The broker: runs the command, one at a time, each for a while at most, and starts one a second at most.
 //!
-//! When the mount's process is gone it runs what it has been told of still, and ends.
+//! When the mount's process is gone, it finishes what it was given, and ends.
 
 use super::{Answer, COMMAND, Call, receive, send};
 use crate::exit::Code;
@@ -33,7 +33,7 @@ pub fn serve() -> Code {
         let started = Instant::now();
         let failure = run(&command, &call).err().map(|error| error.to_string());
         std::thread::sleep(BETWEEN_STARTS.saturating_sub(started.elapsed()));
-        // Where nobody listens any more, what was told before is still to be read.
+        // Where the daemon no longer listens, what it was told before is still to be read.
         let _ = send(&mut socket, &Answer { failure });
     }
     Code::Done
@@ -60,7 +60,7 @@ fn run(command: &std::ffi::OsStr, call: &Call) -> io::Result<()> {
         .stdin(Stdio::from(file_of(&call.input)?))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        // Of its own, so that what it starts is ended with it.
+        // A group of its own, so that what it starts is ended with it.
         .process_group(0);
     // SAFETY: between fork and exec one system call is made, prctl(2), and no memory is allocated.
     unsafe { shell.pre_exec(|| Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)) };
@@ -91,7 +91,7 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     }
 }
 
-/// A text as a file: a command that does not read its input keeps nobody.
+/// A text as a file: a command that does not read its input blocks nothing.
 fn file_of(text: &str) -> io::Result<OwnedFd> {
     let mut file = File::from(rustix::fs::memfd_create("event", MemfdFlags::CLOEXEC)?);
     file.write_all(text.as_bytes())?;

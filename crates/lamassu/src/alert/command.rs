@@ -44,7 +44,7 @@ impl CommandSink {
                 Err(error) => return Err(error.into()),
             }
         }
-        // The broker runs it, and nobody is left to hear how that goes.
+        // The broker runs it, and no process is left to hear how that goes.
         Ok(Answer { failure: None })
     }
 

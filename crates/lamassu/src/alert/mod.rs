@@ -22,7 +22,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The word that makes a process of this program a broker. Who else calls it gets the end of its own standard input.
+/// The word that makes a process of this program a broker. Any other caller gets the end of its own standard input.
 pub const WORD: &str = "__integrity-broker";
 /// Who is told, in the environment of the broker alone.
 const COMMAND: &str = "LAMASSU_ALERT_COMMAND";

@@ -1,6 +1,6 @@
 //! `lamassu cat`: contents to standard output. What verifies is written up to the first damaged block.
 
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
 use crate::keys::{self, KeyArg};
 use crate::open::{self, OrphanArg};
 use crate::output::{self, Ui};
@@ -8,6 +8,7 @@ use crate::signals;
 use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
 use crate::tree::{Input, Tree, read_data};
+use lamassu_host::Error as HostError;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -48,7 +49,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     }
     let (dir, files) = match args.places.split_first() {
         Some((dir, files)) if !files.is_empty() => (dir, files),
-        Some(_) | None => return Err(Fault::Usage("which file? give the vault, then paths in it").into()),
+        Some(_) | None => return Err(HostError::Usage("which file? give the vault, then paths in it").into()),
     };
     let vault = open::forest(ui, dir, &args.key, true)?;
     cat(&VaultTree(vault), files)

@@ -1,38 +1,25 @@
-//! `lamassu clone|snapshot`: a vault's directory copied in the store, blocks shared where the store can, under a header
-//! of its own.
+//! `lamassu clone|snapshot`: a vault's directory copied in the store, under a header of its own
+//! ([`lamassu_host::clone`]).
 //!
-//! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault;
-//! one that failed is taken away again.
+//! A mount of the original is frozen while it is copied.
 
-mod anchors;
-
-use crate::fault::{Context, Fault, Result};
+use crate::fault::{Context, Result};
 use crate::keys::{self, CostArg, KeyArg};
 use crate::mounts;
 use crate::open::{self, WriterLock};
 use crate::output::{self, Ui};
 use crate::progress::Meter;
-use crate::tree::held::{is_empty, is_ours};
-use crate::{signals, text};
+use crate::{policy, signals, text};
 use lamassu_format::header::VaultHeader;
-use lamassu_format::name;
 use lamassu_fuse::control::Root;
-use lamassu_host::anchors::Made;
-use lamassu_host::lock;
+use lamassu_host::Error as HostError;
+use lamassu_host::clone::{NewCopy, Original, Watch, lock_out_all_writers, refuse_place};
 use lamassu_host::slots::check_label;
-use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, Material, NewClone, NewSlot, Unlocked, Update, clone_vault, unix_now};
-use lamassu_store::Backend;
-use lamassu_store::backend::{Copied, LocalBackend, Privileges, Watch};
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
+use lamassu_keys::{NewClone, Unlocked, unix_now};
+use lamassu_store::backend::{Copied, Privileges};
 use serde::Serialize;
-use std::ffi::OsStr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
-use std::{fs, io};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -129,17 +116,17 @@ struct DoneCopy {
 
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let common = &args.common;
-    let original = Original::open(ui, common, &[args.snapshot.as_deref(), Some(&common.dir)])?;
+    let original = original(ui, common, &[args.snapshot.as_deref(), Some(&common.dir)])?;
     let mut copies = Vec::new();
     let mut of_snapshot = None;
     if let Some(place) = &args.snapshot {
         let new = NewClone { new_keys: false, snapshot: true, created: unix_now() };
-        let (snapshot, done) = original.copy(ui, common, place, new)?;
+        let (snapshot, done) = copy(ui, common, &original, place, new)?;
         copies.push(done);
         of_snapshot = Some(snapshot);
     }
     let new = NewClone { new_keys: args.new_key, snapshot: false, created: unix_now() };
-    let (_, done) = of_snapshot.as_ref().unwrap_or(&original).copy(ui, common, &common.dir, new)?;
+    let (_, done) = copy(ui, common, of_snapshot.as_ref().unwrap_or(&original), &common.dir, new)?;
     copies.push(done);
     if args.new_key {
         ui.note(
@@ -151,182 +138,60 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
 
 pub fn snapshot(ui: &Ui, args: SnapshotArgs) -> Result<()> {
     let common = &args.common;
-    let original = Original::open(ui, common, &[Some(&common.dir)])?;
+    let original = original(ui, common, &[Some(&common.dir)])?;
     let new = NewClone { new_keys: false, snapshot: true, created: unix_now() };
-    let (_, done) = original.copy(ui, common, &common.dir, new)?;
+    let (_, done) = copy(ui, common, &original, &common.dir, new)?;
     report(common, &original, vec![done])
 }
 
 fn report(common: &Common, original: &Original, copies: Vec<DoneCopy>) -> Result<()> {
     match common.json {
-        true => output::print_json(&Done { source: text::hex(&original.header.id()), copies }),
+        true => output::print_json(&Done { source: text::hex(&original.header().id()), copies }),
         false => Ok(()),
     }
 }
 
-/// The vault that is copied, and what opens it.
-struct Original {
-    dir: PathBuf,
-    header: VaultHeader,
-    keys: Unlocked,
-    material: Rc<Material>,
+/// The vault that is to be copied. Refuses bad places before a key is asked for.
+fn original(ui: &Ui, common: &Common, places: &[Option<&Path>]) -> Result<Original> {
+    check_label(&common.label)?;
+    let source = common.key.source()?;
+    let found = open::found(ui, &common.source)?;
+    let dir =
+        common.source.canonicalize().map_err(|source| HostError::NotADirectory { dir: found.dir.clone(), source })?;
+    for place in places.iter().flatten() {
+        let mounted = mounts::all().into_iter().filter(|m| m.fs_type == mounts::TYPE && m.source == dir);
+        refuse_place(place, std::iter::once(dir.clone()).chain(mounted.map(|m| m.mountpoint.clone())))?;
+    }
+    let (keys, material) = keys::unlock_and_keep(ui, &found.header, common.key.with(&source), &common.source)?;
+    // From here on the first signal ends in good order: what was made is taken away, and the vault thawed.
+    signals::flag_only();
+    Ok(Original::new(dir, found.header, keys, material))
 }
 
-impl Original {
-    /// Refuses bad places before a key is asked for.
-    fn open(ui: &Ui, common: &Common, places: &[Option<&Path>]) -> Result<Original> {
-        check_label(&common.label)?;
-        let source = common.key.source()?;
-        let found = open::found(ui, &common.source)?;
-        let dir =
-            common.source.canonicalize().map_err(|source| Fault::NotADirectory { dir: found.dir.clone(), source })?;
-        for place in places.iter().flatten() {
-            check_place(place, &dir)?;
-        }
-        let (keys, material) = keys::unlock_and_keep(ui, &found.header, common.key.with(&source), &common.source)?;
-        // From here on the first signal ends in good order: what was made is taken away, and the vault thawed.
-        signals::flag_only();
-        Ok(Original { dir, header: found.header, keys, material: Rc::new(material) })
-    }
-
-    /// Makes a copy at `place`, which becomes an original in its turn.
-    fn copy(&self, ui: &Ui, common: &Common, place: &Path, new: NewClone) -> Result<(Original, DoneCopy)> {
-        let quiet = Quiet::make(ui, &self.dir)?;
-        // A rotation may have come between the key and the quiet: its epoch is needed, too.
-        let header = open::found(ui, &self.dir)?.header;
-        let newer = match header == self.header {
-            true => None,
-            false => {
-                keys::check_pinned(ui, &header)?;
-                let again = keys::try_slots(ui, &header, &self.material, None);
-                Some(again.with_context(|| format!("{}", self.dir.display()))?)
-            }
-        };
-        let keys = newer.as_ref().unwrap_or(&self.keys);
-        if new.snapshot {
-            self.refuse_interrupted(keys)?;
-        }
-        let cost = common.cost.measure(ui, &self.material);
-        let slot = NewSlot { material: &self.material, cost, label: &common.label, created: new.created };
-        let mut history = keys.history(&self.dir, &header)?;
-        let of = self.anchor(ui, &header, keys)?;
-        let (mut header, unlocked) = clone_vault(&header, keys, new, &slot)?;
-        let top = Top::make(place).map_err(|source| Fault::Backing { op: "create", path: place.into(), source })?;
-        let privileges = if common.trust_store { Privileges::Kept } else { Privileges::Dropped };
-        let made = self.fill(ui, &top, privileges).and_then(|copied| {
-            self.copy_sessions(keys, &top, (&header, &unlocked))?;
-            let anchor = of.map(|table| self.copy_anchor(ui, &table, &header, &top, privileges)).transpose()?;
-            let below = self.copy_anchors_below(ui, &header)?;
-            drop(quiet);
-            let begun = Event::new(EventKind::Created)
-                .slot(unlocked.slot())
-                .detail("kind", self.material.kind().name())
-                .detail(if new.snapshot { "snapshot-of" } else { "clone-of" }, text::hex(&self.header.id()));
-            let update = Update::begin(&top.path().join(name::HEADER), &ui.policy.witness())?;
-            update.create_recorded(&mut header, &unlocked, &[begun])?;
-            anchor.map(Made::keep);
-            below.keep();
-            Ok(copied)
-        });
-        let copied = made.inspect_err(|_| take_back(ui, place, &top)).with_context(|| place.display().to_string())?;
-        let word = if new.snapshot { "snapshot" } else { "clone" };
-        let noted = Event::new(EventKind::Cloned).detail(word, text::hex(&header.id()));
-        if let Err(error) = history.note(noted) {
-            ui.warn(format_args!("the history of {} does not say so: {error}", self.dir.display()));
-        }
-        tell(ui, place, &header, &copied);
-        super::key::admin::tell(ui, &header, place);
-        let dir = place.canonicalize().map_err(|source| Fault::NotADirectory { dir: place.into(), source })?;
-        let done = DoneCopy::of(place, &header, &unlocked, &copied);
-        let material = self.material.clone();
-        Ok((Original { dir, header, keys: unlocked, material }, done))
-    }
-
-    /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the
-    /// choices of the crash for ever.
-    fn refuse_interrupted(&self, keys: &Unlocked) -> Result<()> {
-        let (root, ring) = (open::backend(&self.dir)?.root(), keys.key_ring(self.header.suite())?);
-        let interrupted = lamassu_vault::has_interrupted_sessions(&*root, &ring, &self.header.id());
-        match interrupted.with_context(|| self.dir.display().to_string())? {
-            true => Err(Fault::SnapshotOfInterrupted { dir: self.dir.clone() }.into()),
-            false => Ok(()),
-        }
-    }
-
-    /// What an interruption left in the original is in the copy, too, and its own record of sessions says so.
-    fn copy_sessions(&self, keys: &Unlocked, top: &Top, copy: (&VaultHeader, &Unlocked)) -> Result<()> {
-        let suite = self.header.suite();
-        let (from, to) = (open::backend(&self.dir)?.root(), open::backend(&top.path())?.root());
-        let (from_ring, to_ring) = (keys.key_ring(suite)?, copy.1.key_ring(suite)?);
-        let copied =
-            lamassu_vault::copy_sessions((&*from, &from_ring, &self.header.id()), (&*to, &to_ring, &copy.0.id()));
-        copied.with_context(|| format!("cannot copy the record of sessions of {}", self.dir.display()))
-    }
-
-    /// Everything but the header and the record of sessions, durable.
-    fn fill(&self, ui: &Ui, top: &Top, privileges: Privileges) -> Result<Copied> {
-        let (from, to) = (open::backend(&self.dir)?, open::backend(&top.path())?);
-        let mut watch = Shown { meter: Meter::bytes(ui, "copied") };
-        let copied = LocalBackend::copy_to(&from, &to, privileges, &mut watch)?;
-        to.sync().map_err(|source| Fault::Backing { op: "sync", path: top.path(), source })?;
-        Ok(copied)
-    }
-}
-
-/// The directory of a copy, held: the owner of the one that it lies in can give its name to another.
-struct Top(OwnedFd);
-
-impl Top {
-    /// Makes it, for its owner alone. `EAGAIN` where something else has its name by then.
-    fn make(place: &Path) -> io::Result<Top> {
-        fs::DirBuilder::new().mode(0o700).create(place)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let dir = rustix::fs::open(place, flags, Mode::empty())?;
-        let st = rustix::fs::fstat(&dir)?;
-        let is_new = st.st_mode & 0o077 == 0 && is_empty(dir.as_fd())? && is_ours(dir.as_fd(), st.st_uid)?;
-        match is_new {
-            true => Ok(Top(dir)),
-            false => Err(Errno::AGAIN.into()),
-        }
-    }
-
-    /// A path to it that needs no name.
-    fn path(&self) -> PathBuf {
-        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
-    }
-}
-
-/// Only what this program made: what is in the directory that it holds, and the name where nothing is left below it.
-fn take_back(ui: &Ui, place: &Path, top: &Top) {
-    let emptied = fs::read_dir(top.path()).and_then(|mut entries| {
-        entries.try_for_each(|entry| {
-            let entry = entry?;
-            match entry.file_type()?.is_dir() {
-                true => fs::remove_dir_all(entry.path()),
-                false => fs::remove_file(entry.path()),
-            }
-        })
-    });
-    if let Err(error) = emptied.and_then(|()| fs::remove_dir(place)) {
-        ui.warn(format_args!("{} is no vault and could not be removed: {error}", place.display()));
-    }
-}
-
-fn check_place(place: &Path, original: &Path) -> Result<(), Fault> {
-    if place.symlink_metadata().is_ok() {
-        return Err(Fault::CloneExists { path: place.into() });
-    }
-    let parent = match place.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        Some(_) | None => Path::new("."),
+/// Makes a copy at `place`, which becomes an original in its turn.
+fn copy(ui: &Ui, common: &Common, original: &Original, place: &Path, keys: NewClone) -> Result<(Original, DoneCopy)> {
+    let new = NewCopy {
+        keys,
+        label: &common.label,
+        cost: common.cost.measure(ui, original.material()),
+        privileges: if common.trust_store { Privileges::Kept } else { Privileges::Dropped },
     };
-    let parent = parent.canonicalize().map_err(|source| Fault::NotADirectory { dir: parent.into(), source })?;
-    let mounted = mounts::all().into_iter().filter(|m| m.fs_type == mounts::TYPE && m.source == original);
-    let belongs = std::iter::once(original.to_path_buf()).chain(mounted.map(|m| m.mountpoint.clone()));
-    match belongs.into_iter().find(|within| parent.starts_with(within)) {
-        Some(within) => Err(Fault::CloneWithin { path: place.into(), within }),
-        None => Ok(()),
+    let quiet = Quiet::make(ui, original.dir())?;
+    let mut shown = Shown { ui, meter: Meter::bytes(ui, "copied") };
+    let done = original.copy(&ui.policy, quiet, place, &new, &mut shown);
+    drop(shown);
+    let done = done?;
+    done.succession.iter().for_each(|succession| policy::tell(ui, succession));
+    for id in &done.without_anchor {
+        ui.warn(format_args!("the dataset {} has no anchor on this host, and its copy gets none", text::hex(id)));
     }
+    if let Some(error) = &done.unrecorded {
+        ui.warn(format_args!("the history of {} does not say so: {error}", original.dir().display()));
+    }
+    tell(ui, place, done.copy.header(), &done.copied);
+    super::key::admin::tell(ui, done.copy.header(), place);
+    let shown = DoneCopy::of(place, done.copy.header(), done.copy.keys(), &done.copied);
+    Ok((done.copy, shown))
 }
 
 /// That no process writes the vault or a dataset in it, for as long as this lives.
@@ -348,13 +213,7 @@ impl Quiet {
                 root.freeze().with_context(context)?;
                 Ok(Quiet::Frozen(root, mount.mountpoint.clone()))
             }
-            None => {
-                let mut held: Vec<WriterLock> = lock::lock_out_writers(&ui.policy, dir)?.into_iter().collect();
-                if open::found(ui, dir)?.header.has_datasets() {
-                    held.extend(lock::lock_out_writers_below(&ui.policy, dir)?);
-                }
-                Ok(Quiet::Locked(held))
-            }
+            None => Ok(Quiet::Locked(lock_out_all_writers(&ui.policy, dir)?)),
         })
     }
 }
@@ -372,36 +231,20 @@ impl Drop for Quiet {
     }
 }
 
-/// Chooses what belongs to the copy, and shows how far it is.
-struct Shown {
+/// Shows how far a copy is.
+struct Shown<'a> {
+    ui: &'a Ui,
     meter: Meter,
 }
 
-/// Names in the root that are the original's alone. The copy has its own.
-const NOT_COPIED: [&str; 7] = [
-    name::HEADER,
-    name::HEADER_NEW,
-    name::HEADER_REPLACED,
-    name::HEADER_REPLACING,
-    name::HISTORY,
-    name::LOCK,
-    name::SESSIONS,
-];
-
-impl Watch for Shown {
-    fn wants(&mut self, dir: &Path, entry: &OsStr) -> bool {
-        match dir.as_os_str().is_empty() {
-            true => {
-                !NOT_COPIED.iter().any(|own| entry == *own)
-                    && !entry.as_encoded_bytes().starts_with(name::HISTORY_BROKEN.as_bytes())
-            }
-            false => dir != Path::new(name::STAGING),
-        }
-    }
-
-    fn advance(&mut self, _files: u64, bytes: u64) -> bool {
+impl Watch for Shown<'_> {
+    fn advance(&mut self, bytes: u64) -> bool {
         self.meter.advance(bytes);
         !signals::interrupted()
+    }
+
+    fn left(&mut self, place: &Path, error: &io::Error) {
+        self.ui.warn(format_args!("{} is no vault and could not be removed: {error}", place.display()));
     }
 }
 

@@ -13,6 +13,7 @@ use crate::tree::stored::Stored;
 use crate::tree::vault::VaultTree;
 use crate::tree::whole::write_whole;
 use crate::tree::{Dir, Meta, Tree};
+use lamassu_host::Error as HostError;
 use lamassu_vault::{FileSystem, Kind, VaultError};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -31,10 +32,10 @@ Examples:
   pg_dump db | lamassu cp -k raw:file:k /srv/store/vault - vault:db.sql
   lamassu cp -k raw:file:k --header backup/lamassu.vault backup/Zk3…/9aQ… ./found
       one stored file out of a backup, by its path in the store
-Kept are contents, holes, modes, times, extended attributes, links, owners when run as root, and, where the
-target can link, that several names are one file. Out of a vault, what the store says is not taken for rights on this host: modes lose
-set-id bits and the umask, files are yours, device nodes are refused, and attributes but those of users and
-access control lists are left out, unless --trust-store takes them. A local file named vault:x is written ./vault:x.";
+`cp` keeps contents, holes, modes, times, extended attributes, links, owners when run as root, and several names of one file if the
+target can link. Out of a vault, the store's word gives no rights on this host: modes lose set-id bits and the umask, files are yours,
+device nodes are refused, and only `user.` attributes and access control lists are kept, unless --trust-store takes the rest. A local
+file named vault:x is written ./vault:x.";
 
 /// Options of `cp`.
 #[derive(clap::Args, Debug)]
@@ -94,7 +95,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         let sides = Sides { from: &Stored::new(&unsealed), to: &Local, same: true, store, grants };
         return copy_all(ui, sides, sources, target, false);
     }
-    let (dir, rest) = args.places.split_first().ok_or(Fault::Usage("give the vault first"))?;
+    let (dir, rest) = args.places.split_first().ok_or(HostError::Usage("give the vault first"))?;
     let (target, sources) = split(rest)?;
     let job = Job::of(sources, target)?;
     let store = store_of(dir);
@@ -105,7 +106,7 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     if job.sources.contains(&Destination::Stdin) {
         if key.source()?.takes_stdin() {
             let words = "standard input is copied, so the key must come from elsewhere, e.g. raw:fd:3";
-            return Err(Fault::Usage(words).into());
+            return Err(HostError::Usage(words).into());
         }
         // A passphrase or PIN is asked for on the terminal, or not at all: the first line of the data is none.
         key = key.leaving_stdin();
@@ -136,10 +137,10 @@ fn out_of_store(args: &Args, mask: u32) -> Grants {
     if args.trust_store { Grants::Kept } else { Grants::LeftOut { mask } }
 }
 
-fn split(places: &[PathBuf]) -> Result<(&Path, &[PathBuf]), Fault> {
+fn split(places: &[PathBuf]) -> Result<(&Path, &[PathBuf]), HostError> {
     match places.split_last() {
         Some((target, sources)) if !sources.is_empty() => Ok((target, sources)),
-        Some(_) | None => Err(Fault::Usage("give what to copy and where to, after the vault: DIR SRC… DST")),
+        Some(_) | None => Err(HostError::Usage("give what to copy and where to, after the vault: DIR SRC… DST")),
     }
 }
 
@@ -165,20 +166,20 @@ struct Job {
 }
 
 impl Job {
-    fn of(sources: &[PathBuf], target: &Path) -> Result<Job, Fault> {
+    fn of(sources: &[PathBuf], target: &Path) -> Result<Job, HostError> {
         let sources: Vec<Destination> = sources.iter().map(|s| Destination::of(s)).collect();
         let target = Destination::of(target);
         let vault_sources = sources.iter().filter(|s| matches!(s, Destination::Vault(_))).count();
         if vault_sources != 0 && vault_sources != sources.len() {
-            return Err(Fault::Usage("copy from the vault or from outside, not from both at once"));
+            return Err(HostError::Usage("copy from the vault or from outside, not from both at once"));
         }
         match (&target, vault_sources) {
-            (Destination::Stdin, _) => Err(Fault::Usage("to standard output: use `lamassu cat`")),
+            (Destination::Stdin, _) => Err(HostError::Usage("to standard output: use `lamassu cat`")),
             (Destination::Local(_), 0) => {
-                Err(Fault::Usage("neither side is in the vault: write its paths as vault:PATH"))
+                Err(HostError::Usage("neither side is in the vault: write its paths as vault:PATH"))
             }
             _ if sources.len() > 1 && sources.contains(&Destination::Stdin) => {
-                Err(Fault::Usage("standard input can only be copied alone"))
+                Err(HostError::Usage("standard input can only be copied alone"))
             }
             _ => Ok(Job { sources, target }),
         }
@@ -238,7 +239,7 @@ fn copy_all(ui: &Ui, sides: Sides<'_>, sources: &[PathBuf], target: &Path, recur
     let Sides { from, to, same, store, grants } = sides;
     let into = is_dir(to, target)?;
     if !into && (sources.len() > 1 || ends_with_slash(target)) {
-        return Err(crate::fault::Error::from(Fault::Usage("is not a directory")).context(to.name(target)));
+        return Err(crate::fault::Error::from(HostError::Usage("is not a directory")).context(to.name(target)));
     }
     refuse_same_names(to, sources, target)?;
     let is_tree = |source| matches!(from.stat(source), Ok(Some(Meta { kind: Kind::Dir, .. })));
@@ -289,14 +290,14 @@ fn own_name(source: &Path) -> Option<&OsStr> {
     source.file_name().filter(|_| !source.as_os_str().as_bytes().ends_with(b"/."))
 }
 
-/// Of several sources with one name only the last would be left. Directories are no exception: files in them may have
+/// Only the last of several sources with one name would be left. Directories are no exception: files in them may have
 /// one name.
 fn refuse_same_names(to: &dyn Tree, sources: &[PathBuf], target: &Path) -> Result<()> {
     let mut names = HashSet::new();
     match sources.iter().filter_map(|source| own_name(source)).find(|name| !names.insert(*name)) {
         None => Ok(()),
         Some(name) => {
-            let fault = Fault::Usage("several sources have this name; copy them to different places");
+            let fault = HostError::Usage("several sources have this name; copy them to different places");
             Err(crate::fault::Error::from(fault).context(to.name(&target.join(name))))
         }
     }

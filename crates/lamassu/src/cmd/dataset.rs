@@ -14,6 +14,7 @@ use crate::text;
 use clap::ValueEnum;
 use lamassu_format::{Domain, Suite};
 use lamassu_fuse::control::{Asked, Links};
+use lamassu_host::Error as HostError;
 use lamassu_host::Served;
 use lamassu_host::control::protocol::{Caller, DatasetSpec, Datasets, Listed, Properties, Request, Status, Unseen};
 use lamassu_host::datasets::name_to_hex;
@@ -137,7 +138,7 @@ pub struct Destroy {
     /// Also while files in it are open
     #[arg(short, long)]
     force: bool,
-    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then be read by nobody. The key
+    /// Destroy its keys first, as `lamassu key destroy` does: copies of the store can then not be read. The key
     /// of the dataset, or of the vault it lies in, has to be given again
     #[arg(long)]
     shred_key: bool,
@@ -186,10 +187,10 @@ enum Site {
 }
 
 impl Site {
-    /// Of the directory that something is to be made in, and its name there.
+    /// The directory that something is to be made in, and its name there.
     fn of_new(ui: &Ui, key: &KeyArg, places: &[PathBuf]) -> Result<(Site, OsString)> {
         let place = places.last().map_or(Path::new(""), |path| path);
-        let name = place.file_name().ok_or(Fault::Usage("a dataset is a directory in a vault: give its path"))?;
+        let name = place.file_name().ok_or(HostError::Usage("a dataset is a directory in a vault: give its path"))?;
         let parent = place.parent().unwrap_or(Path::new(""));
         let site = match places {
             [_] => match served::within(here(parent), Links::Followed)? {
@@ -197,18 +198,18 @@ impl Site {
                 None => {
                     return Err(Site::of(ui, key, places, true, Links::Followed).map_or_else(
                         |error| error,
-                        |_| Fault::Usage("a dataset is a directory in a vault: give its path").into(),
+                        |_| HostError::Usage("a dataset is a directory in a vault: give its path").into(),
                     ));
                 }
             },
             [vault, _] => Site::of(ui, key, &[vault.clone(), parent.into()], false, Links::Followed)?,
-            _ => return Err(Fault::Usage("give a path").into()),
+            _ => return Err(HostError::Usage("give a path").into()),
         };
         Ok((site, name.into()))
     }
 
     fn of(ui: &Ui, key: &KeyArg, places: &[PathBuf], read_only: bool, links: Links) -> Result<Site> {
-        let [vault, rest @ ..] = places else { return Err(Fault::Usage("give a path").into()) };
+        let [vault, rest @ ..] = places else { return Err(HostError::Usage("give a path").into()) };
         let path = rest.first().map(PathBuf::as_path);
         let inside = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_path_buf();
         let mounted = match path {
@@ -373,7 +374,9 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     let (values, places): (Vec<_>, Vec<_>) = args.words.iter().partition(is_property);
     let places: Vec<PathBuf> = places.into_iter().map(PathBuf::from).collect();
     if values.is_empty() || places.is_empty() || places.len() > 2 {
-        return Err(Fault::Usage("give the dataset, then properties as name=value: integrity, cache, inherit").into());
+        return Err(
+            HostError::Usage("give the dataset, then properties as name=value: integrity, cache, inherit").into()
+        );
     }
     let (properties, inherit) = parse(&values)?;
     let changes_integrity = properties.integrity.is_some();
@@ -386,7 +389,7 @@ fn set(ui: &Ui, args: &Set) -> Result<()> {
     };
     if let Some(removed) = removed {
         ui.note(format_args!(
-            "{removed}. Who had the key of the vault it lies in may have opened it and kept its keys: `lamassu key renew`, \
+            "{removed}. A holder of the key of the vault it lies in may have opened it and kept its keys: `lamassu key renew`, \
              `key admin rotate` and `rekey` take those away"
         ));
     }
@@ -408,7 +411,7 @@ fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
             ("inherit", "yes") => inherit = Some(true),
             ("inherit", "no") => inherit = Some(false),
             _ => {
-                return Err(Fault::Usage(
+                return Err(HostError::Usage(
                     "properties are integrity=full|metadata|inherit, cache=mount|none|inherit, inherit=yes|no",
                 )
                 .into());
@@ -420,7 +423,7 @@ fn parse(values: &[&OsString]) -> Result<(Properties, Option<bool>)> {
 
 fn destroy(ui: &Ui, args: &Destroy) -> Result<()> {
     if args.how.is_given() && !args.shred_key {
-        return Err(Fault::Usage("--receipt, --audit-key, --with-server and --yes are for --shred-key").into());
+        return Err(HostError::Usage("--receipt, --audit-key, --with-server and --yes are for --shred-key").into());
     }
     let site = Site::of(ui, &args.key, &args.places, false, Links::Refused)?;
     // Its vault is closed before its keys go, and is not opened again.

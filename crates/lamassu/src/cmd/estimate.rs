@@ -5,18 +5,22 @@
 //! is, within the vault's deduplication domain. Memory is bounded.
 
 use crate::distinct::{self, Counted, Distinct, digest};
-use crate::fault::{Fault, Result};
+use crate::fault::{Error, Result};
 use crate::output::{self, Ui};
-use crate::{signals, text};
+use crate::{open, signals, text};
 use lamassu_format::profile::{KeyKind, Profile, Protection};
 use lamassu_format::{BlockNo, Domain, Geometry, PageNo};
-use lamassu_store::backend::next_data;
+use lamassu_host::Error as HostError;
+use lamassu_store::backend::{Backend, BackendDir, Kind, Listed, LocalBackend, next_data, open_regular};
+use lamassu_vault::walk::{Failed, Met, Visit, walk};
+use rustix::fs::CWD;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +95,7 @@ struct Stored {
     deduplicated_bytes: u64,
     /// Of `bytes`, 0 to 1.
     saved: f64,
-    /// Of the vault's bytes, those of metadata pages. Not for plain data.
+    /// Those of metadata pages among the vault's bytes. Not for plain data.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_bytes: Option<u64>,
     blocks: u64,
@@ -120,7 +124,10 @@ const FULL: u8 = 0;
 const PARTIAL: u8 = 1;
 const FILE: u8 = 2;
 
-struct Reader {
+struct Reader<'a> {
+    ui: &'a Ui,
+    /// The directory that is walked through.
+    start: &'a Path,
     domain: Domain,
     profile: Profile,
     counters: Vec<Counter>,
@@ -156,66 +163,111 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         }
     });
     let counters = counters.collect();
-    let mut reader =
-        Reader { domain: args.domain, profile, counters, seen: HashSet::new(), files: 0, bytes: 0, unreadable: 0 };
+    let mut reader = Reader {
+        ui,
+        start: Path::new(""),
+        domain: args.domain,
+        profile,
+        counters,
+        seen: HashSet::new(),
+        files: 0,
+        bytes: 0,
+        unreadable: 0,
+    };
+    open::raise_descriptor_limit();
     for path in &args.paths {
-        std::fs::symlink_metadata(path).map_err(|source| Fault::Local { op: "read", path: path.clone(), source })?;
-        reader.walk(ui, path)?;
+        std::fs::symlink_metadata(path).map_err(|source| HostError::Local {
+            op: "read",
+            path: path.clone(),
+            source,
+        })?;
+        reader.all(path)?;
     }
     let estimate = reader.finish()?;
     if args.json { output::print_json(&estimate) } else { print(&estimate) }
 }
 
-impl Reader {
-    /// Without recursion: the depth of a tree is its maker's choice. Symbolic links are not followed.
-    fn walk(&mut self, ui: &Ui, start: &Path) -> Result<()> {
-        let mut waiting = vec![start.to_path_buf()];
-        while let Some(path) = waiting.pop() {
-            if signals::interrupted() {
-                return Err(Fault::Interrupted.into());
-            }
-            let done = std::fs::symlink_metadata(&path).and_then(|meta| {
-                if meta.is_dir() {
-                    for entry in std::fs::read_dir(&path)? {
-                        waiting.push(entry?.path());
-                    }
-                    return Ok(None);
-                }
-                // A file with several names is stored once.
-                let first = meta.nlink() == 1 || self.seen.insert((meta.dev(), meta.ino()));
-                if !meta.is_file() || !first {
-                    return Ok(None);
-                }
-                let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-                File::options().read(true).custom_flags(flags).open(&path).map(Some)
-            });
-            match done {
-                Ok(None) => {}
-                Ok(Some(file)) => self.file(ui, &path, &file)?,
-                Err(e) => self.miss(ui, &path, &e),
-            }
+/// Symbolic links are not followed.
+impl Visit for Reader<'_> {
+    type Passed = ();
+    type Here = ();
+    type Error = Error;
+
+    fn enter(&mut self, _: &Met<()>, _: &Arc<dyn BackendDir>) -> Result<Option<()>> {
+        Ok(Some(()))
+    }
+
+    fn entry(&mut self, at: &Met<()>, dir: &Arc<dyn BackendDir>, _: &mut (), entry: &Listed) -> Result<Option<()>> {
+        signals::check()?;
+        let path = self.start.join(&at.stored).join(&entry.name);
+        match dir.stat_entry(&entry.name) {
+            Ok(st) if st.kind == Kind::Dir => return Ok(Some(())),
+            Ok(st) if st.kind == Kind::File => self.one(&path, (st.nlink, st.dev, st.ino))?,
+            Ok(_) => {}
+            Err(e) => self.miss(&path, &e),
         }
+        Ok(None)
+    }
+
+    fn failed(&mut self, at: &Met<()>, _: Failed, error: io::Error) -> Result<()> {
+        self.miss(&self.start.join(&at.stored), &error);
         Ok(())
     }
+}
 
-    fn miss(&mut self, ui: &Ui, path: &Path, e: &io::Error) {
-        self.unreadable += 1;
-        ui.warn(format_args!("{}: {e}", crate::text::printable(&path.to_string_lossy())));
+impl<'a> Reader<'a> {
+    /// A file, or all that is in a directory.
+    fn all(&mut self, path: &'a Path) -> Result<()> {
+        let meta = std::fs::symlink_metadata(path);
+        let meta = meta.map_err(|source| HostError::Local { op: "read", path: path.into(), source })?;
+        if meta.is_file() {
+            return self.one(path, (meta.nlink(), meta.dev(), meta.ino()));
+        }
+        if !meta.is_dir() {
+            return Ok(());
+        }
+        match LocalBackend::open(path) {
+            Ok(opened) => {
+                self.start = path;
+                walk(Met::first(opened.root(), PathBuf::new(), ()), self)
+            }
+            Err(e) => {
+                self.miss(path, &e);
+                Ok(())
+            }
+        }
     }
 
-    fn file(&mut self, ui: &Ui, path: &Path, file: &File) -> Result<()> {
+    /// A file of so many names, by its device and number: it is stored once.
+    fn one(&mut self, path: &Path, (names, dev, ino): (u64, u64, u64)) -> Result<()> {
+        if names > 1 && !self.seen.insert((dev, ino)) {
+            return Ok(());
+        }
+        match open_regular(CWD, path) {
+            Ok(file) => self.file(path, &file),
+            Err(e) => {
+                self.miss(path, &e);
+                Ok(())
+            }
+        }
+    }
+
+    fn miss(&mut self, path: &Path, e: &io::Error) {
+        self.unreadable += 1;
+        self.ui.warn(format_args!("{}: {e}", text::printable(&path.to_string_lossy())));
+    }
+
+    fn file(&mut self, path: &Path, file: &File) -> Result<()> {
         let mut piece = vec![0; PIECE as usize];
         let mut whole = distinct::hasher(FILE)?;
         let (mut at, mut data) = (0, Extent::default());
         self.files += 1;
         loop {
-            if signals::interrupted() {
-                return Err(Fault::Interrupted.into());
-            }
+            signals::check()?;
             let len = match fill(file, &mut piece, at) {
                 Ok(len) => len,
                 Err(e) => {
-                    self.miss(ui, path, &e);
+                    self.miss(path, &e);
                     return Ok(());
                 }
             };
@@ -285,7 +337,7 @@ impl Extent {
 }
 
 impl Counter {
-    /// Of the `file`th file.
+    /// A piece of the `file`th file.
     fn piece(&mut self, file: u64, piece: &[u8], at: u64, mut has_data: impl FnMut(u64, u64) -> bool) -> Result<()> {
         let size = self.geometry.block_size();
         for (i, block) in piece.chunks(size as usize).enumerate() {

@@ -9,7 +9,7 @@ const EXAMPLES: &str = "\
 Examples:
   lamassu freeze /mnt && cp -a --reflink=auto /srv/store/vault /backup/; lamassu thaw /mnt
   lamassu freeze /mnt && rsync -aHAX --modify-window=-1 --delete /srv/store/vault/ backup:/vault/; lamassu thaw /mnt
-While frozen, everything written is in the store, reads go on, and whoever writes waits.";
+While frozen, everything written is in the store, reads go on, and writers wait.";
 
 /// Options of `freeze` and `thaw`.
 #[derive(clap::Args, Debug)]

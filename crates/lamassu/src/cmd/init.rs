@@ -3,34 +3,26 @@
 //! The header is written last: without it there is no vault, and a failed init takes back what it made.
 
 use super::info::Described;
-use crate::fault::{Context, Fault, Result};
+use crate::fault::{Context, Result};
 use crate::keys::{self, CostArg, KeyArg, SourceText};
 use crate::output::{self, Ui};
-use crate::store_kind::{self, StoreKind};
-use crate::{anchor_place, open, text};
+use crate::store_kind::{advice, remark};
+use crate::text;
 use clap::ValueEnum;
 use lamassu_format::header::{NameMode, VaultHeader, ZoneFile};
-use lamassu_format::root::MODE_BITS;
-use lamassu_format::{Domain, Geometry, RootRecord, Suite, name};
-use lamassu_host::anchors::{Choice, Made as MadeAnchor, NewTrees};
+use lamassu_format::{Domain, Geometry, Suite};
+use lamassu_host::Error as HostError;
+use lamassu_host::anchors::{NewTrees, disk};
+use lamassu_host::create::{VaultPlace, refuse_full};
 use lamassu_host::slots::check_label;
-use lamassu_keys::history::EventKind;
+use lamassu_host::store_kind::{self, StoreKind};
 use lamassu_keys::{
-    Event, KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Update, Zone, ZoneKeys, create_vault,
-    header_file, unix_now,
+    KeySource, Material, NewSlot, NewVault, Outer, Purpose, Unlocked, Zone, ZoneKeys, header_file, unix_now,
 };
-use lamassu_store::Backend;
-use lamassu_vault::Vault;
 use serde::Serialize;
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-/// Mode of a vault directory: other users reach nothing below it.
-const PRIVATE: u32 = 0o700;
 const BLOCK_SIZE_DEFAULT: u32 = 4096;
-const NAME_LEN_MIN: u32 = 64;
 const LABEL_DEFAULT: &str = "init";
 
 const EXAMPLES: &str = "\
@@ -68,8 +60,9 @@ pub struct Args {
     /// [default: convergent; in the domains file and none always random]
     #[arg(long, value_enum)]
     small_files: Option<SmallFiles>,
-    /// Within what equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones; each
-    /// `file`, or nothing (`none`). What deduplicates, and what an observer of the store sees. Fixed for ever
+    /// The scope in which equal blocks are equal in the store: the `zone`; the `family` of this vault and its clones;
+    /// each `file`, or nothing (`none`). It decides what deduplicates, and what an observer of the store sees. Fixed
+    /// for ever
     #[arg(long, value_name = "DOMAIN", value_parser = text::domains(), default_value = Domain::Zone.name())]
     domain: Domain,
     /// Zone file whose inner key the vault uses, to deduplicate with the zone's other vaults; or
@@ -167,20 +160,42 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
     check_label(&args.label)?;
     check_domain(&args)?;
     if !args.tree_degree.is_power_of_two() {
-        return Err(Fault::Member { option: "--tree-degree", rule: "a power of two from 2 to 256" }.into());
+        return Err(HostError::Member { option: "--tree-degree", rule: "a power of two from 2 to 256" }.into());
     }
     let source = args.key.source()?;
     ui.policy.check_small_files(args.has_convergent_small_files())?;
     args.suite.map_or(Ok(()), |suite| ui.policy.check_suite(suite))?;
-    check_empty(&args.dir)?;
+    // Before anything is asked for or made.
+    refuse_full(&args.dir)?;
     if args.generate_key {
         super::key::generate::at_server(ui, &source)?;
     }
     let zone = load_zone(ui, &args)?;
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Create)?;
-    let place = VaultPlace::prepare(ui, &args.dir)?;
-    let (header, anchor) = place.fill(ui, &args, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
+    let (place, not_private) = VaultPlace::prepare(&args.dir, 0o777 & !umask())?;
+    if let Some(error) = not_private {
+        ui.warn(format_args!(
+            "{} could not be made private (mode 0700): {error}; other users may reach what is stored in it, and --allow-other will be refused",
+            args.dir.display()
+        ));
+    }
+    let (header, anchor) = fill(ui, &args, &place, &material, zone.as_ref()).inspect_err(|_| place.take_back())?;
     report(ui, &args, header, anchor)
+}
+
+fn fill(
+    ui: &Ui,
+    args: &Args,
+    place: &VaultPlace,
+    material: &Material,
+    zone: Option<&LoadedZone>,
+) -> Result<(VaultHeader, Option<PathBuf>)> {
+    let created = unix_now();
+    let new = new_vault(args, zone, place.name_max()?, created)?;
+    let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
+    let degree_log2 = args.tree_degree.trailing_zeros() as u8;
+    let trees = NewTrees { degree_log2, blocks: args.tree_leaves == LeavesArg::Blocks };
+    Ok(place.fill(&ui.policy, &new, &slot, trees)?)
 }
 
 fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
@@ -188,7 +203,7 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
         // LAMASSU_ZONE_KEY alone is no request; on the command line the option would be.
         return match &args.zone_key {
             Some(_) if std::env::var_os("LAMASSU_ZONE_KEY").is_none() => {
-                Err(Fault::Usage("--zone-key needs --zone FILE").into())
+                Err(HostError::Usage("--zone-key needs --zone FILE").into())
             }
             _ => Ok(None),
         };
@@ -204,144 +219,23 @@ fn load_zone(ui: &Ui, args: &Args) -> Result<Option<LoadedZone>> {
 }
 
 /// What does not fit the deduplication domain. Before anything is asked for.
-fn check_domain(args: &Args) -> Result<(), Fault> {
+fn check_domain(args: &Args) -> Result<(), HostError> {
     if args.domain != Domain::Zone && args.zone.is_some() {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "--zone is for the domain zone alone: in the domains family, file and none a vault has an inner key of its own",
         ));
     }
     if args.domain.is_salted() && args.suite.is_some_and(|suite| !args.domain.is_for(suite)) {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "the domains file and none need another suite than paper, whose keys, as published, depend on a block's content alone",
         ));
     }
     if args.domain.is_salted() && args.small_files == Some(SmallFiles::Convergent) {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "the domains file and none keep equal small files apart: leave out --small-files convergent",
         ));
     }
     Ok(())
-}
-
-/// Before anything is asked for or made.
-fn check_empty(dir: &Path) -> Result<(), Fault> {
-    match fs::read_dir(dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(Fault::NotADirectory { dir: dir.into(), source }),
-        Ok(mut entries) => match entries.next() {
-            None => Ok(()),
-            Some(_) => Err(Fault::DirNotEmpty { dir: dir.into() }),
-        },
-    }
-}
-
-/// The directory, and what is to be undone if init fails.
-struct VaultPlace {
-    dir: PathBuf,
-    held: File,
-    made_dir: bool,
-    /// what the directory said of itself before it became its owner's alone: the root of the tree says so from now on
-    root: RootRecord,
-}
-
-impl VaultPlace {
-    /// Makes the directory, or takes one that is empty. It is its owner's alone from here on: what lies in it is no
-    /// matter of other users.
-    fn prepare(ui: &Ui, dir: &Path) -> Result<VaultPlace> {
-        let unusable = |source| Fault::NotADirectory { dir: dir.into(), source };
-        let made_dir = match fs::DirBuilder::new().mode(PRIVATE).create(dir) {
-            Ok(()) => true,
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(source) => return Err(unusable(source).into()),
-        };
-        let flags = libc::O_DIRECTORY | libc::O_CLOEXEC;
-        let held = OpenOptions::new().read(true).custom_flags(flags).open(dir).map_err(unusable)?;
-        check_empty(dir)?;
-        let st = held.metadata().map_err(unusable)?;
-        let mode = if made_dir { 0o777 & !umask() } else { st.mode() & MODE_BITS };
-        let root = RootRecord { mode, uid: st.uid(), gid: st.gid() };
-        if let Err(error) = held.set_permissions(fs::Permissions::from_mode(PRIVATE)) {
-            ui.warn(format_args!(
-                "{} could not be made private (mode 0700): {error}; other users may reach what is stored in it, and --allow-other will be refused",
-                dir.display()
-            ));
-        }
-        Ok(VaultPlace { dir: dir.into(), held, made_dir, root })
-    }
-
-    /// Only what this program puts there; the directory was empty.
-    fn take_back(&self) {
-        let files = [
-            name::HEADER,
-            name::HEADER_NEW,
-            name::DIR_RECORD,
-            name::HISTORY,
-            name::LOCK,
-            name::ROOT_RECORD,
-            name::ROOT_RECORD_NEW,
-        ];
-        for file in files {
-            let _ = fs::remove_file(self.dir.join(file));
-        }
-        let _ = fs::remove_file(self.dir.join(name::SESSIONS).join(name::SESSIONS_RECORD));
-        let _ = fs::remove_dir(self.dir.join(name::SESSIONS));
-        let _ = fs::remove_dir(self.dir.join(name::STAGING));
-        let _ = self.held.set_permissions(fs::Permissions::from_mode(self.root.mode));
-        if self.made_dir {
-            let _ = fs::remove_dir(&self.dir);
-        }
-    }
-
-    fn fill(
-        &self,
-        ui: &Ui,
-        args: &Args,
-        material: &Material,
-        zone: Option<&LoadedZone>,
-    ) -> Result<(VaultHeader, Option<PathBuf>)> {
-        let backend = open::backend(&self.dir)?;
-        let name_max = self.name_max(&backend)?;
-        let created = unix_now();
-        let new = new_vault(args, zone, name_max, created)?;
-        let slot = NewSlot { cost: args.cost.measure(ui, material), material, label: &args.label, created };
-        let (mut header, unlocked) = create_vault(&new, &slot)?;
-        let ring = unlocked.key_ring(header.suite())?;
-        lamassu_vault::create_root_record(&*backend.root(), &ring, self.root)
-            .and_then(|()| Vault::make_tree(&backend, &header, &ring))
-            .context("cannot make the root directory of the vault")?;
-        let anchor = self.anchor(ui, args, &mut header, &unlocked)?;
-        let update = Update::begin(&self.dir.join(name::HEADER), &ui.policy.witness())?;
-        let made = Event::new(EventKind::Created)
-            .slot(unlocked.slot())
-            .detail("kind", material.kind().name())
-            .detail("suite", header.suite().name())
-            .detail("domain", header.domain().name());
-        update.create_recorded(&mut header, &unlocked, &[made])?;
-        Ok((header, anchor.map(MadeAnchor::keep)))
-    }
-
-    /// Makes the vault's anchor, of its tree as it is now, and has the header say so.
-    fn anchor(&self, ui: &Ui, args: &Args, header: &mut VaultHeader, keys: &Unlocked) -> Result<Option<MadeAnchor>> {
-        let anchors = &ui.policy.anchors;
-        if *anchors.choice() == Choice::Unverified {
-            return Ok(None);
-        }
-        let file = anchors.file_for_new(&header.id(), None)?;
-        anchor_place::check(&file, &self.dir)?;
-        keys.set_anchored(header)?;
-        let degree_log2 = args.tree_degree.trailing_zeros() as u8;
-        let trees = NewTrees { degree_log2, blocks: args.tree_leaves == LeavesArg::Blocks };
-        Ok(Some(anchors.make(header, keys, trees, &file, &self.dir)?))
-    }
-
-    fn name_max(&self, backend: &dyn Backend) -> Result<u8> {
-        let op = "ask the limits of";
-        let stat = backend.stat_fs().map_err(|source| Fault::Backing { op, path: self.dir.clone(), source })?;
-        if stat.name_max < NAME_LEN_MIN {
-            return Err(Fault::NameMax { dir: self.dir.clone(), found: stat.name_max }.into());
-        }
-        Ok(u8::try_from(stat.name_max).unwrap_or(u8::MAX))
-    }
 }
 
 /// The mask of new files of this process. It can only be read by setting it; no other thread makes files yet.
@@ -356,7 +250,7 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
     let suite = args.suite.or(file.map(ZoneFile::suite)).unwrap_or(Suite::Aes);
     let block_size = args.block_size.or(file.map(ZoneFile::block_size)).unwrap_or(BLOCK_SIZE_DEFAULT);
     let geometry = Geometry::new(block_size, args.reserved_slots)
-        .ok_or(Fault::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
+        .ok_or(HostError::Member { option: "--block-size", rule: "a power of two from 4K to 1M" })?;
     let outer = match args.outer {
         Some(OuterArg::Shared) => Outer::Shared,
         Some(OuterArg::Own) | None => Outer::Own,
@@ -384,12 +278,12 @@ fn new_vault<'a>(args: &Args, zone: Option<&'a LoadedZone>, name_max: u8, create
 fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) -> Result<()> {
     let store = store_kind::of(&args.dir);
     let block_size = header.geometry().block_size() as u32;
-    let on_disk_of_store = anchor.as_ref().and_then(|file| anchor_place::warning(file, &args.dir));
-    let open_to_others = anchor.as_deref().and_then(anchor_place::open_to_others);
-    let advice = store.iter().filter_map(|s| s.advice(block_size));
+    let on_disk_of_store = anchor.as_ref().and_then(|file| disk::warning(file, &args.dir));
+    let open_to_others = anchor.as_deref().and_then(disk::open_to_others);
+    let advice = store.iter().filter_map(|s| advice(s, block_size));
     let warnings: Vec<String> = advice.chain(on_disk_of_store).chain(open_to_others).collect();
     warnings.iter().for_each(|warning| ui.warn(warning));
-    if let Some(remark) = store.as_ref().and_then(StoreKind::remark) {
+    if let Some(remark) = store.as_ref().and_then(remark) {
         ui.detail(remark);
     }
     let vault = Described::of(ui, &header);
@@ -415,7 +309,7 @@ fn report(ui: &Ui, args: &Args, header: VaultHeader, anchor: Option<PathBuf>) ->
         None => ui.note("it has no anchor: an older state of the store passes for the newest"),
     }
     ui.note(
-        "keep a copy of its lamassu.vault elsewhere: without it, or without the key, nobody can read the vault again",
+        "keep a copy of its lamassu.vault elsewhere: without it, or without the key, the vault cannot be read again",
     );
     Ok(())
 }

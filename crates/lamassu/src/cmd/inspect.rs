@@ -7,7 +7,8 @@ use crate::fault::{Context, Result};
 use crate::keys::{self, KeyArg};
 use crate::open::{OrphanArg, Unsealed};
 use crate::output::{self, Ui};
-use crate::{fault::Fault, open, text};
+use crate::{open, text};
+use lamassu_host::Error as HostError;
 use lamassu_vault::Kind;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -66,12 +67,12 @@ struct Head {
 pub fn run(ui: &Ui, args: Args) -> Result<()> {
     let one = "give one path to inspect";
     if let Some((found, files)) = args.orphan.found(ui, &args.places)? {
-        let [path] = files else { return Err(Fault::Usage(one).into()) };
+        let [path] = files else { return Err(HostError::Usage(one).into()) };
         let unsealed = open::unlock(ui, found, &args.key)?;
         let subject = Subject { unsealed: &unsealed, on_disk: path.clone(), plain: None, slots: args.slots };
         return subject.show(Kind::File, args.json);
     }
-    let [dir, path] = args.places.as_slice() else { return Err(Fault::Usage(one).into()) };
+    let [dir, path] = args.places.as_slice() else { return Err(HostError::Usage(one).into()) };
     let unsealed = open::unlocked(&ui.without_anchor(), dir, &args.key)?;
     let vault = unsealed.open(open::options(true))?;
     let named = || format!("vault:{}", path.display());
@@ -100,9 +101,9 @@ impl Subject<'_> {
         }
     }
 
-    fn failed(&self, op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Fault {
+    fn failed(&self, op: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> HostError {
         let path = path.to_path_buf();
-        move |source| Fault::Backing { op, path, source }
+        move |source| HostError::Backing { op, path, source }
     }
 }
 

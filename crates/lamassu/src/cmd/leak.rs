@@ -1,25 +1,28 @@
 //! `lamassu leak`: what an observer of the backing store sees, computed from the store alone, without keys.
 //!
 //! It reads what the observer reads, and says what `docs/threat-model.md` says in general for this vault in numbers.
-//! Memory is bounded but for one entry for each directory still to be read.
+//! Memory is bounded, except for the names of directories still to be visited on the way to the present one.
 
 use crate::distinct::{Counted, Distinct, digest};
-use crate::fault::{Fault, Result};
+use crate::fault::{Error, Result};
 use crate::open;
 use crate::output::{self, Ui};
 use crate::{signals, text};
 use lamassu_format::header::NameMode;
 use lamassu_format::name::{self, Stored};
 use lamassu_format::{Domain, Geometry};
-use lamassu_store::backend::{next_data, open_regular};
+use lamassu_store::backend::{Backend, BackendDir, Kind, Listed, Stat, next_data, open_regular};
+use lamassu_vault::walk::{Failed, Met, Visit, walk};
 use rustix::fs::CWD;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata};
+use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -133,7 +136,9 @@ impl From<Counted> for Equal {
     }
 }
 
-struct Observer {
+struct Observer<'a> {
+    ui: &'a Ui,
+    dir: &'a Path,
     geometry: Geometry,
     mode: NameMode,
     leak: Leak,
@@ -165,58 +170,82 @@ pub fn run(ui: &Ui, args: Args) -> Result<()> {
         unreadable: 0,
     };
     let mut observer = Observer {
+        ui,
+        dir: &args.dir,
         geometry: header.geometry(),
         mode: header.names(),
         leak,
         blocks: Distinct::new(memory, &dir),
         pages: Distinct::new(memory, &dir),
     };
-    observer.walk(ui, &args.dir)?;
+    open::raise_descriptor_limit();
+    walk(Met::first(open::backend(&args.dir)?.root(), PathBuf::new(), 0), &mut observer)?;
     let leak = observer.finish()?;
     if args.json { output::print_json(&leak) } else { print(&leak) }
 }
 
-impl Observer {
-    /// Without recursion: the depth of a tree is its maker's choice.
-    fn walk(&mut self, ui: &Ui, root: &Path) -> Result<()> {
-        let mut waiting = vec![(root.to_path_buf(), 0)];
-        while let Some((dir, depth)) = waiting.pop() {
-            let mut entries = 0;
-            let listed = std::fs::read_dir(&dir).map_err(|e| self.miss(ui, &dir, &e)).ok();
-            for entry in listed.into_iter().flatten() {
-                if signals::interrupted() {
-                    return Err(Fault::Interrupted.into());
-                }
-                let seen = entry.and_then(|e| Ok((e.path(), e.file_name(), e.path().symlink_metadata()?)));
-                let (path, name, meta) = match seen {
-                    Ok(seen) => seen,
-                    Err(e) => {
-                        self.miss(ui, &dir, &e);
-                        continue;
-                    }
-                };
-                if !self.name(name.as_bytes()) {
-                    continue;
-                }
-                entries += 1;
-                self.describe(&path, &meta);
-                if meta.is_dir() {
-                    waiting.push((path, depth + 1));
-                } else if meta.is_file() {
-                    self.file(ui, &path, &meta)?;
-                }
-            }
-            let tree = &mut self.leak.tree;
-            tree.depth_max = tree.depth_max.max(depth);
-            tree.entries_max = tree.entries_max.max(entries);
-            *tree.at_depth.entry(depth).or_default() += 1;
-        }
-        Ok(())
+/// A directory hands on its depth to those in it, and counts its entries.
+impl Visit for Observer<'_> {
+    type Passed = u64;
+    type Here = u64;
+    type Error = Error;
+
+    fn enter(&mut self, at: &Met<u64>, _: &Arc<dyn BackendDir>) -> Result<Option<u64>> {
+        let tree = &mut self.leak.tree;
+        tree.depth_max = tree.depth_max.max(at.passed);
+        *tree.at_depth.entry(at.passed).or_default() += 1;
+        Ok(Some(0))
     }
 
-    fn miss(&mut self, ui: &Ui, path: &Path, e: &io::Error) {
+    fn entry(
+        &mut self,
+        at: &Met<u64>,
+        dir: &Arc<dyn BackendDir>,
+        entries: &mut u64,
+        entry: &Listed,
+    ) -> Result<Option<u64>> {
+        signals::check()?;
+        let path = self.dir.join(&at.stored).join(&entry.name);
+        let st = match dir.stat_entry(&entry.name) {
+            Ok(st) => st,
+            Err(e) => {
+                self.miss(&path, &e);
+                return Ok(None);
+            }
+        };
+        if !self.name(entry.name.as_bytes()) {
+            return Ok(None);
+        }
+        *entries += 1;
+        self.describe(&st);
+        // A store without attributes shows none.
+        if let Ok(names) = dir.hold(&entry.name).and_then(|held| held.list_xattr()) {
+            let ours = |n: &&OsString| n.as_bytes().starts_with(name::XATTR_PREFIX.as_bytes());
+            self.leak.xattrs += names.iter().filter(ours).count() as u64;
+        }
+        match st.kind {
+            Kind::Dir => return Ok(Some(at.passed + 1)),
+            Kind::File => self.file(&path, &st)?,
+            Kind::Symlink | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => {}
+        }
+        Ok(None)
+    }
+
+    fn leave(&mut self, _: &Met<u64>, _: &Arc<dyn BackendDir>, entries: u64) {
+        let tree = &mut self.leak.tree;
+        tree.entries_max = tree.entries_max.max(entries);
+    }
+
+    fn failed(&mut self, at: &Met<u64>, _: Failed, error: io::Error) -> Result<()> {
+        self.miss(&self.dir.join(&at.stored), &error);
+        Ok(())
+    }
+}
+
+impl Observer<'_> {
+    fn miss(&mut self, path: &Path, e: &io::Error) {
         self.leak.unreadable += 1;
-        ui.warn(format_args!("{}: {e}", crate::text::printable(&path.to_string_lossy())));
+        self.ui.warn(format_args!("{}: {e}", text::printable(&path.to_string_lossy())));
     }
 
     /// Whether a name is that of an entry of the tree.
@@ -232,64 +261,53 @@ impl Observer {
         true
     }
 
-    fn describe(&mut self, path: &Path, meta: &Metadata) {
+    fn describe(&mut self, st: &Stat) {
         let leak = &mut self.leak;
-        let kind = meta.file_type();
-        let count = if kind.is_dir() {
-            &mut leak.entries.directories
-        } else if kind.is_symlink() {
-            &mut leak.entries.symbolic_links
-        } else if kind.is_file() {
-            &mut leak.entries.files
-        } else {
-            &mut leak.entries.special
+        let count = match st.kind {
+            Kind::Dir => &mut leak.entries.directories,
+            Kind::Symlink => &mut leak.entries.symbolic_links,
+            Kind::File => &mut leak.entries.files,
+            Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice => &mut leak.entries.special,
         };
         *count += 1;
-        leak.entries.hard_linked += u64::from(!kind.is_dir() && meta.nlink() > 1);
-        leak.times.oldest = Some(leak.times.oldest.map_or(meta.mtime(), |t| t.min(meta.mtime())));
-        leak.times.newest = Some(leak.times.newest.map_or(meta.mtime(), |t| t.max(meta.mtime())));
-        *leak.modes.entry(format!("{:o}", meta.mode() & 0o7777)).or_default() += 1;
-        *leak.owners.entry(format!("{}:{}", meta.uid(), meta.gid())).or_default() += 1;
-        let mut list = vec![0u8; 64 << 10];
-        // A store without attributes shows none.
-        if let Ok(len) = rustix::fs::llistxattr(path, list.as_mut_slice()) {
-            let ours = |n: &&[u8]| n.starts_with(name::XATTR_PREFIX.as_bytes());
-            leak.xattrs += list[..len].split(|b| *b == 0).filter(ours).count() as u64;
-        }
+        leak.entries.hard_linked += u64::from(st.kind != Kind::Dir && st.nlink > 1);
+        let mtime = st.mtime.seconds;
+        leak.times.oldest = Some(leak.times.oldest.map_or(mtime, |t| t.min(mtime)));
+        leak.times.newest = Some(leak.times.newest.map_or(mtime, |t| t.max(mtime)));
+        *leak.modes.entry(format!("{:o}", st.mode)).or_default() += 1;
+        *leak.owners.entry(format!("{}:{}", st.uid, st.gid)).or_default() += 1;
     }
 
-    fn file(&mut self, ui: &Ui, path: &Path, meta: &Metadata) -> Result<()> {
+    fn file(&mut self, path: &Path, st: &Stat) -> Result<()> {
         let sizes = &mut self.leak.sizes;
         // Saturating: what a store says of its files need not be so.
-        sizes.bytes = sizes.bytes.saturating_add(meta.len());
-        sizes.allocated_bytes = sizes.allocated_bytes.saturating_add(meta.blocks().saturating_mul(512));
-        let at_most = meta.len().max(1).checked_next_power_of_two().unwrap_or(u64::MAX);
+        sizes.bytes = sizes.bytes.saturating_add(st.len);
+        sizes.allocated_bytes = sizes.allocated_bytes.saturating_add(st.blocks.saturating_mul(512));
+        let at_most = st.len.max(1).checked_next_power_of_two().unwrap_or(u64::MAX);
         *sizes.at_most.entry(at_most).or_default() += 1;
         let file = match open_regular(CWD, path) {
             Ok(file) => file,
             Err(e) => {
-                self.miss(ui, path, &e);
+                self.miss(path, &e);
                 return Ok(());
             }
         };
-        self.content(ui, path, &file, meta.len())
+        self.content(path, &file, st.len)
     }
 
-    fn content(&mut self, ui: &Ui, path: &Path, file: &File, len: u64) -> Result<()> {
+    fn content(&mut self, path: &Path, file: &File, len: u64) -> Result<()> {
         let size = self.geometry.block_size();
         let mut buf = vec![0; size as usize];
         let mut at: u64 = 0;
         // Up to here the store has told where it has data.
         let mut known: u64 = 0;
         while at < len {
-            if signals::interrupted() {
-                return Err(Fault::Interrupted.into());
-            }
+            signals::check()?;
             if at >= known {
                 let (start, end) = match next_data(file, at, len) {
                     Ok(found) => found,
                     Err(e) => {
-                        self.miss(ui, path, &e);
+                        self.miss(path, &e);
                         return Ok(());
                     }
                 };
@@ -305,7 +323,7 @@ impl Observer {
             }
             let block = &mut buf[..size.min(len - at) as usize];
             if let Err(e) = file.read_exact_at(block, at) {
-                self.miss(ui, path, &e);
+                self.miss(path, &e);
                 return Ok(());
             }
             // The first block of a segment holds its pages.
@@ -347,7 +365,7 @@ fn hole_bytes(geometry: &Geometry, from: u64, to: u64) -> u64 {
     let (size, segment) = (geometry.block_size(), geometry.segment_len());
     let (first, end) = (from.div_ceil(segment), to.div_ceil(segment));
     let pages = match end.checked_sub(1) {
-        // Of the blocks of pages only the last may be cut off by the end of the file.
+        // Only the last of the blocks of pages may be cut off by the end of the file.
         Some(last) if last >= first => (last - first) * size + size.min(to - last * segment),
         Some(_) | None => 0,
     };

@@ -18,6 +18,7 @@ use crate::signals;
 use crate::users;
 use clap::ValueEnum;
 use lamassu_fuse::{CacheMode, MountError, MountOptions, Mounted, OptionError};
+use lamassu_host::Error as HostError;
 use lamassu_host::anchors::Choice;
 use lamassu_host::{Keeper, Served};
 use lamassu_vault::event::Events;
@@ -212,7 +213,8 @@ impl Plan {
             }
         }
         let fsname_given = mount.fsname != MountOptions::default().fsname;
-        let dir = args.dir.canonicalize().map_err(|source| Fault::NotADirectory { dir: args.dir.clone(), source })?;
+        let dir =
+            args.dir.canonicalize().map_err(|source| HostError::NotADirectory { dir: args.dir.clone(), source })?;
         if !fsname_given {
             mount.fsname = dir.to_string_lossy().into_owned();
         }
@@ -233,7 +235,7 @@ impl Plan {
         vault.read_only = mount.read_only;
         mount.delegates = args.delegate.iter().map(|user| users::uid_of(user)).collect::<Result<_>>()?;
         if !mount.delegates.is_empty() && !mount.allow_other {
-            return Err(Fault::Usage("--delegate is for other users: it needs --allow-other").into());
+            return Err(HostError::Usage("--delegate is for other users: it needs --allow-other").into());
         }
         let mountpoint = mountpoint(&args.mountpoint, &dir)?;
         if mount.allow_other && mounts::has_vault(&dir) {
@@ -251,7 +253,7 @@ impl Plan {
 fn mountpoint(path: &Path, dir: &Path) -> Result<PathBuf, Fault> {
     let wrong = |source| Fault::Mountpoint { path: path.into(), source };
     let canonical = path.canonicalize().map_err(wrong)?;
-    // Of a mount whose daemon has ended, finding the path asks nothing and this does.
+    // Finding the path asks nothing of a mount whose daemon has ended, and this does.
     if !canonical.metadata().map_err(wrong)?.is_dir() {
         return Err(wrong(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }

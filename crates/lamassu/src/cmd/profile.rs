@@ -7,6 +7,7 @@ use crate::{open, signals, text};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use lamassu_format::profile::{KeyKind, Protection};
 use lamassu_format::{Cipher, Hash, Profile, Suite};
+use lamassu_host::Error as HostError;
 use lamassu_vault::forest::local;
 use lamassu_vault::{FileSystem, Forest, Ino, KnownProfile, RekeyProgress, Vault, VaultError};
 use serde::Serialize;
@@ -169,7 +170,7 @@ impl<'a> Held<'a> {
 
     fn profile(&self, path: &Path) -> Result<KnownProfile> {
         match self.vault.profile(local(self.ino)) {
-            Err(VaultError::Invalid) => Err(Fault::Usage("only files and directories have profiles").into()),
+            Err(VaultError::Invalid) => Err(HostError::Usage("only files and directories have profiles").into()),
             other => other.with_context(|| named(path)),
         }
     }

@@ -4,6 +4,7 @@ use crate::fault::{Context, Result};
 use crate::keys::SourceText;
 use crate::output;
 use crate::{policy, text};
+use lamassu_host::Error as HostError;
 use lamassu_keys::receipt::{AuditKey, RECEIPT_MAX, Receipt as Document};
 use lamassu_keys::{Ask, KeyError, Purpose, Tier};
 use std::fmt::Write as _;
@@ -69,7 +70,7 @@ pub fn load(source: &SourceText) -> Result<AuditKey> {
 
 /// Reads a receipt and verifies it.
 pub fn read(file: &Path, public: &[u8; 32]) -> Result<Document> {
-    let failed = |source| crate::fault::Fault::Local { op: "read", path: file.into(), source };
+    let failed = |source| HostError::Local { op: "read", path: file.into(), source };
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(file).map_err(failed)?;
     opened.take(RECEIPT_MAX as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;

@@ -7,6 +7,7 @@ use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::{served, signals, text};
 use lamassu_fuse::control::Asked;
+use lamassu_host::Error as HostError;
 use lamassu_host::Served;
 use lamassu_host::control::protocol::{Ended, Progress, Request};
 use lamassu_host::job::Task;
@@ -118,7 +119,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         ui.note(summary(&done));
     }
     match done {
-        _ if stopped => Err(Fault::Interrupted.into()),
+        _ if stopped => Err(HostError::Interrupted.into()),
         Rekeyed { failed, .. } if failed > 0 => Err(Fault::NotRekeyed { failed }.into()),
         Rekeyed { complete: false, .. } => Err(Fault::RekeyIncomplete.into()),
         _ => {

@@ -3,6 +3,7 @@
 
 use crate::fault::Fault;
 use crate::mounts;
+use lamassu_host::Error as HostError;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 use std::path::Path;
@@ -31,7 +32,7 @@ pub fn run(mountpoint: &Path, words: &[String], read_only: bool) -> Result<(), F
     loop {
         match mount_remount(&path, flags, "") {
             Err(Errno::BUSY) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
-            done => return done.map_err(|e| Fault::Local { op: "remount", path, source: e.into() }),
+            done => return Ok(done.map_err(|e| HostError::Local { op: "remount", path, source: e.into() })?),
         }
     }
 }

@@ -6,11 +6,11 @@ use crate::output::{self, Ui};
 use crate::progress::Meter;
 use crate::signals;
 use crate::text;
-use lamassu_anchor::{Anchor, AnchorError, Digest, ObjectId};
-use lamassu_format::header::{HistoryMark, VaultHeader};
+use lamassu_anchor::{Anchor, AnchorError, ObjectId};
+use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
-use lamassu_host::Error;
-use lamassu_keys::{HistoryError, header_file, history, witness};
+use lamassu_host::{Error, anchors};
+use lamassu_keys::header_file;
 use lamassu_store::Backend;
 use lamassu_vault::VaultError;
 use lamassu_vault::scrub::{ScrubFinding, ScrubWatch, Scrubbed, scrub};
@@ -26,12 +26,10 @@ Examples:
   lamassu scrub --limit 50M --state /var/lib/lamassu/vault.scrub /srv/store/vault
       reads no faster than that; goes on where it was stopped
   lamassu scrub --json /srv/store/vault | jq -r '.findings[].path'
-Exit status: 0 all is as the anchor says, 30 something is not, 31 nothing is stale, but not all of it can be told without a key.";
+Exit status: 0 all is as the anchor says, 30 something is not, 31 nothing is stale, but some of it cannot be verified without a key.";
 
 /// How often the state is written.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
-/// How often records are looked at that a writer replaces meanwhile.
-const LOOKS_MAX: u32 = 5;
 /// Findings that one report keeps; all are counted.
 const FINDINGS_MAX: usize = 100_000;
 
@@ -42,8 +40,8 @@ pub struct Args {
     /// Bytes read a second at most: 500K, 50M, 1G
     #[arg(long, value_name = "BYTES", value_parser = text::parse_rate)]
     limit: Option<u64>,
-    /// Remember in this file what was verified, and go on there the next time; removed at the end. Not in the vault's
-    /// own directory
+    /// Remember in this file what was verified, and continue from there the next time; removed at the end. Not in the
+    /// vault's own directory
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
     /// Print one JSON document
@@ -163,51 +161,24 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let (findings, failed) = (watch.findings, watch.failed);
     drop(watch.meter);
     if let (Some(source), Some(file)) = (failed, &args.state) {
-        return Err(Fault::Local { op: "write", path: file.clone(), source }.into());
+        return Err(Error::Local { op: "write", path: file.clone(), source }.into());
     }
     let done = done?;
     signals::check()?;
     report(ui, args, Scrubbed { findings: done.findings + records, ..done }, findings)
 }
 
-/// The header, the history and the record of sessions of the vault in `dir`, as far as that is told without a key: how
-/// many are not as its anchor knows. `stored`: where it lies in the store that is gone through.
+/// Compares the header, the history and the record of sessions of the vault in `dir` with its anchor. Returns how many
+/// are not as it knows. `stored`: where the vault lies in the store that is gone through.
 fn compare_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path, anchor: &Anchor) -> Result<u64> {
-    let mut found: Vec<(&'static str, &'static str, &'static str)> = Vec::new();
-    for _ in 0..LOOKS_MAX {
-        found.clear();
-        let known = anchor.vault_now().map_err(Error::from)?;
-        let seen = header_file::read::<VaultHeader>(&dir.join(name::HEADER)).map_err(Error::from)?;
-        if !known.header.is_current(Digest(witness::digest(&seen).map_err(Error::from)?)) {
-            found.push(("stale", name::HEADER, "the header is not the one that the anchor knows"));
-        }
-        let (count, Digest(head)) = known.history;
-        let has_history = match history::reaches(dir, HistoryMark { count, head }) {
-            // The mode of a dataset's directory may deny it to its owner.
-            Err(HistoryError::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
-                ui.warn(format_args!("{}: the history cannot be read, and was not compared", dir.display()));
-                true
-            }
-            told => told.map_err(Error::from)?,
-        };
-        if !has_history {
-            let is_there = dir.join(name::HISTORY).symlink_metadata().is_ok();
-            let kind = if is_there { "stale" } else { "missing" };
-            found.push((kind, name::HISTORY, "the history does not go as far as the anchor knows"));
-        }
-        let record = dir.join(name::SESSIONS).join(name::SESSIONS_RECORD);
-        if record.symlink_metadata().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
-            found.push(("missing", name::SESSIONS, "the record of sessions is not there"));
-        }
-        // A writer may have replaced something in between: the anchor knows of it before the store does.
-        if found.is_empty() || anchor.vault_now().map_err(Error::from)?.revision == known.revision {
-            break;
-        }
+    let compared = anchors::compare_records(dir, anchor)?;
+    if compared.is_history_unreadable {
+        ui.warn(format_args!("{}: the history cannot be read, and was not compared", dir.display()));
     }
-    for (kind, name, what) in &found {
-        watch.tell(kind, stored.join(name).display().to_string(), *what);
+    for found in &compared.findings {
+        watch.tell(found.kind, stored.join(found.name).display().to_string(), found.what);
     }
-    Ok(found.len() as u64)
+    Ok(compared.findings.len() as u64)
 }
 
 /// The same of a dataset, where this host has its anchor.
@@ -229,8 +200,8 @@ fn dataset_records(ui: &Ui, watch: &mut Watch<'_>, dir: &Path, stored: &Path) ->
 }
 
 fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<()> {
-    let untold = done.unverified_blocks + done.open_pages;
-    let status = match (done.findings, done.failures, untold) {
+    let unverified = done.unverified_blocks + done.open_pages;
+    let status = match (done.findings, done.failures, unverified) {
         (0, 0, 0) => "clean",
         (0, 0, _) => "unverified",
         (0, ..) => "unreadable",
@@ -263,7 +234,7 @@ fn report(ui: &Ui, args: &Args, done: Scrubbed, findings: Vec<Told>) -> Result<(
     }
     match status {
         "clean" => Ok(()),
-        "unverified" => Err(Fault::ScrubUntold { pages: done.open_pages, blocks: done.unverified_blocks }.into()),
+        "unverified" => Err(Fault::ScrubUnverified { pages: done.open_pages, blocks: done.unverified_blocks }.into()),
         "unreadable" => Err(Fault::ScrubUnreadable { places: done.failures }.into()),
         _ => Err(Fault::ScrubStale { findings: done.findings }.into()),
     }
@@ -300,7 +271,7 @@ impl State {
     /// refused: it would be replaced, and removed in the end.
     fn read(file: &Path, dir: &Path, vault: &str) -> Result<State> {
         let refused = || Fault::NotAScrubState { path: file.to_owned() };
-        let local = |source| Fault::Local { op: "read", path: file.to_owned(), source };
+        let local = |source| Error::Local { op: "read", path: file.to_owned(), source };
         let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let parent = parent.canonicalize().map_err(local)?;
         if parent.starts_with(dir.canonicalize().map_err(local)?) {

@@ -91,7 +91,7 @@ fn by_worker(ui: &Ui, mountpoint: &Path) -> Result<Code> {
     Ok(status.code().map(Code::from_number).ok_or(Fault::WorkerKilled { status })?)
 }
 
-/// Takes the mount away, whatever its daemon does. Of a type that is not ours alone, the daemon has to say that it is,
+/// Takes the mount away, whatever its daemon does. If its type is not ours alone, the daemon has to say that it is,
 /// unless it says nothing.
 fn detach(given: &Path) -> Result<()> {
     let (path, mount) = mounts::fuse_at(given)?;
@@ -143,8 +143,8 @@ fn settle_and_unmount(ui: &Ui, given: &Path) -> Result<()> {
     }
 }
 
-/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or who
-/// mounted is not to be believed.
+/// The vault that a mount had open for writing, as its daemon said, or else the table. `None`: there was none, or its
+/// daemon is not to be believed.
 fn written_vault(mount: &Mount, status: Option<Status>) -> Option<PathBuf> {
     let (dir, is_read_only) = match status {
         Some(Status { dir, read_only, .. }) => (PathBuf::from(dir), read_only),

@@ -1,11 +1,10 @@
 //! A bound of what a mount writes to the log: its users choose how often a request fails, and the log is the
 //! administrator's.
 //!
-//! Of the warnings and errors of one place in the program, the same line is written [`SAME`] times a minute at most,
-//! and of different lines [`BURST`], then one a second. So a flood of one kind does not hide another kind. What is left
-//! out is counted, and the counts are written after a minute at most, and when the process ends. Only a process that
-//! has left its terminal is bound: commands, and a mount in the foreground, write every line. Never: leaves out key
-//! events.
+//! One place in the program writes the same warning or error at most [`SAME`] times a minute, and at most [`BURST`]
+//! different lines, then one a second. So a flood of one kind does not hide another kind. What is left out is counted,
+//! and the counts are written after a minute at most, and when the process ends. Only a process that has left its
+//! terminal is bound: commands, and a mount in the foreground, write every line. Never: leaves out key events.
 
 use super::{is_detached, is_integrity_event, is_key_event};
 use std::collections::HashMap;

@@ -14,6 +14,7 @@ use self::socket::Socket;
 use crate::fault::Result;
 use crate::output::Ui;
 use crate::text::printable;
+use lamassu_host::Error as HostError;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
@@ -42,7 +43,7 @@ pub fn start(ui: &Ui, file: Option<&Path>) -> Result<()> {
     };
     let filter = EnvFilter::try_from_env("LAMASSU_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let open = |path: &Path| {
-        File::options().append(true).create(true).open(path).map_err(|source| crate::fault::Fault::Local {
+        File::options().append(true).create(true).open(path).map_err(|source| HostError::Local {
             op: "open log file",
             path: path.into(),
             source,

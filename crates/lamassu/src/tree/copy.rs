@@ -11,6 +11,7 @@ use crate::fault::{Context, Fault, Result};
 use crate::output::Ui;
 use crate::progress::Meter;
 use crate::signals;
+use lamassu_host::Error as HostError;
 use lamassu_vault::{Kind, VaultError};
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -34,7 +35,7 @@ fn lies_in_itself(name: &str) -> crate::fault::Error {
 
 /// The error for a local path that is the vault's directory in the store, or lies in it.
 pub fn in_store(name: String) -> crate::fault::Error {
-    crate::fault::Error::from(Fault::Usage("belongs to the vault's own directory, which holds its ciphertext"))
+    crate::fault::Error::from(HostError::Usage("belongs to the vault's own directory, which holds its ciphertext"))
         .context(name)
 }
 
@@ -145,7 +146,7 @@ impl Copier<'_> {
             Ok(value) => return Ok(Some(value)),
             Err(error) => error,
         };
-        if matches!(error.fault(), Fault::Interrupted) || is_store_full(&error) || self.alone {
+        if matches!(error.fault(), Fault::Host(HostError::Interrupted)) || is_store_full(&error) || self.alone {
             return Err(error);
         }
         self.failed += 1;
@@ -167,7 +168,7 @@ impl Copier<'_> {
         };
         if self.same_tree && target.ino()? == Some(meta.ino) {
             let name = format!("{} and {}", self.from.name(source), target.name());
-            return Err(crate::fault::Error::from(Fault::Usage("are the same file")).context(name));
+            return Err(crate::fault::Error::from(HostError::Usage("are the same file")).context(name));
         }
         if self.leaves_out(source, &meta, above.len())? {
             return Ok(None);
@@ -213,7 +214,7 @@ impl Copier<'_> {
     fn begin_dir(&self, source: &Path, target: CopyPlace<'_>, meta: Meta, above: &[Level]) -> Result<Level> {
         if !self.recursive {
             let name = self.from.name(source);
-            return Err(crate::fault::Error::from(Fault::Usage("is a directory; use -r to copy it")).context(name));
+            return Err(crate::fault::Error::from(HostError::Usage("is a directory; use -r to copy it")).context(name));
         }
         if above.len() > DEPTH_MAX {
             return Err(too_deep(&self.from.name(source)));

@@ -1,4 +1,4 @@
-//! What of a copied entry gives rights on the host, and whether it is taken over.
+//! The parts of a copied entry that give rights on the host, and whether they are kept.
 //!
 //! Types, modes, owners and device numbers in a vault are what its store says (`docs/threat-model.md`). A copy out of
 //! it, above all one by root, makes none of them live unless it is told to.
@@ -38,7 +38,7 @@ impl Grants {
         match self {
             Grants::Kept => meta.mode,
             Grants::LeftOut { mask } => {
-                // Of a directory they give no rights, and there is nothing to tell.
+                // They give no rights on a directory, and there is nothing to tell.
                 if meta.kind != Kind::Dir && meta.mode & 0o6000 != 0 {
                     add(&left_out.set_id);
                 }

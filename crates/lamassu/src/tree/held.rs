@@ -2,19 +2,22 @@
 //!
 //! The owner of a directory may rename what is in it at any time, and the copy may be root's. So a path is resolved
 //! once, for the directory that the user named; below it one name at a time is opened, no link is followed, and owner,
-//! mode, times and attributes go to a descriptor. A file is changed by the one that created it. Of directories, links
-//! and nodes no call returns one: they are opened after they were made, and nothing is done to what is not like it.
+//! mode, times and attributes go to a descriptor. A file is changed by the one that created it. No call returns a
+//! descriptor of a directory, a link or a node: those are opened after they were made, and nothing is done to what does
+//! not match.
 
 use super::local::{failed, meta_of};
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Context, Fault, Result};
+use lamassu_host::Error as HostError;
+use lamassu_host::created::{is_empty, is_ours};
 use lamassu_vault::{Kind, Time, VaultError};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
 use rustix::io::Errno;
-use std::ffi::{CStr, OsStr};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::IntoRawFd;
@@ -110,7 +113,7 @@ impl LocalDir {
         self.held.fd.as_fd()
     }
 
-    fn failed(&self, op: &'static str, name: &OsStr) -> impl FnOnce(Errno) -> Fault {
+    fn failed(&self, op: &'static str, name: &OsStr) -> impl FnOnce(Errno) -> HostError {
         let path = self.at(name);
         move |e| failed(op, &path)(e.into())
     }
@@ -129,33 +132,6 @@ impl LocalDir {
             (_, false) => Err(Fault::Moved { path: self.at(name) }.into()),
         }
     }
-}
-
-/// Whether what was found in, or as, this directory has the owner that this process gives to what it makes there.
-/// Usually that is the user it runs as; NFS gives root's to the user `nobody`, and others know no owners.
-pub fn is_ours(dir: BorrowedFd<'_>, uid: u32) -> rustix::io::Result<bool> {
-    if uid == rustix::process::geteuid().as_raw() {
-        return Ok(true);
-    }
-    let name = super::whole::temporary_name().map_err(|_| Errno::IO)?;
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
-    let st = rustix::fs::fstat(&file);
-    rustix::fs::unlinkat(dir, &name, AtFlags::empty())?;
-    Ok(st?.st_uid == uid)
-}
-
-/// Whether nothing is in a directory.
-pub fn is_empty(dir: BorrowedFd<'_>) -> rustix::io::Result<bool> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let listed = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
-    let is_dots = |name: &CStr| name == c"." || name == c"..";
-    for entry in rustix::fs::Dir::read_from(listed)? {
-        if !is_dots(entry?.file_name()) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 impl Node for LocalDir {

@@ -4,6 +4,7 @@ use super::held::LocalDir;
 use super::{Dir, Input, Meta, Tree, grants};
 use crate::fault::{Context, Fault, Result};
 use crate::signals;
+use lamassu_host::Error as HostError;
 use lamassu_store::backend::next_data;
 use lamassu_vault::{Kind, Time, VaultError};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -21,9 +22,9 @@ use std::time::Duration;
 /// See the module.
 pub struct Local;
 
-pub(super) fn failed(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Fault {
+pub(super) fn failed(op: &'static str, path: &Path) -> impl FnOnce(io::Error) -> HostError {
     let path = path.to_path_buf();
-    move |source| Fault::Local { op, path, source }
+    move |source| HostError::Local { op, path, source }
 }
 
 pub(super) fn meta_of(st: &Stat) -> Meta {

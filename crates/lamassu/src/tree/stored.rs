@@ -6,6 +6,7 @@ use super::{Dir, Input, Meta, Tree};
 use crate::fault::{Context, Fault, Result};
 use crate::open::{self, Unsealed};
 use lamassu_format::header::VaultHeader;
+use lamassu_host::Error as HostError;
 use lamassu_store::{Backend, File};
 use lamassu_vault::{Kind, Options, VaultError};
 use std::ffi::OsString;
@@ -59,8 +60,10 @@ impl Tree for Stored<'_> {
     }
 
     fn list(&self, _: &Path) -> Result<Vec<OsString>> {
-        Err(Fault::Usage("only single files can be read by their path in the store; for directories give the vault")
-            .into())
+        Err(HostError::Usage(
+            "only single files can be read by their path in the store; for directories give the vault",
+        )
+        .into())
     }
 
     fn read_link(&self, _: &Path) -> Result<OsString> {

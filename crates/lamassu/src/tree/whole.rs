@@ -4,12 +4,13 @@
 
 use super::{Dir, Meta, Node, Output};
 use crate::fault::{Fault, Result};
+use lamassu_host::created::temporary_name;
 use lamassu_vault::{Kind, VaultError};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 
 /// Has `write` fill the file `target`, which is empty at first, and `describe` do the rest, before it has its name. A
 /// file that is there already is replaced, and so is a link that leads to one or to nothing; the new contents are
-/// durable before that, so that a power cut leaves the one or the other. Anything else stays: nobody means /dev/null to
+/// durable before that, so that a power cut leaves the one or the other. Anything else stays: /dev/null is not meant to
 /// become a file.
 pub fn write_whole<T>(
     dir: &dyn Dir,
@@ -70,13 +71,6 @@ pub fn make_whole<M, T>(
         Some(_) => error.context(format!("{} stays as it was", dir.name(target))),
         None => error.context(dir.name(target)),
     })
-}
-
-/// A name that nothing has. It is short: one made of the target's could be too long for the store.
-pub fn temporary_name() -> Result<OsString> {
-    let mut number = [0; 4];
-    lamassu_crypto::random(&mut number)?;
-    Ok(format!(".lamassu-cp-{:08x}", u32::from_le_bytes(number)).into())
 }
 
 #[cfg(test)]

@@ -270,7 +270,7 @@ fn the_state_of_a_scrub_takes_the_place_of_no_other_file() {
     fs::write(b.path("notes"), b"notes").unwrap();
     std::os::unix::fs::symlink("notes", b.path("link")).unwrap();
     for file in ["notes", "link", "v/lamassu.vault", "v/new", "v"] {
-        b.run(&format!("scrub --state {file} v")).code(28).says("no state of a scrub of this vault");
+        b.run(&format!("scrub --state {file} v")).code(28).says("not the state of a scrub of this vault");
     }
     assert_eq!(fs::read(b.path("notes")).unwrap(), b"notes");
     b.run("scrub --state state-of-scrub v").ok();

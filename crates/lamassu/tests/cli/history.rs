@@ -104,7 +104,7 @@ fn mounts_and_their_ends_are_written_down() {
     assert_eq!(events(&b, "v").len(), 3);
     // A history that does not verify is no reason not to mount, and gets no entry.
     flip(&b.path("v/lamassu.history"), 100);
-    b.run("mount v m").ok().says("not written down");
+    b.run("mount v m").ok().says("does not record");
     b.unmount("m");
     b.run("history v").code(26);
 }
@@ -152,7 +152,9 @@ fn a_history_that_the_store_cuts_off_under_a_mount_is_not_gone_on_with() {
     std::fs::write(&log, &history).unwrap();
     b.unmount("m");
     assert!(std::fs::read(&log).unwrap() == history);
-    assert!(std::fs::read_to_string(b.path("log")).unwrap().contains("the end of the mount is not written down"));
+    assert!(
+        std::fs::read_to_string(b.path("log")).unwrap().contains("the history does not record the end of the mount")
+    );
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod dataset_keys;
 mod dataset_memory;
 mod datasets;
 mod destroy;
+mod destroy_elsewhere;
 mod domains;
 mod files;
 mod fips;
@@ -32,12 +33,14 @@ mod limits;
 mod lines;
 mod model;
 mod mounts;
+mod old_headers;
 mod private;
 mod profiles;
 mod put_back;
 #[path = "../../../lamassu-keys/tests/support/pykmip.rs"]
 #[cfg(feature = "kmip")]
 mod pykmip;
+mod receipts;
 mod recipes;
 mod records;
 mod rekey;

@@ -277,7 +277,7 @@ impl FaultBackend {
 
 impl Backend for FaultBackend {
     fn root(&self) -> Arc<dyn BackendDir> {
-        Arc::new(FaultDir { inner: self.inner.root(), faults: self.faults.clone() })
+        FaultDir::over(self.inner.root(), self.faults.clone())
     }
 
     fn stat_fs(&self) -> io::Result<StatFs> {

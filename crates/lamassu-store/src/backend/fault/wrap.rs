@@ -1,19 +1,72 @@
 //! The files and directories of a [`super::FaultBackend`].
 
 use super::{Call, Fault, FaultBackend, Faults, errno};
-use crate::backend::{Backend, BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat};
+use crate::backend::{
+    Backend, BackendDir, BackendEntry, BackendFile, BackendNode, Kind, Listed, RenameMode, SetTime, Stat,
+};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::sync::Arc;
 
-struct FaultFile {
-    inner: Arc<dyn BackendFile>,
+/// Something of the store below, and the faults that calls of it meet.
+pub(super) struct Faulty<T: ?Sized> {
+    inner: Arc<T>,
     faults: Arc<Faults>,
+    /// what faults know it by: for an entry the name under which it was found
+    name: Option<OsString>,
+    /// what a stat of it counts as
+    stat: Call,
 }
 
-impl FaultFile {
+type FaultFile = Faulty<dyn BackendFile>;
+pub(super) type FaultDir = Faulty<dyn BackendDir>;
+type FaultEntry = Faulty<dyn BackendEntry>;
+
+impl<T: ?Sized> Faulty<T> {
     fn pass(&self, call: Call) -> io::Result<()> {
-        self.faults.pass(call, None, 0, 0)
+        self.faults.pass(call, self.name.as_deref(), 0, 0)
+    }
+}
+
+impl<T: ?Sized + BackendNode> BackendNode for Faulty<T> {
+    fn stat(&self) -> io::Result<Stat> {
+        self.pass(self.stat)?;
+        self.inner.stat()
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.pass(Call::SetTimes)?;
+        self.inner.set_times(atime, mtime)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.pass(Call::SetMode)?;
+        self.inner.set_mode(mode)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.pass(Call::SetOwner)?;
+        self.inner.set_owner(uid, gid)
+    }
+
+    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
+        self.pass(Call::GetXattr)?;
+        self.inner.get_xattr(name)
+    }
+
+    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.pass(Call::SetXattr)?;
+        self.inner.set_xattr(name, value, flags)
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.pass(Call::ListXattr)?;
+        self.inner.list_xattr()
+    }
+
+    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
+        self.pass(Call::RemoveXattr)?;
+        self.inner.remove_xattr(name)
     }
 }
 
@@ -39,11 +92,6 @@ impl BackendFile for FaultFile {
             Some(Fault::After(code)) => self.inner.write_at(offset, data).and(Err(errno(code))),
             Some(Fault::Short(_)) | None => self.inner.write_at(offset, data),
         }
-    }
-
-    fn stat(&self) -> io::Result<Stat> {
-        self.pass(Call::FileStat)?;
-        self.inner.stat()
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -85,55 +133,19 @@ impl BackendFile for FaultFile {
         self.faults.pass(Call::Seek, None, offset, 0)?;
         self.inner.seek_hole(offset)
     }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.pass(Call::SetTimes)?;
-        self.inner.set_times(atime, mtime)
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.pass(Call::SetMode)?;
-        self.inner.set_mode(mode)
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.pass(Call::SetOwner)?;
-        self.inner.set_owner(uid, gid)
-    }
-
-    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
-        self.pass(Call::GetXattr)?;
-        self.inner.get_xattr(name)
-    }
-
-    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.pass(Call::SetXattr)?;
-        self.inner.set_xattr(name, value, flags)
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.pass(Call::ListXattr)?;
-        self.inner.list_xattr()
-    }
-
-    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
-        self.pass(Call::RemoveXattr)?;
-        self.inner.remove_xattr(name)
-    }
-}
-
-pub(super) struct FaultDir {
-    pub(super) inner: Arc<dyn BackendDir>,
-    pub(super) faults: Arc<Faults>,
 }
 
 impl FaultDir {
-    fn pass(&self, call: Call, name: Option<&OsStr>) -> io::Result<()> {
-        self.faults.pass(call, name, 0, 0)
+    pub(super) fn over(inner: Arc<dyn BackendDir>, faults: Arc<Faults>) -> Arc<dyn BackendDir> {
+        Arc::new(FaultDir { inner, faults, name: None, stat: Call::DirStat })
+    }
+
+    fn pass_by(&self, call: Call, name: &OsStr) -> io::Result<()> {
+        self.faults.pass(call, Some(name), 0, 0)
     }
 
     fn file(&self, inner: Arc<dyn BackendFile>) -> Arc<dyn BackendFile> {
-        Arc::new(FaultFile { inner, faults: self.faults.clone() })
+        Arc::new(FaultFile { inner, faults: self.faults.clone(), name: None, stat: Call::FileStat })
     }
 }
 
@@ -145,118 +157,83 @@ fn unwrap(dir: &dyn BackendDir) -> &dyn BackendDir {
 
 impl BackendDir for FaultDir {
     fn open_dir(&self, name: &OsStr) -> io::Result<Arc<dyn BackendDir>> {
-        self.pass(Call::OpenDir, Some(name))?;
-        Ok(Arc::new(FaultDir { inner: self.inner.open_dir(name)?, faults: self.faults.clone() }))
+        self.pass_by(Call::OpenDir, name)?;
+        Ok(FaultDir::over(self.inner.open_dir(name)?, self.faults.clone()))
     }
 
     fn open_file(&self, name: &OsStr, write: bool) -> io::Result<Arc<dyn BackendFile>> {
-        self.pass(Call::OpenFile, Some(name))?;
+        self.pass_by(Call::OpenFile, name)?;
         Ok(self.file(self.inner.open_file(name, write)?))
     }
 
     fn open_same(&self, name: &OsStr, seen: &Stat, write: bool) -> io::Result<Option<Arc<dyn BackendFile>>> {
-        self.pass(Call::OpenFile, Some(name))?;
+        self.pass_by(Call::OpenFile, name)?;
         Ok(self.inner.open_same(name, seen, write)?.map(|file| self.file(file)))
     }
 
     fn create_file(&self, name: &OsStr) -> io::Result<Arc<dyn BackendFile>> {
-        self.pass(Call::CreateFile, Some(name))?;
+        self.pass_by(Call::CreateFile, name)?;
         Ok(self.file(self.inner.create_file(name)?))
     }
 
     fn make_dir(&self, name: &OsStr, mode: u32) -> io::Result<()> {
-        self.pass(Call::MakeDir, Some(name))?;
+        self.pass_by(Call::MakeDir, name)?;
         self.inner.make_dir(name, mode)
     }
 
     fn make_node(&self, name: &OsStr, kind: Kind, rdev: u64) -> io::Result<()> {
-        self.pass(Call::MakeNode, Some(name))?;
+        self.pass_by(Call::MakeNode, name)?;
         self.inner.make_node(name, kind, rdev)
     }
 
     fn make_symlink(&self, name: &OsStr, target: &OsStr) -> io::Result<()> {
-        self.pass(Call::MakeSymlink, Some(name))?;
+        self.pass_by(Call::MakeSymlink, name)?;
         self.inner.make_symlink(name, target)
     }
 
     fn read_link(&self, name: &OsStr) -> io::Result<OsString> {
-        self.pass(Call::ReadLink, Some(name))?;
+        self.pass_by(Call::ReadLink, name)?;
         self.inner.read_link(name)
     }
 
     fn hold(&self, name: &OsStr) -> io::Result<Arc<dyn BackendEntry>> {
-        self.pass(Call::DirStat, Some(name))?;
+        self.pass_by(Call::DirStat, name)?;
         let inner = self.inner.hold(name)?;
-        Ok(Arc::new(FaultEntry { inner, name: name.to_owned(), faults: self.faults.clone() }))
+        Ok(Arc::new(FaultEntry {
+            inner,
+            faults: self.faults.clone(),
+            name: Some(name.to_owned()),
+            stat: Call::DirStat,
+        }))
     }
 
     fn rename(&self, name: &OsStr, to: &dyn BackendDir, to_name: &OsStr, mode: RenameMode) -> io::Result<()> {
-        self.pass(Call::Rename, Some(name))?;
+        self.pass_by(Call::Rename, name)?;
         self.inner.rename(name, unwrap(to), to_name, mode)
     }
 
     fn unlink(&self, name: &OsStr) -> io::Result<()> {
-        self.pass(Call::Unlink, Some(name))?;
+        self.pass_by(Call::Unlink, name)?;
         self.inner.unlink(name)
     }
 
     fn remove_dir(&self, name: &OsStr) -> io::Result<()> {
-        self.pass(Call::RemoveDir, Some(name))?;
+        self.pass_by(Call::RemoveDir, name)?;
         self.inner.remove_dir(name)
     }
 
     fn stat_entry(&self, name: &OsStr) -> io::Result<Stat> {
-        self.pass(Call::DirStat, Some(name))?;
+        self.pass_by(Call::DirStat, name)?;
         self.inner.stat_entry(name)
     }
 
-    fn stat(&self) -> io::Result<Stat> {
-        self.pass(Call::DirStat, None)?;
-        self.inner.stat()
-    }
-
     fn read_dir(&self) -> io::Result<Vec<Listed>> {
-        self.pass(Call::ReadDir, None)?;
+        self.pass(Call::ReadDir)?;
         self.inner.read_dir()
     }
 
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.pass(Call::SetMode, None)?;
-        self.inner.set_mode(mode)
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.pass(Call::SetOwner, None)?;
-        self.inner.set_owner(uid, gid)
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.pass(Call::SetTimes, None)?;
-        self.inner.set_times(atime, mtime)
-    }
-
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.pass(Call::GetXattr, None)?;
-        self.inner.get_xattr(attr)
-    }
-
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.pass(Call::SetXattr, None)?;
-        self.inner.set_xattr(attr, value, flags)
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.pass(Call::ListXattr, None)?;
-        self.inner.list_xattr()
-    }
-
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
-        self.pass(Call::RemoveXattr, None)?;
-        self.inner.remove_xattr(attr)
-    }
-
     fn sync(&self) -> io::Result<()> {
-        self.pass(Call::SyncDir, None)?;
+        self.pass(Call::SyncDir)?;
         self.inner.sync()
     }
 
@@ -265,7 +242,7 @@ impl BackendDir for FaultDir {
     }
 
     fn lending(&self) -> Option<Arc<dyn BackendDir>> {
-        Some(Arc::new(FaultDir { inner: self.inner.lending()?, faults: self.faults.clone() }))
+        Some(FaultDir::over(self.inner.lending()?, self.faults.clone()))
     }
 
     fn as_any(&self) -> &dyn std::any::Any {
@@ -273,60 +250,7 @@ impl BackendDir for FaultDir {
     }
 }
 
-/// An entry that is held; faults know it by the name under which it was found.
-struct FaultEntry {
-    inner: Arc<dyn BackendEntry>,
-    name: OsString,
-    faults: Arc<Faults>,
-}
-
-impl FaultEntry {
-    fn pass(&self, call: Call) -> io::Result<()> {
-        self.faults.pass(call, Some(&self.name), 0, 0)
-    }
-}
-
 impl BackendEntry for FaultEntry {
-    fn stat(&self) -> io::Result<Stat> {
-        self.pass(Call::DirStat)?;
-        self.inner.stat()
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.pass(Call::SetMode)?;
-        self.inner.set_mode(mode)
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.pass(Call::SetOwner)?;
-        self.inner.set_owner(uid, gid)
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.pass(Call::SetTimes)?;
-        self.inner.set_times(atime, mtime)
-    }
-
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.pass(Call::GetXattr)?;
-        self.inner.get_xattr(attr)
-    }
-
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.pass(Call::SetXattr)?;
-        self.inner.set_xattr(attr, value, flags)
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.pass(Call::ListXattr)?;
-        self.inner.list_xattr()
-    }
-
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
-        self.pass(Call::RemoveXattr)?;
-        self.inner.remove_xattr(attr)
-    }
-
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
         self.pass(Call::Link)?;
         self.inner.link(unwrap(to), to_name)

@@ -422,7 +422,7 @@ enum As {
     Original,
     /// The original's, but a link has no mode.
     Link,
-    /// Those it was made with: nobody but who made it gets in, whatever the store says of entries below.
+    /// Those it was made with: only its maker gets in, whatever the store says of entries below.
     Made,
 }
 

@@ -6,7 +6,7 @@ use super::remote::{Handle, Remote};
 use super::xattr::Target;
 use super::{LocalBackend, barrier, kind_of, mode, owner, retry, stat_at, stat_fd, stat_of, timestamps};
 use crate::backend::{
-    Backend, BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat, check_name,
+    Backend, BackendDir, BackendEntry, BackendFile, BackendNode, Kind, Listed, RenameMode, SetTime, Stat, check_name,
 };
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, RenameFlags};
@@ -91,6 +91,41 @@ pub(super) fn local(dir: &dyn BackendDir) -> io::Result<&LocalDir> {
 
 fn mode_bits(mode: u32) -> Mode {
     Mode::from_raw_mode(mode & 0o7777)
+}
+
+impl BackendNode for LocalDir {
+    fn stat(&self) -> io::Result<Stat> {
+        stat_of(&mode::steady(|| stat_fd(self.fd()))?)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        Ok(rustix::fs::utimensat(self.fd(), "", &timestamps(atime, mtime)?, AtFlags::EMPTY_PATH)?)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        mode::chmod_fd(self.fd(), mode & 0o7777)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let (uid, gid) = owner(uid, gid);
+        Ok(rustix::fs::chownat(self.fd(), "", uid, gid, AtFlags::EMPTY_PATH)?)
+    }
+
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.target().get(attr)
+    }
+
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.target().set(attr, value, flags)
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.target().list()
+    }
+
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.target().remove(attr)
+    }
 }
 
 impl BackendDir for LocalDir {
@@ -212,44 +247,11 @@ impl BackendDir for LocalDir {
         Ok((st, opened.map(|fd| Arc::new(file(fd)) as Arc<dyn BackendFile>)))
     }
 
-    fn stat(&self) -> io::Result<Stat> {
-        stat_of(&mode::steady(|| stat_fd(self.fd()))?)
-    }
-
     fn read_dir(&self) -> io::Result<Vec<Listed>> {
         // A descriptor of its own: the position of a listing belongs to the open file description.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = self.open(OsStr::new("."), flags)?;
         Ok(list(&fd)?)
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        mode::chmod_fd(self.fd(), mode & 0o7777)
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        let (uid, gid) = owner(uid, gid);
-        Ok(rustix::fs::chownat(self.fd(), "", uid, gid, AtFlags::EMPTY_PATH)?)
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        Ok(rustix::fs::utimensat(self.fd(), "", &timestamps(atime, mtime)?, AtFlags::EMPTY_PATH)?)
-    }
-
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.target().get(attr)
-    }
-
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.target().set(attr, value, flags)
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.target().list()
-    }
-
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
-        self.target().remove(attr)
     }
 
     fn sync(&self) -> io::Result<()> {

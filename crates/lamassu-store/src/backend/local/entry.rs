@@ -5,7 +5,7 @@ use super::dir::local;
 use super::mode::{self, proc_path};
 use super::xattr::Target;
 use super::{owner, stat_fd, stat_of, timestamps};
-use crate::backend::{BackendDir, BackendEntry, Kind, SetTime, Stat, check_name};
+use crate::backend::{BackendDir, BackendEntry, BackendNode, Kind, SetTime, Stat, check_name};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD};
 use rustix::io::Errno;
@@ -25,9 +25,13 @@ impl LocalEntry {
     }
 }
 
-impl BackendEntry for LocalEntry {
+impl BackendNode for LocalEntry {
     fn stat(&self) -> io::Result<Stat> {
         stat_of(&mode::steady(|| stat_fd(self.fd.as_fd()))?)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        Ok(rustix::fs::utimensat(&self.fd, "", &timestamps(atime, mtime)?, AtFlags::EMPTY_PATH)?)
     }
 
     fn set_mode(&self, mode: u32) -> io::Result<()> {
@@ -41,10 +45,6 @@ impl BackendEntry for LocalEntry {
     fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
         let (uid, gid) = owner(uid, gid);
         Ok(rustix::fs::chownat(&self.fd, "", uid, gid, AtFlags::EMPTY_PATH)?)
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        Ok(rustix::fs::utimensat(&self.fd, "", &timestamps(atime, mtime)?, AtFlags::EMPTY_PATH)?)
     }
 
     fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
@@ -62,7 +62,9 @@ impl BackendEntry for LocalEntry {
     fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
         self.target().remove(attr)
     }
+}
 
+impl BackendEntry for LocalEntry {
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
         let (to, to_name) = (local(to)?.fd(), check_name(to_name)?);
         // By way of /proc: AT_EMPTY_PATH takes a capability.

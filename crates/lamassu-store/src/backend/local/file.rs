@@ -4,7 +4,7 @@
 use super::remote::Handle;
 use super::xattr::Target;
 use super::{mode, owner, stat_fd, stat_of, timestamps};
-use crate::backend::{BackendFile, SetTime, Stat};
+use crate::backend::{BackendFile, BackendNode, SetTime, Stat};
 use rustix::fd::BorrowedFd;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
@@ -29,6 +29,41 @@ impl LocalFile {
             Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOTTY) => Ok(without_holes(self.stat()?.len)),
             Err(e) => Err(e.into()),
         }
+    }
+}
+
+impl BackendNode for LocalFile {
+    fn stat(&self) -> io::Result<Stat> {
+        stat_of(&mode::steady(|| stat_fd(self.handle.fd()))?)
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        Ok(rustix::fs::futimens(self.handle.fd(), &timestamps(atime, mtime)?)?)
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        mode::chmod_fd(self.handle.fd(), mode)
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        let (uid, gid) = owner(uid, gid);
+        Ok(rustix::fs::fchown(self.handle.fd(), uid, gid)?)
+    }
+
+    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
+        Target::Open(self.handle.fd()).get(name)
+    }
+
+    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        Target::Open(self.handle.fd()).set(name, value, flags)
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        Target::Open(self.handle.fd()).list()
+    }
+
+    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
+        Target::Open(self.handle.fd()).remove(name)
     }
 }
 
@@ -100,10 +135,6 @@ impl BackendFile for LocalFile {
         Some(self.handle.fd())
     }
 
-    fn stat(&self) -> io::Result<Stat> {
-        stat_of(&mode::steady(|| stat_fd(self.handle.fd()))?)
-    }
-
     fn set_len(&self, len: u64) -> io::Result<()> {
         Ok(self.handle.write(|fd| rustix::fs::ftruncate(fd, len))?)
     }
@@ -150,34 +181,5 @@ impl BackendFile for LocalFile {
 
     fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>> {
         self.seek(SeekFrom::Hole(offset), |len| (offset < len).then_some(len))
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        Ok(rustix::fs::futimens(self.handle.fd(), &timestamps(atime, mtime)?)?)
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        mode::chmod_fd(self.handle.fd(), mode)
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        let (uid, gid) = owner(uid, gid);
-        Ok(rustix::fs::fchown(self.handle.fd(), uid, gid)?)
-    }
-
-    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
-        Target::Open(self.handle.fd()).get(name)
-    }
-
-    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        Target::Open(self.handle.fd()).set(name, value, flags)
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        Target::Open(self.handle.fd()).list()
-    }
-
-    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
-        Target::Open(self.handle.fd()).remove(name)
     }
 }

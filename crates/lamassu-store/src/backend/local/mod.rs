@@ -44,7 +44,7 @@ pub struct LocalBackend {
     /// Of stores whose syncfs(2) is no barrier.
     remote: Option<Arc<Remote>>,
     quiet: bool,
-    /// It is a directory of another store, which its owner, who we are, may have shut.
+    /// It is a directory of another store, which its owner, this process's user, may have shut.
     inner: bool,
 }
 

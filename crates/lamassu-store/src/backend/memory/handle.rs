@@ -2,7 +2,9 @@
 
 use super::tree::Body;
 use super::{AttributeOp, Barrier, LEN_MAX, Live, NamespaceOp, NewNode, Node, Shared};
-use crate::backend::{BackendDir, BackendEntry, BackendFile, Kind, Listed, RenameMode, SetTime, Stat, Time};
+use crate::backend::{
+    BackendDir, BackendEntry, BackendFile, BackendNode, Kind, Listed, RenameMode, SetTime, Stat, Time,
+};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -40,6 +42,45 @@ impl Handle {
     fn create(&self, name: &OsStr, node: NewNode, mode: u32) -> io::Result<()> {
         let (dir, name) = (self.ino, name.to_owned());
         self.shared.namespace(|tree| Ok(NamespaceOp::Create { dir, name, ino: tree.next_ino(), node, mode }))
+    }
+}
+
+/// Something that is a node, by the handle on it.
+trait OnHandle: Send + Sync {
+    fn handle(&self) -> &Handle;
+}
+
+impl<T: OnHandle> BackendNode for T {
+    fn stat(&self) -> io::Result<Stat> {
+        self.handle().node(|node| Ok(node.stat(self.handle().ino)))
+    }
+
+    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
+        self.handle().attribute(|_, now| times(atime, mtime, now))
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.handle().attribute(|node, _| chmod(node, mode))
+    }
+
+    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
+        self.handle().attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
+    }
+
+    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
+        self.handle().node(|node| get_xattr(node, attr))
+    }
+
+    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
+        self.handle().attribute(|node, _| set_xattr(node, attr, value, flags))
+    }
+
+    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
+        self.handle().node(|node| Ok(list_xattr(node)))
+    }
+
+    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
+        self.handle().attribute(|node, _| remove_xattr(node, attr))
     }
 }
 
@@ -139,6 +180,12 @@ impl MemoryFile {
     }
 }
 
+impl OnHandle for MemoryFile {
+    fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
 impl BackendFile for MemoryFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
         if offset > LEN_MAX {
@@ -158,10 +205,6 @@ impl BackendFile for MemoryFile {
             |content| content.write(offset, data),
             |observer, (), now| observer.write(self.ino(), offset, data, now),
         )
-    }
-
-    fn stat(&self) -> io::Result<Stat> {
-        self.handle.node(|node| Ok(node.stat(self.ino())))
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -218,71 +261,17 @@ impl BackendFile for MemoryFile {
     fn seek_hole(&self, offset: u64) -> io::Result<Option<u64>> {
         self.seek(|content| content.seek_hole(offset))
     }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.handle.attribute(|_, now| times(atime, mtime, now))
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.handle.attribute(|node, _| chmod(node, mode))
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.handle.attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
-    }
-
-    fn get_xattr(&self, name: &OsStr) -> io::Result<Vec<u8>> {
-        self.handle.node(|node| get_xattr(node, name))
-    }
-
-    fn set_xattr(&self, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.handle.attribute(|node, _| set_xattr(node, name, value, flags))
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.handle.node(|node| Ok(list_xattr(node)))
-    }
-
-    fn remove_xattr(&self, name: &OsStr) -> io::Result<()> {
-        self.handle.attribute(|node, _| remove_xattr(node, name))
-    }
 }
 
 struct MemoryEntry(Handle);
 
+impl OnHandle for MemoryEntry {
+    fn handle(&self) -> &Handle {
+        &self.0
+    }
+}
+
 impl BackendEntry for MemoryEntry {
-    fn stat(&self) -> io::Result<Stat> {
-        self.0.node(|node| Ok(node.stat(self.0.ino)))
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.0.attribute(|node, _| chmod(node, mode))
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.0.attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.0.attribute(|_, now| times(atime, mtime, now))
-    }
-
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.0.node(|node| get_xattr(node, attr))
-    }
-
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.0.attribute(|node, _| set_xattr(node, attr, value, flags))
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.0.node(|node| Ok(list_xattr(node)))
-    }
-
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
-        self.0.attribute(|node, _| remove_xattr(node, attr))
-    }
-
     fn link(&self, to: &dyn BackendDir, to_name: &OsStr) -> io::Result<()> {
         let to: &MemoryDir = to.as_any().downcast_ref().ok_or(Errno::XDEV)?;
         let dir = to.0.ino;
@@ -301,6 +290,12 @@ impl MemoryDir {
     fn same_store<'a>(&self, dir: &'a dyn BackendDir) -> io::Result<&'a MemoryDir> {
         let dir: &MemoryDir = dir.as_any().downcast_ref().ok_or(Errno::XDEV)?;
         if Arc::ptr_eq(&self.0.shared, &dir.0.shared) { Ok(dir) } else { Err(Errno::XDEV.into()) }
+    }
+}
+
+impl OnHandle for MemoryDir {
+    fn handle(&self) -> &Handle {
+        &self.0
     }
 }
 
@@ -379,10 +374,6 @@ impl BackendDir for MemoryDir {
         self.0.entry(name, |ino, node| Ok(node.stat(ino)))
     }
 
-    fn stat(&self) -> io::Result<Stat> {
-        self.0.node(|node| Ok(node.stat(self.0.ino)))
-    }
-
     fn read_dir(&self) -> io::Result<Vec<Listed>> {
         let live = self.0.shared.live.read();
         let entries = live.tree.entries(self.0.ino)?;
@@ -391,34 +382,6 @@ impl BackendDir for MemoryDir {
             Listed { name: name.clone(), ino, kind }
         };
         Ok(entries.iter().map(entry).collect())
-    }
-
-    fn set_mode(&self, mode: u32) -> io::Result<()> {
-        self.0.attribute(|node, _| chmod(node, mode))
-    }
-
-    fn set_owner(&self, uid: Option<u32>, gid: Option<u32>) -> io::Result<()> {
-        self.0.attribute(|_, _| Ok(AttributeOp::Owner(uid, gid)))
-    }
-
-    fn set_times(&self, atime: SetTime, mtime: SetTime) -> io::Result<()> {
-        self.0.attribute(|_, now| times(atime, mtime, now))
-    }
-
-    fn get_xattr(&self, attr: &OsStr) -> io::Result<Vec<u8>> {
-        self.0.node(|node| get_xattr(node, attr))
-    }
-
-    fn set_xattr(&self, attr: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-        self.0.attribute(|node, _| set_xattr(node, attr, value, flags))
-    }
-
-    fn list_xattr(&self) -> io::Result<Vec<OsString>> {
-        self.0.node(|node| Ok(list_xattr(node)))
-    }
-
-    fn remove_xattr(&self, attr: &OsStr) -> io::Result<()> {
-        self.0.attribute(|node, _| remove_xattr(node, attr))
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -135,7 +135,7 @@ pub enum Numbers {
     /// The highest free one is used first, and a birth time tells the inodes apart.
     Again,
     /// The same without birth times.
-    AgainUntold,
+    AgainUnseen,
 }
 
 /// All nodes.
@@ -157,7 +157,7 @@ impl Tree {
         let is_free = |ino: &usize| *ino > ROOT_INO as usize && self.nodes[*ino].is_none();
         match self.numbers {
             Numbers::Once => next as u64,
-            Numbers::Again | Numbers::AgainUntold => (0..next).rev().find(is_free).unwrap_or(next) as u64,
+            Numbers::Again | Numbers::AgainUnseen => (0..next).rev().find(is_free).unwrap_or(next) as u64,
         }
     }
 
@@ -281,7 +281,7 @@ impl Tree {
             self.nodes.resize(ino as usize + 1, None);
         }
         let mut node = Node::new(body, mode, now);
-        if self.numbers == Numbers::AgainUntold {
+        if self.numbers == Numbers::AgainUnseen {
             node.born = 0;
         }
         self.nodes[ino as usize] = Some(Arc::new(node));

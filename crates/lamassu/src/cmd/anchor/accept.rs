@@ -8,6 +8,7 @@ use crate::output::Ui;
 use crate::text;
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
+use lamassu_host::Error as HostError;
 use lamassu_host::anchors::Access;
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::history::EventKind;
@@ -20,7 +21,7 @@ use std::path::Path;
 pub fn accept(ui: &Ui, args: &Accept) -> Result<()> {
     refuse_mounted(&args.dir)?;
     match args.paths.is_empty() {
-        true if args.recursive => Err(Fault::Usage("--recursive is for paths").into()),
+        true if args.recursive => Err(HostError::Usage("--recursive is for paths").into()),
         true => header_and_history(ui, args),
         false => paths(ui, args),
     }

@@ -1,13 +1,13 @@
 //! An anchor on its way elsewhere: exported, imported, moved.
 
 use super::{Export, Import, Move, anchored, refuse_mounted};
-use crate::anchor_place;
 use crate::fault::{Fault, Result};
 use crate::open;
 use crate::output::Ui;
 use crate::text;
 use lamassu_anchor::{Anchor, AnchorError, Digest, export};
-use lamassu_host::anchors::{Access, ImportError};
+use lamassu_host::Error as HostError;
+use lamassu_host::anchors::{Access, ImportError, disk, refuse_within};
 use lamassu_host::{Error, Unsealed};
 use lamassu_keys::Event;
 use lamassu_keys::history::EventKind;
@@ -21,9 +21,9 @@ pub fn export(ui: &Ui, args: &Export) -> Result<()> {
     let (dir, _) = anchored(ui, &args.dir)?;
     let Unsealed { found, keys, .. } = open::unlocked(ui, &dir, &args.key)?;
     let id = found.header.id();
-    anchor_place::refuse_in_vault(&args.file, &dir)?;
+    refuse_within(&args.file, &dir)?;
     let (_, table) = ui.policy.anchors.look(&id)?;
-    let local = |op| move |source| Fault::Local { op, path: args.file.clone(), source };
+    let local = |op| move |source| HostError::Local { op, path: args.file.clone(), source };
     let made = File::options().write(true).create_new(true).mode(0o600).open(&args.file);
     let file = made.map_err(local("create"))?;
     let written = (|| {
@@ -55,9 +55,9 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
     let id = unsealed.found.header.id();
     let anchors = &ui.policy.anchors;
     // Where a new one will lie; one that is there was let in before.
-    anchor_place::check(&anchors.file_for_new(&id, None)?, &dir)?;
+    disk::check(&anchors.file_for_new(&id, None)?, &dir)?;
     let _lock = open::lock_out_writers(ui, &dir)?;
-    let local = |source| Fault::Local { op: "open", path: args.file.clone(), source };
+    let local = |source| HostError::Local { op: "open", path: args.file.clone(), source };
     let mut from = BufReader::new(File::open(&args.file).map_err(local)?);
     let key = unsealed.keys.anchor_export_key();
     let imported = anchors.import(&id, &dir, &mut from, &key, args.older)?;
@@ -69,7 +69,7 @@ pub fn import(ui: &Ui, args: &Import) -> Result<()> {
         ));
         let event = Event::new(EventKind::AnchorReplaced).detail("revision", revision).detail("instead_of", before);
         if let Err(error) = note(ui, &unsealed, &dir, event) {
-            ui.warn(format_args!("the import is not written down: {}", crate::output::message(&error)));
+            ui.warn(format_args!("the history does not record the import: {}", crate::output::message(&error)));
         }
     }
     // Now, and not at the next mount, is the time to learn that it does not fit.
@@ -106,14 +106,14 @@ pub(super) fn note(ui: &Ui, unsealed: &Unsealed, dir: &Path, event: Event) -> Re
 pub fn move_to(ui: &Ui, args: &Move) -> Result<()> {
     refuse_mounted(&args.dir)?;
     let (dir, header) = anchored(ui, &args.dir)?;
-    anchor_place::check(&args.file, &dir)?;
+    disk::check(&args.file, &dir)?;
     let _lock = open::lock_out_writers(ui, &dir)?;
     let (from, to) = ui.policy.anchors.move_to(&header.id(), &dir, &args.file)?;
     ui.note(format_args!("moved {} to {}", from.display(), to.display()));
-    if let Some(warning) = anchor_place::open_to_others(&to) {
+    if let Some(warning) = disk::open_to_others(&to) {
         ui.warn(warning);
     }
-    if let Some(warning) = anchor_place::warning(&to, &dir) {
+    if let Some(warning) = disk::warning(&to, &dir) {
         ui.warn(warning);
     }
     Ok(())

@@ -1,9 +1,8 @@
 //! An anchor made anew of what the store shows: after its loss, on a machine that never saw the vault, and for a vault
-//! that never had one. What was before, nobody knows then; the command says so, and so does the history.
+//! that never had one. What was before is not known then; the command says so, and so does the history.
 
 use super::{Rebuild, refuse_mounted};
-use crate::anchor_place;
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
 use crate::keys;
 use crate::open;
 use crate::output::{self, Ui};
@@ -11,8 +10,9 @@ use crate::progress::Meter;
 use crate::{signals, text};
 use lamassu_format::header::VaultHeader;
 use lamassu_format::name;
+use lamassu_host::Error as HostError;
 use lamassu_host::Unsealed;
-use lamassu_host::anchors::Rebuilt;
+use lamassu_host::anchors::{Rebuilt, disk};
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, Update};
 use lamassu_vault::VaultError;
@@ -46,7 +46,7 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     let anchors = &ui.policy.anchors;
     anchors.are_used()?;
     let id = found.header.id();
-    anchor_place::check(&anchors.file_for_new(&id, None)?, &args.dir)?;
+    disk::check(&anchors.file_for_new(&id, None)?, &args.dir)?;
     let source = args.key.source()?;
     let unlocked = keys::unlock(ui, &found.header, args.key.with(&source), &args.dir)?;
     unlocked.may_change(&found.header)?;
@@ -57,7 +57,7 @@ pub fn rebuild(ui: &Ui, args: &Rebuild) -> Result<()> {
     drop(shown);
     let closed = vault.close();
     let (file, rebuilt) = match made {
-        Err(_) if signals::interrupted() => return Err(Fault::Interrupted.into()),
+        Err(_) if signals::interrupted() => return Err(HostError::Interrupted.into()),
         made => made?,
     };
     closed?;
@@ -105,7 +105,7 @@ fn report(ui: &Ui, args: &Rebuild, file: PathBuf, rebuilt: &Rebuilt) -> Result<(
     if damaged > 0 {
         ui.warn(format_args!("what does not open is left out, and stays unreadable: {damaged} entries; `lamassu anchor accept DIR PATH` takes one in when it is restored"));
     }
-    if let Some(warning) = anchor_place::warning(&file, &args.dir) {
+    if let Some(warning) = disk::warning(&file, &args.dir) {
         ui.warn(warning);
     }
     match args.json {

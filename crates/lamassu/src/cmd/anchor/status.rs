@@ -8,6 +8,7 @@ use lamassu_anchor::AnchorError;
 use lamassu_anchor::export;
 use lamassu_anchor::table::{DiskTable, Space};
 use lamassu_anchor::{Row, VaultRow};
+use lamassu_host::Error as HostError;
 use lamassu_host::Error;
 use lamassu_host::anchors::ImportError;
 use serde::Serialize;
@@ -44,7 +45,7 @@ struct Told {
 pub fn status(ui: &Ui, args: &Status) -> Result<()> {
     let (_, header) = anchored(ui, &args.dir)?;
     let (file, table, checked) = ui.policy.anchors.look_closely(&header.id())?;
-    let meta = file.metadata().map_err(|source| Fault::Local { op: "stat", path: file.clone(), source })?;
+    let meta = file.metadata().map_err(|source| HostError::Local { op: "stat", path: file.clone(), source })?;
     let modified = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let last_commit = modified.map(|since| since.as_secs());
     let mut told = Told { file, bytes: meta.len(), last_commit, checked, ..Told::default() };

@@ -24,8 +24,8 @@ Examples:
   lamassu check --repair /srv/store/vault
       completes interrupted commits, and moves what cannot be mended to lamassu.lost
   lamassu check --json /srv/store/vault photos | jq -r '.problems[].path'
-Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 30 what is left is not the newest, and nothing else is wrong, 29 no damage,
-but writes of an interrupted session are not there, 51 no damage, but there are datasets that were not verified, as their keys are not at hand.";
+Exit status: 0 clean, 27 everything found was mended, 26 damage is left, 30 no damage, but something is not the newest, 29 no damage, but
+writes of an interrupted session are not there, 51 no damage, but datasets were not verified, as their keys are not at hand.";
 
 /// Options of `check`.
 #[derive(clap::Args, Debug)]

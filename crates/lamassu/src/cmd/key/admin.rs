@@ -7,8 +7,9 @@ use crate::output::{self, Ui};
 use crate::{served, text};
 use lamassu_format::header::{AdminPin, Header, Role, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_keys::history::EventKind;
-use lamassu_keys::{Event, KeyError, Purpose, SlotKind, Update, admin, nobody};
+use lamassu_host::Error as HostError;
+use lamassu_host::slots::SlotChange;
+use lamassu_keys::{KeyError, Purpose, SlotKind, Update, admin, nobody};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -27,14 +28,14 @@ have to be given the new one.";
 const SHOW_EXAMPLES: &str = "\
 Examples:
   lamassu key admin show /srv/store/vault
-  lamassu mount --admin-key HEX /srv/store/vault /mnt      refuses what another administrator has signed, or nobody";
+  lamassu mount --admin-key HEX /srv/store/vault /mnt      refuses what another administrator has signed, or none";
 
 const PIN_EXAMPLES: &str = "\
 Examples:
   lamassu key admin pin /srv/store/vault
   lamassu --admin-key HEX key admin pin /srv/store/vault   compares with what the administrator told you
   lamassu key admin pin --zone office.zone --zone-key raw:file:/root/zone.key /srv/store/vault
-      in the zone file: whoever gets that one uses it by --admin-zone office.zone";
+      in the zone file: everybody who gets it uses it by --admin-zone office.zone";
 
 /// Administrator commands.
 #[derive(clap::Subcommand, Debug)]
@@ -107,19 +108,16 @@ pub fn run(ui: &Ui, command: &Admin) -> Result<()> {
 fn init(ui: &Ui, args: &Init) -> Result<()> {
     open::found(ui, &args.dir)?;
     let source = args.key.source()?;
-    let update = Update::begin(&args.dir.join(name::HEADER), &ui.policy.witness())?;
-    let mut header: VaultHeader = update.read()?;
-    if header.keys().admin.is_some() {
+    let change = SlotChange::<VaultHeader>::begin(&ui.policy, &args.dir.join(name::HEADER))?;
+    if change.header().keys().admin.is_some() {
         return Err(KeyError::HasAdministrator.into());
     }
     // The material itself is needed: the slot is made anew of it.
     let material = keys::load(ui, &source, &args.dir.display().to_string(), Purpose::Unlock)?;
-    let mut unlocked = keys::try_slots(ui, &header, &material, args.key.slot())?;
+    let mut unlocked = keys::try_slots(ui, change.header(), &material, args.key.slot())?;
     // Where a key is pinned there was an administrator: this header is an older or a forged one.
-    keys::check_pinned(ui, &header)?;
-    let public = unlocked.make_administrator(&mut header, &material)?;
-    let event = Event::new(EventKind::AdminSet).slot(unlocked.slot()).detail("key", text::hex(&public));
-    update.record(&mut header, &unlocked, &[event])?;
+    keys::check_pinned(ui, change.header())?;
+    let header = change.make_administrator(&mut unlocked, &material)?;
     ui.note(format_args!("slot {} is the administrator's now", unlocked.slot()));
     let others = header.keys().slots.iter().filter(|s| s.role == Role::Use).count();
     if others > 0 {
@@ -136,18 +134,10 @@ fn rotate(ui: &Ui, args: &Rotate) -> Result<()> {
         return Err(Fault::RetireMounted { mountpoint: at.path().into() }.into());
     }
     let source = args.key.source()?;
-    open::found(ui, &args.dir)?;
     // A daemon keeps the old seed, and could not change the header any more.
-    let _lock = open::lock_out_writers(ui, &args.dir)?;
-    let update = Update::begin(&args.dir.join(name::HEADER), &ui.policy.witness())?;
-    let mut header: VaultHeader = update.read()?;
-    let (mut unlocked, material) = keys::unlock_and_keep(ui, &header, args.key.with(&source), &args.dir)?;
-    let done = unlocked.exchange_administrator(&mut header, &material)?;
-    let event = Event::new(EventKind::AdminSet)
-        .slot(unlocked.slot())
-        .detail("key", text::hex(&done.public))
-        .detail("instead_of", text::hex(&done.before));
-    update.record(&mut header, &unlocked, &[event])?;
+    let alone = super::rotate::alone(ui, &args.dir)?;
+    let (mut unlocked, material) = keys::unlock_and_keep(ui, alone.header(), args.key.with(&source), &args.dir)?;
+    let (done, header) = alone.exchange_administrator(&mut unlocked, &material)?;
     ui.note(format_args!("the administrator's key is new; the old one, {}, has signed it", text::hex(&done.before)));
     let (parent, gone): (Vec<_>, Vec<_>) = done.gone.iter().partition(|s| s.kind == SlotKind::Parent);
     if !parent.is_empty() {
@@ -223,7 +213,7 @@ fn pin(ui: &Ui, args: &Pin) -> Result<()> {
             text::hex(&found.public),
             path.display()
         )),
-        None => return Err(Fault::Usage("there is no place for known-vaults: set HOME or XDG_CONFIG_HOME").into()),
+        None => return Err(HostError::Usage("there is no place for known-vaults: set HOME or XDG_CONFIG_HOME").into()),
     }
     Ok(())
 }
@@ -236,7 +226,10 @@ fn pin_in_zone(ui: &Ui, args: &Pin, file: &Path, pin: AdminPin) -> Result<()> {
     let key = text::hex(&pin.admin);
     keys.pin(&mut zone, pin)?;
     update.replace(&zone)?;
-    ui.note(format_args!("pinned {key} in {}; give the new file to all, who use it by --admin-zone", file.display()));
+    ui.note(format_args!(
+        "pinned {key} in {}; give the new file to everybody who uses it by --admin-zone",
+        file.display()
+    ));
     Ok(())
 }
 
@@ -247,7 +240,7 @@ pub fn tell(ui: &Ui, header: &VaultHeader, dir: &Path) {
     let key = text::hex(&found.public);
     match ui.policy.pins.add(&header.id(), &found.public, &comment(dir)) {
         Ok(Some(path)) => ui.note(format_args!("its administrator's key is {key}, pinned in {}", path.display())),
-        Ok(None) => ui.note(format_args!("its administrator's key is {key}; `--admin-key` elsewhere makes sure of it")),
+        Ok(None) => ui.note(format_args!("its administrator's key is {key}; give it to `--admin-key` on other hosts")),
         Err(error) => ui.warn(format_args!("its administrator's key {key} is not pinned: {error}")),
     }
 }

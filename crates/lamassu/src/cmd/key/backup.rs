@@ -9,6 +9,7 @@ use crate::open;
 use crate::output::Ui;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
+use lamassu_host::Error as HostError;
 use lamassu_keys::history::EventKind;
 use lamassu_keys::{Event, FileError, KeyError, Material, Purpose, Unlocked, Update, header_file};
 use lamassu_vault::{ROOT, Vault, VaultError};
@@ -197,7 +198,7 @@ fn put<H: Header + Clone>(
 ) -> Result<()> {
     let source = args.key.source_for::<H>()?;
     if is_working_copy(&args.file, place) {
-        return Err(Fault::Usage(
+        return Err(HostError::Usage(
             "FILE is a working copy that the restore would overwrite: copy it, and restore the copy",
         )
         .into());
@@ -249,7 +250,7 @@ fn put<H: Header + Clone>(
             }
             let event = event.detail("with_use_only_slot", slot);
             if let Err(error) = unlocked.history(&args.dir, &header).and_then(|mut history| history.note(event)) {
-                ui.warn(format_args!("the restore is not written down: {error}"));
+                ui.warn(format_args!("the history does not record the restore: {error}"));
             }
         }
         Err(error) => return Err(error.into()),

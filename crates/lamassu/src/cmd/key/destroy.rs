@@ -9,17 +9,16 @@ use crate::fault::{Context, Fault, Result};
 use crate::keys::{self, KeyArg, SourceText};
 use crate::output::{self, Ui};
 use crate::{mounts, open, served, signals};
-use lamassu_crypto::KeyRing;
-use lamassu_format::header::{Destroyed, Header, SlotKind, VaultHeader};
+use lamassu_format::header::{Destroyed, Header, VaultHeader};
 use lamassu_format::name;
 use lamassu_host::Error as HostError;
-use lamassu_keys::dataset::inherits;
+use lamassu_host::destroy::survey;
 use lamassu_keys::destroy::{self, Destruction};
 use lamassu_keys::history::EventKind;
-use lamassu_keys::receipt::{AtServer, AuditKey, LeftDataset, Receipt, ReceiptError};
-use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file, unlock_by_parent};
+use lamassu_keys::receipt::{AtServer, AuditKey, Receipt, ReceiptError};
+use lamassu_keys::{Ask, Event, FileError, KeyError, KeySource, Purpose, Unlocked, header_file};
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -125,69 +124,6 @@ fn servers(args: &Destroy) -> Result<Vec<KeySource>> {
     Ok(sources)
 }
 
-/// What becomes of a region when the vault's keys go.
-enum Fate {
-    /// It goes on being opened: by slots of its own, by another vault that its parent slot is for, or by what it
-    /// inherits from.
-    Opens,
-    /// Its keys go too: those of the datasets in it, where they inherit.
-    Goes(KeyRing),
-    /// It has no slot any more.
-    Gone,
-}
-
-/// What the slots of a dataset, in a region of that fate, make of it.
-fn fate(found: &VaultHeader, above: &Fate) -> Fate {
-    if found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent) {
-        return Fate::Opens;
-    }
-    match above {
-        _ if !inherits(found) => Fate::Gone,
-        Fate::Opens => Fate::Opens,
-        // It may have been moved here from another vault, whose keys open it as before.
-        Fate::Goes(ring) => {
-            let keys = unlock_by_parent(found, ring).and_then(|keys| keys.key_ring(found.suite()));
-            keys.map_or(Fate::Opens, Fate::Goes)
-        }
-        Fate::Gone => Fate::Gone,
-    }
-}
-
-/// The header of a dataset, however long its path.
-fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
-    let place = lamassu_host::Place::of(dir).and_then(|above| above.below(stored)).ok()?;
-    header_file::read(&place.file(name::HEADER)).ok()
-}
-
-/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not.
-fn survey(dir: &Path, header: &VaultHeader, keys: &Unlocked) -> Result<(u64, Vec<LeftDataset>)> {
-    open::raise_descriptor_limit();
-    let regions = lamassu_vault::regions(dir)?;
-    let (mut bytes, mut left) = (0, Vec::new());
-    let mut fates = vec![Fate::Goes(keys.key_ring(header.suite())?)];
-    for (i, region) in regions.iter().enumerate() {
-        if i == 0 {
-            bytes += region.bytes;
-            continue;
-        }
-        let found = header_of(dir, &region.stored);
-        let of = found.as_ref();
-        // What cannot be read has to be taken for one that opens.
-        let fate = of.map_or(Fate::Opens, |found| fate(found, &fates[region.above]));
-        if matches!(fate, Fate::Opens) {
-            left.push(LeftDataset {
-                stored: region.stored.display().to_string(),
-                id: of.map(|found| crate::text::hex(&found.id())),
-                zone_shares: of.is_none_or(|found| found.zone() == header.zone()),
-            });
-        } else {
-            bytes += region.bytes;
-        }
-        fates.push(fate);
-    }
-    Ok((bytes, left))
-}
-
 struct Run<'a> {
     ui: &'a Ui,
     args: &'a Destroy,
@@ -234,7 +170,7 @@ impl Run<'_> {
         let destroyed = draft.mark().map_err(KeyError::from)?;
         if let Some(audit) = &self.audit {
             if let Some(file) = &self.args.how.receipt {
-                // Of a run that was cut off before anything was destroyed there may be a draft.
+                // A run that was cut off before anything was destroyed may have left a draft.
                 let is_draft =
                     receipt::read(file, &audit.public()).is_ok_and(|r| !r.complete && r.vault == draft.vault);
                 if file.symlink_metadata().is_ok() && !is_draft {
@@ -370,13 +306,15 @@ impl Run<'_> {
         }
         if draft.epochs.iter().any(|e| e.zone_shares && e.key == lamassu_keys::Tier::Outer) {
             self.ui
-                .warn("its outer key is its zone's too: who has the zone's keys goes on reading it; re-key it first");
+                .warn("its outer key is its zone's too: holders of the zone's keys go on reading it; re-key it first");
         }
         if self.args.how.yes {
             return Ok(());
         }
         if !std::io::stdin().is_terminal() {
-            return Err(Fault::Usage("nobody is there to be asked: --yes destroys the keys without asking").into());
+            return Err(
+                HostError::Usage("there is no terminal to ask on: --yes destroys the keys without asking").into()
+            );
         }
         let slots = draft.slots.len();
         output::say(format_args!(
@@ -385,12 +323,12 @@ impl Run<'_> {
         ));
         output::say(format_args!("Type {WORD} to go on:"));
         let mut line = String::new();
-        std::io::stdin().read_line(&mut line).map_err(|source| Fault::Local {
+        std::io::stdin().read_line(&mut line).map_err(|source| HostError::Local {
             op: "read",
             path: "standard input".into(),
             source,
         })?;
-        if line.trim() == WORD { Ok(()) } else { Err(Fault::Interrupted.into()) }
+        if line.trim() == WORD { Ok(()) } else { Err(HostError::Interrupted.into()) }
     }
 
     /// Everything behind the point of no return: servers first, while the old header still tells whose keys those were.

@@ -1,9 +1,10 @@
 //! `lamassu key generate`: a fresh wrapping key in each form a source can have.
 
-use crate::fault::{Fault, Result};
+use crate::fault::Result;
 use crate::output::{self, Ui};
 use clap::ValueEnum;
 use lamassu_crypto::{Secret, SecretBytes};
+use lamassu_host::Error as HostError;
 use lamassu_keys::{KeySource, SlotKind, header_file, recovery};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -39,15 +40,16 @@ enum KeyKind {
 pub fn run(ui: &Ui, args: &Generate) -> Result<()> {
     if let Some(source) = args.file.to_str().filter(|text| text.starts_with("kmip:")) {
         if args.kind != KeyKind::Raw {
-            return Err(Fault::Usage("a key server makes keys of one kind; leave --kind out").into());
+            return Err(HostError::Usage("a key server makes keys of one kind; leave --kind out").into());
         }
         return at_server(ui, &source.parse()?);
     }
     let to_stdout = args.file == Path::new("-");
     if to_stdout && args.kind == KeyKind::Raw && std::io::stdout().is_terminal() {
-        return Err(
-            Fault::Usage("32 raw bytes on a terminal help nobody: redirect standard output, or use --kind").into()
-        );
+        return Err(HostError::Usage(
+            "32 raw bytes are of no use on a terminal: redirect standard output, or use --kind",
+        )
+        .into());
     }
     let text = text(args.kind)?;
     if to_stdout {

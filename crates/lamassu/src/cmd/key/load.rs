@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 const UNLOAD_EXAMPLES: &str = "\
 Examples:
-  lamassu key unload /mnt/projects     the dataset's files stay in the store; nobody reads them until the key is loaded
+  lamassu key unload /mnt/projects     the dataset's files stay in the store; they cannot be read until the key is loaded
   lamassu key unload /mnt              the whole vault
 Files that are open there are read and written no more; what was written before is in the store.";
 

@@ -21,10 +21,9 @@ use crate::served;
 use backup::backup as back_up;
 use lamassu_format::header::{Header, VaultHeader, ZoneFile};
 use lamassu_format::name;
-use lamassu_host::slots::{about, check_label};
-use lamassu_keys::history::EventKind;
+use lamassu_host::slots::{Replacement, SlotChange, check_label};
 use lamassu_keys::shares::Scheme;
-use lamassu_keys::{KeyError, NewSlot, Purpose, Role, Terms, Update, header_file, unix_now};
+use lamassu_keys::{NewSlot, Purpose, Role, Terms, header_file, unix_now};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -69,7 +68,7 @@ pub enum Key {
     Generate(generate::Generate),
     /// Copy the header: without it no key opens the vault
     Backup(backup::Backup),
-    /// Make a fresh file key: shuts out who has an old slot's key and a copy of the header; keeps the slot of --key
+    /// Make a fresh file key: shuts out holders of an old slot's key and a copy of the header; keeps the slot of --key
     /// alone
     Renew(rotate::Renew),
     /// Start an epoch of the inner or the outer key, which new writes use
@@ -173,10 +172,15 @@ fn expiry(text: &str) -> Result<Expires, String> {
 }
 
 impl TermsArg {
-    /// `role`: where nothing else is asked for.
-    fn terms(&self, role: Role) -> Terms {
-        let role = if self.use_only { Role::Use } else { role };
-        Terms { role, expires: self.expires.and_then(|Expires(at)| at) }
+    /// The terms of a new slot.
+    fn terms(&self) -> Terms {
+        let (role, expires) = self.changed();
+        Terms { role: role.unwrap_or(Role::Administrator), expires }
+    }
+
+    /// The terms of one that takes the place of another: without a role it keeps that of the other.
+    fn changed(&self) -> (Option<Role>, Option<u64>) {
+        (self.use_only.then_some(Role::Use), self.expires.and_then(|Expires(at)| at))
     }
 }
 
@@ -272,54 +276,40 @@ fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add) -> Result<()> {
         return recovery::add::<H>(file, ui, args, &old);
     }
     let new = keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?;
-    let update = Update::begin(file, &ui.policy.witness())?;
-    let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, args.key.with(&old), &args.dir)?;
+    let change = SlotChange::<H>::begin(&ui.policy, file)?;
+    let unlocked = keys::unlock(ui, change.header(), args.key.with(&old), &args.dir)?;
     // Before a new key is asked for, or anything is said to have been done.
-    unlocked.may_change(&header)?;
+    unlocked.may_change(change.header())?;
     let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
     let cost = args.new.cost.measure(ui, &material);
     let slot = NewSlot { material: &material, cost, label: &args.label, created: unix_now() };
-    let id = unlocked.add_slot_on(&mut header, &slot, args.terms.terms(Role::Administrator))?;
-    let event = about(EventKind::SlotAdded, id, &header);
-    update.record(&mut header, &unlocked, &[event])?;
+    let id = change.add(&unlocked, &slot, args.terms.terms())?;
     ui.note(format_args!("added slot {id}"));
     Ok(())
 }
 
 fn remove<H: Header + Clone>(file: &Path, ui: &Ui, args: &Remove) -> Result<()> {
     let source = args.key.source_for::<H>()?;
-    let update = Update::begin(file, &ui.policy.witness())?;
-    let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, args.key.with(&source), &args.dir)?;
-    let event = about(EventKind::SlotRemoved, args.slot, &header);
-    let removed = unlocked.remove_slot(&mut header, args.slot)?;
-    update.record(&mut header, &unlocked, &[event])?;
-    ui.note(removed);
+    let change = SlotChange::<H>::begin(&ui.policy, file)?;
+    let unlocked = keys::unlock(ui, change.header(), args.key.with(&source), &args.dir)?;
+    ui.note(change.remove(&unlocked, args.slot)?);
     Ok(())
 }
 
 fn change<H: Header + Clone>(file: &Path, ui: &Ui, args: &Change) -> Result<()> {
     args.label.as_deref().map_or(Ok(()), check_label)?;
     let (old, new) = (args.key.source_for::<H>()?, keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?);
-    let update = Update::begin(file, &ui.policy.witness())?;
-    let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, args.key.with(&old), &args.dir)?;
+    let change = SlotChange::<H>::begin(&ui.policy, file)?;
+    let unlocked = keys::unlock(ui, change.header(), args.key.with(&old), &args.dir)?;
     // Before a new key is asked for, or anything is said to have been done.
-    unlocked.may_change(&header)?;
+    unlocked.may_change(change.header())?;
     let id = args.slot.unwrap_or_else(|| unlocked.slot());
-    let label = match (&args.label, header.keys().slot(id)) {
-        (Some(label), _) => label.clone(),
-        (None, Some(slot)) => slot.label.clone(),
-        (None, None) => return Err(KeyError::NoSlot { id }.into()),
-    };
+    change.has(id)?;
     let material = keys::load(ui, &new, &args.dir.display().to_string(), Purpose::Create)?;
+    let (role, expires) = args.terms.changed();
     let cost = args.new.cost.measure(ui, &material);
-    let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
-    let role = header.keys().slot(id).map_or(Role::Administrator, |s| s.role);
-    let (new_id, removed) = unlocked.change_slot_on(&mut header, id, &slot, args.terms.terms(role))?;
-    let event = about(EventKind::SlotChanged, new_id, &header).detail("instead_of", id);
-    update.record(&mut header, &unlocked, &[event])?;
+    let slot = Replacement { material: &material, cost, label: args.label.as_deref(), role, expires };
+    let (new_id, removed) = change.replace(&unlocked, id, &slot)?;
     ui.note(format_args!("slot {new_id} takes the place of slot {id}"));
     ui.note(removed);
     Ok(())

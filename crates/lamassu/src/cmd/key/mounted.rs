@@ -7,11 +7,11 @@ use crate::keys;
 use crate::output::Ui;
 use crate::served;
 use data_encoding::HEXLOWER;
-use lamassu_crypto::Secret;
 use lamassu_fuse::control::Asked;
+use lamassu_host::Error as HostError;
 use lamassu_host::control::protocol::{Changed, Parcel, Request, Status};
 use lamassu_host::slots::check_label;
-use lamassu_keys::{Material, Purpose, Role, SlotKind, Terms, cost, recovery};
+use lamassu_keys::{Purpose, Role, Terms, cost, recovery};
 
 pub fn add(ui: &Ui, at: &Asked, args: &Add) -> Result<()> {
     check_label(&args.label)?;
@@ -28,22 +28,19 @@ pub fn add(ui: &Ui, at: &Asked, args: &Add) -> Result<()> {
 }
 
 fn ask_to_add(at: &Asked, secret: Parcel, label: String, args: &Add) -> Result<u32> {
-    let Terms { role, expires } = args.terms.terms(Role::Administrator);
+    let Terms { role, expires } = args.terms.terms();
     served::ask(at, &Request::AddSlot { secret, label, use_only: role == Role::Use, expires })
 }
 
+fn vault_id(at: &Asked) -> Result<[u8; 16]> {
+    let status: Status = served::ask(at, &Request::Status {})?;
+    let id: Option<[u8; 16]> = HEXLOWER.decode(status.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
+    Ok(id.ok_or_else(|| Fault::GarbledAnswer { path: at.path().into() })?)
+}
+
 fn add_recovery(ui: &Ui, at: &Asked, args: &Add) -> Result<()> {
-    let key = Secret::random()?;
-    let (paper, kind) = match args.shares {
-        None => (recovery::sheet(&key), SlotKind::Recovery),
-        Some(scheme) => {
-            let status: Status = served::ask(at, &Request::Status {})?;
-            let id: Option<[u8; 16]> = HEXLOWER.decode(status.vault.as_bytes()).ok().and_then(|id| id.try_into().ok());
-            let id = id.ok_or_else(|| Fault::GarbledAnswer { path: at.path().into() })?;
-            (words::sheets(&key, scheme, &id)?, SlotKind::RecoveryShares)
-        }
-    };
-    let material = Material::Key { kind, key };
+    let id = args.shares.map(|_| vault_id(at)).transpose()?;
+    let (material, paper) = recovery::generate(args.shares.zip(id.as_ref()))?;
     let secret = served::pack(at, &material, cost::FALLBACK)?;
     let id = ask_to_add(at, secret, words::label(args), args)?;
     words::say(ui, id, args.shares);
@@ -53,14 +50,14 @@ fn add_recovery(ui: &Ui, at: &Asked, args: &Add) -> Result<()> {
 
 pub fn change(ui: &Ui, at: &Asked, args: &Change) -> Result<()> {
     args.label.as_deref().map_or(Ok(()), check_label)?;
-    let slot = args.slot.ok_or(Fault::Usage(
+    let slot = args.slot.ok_or(HostError::Usage(
         "no old key is asked for on a mount point, so say which slot to replace: --slot N (`lamassu key list` shows them)",
     ))?;
     let source = keys::source_or_prompt(args.new.new_key.as_ref(), "--new-key")?;
     let material = keys::load(ui, &source, &at.path().display().to_string(), Purpose::Create)?;
     let cost = args.new.cost.measure(ui, &material);
     let secret = served::pack(at, &material, cost)?;
-    let Terms { role, expires } = args.terms.terms(Role::Administrator);
+    let Terms { role, expires } = args.terms.terms();
     let use_only = role == Role::Use;
     let done: Changed =
         served::ask(at, &Request::ChangeSlot { secret, slot, label: args.label.clone(), use_only, expires })?;

@@ -7,31 +7,21 @@ use super::Add;
 use crate::fault::{Fault, Result};
 use crate::keys;
 use crate::output::{self, Ui};
-use lamassu_crypto::{Secret, SecretBytes};
 use lamassu_format::header::Header;
-use lamassu_host::slots::about;
-use lamassu_keys::history::EventKind;
-use lamassu_keys::shares::{self, Scheme};
-use lamassu_keys::{Event, KeySource, Material, NewSlot, Role, SlotKind, Unlocked, Update, recovery, unix_now};
+use lamassu_host::slots::SlotChange;
+use lamassu_keys::shares::Scheme;
+use lamassu_keys::{KeySource, NewSlot, Unlocked, cost, recovery, unix_now};
 use std::path::Path;
 
 pub fn add<H: Header + Clone>(file: &Path, ui: &Ui, args: &Add, old: &KeySource) -> Result<()> {
-    let update = Update::begin(file, &ui.policy.witness())?;
-    let mut header: H = update.read()?;
-    let unlocked = keys::unlock(ui, &header, args.key.with(old), &args.dir)?;
-    unlocked.may_change(&header)?;
-    let key = Secret::random()?;
-    let (paper, kind) = match args.shares {
-        None => (recovery::sheet(&key), SlotKind::Recovery),
-        Some(scheme) => (sheets(&key, scheme, &header.keys().id)?, SlotKind::RecoveryShares),
-    };
+    let change = SlotChange::<H>::begin(&ui.policy, file)?;
+    let unlocked = keys::unlock(ui, change.header(), args.key.with(old), &args.dir)?;
+    unlocked.may_change(change.header())?;
+    let id = change.header().keys().id;
+    let (material, paper) = recovery::generate(args.shares.map(|scheme| (scheme, &id)))?;
     let label = label(args);
-    let material = Material::Key { kind, key };
-    let cost = lamassu_keys::cost::FALLBACK;
-    let slot = NewSlot { material: &material, cost, label: &label, created: unix_now() };
-    let id = unlocked.add_slot_on(&mut header, &slot, args.terms.terms(Role::Administrator))?;
-    let event = about(EventKind::SlotAdded, id, &header);
-    update.record(&mut header, &unlocked, &[event])?;
+    let slot = NewSlot { material: &material, cost: cost::FALLBACK, label: &label, created: unix_now() };
+    let id = change.add(&unlocked, &slot, args.terms.terms())?;
     say(ui, id, args.shares);
     print(paper.expose(), id, || take_back::<H>(ui, file, &unlocked, id))
 }
@@ -42,19 +32,6 @@ pub(super) fn label(args: &Add) -> String {
         ("", Some(scheme)) => format!("recovery key, {} of {} shares", scheme.need(), scheme.of()),
         (label, _) => label.into(),
     }
-}
-
-pub(super) fn sheets(key: &Secret<32>, scheme: Scheme, id: &[u8; 16]) -> Result<SecretBytes> {
-    let sheets: Vec<SecretBytes> = shares::split(key, scheme, id)?.iter().map(|s| s.sheet(scheme.of())).collect();
-    // Reserved at once, so that no copy is left behind by a reallocation.
-    let mut all = Vec::with_capacity(sheets.iter().map(|s| s.len() + 1).sum());
-    for (i, sheet) in sheets.iter().enumerate() {
-        if i > 0 {
-            all.push(b'\n');
-        }
-        all.extend_from_slice(sheet.expose());
-    }
-    Ok(SecretBytes::new(all))
 }
 
 pub(super) fn say(ui: &Ui, id: u32, shares: Option<Scheme>) {
@@ -89,9 +66,5 @@ pub(super) fn print(words: &[u8], id: u32, take_back: impl FnOnce() -> Result<()
 }
 
 fn take_back<H: Header + Clone>(ui: &Ui, file: &Path, unlocked: &Unlocked, id: u32) -> Result<()> {
-    let update = Update::begin(file, &ui.policy.witness())?;
-    let mut header: H = update.read()?;
-    let _nobody_has_it = unlocked.remove_slot(&mut header, id)?;
-    let event = Event::new(EventKind::SlotRemoved).slot(id).detail("why", "its words could not be printed");
-    Ok(update.record(&mut header, unlocked, &[event])?)
+    Ok(SlotChange::<H>::begin(&ui.policy, file)?.remove_unshown(unlocked, id)?)
 }

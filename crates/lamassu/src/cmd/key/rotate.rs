@@ -152,7 +152,8 @@ fn say_how_much(ui: &Ui, dir: &Path) {
     }
 }
 
-fn alone(ui: &Ui, dir: &Path) -> Result<Alone> {
+/// The vault in `dir`, which no process has open for writing.
+pub(super) fn alone(ui: &Ui, dir: &Path) -> Result<Alone> {
     Alone::with(&ui.policy, dir).map_err(|error| open::explained(dir, error))
 }
 

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,13 +16,13 @@ pub struct MountLine {
     pub device: String,
     /// Where it is.
     pub mountpoint: PathBuf,
-    /// Of the mount; `ro` or `rw` first.
+    /// The mount's options; `ro` or `rw` first.
     pub options: String,
     /// `fuse.lamassu`, `ext4`, …
     pub fs_type: String,
-    /// What is mounted, as whoever mounted calls it.
+    /// What is mounted, by the name that it was mounted under.
     pub source: PathBuf,
-    /// Of the file system.
+    /// The file system's options.
     pub super_options: String,
 }
 
@@ -62,6 +62,11 @@ impl MountLine {
 /// The mounts that this process sees, those made later last.
 pub fn mounts() -> Vec<MountLine> {
     read("self").unwrap_or_default()
+}
+
+/// The topmost mount at a path without links.
+pub fn at(mountpoint: &Path) -> Option<MountLine> {
+    mounts().into_iter().rfind(|mount| mount.mountpoint == mountpoint)
 }
 
 /// The mounts that another process sees.
@@ -112,7 +117,6 @@ fn unescape(field: &[u8]) -> PathBuf {
 mod tests {
     use super::*;
     use std::os::unix::ffi::OsStrExt;
-    use std::path::Path;
 
     #[test]
     fn lines_of_mountinfo() {

@@ -1,12 +1,13 @@
-//! Whether a file can be the anchor of a vault: what the owner of the store can put back as well remembers nothing.
+//! Whether a file can be the anchor of a vault: one that the owner of the store can put back, too, protects nothing.
 
-use crate::fault::Result;
-use crate::mounts;
-use crate::store_kind;
-use lamassu_host::Error;
+use crate::{Error, Result, store_kind};
+use lamassu_store::mount_table::{MountLine, at};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// The type that a mount of this program has in the table of mounts, unless it was given another.
+pub const MOUNT_TYPE: &str = "fuse.lamassu";
 
 /// Where a file would lie: the nearest directory above it that is there, without links on the way.
 fn nearest_dir(file: &Path) -> io::Result<PathBuf> {
@@ -24,30 +25,16 @@ pub fn check(file: &Path, vault: &Path) -> Result<()> {
     let failed = |source| Error::Local { op: "find the directory of", path: file.into(), source };
     let dir = nearest_dir(file).map_err(failed)?;
     let store = vault.canonicalize().map_err(|source| Error::NotADirectory { dir: vault.into(), source })?;
-    let refused = |within: PathBuf| Err(Error::AnchorInStore { path: file.into(), within }.into());
+    let refused = |within: PathBuf| Err(Error::AnchorInStore { path: file.into(), within });
     if dir.starts_with(&store) {
         return refused(store);
     }
-    if let Some(mount) = mount_of(&dir).filter(|mount| mount.fs_type == mounts::TYPE) {
+    if let Some(mount) = mount_of(&dir).filter(|mount| mount.fs_type == MOUNT_TYPE) {
         return refused(mount.mountpoint.clone());
     }
     let is_served = store_kind::of(&store).is_some_and(|kind| kind.is_served());
     match is_served && is_one_file_system(&dir, &store) {
         true => refused(mount_of(&store).map_or(store, |mount| mount.mountpoint.clone())),
-        false => Ok(()),
-    }
-}
-
-/// Refuses a place in the vault for a copy of its anchor: it would be put back with everything else.
-///
-/// # Errors
-/// As [`check`].
-pub fn refuse_in_vault(file: &Path, vault: &Path) -> Result<()> {
-    let dir =
-        nearest_dir(file).map_err(|source| Error::Local { op: "find the directory of", path: file.into(), source })?;
-    let store = vault.canonicalize().map_err(|source| Error::NotADirectory { dir: vault.into(), source })?;
-    match dir.starts_with(&store) {
-        true => Err(Error::AnchorInStore { path: file.into(), within: store }.into()),
         false => Ok(()),
     }
 }
@@ -68,8 +55,8 @@ pub fn open_to_others(file: &Path) -> Option<String> {
 }
 
 /// The mount that a path without links lies in.
-fn mount_of(path: &Path) -> Option<mounts::Mount> {
-    path.ancestors().find_map(mounts::at)
+fn mount_of(path: &Path) -> Option<MountLine> {
+    path.ancestors().find_map(at)
 }
 
 /// What to tell of a place that is allowed, and on the store's own disk.
@@ -77,7 +64,7 @@ pub fn warning(file: &Path, vault: &Path) -> Option<String> {
     let (dir, store) = (nearest_dir(file).ok()?, vault.canonicalize().ok()?);
     is_one_file_system(&dir, &store).then(|| {
         format!(
-            "the anchor {} lies on the same file system as the vault: it shows what others change in the store, and not what whoever can put that whole disk back does; --anchor FILE names another disk",
+            "the anchor {} lies on the same file system as the vault: it shows what others change in the store, but not when that whole disk is put back; --anchor FILE names another disk",
             file.display()
         )
     })

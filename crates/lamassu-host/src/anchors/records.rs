@@ -1,0 +1,76 @@
+//! The records of a vault that lie outside its tree, compared with its anchor, without a key: the header, the history
+//! and the record of sessions.
+
+use crate::Result;
+use lamassu_anchor::{Anchor, Digest, VaultRow};
+use lamassu_format::header::{HistoryMark, VaultHeader};
+use lamassu_format::name;
+use lamassu_keys::{HistoryError, header_file, history, witness};
+use std::io;
+use std::path::Path;
+
+/// How often the records are read again, if a writer replaces them meanwhile.
+const LOOKS_MAX: u32 = 5;
+
+/// A record that is not as the anchor knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordFinding {
+    /// `stale` or `missing`
+    pub kind: &'static str,
+    /// its name in the vault's directory
+    pub name: &'static str,
+    /// a sentence for people
+    pub what: &'static str,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, Default)]
+pub struct ComparedRecords {
+    /// the records that are not as the anchor knows
+    pub findings: Vec<RecordFinding>,
+    /// this process may not read the history, which was not compared
+    pub is_history_unreadable: bool,
+}
+
+/// Compares the records of the vault in `dir` with its anchor.
+///
+/// # Errors
+/// Those of the anchor, of the header's file and of the history.
+pub fn compare_records(dir: &Path, anchor: &Anchor) -> Result<ComparedRecords> {
+    let mut compared = ComparedRecords::default();
+    for _ in 0..LOOKS_MAX {
+        let known = anchor.vault_now()?;
+        compared = look(dir, &known)?;
+        // A writer may have replaced something in between: the anchor knows of it before the store does.
+        if compared.findings.is_empty() || anchor.vault_now()?.revision == known.revision {
+            break;
+        }
+    }
+    Ok(compared)
+}
+
+fn look(dir: &Path, known: &VaultRow) -> Result<ComparedRecords> {
+    let mut found = ComparedRecords::default();
+    let mut add = |kind, name, what| found.findings.push(RecordFinding { kind, name, what });
+    let seen = header_file::read::<VaultHeader>(&dir.join(name::HEADER))?;
+    if !known.header.is_current(Digest(witness::digest(&seen)?)) {
+        add("stale", name::HEADER, "the header is not the one that the anchor knows");
+    }
+    let (count, Digest(head)) = known.history;
+    let has_history = match history::reaches(dir, HistoryMark { count, head }) {
+        // The mode of a dataset's directory may deny it to its owner.
+        Err(HistoryError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => None,
+        read => Some(read?),
+    };
+    if has_history == Some(false) {
+        let is_there = dir.join(name::HISTORY).symlink_metadata().is_ok();
+        let kind = if is_there { "stale" } else { "missing" };
+        add(kind, name::HISTORY, "the history does not go as far as the anchor knows");
+    }
+    let record = dir.join(name::SESSIONS).join(name::SESSIONS_RECORD);
+    if record.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        add("missing", name::SESSIONS, "the record of sessions is not there");
+    }
+    found.is_history_unreadable = has_history.is_none();
+    Ok(found)
+}

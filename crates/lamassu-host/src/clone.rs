@@ -1,0 +1,289 @@
+//! Clones and snapshots: a vault's directory copied in the store, blocks shared where the store can, under a header of
+//! its own.
+//!
+//! Nothing is decrypted: files carry their block keys. The header comes last, so a copy that was cut off is no vault.
+//! One that failed is removed again.
+//!
+//! Never: keeps writers away from the original. The caller does, and hands over what does.
+
+mod anchors;
+
+use crate::anchors::Made;
+use crate::created::{is_empty, is_ours};
+use crate::error::At;
+use crate::lock::{WriterLock, lock_out_writers, lock_out_writers_below};
+use crate::open::{Found, backend};
+use crate::pins::Succession;
+use crate::{Error, Policy, Result, hex};
+use lamassu_format::header::VaultHeader;
+use lamassu_format::name;
+use lamassu_keys::history::EventKind;
+use lamassu_keys::{Argon2Params, Event, KeyError, Material, NewClone, NewSlot, Unlocked, Update, clone_vault};
+use lamassu_store::Backend;
+use lamassu_store::backend::{Copied, LocalBackend, Privileges, Watch as StoreWatch};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::{fs, io};
+
+/// The vault that is copied, and what opens it.
+pub struct Original {
+    dir: PathBuf,
+    header: VaultHeader,
+    keys: Unlocked,
+    material: Rc<Material>,
+}
+
+/// A copy to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct NewCopy<'a> {
+    /// its keys, and whether it is a snapshot
+    pub keys: NewClone,
+    /// of its key slot, for people
+    pub label: &'a str,
+    /// of its key slot, for passphrases
+    pub cost: Argon2Params,
+    /// whether it takes what the store says of set-id bits, device nodes, and the directory's owner and mode
+    pub privileges: Privileges,
+}
+
+/// Told how far a copy is.
+pub trait Watch {
+    /// So many bytes more are copied. `false`: stop.
+    fn advance(&mut self, bytes: u64) -> bool;
+    /// After an error, what was made could not be removed again.
+    fn left(&mut self, place: &Path, error: &io::Error);
+}
+
+/// A copy that was made.
+pub struct Done {
+    /// the copy, as the original of a further one
+    pub copy: Original,
+    /// what was copied
+    pub copied: Copied,
+    /// the pin of the original's administrator followed a new key
+    pub succession: Option<Succession>,
+    /// datasets that have no anchor on this host, whose copies have none either
+    pub without_anchor: Vec<[u8; 16]>,
+    /// why the original's history does not name the copy
+    pub unrecorded: Option<KeyError>,
+}
+
+impl Original {
+    /// The vault in `dir`, a path without links, with its header as `keys` opened it, by `material`.
+    pub fn new(dir: PathBuf, header: VaultHeader, keys: Unlocked, material: Material) -> Original {
+        Original { dir, header, keys, material: Rc::new(material) }
+    }
+
+    /// Where it lies.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its header.
+    pub fn header(&self) -> &VaultHeader {
+        &self.header
+    }
+
+    /// The keys that opened it.
+    pub fn keys(&self) -> &Unlocked {
+        &self.keys
+    }
+
+    /// What opens it.
+    pub fn material(&self) -> &Material {
+        &self.material
+    }
+
+    /// Makes a copy at `place`. No process writes the original as long as `quiet` lives: it is dropped when nothing
+    /// more of it is read.
+    ///
+    /// # Errors
+    /// [`Error::SnapshotOfInterrupted`]; those of keys, of anchors and of the store.
+    pub fn copy(
+        &self,
+        policy: &Policy,
+        quiet: impl Sized,
+        place: &Path,
+        new: &NewCopy<'_>,
+        watch: &mut dyn Watch,
+    ) -> Result<Done> {
+        let mut succession = None;
+        // A rotation may have come between the key and the quiet: its epoch is needed, too.
+        let header = Found::at(policy, &self.dir)?.header;
+        let newer = match header == self.header {
+            true => None,
+            false => {
+                succession = policy.pins.check(&header)?;
+                Some(policy.try_slots(&header, &self.material, None).at(&self.dir)?)
+            }
+        };
+        let keys = newer.as_ref().unwrap_or(&self.keys);
+        if new.keys.snapshot {
+            self.refuse_interrupted(keys)?;
+        }
+        let slot = NewSlot { material: &self.material, cost: new.cost, label: new.label, created: new.keys.created };
+        let mut history = keys.history(&self.dir, &header)?;
+        let of = self.anchor(policy, &header, keys)?;
+        let (mut header, unlocked) = clone_vault(&header, keys, new.keys, &slot)?;
+        let top = Top::make(place).map_err(|source| Error::Backing { op: "create", path: place.into(), source })?;
+        let made = self.fill(&top, new.privileges, watch).and_then(|copied| {
+            self.copy_sessions(keys, &top, (&header, &unlocked))?;
+            let anchor = of.map(|table| self.copy_anchor(policy, &table, &header, &top, new.privileges)).transpose()?;
+            let below = self.copy_anchors_below(policy, &header)?;
+            drop(quiet);
+            let update = Update::begin(&top.path().join(name::HEADER), &policy.witness())?;
+            update.create_recorded(&mut header, &unlocked, &[self.created(&unlocked, new)])?;
+            anchor.map(Made::keep);
+            Ok((copied, below.kept()))
+        });
+        let made = made.inspect_err(|_| {
+            if let Err(error) = top.take_back(place) {
+                watch.left(place, &error);
+            }
+        });
+        let (copied, without_anchor) = made.at(place)?;
+        let word = if new.keys.snapshot { "snapshot" } else { "clone" };
+        let noted = Event::new(EventKind::Cloned).detail(word, hex(&header.id()));
+        let unrecorded = history.note(noted).err();
+        let dir = place.canonicalize().map_err(|source| Error::NotADirectory { dir: place.into(), source })?;
+        let copy = Original { dir, header, keys: unlocked, material: self.material.clone() };
+        Ok(Done { copy, copied, succession, without_anchor, unrecorded })
+    }
+
+    /// What the history of the copy begins with.
+    fn created(&self, keys: &Unlocked, new: &NewCopy<'_>) -> Event {
+        let of = if new.keys.snapshot { "snapshot-of" } else { "clone-of" };
+        let event = Event::new(EventKind::Created).slot(keys.slot()).detail("kind", self.material.kind().name());
+        event.detail(of, hex(&self.header.id()))
+    }
+
+    /// A snapshot is never written, so what an interruption left could not be completed in it: the store would keep the
+    /// choices of the crash for ever.
+    fn refuse_interrupted(&self, keys: &Unlocked) -> Result<()> {
+        let (root, ring) = (backend(&self.dir)?.root(), keys.key_ring(self.header.suite())?);
+        match lamassu_vault::has_interrupted_sessions(&*root, &ring, &self.header.id()).at(&self.dir)? {
+            true => Err(Error::SnapshotOfInterrupted { dir: self.dir.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    /// What an interruption left in the original is in the copy, too, and its own record of sessions says so.
+    fn copy_sessions(&self, keys: &Unlocked, top: &Top, copy: (&VaultHeader, &Unlocked)) -> Result<()> {
+        let suite = self.header.suite();
+        let (from, to) = (backend(&self.dir)?.root(), backend(&top.path())?.root());
+        let (from_ring, to_ring) = (keys.key_ring(suite)?, copy.1.key_ring(suite)?);
+        lamassu_vault::copy_sessions((&*from, &from_ring, &self.header.id()), (&*to, &to_ring, &copy.0.id()))
+            .map_err(|source| Error::CannotCopySessions { dir: self.dir.clone(), source })
+    }
+
+    /// Everything but the header and the record of sessions, durable.
+    fn fill(&self, top: &Top, privileges: Privileges, watch: &mut dyn Watch) -> Result<Copied> {
+        let (from, to) = (backend(&self.dir)?, backend(&top.path())?);
+        let copied = LocalBackend::copy_to(&from, &to, privileges, &mut Chosen(watch))?;
+        to.sync().map_err(|source| Error::Backing { op: "sync", path: top.path(), source })?;
+        Ok(copied)
+    }
+}
+
+/// The directory of a copy, held: the owner of the one that it lies in can give its name to another.
+struct Top(OwnedFd);
+
+impl Top {
+    /// Makes it, for its owner alone. `EAGAIN` where something else has its name by then.
+    fn make(place: &Path) -> io::Result<Top> {
+        fs::DirBuilder::new().mode(0o700).create(place)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let dir = rustix::fs::open(place, flags, Mode::empty())?;
+        let st = rustix::fs::fstat(&dir)?;
+        let is_new = st.st_mode & 0o077 == 0 && is_empty(dir.as_fd())? && is_ours(dir.as_fd(), st.st_uid)?;
+        match is_new {
+            true => Ok(Top(dir)),
+            false => Err(Errno::AGAIN.into()),
+        }
+    }
+
+    /// A path to it that needs no name.
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+
+    /// Removes only what this program made: what is in the directory that it holds, and the name where nothing is left
+    /// below it.
+    fn take_back(&self, place: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(self.path())? {
+            let entry = entry?;
+            match entry.file_type()?.is_dir() {
+                true => fs::remove_dir_all(entry.path())?,
+                false => fs::remove_file(entry.path())?,
+            }
+        }
+        fs::remove_dir(place)
+    }
+}
+
+/// Keeps writers away from a vault that no process has open, and from every dataset in it.
+///
+/// # Errors
+/// Those of [`Found::at`] and [`lock_out_writers_below`].
+pub fn lock_out_all_writers(policy: &Policy, dir: &Path) -> Result<Vec<WriterLock>> {
+    let mut held: Vec<WriterLock> = lock_out_writers(policy, dir)?.into_iter().collect();
+    if Found::at(policy, dir)?.header.has_datasets() {
+        held.extend(lock_out_writers_below(policy, dir)?);
+    }
+    Ok(held)
+}
+
+/// Refuses a place for a copy that is there already, or that lies in one of these directories, which belong to the
+/// original: it would be copied too, or change while it is copied.
+///
+/// # Errors
+/// [`Error::CloneExists`], [`Error::CloneWithin`], [`Error::NotADirectory`].
+pub fn refuse_place(place: &Path, mut belongs: impl Iterator<Item = PathBuf>) -> Result<()> {
+    if place.symlink_metadata().is_ok() {
+        return Err(Error::CloneExists { path: place.into() });
+    }
+    let parent = match place.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) | None => Path::new("."),
+    };
+    let parent = parent.canonicalize().map_err(|source| Error::NotADirectory { dir: parent.into(), source })?;
+    match belongs.find(|within| parent.starts_with(within)) {
+        Some(within) => Err(Error::CloneWithin { path: place.into(), within }),
+        None => Ok(()),
+    }
+}
+
+/// Chooses what belongs to the copy.
+struct Chosen<'a>(&'a mut dyn Watch);
+
+/// Names in the root that are the original's alone. The copy has its own.
+const NOT_COPIED: [&str; 7] = [
+    name::HEADER,
+    name::HEADER_NEW,
+    name::HEADER_REPLACED,
+    name::HEADER_REPLACING,
+    name::HISTORY,
+    name::LOCK,
+    name::SESSIONS,
+];
+
+impl StoreWatch for Chosen<'_> {
+    fn wants(&mut self, dir: &Path, entry: &OsStr) -> bool {
+        match dir.as_os_str().is_empty() {
+            true => {
+                !NOT_COPIED.iter().any(|own| entry == *own)
+                    && !entry.as_encoded_bytes().starts_with(name::HISTORY_BROKEN.as_bytes())
+            }
+            false => dir != Path::new(name::STAGING),
+        }
+    }
+
+    fn advance(&mut self, _files: u64, bytes: u64) -> bool {
+        self.0.advance(bytes)
+    }
+}

@@ -1,0 +1,77 @@
+//! What becomes unreadable when a vault's keys are destroyed, and what does not.
+
+use crate::lock::raise_descriptor_limit;
+use crate::{Place, Result, hex};
+use lamassu_crypto::KeyRing;
+use lamassu_format::header::{Header, SlotKind, VaultHeader};
+use lamassu_format::name;
+use lamassu_keys::dataset::inherits;
+use lamassu_keys::receipt::LeftDataset;
+use lamassu_keys::{Unlocked, header_file, unlock_by_parent};
+use std::path::Path;
+
+/// What becomes of a region when the vault's keys go.
+enum Fate {
+    /// It goes on being opened: by slots of its own, by another vault that its parent slot is for, or by what it
+    /// inherits from.
+    Opens,
+    /// Its keys go too: those of the datasets in it, where they inherit.
+    Goes(KeyRing),
+    /// It has no slot any more.
+    Gone,
+}
+
+/// What the slots of a dataset, in a region of that fate, make of it.
+fn fate(found: &VaultHeader, above: &Fate) -> Fate {
+    if found.keys().slots.iter().any(|slot| slot.kind != SlotKind::Parent) {
+        return Fate::Opens;
+    }
+    match above {
+        _ if !inherits(found) => Fate::Gone,
+        Fate::Opens => Fate::Opens,
+        // It may have been moved here from another vault, whose keys open it as before.
+        Fate::Goes(ring) => {
+            let keys = unlock_by_parent(found, ring).and_then(|keys| keys.key_ring(found.suite()));
+            keys.map_or(Fate::Opens, Fate::Goes)
+        }
+        Fate::Gone => Fate::Gone,
+    }
+}
+
+/// The header of a dataset, however long its path.
+fn header_of(dir: &Path, stored: &Path) -> Option<VaultHeader> {
+    let place = Place::of(dir).and_then(|above| above.below(stored)).ok()?;
+    header_file::read(&place.file(name::HEADER)).ok()
+}
+
+/// How many bytes become unreadable with a vault's keys, and the datasets in it that do not.
+///
+/// # Errors
+/// Those of the store.
+pub fn survey(dir: &Path, header: &VaultHeader, keys: &Unlocked) -> Result<(u64, Vec<LeftDataset>)> {
+    raise_descriptor_limit();
+    let regions = lamassu_vault::regions(dir)?;
+    let (mut bytes, mut left) = (0, Vec::new());
+    let mut fates = vec![Fate::Goes(keys.key_ring(header.suite())?)];
+    for (i, region) in regions.iter().enumerate() {
+        if i == 0 {
+            bytes += region.bytes;
+            continue;
+        }
+        let found = header_of(dir, &region.stored);
+        let of = found.as_ref();
+        // What cannot be read has to be taken for one that opens.
+        let fate = of.map_or(Fate::Opens, |found| fate(found, &fates[region.above]));
+        if matches!(fate, Fate::Opens) {
+            left.push(LeftDataset {
+                stored: region.stored.display().to_string(),
+                id: of.map(|found| hex(&found.id())),
+                zone_shares: of.is_none_or(|found| found.zone() == header.zone()),
+            });
+        } else {
+            bytes += region.bytes;
+        }
+        fates.push(fate);
+    }
+    Ok((bytes, left))
+}
